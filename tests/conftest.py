@@ -1,0 +1,12 @@
+"""Hypothesis: the same examples in every run, no limit on the time of one."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+settings.register_profile("fast", deadline=None, derandomize=True, max_examples=30)
+settings.register_profile("mutation", deadline=None, derandomize=True, max_examples=8)
+settings.register_profile("thorough", deadline=None, max_examples=400)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
