@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from verl_ext.core.batch import Batch, unit_accuracy
+from verl_ext.errors import ConfigurationError, DataError
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        np.zeros((2, 3)),  # components in rows: reshaping it would give rewards to other trajectories
+        np.zeros((3, 3)),
+        np.zeros(6),
+        [[1.0, 2.0], [3.0], [4.0, 5.0]],
+        [["good", "bad"]] * 3,
+        [[None, {}]] * 3,
+    ],
+)
+def test_rewards_of_another_shape_are_refused(rewards):
+    with pytest.raises(DataError, match=r"rewards .*\(3, 2\)"):
+        Batch.of(rewards, ["a", "a", "b"], keys=("x", "y"))
+
+
+@pytest.mark.parametrize("name", ["lengths", "accuracy", "penalty"])
+@pytest.mark.parametrize("values", [np.ones(2), np.ones((3, 1)), ["a", "b", "c"]])
+def test_a_column_of_another_shape_is_refused(name, values):
+    with pytest.raises(DataError, match=rf"{name} .*\(3,\)"):
+        Batch.of([[1.0]] * 3, ["a", "a", "b"], **{name: values})
+
+
+@pytest.mark.parametrize("value", [INF, -INF])
+def test_an_infinite_reward_is_named_with_its_uid(value):
+    with pytest.raises(DataError, match=rf"reward 'y' of uid 'b' is {value} \(row 2, 2 infinite values in all\)"):
+        Batch.of([[1, NAN], [1, 0], [1, value], [INF, 0]], ["a", "a", "b", "c"], keys=("x", "y"))
+
+
+@pytest.mark.parametrize("value", [INF, -INF, NAN])
+def test_a_kl_part_that_is_not_finite_is_refused(value):
+    with pytest.raises(DataError, match=rf"KL part of the reward of uid 'b' is {value} \(row 1"):
+        Batch.of([[1.0], [0.0]], ["a", "b"], penalty=np.array([0.0, value]))
+
+
+def test_a_kl_part_may_be_nan_where_nothing_is_scored():
+    batch = Batch.of([[1.0, NAN], [NAN, NAN]], ["a", "b"], keys=("x", "y"), penalty=np.array([0.5, NAN]))
+    np.testing.assert_array_equal(batch.penalty, [0.5, NAN])
+
+
+def test_a_kl_part_is_needed_where_one_component_of_several_is_scored():
+    with pytest.raises(DataError, match="KL part of the reward of uid 'b'"):
+        Batch.of([[1, 2, 3], [NAN, 2, NAN]], ["a", "b"], keys=("x", "y", "z"), penalty=np.array([0.0, NAN]))
+
+
+@pytest.mark.parametrize(("rewards", "labels"), [([], ["a"]), (np.ones((2, 1)), [])])
+def test_nothing_is_not_the_shape_of_something(rewards, labels):
+    with pytest.raises(DataError, match="rewards has shape"):
+        Batch.of(rewards, labels)
+
+
+def test_an_empty_batch_is_a_batch():
+    batch = Batch.of([], [], keys=("x", "y"))
+    assert batch.rewards.shape == (0, 2)
+    assert batch.lengths.shape == (0,)
+
+
+def test_lengths_are_one_where_not_given():
+    assert Batch.of([[1.0], [2.0]], ["a", "b"]).lengths.tolist() == [1, 1]
+
+
+def test_a_threshold_makes_an_accuracy_of_any_score():
+    values = np.array([-1.0, 0.0, 0.5, 1.0, NAN])
+    np.testing.assert_array_equal(unit_accuracy(values, key="k", threshold=0.0), [0, 0, 1, 1, NAN])  # strictly above
+    np.testing.assert_array_equal(unit_accuracy(values, key="k", threshold=0.5), [0, 0, 0, 1, NAN])
+
+
+@pytest.mark.parametrize("values", [[-1.0, 1.0], [0.0, 2.0], [0.0, 1 + 2e-6], [-2e-6, 0.5]])
+def test_accuracy_outside_the_unit_interval_names_key_range_and_remedy(values):
+    with pytest.raises(ConfigurationError) as error:
+        unit_accuracy(np.array([*values, NAN]), key="reward", threshold=None, where="algorithm.dgpo")
+    text = str(error.value)
+    assert f"'reward' ranges over [{min(values):g}, {max(values):g}]" in text
+    assert "algorithm.dgpo.accuracy_key" in text
+    assert "algorithm.dgpo.accuracy_threshold=t" in text
+
+
+def test_rounding_at_the_ends_of_the_unit_interval_is_cut_off():
+    found = unit_accuracy(np.array([-5e-7, 1 + 5e-7, 0.25, NAN]), key="k", threshold=None)
+    np.testing.assert_array_equal(found, [0, 1, 0.25, NAN])
+
+
+def test_an_accuracy_which_is_nowhere_scored_passes():
+    assert np.isnan(unit_accuracy(np.array([NAN, NAN]), key="k", threshold=None)).all()

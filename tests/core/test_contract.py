@@ -1,0 +1,176 @@
+"""What every step promises, checked on every step: shapes, NaN, inputs, order, state."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.batches import Rollout, rollouts
+from verl_ext.core import history, steps
+from verl_ext.core.batch import Batch
+from verl_ext.core.history import Capability, WeighByHistory
+
+CONDITIONS = MappingProxyType({"a": steps.Requirement("b", 0.5)})
+# Each step in each of its kinds, and how many columns it takes.
+STEPS = {
+    "condition": (steps.Condition(CONDITIONS), 2),
+    "condition on nothing": (steps.Condition(), 2),
+    "centre": (steps.Centre(), 2),
+    "scale by std": (steps.ScaleByStd(), 2),
+    "scale by mad": (steps.ScaleByMad(), 2),
+    "weigh and sum": (steps.WeighAndSum((2.0, -0.5)), 2),
+    "weigh and sum, 1 each": (steps.WeighAndSum(), 2),
+    "whiten over sequences": (steps.Whiten("sequence"), 1),
+    "whiten over tokens": (steps.Whiten("token"), 1),
+    "balance tokens": (steps.Balance("token"), 1),
+    "balance sequences": (steps.Balance("sequence"), 1),
+    "weigh by difficulty": (steps.WeighByDifficulty(), 1),
+    "weigh by history, soft": (WeighByHistory("soft"), 1),
+    "weigh by history, window": (WeighByHistory("window"), 1),
+    "weigh by history, fixed": (WeighByHistory("fixed", fixed=0.3), 1),
+}
+EVERY_STEP = pytest.mark.parametrize(("step", "columns"), STEPS.values(), ids=STEPS.keys())
+
+
+def started(step):
+    """A state in the middle of a run, so that the anchor is not the batch's own mean."""
+    if isinstance(step, WeighByHistory):
+        return Capability(step.anchor, 0.4, (0.2, 0.6, 0.4) if step.anchor != "fixed" else (), 3)
+    return None
+
+
+def batch_of(rollout: Rollout) -> Batch:
+    return Batch.of(
+        rollout.rewards,
+        rollout.uids,
+        keys=tuple(rollout.columns),
+        lengths=rollout.lengths,
+        accuracy=rollout.accuracy,
+    )
+
+
+def run(step, columns: int, rollout: Rollout):
+    batch = batch_of(rollout)
+    values = batch.rewards[:, :columns]
+    return values, step.update(values, batch, started(step))
+
+
+def test_every_step_there_is_is_in_this_suite():
+    defined = {
+        found
+        for module in (steps, history)
+        for found in vars(module).values()
+        if isinstance(found, type) and hasattr(found, "update") and hasattr(found, "name")
+    }
+    assert defined == {type(step) for step, _ in STEPS.values()}
+    assert len({found.name for found in defined}) == len(defined)
+
+
+@EVERY_STEP
+def test_a_step_cannot_be_changed(step, columns):
+    for field in dataclasses.fields(step):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(step, field.name, None)
+
+
+@EVERY_STEP
+@given(rollout=rollouts())
+def test_one_value_a_trajectory_and_column_in_float64(step, columns, rollout):
+    values, update = run(step, columns, rollout)
+    wanted = 1 if isinstance(step, steps.WeighAndSum) else columns
+    assert update.values.shape == (len(values), wanted)
+    assert update.values.dtype == np.float64
+
+
+@EVERY_STEP
+@given(rollout=rollouts())
+def test_nan_passes_through_and_nothing_else_becomes_nan(step, columns, rollout):
+    values, update = run(step, columns, rollout)
+    missing = np.isnan(values)
+    if isinstance(step, steps.WeighAndSum):
+        missing = missing.all(axis=1, keepdims=True)
+    elif isinstance(step, steps.Condition) and step.conditions:
+        missing = np.stack([missing[:, 0] | missing[:, 1], missing[:, 1]], axis=1)
+    np.testing.assert_array_equal(np.isnan(update.values), missing)
+    assert not np.isinf(update.values).any()
+
+
+@EVERY_STEP
+@given(rollout=rollouts())
+def test_inputs_are_not_written_to(step, columns, rollout):
+    batch = batch_of(rollout)
+    values = batch.rewards[:, :columns].copy()
+    watched = [values, batch.rewards, batch.lengths, batch.accuracy]
+    before = [array.copy() for array in watched]
+    for array in watched:
+        array.setflags(write=False)
+    state = started(step)
+    first = step.update(values, batch, state)
+    for array, old in zip(watched, before, strict=True):
+        np.testing.assert_array_equal(array, old)
+    assert state == started(step)
+    second = step.update(values, batch, state)
+    np.testing.assert_array_equal(first.values, second.values)
+    assert first.state == second.state
+    assert first.metrics == second.metrics
+
+
+@EVERY_STEP
+@given(rollout=rollouts(), data=st.data())
+def test_the_order_of_rows_does_not_matter(step, columns, rollout, data):
+    order = data.draw(st.permutations(range(len(rollout.uids))))
+    _, update = run(step, columns, rollout)
+    _, moved = run(step, columns, rollout.reordered(order))
+    np.testing.assert_allclose(moved.values, update.values[order], rtol=1e-9, atol=1e-9)
+    assert moved.metrics == pytest.approx(update.metrics, rel=1e-9, abs=1e-9, nan_ok=False)
+
+
+@EVERY_STEP
+@given(rollout=rollouts())
+def test_the_names_of_groups_do_not_matter(step, columns, rollout):
+    _, update = run(step, columns, rollout)
+    renamed = dataclasses.replace(rollout, uids=[("renamed", uid) for uid in rollout.uids])
+    np.testing.assert_array_equal(run(step, columns, renamed)[1].values, update.values)
+
+
+@EVERY_STEP
+@given(rollout=rollouts())
+def test_metrics_are_finite_numbers(step, columns, rollout):
+    _, update = run(step, columns, rollout)
+    assert all(type(value) is float and math.isfinite(value) for value in update.metrics.values())
+
+
+@EVERY_STEP
+@pytest.mark.filterwarnings("error")
+def test_an_empty_batch_gives_an_empty_result(step, columns):
+    batch = Batch.of([], [], keys=("a", "b"), accuracy=[])
+    update = step.update(batch.rewards[:, :columns], batch, step.init())
+    assert update.values.shape == (0, 1 if isinstance(step, steps.WeighAndSum) else columns)
+
+
+@EVERY_STEP
+@pytest.mark.filterwarnings("error")
+def test_a_batch_of_which_nothing_is_scored_stays_unscored(step, columns):
+    batch = Batch.of([[math.nan] * 2] * 3, ["g", "g", "h"], keys=("a", "b"), accuracy=[math.nan] * 3)
+    assert np.isnan(step.update(batch.rewards[:, :columns], batch, started(step)).values).all()
+
+
+@EVERY_STEP
+@given(rollout=rollouts())
+def test_a_state_survives_json_exactly(step, columns, rollout):
+    if step.init() is None:
+        assert run(step, columns, rollout)[1].state is None
+        return
+    batch = batch_of(rollout)
+    values = batch.rewards[:, :columns]
+    state = step.update(values, batch, started(step)).state
+    restored = Capability.from_dict(json.loads(json.dumps(state.to_dict(), allow_nan=False)))
+    assert restored == state
+    assert step.update(values, batch, restored).state == step.update(values, batch, state).state

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import reference
+from tests.batches import rollouts
+from verl_ext.core.groups import Groups, divide
+from verl_ext.errors import DataError
+
+NAN = math.nan
+
+
+def test_groups_are_numbered_by_first_appearance_and_may_have_any_size():
+    groups = Groups.of(["b", "a", "b", "c", "b"])
+    assert groups.ids.tolist() == [0, 1, 0, 2, 0]
+    assert groups.sizes.tolist() == [3, 1, 1]
+    assert groups.order.tolist() == [0, 2, 4, 1, 3]
+    assert groups.starts.tolist() == [0, 3, 4]
+    assert len(groups) == 3
+
+
+def test_labels_of_different_types_make_different_groups():
+    labels = ["1", 1, b"1", ("1",), frozenset({1}), None, 1.5]
+    assert Groups.of(labels * 2).sizes.tolist() == [2] * 7
+
+
+@pytest.mark.parametrize("label", [["a"], {"a": 1}, {1}, (["a"],), np.array([1, 2])])
+def test_an_unhashable_label_is_named(label):
+    with pytest.raises(DataError, match=f"must be hashable, found .*{type(label).__name__}"):
+        Groups.of(["fine", label])
+
+
+@pytest.mark.parametrize("count", [65535, 65536, 65537, 70000])
+def test_as_many_groups_as_there_are_prompts(count):
+    """The sort uses 16-bit keys up to 65536 groups; group g gets 2 g + 1 = g + (g + 1)."""
+    labels = [*range(count), *range(count)]
+    groups = Groups.of(labels)
+    x = np.concatenate([np.arange(count), np.arange(count) + 1.0])
+    np.testing.assert_array_equal(groups.sum(x), 2 * np.arange(count) + 1)
+    np.testing.assert_array_equal(groups.spread(groups.sizes), np.full(2 * count, 2))
+
+
+def test_statistics_leave_out_what_is_not_scored():
+    groups = Groups.of(["a", "a", "a", "b", "b"])
+    x = np.array([1.0, NAN, 4.0, NAN, NAN])
+    assert groups.sum(x).tolist() == [5, 0]
+    assert groups.count(x).tolist() == [2, 0]
+    np.testing.assert_array_equal(groups.mean(x), [2.5, NAN])
+    assert groups.varies(x).tolist() == [True, False]
+
+
+def test_statistics_of_several_columns_are_those_of_each():
+    groups = Groups.of(["a", "b", "a"])
+    x = np.array([[1.0, 5.0], [2.0, NAN], [3.0, 5.0]])
+    assert groups.sum(x).tolist() == [[4, 10], [2, 0]]
+    assert groups.count(x).tolist() == [[2, 2], [1, 0]]
+    np.testing.assert_array_equal(groups.mean(x), [[2, 5], [2, NAN]])
+    assert groups.varies(x).tolist() == [[True, False], [False, False]]
+    full = np.array([[1.0, 5.0], [2.0, 2.0], [3.0, 5.0]])
+    assert groups.count(full).tolist() == [[2, 2], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("values", "varies"),
+    [
+        ([0.0, 0.9e-6], False),  # the limit is 1e-6 * max(1, |mean|), here 1e-6
+        ([0.0, 1.1e-6], True),
+        ([1000.0, 1000.0009], False),  # 1e-6 * 1000
+        ([1000.0, 1000.0011], True),
+        ([-1000.0, -1000.0009], False),
+        ([-1000.0, -1000.0011], True),
+        ([0.0, 1e-6], False),  # at the limit itself
+        ([5.0], False),
+        ([5.0, NAN], False),
+        ([NAN, NAN], False),
+    ],
+)
+def test_variance_is_relative_to_the_mean(values, varies):
+    assert Groups.of(["g"] * len(values)).varies(np.array(values)).tolist() == [varies]
+
+
+def test_a_float32_constant_has_no_variance():
+    x = np.array([np.float32(0.2)] * 8, dtype=np.float64)
+    x[3] += 1.5e-8  # one unit in the last place of float32
+    assert Groups.of(["g"] * 8).varies(x).tolist() == [False]
+
+
+def test_an_empty_batch_has_no_groups():
+    groups = Groups.of([])
+    assert len(groups) == 0
+    assert groups.sum(np.zeros(0)).shape == (0,)
+    assert groups.mean(np.zeros((0, 2))).shape == (0, 2)
+    assert groups.varies(np.zeros((0, 2))).shape == (0, 2)
+
+
+def test_division_by_zero_is_zero_and_nan_stays():
+    with np.errstate(all="raise"):
+        found = divide(np.array([1.0, 0.0, NAN]), np.array([0.0, 0.0, 2.0]))
+    np.testing.assert_array_equal(found, [0, 0, NAN])
+
+
+@given(rollouts())
+def test_statistics_agree_with_loops(rollout):
+    groups = Groups.of(rollout.uids)
+    for column in rollout.columns.values():
+        x = np.array(column)
+        members = list(reference.groups(rollout.uids).values())
+        known = [reference.scored([column[row] for row in rows]) for rows in members]
+        np.testing.assert_allclose(groups.sum(x), [math.fsum(values) for values in known], atol=1e-12)
+        assert groups.count(x).tolist() == [len(values) for values in known]
+        means = [math.fsum(values) / len(values) if values else NAN for values in known]
+        np.testing.assert_allclose(groups.mean(x), means, atol=1e-12)
+        varies = [reference.has_variance([column[row] for row in rows]) for rows in members]
+        assert groups.varies(x).tolist() == varies
+
+
+@given(st.lists(st.one_of(st.integers(), st.text(), st.tuples(st.integers()), st.none()), max_size=20))
+def test_members_of_a_group_share_its_label(labels):
+    groups = Groups.of(labels)
+    assert sorted(groups.order.tolist()) == list(range(len(labels)))
+    for first in range(len(labels)):
+        for second in range(first):
+            assert (groups.ids[first] == groups.ids[second]) == (labels[first] == labels[second])

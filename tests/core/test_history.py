@@ -1,0 +1,253 @@
+"""HA-DW's anchor over several batches, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.history import Capability, WeighByHistory
+from verl_ext.errors import CheckpointError, ConfigurationError
+
+NAN = math.nan
+
+
+def batch(*levels: float) -> Batch:
+    """One prompt a level, two responses each with that mean accuracy."""
+    uids = [prompt for prompt in range(len(levels)) for _ in range(2)]
+    return Batch.of([[0.0]] * len(uids), uids, accuracy=[level for level in levels for _ in range(2)])
+
+
+def follow(step: WeighByHistory, accuracies: list[float], values: float = 1.0):
+    """The updates of a run whose batches have these mean accuracies."""
+    state, updates = step.init(), []
+    for y in accuracies:
+        update = step.update(np.full((2, 1), values), batch(y), state)
+        state = update.state
+        updates.append(update)
+    return updates
+
+
+def test_defaults_are_those_of_the_specification():
+    step = WeighByHistory()
+    assert (step.anchor, step.lambda_scale, step.window, step.eta, step.eta_min) == ("soft", 1.3, 10, 0.1, 0.1)
+    assert step.fixed == 0.5  # the middle of the three that the paper tried; a run must name its own
+
+
+def test_the_soft_anchor_moves_by_eta_times_sigma():
+    """eta 0.5, eta_min 0, y = 0, 1, 1, 1.
+
+    C0 = 0. One posterior: sigma = 1, eta_1 = 0.5, C1 = 0.5. Posteriors 0, 0.5: population std 0.25, eta_2 = 0.125,
+    C2 = 0.875 * 0.5 + 0.125 = 0.5625. Posteriors 0, 0.5, 0.5625: mean 0.354167, std 0.251729, eta_3 = 0.125865,
+    C3 = 0.5625 + 0.125865 * 0.4375 = 0.617566.
+    """
+    updates = follow(WeighByHistory(eta=0.5, eta_min=0.0), [0.0, 1.0, 1.0, 1.0])
+    assert [u.state.value for u in updates] == pytest.approx([0, 0.5, 0.5625, 0.617566], abs=1e-6)
+    assert [u.metrics["hadw/eta_t"] for u in updates] == pytest.approx([1, 0.5, 0.125, 0.125865], abs=1e-6)
+    assert [u.metrics["hadw/capability_prior"] for u in updates] == pytest.approx([0, 0, 0.5, 0.5625], abs=1e-6)
+    assert [u.metrics["hadw/capability_posterior"] for u in updates] == pytest.approx(
+        [0, 0.5, 0.5625, 0.617566], abs=1e-6
+    )
+    assert [u.metrics["hadw/batch_accuracy"] for u in updates] == [0, 1, 1, 1]
+    assert [u.metrics["hadw/tick"] for u in updates] == [1, 2, 3, 4]
+
+
+def test_the_soft_anchor_weighs_with_its_prior():
+    """C = 0 before the second batch, p = 1: easy, so a positive advantage is 1.3 e^-1, a negative one 1.3 e^1."""
+    step = WeighByHistory(eta=0.5, eta_min=0.0)
+    first, second = follow(step, [0.0, 1.0])
+    assert first.values.tolist() == [[1], [1]]
+    np.testing.assert_allclose(second.values, [[1.3 * math.exp(-1)]] * 2)
+    np.testing.assert_allclose(follow(step, [0.0, 1.0], values=-1.0)[1].values, [[-1.3 * math.exp(1)]] * 2)
+    assert first.metrics["hadw/reweighting_mean"] == 1
+    assert first.metrics["hadw/reweighting_std"] == 0
+
+
+def test_the_floor_keeps_the_anchor_moving():
+    """Equal posteriors have sigma 0: eta_t = eta_min = 0.2 and C = 0.2 after y = 0, 0, 1... with eta 0.
+
+    y = 0, 0, 1: C stays 0, then 0.8 * 0 + 0.2 * 1.
+    """
+    updates = follow(WeighByHistory(eta=0.0, eta_min=0.2), [0.0, 0.0, 1.0])
+    assert [u.state.value for u in updates] == pytest.approx([0, 0, 0.2])
+    assert updates[2].metrics["hadw/eta_t"] == 0.2
+
+
+def test_without_a_floor_the_anchor_is_pinned_for_ever():
+    """The pitfall of the literal formula: y = 0, 0 gives sigma 0 from the third batch on, whatever y does."""
+    updates = follow(WeighByHistory(eta_min=0.0, window=3), [0.0, 0.0, 1.0, 1.0])
+    assert [u.state.value for u in updates] == [0, 0, 0, 0]
+    assert not updates[1].remarks
+    for update in updates[2:]:
+        assert "stood still near 0.000 over the last 3 batches while batch accuracy is 1.000" in str(update.remarks)
+        assert "eta_min=0.1" in update.remarks["hadw_frozen"]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "window"),
+    [
+        ([0.5, 0.5, 0.5, 0.5], 3),  # accuracy stands still as well
+        ([0.0, 0.0, 1.0], 4),  # the window is not full
+        ([0.0, 1.0, 1.0, 1.0], 3),  # it moves
+        ([0.0, 0.0, 1.0], 1),  # with one value sigma is 1 and nothing can freeze
+    ],
+)
+def test_no_remark_where_nothing_is_wrong(accuracies, window):
+    step = WeighByHistory(eta=0.5, eta_min=0.0, window=window)
+    assert not any(update.remarks for update in follow(step, accuracies))
+
+
+@pytest.mark.parametrize("y", [0.67, 0.0])
+def test_an_anchor_frozen_away_from_zero_is_seen_from_either_side(y):
+    """C stays at 0.21 while accuracy is 0.67, or falls to 0."""
+    *before, last = follow(WeighByHistory(eta_min=0.0, window=2), [0.21, 0.21, 0.21, y])
+    assert not any(update.remarks for update in before)
+    assert "stood still near 0.210" in last.remarks["hadw_frozen"]
+
+
+def test_eta_is_cut_off_at_one():
+    """eta 4 with sigma 1 would overshoot: the posterior is y."""
+    second = follow(WeighByHistory(eta=4.0), [0.25, 0.75])[1]
+    assert second.metrics["hadw/eta_t"] == 1
+    assert second.state.value == 0.75
+
+
+def test_the_window_anchor_never_warns_of_freezing():
+    assert not any(u.remarks for u in follow(WeighByHistory("window", window=2), [0.5, 0.5, 0.5]))
+
+
+def test_eta_is_at_most_one():
+    step = WeighByHistory(eta=1.0, eta_min=1.0)
+    assert [u.state.value for u in follow(step, [0.25, 0.75, 0.5])] == [0.25, 0.75, 0.5]
+
+
+def test_the_window_holds_the_last_posteriors():
+    updates = follow(WeighByHistory(eta=0.0, eta_min=0.5, window=2), [0.0, 1.0, 1.0])
+    assert updates[2].state.window == (0.5, 0.75)  # 0, 0.5, 0.75
+    assert updates[2].state.ticks == 3
+
+
+def test_a_shorter_window_on_resume_counts_at_once():
+    """Of 0, 0.5, 0.75 only the last two count: population std 0.125, eta_t = 0.8 * 0.125 = 0.1."""
+    state = Capability("soft", 0.75, (0.0, 0.5, 0.75), 3)
+    update = WeighByHistory(eta=0.8, eta_min=0.0, window=2).update(np.ones((2, 1)), batch(0.5), state)
+    assert update.metrics["hadw/eta_t"] == pytest.approx(0.1)
+    assert update.state.window == pytest.approx((0.75, 0.725))  # 0.9 * 0.75 + 0.1 * 0.5
+
+
+def test_the_window_anchor_is_the_mean_with_this_batch():
+    """Window 2, y = 0.2, 0.6, 1.0: C = 0.2, 0.4, 0.8; gap of the last is 0.2, easy."""
+    updates = follow(WeighByHistory("window", window=2), [0.2, 0.6, 1.0])
+    assert [u.state.value for u in updates] == pytest.approx([0.2, 0.4, 0.8])
+    assert [u.metrics["hadw/capability_prior"] for u in updates] == pytest.approx([0.2, 0.4, 0.8])
+    assert updates[2].state.window == pytest.approx((0.6, 1.0))
+    np.testing.assert_allclose(updates[2].values, 1.3 * math.exp(-0.2))
+    np.testing.assert_allclose(updates[0].values, 1.3)  # gap 0: Phi = lambda, in the first batch too
+    assert [u.metrics["hadw/eta_t"] for u in updates] == [0, 0, 0]
+
+
+def test_the_fixed_anchor_stays():
+    updates = follow(WeighByHistory("fixed", fixed=0.3, lambda_scale=2.0), [0.1, 0.8])
+    np.testing.assert_allclose(updates[0].values, 2 * math.exp(0.2))  # hard, a positive advantage grows
+    np.testing.assert_allclose(updates[1].values, 2 * math.exp(-0.5))
+    assert updates[1].state == Capability("fixed", 0.3, (), 2)
+    assert updates[1].metrics["hadw/eta_t"] == 0
+
+
+def test_each_group_has_its_own_gap_and_each_sign_its_own_factor():
+    """C = 0.5; prompts of 0.25 (hard) and 1.0 (easy), one response above and one below the mean each."""
+    step = WeighByHistory("fixed", fixed=0.5, lambda_scale=1.0)
+    values = np.array([[1.0], [-1.0], [1.0], [-1.0]])
+    found = step.update(values, batch(0.25, 1.0), step.init())
+    phi = [math.exp(0.25), math.exp(-0.25), math.exp(-0.5), math.exp(0.5)]
+    np.testing.assert_allclose(found.values[:, 0], [phi[0], -phi[1], phi[2], -phi[3]])
+    assert found.metrics["hadw/batch_accuracy"] == 0.625
+    assert found.metrics["hadw/reweighting_mean"] == pytest.approx(np.mean(phi))
+    assert found.metrics["hadw/reweighting_std"] == pytest.approx(np.std(phi))
+
+
+def test_an_advantage_of_zero_stays_zero():
+    step = WeighByHistory("fixed", fixed=0.5)
+    assert (step.update(np.zeros((2, 1)), batch(1.0), step.init()).values == 0).all()
+
+
+def test_a_group_without_accuracy_keeps_its_advantage():
+    step = WeighByHistory("fixed", fixed=0.5)
+    found = step.update(np.ones((4, 1)), batch(NAN, 0.5), step.init())
+    np.testing.assert_allclose(found.values[:, 0], [1, 1, 1.3, 1.3])
+    assert found.metrics["hadw/batch_accuracy"] == 0.5
+
+
+def test_a_row_that_is_not_scored_is_no_part_of_the_logged_factors():
+    step = WeighByHistory("fixed", fixed=0.5, lambda_scale=2.0)
+    found = step.update(np.array([[1.0], [NAN]]), batch(0.5), step.init())
+    assert found.metrics["hadw/reweighting_mean"] == 2
+    assert found.metrics["hadw/reweighting_std"] == 0
+
+
+@pytest.mark.parametrize("anchor", ["soft", "window", "fixed"])
+def test_a_batch_without_accuracy_changes_nothing(anchor):
+    step = WeighByHistory(anchor)
+    state = Capability(anchor, 0.5, (0.5,), 1)
+    update = step.update(np.ones((2, 1)), batch(NAN), state)
+    assert update.state == state
+    assert update.values.tolist() == [[1], [1]]
+    assert not update.metrics
+
+
+def test_a_state_of_another_anchor_is_refused():
+    with pytest.raises(CheckpointError, match=r"anchor=window, this run has algorithm.hadw.anchor=soft"):
+        WeighByHistory("soft").update(np.ones((2, 1)), batch(1.0), Capability("window", 0.5, (0.5,), 1))
+
+
+def test_an_accuracy_is_needed():
+    with pytest.raises(ConfigurationError, match="needs an accuracy"):
+        WeighByHistory().update(np.ones((1, 1)), Batch.of([[1.0]], ["g"]), None)
+
+
+SOUND = {"anchor": "soft", "value": 0.5, "window": [0.25, 0.5], "ticks": 2}
+
+
+def test_a_sound_state_is_read():
+    assert Capability.from_dict(SOUND) == Capability("soft", 0.5, (0.25, 0.5), 2)
+    assert Capability.from_dict(SOUND | {"value": None, "window": [], "ticks": 0}) == Capability("soft")
+    assert Capability.from_dict(SOUND).to_dict() == SOUND
+    assert Capability.from_dict(SOUND | {"value": 1, "window": [0, 1]}).window == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("missing", list(SOUND))
+def test_a_state_without_an_entry_is_damaged(missing):
+    with pytest.raises(CheckpointError, match="needs anchor, value, window and ticks"):
+        Capability.from_dict({key: value for key, value in SOUND.items() if key != missing})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"value": 1.5},
+        {"value": -0.1},
+        {"value": NAN},
+        {"value": "0.5"},
+        {"value": True},
+        {"window": [0.5, 2.0]},
+        {"window": ["0.5"]},
+        {"window": "0.5"},
+        {"window": 0.5},
+        {"window": None},
+        {"ticks": -1},
+        {"ticks": 1.0},
+        {"ticks": True},
+        {"anchor": None},
+    ],
+)
+def test_a_damaged_state_is_refused(wrong):
+    with pytest.raises(CheckpointError, match="damaged"):
+        Capability.from_dict(SOUND | wrong)
+
+
+@pytest.mark.parametrize("data", [None, [], "soft", 3])
+def test_a_state_that_is_no_mapping_is_refused(data):
+    with pytest.raises(CheckpointError, match="needs anchor"):
+        Capability.from_dict(data)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.batches import ACC, FMT, LENGTHS, UIDS, metrics_of
+from verl_ext.core.batch import Batch
+from verl_ext.core.observe import advantage_metrics, metric_name, metric_names, reward_metrics
+
+NAN = math.nan
+
+
+def test_rewards_are_described_by_key():
+    # a: groups [1, 3] and [2, 2]: mean 2, population std sqrt(2/4); the second group has no variance.
+    # b: [NaN, 5] and [5, 7]: mean 17/3, variance (2/3)^2 * 2 / 3 + (4/3)^2 / 3 = 24/27; one scored value: no variance.
+    batch = Batch.of([[1, NAN], [3, 5], [2, 5], [2, 7]], list("xxyy"), keys=("a", "b"))
+    assert reward_metrics(batch) == pytest.approx(
+        {
+            "reward/a/mean": 2,
+            "reward/a/std": math.sqrt(0.5),
+            "reward/a/min": 1,
+            "reward/a/max": 3,
+            "reward/a/dead_groups": 0.5,
+            "reward/a/unscored": 0,
+            "reward/b/mean": 17 / 3,
+            "reward/b/std": math.sqrt(24 / 27),
+            "reward/b/min": 5,
+            "reward/b/max": 7,
+            "reward/b/dead_groups": 0.5,
+            "reward/b/unscored": 1,
+        }
+    )
+
+
+def test_a_reward_that_is_never_scored_has_no_curve_but_a_count():
+    batch = Batch.of([[NAN], [NAN]], ["g", "g"])
+    assert reward_metrics(batch) == {"reward/score/dead_groups": 1, "reward/score/unscored": 2}
+
+
+def test_advantages_are_described():
+    assert advantage_metrics(np.array([1.0, -1.0, 0.0, 0.0, 2.0])) == pytest.approx(
+        {
+            "advantage/mean": 0.4,
+            "advantage/std": math.sqrt(1.04),  # mean of squares 6 / 5, less 0.16
+            "advantage/min": -1,
+            "advantage/max": 2,
+            "advantage/zero_share": 0.4,
+        }
+    )
+
+
+def test_an_empty_batch_has_no_metrics():
+    assert reward_metrics(Batch.of([], [])) == {}
+    assert advantage_metrics(np.zeros(0)) == {}
+
+
+def test_names_that_fall_together_are_kept_apart():
+    assert metric_names(("a b", "a/b", "a.b", "a?b")) == {"a b": "a_b", "a/b": "a_b.2", "a.b": "a.b", "a?b": "a_b.3"}
+    assert metric_names(("a b", "a/b", "a_b.2")) == {"a b": "a_b", "a/b": "a_b.2", "a_b.2": "a_b.2.2"}
+
+
+HOSTILE = st.one_of(
+    st.text(max_size=12),
+    st.lists(
+        st.sampled_from(["max", "MIN", "sum", "total", "timing_s/", "timing_per_token_ms/", "lr", "/lr", "_", "m", "a",
+                         "ma", "x", "mi", "n", "avg", "mean", " ", "é", "İ", "\u017fum", "K"]),
+        max_size=6,
+    ).map("".join),
+)  # fmt: skip
+
+
+@given(HOSTILE)
+@example("sumin")
+@example("maxminmax")
+@example("")
+def test_a_name_holds_nothing_that_is_looked_for(key):
+    name = metric_name(key)
+    assert name
+    for word in ("max", "min", "sum", "total", "timing_s/", "timing_per_token_ms/"):
+        assert word not in f"reward/{name}/mean".lower()
+    assert metric_name(name) == name
+
+
+@given(st.lists(HOSTILE, unique=True, max_size=6))
+def test_names_are_as_many_as_keys(keys):
+    assert len(set(metric_names(tuple(keys)).values())) == len(keys)
+
+
+@given(st.lists(HOSTILE.filter(bool), unique=True, min_size=2, max_size=2))
+@example(["format_minimal", "lr"])
+@example(["timing_s", "total_sum_of_max"])
+def test_verl_combines_each_metric_as_its_last_word_says(keys):
+    """Against the aggregator itself: minima by min, maxima by max, all else by the weighted mean."""
+    aggregator = pytest.importorskip("verl.trainer.ppo.v1.utils").MetricsAggregator()
+    rewards = {"rewards": {"keys": keys}}
+    components = {keys[0]: ACC, keys[1]: FMT} | ({} if "acc" in keys else {"acc": ACC})
+    found: dict[str, float] = {}
+    for name, config in (
+        ("gdpo", rewards),
+        ("dgpo", rewards),
+        ("drgrpo", rewards),
+        ("hadw", rewards | {"hadw": {"base": "dgpo"}}),
+        ("hadw", rewards | {"hadw": {"base": "gdpo"}}),
+    ):
+        found |= metrics_of(name, ACC, UIDS, lengths=LENGTHS, config=config, components=components)
+    assert len(found) > 25
+    for metric in found:
+        last = metric.rpartition("/")[2].rpartition("_")[2]
+        wanted = last if last in ("min", "max") else "weighted_avg"
+        assert aggregator._get_aggregation_type(metric) == wanted, metric

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from verl_ext.core.rows import Rows, broadcast, scores, token_counts
+from verl_ext.errors import DataError
+
+NAN, INF = math.nan, math.inf
+
+
+def none(count: int) -> np.ndarray:
+    return np.zeros(count, dtype=bool)
+
+
+def test_padding_rows_are_no_trajectories():
+    rows = Rows.of_padding(np.array([False, True, False]))
+    assert rows.scored.tolist() == [0, 2]
+    assert rows.owner.tolist() == [0, -1, 1]
+    assert not rows.plain
+    assert rows.take(np.array([5.0, 6.0, 7.0])).tolist() == [5, 7]
+    assert rows.labels(["a", "pad", "b"]) == ["a", "b"]
+    assert rows.total(np.array([1.0, 9.0, 2.0])).tolist() == [1, 2]
+    assert rows.give(np.array([0.5, -0.5])).tolist() == [0.5, 0, -0.5]
+
+
+def test_without_padding_rows_are_trajectories():
+    rows = Rows.of_padding(none(2))
+    assert rows.plain
+    x = np.array([1.0, 2.0])
+    assert rows.take(x) is x
+    assert rows.total(x) is x
+    assert rows.give(x) is x
+    assert rows.labels(["a", "b"]) == ["a", "b"]
+
+
+def test_the_last_output_of_a_session_speaks_for_the_others():
+    keys = ["u_0_1", "u_0_0", "u_1_0", "u_0_2", "x_y_0_0"]
+    rows = Rows.of_sessions(keys, none(5))
+    assert rows.scored.tolist() == [3, 2, 4]
+    assert rows.owner.tolist() == [0, 0, 1, 0, 2]
+    assert rows.total(np.array([1.0, 2.0, 4.0, 8.0, 16.0])).tolist() == [11, 4, 16]
+    assert rows.give(np.array([0.5, -0.5, 0.25])).tolist() == [0.5, 0.5, -0.5, 0.5, 0.25]
+
+
+def test_outputs_are_ordered_by_number_not_by_spelling():
+    rows = Rows.of_sessions(["u_0_10", "u_0_9"], none(2))
+    assert rows.scored.tolist() == [0]
+
+
+def test_outputs_are_ordered_by_number_not_by_row():
+    rows = Rows.of_sessions(["v_0_0", "v_1_0", "v_2_0", "u_0_2", "u_0_1"], none(5))
+    assert rows.scored.tolist() == [0, 1, 2, 3]
+
+
+def test_padding_is_left_out_of_sessions():
+    rows = Rows.of_sessions(["pad_0_3", "u_0_0", "u_0_1", "pad_0_4"], np.array([True, False, False, True]))
+    assert rows.scored.tolist() == [2]
+    assert rows.owner.tolist() == [-1, 0, 0, -1]
+    assert rows.give(np.array([2.0])).tolist() == [0, 2, 2, 0]
+
+
+def test_one_output_a_session_needs_no_bookkeeping():
+    assert Rows.of_sessions(["u_0_0", "u_1_0"], none(2)).plain
+    assert Rows.of_sessions([], none(0)).scored.shape == (0,)
+
+
+def test_a_session_whose_output_has_no_number_is_named():
+    with pytest.raises(DataError, match="'u_0_x'"):
+        Rows.of_sessions(["u_0_0", "u_0_x"], none(2))
+
+
+def test_lengths_are_counted_in_the_mask():
+    mask = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 1]])
+    for kind in (torch.int64, torch.bool, torch.float32):
+        assert token_counts(mask.to(kind)).tolist() == [2, 0, 2]
+        assert token_counts(mask.to(kind)).dtype == np.float64
+
+
+def test_a_score_may_stand_behind_the_mask():
+    """The score of a multi-turn response stands on its last token, which may be a tool's."""
+    assert scores(torch.tensor([[0.5, 0.0, 2.0]]), torch.tensor([[1, 1, 0]])).tolist() == [2.5]
+
+
+@pytest.mark.parametrize("junk", [NAN, INF, -INF])
+def test_what_is_not_finite_behind_the_mask_is_no_score(junk):
+    rewards = torch.tensor([[0.5, 0.25, junk], [1.0, 2.0, 4.0], [junk, junk, junk]])
+    before = rewards.clone()
+    mask = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 0]])
+    assert scores(rewards, mask).tolist() == [0.75, 7, 0]
+    torch.testing.assert_close(rewards, before, equal_nan=True)
+
+
+def test_what_is_not_finite_within_the_mask_is_seen():
+    rewards = torch.tensor([[NAN, 1.0], [INF, 1.0], [1.0, 1.0]])
+    np.testing.assert_array_equal(scores(rewards, torch.ones(3, 2)), [NAN, INF, 2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_short_floats_are_summed_in_float32(dtype):
+    """4096 + 1 is 4096 in float16 (steps of 4) and in bfloat16 (steps of 32)."""
+    assert scores(torch.tensor([[4096.0, 1.0]], dtype=dtype), torch.ones(1, 2)).tolist() == [4097]
+
+
+def test_double_precision_is_kept():
+    assert scores(torch.tensor([[1.0, 1e-12]], dtype=torch.float64), torch.ones(1, 2)).tolist() == [1 + 1e-12]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.float32])
+def test_an_advantage_is_broadcast_over_the_tokens_that_count(dtype, kind):
+    mask = torch.tensor([[1, 0, 1], [0, 0, 0]]).to(kind)
+    found = broadcast(np.array([-0.5, 3.0]), mask, dtype)
+    assert found.dtype == dtype
+    assert found.tolist() == [[-0.5, 0, -0.5], [0, 0, 0]]
+
+
+def test_advantages_of_whole_numbers_are_float32():
+    assert broadcast(np.array([0.5]), torch.ones(1, 1, dtype=torch.int64), torch.int64).dtype == torch.float32

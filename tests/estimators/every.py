@@ -1,0 +1,51 @@
+"""Every estimator in its kinds, and a call of one in the middle of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.batches import Call, Rollout, call
+from verl_ext import RunState
+
+KEYS = {"rewards": {"keys": ["a", "b"], "weights": [1.0, 0.5]}}
+# Every estimator, and hadw on every base in the middle of a run, where Phi is not 1.
+ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "drgrpo": ("drgrpo", KEYS),
+    "gdpo": ("gdpo", KEYS),
+    "gdpo over tokens": ("gdpo", KEYS | {"gdpo": {"whiten": "token"}}),
+    "dgpo": ("dgpo", KEYS),
+    "dgpo by sequences, std": ("dgpo", KEYS | {"dgpo": {"dgae": False, "balance": "sequence"}}),
+    "hadw on grpo": ("hadw", KEYS),
+    "hadw on drgrpo": ("hadw", KEYS | {"hadw": {"base": "drgrpo"}}),
+    "hadw on gdpo": ("hadw", KEYS | {"hadw": {"base": "gdpo"}}),
+    "hadw on dgpo": ("hadw", KEYS | {"hadw": {"base": "dgpo", "anchor": "window"}}),
+}
+EVERY = pytest.mark.parametrize(("name", "config"), ESTIMATORS.values(), ids=ESTIMATORS.keys())
+CENTRED = pytest.mark.parametrize(  # a group's advantages add up to 0
+    ("name", "config"), [ESTIMATORS[name] for name in ("drgrpo", "gdpo", "dgpo", "dgpo by sequences, std")]
+)
+KEEPS_DEAD = pytest.mark.parametrize(  # a group without variance has advantage exactly 0
+    ("name", "config"), [pair for name, pair in ESTIMATORS.items() if name != "gdpo over tokens"]
+)
+
+
+def started(config: dict[str, Any]) -> RunState:
+    run = RunState()
+    anchor = config.get("hadw", {}).get("anchor", "soft")
+    run.load_state_dict(
+        {"hadw": {"weigh_by_history": {"anchor": anchor, "value": 0.4, "window": [0.2, 0.6, 0.4], "ticks": 3}}}
+    )
+    return run
+
+
+def components(rollout: Rollout) -> dict[str, np.ndarray]:
+    columns = {key: np.array(column) for key, column in rollout.columns.items()}
+    return columns | {"acc": np.array(rollout.accuracy)}
+
+
+def run(name: str, config: dict[str, Any], rollout: Rollout, **given: Any) -> Call:
+    settings = {"components": components(rollout), "state": started(config)} | given
+    return call(name, [0.0] * len(rollout.uids), rollout.uids, rollout.lengths, config=config, **settings)

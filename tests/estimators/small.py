@@ -1,0 +1,26 @@
+"""Two prompts of two responses with two components, for tests of single facts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.batches import Call, call
+
+GDPO = {"rewards": {"keys": ["x", "y"]}}
+UIDS = list("aabb")
+X, Y = [1.0, 0.0, 0.0, 2.0], [0.0, 1.0, 5.0, 3.0]
+
+
+def config_for(name: str, **more: Any) -> dict[str, Any]:
+    """What an estimator cannot do without."""
+    return (GDPO if name == "gdpo" else {}) | more
+
+
+def fields(**columns: Any) -> dict[str, Any]:
+    return {"x": np.array(X), "y": np.array(Y), "acc": np.array([1.0, 0.0, 0.0, 1.0])} | columns
+
+
+def gdpo(**given: Any) -> Call:
+    return call("gdpo", [0.0] * 4, UIDS, **({"config": GDPO, "components": fields()} | given))

@@ -1,0 +1,129 @@
+"""Where the accuracy comes from, and what becomes of a KL term in the reward."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests.batches import call, metrics_of, tensors
+from tests.estimators.small import GDPO, UIDS, X, fields
+from verl_ext import RunState, use_run_state
+from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.integration.registry import estimator_function
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize("name", ["dgpo", "hadw"])
+def test_scores_of_plus_and_minus_one_are_no_accuracy(name):
+    with pytest.raises(ConfigurationError) as error:
+        call(name, [1.0, -1.0, -1.0, 1.0], UIDS)
+    text = str(error.value)
+    assert "'score' ranges over [-1, 1]" in text
+    assert f"algorithm.{name}.accuracy_key" in text
+    assert f"algorithm.{name}.accuracy_threshold=t" in text
+
+
+@pytest.mark.parametrize("name", ["dgpo", "hadw"])
+def test_a_threshold_makes_an_accuracy_of_plus_and_minus_one(name):
+    config = {name: {"accuracy_threshold": 0.0}} | {"rewards": {"keys": ["x"]}}
+    scores = [1.0, -1.0, -1.0, -1.0, 1.0, 1.0, 1.0, -1.0]
+    uids, columns = list("aaaabbbb"), {"x": np.array(scores)}
+    state = RunState()
+    state.load_state_dict({"hadw": {"weigh_by_history": {"anchor": "soft", "value": 0.4, "window": [0.4], "ticks": 1}}})
+    saved = RunState()
+    saved.load_state_dict(state.state_dict())
+    found = call(name, scores, uids, config=config, components=columns, state=state)
+    right = np.array([1.0, 0, 0, 0, 1, 1, 1, 0])
+    wanted = call(name, scores, uids, config={"rewards": {"keys": ["x"]}}, components=columns | {"acc": right},
+                  state=saved)  # fmt: skip
+    np.testing.assert_array_equal(found.rows, wanted.rows)
+
+
+@pytest.mark.parametrize("name", ["dgpo", "hadw"])
+def test_the_accuracy_is_acc_else_the_score_else_what_is_named(name):
+    def of(**given):
+        return metrics_of(name, [1.0, 0.0, 0.0, 0.0], UIDS, **given)
+
+    watched = "dgpo/all_wrong_groups" if name == "dgpo" else "hadw/batch_accuracy"
+    # score: a 1/2, b 0; acc: a 1/2, b 1/2; x scaled: a 1/2 and b 1.
+    columns = {"acc": np.array([1.0, 0, 1, 0]), "mine": np.array([1.0, 0, 1, 1])}
+    found = [
+        of()[watched],
+        of(components=columns)[watched],
+        of(components=columns, config={name: {"accuracy_key": "mine"}})[watched],
+        of(components=columns, config={name: {"accuracy_key": "score"}})[watched],
+    ]
+    assert found == ([1, 0, 0, 1] if name == "dgpo" else [0.25, 0.5, 0.75, 0.25])
+
+
+@pytest.mark.parametrize("name", ["dgpo", "hadw"])
+def test_an_accuracy_key_that_no_sample_has_is_named(name):
+    with pytest.raises(ConfigurationError, match=f"algorithm.{name}.accuracy_key: unknown reward component 'correct'"):
+        call(name, X, UIDS, config={name: {"accuracy_key": "correct"}}, components=fields())
+
+
+def test_dgpo_without_weighing_needs_no_accuracy():
+    found = call("dgpo", [1.0, -1.0, 3.0, 3.0], UIDS, config={"dgpo": {"dqw": False, "balance": "none"}})
+    np.testing.assert_allclose(found.rows, [2 / 2.0001, -2 / 2.0001, 0, 0])  # 2 * 1 / (2 + 1e-4)
+
+
+def kl_call(name: str, config: dict[str, Any], **columns: Any):
+    """Scores [1, 0, 0, 0] and KL parts of -0.25 on the first row alone."""
+    rewards, mask = tensors([0.75, 0.0, 0.0, 0.0], [1] * 4, torch.float64)
+    before, _ = tensors([1.0, 0.0, 0.0, 0.0], [1] * 4, torch.float64)
+    with use_run_state(RunState()):
+        found, _ = estimator_function(name)(
+            rewards,
+            mask,
+            UIDS,
+            OmegaConf.create({"use_kl_in_reward": True} | config),
+            non_tensor_batch=columns,
+            batch={"token_level_scores": before},
+        )
+    return found[:, 0].tolist()
+
+
+def test_kl_is_part_of_the_total_of_the_score():
+    assert kl_call("drgrpo", {}) == [0.375, -0.375, 0, 0]  # 0.75 - 0.375
+
+
+def test_kl_is_added_to_the_weighted_sum_of_components():
+    # x * 2 = [2, 0, 0, 0], less 0.25: 1.75, its mean 0.875.
+    keys = {"rewards": {"keys": ["x"], "weights": [2.0]}}
+    assert kl_call("drgrpo", keys, x=[1.0, 0, 0, 0]) == [0.875, -0.875, 0, 0]
+
+
+def test_accuracy_is_taken_before_kl():
+    """With KL the score of row 0 is 0.75, and the mean accuracy would be 0.1875."""
+    state = RunState()
+    rewards, mask = tensors([0.75, 0.0, 0.0, 0.0], [1] * 4)
+    before, _ = tensors([1.0, 0.0, 0.0, 0.0], [1] * 4)
+    config = OmegaConf.create({"use_kl_in_reward": True})
+    with use_run_state(state):
+        estimator_function("hadw")(rewards, mask, UIDS, config, batch={"token_level_scores": before})
+    assert state.states["hadw"]["weigh_by_history"].value == 0.25
+
+
+@pytest.mark.parametrize("name", ["dgpo", "hadw"])
+def test_accuracy_which_cannot_be_told_from_kl_is_an_error(name):
+    with pytest.raises(DataError, match=f"accuracy must be taken before KL: set algorithm.{name}.accuracy_key"):
+        call(name, X, UIDS, config={"use_kl_in_reward": True})
+
+
+def test_components_with_kl_need_the_scores_before_it():
+    with pytest.raises(DataError, match=r"pass them as batch\['token_level_scores'\]"):
+        call("drgrpo", X, UIDS, config={"use_kl_in_reward": True} | GDPO, components=fields())
+
+
+def test_an_infinite_kl_part_is_an_error():
+    rewards, mask = tensors([1.0, -INF], [1, 1])
+    before, _ = tensors([1.0, 0.0], [1, 1])
+    config = OmegaConf.create({"use_kl_in_reward": True})
+    with pytest.raises(DataError, match="KL part of the reward of uid 'a' is -inf"):
+        estimator_function("drgrpo")(rewards, mask, ["a", "a"], config, batch={"token_level_scores": before})

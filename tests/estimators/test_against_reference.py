@@ -1,0 +1,159 @@
+"""Each estimator against the slow loops of `tests/reference.py`, over random batches, settings and missing scores.
+
+Both ways in: the core, and the registered function in verl's convention.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import reference
+from tests.batches import Rollout, call, rollouts
+from verl_ext import Batch, RunState, Settings, build
+
+KEYS = ("a", "b", "c")
+WEIGHTS = st.lists(st.sampled_from([1.0, 0.5, 2.0, -1.0, 0.0, 3.25]), min_size=3, max_size=3)
+
+
+def check(name: str, rollout: Rollout, config: dict[str, Any], wanted: list[float], run: RunState | None = None):
+    """Compare the core, then the registered function; `run` holds the state before this batch."""
+    settings = Settings.parse(config)
+    batch = Batch.of(
+        rollout.rewards,
+        rollout.uids,
+        keys=tuple(rollout.columns),
+        lengths=rollout.lengths,
+        accuracy=rollout.accuracy,
+    )
+    found = build(name, settings)(batch, (run or RunState()).states.get(name))
+    np.testing.assert_allclose(found.advantages, wanted, rtol=1e-8, atol=1e-8)
+    direct = call(
+        name,
+        [0.0] * len(rollout.uids),
+        rollout.uids,
+        rollout.lengths,
+        config=config,
+        components={key: np.array(column) for key, column in rollout.columns.items()}
+        | {"acc": np.array(rollout.accuracy)},
+        state=run,
+    )
+    counted = np.where(np.array(rollout.lengths) > 0, wanted, 0.0)
+    np.testing.assert_allclose(direct.rows, counted, rtol=1e-8, atol=1e-8)
+    assert (direct.tensor != 0).sum() <= sum(rollout.lengths)
+
+
+def rewards(weights: list[float]) -> dict[str, Any]:
+    return {"rewards": {"keys": list(KEYS), "weights": weights}}
+
+
+@given(rollouts(keys=KEYS), WEIGHTS)
+def test_drgrpo(rollout, weights):
+    total = reference.weighted_total(list(rollout.columns.values()), weights)
+    check("drgrpo", rollout, rewards(weights), reference.drgrpo(total, rollout.uids))
+
+
+@given(
+    rollouts(keys=KEYS),
+    WEIGHTS,
+    st.sampled_from(["std", "mad", "none"]),
+    st.sampled_from(["sequence", "token", "none"]),
+    st.sampled_from([1e-6, 1e-4, 0.5]),
+    st.sampled_from([{}, {"a": ("b", 0.5)}, {"a": ("b", 0.0), "b": ("c", 1.0)}]),
+)
+def test_gdpo(rollout, weights, scale, whiten, epsilon, conditions):
+    wanted = reference.gdpo(
+        rollout.columns,
+        rollout.uids,
+        rollout.lengths,
+        weights=weights,
+        scale=scale,
+        whiten=whiten,
+        epsilon=epsilon,
+        conditions=conditions,
+    )
+    written = {easy: {"on": hard, "at_least": threshold} for easy, (hard, threshold) in conditions.items()}
+    gdpo = {"scale": scale, "whiten": whiten, "epsilon": epsilon, "conditions": written}
+    check("gdpo", rollout, rewards(weights) | {"gdpo": gdpo}, wanted)
+
+
+@given(rollouts(keys=KEYS), WEIGHTS)
+def test_gdpo_without_division_by_std(rollout, weights):
+    wanted = reference.gdpo(rollout.columns, rollout.uids, rollout.lengths, weights=weights, scale="none")
+    check("gdpo", rollout, rewards(weights) | {"norm_adv_by_std_in_grpo": False}, wanted)
+
+
+@given(
+    rollouts(keys=KEYS),
+    WEIGHTS,
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.5, 1.0, 2.0, 10.0]),
+    st.sampled_from(["auto", "token", "sequence", "none"]),
+    st.booleans(),
+)
+def test_dgpo(rollout, weights, dgae, dqw, temperature, balance, norm_by_std):
+    wanted = reference.dgpo(
+        reference.weighted_total(list(rollout.columns.values()), weights),
+        rollout.uids,
+        rollout.lengths,
+        rollout.accuracy,
+        dgae=dgae,
+        dqw=dqw,
+        temperature=temperature,
+        balance="token" if balance == "auto" else balance,  # the loss is token-mean unless said otherwise
+        norm_by_std=norm_by_std,
+    )
+    config = rewards(weights) | {
+        "dgpo": {"dgae": dgae, "dqw": dqw, "dqw_temp": temperature, "balance": balance},
+        "norm_adv_by_std_in_grpo": norm_by_std or dgae,
+    }
+    check("dgpo", rollout, config, wanted)
+
+
+def base_of(name: str, rollout: Rollout, weights: list[float]) -> list[float]:
+    total = reference.weighted_total(list(rollout.columns.values()), weights)
+    if name == "gdpo":
+        return reference.gdpo(rollout.columns, rollout.uids, rollout.lengths, weights=weights)
+    if name == "dgpo":
+        return reference.dgpo(total, rollout.uids, rollout.lengths, rollout.accuracy)
+    return (reference.grpo if name == "grpo" else reference.drgrpo)(total, rollout.uids)
+
+
+@given(
+    st.lists(rollouts(keys=KEYS), min_size=1, max_size=5),
+    WEIGHTS,
+    st.sampled_from(["grpo", "drgrpo", "gdpo", "dgpo"]),
+    st.sampled_from(["soft", "window", "fixed"]),
+    st.sampled_from([0.5, 1.0, 1.3]),
+    st.sampled_from([1, 2, 3, 10]),
+    st.sampled_from([0.0, 0.1, 1.0]),
+    st.sampled_from([0.0, 0.1, 0.7]),
+)
+def test_hadw_over_several_batches(batches, weights, base, anchor, scale, window, eta, eta_min):
+    given_settings = {
+        "soft": {"history_window": window, "eta": eta, "eta_min": eta_min},
+        "window": {"history_window": window},
+        "fixed": {"fixed_anchor": 0.4},
+    }
+    config = rewards(weights) | {
+        "hadw": {"base": base, "anchor": anchor, "lambda_scale": scale} | given_settings[anchor]
+    }
+    memory = reference.History(anchor, scale, window, eta, eta_min, fixed_anchor=0.4)
+    run = RunState()
+    for rollout in batches:
+        wanted = memory.reweigh(base_of(base, rollout, weights), rollout.uids, rollout.accuracy)
+        check("hadw", rollout, config, wanted, run)
+        if anchor == "soft" and memory.capability is not None:
+            assert math.isclose(run.states["hadw"]["weigh_by_history"].value, memory.capability, abs_tol=1e-12)
+
+
+@given(rollouts(keys=KEYS), WEIGHTS)
+def test_the_base_of_hadw_without_std_is_drgrpo(rollout, weights):
+    config = rewards(weights) | {"norm_adv_by_std_in_grpo": False}
+    total = reference.weighted_total(list(rollout.columns.values()), weights)
+    check("hadw", rollout, config, reference.grpo(total, rollout.uids, norm_by_std=False))  # the first batch: Phi = 1

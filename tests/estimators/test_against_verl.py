@@ -1,0 +1,111 @@
+"""Against verl's own functions on the same tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from tests import reference
+from tests.batches import ACC, FMT, LENGTHS, UIDS, Rollout, call, object_array, rollouts, tensors
+
+core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+
+
+# verl lets the raw reward of a group of one through; here it has no advantage.
+COMPARABLE = {"nan": False, "lengths": 1, "smallest": 2, "few": True}
+
+
+def verl_gdpo(rollout: Rollout, weights, *, norm_by_std: bool = True) -> torch.Tensor:
+    _, mask = tensors([0.0] * len(rollout.uids), rollout.lengths)
+    advantages, _ = core_algos.compute_gdpo_outcome_advantage(
+        token_level_rewards=torch.zeros(mask.shape),
+        response_mask=mask,
+        index=object_array(rollout.uids),
+        norm_adv_by_std_in_grpo=norm_by_std,
+        config=OmegaConf.create({"gdpo_reward_keys": list(rollout.columns), "gdpo_reward_weights": weights}),
+        non_tensor_batch={key: np.array(column) for key, column in rollout.columns.items()},
+        # prompts of two tokens, then the response
+        batch={
+            "prompts": torch.zeros(len(mask), 2),
+            "attention_mask": torch.cat([torch.ones(len(mask), 2, dtype=mask.dtype), mask], dim=1),
+        },
+    )
+    return advantages
+
+
+@pytest.mark.parametrize("norm_by_std", [True, False])
+@given(
+    rollout=rollouts(keys=("a", "b", "c"), **COMPARABLE),
+    weights=st.one_of(st.none(), st.lists(st.sampled_from([1.0, 0.5, 2.0, -1.0]), min_size=3, max_size=3)),
+)
+def test_gdpo_whitened_over_tokens_is_verls(rollout, weights, norm_by_std):
+    wanted = verl_gdpo(rollout, weights, norm_by_std=norm_by_std)
+    # Where the rewards cancel, verl whitens what float32 leaves of them.
+    summed = reference.gdpo(
+        rollout.columns,
+        rollout.uids,
+        rollout.lengths,
+        weights=weights or [1.0] * 3,
+        scale="std" if norm_by_std else "none",
+        whiten="none",
+    )
+    assume(max(map(abs, summed)) > 0.1)
+    found = call(
+        "gdpo",
+        [0.0] * len(rollout.uids),
+        rollout.uids,
+        rollout.lengths,
+        config={
+            "gdpo_reward_keys": list(rollout.columns),
+            "gdpo_reward_weights": weights,
+            "gdpo": {"whiten": "token"},
+            "norm_adv_by_std_in_grpo": norm_by_std,
+        },
+        components={key: np.array(column) for key, column in rollout.columns.items()},
+        dtype=torch.float32,
+    )
+    torch.testing.assert_close(found.tensor, wanted, atol=1e-6, rtol=1e-6)
+
+
+def test_the_worked_example_is_verls():
+    rollout = Rollout(UIDS[:8], {"acc": ACC[:8], "fmt": FMT[:8]}, LENGTHS[:8], ACC[:8])
+    wanted = [1.491430, 0.043456, -1.210526, -1.210526, *[0.502445, -0.945528] * 2]
+    np.testing.assert_allclose(verl_gdpo(rollout, None)[:, 0], wanted, atol=1e-5)
+
+
+@given(rollout=rollouts(**COMPARABLE), norm_by_std=st.booleans())
+def test_the_base_of_hadw_is_verls_grpo(rollout, norm_by_std):
+    """lambda 1, and an anchor that no weighing can differ from: the first batch of the soft one."""
+    scores = rollout.columns["a"]
+    rewards, mask = tensors(scores, rollout.lengths, torch.float64)
+    wanted, _ = core_algos.compute_grpo_outcome_advantage(
+        token_level_rewards=rewards,
+        response_mask=mask,
+        index=object_array(rollout.uids),
+        norm_adv_by_std_in_grpo=norm_by_std,
+    )
+    config = {"norm_adv_by_std_in_grpo": norm_by_std, "hadw": {"lambda_scale": 1.0}}
+    found = call(
+        "hadw",
+        scores,
+        rollout.uids,
+        rollout.lengths,
+        config=config,
+        components={"acc": np.array(rollout.accuracy)},
+    )
+    torch.testing.assert_close(found.tensor, wanted, atol=1e-9, rtol=1e-9, equal_nan=False)
+
+
+@pytest.mark.parametrize("anchor", [{"anchor": "fixed", "fixed_anchor": 0.5}, {"anchor": "window"}])
+def test_hadw_with_lambda_one_and_the_anchor_at_the_accuracy_is_verls_grpo(anchor):
+    """Two prompts of accuracy 0.5 each: p - C = 0, Phi = exp(0) = 1."""
+    scores, uids, lengths = [1.0, 0.0, 0.0, 1.0, 1.0, 0.0], list("aabbbb"), [3, 1, 2, 2, 4, 1]
+    rewards, mask = tensors(scores, lengths, torch.float64)
+    wanted, _ = core_algos.compute_grpo_outcome_advantage(rewards, mask, object_array(uids))
+    found = call("hadw", scores, uids, lengths, config={"hadw": {"lambda_scale": 1.0} | anchor})
+    torch.testing.assert_close(found.tensor, wanted, atol=1e-9, rtol=0)
+    assert found.tensor.abs().max() > 0.5

@@ -1,0 +1,205 @@
+"""Components of the reward that are missing, misnamed or no numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.batches import call, metrics_of, object_array
+from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
+from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.estimators import ESTIMATORS
+
+NAN, INF = math.nan, math.inf
+EVERY = pytest.mark.parametrize("name", ESTIMATORS)
+
+
+def test_nan_is_not_scored_and_counted():
+    """y of row 0 is not scored: x alone counts there, and y's statistics are those of the others."""
+    columns = fields(y=np.array([NAN, 1.0, 5.0, 3.0]))
+    config = GDPO | {"gdpo": {"whiten": "none"}}
+    found = gdpo(components=columns, config=config).rows
+    # x: [0.5, -0.5] / (0.707107 + 1e-6); y: one scored value in "a", so 0; b: x [-1, 1], y [1, -1] / sqrt(2) cancel.
+    np.testing.assert_allclose(found, [0.707106, -0.707106, 0, 0], atol=1e-6)
+    metrics = metrics_of("gdpo", [0.0] * 4, UIDS, config=config, components=columns)
+    assert metrics["reward/y/unscored"] == 1
+    assert metrics["reward/x/unscored"] == 0
+
+
+@EVERY
+def test_a_batch_of_which_nothing_is_scored_gives_zeros(name):
+    nothing = np.array([NAN] * 4)
+    config = config_for(name, rewards={"keys": ["x"]})
+    found = call(name, [NAN] * 4, UIDS, config=config, components={"x": nothing, "acc": nothing})
+    assert found.tensor.tolist() == [[0]] * 4
+
+
+@EVERY
+def test_a_score_of_nan_is_not_scored(name):
+    found = call(name, [1.0, 0.0, NAN, 0.5], list("aaaa"), config=config_for(name, rewards={"keys": ["score"]}))
+    assert found.rows[2] == 0
+    assert np.isfinite(found.rows).all()
+    assert found.rows.sum() == pytest.approx(0, abs=1e-9) or name == "hadw"
+
+
+@EVERY
+@pytest.mark.parametrize("value", [INF, -INF])
+def test_an_infinite_score_names_the_uid(name, value):
+    with pytest.raises(DataError, match=f"reward 'score' of uid 'b' is {value}"):
+        call(name, [1.0, 0.0, value, 0.0], UIDS, config=config_for(name, rewards={"keys": ["score"]}))
+
+
+def test_an_infinite_component_names_key_and_uid():
+    with pytest.raises(DataError, match="reward 'y' of uid 'a' is inf"):
+        gdpo(components=fields(y=np.array([0, INF, 1, 2])))
+
+
+@pytest.mark.parametrize("name", ["dgpo", "hadw"])
+def test_an_infinite_accuracy_is_refused_even_with_a_threshold(name):
+    columns = {"acc": np.array([INF, 0.0, 0.0, 1.0])}
+    with pytest.raises(DataError, match="reward 'acc' of uid 'a' is inf"):
+        call(name, X, UIDS, config={name: {"accuracy_threshold": 0.5}}, components=columns)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shown"),
+    [
+        ("0.5", r"'0\.5' \(str\)"),
+        (None, r"None \(NoneType\)"),
+        ([1.0, 2.0], r"\[1\.0, 2\.0\] \(list\)"),
+        ({"score": 1}, r"\(dict\)"),
+        (1 + 2j, r"\(complex\)"),
+        (np.complex128(1 + 2j), r"\(complex128\)"),
+        (np.array(["1"]), r"\(ndarray\)"),
+    ],
+)
+@pytest.mark.parametrize("container", [list, object_array])
+def test_a_reward_that_is_no_number_is_shown_with_its_uid(wrong, shown, container):
+    with pytest.raises(DataError, match=rf"reward 'y' of uid 'b' is .*{shown}.*expected one number a sample"):
+        gdpo(components=fields(y=container([0.0, 1.0, wrong, 2.0])))
+
+
+def test_an_array_of_strings_is_no_reward():
+    with pytest.raises(DataError, match=r"reward 'y' of uid 'a' is .*'0\.5'"):
+        gdpo(components=fields(y=np.array(["0.5", "1", "2", "3"])))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        [0, 1, 5, 3],
+        [np.float32(0), np.int8(1), np.float16(5), 3.0],
+        [torch.tensor(0.0), torch.tensor([1.0]), np.array(5.0), np.array([3.0])],
+        torch.tensor([0.0, 1.0, 5.0, 3.0]),
+        torch.tensor([[0.0], [1.0], [5.0], [3.0]], dtype=torch.bfloat16),
+        np.array([[0], [1], [5], [3]], dtype=np.int64),
+        object_array([0, 1.0, np.float32(5), 3]),
+    ],
+)
+def test_numbers_come_in_any_form(column):
+    np.testing.assert_allclose(gdpo(components=fields(y=column)).rows, gdpo().rows)
+
+
+@pytest.mark.parametrize("column", [[True, False, False, True], np.array([True, False, False, True])])
+def test_truth_values_are_numbers(column):
+    np.testing.assert_array_equal(gdpo(components=fields(y=column)).rows, gdpo(components=fields(y=[1, 0, 0, 1])).rows)
+
+
+def test_a_number_beyond_float64_is_refused():
+    with pytest.raises(DataError, match="too large for float64"):
+        gdpo(components=fields(y=[10**400, 0, 0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("column", "found"),
+    [
+        ([1.0, 2.0], "list of length 2"),
+        (np.zeros(8), "ndarray of length 8"),
+        (3.0, "3.0"),
+        (np.array(3.0), r"array\(3\.\)"),
+        ("good", "'good'"),
+        ({"a": 1}, "'a': 1"),
+    ],
+)
+@pytest.mark.parametrize("uids", [UIDS, ["a", "a", "b", "pad"]])
+def test_a_component_must_have_one_entry_a_row(column, found, uids):
+    lengths = [1, 1, 1, 0 if uids[3] == "pad" else 1]
+    with pytest.raises(DataError, match=rf"reward 'y' is .*{found}.*, expected 4 numbers: one a row of the batch"):
+        call("gdpo", [0.0] * 4, uids, lengths, config=GDPO, components=fields(y=column))
+
+
+def test_a_component_of_several_columns_is_refused():
+    with pytest.raises(DataError, match=r"shape \(4, 2\), expected \(4,\)"):
+        gdpo(components=fields(y=np.zeros((4, 2))))
+
+
+def test_other_fields_of_the_batch_are_left_alone():
+    """Ragged arrays, whose conversion would fail, beside a row of padding."""
+    ragged = [np.zeros((2, 3)), np.zeros((2, 4)), np.zeros(1), None]
+    found = call("gdpo", [0.0] * 4, ["a", "a", "b", "pad"], [1, 1, 1, 0], config=GDPO,
+                 components=fields(images=ragged, y=list(X)))  # fmt: skip
+    assert (found.rows[:2] != 0).all()
+
+
+def test_gdpo_without_keys_lists_what_the_samples_have():
+    columns = fields(uid=object_array(UIDS), note=["a", "b", "c", "d"], size=7)
+    with pytest.raises(ConfigurationError) as error:
+        gdpo(config={}, components=columns)
+    assert "algorithm.rewards.keys=[...]" in str(error.value)
+    assert str(error.value).endswith("the samples have 'acc', 'x', 'y'")
+
+
+def test_hadw_on_gdpo_needs_keys_as_well():
+    with pytest.raises(ConfigurationError, match="hadw normalises each reward by itself"):
+        call("hadw", X, UIDS, config={"hadw": {"base": "gdpo"}}, components=fields())
+
+
+def test_a_key_that_no_sample_has_suggests_the_nearest():
+    config = {"rewards": {"keys": ["x", "acuracy"]}}
+    columns = {"x": np.array(X), "accuracy": np.array(Y)}
+    with pytest.raises(ConfigurationError) as error:
+        gdpo(config=config, components=columns)
+    assert "algorithm.rewards.keys: unknown reward component 'acuracy' (did you mean 'accuracy'?)" in str(error.value)
+    assert "valid: 'accuracy', 'x'" in str(error.value)
+
+
+@pytest.mark.parametrize("given", [None, {}])
+def test_keys_without_any_components_say_that_there_are_none(given):
+    with pytest.raises(ConfigurationError, match="unknown reward component 'x'; valid: none"):
+        gdpo(components=given)
+
+
+def test_the_score_is_a_component_where_the_reward_function_names_none_so():
+    by_name = {"rewards": {"keys": ["score", "y"]}}
+    found = call("gdpo", X, UIDS, config=by_name, components=fields())
+    np.testing.assert_allclose(found.rows, gdpo().rows)
+    named = call("gdpo", [9.0, 9, 9, 9], UIDS, config=by_name, components=fields(score=np.array(X)))
+    np.testing.assert_allclose(named.rows, gdpo().rows)
+
+
+def test_token_scores_of_a_key_win_over_the_component():
+    """Summed over the response, as a process reward model gives them."""
+    token_scores = torch.tensor([[0.0, 0.0], [0.25, 0.75], [2.0, 3.0], [1.0, 2.0]])
+    found = gdpo(
+        lengths=[2] * 4,
+        batch={"token_level_scores_y": token_scores},
+        components=fields(y=np.array([9.0, -9, 9, 9])),
+    )
+    np.testing.assert_allclose(found.rows, gdpo().rows)
+    alone = gdpo(lengths=[2] * 4, batch={"token_level_scores_y": token_scores}, components={"x": np.array(X)})
+    np.testing.assert_allclose(alone.rows, gdpo().rows)
+
+
+def test_token_scores_behind_the_mask_may_be_nan():
+    token_scores = torch.tensor([[0.0, NAN], [1.0, NAN], [2.0, 3.0], [1.0, 2.0]])
+    found = gdpo(lengths=[1, 1, 2, 2], batch={"token_level_scores_y": token_scores})
+    np.testing.assert_allclose(found.rows, gdpo().rows)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (3, 2), (4, 2, 1)])
+def test_token_scores_of_another_shape_are_refused(shape):
+    with pytest.raises(DataError, match=r"'token_level_scores_y' has shape .* expected \(4, 2\)"):
+        gdpo(lengths=[2] * 4, batch={"token_level_scores_y": torch.zeros(shape)})

@@ -1,0 +1,79 @@
+"""The steps of each estimator under its settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from verl_ext.errors import ConfigurationError
+from verl_ext.estimators import build
+from verl_ext.settings import Settings
+
+A, B = {"on": "b", "at_least": 1.0}, {"rewards": {"keys": ["a", "b"]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "steps"),
+    [
+        ("drgrpo", {}, "weigh_and_sum centre"),
+        ("drgrpo", {"norm_adv_by_std_in_grpo": False}, "weigh_and_sum centre"),
+        ("gdpo", B, "centre scale_by_std weigh_and_sum whiten"),
+        ("gdpo", B | {"norm_adv_by_std_in_grpo": False}, "centre weigh_and_sum whiten"),
+        ("gdpo", B | {"gdpo": {"scale": "mad", "whiten": "none"}}, "centre scale_by_mad weigh_and_sum"),
+        ("gdpo", B | {"gdpo": {"scale": "none", "whiten": "token"}}, "centre weigh_and_sum whiten"),
+        ("gdpo", B | {"gdpo": {"conditions": {"a": A}}}, "condition centre scale_by_std weigh_and_sum whiten"),
+        ("dgpo", {}, "weigh_and_sum centre scale_by_mad balance weigh_by_difficulty"),
+        ("dgpo", {"dgpo": {"dgae": False}}, "weigh_and_sum centre scale_by_std balance weigh_by_difficulty"),
+        ("dgpo", {"dgpo": {"dqw": False, "balance": "none"}}, "weigh_and_sum centre scale_by_mad"),
+        (
+            "dgpo",
+            {"dgpo": {"dgae": False, "dqw": False, "balance": "none"}, "norm_adv_by_std_in_grpo": False},
+            "weigh_and_sum centre",
+        ),
+        ("hadw", {}, "weigh_and_sum centre scale_by_std weigh_by_history"),
+        ("hadw", {"hadw": {"base": "drgrpo"}}, "weigh_and_sum centre weigh_by_history"),
+        ("hadw", {"hadw": {"base": "gdpo"}} | B, "centre scale_by_std weigh_and_sum whiten weigh_by_history"),
+        (
+            "hadw",
+            {"hadw": {"base": "dgpo"}},
+            "weigh_and_sum centre scale_by_mad balance weigh_by_difficulty weigh_by_history",
+        ),
+    ],
+)
+def test_an_estimator_is_these_steps(name, algorithm, steps):
+    assert [step.name for step in build(name, Settings.parse(algorithm)).steps] == steps.split()
+
+
+@pytest.mark.parametrize(
+    ("mode", "over"),
+    [
+        ("token-mean", "token"),
+        ("seq-mean-token-sum", "sequence"),
+        ("seq-mean-token-mean", "sequence"),
+        ("seq-mean-token-sum-norm", "sequence"),
+        ("token-sum", None),
+    ],
+)
+def test_the_balance_follows_the_loss(mode, over):
+    found = build("dgpo", Settings.parse({}, loss_agg_mode=mode)).steps
+    assert [step.over for step in found if step.name == "balance"] == ([over] if over else [])
+
+
+@pytest.mark.parametrize("balance", ["token", "sequence"])
+def test_a_balance_that_is_named_is_taken(balance):
+    found = build("dgpo", Settings.parse({"dgpo": {"balance": balance}}, loss_agg_mode="token-sum")).steps
+    assert [step.over for step in found if step.name == "balance"] == [balance]
+
+
+def test_epsilons_reach_the_steps():
+    std = build("gdpo", Settings.parse(B | {"gdpo": {"epsilon": 0.25}})).steps
+    assert [step.epsilon for step in std if hasattr(step, "epsilon")] == [0.25, 0.25]
+    mad = build("gdpo", Settings.parse(B | {"gdpo": {"epsilon": 0.25, "scale": "mad"}})).steps
+    assert mad[1].epsilon == 0.25
+    dgpo = build("dgpo", Settings.parse({"gdpo": {"epsilon": 0.25}, "dgpo": {"dqw_temp": 5}})).steps
+    assert dgpo[2].epsilon == 1e-4
+    assert dgpo[4].temperature == 5
+
+
+def test_an_unknown_estimator_names_the_nearest():
+    with pytest.raises(ConfigurationError, match=r"unknown estimator 'gdop' \(did you mean 'gdpo'\?\)"):
+        build("gdop", Settings())

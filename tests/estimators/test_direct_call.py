@@ -1,0 +1,222 @@
+"""The call in verl's convention: what it accepts, what it refuses, and batches with little in them."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests.batches import call, object_array, tensors
+from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
+from verl_ext import RunState, Settings, build, use_run_state
+from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.estimators import ESTIMATORS
+from verl_ext.integration.registry import estimator_function
+
+EVERY = pytest.mark.parametrize("name", ESTIMATORS)
+
+
+@EVERY
+def test_advantages_and_returns_are_one_tensor_as_verls_own_are(name):
+    found = call(name, X, UIDS, config=config_for(name), components=fields(), state=RunState())
+    assert found.returns is found.tensor
+
+
+def test_batch_and_config_may_be_absent():
+    rewards, mask = tensors([1.0, 0.0], [2, 1])
+    with use_run_state(RunState()):
+        found, _ = estimator_function("drgrpo")(token_level_rewards=rewards, response_mask=mask, index=["a", "a"])
+    assert found.tolist() == [[0.5, 0.5], [-0.5, 0]]
+
+
+def test_what_verl_passes_beside_is_accepted():
+    rewards, mask = tensors([1.0, 0.0], [1, 1])
+    found, _ = estimator_function("drgrpo")(
+        token_level_rewards=rewards,
+        response_mask=mask,
+        index=object_array(["a", "a"]),
+        config=OmegaConf.create({}),
+        reward_baselines=None,
+        anything_else=3,
+    )
+    assert found.tolist() == [[0.5], [-0.5]]
+
+
+def test_a_plain_mapping_is_a_configuration():
+    rewards, mask = tensors([0.0] * 4, [1] * 4)
+    found, _ = estimator_function("gdpo")(rewards, mask, UIDS, GDPO, non_tensor_batch=fields())
+    assert found[:, 0].tolist() == pytest.approx(gdpo().rows.tolist(), abs=1e-6)
+
+
+def test_the_loss_is_read_from_the_configuration_around_the_section():
+    """token-sum takes no mean, so nothing is balanced; token-mean has z = 4 / 2."""
+    whole = OmegaConf.create({"algorithm": {}, "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-sum"}}})
+    rewards, mask = tensors([1.0, 0.0, 1.0, 1.0], [1] * 4, torch.float64)
+    for config, z in ((whole.algorithm, 1), (OmegaConf.create({}), 2)):
+        with use_run_state(RunState()):
+            found, _ = estimator_function("dgpo")(rewards, mask, UIDS, config)
+        assert found[0, 0] == pytest.approx(z / 1.0001)  # 2 * 0.5 / (1 + 1e-4)
+
+
+@EVERY
+@pytest.mark.parametrize("kind", [np.array, list, tuple, object_array])
+def test_uids_come_in_any_container(name, kind):
+    rewards, mask = tensors(X, [1] * 4, torch.float64)
+    with use_run_state(RunState()):
+        found, _ = estimator_function(name)(
+            rewards, mask, kind(UIDS), OmegaConf.create(config_for(name)), non_tensor_batch=fields()
+        )
+    wanted = call(name, X, UIDS, config=config_for(name), components=fields())
+    torch.testing.assert_close(found, wanted.tensor)
+
+
+@EVERY
+def test_uids_are_of_any_hashable_type_and_mixed(name):
+    uids = [("t", 1), None, ("t", 1), None, 2.5, b"x", 2.5, b"x", frozenset({1}), 7, frozenset({1}), 7]
+    plain = [str(uid) for uid in uids]
+    columns = fields(x=np.array(X * 3), y=np.array(Y * 3), acc=np.array([1.0, 0, 1, 1] * 3))
+    found = call(name, X * 3, uids, config=config_for(name), components=columns)
+    wanted = call(name, X * 3, plain, config=config_for(name), components=columns)
+    np.testing.assert_array_equal(found.rows, wanted.rows)
+    assert (found.rows != 0).any()
+
+
+@EVERY
+@pytest.mark.parametrize("uid", [["a"], {"a": 1}, np.array([1, 2])])
+def test_an_unhashable_uid_is_an_error(name, uid):
+    with pytest.raises(DataError, match="must be hashable"):
+        call(name, X, ["a", "a", "b", uid], config=config_for(name), components=fields())
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [(None, "uids are missing"), (["a"], "1 uids for 4 rows"), (np.array(UIDS * 2), "8 uids for 4 rows")],
+)
+def test_uids_must_be_one_a_row(name, index, message):
+    rewards, mask = tensors(X, [1] * 4)
+    with pytest.raises(DataError, match=message):
+        estimator_function(name)(rewards, mask, index, OmegaConf.create(config_for(name)), non_tensor_batch=fields())
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("rewards", "mask"), [(torch.zeros(4, 3), torch.ones(4, 2)), (torch.zeros(4), torch.ones(4)),
+                          (torch.zeros(4, 2, 1), torch.ones(4, 2, 1))]
+)  # fmt: skip
+def test_tensors_must_be_rows_by_tokens(name, rewards, mask):
+    with pytest.raises(DataError, match=r"must be \[rows, tokens\]"):
+        estimator_function(name)(rewards, mask, UIDS, OmegaConf.create(config_for(name)), non_tensor_batch=fields())
+
+
+@EVERY
+@pytest.mark.filterwarnings("error")
+def test_an_empty_batch_gives_an_empty_result(name):
+    run = RunState()
+    with use_run_state(run):
+        found, _ = estimator_function(name)(
+            torch.zeros(0, 5), torch.zeros(0, 5), np.array([]), OmegaConf.create(config_for(name)), non_tensor_batch={}
+        )
+    assert found.shape == (0, 5)
+    assert run == RunState()
+
+
+@EVERY
+@pytest.mark.filterwarnings("error")
+def test_a_batch_of_padding_only_gives_zeros_and_does_not_tick(name):
+    run = RunState()
+    found = call(name, X, [f"pad{i}" for i in range(4)], [0] * 4, config=config_for(name), components=fields(),
+                 state=run)  # fmt: skip
+    assert found.tensor.tolist() == [[0]] * 4
+    assert run == RunState()
+
+
+@EVERY
+def test_a_real_response_without_tokens_stays_in_the_statistics(name):
+    """An empty mask alone is no padding: its reward counts, its own advantage is 0."""
+    with_tokens = call(name, X, UIDS, [1] * 4, config=config_for(name, dgpo={"balance": "none"}), components=fields())
+    without = call(name, X, UIDS, [0, 1, 1, 1], config=config_for(name, dgpo={"balance": "none"}), components=fields())
+    assert without.rows[0] == 0
+    np.testing.assert_array_equal(without.rows[1:], with_tokens.rows[1:])
+
+
+@EVERY
+def test_a_uid_that_looks_like_padding_but_has_tokens_is_real(name):
+    found = call(name, X, ["pad1", "pad1", "b", "b"], config=config_for(name), components=fields())
+    wanted = call(name, X, UIDS, config=config_for(name), components=fields())
+    np.testing.assert_array_equal(found.rows, wanted.rows)
+
+
+@EVERY
+def test_groups_of_one_are_warned_of_once_a_run(name, caplog):
+    run = RunState()
+    with caplog.at_level(logging.WARNING, logger="verl_ext"):
+        logging.getLogger("verl_ext").propagate = True
+        for _ in range(2):
+            found = call(name, X, list("abcd"), config=config_for(name), components=fields(), state=run)
+            assert found.rows.tolist() == [0] * 4
+    assert [r.getMessage()[:36] for r in caplog.records] == ["4 of 4 prompts have one response: wi"]
+
+
+def test_the_remark_of_a_frozen_anchor_comes_once(caplog):
+    """y = 0, 0 pins the literal formula; the third batch shows it (window 2), the fourth says nothing new."""
+    config = {"hadw": {"eta_min": 0.0, "history_window": 2}}
+    run = RunState()
+    with caplog.at_level(logging.WARNING, logger="verl_ext"):
+        for y in (0.0, 0.0, 1.0, 1.0):
+            call("hadw", [y] * 2, ["a", "a"], config=config, state=run)
+    assert ["stood still" in record.getMessage() for record in caplog.records] == [True]
+
+
+@EVERY
+@pytest.mark.parametrize("weights", [[1.0, 2.0, 3.0], [1.0]])
+def test_the_number_of_weights_must_be_that_of_the_keys(name, weights):
+    for config in ({"rewards": {"keys": ["x", "y"], "weights": weights}},
+                   {"gdpo_reward_keys": ["x", "y"], "gdpo_reward_weights": weights}):  # fmt: skip
+        with pytest.raises(ConfigurationError, match=f"{len(weights)} reward weights for 2 reward keys"):
+            call(name, X, UIDS, config=config, components=fields())
+
+
+@EVERY
+def test_verls_names_of_keys_and_weights_mean_the_same(name):
+    ours = {"rewards": {"keys": ["x", "y"], "weights": [1.0, 0.25]}}
+    theirs = {"gdpo_reward_keys": ["x", "y"], "gdpo_reward_weights": [1.0, 0.25]}
+    found = [call(name, [0.0] * 4, UIDS, config=config, components=fields()).rows for config in (ours, theirs)]
+    np.testing.assert_array_equal(*found)
+    assert (found[0] != call(name, [0.0] * 4, UIDS, config=GDPO, components=fields()).rows).any()
+
+
+@EVERY
+def test_a_misspelt_setting_is_refused(name):
+    with pytest.raises(ConfigurationError, match=f"algorithm.{name}: unknown setting"):
+        call(name, X, UIDS, config=config_for(name) | {name: {"misspelt": 1}}, components=fields())
+
+
+def test_gdpo_refuses_kl_in_reward():
+    with pytest.raises(ConfigurationError, match=r"use_kl_in_reward=True cannot be honoured by gdpo.*use_kl_loss=True"):
+        gdpo(config=GDPO | {"use_kl_in_reward": True})
+    with pytest.raises(ConfigurationError, match="use_kl_in_reward"):
+        build("hadw", Settings.parse({"use_kl_in_reward": True, "hadw": {"base": "gdpo"}}))
+
+
+def test_gdpo_by_mad_refuses_to_be_told_not_to_divide():
+    with pytest.raises(ConfigurationError, match=r"contradicts algorithm.gdpo.scale=mad"):
+        gdpo(config=GDPO | {"norm_adv_by_std_in_grpo": False, "gdpo": {"scale": "mad"}})
+
+
+@pytest.mark.parametrize(("name", "more"), [("dgpo", {}), ("hadw", {"hadw": {"base": "dgpo"}})])
+def test_dgae_refuses_to_be_told_not_to_divide(name, more):
+    with pytest.raises(ConfigurationError, match=r"has no effect on dgpo.*algorithm.dgpo.dgae=False"):
+        call(name, X, UIDS, config={"norm_adv_by_std_in_grpo": False} | more)
+
+
+@pytest.mark.parametrize("setting", [{"accuracy_key": "x"}, {"accuracy_threshold": 0.5}])
+def test_the_accuracy_of_dgpo_under_hadw_is_hadws(setting):
+    config = {"hadw": {"base": "dgpo"}, "dgpo": setting}
+    name = next(iter(setting))
+    with pytest.raises(ConfigurationError, match=rf"algorithm.dgpo.{name}=.* has no effect under hadw"):
+        call("hadw", [1.0, 0.0, 0.0, 1.0], UIDS, config=config, components=fields())
+    assert build("hadw", Settings.parse(config | {"hadw": {"base": "dgpo"} | setting}))

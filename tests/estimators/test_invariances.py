@@ -1,0 +1,130 @@
+"""What must not matter: order, names, padding, the splitting of sessions, dtypes, what stands behind the mask."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from tests.batches import Rollout, call, object_array, rollouts, tensors
+from tests.estimators.every import EVERY, components, run, started
+from verl_ext import use_run_state
+from verl_ext.core.rows import Rows
+from verl_ext.integration.context import StepContext
+from verl_ext.integration.registry import estimator_function
+
+
+@EVERY
+@given(rollout=rollouts(), data=st.data())
+def test_the_order_of_rows_does_not_matter(name, config, rollout, data):
+    order = data.draw(st.permutations(range(len(rollout.uids))))
+    found = run(name, config, rollout).rows
+    np.testing.assert_allclose(run(name, config, rollout.reordered(order)).rows, found[order], atol=1e-9, rtol=1e-9)
+
+
+@EVERY
+@given(rollout=rollouts())
+def test_the_names_of_groups_do_not_matter(name, config, rollout):
+    renamed = dataclasses.replace(rollout, uids=[("new", uid) for uid in rollout.uids])
+    np.testing.assert_array_equal(run(name, config, renamed).rows, run(name, config, rollout).rows)
+
+
+@EVERY
+@given(rollout=rollouts(), padding=st.integers(1, 4), data=st.data())
+def test_padding_changes_nothing_and_gets_nothing(name, config, rollout, padding, data):
+    """As `_balance_batch` pads: another uid, an empty mask, whatever rewards."""
+    padded = Rollout(
+        rollout.uids + [f"pad{row}" for row in range(padding)],
+        {key: column + [7.0] * padding for key, column in rollout.columns.items()},
+        rollout.lengths + [0] * padding,
+        rollout.accuracy + [1.0] * padding,
+    )
+    order = data.draw(st.permutations(range(len(padded.uids))))
+    found, state = run(name, config, rollout).rows, started(config)
+    with_padding = run(name, config, padded.reordered(order), state=state)
+    wanted = np.append(found, np.zeros(padding))[order]
+    np.testing.assert_allclose(with_padding.rows, wanted, atol=1e-9, rtol=1e-9)
+    empty = [row for row, i in enumerate(order) if i >= len(found)]
+    assert (with_padding.tensor[empty] == 0).all()
+
+
+@EVERY
+@given(rollout=rollouts(), data=st.data())
+def test_a_session_in_several_outputs_gives_the_same_numbers(name, config, rollout, data):
+    """Each trajectory's tokens are dealt out to outputs; only the last is scored, all have its advantage."""
+    whole = dataclasses.replace(rollout, lengths=[max(length, 1) for length in rollout.lengths])
+    names, uids, lengths, source, scored = [], [], [], [], []
+    for i, length in enumerate(whole.lengths):
+        first = data.draw(st.integers(0, length))
+        for number, part in enumerate([length] if first in (0, length) else [first, length - first]):
+            names.append(f"{i}_0_{number}")
+            uids.append(whole.uids[i])
+            lengths.append(part)
+            source.append(i)
+            scored.append((number == 0 and first in (0, length)) or number == 1)
+    noise = [7.0, -3.0]  # what stands beside outputs that are not scored
+    order = data.draw(st.permutations(range(len(names))))
+    fields = {
+        key: np.array([column[source[row]] if scored[row] else noise[row % 2] for row in order])
+        for key, column in components(whole).items()
+    }
+    rows = Rows.of_sessions([names[row] for row in order], np.zeros(len(names), dtype=bool))
+    context = StepContext(fields=fields, rows=rows)
+    split = call(
+        name,
+        [0.0] * len(names),
+        [uids[row] for row in order],
+        [lengths[row] for row in order],
+        config=config,
+        state=started(config),
+        context=context,
+    )
+    wanted = run(name, config, whole).rows
+    np.testing.assert_allclose(split.rows, [wanted[source[row]] for row in order], atol=1e-9, rtol=1e-9)
+
+
+@EVERY
+@given(rollout=rollouts(), dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
+def test_the_dtype_is_kept_and_masked_positions_are_zero(name, config, rollout, dtype):
+    found = run(name, config, rollout, dtype=dtype)
+    assert found.tensor.dtype == dtype
+    assert found.returns is found.tensor
+    _, mask = tensors([0.0] * len(rollout.uids), rollout.lengths)
+    assert (found.tensor[mask == 0] == 0).all()
+    for row, length in enumerate(rollout.lengths):  # one number, on all of the row's tokens
+        assert (found.tensor[row, :length] == found.rows[row]).all()
+
+
+@EVERY
+@given(rollout=rollouts(nan=False), junk=st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_junk_behind_the_mask_does_no_harm_and_inputs_stay(name, config, rollout, junk):
+    """Two tensors that differ behind the mask only; the score is one of the rewards."""
+    config = config | {"rewards": {"keys": ["score", "b"]}}
+    rewards, mask = tensors(rollout.columns["a"], rollout.lengths, width=11)
+    clean = torch.where(mask.bool(), rewards, 0.0)
+    dirty = torch.where(mask.bool(), rewards, junk)
+    fields = components(rollout)
+    kept = [dirty.clone(), mask.clone(), {key: column.copy() for key, column in fields.items()}]
+    found = []
+    for token_level in (clean, dirty):
+        with use_run_state(started(config)):
+            advantages, _ = estimator_function(name)(
+                token_level_rewards=token_level,
+                response_mask=mask,
+                index=object_array(rollout.uids),
+                config=OmegaConf.create(config),
+                non_tensor_batch=fields,
+            )
+        found.append(advantages)
+    assert torch.equal(found[0], found[1])
+    assert (found[1][mask == 0] == 0).all()
+    assert torch.equal(dirty.isnan(), kept[0].isnan())
+    assert torch.equal(dirty.nan_to_num(), kept[0].nan_to_num())
+    assert torch.equal(mask, kept[1])
+    for key, column in fields.items():
+        np.testing.assert_array_equal(column, kept[2][key])

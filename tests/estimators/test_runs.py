@@ -1,0 +1,76 @@
+"""State and metrics over the steps of a run."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.batches import Rollout, call, metrics_of, rollouts, tensors
+from tests.estimators.every import EVERY, KEYS, components, run, started
+from verl_ext import RunState, use_run_state
+from verl_ext.integration.context import StepContext, activate
+from verl_ext.integration.registry import estimator_function
+
+
+@pytest.mark.parametrize("anchor", ["soft", "window"])
+@given(batches=st.lists(rollouts(), min_size=2, max_size=5))
+def test_a_run_goes_on_with_the_same_numbers_after_save_and_load(anchor, batches):
+    config = KEYS | {"hadw": {"anchor": anchor, "history_window": 3}}
+    run_on, cut = RunState(), len(batches) // 2
+    for rollout in batches[:cut]:
+        run("hadw", config, rollout, state=run_on)
+    resumed = RunState()
+    resumed.load_state_dict(json.loads(json.dumps(run_on.state_dict(), allow_nan=False)))
+    for rollout in batches[cut:]:
+        on = run("hadw", config, rollout, state=run_on)
+        again = run("hadw", config, rollout, state=resumed)
+        np.testing.assert_array_equal(on.rows, again.rows)
+        assert run_on.state_dict() == resumed.state_dict()
+
+
+def test_a_fresh_run_starts_afresh():
+    scores, uids = [1.0, 0.0, 0.0, 0.0], list("aaaa")
+    run_state = RunState()
+    first, second = (call("hadw", scores, uids, state=run_state).rows for _ in range(2))
+    assert (first != second).all()
+    run_state.reset()
+    np.testing.assert_array_equal(call("hadw", scores, uids, state=run_state).rows, first)
+
+
+def test_estimators_keep_their_histories_apart():
+    run_state = RunState()
+    call("hadw", [1.0, 0.0], list("aa"), state=run_state)
+    before = run_state.state_dict()
+    call("dgpo", [1.0, 0.0], list("aa"), state=run_state)
+    assert run_state.state_dict() == before
+    assert set(before) == {"hadw"}
+
+
+@EVERY
+def test_the_metrics_of_a_step(name, config):
+    rollout = Rollout(list("aabb"), {"a": [1.0, 0, 1, 1], "b": [0.5, 0, 1, 1]}, [2] * 4, [1.0, 0, 1, 1])
+    found = metrics_of(
+        name, [0.0] * 4, rollout.uids, lengths=[2] * 4, config=config, components=components(rollout),
+        state=started(config),
+    )  # fmt: skip
+    assert found["reward/a/mean"] == 0.75
+    assert found["reward/a/dead_groups"] == found["reward/b/dead_groups"] == 0.5
+    assert found["reward/b/unscored"] == 0
+    assert {f"advantage/{stat}" for stat in ("mean", "std", "min", "max", "zero_share")} <= set(found)
+    wanted = {
+        "dgpo": {"dgpo/balance_z", "dgpo/zero_mask_ratio", "dgpo/valid_groups", "dgpo/difficulty_weight_mean"},
+        "hadw": {"hadw/capability_prior", "hadw/capability_posterior", "hadw/eta_t", "hadw/reweighting_std"},
+    }
+    assert wanted.get(name, set()) <= set(found)
+
+
+def test_the_context_is_marked_as_used():
+    context = StepContext()
+    with activate(context), use_run_state(RunState()):
+        rewards, mask = tensors([1.0, 0.0], [1, 1])
+        estimator_function("drgrpo")(rewards, mask, index=["a", "a"])
+    assert context.used

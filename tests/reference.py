@@ -1,0 +1,225 @@
+"""The four estimators once more, in plain loops, written from the specification and slow on purpose.
+
+Nothing of the package is imported. Columns are lists of floats with one entry a trajectory; NaN is "not scored".
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+NAN = math.nan
+
+
+def groups(uids: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    found: dict[Hashable, list[int]] = {}
+    for row, uid in enumerate(uids):
+        found.setdefault(uid, []).append(row)
+    return found
+
+
+def scored(values: Sequence[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
+
+
+def has_variance(values: Sequence[float]) -> bool:
+    """`max - min <= 1e-6 * max(1, |mean|)` is no variance; a single value has none."""
+    known = scored(values)
+    if len(known) < 2:
+        return False
+    return max(known) - min(known) > 1e-6 * max(1.0, abs(statistics.fmean(known)))
+
+
+def weighted_total(columns: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
+    """An unscored component adds 0; a trajectory of which nothing is scored is itself not scored."""
+    totals = []
+    for row in range(len(columns[0])):
+        known = [
+            weight * column[row] for column, weight in zip(columns, weights, strict=True) if not math.isnan(column[row])
+        ]
+        totals.append(math.fsum(known) if known else NAN)
+    return totals
+
+
+def centred(values: Sequence[float], uids: Sequence[Hashable]) -> list[float]:
+    out = [0.0] * len(values)
+    for rows in groups(uids).values():
+        mine = [values[row] for row in rows]
+        for row in rows:
+            if math.isnan(values[row]):
+                out[row] = NAN
+            elif has_variance(mine):
+                out[row] = values[row] - statistics.fmean(scored(mine))
+    return out
+
+
+def over_std(values: Sequence[float], uids: Sequence[Hashable], epsilon: float) -> list[float]:
+    """Values (not centred yet) centred and divided by the unbiased std of their group."""
+    out = centred(values, uids)
+    for rows in groups(uids).values():
+        mine = [values[row] for row in rows]
+        if has_variance(mine):
+            std = statistics.stdev(scored(mine))
+            for row in rows:
+                out[row] /= std + epsilon
+    return out
+
+
+def over_mad(values: Sequence[float], uids: Sequence[Hashable], epsilon: float) -> list[float]:
+    """`n_g (r - mean) / (sum_g |r - mean| + epsilon)`."""
+    out = centred(values, uids)
+    for rows in groups(uids).values():
+        known = scored([out[row] for row in rows])
+        deviation = math.fsum(abs(value) for value in known)
+        if deviation > 0:
+            for row in rows:
+                out[row] *= len(known) / (deviation + epsilon)
+    return out
+
+
+def learnt(values: Sequence[float]) -> list[float]:
+    """What is not scored teaches nothing."""
+    return [0.0 if math.isnan(value) else value for value in values]
+
+
+def grpo(total: Sequence[float], uids: Sequence[Hashable], *, norm_by_std: bool = True) -> list[float]:
+    return learnt(over_std(total, uids, 1e-6) if norm_by_std else centred(total, uids))
+
+
+def drgrpo(total: Sequence[float], uids: Sequence[Hashable]) -> list[float]:
+    return learnt(centred(total, uids))
+
+
+def gdpo(
+    columns: Mapping[str, Sequence[float]],
+    uids: Sequence[Hashable],
+    lengths: Sequence[float],
+    *,
+    weights: Sequence[float],
+    scale: str = "std",
+    whiten: str = "sequence",
+    epsilon: float = 1e-6,
+    conditions: Mapping[str, tuple[str, float]] | None = None,
+) -> list[float]:
+    kept = {name: list(column) for name, column in columns.items()}
+    for easy, (hard, threshold) in (conditions or {}).items():
+        for row, value in enumerate(columns[hard]):
+            if math.isnan(value):
+                kept[easy][row] = NAN
+            elif value < threshold and not math.isnan(kept[easy][row]):
+                kept[easy][row] = 0.0
+    scalers = {
+        "std": lambda column: over_std(column, uids, epsilon),
+        "mad": lambda column: over_mad(column, uids, epsilon),
+        "none": lambda column: centred(column, uids),
+    }
+    total = weighted_total([scalers[scale](column) for column in kept.values()], weights)
+    if whiten == "none":
+        return learnt(total)
+    counted = []  # each trajectory's sum as often as it counts
+    for value, length in zip(total, lengths, strict=True):
+        if not math.isnan(value):
+            counted.extend([value] * (1 if whiten == "sequence" else int(length)))
+    if not counted:
+        return learnt(total)
+    mean, variance = statistics.fmean(counted), statistics.variance(counted) if len(counted) > 1 else 0.0
+    divisor = math.sqrt(variance) + epsilon if whiten == "sequence" else math.sqrt(variance + 1e-8)
+    return learnt([(value - mean) / divisor for value in total])
+
+
+def dgpo(
+    total: Sequence[float],
+    uids: Sequence[Hashable],
+    lengths: Sequence[float],
+    accuracy: Sequence[float],
+    *,
+    dgae: bool = True,
+    dqw: bool = True,
+    temperature: float = 2.0,
+    balance: str = "token",
+    norm_by_std: bool = True,
+) -> list[float]:
+    if dgae:
+        out = over_mad(total, uids, 1e-4)
+    elif norm_by_std:
+        out = over_std(total, uids, 1e-6)
+    else:
+        out = centred(total, uids)
+    valid = [rows for rows in groups(uids).values() if has_variance([total[row] for row in rows])]
+    z = 1.0
+    if valid and balance == "token" and sum(lengths[row] for rows in valid for row in rows) > 0:
+        z = sum(lengths) / sum(lengths[row] for rows in valid for row in rows)
+    elif valid and balance == "sequence":
+        z = len(total) / sum(len(rows) for rows in valid)
+    weights = difficulty_weights(valid, accuracy, temperature) if dqw else [1.0] * len(valid)
+    factor = [z] * len(total)
+    for rows, weight in zip(valid, weights, strict=True):
+        for row in rows:
+            factor[row] *= weight
+    return learnt([value * by for value, by in zip(out, factor, strict=True)])
+
+
+def difficulty_weights(valid: Sequence[Sequence[int]], accuracy: Sequence[float], temperature: float) -> list[float]:
+    """`B_v softmax(-acc / T)`; accuracy 0 in a valid group, or none scored, counts as 1."""
+    levels = []
+    for rows in valid:
+        known = scored([accuracy[row] for row in rows])
+        level = statistics.fmean(known) if known else 1.0
+        levels.append(1.0 if level == 0 else level)
+    odds = [math.exp(-level / temperature) for level in levels]
+    return [len(odds) * one / math.fsum(odds) for one in odds]
+
+
+@dataclass
+class History:
+    """HA-DW's memory over batches, for one anchor."""
+
+    anchor: str = "soft"
+    lambda_scale: float = 1.3
+    history_window: int = 10
+    eta: float = 0.1
+    eta_min: float = 0.1
+    fixed_anchor: float = 0.5
+    capability: float | None = None
+    remembered: list[float] = field(default_factory=list)
+
+    def reweigh(self, base: Sequence[float], uids: Sequence[Hashable], accuracy: Sequence[float]) -> list[float]:
+        known = scored(accuracy)
+        if not known:
+            return list(base)
+        y = statistics.fmean(known)
+        first = self.anchor == "soft" and self.capability is None
+        prior = self._advance(y)
+        out = list(base)
+        for rows in groups(uids).values():
+            mine = scored([accuracy[row] for row in rows])
+            if first or not mine:
+                continue
+            gap = statistics.fmean(mine) - prior
+            for row in rows:
+                direction = -_sign(base[row]) * _sign(gap)
+                out[row] = base[row] * self.lambda_scale * math.exp(direction * abs(gap))
+        return out
+
+    def _advance(self, y: float) -> float:
+        """The anchor of this batch; what is remembered moves on."""
+        if self.anchor == "fixed":
+            return self.fixed_anchor
+        if self.anchor == "window":
+            self.remembered = [*self.remembered, y][-self.history_window :]
+            return statistics.fmean(self.remembered)
+        if self.capability is None:
+            self.capability, self.remembered = y, [y]
+            return y
+        prior = self.capability
+        sigma = statistics.pstdev(self.remembered) if len(self.remembered) > 1 else 1.0
+        step = min(1.0, max(0.0, self.eta * sigma, self.eta_min))
+        self.capability = (1 - step) * prior + step * y
+        self.remembered = [*self.remembered, self.capability][-self.history_window :]
+        return prior
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)

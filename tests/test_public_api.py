@@ -1,0 +1,97 @@
+"""Names and signatures that others rely on; changing one is a new major version."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import verl_ext
+from verl_ext import Batch, Chain, RunState, Settings, build, errors, run_state, use_run_state
+from verl_ext.estimators import ESTIMATORS
+from verl_ext.integration.registry import estimator_function
+
+
+def test_the_names_that_the_package_exports():
+    assert verl_ext.__all__ == [
+        "__version__",
+        "Batch",
+        "Chain",
+        "ESTIMATORS",
+        "RunState",
+        "Settings",
+        "build",
+        "run_state",
+        "use_run_state",
+    ]
+    for name in verl_ext.__all__:
+        assert getattr(verl_ext, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'rewards_of'"):
+        _ = verl_ext.rewards_of
+
+
+def test_the_estimators_by_name():
+    assert sorted(verl_ext.ESTIMATORS) == ["dgpo", "drgrpo", "gdpo", "hadw"]
+    with pytest.raises(TypeError):
+        verl_ext.ESTIMATORS["mine"] = build
+
+
+def test_the_modules_that_are_errors():
+    assert issubclass(errors.ConfigurationError, ValueError)
+    assert issubclass(errors.DataError, ValueError)
+    assert issubclass(errors.IntegrationError, RuntimeError)
+    assert issubclass(errors.CheckpointError, RuntimeError)
+    for name in ("ConfigurationError", "DataError", "IntegrationError", "CheckpointError"):
+        assert issubclass(getattr(errors, name), errors.VerlExtError)
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"),
+    [
+        (build, ["name", "settings"]),
+        (run_state, []),
+        (use_run_state, ["state"]),
+        (Settings.parse, ["algorithm", "*loss_agg_mode"]),
+        (Batch.of, ["rewards", "labels", "*keys", "*lengths", "*accuracy", "*penalty"]),
+        (Chain.__call__, ["self", "batch", "state"]),
+        (Chain.init, ["self"]),
+        (RunState, ["states", "remarked"]),
+        (RunState.reset, ["self"]),
+        (RunState.state_dict, ["self"]),
+        (RunState.load_state_dict, ["self", "data"]),
+        (
+            estimator_function("gdpo"),
+            ["token_level_rewards", "response_mask", "index", "config", "**given"],
+        ),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", None),
+)
+def test_the_parameters_of_a_public_call(function, parameters):
+    marks = {inspect.Parameter.KEYWORD_ONLY: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    found = [marks.get(p.kind, "") + p.name for p in inspect.signature(function).parameters.values()]
+    assert found == parameters
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_registered_functions_are_told_apart_by_name(name):
+    assert estimator_function(name).__name__ == f"compute_{name}_advantage"
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = (
+        "import sys, verl_ext; "
+        "print([name for name in ('verl', 'ray', 'torch', 'numpy', 'omegaconf', 'hydra') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_pure_core_imports_neither_verl_nor_ray():
+    code = (
+        "import sys, verl_ext.estimators, verl_ext.core.observe, verl_ext.core.rows; "
+        "print([name for name in ('verl', 'ray', 'omegaconf', 'hydra', 'transformers') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from verl_ext.errors import ConfigurationError
+from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.settings import (
+    SECTIONS,
+    DgpoSettings,
+    DrgrpoSettings,
+    GdpoSettings,
+    HadwSettings,
+    RewardsSettings,
+    Settings,
+)
+
+
+def refused(algorithm: dict[str, Any], *wanted: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Settings.parse(algorithm)
+    for text in wanted:
+        assert text in str(error.value)
+
+
+def plain(section: object) -> dict[str, Any]:
+    return {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+
+
+def test_every_default_is_that_of_the_specification():
+    """A null of hadw stands for the anchor's own default: a window of 10, eta 0.1, eta_min 0.1."""
+    assert plain(RewardsSettings()) == {"keys": None, "weights": None, "token_scores": False}
+    assert plain(GdpoSettings()) == {"whiten": "sequence", "scale": "std", "epsilon": 1e-6, "conditions": {}}
+    assert plain(DgpoSettings()) == {
+        "dgae": True,
+        "dqw": True,
+        "dqw_temp": 2.0,
+        "balance": "auto",
+        "accuracy_key": None,
+        "accuracy_threshold": None,
+    }
+    assert plain(HadwSettings()) == {
+        "base": "grpo",
+        "anchor": "soft",
+        "lambda_scale": 1.3,
+        "history_window": None,
+        "eta": None,
+        "eta_min": None,
+        "fixed_anchor": None,
+        "accuracy_key": None,
+        "accuracy_threshold": None,
+    }
+    assert plain(DrgrpoSettings()) == {"check_loss": True}
+    whole = Settings()
+    assert (whole.norm_by_std, whole.kl_in_reward, whole.loss_agg_mode) == (True, False, "token-mean")
+    history = build("hadw", whole).steps[-1]
+    assert (history.anchor, history.lambda_scale) == ("soft", 1.3)
+    assert (history.window, history.eta, history.eta_min) == (10, 0.1, 0.1)
+
+
+def test_nothing_given_is_all_defaults():
+    assert Settings.parse({}) == Settings()
+    assert Settings.parse(dict.fromkeys(SECTIONS)) == Settings()
+    assert Settings.parse({name: {} for name in SECTIONS}) == Settings()
+    assert Settings.parse({"norm_adv_by_std_in_grpo": None, "use_kl_in_reward": None}) == Settings()
+
+
+def test_what_is_given_is_kept():
+    algorithm = {
+        "rewards": {"keys": ["a", "b"], "weights": [1, 0.5], "token_scores": True},
+        "gdpo": {"whiten": "token", "scale": "mad", "epsilon": 0, "conditions": {"a": {"on": "b", "at_least": 1}}},
+        "dgpo": {"dgae": False, "dqw": False, "dqw_temp": 5, "balance": "none", "accuracy_key": "acc"},
+        "hadw": {"base": "gdpo", "anchor": "window", "lambda_scale": 1, "history_window": 3, "accuracy_threshold": -1},
+        "drgrpo": {"check_loss": False},
+        "norm_adv_by_std_in_grpo": False,
+        "use_kl_in_reward": True,
+    }
+    found = Settings.parse(algorithm, loss_agg_mode="seq-mean-token-sum")
+    assert found.rewards == RewardsSettings(("a", "b"), (1.0, 0.5), True)
+    for name in ("gdpo", "dgpo", "hadw", "drgrpo"):
+        section = plain(getattr(found, name))
+        assert {key: section[key] for key in algorithm[name]} == algorithm[name]
+    assert (found.norm_by_std, found.kl_in_reward, found.loss_agg_mode) == (False, True, "seq-mean-token-sum")
+
+
+def test_settings_cannot_be_changed():
+    for section in (Settings(), *(kind() for kind in SECTIONS.values())):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            section.keys = ()
+    conditions = {"a": {"on": "b", "at_least": 1.0}}
+    kept = GdpoSettings(conditions=conditions).conditions
+    conditions["a"]["at_least"] = 2.0
+    assert kept["a"]["at_least"] == 1.0
+    with pytest.raises(TypeError):
+        kept["a"]["at_least"] = 3.0
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "nearest"),
+    [
+        ("rewards", "weight", "weights"),
+        ("gdpo", "whitten", "whiten"),
+        ("dgpo", "dqw_temperature", "dqw_temp"),
+        ("hadw", "lambda", "lambda_scale"),
+        ("hadw", "eta_minimum", "eta_min"),
+        ("drgrpo", "checkloss", "check_loss"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_and_all_that_are_valid(section, key, nearest):
+    valid = [repr(field.name) for field in dataclasses.fields(SECTIONS[section])]
+    refused(
+        {section: {key: 1}},
+        f"algorithm.{section}: unknown setting {key!r} (did you mean {nearest!r}?)",
+        f"valid: {', '.join(sorted(valid))}",
+    )
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("found", [3, "gdpo", ["a"], True])
+def test_a_section_must_be_a_section(section, found):
+    refused({section: found}, f"algorithm.{section} must be a section of settings, found {found!r}")
+
+
+CHOICES = [
+    ("gdpo", "whiten", ("sequence", "token", "none")),
+    ("gdpo", "scale", ("std", "mad", "none")),
+    ("dgpo", "balance", ("auto", "token", "sequence", "none")),
+    ("hadw", "anchor", ("soft", "window", "fixed")),
+    ("hadw", "base", ("grpo", "drgrpo", "gdpo", "dgpo")),
+]
+
+
+@pytest.mark.parametrize(("section", "key", "valid"), CHOICES)
+@pytest.mark.parametrize("wrong", ["sequences", "", None, False, 1, ["token"]])
+def test_a_choice_lists_what_can_be_chosen(section, key, valid, wrong):
+    refused({section: {key: wrong}}, f"algorithm.{section}.{key}: unknown value {str(wrong)!r}", *map(repr, valid))
+
+
+@pytest.mark.parametrize(("section", "key", "valid"), CHOICES)
+def test_each_choice_is_accepted(section, key, valid):
+    for value in valid:
+        more = {"fixed_anchor": 0.5} if value == "fixed" else {}
+        assert getattr(getattr(Settings.parse({section: {key: value} | more}), section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [("rewards", "token_scores"), ("dgpo", "dgae"), ("dgpo", "dqw"), ("drgrpo", "check_loss")],
+)
+@pytest.mark.parametrize("wrong", ["True", 1, None, 0.0])
+def test_a_switch_is_true_or_false(section, key, wrong):
+    refused({section: {key: wrong}}, f"algorithm.{section}.{key} must be True or False, found {wrong!r}")
+
+
+@pytest.mark.parametrize("key", ["norm_adv_by_std_in_grpo", "use_kl_in_reward"])
+@pytest.mark.parametrize("wrong", ["False", 0, 1.0])
+def test_a_switch_of_verls_is_true_or_false(key, wrong):
+    refused({key: wrong}, f"algorithm.{key} must be True or False, found {wrong!r}")
+
+
+NUMBERS = [
+    ("gdpo", "epsilon"),
+    ("dgpo", "dqw_temp"),
+    ("dgpo", "accuracy_threshold"),
+    ("hadw", "lambda_scale"),
+    ("hadw", "eta"),
+    ("hadw", "eta_min"),
+    ("hadw", "accuracy_threshold"),
+]
+
+
+@pytest.mark.parametrize(("section", "key"), NUMBERS)
+@pytest.mark.parametrize("wrong", ["0.1", True, [0.1], math.nan, math.inf])
+def test_a_number_is_finite_and_a_number(section, key, wrong):
+    refused({section: {key: wrong}}, f"algorithm.{section}.{key} must be a finite number, found {wrong!r}")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "wrong", "message"),
+    [
+        ("gdpo", "epsilon", -1e-9, "at least 0"),
+        ("dgpo", "dqw_temp", 0, "above 0"),
+        ("dgpo", "dqw_temp", -1, "above 0"),
+        ("hadw", "lambda_scale", 0, "above 0"),
+        ("hadw", "eta", -0.1, "at least 0"),
+        ("hadw", "eta", 1.1, "at most 1"),
+        ("hadw", "eta_min", -0.1, "at least 0"),
+        ("hadw", "eta_min", 1.1, "at most 1"),
+        ("hadw", "history_window", -1, "at least 0"),
+        ("hadw", "history_window", 0, "a whole number of at least 1"),
+        ("hadw", "history_window", 2.0, "a whole number of at least 1"),
+    ],
+)
+def test_a_number_out_of_range_says_the_range(section, key, wrong, message):
+    refused({section: {key: wrong}}, f"algorithm.{section}.{key}", message, f"found {wrong:g}")
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"gdpo": {"epsilon": 0}},
+        {"hadw": {"eta": 0, "eta_min": 0, "history_window": 1}},
+        {"hadw": {"eta": 1, "eta_min": 1}},
+        {"hadw": {"anchor": "fixed", "fixed_anchor": 0}},
+        {"hadw": {"anchor": "fixed", "fixed_anchor": 1}},
+    ],
+)
+def test_the_ends_of_a_range_are_in_it(algorithm):
+    for name in ESTIMATORS:
+        assert build(name, Settings.parse(algorithm))
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1])
+def test_a_fixed_anchor_is_an_accuracy(value):
+    refused({"hadw": {"anchor": "fixed", "fixed_anchor": value}}, "algorithm.hadw.fixed_anchor must be at")
+
+
+def test_a_fixed_anchor_is_needed_where_it_is_chosen():
+    refused({"hadw": {"anchor": "fixed"}}, "algorithm.hadw.anchor=fixed needs algorithm.hadw.fixed_anchor")
+
+
+@pytest.mark.parametrize(
+    ("anchor", "key", "homes"),
+    [
+        ("window", "eta", "soft"),
+        ("window", "eta_min", "soft"),
+        ("window", "fixed_anchor", "fixed"),
+        ("soft", "fixed_anchor", "fixed"),
+        ("fixed", "eta", "soft"),
+        ("fixed", "eta_min", "soft"),
+        ("fixed", "history_window", "soft or window"),
+    ],
+)
+def test_a_setting_which_the_anchor_does_not_use_is_an_error(anchor, key, homes):
+    given = {"anchor": anchor, "fixed_anchor": 0.5} if anchor == "fixed" else {"anchor": anchor}
+    value = 3 if key == "history_window" else 0.5
+    refused(
+        {"hadw": given | {key: value}},
+        f"algorithm.hadw.{key}={value} has no effect with algorithm.hadw.anchor={anchor}",
+        f"set algorithm.hadw.anchor to {homes}",
+    )
+
+
+def test_settings_reach_the_step():
+    soft = build("hadw", Settings.parse({"hadw": {"history_window": 3, "eta": 0.5, "eta_min": 0.25}})).steps[-1]
+    assert (soft.window, soft.eta, soft.eta_min) == (3, 0.5, 0.25)
+    fixed = build("hadw", Settings.parse({"hadw": {"anchor": "fixed", "fixed_anchor": 0.7}})).steps[-1]
+    assert (fixed.anchor, fixed.fixed) == ("fixed", 0.7)
+
+
+# --- rewards
+
+THEIRS = {"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"rewards": {"keys": ["a", "b"], "weights": [1, 2]}},
+        {"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [1, 2]},
+        {"rewards": {"keys": ("a", "b")}, "gdpo_reward_weights": (1, 2)},
+        {"rewards": {"weights": [1, 2]}, "gdpo_reward_keys": ["a", "b"]},
+        {"rewards": {"keys": None, "weights": None}, "gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [1, 2]},
+        {"rewards": None, "gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [1, 2]},
+    ],
+)
+def test_keys_and_weights_may_bear_verls_names(algorithm):
+    assert Settings.parse(algorithm).rewards == RewardsSettings(("a", "b"), (1.0, 2.0))
+
+
+def test_token_scores_go_with_verls_names():
+    found = Settings.parse({"rewards": {"token_scores": True}, "gdpo_reward_keys": ["a"]})
+    assert found.rewards == RewardsSettings(("a",), None, True)
+
+
+def test_both_names_at_once_are_an_error():
+    refused(
+        {"rewards": {"keys": ["a"]}, "gdpo_reward_keys": ["a"]},
+        "algorithm.rewards.keys=['a'] and algorithm.gdpo_reward_keys=['a'] are both set",
+        "remove one",
+    )
+    refused(
+        {"rewards": {"keys": ["a"], "weights": [1]}, "gdpo_reward_weights": [2]},
+        "algorithm.rewards.weights=[1] and algorithm.gdpo_reward_weights=[2] are both set",
+    )
+
+
+@pytest.mark.parametrize("keys", ["format", [], ["a", "a"], [1, 2], 7, [None]])
+@pytest.mark.parametrize("ours", [True, False])
+def test_keys_are_a_list_of_different_names(keys, ours):
+    refused({"rewards": {"keys": keys}} if ours else {"gdpo_reward_keys": keys}, "algorithm.rewards.keys must")
+
+
+@pytest.mark.parametrize("weights", ["1", 1.0, ["1"], [True], [math.nan], [math.inf], [None]])
+@pytest.mark.parametrize("ours", [True, False])
+def test_weights_are_a_list_of_finite_numbers(weights, ours):
+    given = {"keys": ["a"], "weights": weights}
+    algorithm = {"rewards": given} if ours else {THEIRS[name]: value for name, value in given.items()}
+    refused(algorithm, "algorithm.rewards.weights", "number")
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 2.0, 3.0], []])
+def test_weights_are_one_a_key(weights):
+    refused(
+        {"rewards": {"keys": ["a", "b"], "weights": weights}},
+        f"{len(weights)} reward weights for 2 reward keys",
+        f"algorithm.rewards.weights={weights}",
+        "algorithm.rewards.keys=['a', 'b']",
+    )
+
+
+def test_weights_and_token_scores_need_keys():
+    refused({"rewards": {"weights": [1.0]}}, "1 reward weights for 0 reward keys")
+    refused({"rewards": {"token_scores": True}}, "token_scores=True needs algorithm.rewards.keys")
+
+
+@pytest.mark.parametrize("key", ["", 3, ["acc"], True])
+@pytest.mark.parametrize("section", ["dgpo", "hadw"])
+def test_an_accuracy_key_is_a_name(section, key):
+    refused({section: {"accuracy_key": key}}, f"algorithm.{section}.accuracy_key must name a reward component")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        (["easy"], "must map a reward to {on: reward, at_least: number}"),
+        ("easy", "must map a reward"),
+        ({"easy": "hard"}, "conditions.easy must be {on: reward, at_least: number}, found 'hard'"),
+        ({"easy": {"on": "hard"}}, "conditions.easy must be {on: reward, at_least: number}"),
+        ({"easy": {"on": "hard", "at_least": 1, "at_most": 2}}, "conditions.easy must be {on: reward, at_least"),
+        ({"easy": {"on": "easy", "at_least": 1}}, "conditions.easy.on must name another reward, found 'easy'"),
+        ({"easy": {"on": 3, "at_least": 1}}, "conditions.easy.on must name another reward, found 3"),
+        ({"easy": {"on": "hard", "at_least": "1"}}, "conditions.easy.at_least must be a finite number"),
+    ],
+)
+def test_a_condition_says_on_what_and_how_much(conditions, message):
+    refused({"gdpo": {"conditions": conditions}}, message)

@@ -1,0 +1,118 @@
+"""What an estimator sees of a batch: one row a trajectory, nothing of tokens but how many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from verl_ext.core.groups import Array, Bools, Groups
+from verl_ext.errors import ConfigurationError, DataError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trajectories with their rewards; NaN means "not scored".
+
+    >>> batch = Batch.of([[1.0], [0.0]], ["g", "g"])
+    >>> batch.rewards.shape, batch.keys, len(batch.groups)
+    ((2, 1), ('score',), 1)
+    """
+
+    rewards: Array
+    """`[N, K]` components before any weighting."""
+    keys: tuple[str, ...]
+    """`K` names of the components."""
+    groups: Groups
+    lengths: Array
+    """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
+    accuracy: Array | None = None
+    """`[N]` in [0, 1], for the steps that weigh by difficulty."""
+    penalty: Array | None = None
+    """`[N]` the KL part of the reward; it is added to the combined reward only."""
+
+    @cached_property
+    def variation(self) -> tuple[Array, Bools]:
+        """`[G, K]` mean of each reward in each group, and whether it varies there."""
+        mean = self.groups.mean(self.rewards)
+        return mean, self.groups.varies(self.rewards, mean)
+
+    @classmethod
+    def of(
+        cls,
+        rewards: Sequence[Sequence[float]] | Array,
+        labels: Sequence[Hashable],
+        *,
+        keys: Sequence[str] = ("score",),
+        lengths: Sequence[float] | Array | None = None,
+        accuracy: Sequence[float] | Array | None = None,
+        penalty: Array | None = None,
+    ) -> Batch:
+        """Check shapes and infinities once; `labels` are the prompts' uids."""
+        size = len(labels)
+        matrix = _shaped("rewards", rewards, (size, len(keys)))
+        check_finite(matrix, keys, labels)
+        batch = cls(
+            rewards=matrix,
+            keys=tuple(keys),
+            groups=Groups.of(labels),
+            lengths=_shaped("lengths", np.ones(size) if lengths is None else lengths, (size,)),
+            accuracy=None if accuracy is None else _shaped("accuracy", accuracy, (size,)),
+            penalty=None if penalty is None else _shaped("penalty", penalty, (size,)),
+        )
+        if batch.penalty is not None:
+            _check_penalty(batch.penalty, matrix, labels)
+        return batch
+
+
+def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable]) -> None:
+    """Refuse an infinite reward, naming the component and the row's uid; NaN passes, it means "not scored"."""
+    infinite = np.isinf(matrix)
+    if infinite.any():
+        row, column = np.argwhere(infinite)[0]
+        raise DataError(
+            f"reward {keys[column]!r} of uid {labels[row]!r} is {matrix[row, column]} (row {row}, "
+            f"{int(infinite.sum())} infinite values in all): a reward must be finite, or NaN for 'not scored'"
+        )
+
+
+def unit_accuracy(values: Array, *, key: str, threshold: float | None, where: str = "") -> Array:
+    """Accuracy in [0, 1]; with a threshold, `values > threshold` is 1 and the rest 0. NaN stays NaN.
+
+    >>> unit_accuracy(np.array([-1.0, 1.0]), key="score", threshold=0.0)
+    array([0., 1.])
+    """
+    if threshold is not None:
+        return np.where(np.isnan(values), np.nan, (values > threshold).astype(np.float64))
+    scored, prefix = values[~np.isnan(values)], where and f"{where}."
+    if scored.size and (scored.min() < -1e-6 or scored.max() > 1 + 1e-6):
+        raise ConfigurationError(
+            f"accuracy must lie in [0, 1], but {key!r} ranges over [{scored.min():g}, {scored.max():g}]: name another "
+            f"component with {prefix}accuracy_key, or set {prefix}accuracy_threshold=t, which counts values above t as "
+            "right (t=0 for a scorer that returns -1 and 1)"
+        )
+    return np.clip(values, 0.0, 1.0)
+
+
+def _check_penalty(penalty: Array, rewards: Array, labels: Sequence[Hashable]) -> None:
+    """Refuse a KL part that is not finite, but where the row has no reward that it could belong to."""
+    broken = np.flatnonzero(~np.isfinite(penalty) & ~np.isnan(rewards).all(axis=1))
+    if len(broken):
+        row = int(broken[0])
+        raise DataError(
+            f"the KL part of the reward of uid {labels[row]!r} is {penalty[row]} (row {row}, {len(broken)} such rows "
+            "in all), expected a finite number: look for NaN or infinite log probabilities, policy or reference"
+        )
+
+
+def _shaped(name: str, values: Sequence[Any] | Array, shape: tuple[int, ...]) -> Array:
+    try:
+        found = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} must be numbers of shape {shape}: {error}") from error
+    if found.shape != shape and (found.size or 0 not in shape):
+        raise DataError(f"{name} has shape {found.shape}, expected {shape}: one row a trajectory")
+    return found.reshape(shape)

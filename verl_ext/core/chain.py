@@ -1,0 +1,109 @@
+"""Steps and their composition: `(values, batch, state) -> (values, state, metrics)`, chained in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.groups import Array
+from verl_ext.errors import ConfigurationError
+
+Metrics = dict[str, float]
+SUM = "weigh_and_sum"
+State = Mapping[str, Any]
+"""State of a chain: the state of each stateful step under the step's name. Plain data, fit for JSON."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a step returns: new values `[N, K]`, its new state, numbers to log, and remarks worth one warning each."""
+
+    values: Array
+    state: Any = None
+    metrics: Metrics = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
+
+
+class Step(Protocol):
+    """One small transformation of the values, pure: what it remembers goes in and out as `state`."""
+
+    name: ClassVar[str]
+
+    def init(self) -> Any:
+        """State before the first batch; None for a step that remembers nothing."""
+
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+        """Transform `[N, K]` values."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Advantages `[N]`, the state to pass next time, numbers to log, remarks worth one warning each."""
+
+    advantages: Array
+    state: State
+    metrics: Metrics
+    remarks: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """An estimator: steps applied one after another, from a trajectory's rewards to its advantage.
+
+    >>> from verl_ext.core.steps import Centre, WeighAndSum
+    >>> chain = Chain((WeighAndSum(), Centre()))
+    >>> chain(Batch.of([[1.0], [0.0]], ["g", "g"])).advantages
+    array([ 0.5, -0.5])
+    """
+
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        stateful = [step.name for step in self.steps if step.init() is not None]
+        if len(stateful) != len(set(stateful)):
+            raise ConfigurationError(f"a step with a state may stand once in a chain, found {stateful}")
+
+    @property
+    def needs_accuracy(self) -> bool:
+        """Whether a step weighs by the prompts' difficulty."""
+        return any(getattr(step, "needs_accuracy", False) for step in self.steps)
+
+    @property
+    def per_reward(self) -> bool:
+        """Whether something happens to each reward by itself, before they are summed."""
+        return bool(self.steps) and self.steps[0].name != SUM
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a run must save and restore something to continue with the same numbers."""
+        return bool(self.init())
+
+    def init(self) -> State:
+        """State before the first batch."""
+        return {step.name: state for step in self.steps if (state := step.init()) is not None}
+
+    def __call__(self, batch: Batch, state: State | None = None) -> Result:
+        """Advantages of one batch; the given state is not changed."""
+        old = self.init() if state is None else state
+        new: dict[str, Any] = {}
+        metrics: Metrics = {}
+        remarks: dict[str, str] = {}
+        values = batch.rewards
+        for step in self.steps:
+            update = step.update(values, batch, old.get(step.name))
+            values = update.values
+            metrics.update(update.metrics)
+            remarks.update(update.remarks)
+            if update.state is not None:
+                new[step.name] = update.state
+        if values.shape[1:] != (1,):
+            raise ConfigurationError(
+                f"a chain must end with one value a trajectory, these steps leave {values.shape[1]}: "
+                f"{[step.name for step in self.steps]} need a weigh_and_sum"
+            )
+        advantages = values[:, 0]
+        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, remarks)

@@ -1,0 +1,122 @@
+"""Prompt groups: which trajectories answer the same prompt, and statistics within each group."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from verl_ext.errors import DataError
+
+Array = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Index = npt.NDArray[np.intp]
+D = TypeVar("D", bound=np.generic)
+
+# A group whose range is below this share of its mean (or of 1) has no variance: a float32 constant of 0.2 has a
+# standard deviation of 1.6e-8, never 0.
+TOLERANCE = 1e-6
+
+
+def divide(numerator: Array, divisor: Array) -> Array:
+    """Quotient, and 0 where the divisor is 0.
+
+    >>> divide(np.array([1.0, 0.0]), np.array([2.0, 0.0]))
+    array([0.5, 0. ])
+    """
+    out = np.zeros(np.broadcast_shapes(numerator.shape, divisor.shape))
+    return np.divide(numerator, divisor, out=out, where=divisor != 0)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A partition of N trajectories into G groups of any size.
+
+    Every statistic takes `x` of shape `[N]` or `[N, K]`, leaves NaN ("not scored") out, and returns one value a group.
+
+    >>> groups = Groups.of(["a", "b", "a"])
+    >>> groups.mean(np.array([1.0, 5.0, 2.0]))
+    array([1.5, 5. ])
+    >>> groups.varies(np.array([1.0, 5.0, 2.0]))
+    array([ True, False])
+    """
+
+    ids: Index
+    """`[N]` group of each trajectory, numbered by first appearance."""
+    order: Index
+    """`[N]` trajectories sorted by group."""
+    starts: Index
+    """`[G]` where each group begins in `order`."""
+    sizes: Index
+    """`[G]` trajectories in each group."""
+
+    @classmethod
+    def of(cls, labels: Iterable[Hashable]) -> Groups:
+        """Group by label; labels are of any hashable type and may be mixed."""
+        labels = list(labels)
+        codes: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
+        try:
+            ids = np.fromiter(map(codes.__getitem__, labels), dtype=np.intp, count=len(labels))
+        except TypeError as error:
+            found = next(label for label in labels if not isinstance(label, Hashable) or _unhashable(label))
+            raise DataError(f"group labels must be hashable, found {found!r} ({type(found).__name__})") from error
+        # numpy sorts 16-bit integers by radix, in linear time.
+        keys = ids.astype(np.uint16) if len(codes) <= 65536 else ids
+        sizes = np.bincount(ids)
+        return cls(ids, np.argsort(keys, kind="stable"), np.cumsum(sizes) - sizes, sizes)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def sum(self, x: Array) -> Array:
+        """Sum of the scored values."""
+        return self.sum_and_count(x)[0]
+
+    def count(self, x: Array) -> Array:
+        """Number of scored values."""
+        return self.sum_and_count(x)[1]
+
+    def mean(self, x: Array) -> Array:
+        """Mean of the scored values, NaN for a group that has none."""
+        total, count = self.sum_and_count(x)
+        unscored: Array = np.full(total.shape, np.nan)
+        return np.divide(total, count, out=unscored, where=count > 0)
+
+    def varies(self, x: Array, mean: Array | None = None) -> Bools:
+        """Whether a group has variance: `max - min > 1e-6 * max(1, |mean|)`; never for a single scored value.
+
+        `mean` is the groups' mean of `x`, where the caller has it already.
+        """
+        mean = self.mean(x) if mean is None else mean
+        sorted_x = x[self.order]
+        width = np.fmax.reduceat(sorted_x, self.starts) - np.fmin.reduceat(sorted_x, self.starts)
+        return np.asarray(width > TOLERANCE * np.fmax(1.0, np.abs(mean)))
+
+    def sum_and_count(self, x: Array) -> tuple[Array, Array]:
+        """Both at once."""
+        sorted_x = x[self.order]
+        missing = np.isnan(sorted_x)
+        if missing.any():
+            sorted_x[missing] = 0.0
+            count = np.add.reduceat((~missing).astype(np.float64), self.starts)
+        else:
+            sizes = self.sizes.astype(np.float64)
+            count = np.broadcast_to(sizes.reshape(-1, *[1] * (x.ndim - 1)), (len(self), *x.shape[1:]))
+        return np.add.reduceat(sorted_x, self.starts), count
+
+    def spread(self, per_group: npt.NDArray[D]) -> npt.NDArray[D]:
+        """One value a group to one value a trajectory: `[G, ...] -> [N, ...]`."""
+        return per_group[self.ids]
+
+
+def _unhashable(label: Hashable) -> bool:
+    try:
+        hash(label)
+    except TypeError:
+        return True
+    return False

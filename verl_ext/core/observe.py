@@ -1,0 +1,82 @@
+"""Numbers worth a curve: of each reward, and of the advantages."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.chain import Metrics
+from verl_ext.core.groups import Array
+
+# verl combines the metrics of several updates in one step by looking for these words anywhere in a name, so that a
+# reward called `format_minimal` would be logged by its minimum. A `_` inside the word hides it.
+_MISREAD = re.compile("max|min|sum|total|timing_s|timing_per_token", re.IGNORECASE)
+
+
+def metric_name(key: str) -> str:
+    """A reward's name, fit to stand in a metric's name.
+
+    >>> metric_name("format"), metric_name("format_minimal"), metric_name("a/b c")
+    ('format', 'format_m_inimal', 'a_b_c')
+    """
+    plain = re.sub(r"[^0-9A-Za-z_.-]+", "_", key) or "_"
+    while _MISREAD.search(plain):  # hiding `sum` in `sumin` uncovers `min`
+        plain = _MISREAD.sub(lambda match: f"{match[0][0]}_{match[0][1:]}", plain)
+    return plain
+
+
+@functools.lru_cache(maxsize=64)
+def metric_names(keys: tuple[str, ...]) -> Mapping[str, str]:
+    """Names for several rewards, kept apart where they would fall together.
+
+    >>> metric_names(("a b", "a/b"))
+    {'a b': 'a_b', 'a/b': 'a_b.2'}
+    """
+    names: dict[str, str] = {}
+    for key in keys:
+        name, count = metric_name(key), 1
+        while name in names.values():
+            count += 1
+            name = f"{metric_name(key)}.{count}"
+        names[key] = name
+    return names
+
+
+def reward_metrics(batch: Batch) -> Metrics:
+    """Mean, std, min and max of each reward, the share of its groups without variance, and rows it does not score."""
+    if not len(batch.rewards):
+        return {}
+    metrics: Metrics = {}
+    dead = 1.0 - batch.variation[1].mean(axis=0)
+    unscored = np.isnan(batch.rewards).sum(axis=0)
+    for column, name in enumerate(metric_names(batch.keys).values()):
+        values = batch.rewards[:, column]
+        metrics |= _moments(f"reward/{name}", values[~np.isnan(values)] if unscored[column] else values)
+        metrics[f"reward/{name}/dead_groups"] = float(dead[column])
+        metrics[f"reward/{name}/unscored"] = float(unscored[column])
+    return metrics
+
+
+def advantage_metrics(advantages: Array) -> Metrics:
+    """Mean, std, min and max over trajectories, and the share that is 0 and teaches nothing."""
+    if not len(advantages):
+        return {}
+    return _moments("advantage", advantages) | {"advantage/zero_share": float((advantages == 0).mean())}
+
+
+def _moments(name: str, values: Array) -> Metrics:
+    if not len(values):
+        return {}
+    mean = float(np.add.reduce(values)) / len(values)
+    centred = values - mean
+    return {
+        f"{name}/mean": mean,
+        f"{name}/std": math.sqrt(float(centred @ centred) / len(values)),
+        f"{name}/min": float(np.minimum.reduce(values)),
+        f"{name}/max": float(np.maximum.reduce(values)),
+    }

@@ -1,0 +1,230 @@
+"""The parts estimators are made of. Values are `[N, K]`; NaN is "not scored" and passes through every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.chain import SUM, Metrics, Update
+from verl_ext.core.groups import Array, Bools, divide
+from verl_ext.errors import ConfigurationError, listed
+
+
+class Stateless:
+    """A step which remembers nothing. It says what it does in `apply`, or in `update` if it has something to log."""
+
+    def init(self) -> None:
+        """Nothing to remember."""
+
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
+        """Apply and log nothing."""
+        return Update(self.apply(values, batch))
+
+    def apply(self, values: Array, batch: Batch) -> Array:
+        """New values."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A reward counts only where the component `on` reached `at_least`."""
+
+    on: str
+    at_least: float
+
+
+@dataclass(frozen=True)
+class Condition(Stateless):
+    """`r_k <- r_k * 1[r_on >= t]`: an easy reward counts only where the hard one was reached (GDPO, eq. 8).
+
+    A row whose `on` is not scored has no `r_k` either.
+    """
+
+    name: ClassVar[str] = "condition"
+    conditions: MappingProxyType[str, Requirement] = field(default_factory=lambda: MappingProxyType({}))
+
+    def apply(self, values: Array, batch: Batch) -> Array:
+        if not self.conditions:
+            return values
+        named = {name for key, needed in self.conditions.items() for name in (key, needed.on)}
+        if missing := named - set(batch.keys):
+            raise ConfigurationError(f"conditions name {listed(missing)}, the reward keys are {listed(batch.keys)}")
+        out: Array = values.copy()
+        for key, needed in self.conditions.items():
+            column, on = batch.keys.index(key), batch.rewards[:, batch.keys.index(needed.on)]
+            missed = (on < needed.at_least) & ~np.isnan(values[:, column])
+            out[missed, column] = 0.0
+            out[np.isnan(on), column] = np.nan
+        return out
+
+
+@dataclass(frozen=True)
+class Centre(Stateless):
+    """`x - mean_g(x)`, exactly 0 in a group without variance and in a group of one."""
+
+    name: ClassVar[str] = "centre"
+
+    def apply(self, values: Array, batch: Batch) -> Array:
+        groups = batch.groups
+        if values is batch.rewards:  # known already, from their curves
+            mean, varies = batch.variation
+        else:
+            mean = groups.mean(values)
+            varies = groups.varies(values, mean)
+        return np.where(groups.spread(varies) | np.isnan(values), values - groups.spread(mean), 0.0)
+
+
+@dataclass(frozen=True)
+class ScaleByStd(Stateless):
+    """`x / (std_g(x) + epsilon)` of centred values, std with n - 1."""
+
+    name: ClassVar[str] = "scale_by_std"
+    epsilon: float = 1e-6
+
+    def apply(self, values: Array, batch: Batch) -> Array:
+        groups = batch.groups
+        squares, count = groups.sum_and_count(values**2)
+        variance = divide(squares, np.maximum(count - 1, 0))
+        return divide(values, groups.spread(np.sqrt(variance) + self.epsilon))
+
+
+@dataclass(frozen=True)
+class ScaleByMad(Stateless):
+    """`n_g x / (sum_g |x| + epsilon)` of centred values: divided by the mean absolute deviation (DGPO, DGAE)."""
+
+    name: ClassVar[str] = "scale_by_mad"
+    epsilon: float = 1e-4
+
+    def apply(self, values: Array, batch: Batch) -> Array:
+        groups = batch.groups
+        deviations, count = groups.sum_and_count(np.abs(values))
+        scale = divide(count, deviations + self.epsilon)
+        return values * groups.spread(scale)
+
+
+@dataclass(frozen=True)
+class WeighAndSum(Stateless):
+    """`sum_k w_k x_k`, plus the KL part of the reward where the batch has one.
+
+    A component which is not scored contributes 0; a row of which nothing is scored is itself not scored.
+    """
+
+    name: ClassVar[str] = SUM
+    weights: tuple[float, ...] | None = None
+    """One a component; 1 each where not given."""
+
+    def apply(self, values: Array, batch: Batch) -> Array:
+        columns = values.shape[1]
+        weights = np.ones(columns) if self.weights is None else np.asarray(self.weights)
+        if weights.shape != (columns,):
+            raise ConfigurationError(f"{len(weights)} weights for {columns} reward keys: {listed(batch.keys)}")
+        if columns == 1 and weights[0] == 1 and batch.penalty is None:
+            return values
+        missing = np.isnan(values)
+        total: Array = np.where(missing, 0.0, values) @ weights
+        if batch.penalty is not None:
+            total = total + batch.penalty
+        total[missing.all(axis=1)] = np.nan
+        return total[:, None]
+
+
+@dataclass(frozen=True)
+class Whiten(Stateless):
+    """Centre and scale over the whole batch.
+
+    `over="sequence"`: `(x - mean) / (std + epsilon)` over trajectories, std with n - 1; a value of 0 stays 0 when the
+    groups were centred before. `over="token"`: every trajectory counts once a token, and the divisor is
+    `sqrt(var + 1e-8)`, as in verl's `masked_whiten`; a group without variance then leaves 0.
+    """
+
+    name: ClassVar[str] = "whiten"
+    over: Literal["sequence", "token"] = "sequence"
+    epsilon: float = 1e-6
+
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
+        scored = ~np.isnan(values)
+        weights = np.where(scored, batch.lengths[:, None] if self.over == "token" else 1.0, 0.0)
+        x = np.where(scored, values, 0.0)
+        total = weights.sum()
+        mean = float((weights * x).sum() / total) if total else 0.0
+        # Centred groups add up to 0; what rounding leaves of it would move dead groups off exactly 0.
+        if abs(mean) <= 1e-12 * np.abs(x).max(initial=0.0):
+            mean = 0.0
+        variance = float((weights * (x - mean) ** 2).sum() / (total - 1)) if total > 1 else 0.0
+        divisor = np.sqrt(variance + 1e-8) if self.over == "token" else np.sqrt(variance) + self.epsilon
+        whitened = divide(values - mean, np.full((1, 1), divisor)) if total else values
+        return Update(whitened, metrics={"gdpo/whiten_shift": mean, "gdpo/whiten_std": float(np.sqrt(variance))})
+
+
+@dataclass(frozen=True)
+class Balance(Stateless):
+    """`x * z`, which undoes the share that groups without variance take in the loss's mean (DGPO, 3.2).
+
+    `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = N / N_valid`. A group is valid if its
+    values vary; `z = 1` when none is.
+    """
+
+    name: ClassVar[str] = "balance"
+    over: Literal["token", "sequence"] = "token"
+
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
+        share = batch.lengths if self.over == "token" else np.ones(len(values))
+        live = batch.groups.spread(_live(values, batch))
+        valid = float(share[live].sum())
+        z = float(share.sum()) / valid if valid else 1.0
+        zero_share = 1.0 - float(live.mean()) if len(live) else 0.0
+        return Update(values * z, metrics={"dgpo/balance_z": z, "dgpo/zero_mask_ratio": zero_share})
+
+
+@dataclass(frozen=True)
+class WeighByDifficulty(Stateless):
+    """`x * lambda_g`, `lambda = B_v softmax(-acc_g / T)` over the `B_v` valid groups, 1 elsewhere (DGPO, DQW).
+
+    `acc_g` is the group's mean accuracy. A valid group with accuracy 0 varies only in another reward and counts as
+    accuracy 1, the least weight; so does a group whose accuracy is not scored.
+    """
+
+    name: ClassVar[str] = "weigh_by_difficulty"
+    needs_accuracy: ClassVar[bool] = True
+    temperature: float = 2.0
+
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
+        live = _live(values, batch)
+        accuracy = batch.groups.mean(_accuracy(batch, self.name))
+        logits = -np.where((accuracy == 0) | np.isnan(accuracy), 1.0, accuracy)[live] / self.temperature
+        odds = np.exp(logits - logits.max()) if logits.size else logits
+        weights = np.ones(len(live))
+        weights[live] = len(odds) * odds / odds.sum() if odds.size else odds
+        metrics: Metrics = {
+            "dgpo/valid_groups": float(live.sum()),
+            "dgpo/all_right_groups": float((accuracy >= 1).sum()),
+            "dgpo/all_wrong_groups": float((accuracy <= 0).sum()),
+        }
+        if odds.size:
+            metrics |= _spread_of("dgpo/difficulty_weight", weights[live])
+        return Update(values * batch.groups.spread(weights)[:, None], metrics=metrics)
+
+
+def _live(values: Array, batch: Batch) -> Bools:
+    """`[G]` whether the group's single value varies."""
+    if values.shape[1] != 1:
+        raise ConfigurationError(f"this step takes one value a trajectory, found {values.shape[1]}: sum them first")
+    return batch.groups.varies(values[:, 0])
+
+
+def _accuracy(batch: Batch, step: str) -> Array:
+    if batch.accuracy is None:
+        raise ConfigurationError(f"step {step!r} needs an accuracy in [0, 1] for each trajectory, the batch has none")
+    return batch.accuracy
+
+
+def _spread_of(name: str, values: Array) -> Metrics:
+    return {
+        f"{name}_mean": float(values.mean()),
+        f"{name}_max": float(values.max()),
+        f"{name}_min": float(values.min()),
+    }

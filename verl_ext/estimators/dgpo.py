@@ -1,0 +1,66 @@
+r"""DGPO: "MathForge", arXiv 2601.20614, section 3: difficulty-aware group policy optimization.
+
+    A_i = n_g (r_i - mean_g(r)) / (sum_g |r - mean_g(r)| + 1e-4)         DGAE: by the mean absolute deviation
+    A_i = z A_i               z = sum_all len / sum_valid len            balancing: groups without variance take none
+    A_i = lambda_g A_i        lambda = B_v softmax(-acc_g / T)           DQW: over the B_v valid groups, 1 elsewhere
+
+`r` is the score or the weighted sum of the rewards, `acc_g` the group's mean accuracy, T = 2. A group is valid if its
+reward varies. `z` is exact for `loss_agg_mode=token-mean` with one mini-batch a step; with a loss that takes the mean
+over sequences the factor is `N / N_valid` (`balance=sequence`; `auto` chooses by the loss). With several mini-batches
+a factor of the whole batch is inexact, in the authors' code as well; it is logged as `dgpo/balance_z`.
+
+Degenerate cases: a group of one or of equal rewards has advantage 0; where none is valid, z = 1. A valid group with
+accuracy 0 varies in another reward only and is weighed as if its accuracy were 1. Under DGAE `sum_g |A_i| = n_g` in a
+valid group, before z and lambda.
+"""
+
+from __future__ import annotations
+
+from verl_ext.core.chain import Chain, Step
+from verl_ext.core.steps import Balance, Centre, ScaleByMad, ScaleByStd, WeighAndSum, WeighByDifficulty
+from verl_ext.errors import ConfigurationError
+from verl_ext.settings import Settings
+
+
+def dgpo(settings: Settings) -> Chain:
+    """Scale by the mean absolute deviation, balance, weigh by difficulty.
+
+    >>> from verl_ext.core.batch import Batch
+    >>> right = [1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0]
+    >>> batch = Batch.of([[r] for r in right], list("aaaabbbbcccc"), accuracy=right)
+    >>> dgpo(Settings())(batch).advantages.round(3)
+    array([ 3.373, -1.124, -1.124, -1.124,  0.876,  0.876,  0.876, -2.627,
+            0.   ,  0.   ,  0.   ,  0.   ])
+    """
+    own = settings.dgpo
+    if own.dgae and not settings.norm_by_std:
+        raise ConfigurationError(
+            "algorithm.norm_adv_by_std_in_grpo=False has no effect on dgpo, which divides by the mean absolute "
+            "deviation: remove it, or set algorithm.dgpo.dgae=False"
+        )
+    steps: list[Step] = [WeighAndSum(settings.rewards.weights), Centre()]
+    if own.dgae:
+        steps.append(ScaleByMad())
+    elif settings.norm_by_std:
+        steps.append(ScaleByStd())
+    balance = balance_for(settings.loss_agg_mode) if own.balance == "auto" else own.balance
+    if balance == "token":
+        steps.append(Balance("token"))
+    elif balance == "sequence":
+        steps.append(Balance("sequence"))
+    if own.dqw:
+        steps.append(WeighByDifficulty(own.dqw_temp))
+    return Chain(tuple(steps))
+
+
+def balance_for(loss_agg_mode: str) -> str:
+    """The balancing that fits a loss: what its mean runs over.
+
+    `token-sum` has no mean, so groups without variance take no share of it and nothing is to be undone.
+
+    >>> balance_for("token-mean"), balance_for("seq-mean-token-sum"), balance_for("token-sum")
+    ('token', 'sequence', 'none')
+    """
+    if loss_agg_mode == "token-mean":
+        return "token"
+    return "sequence" if loss_agg_mode.startswith("seq-mean") else "none"

@@ -1,0 +1,33 @@
+r"""Dr. GRPO: "Understanding R1-Zero-Like Training", arXiv 2503.20783, section 3.2.
+
+The advantage is the centred reward, not divided by the group's std:
+
+    A_i = r_i - mean_g(r)        r_i = sum_k w_k r_ik, or the score; g the responses to one prompt
+
+Half of the method is the loss: the sum over a response's tokens divided by a *constant*, not by the response's length,
+then the mean over responses. In verl:
+
+    actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm
+    actor_rollout_ref.actor.loss_scale_factor=<data.max_response_length>
+    actor_rollout_ref.actor.use_kl_loss=False
+
+Degenerate cases: a group of one, or of equal rewards, has advantage 0. Rewards are not rescaled, so that doubling them
+doubles the advantages.
+"""
+
+from __future__ import annotations
+
+from verl_ext.core.chain import Chain
+from verl_ext.core.steps import Centre, WeighAndSum
+from verl_ext.settings import Settings
+
+
+def drgrpo(settings: Settings) -> Chain:
+    """`A = r - mean_g(r)`.
+
+    >>> from verl_ext.core.batch import Batch
+    >>> batch = Batch.of([[1], [0], [0], [0], [1], [1]], ["a", "a", "a", "a", "b", "b"])
+    >>> drgrpo(Settings())(batch).advantages
+    array([ 0.75, -0.25, -0.25, -0.25,  0.  ,  0.  ])
+    """
+    return Chain((WeighAndSum(settings.rewards.weights), Centre()))

@@ -1,0 +1,60 @@
+r"""GDPO: "Group reward-Decoupled Normalization Policy Optimization", arXiv 2601.05242, section 3, eq. 4-8.
+
+Each reward is normalised in its group by itself, so that a reward of small scale is not drowned by a large one:
+
+    A_ik = (r_ik - mean_g(r_k)) / (std_g(r_k) + epsilon)        reward k of response i to prompt g, std with n - 1
+    S_i  = sum_k w_k A_ik
+    A_i  = (S_i - mean(S)) / (std(S) + epsilon)                 over the responses of the batch
+
+`whiten=token` takes the last mean and std over tokens instead, as NVIDIA's verl fork and verl's own `gdpo` do. Before
+all this, a reward may be made to count only where another one was reached (eq. 8, `conditions`).
+
+Degenerate cases: a reward that does not vary in a group adds 0 there; with `whiten=sequence` a group in which none
+varies has advantage exactly 0. A single reward is still whitened, so it is not GRPO. Two rewards that add up to a
+constant cancel. A reward which is not scored (NaN) adds 0 to its row and is left out of the group's mean and std.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from verl_ext.core.chain import Chain, Step
+from verl_ext.core.steps import Centre, Condition, Requirement, ScaleByMad, ScaleByStd, WeighAndSum, Whiten
+from verl_ext.errors import ConfigurationError
+from verl_ext.settings import Settings
+
+
+def gdpo(settings: Settings) -> Chain:
+    """Normalise each reward in its group, weigh and sum, whiten.
+
+    >>> from verl_ext.core.batch import Batch
+    >>> correctness, format = [3, -3, -3, -3], [1, 1, 0, 0]
+    >>> batch = Batch.of(list(zip(correctness, format)), ["a"] * 4, keys=("correctness", "format"))
+    >>> gdpo(Settings())(batch).advantages.round(3)
+    array([ 1.332,  0.206, -0.769, -0.769])
+    """
+    own = settings.gdpo
+    if settings.kl_in_reward:
+        raise ConfigurationError(
+            "algorithm.use_kl_in_reward=True cannot be honoured by gdpo: KL is added to one combined reward, and gdpo "
+            "normalises each reward by itself; set algorithm.use_kl_in_reward=False and, to keep a KL term, "
+            "actor_rollout_ref.actor.use_kl_loss=True"
+        )
+    steps: list[Step] = [Centre()]
+    if own.conditions:
+        steps.insert(0, Condition(MappingProxyType({key: Requirement(**c) for key, c in own.conditions.items()})))
+    if own.scale == "mad":
+        if not settings.norm_by_std:
+            raise ConfigurationError(
+                "algorithm.norm_adv_by_std_in_grpo=False contradicts algorithm.gdpo.scale=mad, which divides by the "
+                "mean absolute deviation: set algorithm.gdpo.scale=none, or norm_adv_by_std_in_grpo=True"
+            )
+        steps.append(ScaleByMad(own.epsilon))
+    elif own.scale == "std" and settings.norm_by_std:
+        steps.append(ScaleByStd(own.epsilon))
+    steps.append(WeighAndSum(settings.rewards.weights))
+    if own.whiten == "sequence":
+        steps.append(Whiten("sequence", own.epsilon))
+    elif own.whiten == "token":
+        steps.append(Whiten("token"))
+    return Chain(tuple(steps))

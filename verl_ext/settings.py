@@ -1,0 +1,302 @@
+"""The settings under `algorithm:` in verl's YAML, one frozen dataclass a section; every default stands here once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from verl_ext.errors import ConfigurationError, unknown
+
+WHITEN = ("sequence", "token", "none")
+SCALE = ("std", "mad", "none")
+BALANCE = ("auto", "token", "sequence", "none")
+ANCHOR = ("soft", "window", "fixed")
+BASE = ("grpo", "drgrpo", "gdpo", "dgpo")
+
+
+@dataclass(frozen=True)
+class RewardsSettings:
+    """`algorithm.rewards`: which components of the reward take part, and with what weight."""
+
+    keys: tuple[str, ...] | None = None
+    """Components by name; None: the score alone."""
+    weights: tuple[float, ...] | None = None
+    """One a key; None: 1 each."""
+    token_scores: bool = False
+    """Whether the trainer writes `token_level_scores_<key>` fields into the batch."""
+
+    def __post_init__(self) -> None:
+        _strings("algorithm.rewards.keys", self, "keys")
+        _numbers("algorithm.rewards.weights", self, "weights")
+        _boolean("algorithm.rewards.token_scores", self.token_scores)
+        if self.weights is not None and len(self.weights) != len(self.keys or ()):
+            raise ConfigurationError(
+                f"{len(self.weights)} reward weights for {len(self.keys or ())} reward keys: "
+                f"algorithm.rewards.weights={list(self.weights)}, algorithm.rewards.keys={list(self.keys or ())}; "
+                "give one weight a key"
+            )
+        if self.token_scores and not self.keys:
+            raise ConfigurationError("algorithm.rewards.token_scores=True needs algorithm.rewards.keys=[...]")
+
+
+@dataclass(frozen=True)
+class GdpoSettings:
+    """`algorithm.gdpo`."""
+
+    whiten: str = "sequence"
+    """`sequence` (the paper), `token` (NVIDIA's verl fork and verl itself), `none`."""
+    scale: str = "std"
+    """Divisor of each reward in its group: `std`, `mad` (mean absolute deviation), `none`."""
+    epsilon: float = 1e-6
+    """Added to the divisors."""
+    conditions: Mapping[str, Mapping[Any, Any]] | None = None
+    """`{easy: {on: hard, at_least: 1.0}}`: `easy` counts only where `hard` reached the threshold."""
+
+    def __post_init__(self) -> None:
+        _choice("algorithm.gdpo.whiten", self.whiten, WHITEN)
+        _choice("algorithm.gdpo.scale", self.scale, SCALE)
+        _number("algorithm.gdpo.epsilon", self.epsilon, low=0.0)
+        where = "algorithm.gdpo.conditions"
+        given = {} if self.conditions is None else self.conditions
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(f"{where} must map a reward to {{on: reward, at_least: number}}")
+        # `on` is a boolean in YAML 1.1, which is how a file of the user's is read.
+        conditions = {
+            str(key): {"on" if name is True else name: value for name, value in needed.items()}
+            if isinstance(needed, Mapping)
+            else needed
+            for key, needed in given.items()
+        }
+        for key, needed in conditions.items():
+            if not isinstance(needed, Mapping) or set(needed) != {"on", "at_least"}:
+                raise ConfigurationError(f"{where}.{key} must be {{on: reward, at_least: number}}, found {needed!r}")
+            if not isinstance(needed["on"], str) or needed["on"] == key:
+                raise ConfigurationError(f"{where}.{key}.on must name another reward, found {needed['on']!r}")
+            _number(f"{where}.{key}.at_least", needed["at_least"])
+        frozen = {key: MappingProxyType(needed) for key, needed in conditions.items()}
+        object.__setattr__(self, "conditions", MappingProxyType(frozen))
+
+
+@dataclass(frozen=True)
+class DgpoSettings:
+    """`algorithm.dgpo`."""
+
+    dgae: bool = True
+    """Divide by the mean absolute deviation; False: by the std, as GRPO."""
+    dqw: bool = True
+    """Weigh groups by difficulty."""
+    dqw_temp: float = 2.0
+    """Temperature of that weighting."""
+    balance: str = "auto"
+    """`token`, `sequence`, `none`; `auto` follows the actor's `loss_agg_mode`."""
+    accuracy_key: str | None = None
+    """Component that is the accuracy; None: `acc` if the scorer returns it, else the score."""
+    accuracy_threshold: float | None = None
+    """Values above it count as right; None: the values are an accuracy in [0, 1] already."""
+
+    def __post_init__(self) -> None:
+        _boolean("algorithm.dgpo.dgae", self.dgae)
+        _boolean("algorithm.dgpo.dqw", self.dqw)
+        _number("algorithm.dgpo.dqw_temp", self.dqw_temp, above=0.0)
+        _choice("algorithm.dgpo.balance", self.balance, BALANCE)
+        _accuracy("algorithm.dgpo", self.accuracy_key, self.accuracy_threshold)
+
+
+@dataclass(frozen=True)
+class HadwSettings:
+    """`algorithm.hadw`. A setting which the chosen anchor does not use must stay null."""
+
+    base: str = "grpo"
+    """The advantage that is reweighted."""
+    anchor: str = "soft"
+    """How the model's capability is estimated: `soft`, `window`, `fixed`."""
+    lambda_scale: float = 1.3
+    history_window: int | None = None
+    """Batches remembered, by `soft` and `window`; null: 10."""
+    eta: float | None = None
+    """Step of the `soft` anchor; null: 0.1."""
+    eta_min: float | None = None
+    """Least step of the `soft` anchor; null: 0.1; 0 is the literal formula, whose anchor can freeze."""
+    fixed_anchor: float | None = None
+    """The anchor of `anchor=fixed`, in [0, 1]."""
+    accuracy_key: str | None = None
+    accuracy_threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        where = "algorithm.hadw"
+        _choice(f"{where}.base", self.base, BASE)
+        _choice(f"{where}.anchor", self.anchor, ANCHOR)
+        _number(f"{where}.lambda_scale", self.lambda_scale, above=0.0)
+        _accuracy(where, self.accuracy_key, self.accuracy_threshold)
+        used = {"soft": {"history_window", "eta", "eta_min"}, "window": {"history_window"}, "fixed": {"fixed_anchor"}}
+        for name in ("history_window", "eta", "eta_min", "fixed_anchor"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name not in used[self.anchor]:
+                homes = [anchor for anchor, names in used.items() if name in names]
+                raise ConfigurationError(
+                    f"{where}.{name}={value} has no effect with {where}.anchor={self.anchor}: "
+                    f"remove it, or set {where}.anchor to {' or '.join(homes)}"
+                )
+            _number(f"{where}.{name}", value, low=0.0, high=None if name == "history_window" else 1.0)
+        if self.anchor == "fixed" and self.fixed_anchor is None:
+            raise ConfigurationError(f"{where}.anchor=fixed needs {where}.fixed_anchor, a number in [0, 1]")
+        if self.history_window is not None and (type(self.history_window) is not int or self.history_window < 1):
+            raise ConfigurationError(
+                f"{where}.history_window must be a whole number of at least 1, found {self.history_window!r}"
+            )
+
+
+@dataclass(frozen=True)
+class DrgrpoSettings:
+    """`algorithm.drgrpo`."""
+
+    check_loss: bool = True
+    """Refuse to start unless the actor's loss is Dr. GRPO's: token sums divided by a constant."""
+
+    def __post_init__(self) -> None:
+        _boolean("algorithm.drgrpo.check_loss", self.check_loss)
+
+
+SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
+    {
+        "rewards": RewardsSettings,
+        "gdpo": GdpoSettings,
+        "dgpo": DgpoSettings,
+        "hadw": HadwSettings,
+        "drgrpo": DrgrpoSettings,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that an estimator reads from the configuration."""
+
+    rewards: RewardsSettings = field(default_factory=RewardsSettings)
+    gdpo: GdpoSettings = field(default_factory=GdpoSettings)
+    dgpo: DgpoSettings = field(default_factory=DgpoSettings)
+    hadw: HadwSettings = field(default_factory=HadwSettings)
+    drgrpo: DrgrpoSettings = field(default_factory=DrgrpoSettings)
+    norm_by_std: bool = True
+    """verl's `algorithm.norm_adv_by_std_in_grpo`."""
+    kl_in_reward: bool = False
+    """verl's `algorithm.use_kl_in_reward`."""
+    loss_agg_mode: str = "token-mean"
+    """verl's `actor_rollout_ref.actor.loss_agg_mode`."""
+
+    @classmethod
+    def parse(cls, algorithm: Mapping[str, Any], *, loss_agg_mode: str = "token-mean") -> Settings:
+        """Read the `algorithm` section of a configuration, given as plain data.
+
+        >>> Settings.parse({"gdpo": {"whiten": "token"}}).gdpo.whiten
+        'token'
+        """
+        found = {name: algorithm.get(name) for name in SECTIONS} | {"rewards": _with_verl_names(algorithm)}
+        return cls(
+            **{name: section(kind, found[name], f"algorithm.{name}") for name, kind in SECTIONS.items()},
+            norm_by_std=_verl_boolean(algorithm, "norm_adv_by_std_in_grpo", default=cls.norm_by_std),
+            kl_in_reward=_verl_boolean(algorithm, "use_kl_in_reward", default=cls.kl_in_reward),
+            loss_agg_mode=loss_agg_mode,
+        )
+
+
+T = TypeVar("T")
+
+
+def section(kind: type[T], found: object, where: str) -> T:
+    """Build one section's dataclass from plain data, refusing unknown keys."""
+    if found is None:
+        return kind()
+    if not isinstance(found, Mapping):
+        raise ConfigurationError(f"{where} must be a section of settings, found {found!r}")
+    valid = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for key in found:
+        if key not in valid:
+            raise ConfigurationError(f"{where}: {unknown('setting', key, valid)}")
+    return kind(**found)
+
+
+def _with_verl_names(algorithm: Mapping[str, Any]) -> object:
+    """Let verl's own `gdpo_reward_keys` and `gdpo_reward_weights` mean the same as `rewards.keys` and `.weights`."""
+    rewards = algorithm.get("rewards")
+    theirs = {"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"}
+    given = {ours: algorithm[name] for ours, name in theirs.items() if algorithm.get(name) is not None}
+    if not given or not (rewards is None or isinstance(rewards, Mapping)):
+        return rewards
+    for ours, value in given.items():
+        if rewards and rewards.get(ours) is not None:
+            raise ConfigurationError(
+                f"algorithm.rewards.{ours}={rewards[ours]} and algorithm.{theirs[ours]}={value} are both set: "
+                "they mean the same, remove one"
+            )
+    return {**(rewards or {}), **given}
+
+
+def _verl_boolean(algorithm: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    found = algorithm.get(name)
+    if found is None:
+        return default
+    _boolean(f"algorithm.{name}", found)
+    return bool(found)
+
+
+def _choice(where: str, found: object, valid: Sequence[str]) -> None:
+    if found not in valid:
+        raise ConfigurationError(f"{where}: {unknown('value', found, valid)}")
+
+
+def _boolean(where: str, found: object) -> None:
+    if not isinstance(found, bool):
+        raise ConfigurationError(f"{where} must be True or False, found {found!r}")
+
+
+def _number(
+    where: str, found: object, *, low: float | None = None, above: float | None = None, high: float | None = None
+) -> None:
+    real = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+    if not real:
+        raise ConfigurationError(f"{where} must be a finite number, found {found!r}")
+    value = float(found)  # type: ignore[arg-type]
+    if low is not None and value < low:
+        raise ConfigurationError(f"{where} must be at least {low:g}, found {value:g}")
+    if above is not None and value <= above:
+        raise ConfigurationError(f"{where} must be above {above:g}, found {value:g}")
+    if high is not None and value > high:
+        raise ConfigurationError(f"{where} must be at most {high:g}, found {value:g}")
+
+
+def _strings(where: str, owner: object, name: str) -> None:
+    found = getattr(owner, name)
+    if found is None:
+        return
+    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(key, str) for key in found):
+        raise ConfigurationError(
+            f"{where} must be a list of names, found {found!r}: write {where}=[format,correctness]"
+        )
+    if not found or len(set(found)) != len(found):
+        raise ConfigurationError(f"{where} must name at least one reward and each once, found {list(found)!r}")
+    object.__setattr__(owner, name, tuple(found))
+
+
+def _numbers(where: str, owner: object, name: str) -> None:
+    found = getattr(owner, name)
+    if found is None:
+        return
+    if isinstance(found, str) or not isinstance(found, Sequence):
+        raise ConfigurationError(f"{where} must be a list of numbers, found {found!r}")
+    for position, value in enumerate(found):
+        _number(f"{where}[{position}]", value)
+    object.__setattr__(owner, name, tuple(float(value) for value in found))
+
+
+def _accuracy(where: str, key: object, threshold: object) -> None:
+    if key is not None and not (isinstance(key, str) and key):
+        raise ConfigurationError(f"{where}.accuracy_key must name a reward component, found {key!r}")
+    if threshold is not None:
+        _number(f"{where}.accuracy_threshold", threshold)
