@@ -1,0 +1,308 @@
+"""The start-up checks on verl's own configuration: each rule, by what its message says."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+
+from tests.integration.configs import compose
+from verl_ext.errors import ConfigurationError
+from verl_ext.integration.checks import check_run
+
+KEYS = "+algorithm.rewards.keys=[acc,format]"
+DRGRPO_LOSS = (
+    "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",
+    "actor_rollout_ref.actor.loss_scale_factor=3000",
+)
+ONE_UPDATE = ("data.train_batch_size=256", "actor_rollout_ref.actor.ppo_mini_batch_size=256")
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        check_run(compose(*overrides))
+    return str(caught.value)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, *overrides: str) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "verl_ext"):
+        check_run(compose(*overrides))
+    return [record.getMessage() for record in caplog.records if record.name == "verl_ext"]
+
+
+REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "an estimator that does not exist": (
+        ("algorithm.adv_estimator=gdop",),
+        ("unknown estimator 'gdop' (did you mean 'gdpo'?)", "valid: 'dgpo', 'drgrpo'", "'hadw'", "'rloo'"),
+    ),
+    "a setting that does not exist": (
+        ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo.whitn=token"),
+        ("algorithm.gdpo: unknown setting 'whitn' (did you mean 'whiten'?)", "valid: 'conditions', 'epsilon'"),
+    ),
+    "a value that does not exist": (
+        ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo.whiten=tokens"),
+        ("algorithm.gdpo.whiten: unknown value 'tokens' (did you mean 'token'?)", "'sequence'"),
+    ),
+    "a section that is no section": (
+        ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo=token"),
+        ("algorithm.gdpo must be a section of settings, found 'token'",),
+    ),
+    "three weights for two keys": (
+        ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.weights=[1,2,3]"),
+        ("3 reward weights for 2 reward keys", "algorithm.rewards.weights=[1.0, 2.0, 3.0]", "'acc', 'format'"),
+    ),
+    "verl's names for the same, wrong in number": (
+        (
+            "algorithm.adv_estimator=gdpo",
+            "+algorithm.gdpo_reward_keys=[acc,format]",
+            "+algorithm.gdpo_reward_weights=[1]",
+        ),
+        ("1 reward weights for 2 reward keys",),
+    ),
+    "keys under both names": (
+        ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo_reward_keys=[acc]"),
+        ("algorithm.rewards.keys=['acc', 'format'] and algorithm.gdpo_reward_keys=['acc'] are both set", "remove one"),
+    ),
+    "gdpo without keys": (
+        ("algorithm.adv_estimator=gdpo", "reward.custom_reward_function.path=/my/rewards.py"),
+        ("set algorithm.rewards.keys=[...]", "the reward function in /my/rewards.py returns"),
+    ),
+    "hadw on gdpo without keys": (
+        ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gdpo"),
+        ("hadw normalises each reward by itself", "set algorithm.rewards.keys=[...]"),
+    ),
+    "token scores of no keys": (
+        ("algorithm.adv_estimator=dgpo", "+algorithm.rewards.token_scores=True"),
+        ("algorithm.rewards.token_scores=True needs algorithm.rewards.keys=[...]",),
+    ),
+    "a condition on a reward that is no key": (
+        ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo.conditions={format: {on: accu, at_least: 1}}"),
+        ("algorithm.gdpo.conditions: unknown reward 'accu' (did you mean 'acc'?)", "(algorithm.rewards.keys)"),
+    ),
+    "drgrpo with verl's default loss": (
+        ("algorithm.adv_estimator=drgrpo", "data.max_response_length=3000"),
+        (
+            "Found actor_rollout_ref.actor.loss_agg_mode=token-mean; actor_rollout_ref.actor.loss_scale_factor=null",
+            "Add actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm "
+            "actor_rollout_ref.actor.loss_scale_factor=3000",
+            "or algorithm.drgrpo.check_loss=False",
+        ),
+    ),
+    "drgrpo with a factor of nothing": (
+        ("algorithm.adv_estimator=drgrpo", DRGRPO_LOSS[0], "data.max_response_length=512"),
+        ("loss_scale_factor=null, which divides each micro-batch", "Add actor_rollout_ref.actor.loss_scale_factor=512"),
+    ),
+    "drgrpo with a loss that aggregates in its own way": (
+        ("algorithm.adv_estimator=drgrpo", *DRGRPO_LOSS, "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"),
+        ("loss_mode=geo_mean, which aggregates in its own way", "Add actor_rollout_ref.actor.policy_loss.loss_mode="),
+    ),
+    "hadw on drgrpo with verl's default loss": (
+        ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=drgrpo"),
+        ("Dr. GRPO is also a loss", "loss_agg_mode=seq-mean-token-sum-norm"),
+    ),
+    "gdpo with KL in the reward": (
+        ("algorithm.adv_estimator=gdpo", KEYS, "algorithm.use_kl_in_reward=True"),
+        ("algorithm.use_kl_in_reward=True cannot be honoured by gdpo", "actor_rollout_ref.actor.use_kl_loss=True"),
+    ),
+    "dgpo without the division it does not make": (
+        ("algorithm.adv_estimator=dgpo", "algorithm.norm_adv_by_std_in_grpo=False"),
+        ("norm_adv_by_std_in_grpo=False has no effect on dgpo", "set algorithm.dgpo.dgae=False"),
+    ),
+    "a setting of another anchor": (
+        ("algorithm.adv_estimator=hadw", "+algorithm.hadw={anchor: window, eta: 0.2}"),
+        ("algorithm.hadw.eta=0.2 has no effect with algorithm.hadw.anchor=window", "set algorithm.hadw.anchor to soft"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_refused_with_what_was_found_and_what_to_change(case: str) -> None:
+    overrides, parts = REFUSED[case]
+    message = refusal(*overrides)
+    name = next(override.partition("=")[2] for override in overrides if override.startswith("algorithm.adv_estimator"))
+    assert message.startswith(f"algorithm.adv_estimator={name} cannot run as configured:\n  - ")
+    for part in parts:
+        assert part in message
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    message = refusal("algorithm.adv_estimator=gdpo", "algorithm.use_kl_in_reward=True")
+    assert message.count("\n  - ") == 2
+    assert "cannot be honoured by gdpo" in message
+    assert "set algorithm.rewards.keys" in message
+
+
+ACCEPTED: dict[str, tuple[str, ...]] = {
+    "verl's default": (),
+    "verl's gae": ("algorithm.adv_estimator=gae",),
+    "gdpo with verl's names": ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[acc,format]"),
+    "gdpo with weights": ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.weights=[1,0.5]"),
+    "dgpo": ("algorithm.adv_estimator=dgpo", *ONE_UPDATE),
+    "hadw": ("algorithm.adv_estimator=hadw",),
+    "drgrpo with its loss": ("algorithm.adv_estimator=drgrpo", *DRGRPO_LOSS),
+    "drgrpo with another loss on purpose": ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False"),
+    "drgrpo with KL in the reward": ("algorithm.adv_estimator=drgrpo", *DRGRPO_LOSS, "algorithm.use_kl_in_reward=True"),
+    "grpo with rewards to log": ("algorithm.adv_estimator=grpo", KEYS),
+    "gdpo as a primary configuration": ("--gdpo", "algorithm.rewards.keys=[acc,format]"),
+    "dgpo as a primary configuration": ("--dgpo", *ONE_UPDATE),
+    "hadw as a primary configuration": ("--hadw",),
+    "drgrpo as a primary configuration": ("--drgrpo",),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_it_runs_without_a_word(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    overrides = ACCEPTED[case]
+    name = "ppo_trainer"
+    if overrides and overrides[0].startswith("--"):
+        name, overrides = overrides[0].removeprefix("--"), overrides[1:]
+    with caplog.at_level(logging.WARNING, "verl_ext"):
+        check_run(compose(*overrides, config_name=name))
+    assert [record.getMessage() for record in caplog.records if record.name == "verl_ext"] == []
+
+
+DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
+    "settings of another estimator": (
+        ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "+algorithm.hadw.lambda_scale=1.5"),
+        "algorithm.hadw is set, but algorithm.adv_estimator=dgpo does not use it: remove it, or set "
+        "algorithm.adv_estimator=hadw",
+    ),
+    "our settings under verl's own estimator": (
+        ("algorithm.adv_estimator=grpo", "+algorithm.gdpo.whiten=token"),
+        "algorithm.gdpo is set, but algorithm.adv_estimator=grpo does not use it: remove it, or set "
+        "algorithm.adv_estimator=gdpo",
+    ),
+    "the settings of a base which is not chosen": (
+        ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=dgpo", *ONE_UPDATE, "+algorithm.gdpo.whiten=token"),
+        "algorithm.gdpo is set, but algorithm.adv_estimator=hadw does not use it",
+    ),
+    "weights that only verl could use": (
+        ("algorithm.adv_estimator=grpo", KEYS, "+algorithm.rewards.weights=[1,2]"),
+        "algorithm.rewards.weights has no effect on verl's grpo",
+    ),
+    "groups filtered by their total": (
+        (
+            "algorithm.adv_estimator=gdpo",
+            KEYS,
+            "++algorithm.filter_groups.enable=True",
+            "++algorithm.filter_groups.metric=reward",
+        ),
+        "algorithm.filter_groups.metric=reward drops groups whose total does not vary",
+    ),
+    "a balance that does not fit the loss": (
+        ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "+algorithm.dgpo.balance=sequence"),
+        "algorithm.dgpo.balance=sequence does not fit actor_rollout_ref.actor.loss_agg_mode=token-mean, whose mean "
+        "calls for token: set algorithm.dgpo.balance=auto",
+    ),
+    "a balance over tokens for a loss of its own": (
+        ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "actor_rollout_ref.actor.policy_loss.loss_mode=sapo"),
+        "loss_mode=sapo takes its mean over sequences whatever loss_agg_mode says: set algorithm.dgpo.balance=sequence",
+    ),
+    "a balance of several mini-batches": (
+        (
+            "algorithm.adv_estimator=dgpo",
+            "data.train_batch_size=256",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+        ),
+        "data.train_batch_size=256 with actor_rollout_ref.actor.ppo_mini_batch_size=64 makes several",
+    ),
+    "a loss that depends on the scale": (
+        ("algorithm.adv_estimator=hadw", "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov"),
+        "loss_mode=clip_cov depends on the scale of the advantages, which hadw changes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DOUBTFUL)
+def test_it_runs_with_one_warning(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    overrides, part = DOUBTFUL[case]
+    (message,) = warnings_of(caplog, *overrides)
+    assert part in message
+
+
+@pytest.mark.parametrize("name", ["dgpo", "drgrpo", "gdpo", "hadw"])
+@pytest.mark.parametrize("form", ["primary", "group"])
+def test_a_preset_sets_the_estimator_and_its_settings(name: str, form: str) -> None:
+    config = compose(config_name=name) if form == "primary" else compose(f"+verl_ext={name}")
+    assert config.algorithm.adv_estimator == name
+    assert config.algorithm[name] is not None
+    assert config.algorithm.rewards["keys"] is None
+    # All of verl's own is there.
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == 256
+    assert config.algorithm.gamma == 1.0
+
+
+@pytest.mark.parametrize("form", ["primary", "group"])
+def test_the_drgrpo_preset_brings_its_loss(form: str) -> None:
+    overrides = ("data.max_response_length=3000",)
+    config = compose(*overrides, config_name="drgrpo") if form == "primary" else compose("+verl_ext=drgrpo", *overrides)
+    actor = config.actor_rollout_ref.actor
+    assert (actor.loss_agg_mode, actor.loss_scale_factor) == ("seq-mean-token-sum-norm", 3000)
+    assert actor.use_kl_loss is False
+    check_run(config)
+
+
+@pytest.mark.parametrize("form", ["primary", "group"])
+def test_settings_of_a_preset_need_no_plus_and_a_typo_is_refused(form: str) -> None:
+    def composed(*overrides: str):
+        if form == "primary":
+            return compose(*overrides, config_name="hadw")
+        return compose("+verl_ext=hadw", *overrides)
+
+    config = composed("algorithm.hadw.base=gdpo", "algorithm.gdpo.whiten=token", "algorithm.rewards.keys=[acc,format]")
+    check_run(config)
+    assert (config.algorithm.hadw.base, config.algorithm.gdpo.whiten) == ("gdpo", "token")
+    with pytest.raises(Exception, match=re.escape("algorithm.hadw.lambda_scal")) as caught:
+        composed("algorithm.hadw.lambda_scal=1.5")
+    assert type(caught.value).__module__.startswith("hydra.")
+
+
+def test_several_presets_can_be_put_together() -> None:
+    config = compose("+verl_ext=[cpu,gdpo]", "algorithm.rewards.keys=[acc,format]")
+    assert config.algorithm.adv_estimator == "gdpo"
+    assert config.trainer.device == "cpu"
+    check_run(config)
+
+
+def test_a_preset_s_defaults_are_the_settings_defaults() -> None:
+    from verl_ext.integration.config import read_settings
+    from verl_ext.settings import Settings
+
+    assert read_settings(compose(config_name="hadw").algorithm) == Settings()
+
+
+def test_a_plain_file_of_the_user_works(tmp_path) -> None:
+    """A primary configuration of one's own, with verl's as its base and our settings in plain YAML."""
+    import hydra
+
+    (tmp_path / "mine.yaml").write_text(
+        "hydra: {searchpath: ['pkg://verl.trainer.config']}\n"
+        "defaults: [ppo_trainer, _self_]\n"
+        "algorithm:\n"
+        "  adv_estimator: gdpo\n"
+        "  rewards: {keys: [acc, format], weights: [1, 0.5]}\n"
+        "  gdpo: {whiten: token, conditions: {format: {on: acc, at_least: 1}}}\n"
+    )
+    with hydra.initialize_config_dir(str(tmp_path), version_base=None):
+        config = hydra.compose("mine")
+    check_run(config)
+    from verl_ext.integration.config import read_settings
+
+    settings = read_settings(config.algorithm)
+    assert settings.rewards.weights == (1.0, 0.5)
+    assert settings.gdpo.whiten == "token"
+    assert settings.gdpo.conditions["format"] == {"on": "acc", "at_least": 1}
+
+
+def test_the_estimator_s_name_may_be_verl_s_enum() -> None:
+    from verl.trainer.ppo.core_algos import AdvantageEstimator
+
+    config = compose(KEYS)
+    config.algorithm.adv_estimator = AdvantageEstimator.GDPO
+    check_run(config)
+    config = compose()
+    config.algorithm.adv_estimator = AdvantageEstimator.GDPO
+    with pytest.raises(ConfigurationError, match=r"adv_estimator=gdpo cannot run"):
+        check_run(config)

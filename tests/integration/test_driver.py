@@ -1,0 +1,48 @@
+"""verl's own command line: what is wrong stops it in the driver, before Ray starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+
+def main_ppo(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    return done, time.monotonic() - began
+
+
+@pytest.mark.parametrize("use_v1", [True, False], ids=["v1", "legacy"])
+def test_a_misspelt_estimator_stops_before_ray_starts(tmp_path: Path, use_v1: bool) -> None:
+    done, _ = main_ppo(
+        tmp_path,
+        "algorithm.adv_estimator=gdop",
+        f"trainer.use_v1={use_v1}",
+        f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray",
+    )
+    assert done.returncode == 1
+    assert "unknown estimator 'gdop' (did you mean 'gdpo'?); valid: 'dgpo', 'drgrpo'" in done.stderr
+    assert not (tmp_path / "ray").exists()
+    assert "Started a local Ray instance" not in done.stdout + done.stderr
+
+
+def test_the_presets_are_on_the_command_line_as_primary_configuration_and_as_group(tmp_path: Path) -> None:
+    done, _ = main_ppo(
+        tmp_path, "--config-name", "gdpo", "--cfg", "job", "algorithm.gdpo.whiten=token", "algorithm.rewards.keys=[a,b]"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "adv_estimator: gdpo" in done.stdout
+    assert "whiten: token" in done.stdout
+    done, _ = main_ppo(tmp_path, "--cfg", "job", "+verl_ext=gdpo", "algorithm.gdpo.whitn=token")
+    assert done.returncode == 1
+    assert "algorithm.gdpo.whitn" in done.stderr

@@ -1,0 +1,371 @@
+"""How the package gets into verl, and what is said where it does not. One fresh interpreter a story."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+from verl_ext.errors import IntegrationError
+
+PRELUDE = """
+import logging, sys, warnings
+warnings.simplefilter("always")
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", force=True)
+"""
+# Estimators of verl's own still work: one group of two, right and wrong, std sqrt(0.5).
+OTHERS_WORK = """
+import torch
+from verl.trainer.ppo import core_algos
+scores, mask = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.ones(2, 2)
+for name in ("grpo", "rloo", "grpo_passk"):
+    assert name in core_algos.ADV_ESTIMATOR_REGISTRY
+advantages, _ = core_algos.get_adv_estimator_fn("grpo")(scores, mask, index=["a", "a"])
+assert abs(advantages[0, 0].item() - 0.5 / 0.5 ** 0.5) < 1e-4, advantages
+"""
+REFUSING = """
+from verl_ext.errors import IntegrationError
+for name in ("dgpo", "drgrpo", "gdpo", "hadw"):
+    try:
+        core_algos.get_adv_estimator_fn(name)(
+            token_level_rewards=scores, response_mask=mask, index=["a", "a"], config=None
+        )
+    except IntegrationError as error:
+        print("REFUSED", name, str(error).replace(chr(10), " | "))
+    else:
+        raise SystemExit(f"{name} computed")
+"""
+
+
+@dataclass
+class Told:
+    out: str
+    err: str
+
+
+def story(*parts: str, **environment: str) -> Told:
+    """Run the parts in a new interpreter, which must end well."""
+    code = PRELUDE + "\n".join(textwrap.dedent(part) for part in parts)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return Told(done.stdout, done.stderr)
+
+
+def breaking(module: str, statement: str) -> str:
+    """A verl whose `module` differs by `statement`, run before any hook sees the module."""
+    return f"""
+    from verl_ext.integration.imports import after_import
+
+    def changed(module):
+        {statement}
+
+    after_import({module!r}, changed)
+    """
+
+
+def test_import_verl_registers_all_four_and_keeps_what_it_replaced() -> None:
+    told = story(
+        """
+        import verl
+        assert "verl.trainer.ppo.core_algos" not in sys.modules, "the plugin must not import what verl does not"
+        from verl.trainer.ppo import core_algos
+        registry = core_algos.ADV_ESTIMATOR_REGISTRY
+        for name in ("dgpo", "drgrpo", "gdpo", "hadw"):
+            function = core_algos.get_adv_estimator_fn(name)
+            assert function.__module__ == "verl_ext.integration.registry", name
+            print(name, getattr(function.replaced, "__qualname__", None))
+        assert core_algos.get_adv_estimator_fn(core_algos.AdvantageEstimator.GDPO) is registry["gdpo"]
+        """
+    )
+    assert told.out.split("\n")[:4] == [
+        "dgpo None",
+        "drgrpo None",
+        "gdpo compute_gdpo_outcome_advantage",
+        "hadw None",
+    ]
+
+
+def test_loading_the_plugin_again_and_reloading_verl_s_module_change_nothing() -> None:
+    story(
+        """
+        import importlib
+        import verl
+        from verl.trainer.ppo import core_algos, ray_trainer
+        from verl_ext.integration import hooks, plugin
+        before = dict(core_algos.ADV_ESTIMATOR_REGISTRY)
+        advantage, fit = ray_trainer.compute_advantage, ray_trainer.RayPPOTrainer.fit
+        count = len(hooks.HOOKS)
+        importlib.reload(plugin)
+        importlib.reload(plugin)
+        assert core_algos.ADV_ESTIMATOR_REGISTRY == before
+        assert (ray_trainer.compute_advantage, ray_trainer.RayPPOTrainer.fit) == (advantage, fit)
+        assert len(hooks.HOOKS) == count
+        assert before["gdpo"].replaced.__module__ == "verl.trainer.ppo.core_algos"
+        # verl's module run anew: what it registers is replaced again, and no function of ours stands for another.
+        importlib.reload(core_algos)
+        again = core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"]
+        assert again.__module__ == "verl_ext.integration.registry"
+        assert again.replaced.__module__ == "verl.trainer.ppo.core_algos"
+        assert hooks.HOOKS["verl.trainer.ppo.core_algos"].state == "holds"
+        """
+    )
+
+
+def test_verl_s_gdpo_is_reported_as_replaced_once_a_run() -> None:
+    told = story(
+        """
+        import verl
+        from tests.integration.configs import compose
+        from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+        from verl_ext.integration.attach import attach
+
+        class Trainer(PPOTrainer):
+            def on_step_end(self): ...
+            def on_sample_end(self): ...
+
+        config = compose("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[a]")
+        trainer = Trainer.__new__(Trainer)
+        Trainer.__init__(trainer, config)
+        """
+    )
+    replaced = [line for line in told.err.splitlines() if "in place of" in line]
+    assert len(replaced) == 1
+    assert "INFO verl_ext" in replaced[0]
+    assert "verl_ext's gdpo, in place of verl.trainer.ppo.core_algos.compute_gdpo_outcome_advantage" in replaced[0]
+
+
+def test_plugins_can_be_switched_off() -> None:
+    story(
+        """
+        import verl
+        from verl.trainer.ppo import core_algos
+        assert "verl_ext" not in sys.modules
+        assert "hadw" not in core_algos.ADV_ESTIMATOR_REGISTRY
+        assert core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"].__module__ == "verl.trainer.ppo.core_algos"
+        """,
+        VERL_USE_EXTERNAL_PLUGINS="none",
+    )
+
+
+def test_the_module_can_be_named_where_entry_points_are_off() -> None:
+    story(
+        """
+        import verl
+        from verl.trainer.ppo import core_algos
+        assert core_algos.ADV_ESTIMATOR_REGISTRY["hadw"].__module__ == "verl_ext.integration.registry"
+        """,
+        VERL_USE_EXTERNAL_PLUGINS="none",
+        VERL_USE_EXTERNAL_MODULES="verl_ext.integration.plugin",
+    )
+
+
+BROKEN = {
+    "the V1 trainer": (
+        "verl.trainer.ppo.v1.trainer_base",
+        "module.PPOTrainer._compute_advantage = lambda self, batch, timing: batch",
+        "takes (self, batch, timing), expected (self, batch, metrics)",
+    ),
+    "the legacy trainer": (
+        "verl.trainer.ppo.ray_trainer",
+        "module.compute_advantage = lambda data, adv_estimator, world: data",
+        "takes (data, adv_estimator, world), expected (data, adv_estimator)",
+    ),
+    "the driver": (
+        "verl.utils.config",
+        "module.validate_config = lambda config, roles: None",
+        "takes (config, roles), expected (config, use_reference_policy, use_critic)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_verl_that_moved_is_loud_and_only_our_estimators_refuse(case: str) -> None:
+    module, statement, part = BROKEN[case]
+    told = story(breaking(module, statement), f"import verl\nimport {module}", OTHERS_WORK, REFUSING)
+    assert f"ERROR verl_ext hook into {module}" in told.err
+    assert f"RuntimeWarning: verl_ext: hook into {module}" in told.err
+    assert part in told.err
+    refused = [line for line in told.out.splitlines() if line.startswith("REFUSED")]
+    assert len(refused) == 4
+    assert all(part in line and module in line and "python -m verl_ext doctor" in line for line in refused)
+
+
+class Trainer:
+    """Verl's, as far as our hooks touch it."""
+
+    def __init__(self, config): ...
+    def _compute_advantage(self, batch, metrics): ...
+    def _save_checkpoint(self): ...
+    def _load_checkpoint(self): ...
+
+
+class LegacyTrainer(Trainer):
+    def __init__(self, config, tokenizer, role_worker_mapping, resource_pool_manager): ...
+    def fit(self): ...
+
+
+class SeparateTrainer:
+    def _fit_compute_advantage(self, batch): ...
+
+
+def of_v1() -> SimpleNamespace:
+    queue = SimpleNamespace(kv_batch_get=lambda keys, partition_id, select_fields=None: None)
+    return SimpleNamespace(PPOTrainer=type("PPOTrainer", (), dict(vars(Trainer))), tq=queue)
+
+
+def of_legacy() -> SimpleNamespace:
+    members = dict(vars(Trainer)) | {name: vars(LegacyTrainer)[name] for name in ("__init__", "fit")}
+    return SimpleNamespace(
+        RayPPOTrainer=type("RayPPOTrainer", (), members),
+        compute_advantage=lambda data, adv_estimator, gamma=1.0: None,
+        compute_data_metrics=lambda batch, use_critic=True: None,
+    )
+
+
+def of_separation() -> SimpleNamespace:
+    return SimpleNamespace(SeparateRayPPOTrainer=type("SeparateRayPPOTrainer", (), dict(vars(SeparateTrainer))))
+
+
+def of_core() -> SimpleNamespace:
+    return SimpleNamespace(ADV_ESTIMATOR_REGISTRY={"gdpo": min}, get_adv_estimator_fn=lambda name_or_enum: None)
+
+
+INSTALLERS = {
+    "v1": ("verl_ext.integration.trainer:install", of_v1),
+    "legacy": ("verl_ext.integration.legacy:install", of_legacy),
+    "separation": ("verl_ext.integration.legacy:install_separation", of_separation),
+    "core": ("verl_ext.integration.registry:install", of_core),
+}
+TOUCHED = [
+    ("v1", "PPOTrainer.__init__"),
+    ("v1", "PPOTrainer._compute_advantage"),
+    ("v1", "PPOTrainer._save_checkpoint"),
+    ("v1", "PPOTrainer._load_checkpoint"),
+    ("v1", "tq.kv_batch_get"),
+    ("legacy", "RayPPOTrainer.__init__"),
+    ("legacy", "RayPPOTrainer.fit"),
+    ("legacy", "RayPPOTrainer._save_checkpoint"),
+    ("legacy", "RayPPOTrainer._load_checkpoint"),
+    ("legacy", "compute_advantage"),
+    ("legacy", "compute_data_metrics"),
+    ("separation", "SeparateRayPPOTrainer._fit_compute_advantage"),
+    ("core", "get_adv_estimator_fn"),
+]
+
+
+def install(which: str, module: SimpleNamespace) -> None:
+    home, name = INSTALLERS[which][0].split(":")
+    getattr(importlib.import_module(home), name)(module)
+
+
+def members(module: SimpleNamespace) -> dict[str, object]:
+    found = {}
+    for name, value in vars(module).items():
+        found[name] = dict(value) if isinstance(value, dict) else value
+        if isinstance(value, type):
+            found |= {f"{name}.{key}": member for key, member in vars(value).items() if callable(member)}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("which", "path", "change"),
+    [(*touched, "moved") for touched in TOUCHED]
+    # A class without an `__init__` of its own has that of `object`.
+    + [(*touched, "gone") for touched in TOUCHED if not touched[1].endswith("__init__")],
+)
+def test_whatever_moves_is_named_and_nothing_is_installed_by_halves(which: str, path: str, change: str) -> None:
+    module = owner = INSTALLERS[which][1]()
+    *owners, name = path.split(".")
+    for step in owners:
+        owner = getattr(owner, step)
+    if change == "moved":
+        setattr(owner, name, lambda something, quite, different: None)
+    else:
+        delattr(owner, name)
+    before = members(module)
+    with pytest.raises((IntegrationError, AttributeError), match=re.escape(name if change == "gone" else "quite")):
+        install(which, module)
+    assert members(module) == before
+
+
+@pytest.mark.parametrize("which", ["v1", "legacy", "core"])
+def test_what_has_not_moved_is_installed_and_once_only(which: str) -> None:
+    module = INSTALLERS[which][1]()
+    before = members(module)
+    install(which, module)
+    after = members(module)
+    assert after != before
+    install(which, module)
+    assert members(module) == after
+
+
+def test_further_optional_parameters_of_verl_are_welcome() -> None:
+    module = of_v1()
+    module.PPOTrainer._compute_advantage = lambda self, batch, metrics, timing=None, **more: None
+    install("v1", module)
+
+
+def test_a_registry_that_is_none_leaves_nothing_half_registered() -> None:
+    told = story(
+        breaking("verl.trainer.ppo.core_algos", "module.get_adv_estimator_fn = lambda name, device: None"),
+        """
+        import verl
+        from verl.trainer.ppo import core_algos
+        registry = core_algos.ADV_ESTIMATOR_REGISTRY
+        assert registry["gdpo"].__module__ == "verl.trainer.ppo.core_algos"
+        print(sorted(set(registry) & {"dgpo", "drgrpo", "hadw"}))
+        """,
+    )
+    assert "ERROR verl_ext hook into verl.trainer.ppo.core_algos" in told.err
+    assert told.out.splitlines()[-1] == "[]"
+
+
+def test_a_run_with_our_estimator_does_not_start_on_a_verl_that_moved() -> None:
+    told = story(
+        breaking(
+            "verl.trainer.ppo.v1.trainer_base",
+            "module.PPOTrainer._compute_advantage = lambda self, batch, timing: batch",
+        ),
+        """
+        import verl
+        import verl.trainer.ppo.v1.trainer_base
+        from tests.integration.configs import compose
+        from verl.utils.config import validate_config
+        from verl_ext.errors import IntegrationError
+        config = compose("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False")
+        try:
+            validate_config(config, use_reference_policy=False, use_critic=False)
+        except IntegrationError as error:
+            print("REFUSED", error)
+        """,
+    )
+    assert "REFUSED verl_ext is not fully installed into verl" in told.out
+
+
+def test_an_error_of_the_plugin_itself_is_not_lost() -> None:
+    """verl logs what a plugin raises at DEBUG only."""
+    told = story(
+        """
+        import verl_ext.cpu.plugin
+        def install():
+            raise RuntimeError("something in the plugin broke")
+        verl_ext.cpu.plugin.install = install
+        import verl
+        """,
+        OTHERS_WORK,
+        REFUSING,
+    )
+    assert (
+        "ERROR verl_ext verl_ext is installed but cannot work: RuntimeError: something in the plugin broke" in told.err
+    )
+    assert "RuntimeWarning: verl_ext is installed but cannot work" in told.err
+    assert told.out.count("something in the plugin broke") == 4

@@ -1,0 +1,5 @@
+"""`python -m verl_ext`."""
+
+from verl_ext.cli import main
+
+raise SystemExit(main())

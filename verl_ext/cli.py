@@ -1,0 +1,47 @@
+"""The command line: `verl-ext doctor` and `verl-ext report`, also as `python -m verl_ext ...`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from verl_ext import __version__
+from verl_ext.errors import VerlExtError
+from verl_ext.report import command as report_command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 0 when all is well."""
+    parser = argparse.ArgumentParser(prog="verl-ext", description="Advantage estimators and named rewards for verl.")
+    parser.add_argument("--version", action="version", version=f"verl_ext {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    doctor = commands.add_parser(
+        "doctor",
+        help="say whether verl loads this package, and what does not hold",
+        description="Import verl as a training process does and report versions, entry point, registered estimators "
+        "and hooks. Exit status 1 if a run with these estimators would not work.",
+    )
+    doctor.add_argument("--verbose", action="store_true", help="show the tracebacks of what failed")
+    report = commands.add_parser(
+        "report",
+        help="a table and a picture of the rewards of one or several runs",
+        description="Compare runs by what verl's file logger wrote (trainer.logger=[console,file]).",
+    )
+    report_command.add_arguments(report)
+    options = parser.parse_args(arguments)
+    if options.command == "report":
+        return _report(options)
+    from verl_ext.integration.doctor import diagnose
+
+    return diagnose(verbose=options.verbose)
+
+
+def _report(options: argparse.Namespace) -> int:
+    try:
+        text = report_command.report(options)
+    except VerlExtError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 1
+    sys.stdout.write(text + "\n")
+    return 0

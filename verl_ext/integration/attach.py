@@ -1,0 +1,166 @@
+"""What this package keeps on a trainer: its settings and its state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_ext.core.chain import Chain
+from verl_ext.core.state import RunState
+from verl_ext.errors import ConfigurationError
+from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.integration import checkpoint, hooks
+from verl_ext.integration.config import read_settings
+from verl_ext.settings import Settings
+
+logger = logging.getLogger("verl_ext")
+
+ATTRIBUTE = "_verl_ext"
+
+
+@dataclass
+class TrainerRun:
+    """One trainer's run under this package."""
+
+    name: str
+    """verl's `algorithm.adv_estimator`."""
+    settings: Settings
+    state: RunState = field(default_factory=RunState)
+    chain: Chain | None = field(init=False, default=None)
+    """The estimator's steps, None for an estimator of verl's own."""
+
+    def __post_init__(self) -> None:
+        if self.name in ESTIMATORS:
+            self.chain = build(self.name, self.settings)
+
+    @property
+    def ours(self) -> bool:
+        """Whether the run's estimator is one of this package's."""
+        return self.chain is not None
+
+    @property
+    def watches(self) -> bool:
+        """Whether the run has anything to do for us: our estimator, or rewards to log for another one."""
+        return self.ours or self.settings.rewards.keys is not None
+
+    @property
+    def stateful(self) -> bool:
+        """Whether there is something to save with a checkpoint."""
+        return self.chain is not None and self.chain.stateful
+
+
+def estimator_name(config: Any) -> str:
+    """The name in `algorithm.adv_estimator`, which may be an enum."""
+    found = config.algorithm.adv_estimator
+    return str(getattr(found, "value", found))
+
+
+def attach(trainer: Any, config: Any) -> TrainerRun:
+    """Give a trainer its run, checking the configuration first."""
+    from verl_ext.integration import checks
+
+    checks.check_run(config)
+    mode = OmegaConf.select(config, "actor_rollout_ref.actor.loss_agg_mode") or "token-mean"
+    name = estimator_name(config)
+    try:
+        settings = read_settings(config.algorithm, loss_agg_mode=mode)
+    except ConfigurationError:  # another estimator's entries of the same names, of which `check_run` has warned
+        if name in ESTIMATORS:
+            raise
+        settings = Settings()
+    run = TrainerRun(name, settings)
+    setattr(trainer, ATTRIBUTE, run)
+    if run.ours:
+        from verl.trainer.ppo import core_algos
+
+        replaced = getattr(core_algos.ADV_ESTIMATOR_REGISTRY[run.name], "replaced", None)
+        note = f", in place of {replaced.__module__}.{replaced.__qualname__}" if replaced is not None else ""
+        logger.info("advantages by verl_ext's %s%s", run.name, note)
+    return run
+
+
+def run_of(trainer: Any) -> TrainerRun | None:
+    """The run of a trainer, None before it has one."""
+    return getattr(trainer, ATTRIBUTE, None)
+
+
+def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
+    """A trainer's `__init__(self, config, ...)`: check and attach before verl builds anything.
+
+    A subclass with an `__init__` of another shape is attached by the base's, which it then must call.
+    """
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        config = kwargs.get("config", args[0] if args else None)
+        if run_of(self) is None and OmegaConf.is_config(config) and "algorithm" in config:
+            attach(self, config)
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def wrap_save(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_save_checkpoint(self)`: our state first, so that a checkpoint made current always has it."""
+
+    def _save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = run_of(self)
+        if run is not None and run.stateful:
+            checkpoint.save_for(self, run.state)
+        return original(self, *args, **kwargs)
+
+    return _save_checkpoint
+
+
+def wrap_load(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_load_checkpoint(self)`: our state after verl has found out at which step it resumes."""
+
+    def _load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        load_state(self)
+        return result
+
+    return _load_checkpoint
+
+
+def load_state(trainer: Any) -> None:
+    """Read the estimators' state of a trainer that has found out at which step it resumes."""
+    run = run_of(trainer)
+    if run is not None and run.stateful:
+        checkpoint.load_for(trainer, run.state, name=run.name)
+
+
+Wrappers = Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
+
+WRAPPERS: Wrappers = MappingProxyType(
+    {"__init__": wrap_init, "_save_checkpoint": wrap_save, "_load_checkpoint": wrap_load}
+)
+"""Methods of every trainer that we wrap; the trainer modules add their own."""
+
+
+def adopt(cls: type, wrappers: Wrappers) -> None:
+    """Wrap a trainer class now, and what its subclasses override as they are defined.
+
+    A subclass need not call `super` to keep our part: those of verl's experimental trainers do not, not even in
+    `__init__`.
+    """
+    previous = vars(cls).get("__init_subclass__")
+
+    def __init_subclass__(sub: type, **kwargs: Any) -> None:
+        (super(cls, sub).__init_subclass__ if previous is None else previous.__get__(None, sub))(**kwargs)
+        _wrap_own(sub, wrappers)
+
+    _wrap_own(cls, wrappers)
+    if not getattr(getattr(previous, "__func__", None), hooks.MARK, False):
+        setattr(__init_subclass__, hooks.MARK, True)
+        cls.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment]
+
+
+def _wrap_own(cls: type, wrappers: Wrappers) -> None:
+    for name, make in wrappers.items():
+        if name in vars(cls):
+            hooks.wrap(cls, name, make)

@@ -1,0 +1,110 @@
+"""The estimators' state beside a checkpoint of verl: one JSON file, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from verl_ext import __version__
+from verl_ext.core.state import RunState
+from verl_ext.errors import CheckpointError
+
+logger = logging.getLogger("verl_ext")
+
+FILE = "verl_ext.json"
+FORMAT = 1
+
+
+def save(folder: str | os.PathLike[str], run: RunState, *, step: int) -> Path:
+    """Write the state into `folder`, atomically: a reader sees the old file or the new one."""
+    path = Path(folder) / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = {"format": FORMAT, "verl_ext": __version__, "global_step": step, "estimators": run.state_dict()}
+    temporary = path.with_name(f".{FILE}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(data, file, indent=2, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+    return path
+
+
+def load(folder: str | os.PathLike[str], run: RunState) -> bool:
+    """Read the state of `folder` into `run`; False if there is none, an error naming the file if it is damaged."""
+    path = Path(folder) / FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict) or not isinstance(data.get("estimators"), dict):
+            raise CheckpointError("it holds no estimators")
+        if data.get("format") != FORMAT:
+            raise CheckpointError(f"it has format {data.get('format')!r}, this version reads {FORMAT}")
+        run.load_state_dict(data["estimators"])
+    except (ValueError, RecursionError, CheckpointError) as error:
+        raise CheckpointError(
+            f"{path} is damaged: {error}; resume from another checkpoint, or delete the file to start the estimator's "
+            "history anew on purpose"
+        ) from error
+    return True
+
+
+def save_for(trainer: Any, run: RunState) -> None:
+    """Before verl's own save, whose tracker file makes the checkpoint current."""
+    if run.state_dict():
+        step = step_of(trainer)
+        path = save(Path(trainer.config.trainer.default_local_dir) / f"global_step_{step}", run, step=step)
+        logger.info("saved the estimators' state to %s", path)
+
+
+def load_for(trainer: Any, run: RunState, *, name: str) -> None:
+    """After verl's own load; a resumed run whose history is not there says so."""
+    config = trainer.config.trainer
+    if config.resume_mode == "disable" or step_of(trainer) <= 0:
+        return
+    if config.resume_mode == "resume_path":
+        folder = Path(config.resume_from_path)
+    else:
+        folder = Path(config.default_local_dir) / f"global_step_{step_of(trainer)}"
+    if load(folder, run):
+        if name not in run.states:
+            logger.warning("%s holds no state of %s: its history starts anew", folder / FILE, name)
+        else:
+            logger.info("read the estimators' state from %s", folder / FILE)
+    else:
+        logger.warning(
+            "resuming at step %d, but %s does not exist: the history of %s starts anew in the middle of the run "
+            "(the checkpoint was written by another estimator, or without verl_ext)",
+            step_of(trainer),
+            folder / FILE,
+            name,
+        )
+
+
+def step_of(trainer: Any) -> int:
+    """The number in the checkpoint folder's name; the fully asynchronous trainer counts weight versions."""
+    version = getattr(trainer, "current_param_version", None)
+    return int(trainer.global_steps if version is None else version)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the renaming itself survive a power cut, where the file system allows it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        logger.debug("%s cannot be synced", folder)
+    finally:
+        os.close(handle)

@@ -1,0 +1,242 @@
+"""What is wrong with a configuration, said before Ray starts and again when the trainer is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_ext.core.chain import Chain
+from verl_ext.errors import ConfigurationError, listed, unknown
+from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.estimators.dgpo import balance_for
+from verl_ext.integration import hooks
+from verl_ext.integration.attach import estimator_name
+from verl_ext.integration.config import read_settings
+from verl_ext.settings import SECTIONS, DgpoSettings, Settings
+
+logger = logging.getLogger("verl_ext")
+
+ACTOR = "actor_rollout_ref.actor"
+# Losses of verl that aggregate in their own way whatever `loss_agg_mode` says, and those that scaled advantages change.
+OWN_AGGREGATION = ("sapo", "geo_mean")
+SCALE_SENSITIVE = ("clip_cov", "kl_cov", "dro")
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the rules look at."""
+
+    name: str
+    settings: Settings
+    chain: Chain | None
+    config: Any
+
+    @property
+    def per_reward(self) -> bool:
+        """Whether the estimator normalises each reward by itself."""
+        return self.chain is not None and self.chain.per_reward
+
+    def select(self, path: str) -> Any:
+        """An entry of the configuration, None where there is none."""
+        return OmegaConf.select(self.config, path)
+
+
+def check_run(config: Any, *, driver: bool = False) -> None:
+    """Raise one error that lists all that is wrong with a run's configuration; log what is only doubtful.
+
+    An estimator of verl's or of the user's is never refused for what its configuration holds. In the driver a name may
+    be unknown because it is registered where the trainer runs: there it is refused only if it looks misspelt.
+    """
+    name = estimator_name(config)
+    errors = list(_unknown_estimator(name, driver=driver)) + list(_misspelt_sections(name, config))
+    settings = None
+    try:
+        mode = OmegaConf.select(config, f"{ACTOR}.loss_agg_mode")
+        settings = read_settings(config.algorithm, loss_agg_mode=mode)
+    except ConfigurationError as error:
+        if name in ESTIMATORS:
+            errors.append(str(error))
+        else:
+            logger.warning("not read, since algorithm.adv_estimator=%s is not verl_ext's: %s", name, error)
+    chain = None
+    if settings is not None and name in ESTIMATORS:
+        hooks.require()
+        try:
+            chain = build(name, settings)
+        except ConfigurationError as error:
+            errors.append(str(error))
+            # The steps without what stands in their way, for the rules to go on with.
+            chain = build(name, replace(settings, norm_by_std=True, kl_in_reward=False, dgpo=DgpoSettings()))
+    given = Given(name, settings or Settings(), chain, config)
+    if chain is not None:
+        errors += [text for rule in ERRORS for text in rule(given)]
+    if errors:
+        lines = "".join(f"\n  - {text}" for text in errors)
+        how = f"\n(on the command line, settings of verl_ext take a leading + without the preset +verl_ext={name})"
+        raise ConfigurationError(
+            f"algorithm.adv_estimator={name} cannot run as configured:{lines}{how if name in ESTIMATORS else ''}"
+        )
+    if settings is not None:
+        for rule in WARNINGS:
+            for text in rule(given):
+                logger.warning("%s", text)
+
+
+def _misspelt_sections(name: str, config: Any) -> Iterator[str]:
+    if name not in ESTIMATORS:
+        return
+    from verl.trainer.config import AlgoConfig
+
+    known = {item.name for item in dataclasses.fields(AlgoConfig)} | set(SECTIONS)
+    for key in config.algorithm:
+        near = difflib.get_close_matches(str(key), SECTIONS, n=1, cutoff=0.7)
+        if near and key not in known:
+            yield f"algorithm: {unknown('section', key, SECTIONS)}"
+
+
+def _unknown_estimator(name: str, *, driver: bool) -> Iterator[str]:
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    if driver and name not in ADV_ESTIMATOR_REGISTRY and not difflib.get_close_matches(name, ADV_ESTIMATOR_REGISTRY):
+        logger.warning("algorithm.adv_estimator=%s is not registered in the driver: the trainer must register it", name)
+    elif name not in ADV_ESTIMATOR_REGISTRY:
+        yield (
+            f"algorithm.adv_estimator: {unknown('estimator', name, ADV_ESTIMATOR_REGISTRY)}; one of your own must be "
+            "registered in every process, by VERL_USE_EXTERNAL_MODULES or a verl.plugins entry point"
+        )
+
+
+def _missing_keys(given: Given) -> Iterator[str]:
+    if given.settings.rewards.keys is None and given.per_reward:
+        path = given.select("reward.custom_reward_function.path")
+        source = f"the reward function in {path}" if path else "your reward function (verl's own return `acc` at most)"
+        yield (
+            f"{given.name} normalises each reward by itself and needs their names: set algorithm.rewards.keys=[...] "
+            f"(or +algorithm.gdpo_reward_keys=[...]) to the keys that {source} returns beside `score`"
+        )
+
+
+def _conditions(given: Given) -> Iterator[str]:
+    keys = given.settings.rewards.keys
+    if keys is None or not given.per_reward:
+        return
+    for key, needed in (given.settings.gdpo.conditions or {}).items():
+        for found in (key, needed["on"]):
+            if found not in keys:
+                yield f"algorithm.gdpo.conditions: {unknown('reward', found, keys)} (algorithm.rewards.keys)"
+
+
+def _drgrpo_loss(given: Given) -> Iterator[str]:
+    if "drgrpo" not in _used(given) or not given.settings.drgrpo.check_loss:
+        return
+    length = given.select("data.max_response_length")
+    factor = given.select(f"{ACTOR}.loss_scale_factor")
+    loss = given.select(f"{ACTOR}.policy_loss.loss_mode")
+    wrong = []
+    if given.settings.loss_agg_mode != "seq-mean-token-sum-norm":
+        wrong.append(
+            (f"{ACTOR}.loss_agg_mode={given.settings.loss_agg_mode}", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm")
+        )
+    if factor is None:
+        wrong.append(
+            (
+                f"{ACTOR}.loss_scale_factor=null, which divides each micro-batch by its own longest response",
+                f"{ACTOR}.loss_scale_factor={length}",
+            )
+        )
+    elif not (isinstance(factor, int | float) and factor > 0):
+        wrong.append((f"{ACTOR}.loss_scale_factor={factor}", f"{ACTOR}.loss_scale_factor={length}"))
+    if loss in OWN_AGGREGATION:
+        wrong.append(
+            (
+                f"{ACTOR}.policy_loss.loss_mode={loss}, which aggregates in its own way",
+                f"{ACTOR}.policy_loss.loss_mode=vanilla",
+            )
+        )
+    if wrong:
+        yield (
+            "Dr. GRPO is also a loss: a response's token losses are summed and divided by a constant. Found "
+            + "; ".join(found for found, _ in wrong)
+            + ". Add "
+            + " ".join(override for _, override in wrong)
+            + " (or algorithm.drgrpo.check_loss=False to train with another loss on purpose)"
+        )
+
+
+def _used(given: Given) -> set[str]:
+    return {given.name, given.settings.hadw.base} if given.name == "hadw" else {given.name}
+
+
+def _unused_settings(given: Given) -> Iterator[str]:
+    # What stands at its default may come from a preset, and changes nothing.
+    for section in sorted(set(SECTIONS) - {"rewards"} - _used(given)):
+        if getattr(given.settings, section) != SECTIONS[section]():
+            yield (
+                f"algorithm.{section} is set, but algorithm.adv_estimator={given.name} does not use it: remove it, or "
+                f"set algorithm.adv_estimator={section}"
+            )
+    if given.name not in ESTIMATORS and given.settings.rewards.weights is not None:
+        yield (
+            f"algorithm.rewards.weights has no effect on verl's {given.name}, which takes the score; the rewards are "
+            f"only logged: remove it, or set algorithm.adv_estimator to one of {listed(ESTIMATORS)}"
+        )
+
+
+def _filtered_groups(given: Given) -> Iterator[str]:
+    rule = given.select("algorithm.filter_groups")
+    if rule is None or not rule.get("enable", False) or not given.per_reward:
+        return
+    if rule.get("metric") == "reward":
+        yield (
+            "algorithm.filter_groups.metric=reward drops groups whose total does not vary although single rewards do, "
+            f"which {given.name} learns from: set algorithm.filter_groups.enable=False, or a metric that varies too"
+        )
+
+
+def _balance(given: Given) -> Iterator[str]:
+    if "dgpo" not in _used(given):
+        return
+    fitting, chosen = balance_for(given.settings.loss_agg_mode), given.settings.dgpo.balance
+    if chosen not in ("auto", "none", fitting):
+        yield (
+            f"algorithm.dgpo.balance={chosen} does not fit {ACTOR}.loss_agg_mode={given.settings.loss_agg_mode}, whose "
+            f"mean calls for {fitting}: set algorithm.dgpo.balance=auto"
+        )
+    loss = given.select(f"{ACTOR}.policy_loss.loss_mode")
+    if chosen not in ("none", "sequence") and loss in OWN_AGGREGATION:
+        yield (
+            f"{ACTOR}.policy_loss.loss_mode={loss} takes its mean over sequences whatever loss_agg_mode says: set "
+            "algorithm.dgpo.balance=sequence"
+        )
+
+
+def _minibatches(given: Given) -> Iterator[str]:
+    if "dgpo" not in _used(given) or given.settings.dgpo.balance == "none":
+        return
+    batch = given.select("data.train_batch_size")
+    mini = given.select(f"{ACTOR}.ppo_mini_batch_size")
+    if batch and mini and batch > mini:
+        yield (
+            f"dgpo's balancing factor is one of the whole batch, exact for one update a step; data.train_batch_size="
+            f"{batch} with {ACTOR}.ppo_mini_batch_size={mini} makes several (so it is in the authors' code too): watch "
+            f"dgpo/balance_z, or set {ACTOR}.ppo_mini_batch_size={batch}"
+        )
+
+
+def _scale_sensitive_loss(given: Given) -> Iterator[str]:
+    loss = given.select(f"{ACTOR}.policy_loss.loss_mode")
+    if given.name in ESTIMATORS and loss in SCALE_SENSITIVE:
+        yield (
+            f"{ACTOR}.policy_loss.loss_mode={loss} depends on the scale of the advantages, which {given.name} changes: "
+            "its thresholds may need tuning, or set loss_mode=vanilla"
+        )
+
+
+ERRORS = (_missing_keys, _conditions, _drgrpo_loss)
+WARNINGS = (_unused_settings, _filtered_groups, _balance, _minibatches, _scale_sensitive_loss)

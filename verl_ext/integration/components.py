@@ -1,0 +1,165 @@
+"""The named rewards of a batch, wherever verl put them, as columns of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_ext.core.groups import Array
+from verl_ext.core.rows import Rows, scores
+from verl_ext.errors import ConfigurationError, DataError, listed, unknown
+
+TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
+
+# What verl itself puts beside the rewards; never offered as a component.
+_NOT_REWARDS = frozenset({"uid", "index", "data_source", "ability", "reward_model", "extra_info", "agent_name"})
+_NUMBER = (bool, int, float, np.bool_, np.integer, np.floating)
+
+
+class Components:
+    """Columns by name, one value a trajectory.
+
+    A component is, in this order: the sum over the response of the batch field `token_level_scores_<key>` (a process
+    reward model's), the entry that the reward function returned, a field of its own (a colocated reward model's).
+    """
+
+    def __init__(
+        self,
+        *,
+        labels: Sequence[Hashable],
+        token_scores: Mapping[str, Array] | None = None,
+        infos: Sequence[Mapping[str, Any]] | None = None,
+        fields: Mapping[str, Any] | None = None,
+        rows: Rows | None = None,
+    ) -> None:
+        """`fields` hold one entry a trajectory, or one a row of the batch where `rows` are given."""
+        self.labels = labels
+        self._rows = rows
+        self._token_scores = dict(token_scores or {})
+        self._infos = infos
+        self._fields = dict(fields or {})
+
+    @classmethod
+    def of_batch(
+        cls,
+        rows: Rows,
+        labels: Sequence[Hashable],
+        mask: torch.Tensor,
+        fields: Mapping[str, Any] | None,
+        tensors: Mapping[str, Any] | None,
+    ) -> Components:
+        """From verl's `non_tensor_batch` and `batch`, one entry a row."""
+        token_scores = {}
+        for name in map(str, tensors.keys() if tensors is not None else ()):
+            if tensors is not None and name.startswith(TOKEN_FIELD):
+                if tensors[name].shape != mask.shape:
+                    raise DataError(
+                        f"batch field {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(mask.shape)} as "
+                        "response_mask"
+                    )
+                token_scores[name.removeprefix(TOKEN_FIELD)] = rows.take(scores(tensors[name], mask))
+        return cls(labels=labels, token_scores=token_scores, fields=fields, rows=rows)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._token_scores or key in self._seen_in_infos() or key in self._fields
+
+    def per_token(self, key: str) -> bool:
+        """Whether the component comes from a batch field `token_level_scores_<key>`."""
+        return key in self._token_scores
+
+    def _seen_in_infos(self) -> set[str]:
+        return set().union(*self._infos) if self._infos else set()
+
+    def names(self) -> list[str]:
+        """Names that could be meant: those of numbers."""
+        found = set(self._token_scores)
+        for info in self._infos or ():
+            found.update(key for key, value in info.items() if _is_number(value))
+        for key, values in self._fields.items():
+            if key not in _NOT_REWARDS and _length(values) and _is_number(values[0]):
+                found.add(key)
+        return sorted(found)
+
+    def column(self, key: str, setting: str) -> Array:
+        """`[N]` values; NaN is "not scored". `setting` is the configuration line that named the key."""
+        if key in self._token_scores:
+            return self._token_scores[key]
+        if self._infos is not None and key in self._seen_in_infos():
+            values = [info.get(key) for info in self._infos]
+            if any(value is None for value in values):
+                self._refuse_missing(key, setting)
+            return self._numbers(key, values)
+        if key in self._fields:
+            return self._numbers(key, self._taken(key))
+        raise ConfigurationError(f"{setting}: {unknown('reward component', key, self.names())}")
+
+    def _taken(self, key: str) -> Any:
+        """A field's entries of the scored rows."""
+        values = self._fields[key]
+        size = len(self.labels) if self._rows is None else len(self._rows.owner)
+        if (length := _length(values)) != size:
+            found = repr(values) if length is None else f"{type(values).__name__} of length {length}"
+            raise DataError(f"reward {key!r} is {found}, expected {size} numbers: one a row of the batch")
+        if self._rows is None or self._rows.plain:
+            return values
+        if isinstance(values, np.ndarray | torch.Tensor):
+            return values[self._rows.scored]
+        return [values[row] for row in self._rows.scored.tolist()]
+
+    def _numbers(self, key: str, values: Any) -> Array:
+        """One finite-or-NaN number a row."""
+        if isinstance(values, torch.Tensor):
+            values = values.detach().to(torch.float64).cpu().numpy()
+        elif not (isinstance(values, np.ndarray) and values.dtype.kind in "biuf"):
+            values = self._checked(key, list(values))
+        if values.dtype.kind not in "biuf":
+            raise DataError(f"reward {key!r} holds {values.dtype} ({values.flat[0]!r}), expected numbers")
+        column = values.astype(np.float64)
+        if column.shape == (len(self.labels), 1):
+            column = column[:, 0]
+        if column.shape != (len(self.labels),):
+            raise DataError(f"reward {key!r} has shape {column.shape}, expected ({len(self.labels)},): one a sample")
+        return column
+
+    def _checked(self, key: str, values: list[Any]) -> np.ndarray[Any, Any]:
+        kinds = set(map(type, values))
+        if not all(issubclass(kind, _NUMBER) for kind in kinds):
+            wrong = next((row for row, value in enumerate(values) if not _is_number(value)), None)
+            if wrong is not None:
+                raise DataError(
+                    f"reward {key!r} of uid {self.labels[wrong]!r} is {values[wrong]!r} "
+                    f"({type(values[wrong]).__name__}), expected one number a sample (NaN for 'not scored')"
+                )
+        try:
+            plain = [value.item() if isinstance(value, np.ndarray | torch.Tensor) else value for value in values]
+            return np.array([float(value) for value in plain], dtype=np.float64)
+        except OverflowError as error:  # a whole number beyond float64
+            raise DataError(f"reward {key!r} holds a number too large for float64: {error}") from error
+
+    def _refuse_missing(self, key: str, setting: str) -> None:
+        infos = self._infos or ()
+        missing = [row for row, info in enumerate(infos) if info.get(key) is None]
+        raise DataError(
+            f"reward {key!r} ({setting}) is missing from {len(missing)} of {len(infos)} samples, first of uid "
+            f"{self.labels[missing[0]]!r}, which has {listed(infos[missing[0]])}: the reward function must return the "
+            "same keys for every sample, NaN for 'not scored'"
+        )
+
+
+def _length(values: Any) -> int | None:
+    """How many entries, None for what is no list of them."""
+    try:
+        return None if isinstance(values, str | Mapping) else len(values)
+    except TypeError:  # a number, or an array of no dimension
+        return None
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    if isinstance(value, np.ndarray):
+        return value.size == 1 and value.dtype.kind in "biuf"
+    return isinstance(value, _NUMBER)

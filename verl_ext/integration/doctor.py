@@ -1,0 +1,180 @@
+"""`python -m verl_ext doctor`: whether verl loads this package here, and whether everything holds."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, entry_points, version
+
+from verl_ext import __version__
+from verl_ext.errors import IntegrationError
+from verl_ext.estimators import ESTIMATORS
+from verl_ext.integration import hooks
+
+PLUGIN = "verl_ext.integration.plugin"
+POLICY = "VERL_USE_EXTERNAL_PLUGINS"
+OLDEST = (0, 9)
+TESTED = "0.9.0 and 0.9.1"
+_PACKAGES = ("verl", "torch", "numpy", "ray", "TransferQueue", "tensordict", "transformers", "hydra-core", "vllm")
+_REINSTALL = "the installation of verl_ext is not whole: pip install --force-reinstall --no-deps verl_ext"
+# What verl's default trainer imports and the base requirements of verl do not bring.
+_NEEDED = ("transfer_queue", "cachetools", "fastapi", "uvicorn")
+
+
+class Report:
+    """Lines on the terminal; remembers whether one of them was a failure."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        self.verbose, self.failures = verbose, 0
+
+    def ok(self, text: str) -> None:
+        """Something that holds."""
+        print(f"  ok    {text}")
+
+    def note(self, text: str) -> None:
+        """Something worth knowing."""
+        print(f"  note  {text}")
+
+    def fail(self, text: str, remedy: str, error: BaseException | None = None) -> None:
+        """Something that would break a run, and what to do about it."""
+        self.failures += 1
+        print(f"  FAIL  {text}\n        {remedy}")
+        if self.verbose and error is not None:
+            traceback.print_exception(error, file=sys.stdout)
+
+
+def diagnose(*, verbose: bool = False) -> int:
+    """Print a report; 1 if something is wrong."""
+    report = Report(verbose=verbose)
+    print(f"verl_ext {__version__} on Python {platform.python_version()}")
+    print("versions")
+    for line in _versions():
+        print(f"        {line}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl warns of every engine that is not installed
+        if _verl(report):
+            _plugin(report)
+            _modules(report)
+            _registry(report)
+            _hooks(report)
+    if report.failures:
+        print(f"{report.failures} problem(s): a run with these estimators would not work here")
+    else:
+        print("all is well")
+    return 1 if report.failures else 0
+
+
+def _versions() -> Iterator[str]:
+    for package in _PACKAGES:
+        try:
+            yield f"{package} {version(package)}"
+        except PackageNotFoundError:
+            yield f"{package} is not installed"
+
+
+def _verl(report: Report) -> bool:
+    print("verl")
+    try:
+        found = importlib.import_module("verl").__version__
+    except ImportError as error:
+        report.fail(f"verl cannot be imported: {error}", "install it: pip install 'verl_ext[verl]'", error)
+        return False
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if numbers < OLDEST:
+        report.fail(f"verl {found} has no plugins", "install verl>=0.9.0")
+        return False
+    report.ok(f"verl {found} from {os.path.dirname(importlib.import_module('verl').__file__ or '')}")
+    return True
+
+
+def _plugin(report: Report) -> None:
+    print("plugin")
+    points = [point for point in entry_points(group="verl.plugins") if point.value == PLUGIN]
+    if not points:
+        report.fail(
+            f"no entry point of the group verl.plugins leads to {PLUGIN}",
+            "install the package instead of putting it on PYTHONPATH: pip install verl_ext (or pip install -e .)",
+        )
+    policy = os.environ.get(POLICY, "auto").strip()
+    if PLUGIN in sys.modules:
+        error = sys.modules[PLUGIN].broken
+        if error is None:
+            report.ok("verl loaded the plugin")
+        else:
+            report.fail(f"the plugin could not set itself up: {type(error).__name__}: {error}", _REINSTALL, error)
+    elif policy.lower() != "auto":
+        names = ", ".join(sorted({point.name for point in points})) or "verl_ext"
+        report.fail(
+            f"{POLICY}={policy} keeps verl from loading the plugin", f"unset it, or add {names} to it, on every node"
+        )
+    elif points:
+        try:
+            points[0].load()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what verl hid
+            report.fail(
+                f"the plugin cannot be imported: {type(error).__name__}: {error}",
+                f"verl hides this error: {_REINSTALL}",
+                error,
+            )
+        else:
+            report.fail("verl did not load the plugin although it can be imported", "this verl loads no plugins")
+    others = sorted({p.name for p in entry_points(group="verl.plugins") if p.value != PLUGIN})
+    if others:
+        report.note(f"other plugins of verl: {', '.join(others)}")
+
+
+def _modules(report: Report) -> None:
+    print("modules of verl")
+    for name in _NEEDED:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            report.fail(
+                f"{name} is missing: {error}", "verl's default trainer imports it: pip install 'verl_ext[verl]'"
+            )
+    for name in dict.fromkeys([*(hook.module for hook in hooks.HOOKS.values()), "verl.trainer.ppo.v1"]):
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - any failure to import is the finding
+            report.fail(f"{name} cannot be imported: {type(error).__name__}: {error}", "see --verbose", error)
+        else:
+            report.ok(name)
+
+
+def _registry(report: Report) -> None:
+    print("estimators in verl's registry")
+    try:
+        registry = importlib.import_module("verl.trainer.ppo.core_algos").ADV_ESTIMATOR_REGISTRY
+    except (ImportError, AttributeError) as error:
+        report.fail(f"verl's registry of estimators is not there: {error}", "see --verbose", error)
+        return
+    for name in ESTIMATORS:
+        function = registry.get(name)
+        if function is None:
+            report.fail(f"{name} is not registered", "see the plugin and hooks sections")
+        elif function.__module__ == PLUGIN:
+            report.fail(f"{name} refuses to run", "see the plugin section")
+        elif not getattr(function, hooks.MARK, False):
+            report.fail(f"{name} is registered by {function.__module__}", "another package replaced it, or see above")
+        else:
+            replaced = getattr(function, "replaced", None)
+            note = f", in place of {replaced.__module__}.{replaced.__qualname__}" if replaced is not None else ""
+            report.ok(f"{name} by verl_ext{note}")
+    report.note(f"others: {', '.join(sorted(set(registry) - set(ESTIMATORS)))}")
+
+
+def _hooks(report: Report) -> None:
+    print("hooks into verl")
+    for hook in hooks.HOOKS.values():
+        if hook.state == "holds":
+            report.ok(f"{hook.module}: {hook.purpose}")
+        else:
+            found = hook.error if hook.error is not None else "it never ran"
+            moved = isinstance(hook.error, IntegrationError | AttributeError)
+            remedy = f"supported: verl>=0.9.0, tested with {TESTED}" if moved or hook.error is None else _REINSTALL
+            report.fail(f"{hook.module}: {hook.purpose}: {found}", remedy, hook.error)

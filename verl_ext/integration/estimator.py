@@ -1,0 +1,223 @@
+"""One advantage computation: from verl's tensors to the core and back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_ext.core.batch import Batch, check_finite, unit_accuracy
+from verl_ext.core.chain import Chain
+from verl_ext.core.groups import Array, Bools
+from verl_ext.core.observe import advantage_metrics, reward_metrics
+from verl_ext.core.rows import Rows, broadcast, scores, token_counts
+from verl_ext.core.state import RunState
+from verl_ext.errors import ConfigurationError, DataError, listed
+from verl_ext.estimators import build
+from verl_ext.integration import hooks
+from verl_ext.integration.components import Components
+from verl_ext.integration.config import loss_of, plain
+from verl_ext.integration.context import StepContext, current
+from verl_ext.run import run_state
+from verl_ext.settings import Settings
+
+logger = logging.getLogger("verl_ext")
+
+SCORE = "score"
+
+
+@torch.no_grad()
+def compute(
+    name: str,
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    *,
+    index: Any,
+    config: Any,
+    non_tensor_batch: Mapping[str, Any] | None = None,
+    batch: Mapping[str, Any] | None = None,
+    **_other: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns `[B, L]` in verl's convention; the two are one tensor, as verl's own are.
+
+    `index` are the rows' uids, `config` is the `algorithm` section, components come from `non_tensor_batch` and from
+    `token_level_scores_<key>` tensors of `batch`. verl passes the last two to `gdpo` alone: inside a trainer they come
+    from its context.
+    """
+    hooks.require()
+    context = current() or StepContext(fields=non_tensor_batch, tensors=batch)
+    context.used = True
+    settings, chain = _built(name, config, context.loss_agg_mode)
+    uids = _uids(index, token_level_rewards, response_mask)
+    lengths = token_counts(response_mask)
+    rows = Rows.of_padding(padding_by_uid(uids, lengths)) if context.rows is None else context.rows
+    labels = rows.labels(uids)
+    if not labels:
+        return _both(broadcast(np.zeros(len(uids)), response_mask, token_level_rewards.dtype))
+    source = Source(settings, name, chain, rows, labels, token_level_rewards, response_mask, context)
+    trajectories = source.batch(rows.total(lengths))
+    run = run_state()
+    result = chain(trajectories, run.states.get(name))
+    run.states[name] = result.state
+    remark(run, {**_singletons(trajectories), **result.remarks})
+    context.metrics |= reward_metrics(trajectories) | advantage_metrics(result.advantages) | result.metrics
+    return _both(broadcast(rows.give(result.advantages), response_mask, token_level_rewards.dtype))
+
+
+_last: dict[str, tuple[tuple[str, str], Settings, Chain]] = {}
+
+
+def _built(name: str, config: Any, loss_agg_mode: str | None) -> tuple[Settings, Chain]:
+    """Settings and steps of this call, those of the call before where the configuration still says the same."""
+    given, mode = plain(config), loss_agg_mode or loss_of(config)
+    # As text: the caller may change its configuration in place, and 1 is not True.
+    said = repr(given), mode
+    if name in _last and _last[name][0] == said:
+        return _last[name][1:]
+    settings = Settings.parse(given, loss_agg_mode=mode)
+    chain = build(name, settings)
+    _last[name] = said, settings, chain
+    return settings, chain
+
+
+class Source:
+    """Where the rewards and the accuracy of one batch come from."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        chain: Chain,
+        rows: Rows,
+        labels: Sequence[Hashable],
+        token_level_rewards: torch.Tensor,
+        response_mask: torch.Tensor,
+        context: StepContext,
+    ) -> None:
+        self.settings, self.name, self.chain, self.rows, self.labels = settings, name, chain, rows, labels
+        self.rewards, self.mask, self.tensors = token_level_rewards, response_mask, context.tensors
+        self.components = context.components or Components.of_batch(
+            rows, labels, response_mask, context.fields, context.tensors
+        )
+        self._score: Array | None = None
+
+    def batch(self, lengths: Array) -> Batch:
+        """The trajectories as the core takes them."""
+        keys = self.settings.rewards.keys
+        if keys is None and self.chain.per_reward:
+            raise ConfigurationError(
+                f"{self.name} normalises each reward by itself and needs to know which: set "
+                f"algorithm.rewards.keys=[...] (or +algorithm.gdpo_reward_keys=[...]); the samples have "
+                f"{listed(self.components.names())}"
+            )
+        columns = [self.score()] if keys is None else [self.column(key, "algorithm.rewards.keys") for key in keys]
+        return Batch.of(
+            np.stack(columns, axis=1),
+            self.labels,
+            keys=(SCORE,) if keys is None else keys,
+            lengths=lengths,
+            accuracy=self.accuracy(),
+            penalty=self.penalty(),
+        )
+
+    def column(self, key: str, setting: str) -> Array:
+        """A component by name; `score` is the batch's score where the reward function names none so."""
+        if key == SCORE and key not in self.components:
+            return self.score()
+        return self.components.column(key, setting)
+
+    def score(self) -> Array:
+        """The combined score, before any KL term."""
+        if self._score is None:
+            before = self._before_kl()
+            self._score = self.rows.take(scores(self.rewards if before is None else before, self.mask))
+        return self._score
+
+    def penalty(self) -> Array | None:
+        """The KL part of the reward, where there is one and it can be told apart."""
+        if not self.settings.kl_in_reward:
+            return None
+        if self._before_kl() is None:
+            if self.settings.rewards.keys is None:
+                return None  # the total is all that is needed, and it holds the KL part
+            raise DataError(
+                "algorithm.use_kl_in_reward=True with algorithm.rewards.keys needs the scores before KL: pass them as "
+                "batch['token_level_scores']"
+            )
+        return self.rows.take(scores(self.rewards, self.mask)) - self.score()
+
+    def _before_kl(self) -> torch.Tensor | None:
+        """Token-level scores before KL, None where they are the rewards or unknown."""
+        if not self.settings.kl_in_reward or self.tensors is None or "token_level_scores" not in self.tensors:
+            return None
+        found: torch.Tensor = self.tensors["token_level_scores"]
+        return found
+
+    def accuracy(self) -> Array | None:
+        """Accuracy for the estimators that weigh by it."""
+        if not self.chain.needs_accuracy:
+            return None
+        where = f"algorithm.{self.name}"
+        chosen, threshold = accuracy_settings(self.name, self.settings)
+        key = chosen or ("acc" if "acc" in self.components else SCORE)
+        if key == SCORE and key not in self.components and self.settings.kl_in_reward and self._before_kl() is None:
+            raise DataError(
+                f"the accuracy must be taken before KL: set {where}.accuracy_key to a component, or pass "
+                "batch['token_level_scores']"
+            )
+        values = self.column(key, f"{where}.accuracy_key")
+        check_finite(values[:, None], [key], self.labels)
+        return unit_accuracy(values, key=key, threshold=threshold, where=where)
+
+
+def accuracy_settings(name: str, settings: Settings) -> tuple[str | None, float | None]:
+    """The `accuracy_key` and `accuracy_threshold` of an estimator's own section, where it has one."""
+    own = getattr(settings, name, None)
+    return getattr(own, "accuracy_key", None), getattr(own, "accuracy_threshold", None)
+
+
+def padding_by_uid(uids: Sequence[Hashable], lengths: Array) -> Bools:
+    """Rows that verl added to fill a batch: named `pad...`, and no token counts."""
+    padding = np.zeros(len(uids), dtype=bool)
+    for row in np.flatnonzero(lengths == 0).tolist():
+        uid = uids[row]
+        padding[row] = isinstance(uid, str) and uid.startswith("pad")
+    return padding
+
+
+def remark(run: RunState, remarks: Mapping[str, str]) -> None:
+    """Warn of each kind of thing once a run."""
+    for kind, text in remarks.items():
+        if kind not in run.remarked:
+            run.remarked.add(kind)
+            logger.warning("%s", text)
+
+
+def _singletons(batch: Batch) -> dict[str, str]:
+    alone = int((batch.groups.sizes == 1).sum())
+    if not alone:
+        return {}
+    return {
+        "singletons": f"{alone} of {len(batch.groups)} prompts have one response: with nothing to compare it with, its "
+        "advantage is 0; a run with actor_rollout_ref.rollout.n=1 learns nothing"
+    }
+
+
+def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashable]:
+    if rewards.shape != mask.shape or mask.dim() != 2:
+        raise DataError(
+            f"token_level_rewards {tuple(rewards.shape)} and response_mask {tuple(mask.shape)} must be [rows, tokens]"
+        )
+    if index is None:
+        raise DataError("the uids are missing: pass index=<one uid a row>")
+    uids: list[Hashable] = index.tolist() if hasattr(index, "tolist") else list(index)
+    if len(uids) != len(mask):
+        raise DataError(f"index holds {len(uids)} uids for {len(mask)} rows")
+    return uids
+
+
+def _both(advantages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return advantages, advantages

@@ -1,0 +1,179 @@
+"""verl's legacy trainer (`trainer.use_v1=False`) and the experimental trainers that are built on it.
+
+Follows `verl.trainer.ppo.ray_trainer` of verl 0.9.0 and 0.9.1: `compute_advantage(data, ...)` has the components in
+`data.non_tensor_batch`, but hands them to `gdpo` alone; the step's metrics are local to `RayPPOTrainer.fit`, which
+passes every step through `compute_data_metrics`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.observe import reward_metrics
+from verl_ext.core.rows import Rows, scores, token_counts
+from verl_ext.integration import attach, hooks
+from verl_ext.integration.attach import run_of
+from verl_ext.integration.components import TOKEN_FIELD, Components
+from verl_ext.integration.context import StepContext, activate, current
+from verl_ext.integration.estimator import SCORE, padding_by_uid
+from verl_ext.run import use_run_state
+
+_fitting: ContextVar[Any] = ContextVar("verl_ext_legacy_trainer", default=None)
+_pending: ContextVar[dict[str, float] | None] = ContextVar("verl_ext_pending_metrics", default=None)
+
+
+def install(ray_trainer: ModuleType) -> None:
+    """Wrap the functions by name in the module: those who import them by name later get the wrappers."""
+    cls = ray_trainer.RayPPOTrainer
+    hooks.expect_parameters(cls.__init__, "self", "config", "tokenizer", "role_worker_mapping", "resource_pool_manager")
+    hooks.expect_parameters(cls.fit, "self")
+    hooks.expect_parameters(cls._save_checkpoint, "self")
+    hooks.expect_parameters(cls._load_checkpoint, "self")
+    hooks.expect_parameters(ray_trainer.compute_advantage, "data", "adv_estimator")
+    hooks.expect_parameters(ray_trainer.compute_data_metrics, "batch", "use_critic")
+    hooks.wrap(ray_trainer, "compute_advantage", wrap_compute_advantage)
+    hooks.wrap(ray_trainer, "compute_data_metrics", wrap_compute_data_metrics)
+    own = {"fit": wrap_fit, "_fit_compute_advantage": wrap_fit_compute_advantage}
+    attach.adopt(cls, {**attach.WRAPPERS, **own})
+
+
+def install_separation(separation: ModuleType) -> None:
+    """The experimental trainers keep the step's metrics on the trainer; they were wrapped as they were defined."""
+    hooks.expect_parameters(separation.SeparateRayPPOTrainer._fit_compute_advantage, "self", "batch")
+
+
+def install_fully_async(fully_async: ModuleType) -> None:
+    """`FullyAsyncTrainer`, a Ray actor, loads its checkpoint in a method of another name."""
+    cls = fully_async.FullyAsyncTrainer.__ray_metadata__.modified_class
+    hooks.expect_parameters(cls.load_checkpoint, "self")
+    hooks.wrap(cls, "load_checkpoint", wrap_async_load)
+
+
+def wrap_async_load(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`load_checkpoint(self)`: our state after verl's."""
+
+    async def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = await original(self, *args, **kwargs)
+        attach.load_state(self)
+        return result
+
+    return load_checkpoint
+
+
+def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`compute_advantage(data, ...)` with the batch in reach of the estimator, on every trainer."""
+
+    def compute_advantage(data: Any, *args: Any, **kwargs: Any) -> Any:
+        context, trainer = current(), _fitting.get()
+        if context is not None:  # the V1 trainer's
+            context.tensors, context.fields = data.batch, data.non_tensor_batch
+            return original(data, *args, **kwargs)
+        run = run_of(trainer) if trainer is not None else None
+        if run is None:
+            with activate(StepContext(fields=data.non_tensor_batch, tensors=data.batch)):
+                return original(data, *args, **kwargs)
+        if not run.watches:
+            return original(data, *args, **kwargs)
+        context = StepContext(
+            trainer=trainer,
+            loss_agg_mode=run.settings.loss_agg_mode,
+            fields=data.non_tensor_batch,
+            tensors=data.batch,
+        )
+        with use_run_state(run.state), activate(context):
+            result = original(data, *args, **kwargs)
+        if not run.ours or run.settings.rewards.token_scores:
+            _watch(context, result, run)
+        pending = _pending.get()
+        if pending is not None:
+            pending.update(context.metrics)
+        return result
+
+    return compute_advantage
+
+
+def _watch(context: StepContext, data: Any, run: attach.TrainerRun) -> None:
+    """Log the named rewards for an estimator of verl's own, and write the token-score fields where asked for."""
+    mask, keys = data.batch["response_mask"], run.settings.rewards.keys or ()
+    uids = data.non_tensor_batch["uid"].tolist()
+    rows = Rows.of_padding(padding_by_uid(uids, token_counts(mask)))
+    # The score, for a reward function that names none so.
+    fields = {SCORE: scores(data.batch["token_level_scores"], mask), **(context.fields or {})}
+    components = Components.of_batch(rows, rows.labels(uids), mask, fields, context.tensors)
+    columns = [components.column(key, "algorithm.rewards.keys") for key in keys]
+    if not run.ours:
+        context.metrics |= reward_metrics(Batch.of(np.stack(columns, axis=1), components.labels, keys=keys))
+    if run.settings.rewards.token_scores:
+        width = mask.shape[1]
+        last = width - 1 - mask.flip(1).to(torch.int64).argmax(dim=1)
+        for key, column in zip(keys, columns, strict=True):
+            if components.per_token(key):
+                continue  # a process reward model's, which stays as it is
+            field = torch.zeros(mask.shape, dtype=torch.float32)
+            field[torch.arange(len(mask)), last] = torch.from_numpy(rows.give(np.nan_to_num(column, nan=0.0))).float()
+            data.batch[TOKEN_FIELD + key] = field
+
+
+def wrap_compute_data_metrics(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`compute_data_metrics(batch, ...)`: the way into the metrics that are local to `fit`."""
+
+    def compute_data_metrics(*args: Any, **kwargs: Any) -> Any:
+        metrics, pending = original(*args, **kwargs), _pending.get()
+        if pending:
+            metrics.update(pending)
+            pending.clear()
+        return metrics
+
+    return compute_data_metrics
+
+
+def wrap_fit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`RayPPOTrainer.fit(self)` with the trainer in reach of `compute_advantage`; a coroutine stays one.
+
+    Ray runs an actor's method as a coroutine only if it is declared so.
+    """
+    if inspect.iscoroutinefunction(original):
+
+        async def fit_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with _fit(self, {}):
+                return await original(self, *args, **kwargs)
+
+        return fit_async
+
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _fit(self, {}):
+            return original(self, *args, **kwargs)
+
+    return fit
+
+
+def wrap_fit_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_fit_compute_advantage(self, batch)` of the experimental trainers, metrics included."""
+
+    def _fit_compute_advantage(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        pending: dict[str, float] = {}
+        with _fit(self, pending):
+            result = original(self, batch, *args, **kwargs)
+        self.metrics.update(pending)
+        return result
+
+    return _fit_compute_advantage
+
+
+@contextmanager
+def _fit(trainer: Any, pending: dict[str, float]) -> Iterator[None]:
+    tokens = _fitting.set(trainer), _pending.set(pending)
+    try:
+        yield
+    finally:
+        _fitting.reset(tokens[0])
+        _pending.reset(tokens[1])

@@ -1,0 +1,62 @@
+"""What verl imports in every process, through the `verl.plugins` entry point.
+
+verl calls nothing here and swallows whatever this module raises, so that registering is a side effect of importing it
+and a failure is reported by ourselves. Nothing of verl or torch is imported before verl imports it.
+"""
+
+from __future__ import annotations
+
+from verl_ext.errors import IntegrationError
+from verl_ext.estimators import ESTIMATORS
+from verl_ext.integration.imports import after_import
+
+_HERE = "verl_ext.integration"
+
+broken: Exception | None = None
+"""Why this package could not be set up in this process, if it could not."""
+
+
+def _schedule() -> None:
+    from verl_ext.cpu import plugin as cpu
+    from verl_ext.integration.hooks import Hook, schedule
+
+    schedule(
+        Hook("verl.trainer.ppo.core_algos", f"{_HERE}.registry:install", "the estimators' names"),
+        Hook("verl.utils.config", f"{_HERE}.driver:install", "checks before Ray starts"),
+        Hook("verl.trainer.ppo.ray_trainer", f"{_HERE}.legacy:install", "the legacy trainer"),
+        Hook("verl.experimental.separation.ray_trainer", f"{_HERE}.legacy:install_separation", "experimental trainers"),
+        Hook(
+            "verl.experimental.fully_async_policy.fully_async_trainer",
+            f"{_HERE}.legacy:install_fully_async",
+            "checkpoints of the fully asynchronous trainer",
+        ),
+        Hook("verl.trainer.ppo.v1.trainer_base", f"{_HERE}.trainer:install", "the default (V1) trainer"),
+        Hook("hydra.core.config_store", f"{_HERE}.presets:install", "configuration presets"),
+    )
+    cpu.install()
+
+
+def _say_broken(error: Exception) -> None:
+    """Log, warn, and give verl estimators that raise the cause: verl itself would hide it at debug level."""
+    import logging
+    import warnings
+
+    global broken
+    broken = error
+    message = f"verl_ext is installed but cannot work: {type(error).__name__}: {error}"
+    logging.getLogger("verl_ext").error(message, exc_info=error)
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise IntegrationError(f"{message}; `python -m verl_ext doctor` says more") from error
+
+    after_import(
+        "verl.trainer.ppo.core_algos",
+        lambda module: module.ADV_ESTIMATOR_REGISTRY.update(dict.fromkeys(ESTIMATORS, refuse)),
+    )
+
+
+try:
+    _schedule()
+except Exception as error:  # noqa: BLE001 - whatever it is, it must be said, and verl must go on
+    _say_broken(error)

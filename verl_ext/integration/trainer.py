@@ -1,0 +1,149 @@
+"""verl's default (V1) trainer: rewards by name, padding and sessions reach the estimators; their numbers the log.
+
+Follows `PPOTrainer._compute_advantage` of verl 0.9.0 and 0.9.1, which fetches neither the reward components nor the
+padding tags from TransferQueue.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.observe import reward_metrics
+from verl_ext.core.rows import Rows
+from verl_ext.errors import IntegrationError
+from verl_ext.integration import attach, hooks
+from verl_ext.integration.attach import TrainerRun, run_of
+from verl_ext.integration.components import TOKEN_FIELD, Components
+from verl_ext.integration.context import StepContext, activate, current
+from verl_ext.integration.estimator import SCORE, accuracy_settings
+from verl_ext.run import use_run_state
+
+
+def install(trainer_base: ModuleType) -> None:
+    """Wrap `PPOTrainer`; all registered trainers and third-party subclasses inherit it."""
+    cls = trainer_base.PPOTrainer
+    hooks.expect_parameters(cls.__init__, "self", "config")
+    hooks.expect_parameters(cls._compute_advantage, "self", "batch", "metrics")
+    hooks.expect_parameters(cls._save_checkpoint, "self")
+    hooks.expect_parameters(cls._load_checkpoint, "self")
+    hooks.expect_parameters(trainer_base.tq.kv_batch_get, "keys", "partition_id", "select_fields")
+    compute_advantage = functools.partial(wrap_compute_advantage, queue=trainer_base.tq)
+    attach.adopt(cls, {**attach.WRAPPERS, "_compute_advantage": compute_advantage})
+
+
+def wrap_compute_advantage(original: Callable[..., Any], *, queue: ModuleType) -> Callable[..., Any]:
+    """`_compute_advantage(self, batch, metrics)` with the step's context in force."""
+
+    def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        run, outer = run_of(self), current()
+        if run is None or not run.watches or (outer is not None and outer.trainer is self):
+            return original(self, batch, metrics)
+        padding = np.array([bool(tag.get("is_padding", False)) for tag in batch.tags], dtype=bool)
+        rows = Rows.of_sessions(batch.keys, padding)
+        components = fetch_components(queue, batch, rows, run)
+        context = StepContext(trainer=self, loss_agg_mode=run.settings.loss_agg_mode, rows=rows, components=components)
+        with use_run_state(run.state), activate(context):
+            result = original(self, batch, metrics)
+        if run.ours and not context.used:
+            raise IntegrationError(
+                f"{type(self).__qualname__}._compute_advantage did not call the estimator {run.name!r}: it overrides "
+                "verl's without using verl's registry of estimators"
+            )
+        if not run.ours:
+            context.metrics |= watched_metrics(run, components, rows)
+        if run.settings.rewards.token_scores:
+            write_token_scores(queue, batch, rows, components, run)
+        metrics.update(context.metrics)
+        return result
+
+    return _compute_advantage
+
+
+def wanted(run: TrainerRun) -> list[str]:
+    """Names of the components that this run reads."""
+    names = list(run.settings.rewards.keys or ())
+    if run.chain is not None and run.chain.needs_accuracy:
+        names.append(accuracy_settings(run.name, run.settings)[0] or "acc")
+    return list(dict.fromkeys(names))
+
+
+def fetch_components(queue: ModuleType, batch: Any, rows: Rows, run: TrainerRun) -> Components:
+    """Read the scored rows' components from TransferQueue; nothing is fetched for a run that reads the score alone.
+
+    A reward function's result travels in `extra_fields["reward_extra_info"]`, a colocated reward model's entries as
+    fields of their own. TransferQueue leaves out fields that no row has.
+    """
+    names, keys = wanted(run), [batch.keys[row] for row in rows.scored.tolist()]
+    labels = [key.rsplit("_", 2)[0] for key in keys]
+    if not names or not keys:
+        return Components(labels=labels)
+    fields = ["extra_fields", *names, *(TOKEN_FIELD + name for name in names)]
+    if SCORE in names:
+        fields.append("rm_scores")
+    data = queue.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
+    present = set(data.keys())
+    extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
+    infos = [entry.get("reward_extra_info") or {} for entry in extra if isinstance(entry, dict)]
+    token_scores = {name: _row_sums(data[TOKEN_FIELD + name]) for name in names if TOKEN_FIELD + name in present}
+    own = {name: _listed(data.pop(name)) for name in names if name in present}
+    if SCORE in names:  # of a reward function that names none so
+        own.setdefault(SCORE, _row_sums(data["rm_scores"]))
+    return Components(labels=labels, token_scores=token_scores, infos=infos, fields=own)
+
+
+def watched_metrics(run: TrainerRun, components: Components, rows: Rows) -> dict[str, float]:
+    """Curves of the named rewards for an estimator of verl's own."""
+    keys = run.settings.rewards.keys or ()
+    if not len(rows.scored):
+        return {}
+    columns = [components.column(key, "algorithm.rewards.keys") for key in keys]
+    return reward_metrics(Batch.of(np.stack(columns, axis=1), components.labels, keys=keys))
+
+
+def write_token_scores(queue: ModuleType, batch: Any, rows: Rows, components: Components, run: TrainerRun) -> None:
+    """Put `token_level_scores_<key>` into the batch: each reward on the last token of its response, 0 elsewhere.
+
+    A field that is there already, a process reward model's, stays as it is.
+    """
+    from tensordict import TensorDict
+
+    mask = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])[
+        "response_mask"
+    ]
+    lengths = mask.offsets().diff()
+    out: dict[str, torch.Tensor] = {}
+    for key in run.settings.rewards.keys or ():
+        if components.per_token(key):
+            continue
+        values = rows.give(np.nan_to_num(components.column(key, "algorithm.rewards.keys"), nan=0.0))
+        out[TOKEN_FIELD + key] = on_last_token(torch.from_numpy(values).float(), lengths)
+    if out:
+        queue.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(out, batch_size=len(batch.keys))
+        )
+
+
+def on_last_token(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """`[B]` values as a nested tensor with one row a response, the value on its last token."""
+    ends = lengths.cumsum(0)
+    flat = torch.zeros(int(ends[-1]) if len(ends) else 0, dtype=values.dtype)
+    has_tokens = lengths > 0
+    flat[ends[has_tokens] - 1] = values[has_tokens]
+    return torch.nested.nested_tensor_from_jagged(flat, torch.nn.functional.pad(ends, (1, 0)))
+
+
+def _row_sums(field: torch.Tensor) -> Any:
+    if field.is_nested:
+        field = field.to_padded_tensor(0.0)
+    return field.flatten(1).sum(dim=-1).to(torch.float64).cpu().numpy()
+
+
+def _listed(field: Any) -> Any:
+    return field if isinstance(field, torch.Tensor) else field.tolist()
