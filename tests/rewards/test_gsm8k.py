@@ -1,0 +1,171 @@
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.rewards.gsm8k import check_ground_truth, check_kwargs, compute_score
+
+
+def answer(text: str) -> str:
+    return f"<think>9 * 2</think>\n<answer>{text}</answer>"
+
+
+# gold, answer, (correctness, integer) as the reference has it, and by default
+NUMBERS = {
+    "the gold itself": ("18", "18", (1, 1), (1, 1)),
+    "space around it": ("18", "\n 18 ", (1, 1), (1, 1)),
+    "another number": ("18", "19", (0, 1), (0, 1)),
+    "nothing": ("18", "", (0, 0), (0, 0)),
+    "words": ("18", "it is 18", (0, 0), (0, 0)),
+    "a gold with a separator, copied": ("1,000", "1,000", (1, 0), (1, 1)),
+    "a gold with a separator, without it": ("1,000", "1000", (0, 1), (1, 1)),
+    "a separator that the gold lacks": ("1000", "1,000", (0, 0), (1, 1)),
+    "two separators": ("1,234,567", "1234567", (0, 1), (1, 1)),
+    "separators in the wrong place": ("1000", "10,00", (0, 0), (0, 0)),
+    "a separator at the end": ("1000", "1000,", (0, 0), (0, 0)),
+    "four digits before a separator": ("1000,000", "1000000", (0, 1), None),
+    "a negative gold, copied": ("-5", "-5", (1, 0), (1, 1)),
+    "the sign left out": ("-5", "5", (0, 1), (0, 1)),
+    "a plus sign": ("5", "+5", (0, 0), (1, 1)),
+    "two signs": ("5", "--5", (0, 0), (0, 0)),
+    "negative zero": ("0", "-0", (0, 0), (1, 1)),
+    "leading zeros": ("18", "018", (0, 1), (1, 1)),
+    "zero": ("0", "00", (0, 1), (1, 1)),
+    "a decimal of the same value": ("18", "18.0", (0, 0), (1, 0)),
+    "a decimal point alone": ("18", "18.", (0, 0), (1, 0)),
+    "a decimal of another value": ("18", "18.5", (0, 0), (0, 0)),
+    "superscript digits": ("18", "¹⁸", (0, 1), (0, 0)),
+    "full-width digits": ("18", "\uff11\uff18", (0, 1), (0, 0)),
+    "a superscript gold": ("¹⁸", "¹⁸", (1, 1), None),
+    "a decimal gold": ("0.5", "0.5", (1, 0), None),
+    "a gold in words": ("ten", "ten", (1, 0), None),
+    "a currency": ("18", "$18", (0, 0), (0, 0)),
+    "a percentage": ("18", "18%", (0, 0), (0, 0)),
+    "a power": ("1000", "1e3", (0, 0), (0, 0)),
+    "a line break in the number": ("18", "1\n8", (0, 0), (0, 0)),
+}
+
+
+@pytest.mark.parametrize(("gold", "text", "reference", "corrected"), NUMBERS.values(), ids=NUMBERS)
+def test_numbers(gold, text, reference, corrected):
+    for strict, expected in (("reference", reference), ("corrected", corrected)):
+        if expected is None:
+            with pytest.raises(DataError, match=r"row 3 of 'gsm8k': .*not an integer"):
+                compute_score("gsm8k", answer(text), gold, {"index": 3}, strict=strict)
+            continue
+        correct, integer = expected
+        score = compute_score("gsm8k", answer(text), gold, {"index": 3}, strict=strict)
+        total = correct + integer + 1
+        assert score == {"correctness": correct, "integer": integer, "format": 1, "score": total}, strict
+
+
+def test_the_corrected_rules_are_the_default():
+    assert check_kwargs({}) == check_kwargs({"strict": "corrected"}) != check_kwargs({"strict": "reference"})
+
+
+FORMATS = {
+    "well-formed": (answer("18"), 1, 1),
+    "space around": (f" \n{answer('18')}\n", 1, 1),
+    "lines inside": ("<think>\na\nb\n</think>\n<answer>\n18\n</answer>", 1, 1),
+    "no tags": ("18", 1, 0),
+    "no think": ("<answer>18</answer>", 1, 0),
+    "no newline between": ("<think></think><answer>18</answer>", 1, 0),
+    "two newlines between": ("<think></think>\n\n<answer>18</answer>", 1, 0),
+    "text before": (f"So: {answer('18')}", 1, 0),
+    "text after": (f"{answer('18')}.", 1, 0),
+    "unclosed": ("<think></think>\n<answer>18", 1, 0),
+    "unopened": ("18</answer> and so on", 1, 0),
+    "two answers, the last right": (f"{answer('17')}<answer>18</answer>", 1, 0),
+    "two answers, the first right": (f"{answer('18')}<answer>17</answer>", 0, 0),
+    "two closing tags": (f"{answer('18')}</answer>", 1, 0),
+    "the tags of think are not counted": ("<think><think></think></think>\n<answer>18</answer>", 1, 1),
+    "empty": ("", 0, 0),
+}
+
+
+@pytest.mark.parametrize("strict", ["reference", "corrected"])
+@pytest.mark.parametrize(("text", "correct", "form"), FORMATS.values(), ids=FORMATS)
+def test_format_and_the_answer_that_counts(text, correct, form, strict):
+    score = compute_score("gsm8k", text, "18", strict=strict)
+    assert (score["correctness"], score["format"]) == (correct, form)
+
+
+@pytest.mark.parametrize("gold", ["18", " 18\n", "9 * 2 = <<9*2=18>>18\n#### 18", "####18"])
+def test_the_gold_is_the_text_after_the_mark_or_all_of_it(gold):
+    assert check_ground_truth(gold) == "18"
+    assert compute_score("gsm8k", answer("18"), gold)["score"] == 3
+
+
+@pytest.mark.parametrize("strict", ["reference", "corrected"])
+@pytest.mark.parametrize("gold", [None, 18, "", " ", "####", "a #### ", "#### 1 #### 2"])
+def test_a_gold_without_one_answer_is_an_error_that_names_the_row(gold, strict):
+    with pytest.raises(DataError, match=r"^row 17 of 'gsm8k': the ground truth "):
+        compute_score("gsm8k", answer("18"), gold, {"index": 17}, strict=strict)
+
+
+@pytest.mark.parametrize("kwargs", [{"strict": "exact"}, {"strict": True}, {"strct": "reference"}, {"strict": None}])
+def test_a_wrong_setting_is_refused(kwargs):
+    with pytest.raises(ConfigurationError, match="strict"):
+        compute_score("gsm8k", answer("18"), "18", **kwargs)
+
+
+STRICT = st.sampled_from(["reference", "corrected"])
+PIECES = st.sampled_from(
+    ["<think>", "</think>", "<answer>", "</answer>", "\n", "18", "-", ",", ".", "\ud800", "²", "\x00"]
+)
+
+
+@given(st.text() | st.lists(PIECES, max_size=12).map("".join), st.integers(), STRICT)
+def test_any_answer_gets_rewards_of_0_or_1(text, gold, strict):
+    for solution in (text, answer(text)):
+        score = compute_score("gsm8k", solution, str(gold), strict=strict)
+        assert list(score) == ["correctness", "integer", "format", "score"]
+        assert {score[name] for name in ("correctness", "integer", "format")} <= {0.0, 1.0}
+        assert score["score"] == score["correctness"] + score["integer"] + score["format"]
+        assert {type(value) for value in score.values()} == {float}
+
+
+@given(st.integers(), st.sampled_from(["{}", "{:,}", "{:+}", "{:+,}", "{:08}"]), st.sampled_from(["{}", "{:,}"]))
+def test_a_number_scores_full_marks_against_itself_however_it_is_written(number, form, gold_form):
+    score = compute_score("gsm8k", answer(form.format(number)), f"#### {gold_form.format(number)}")
+    assert score == {"correctness": 1, "integer": 1, "format": 1, "score": 3}
+
+
+@given(st.integers(), st.decimals(allow_nan=False, allow_infinity=False, places=3))
+def test_correctness_is_equality_of_values(gold, number):
+    assert compute_score("gsm8k", answer(f"{number:f}"), str(gold))["correctness"] == (number == gold)
+
+
+@given(st.text(alphabet="0123456789+-,. ", max_size=10))
+def test_an_integer_is_a_sign_and_digits_alone_or_in_threes(text):
+    alone_or_in_threes = re.fullmatch(r"[+-]?(\d+|\d{1,3}(,\d{3})+)", text.strip()) is not None
+    assert compute_score("gsm8k", answer(text), "1")["integer"] == alone_or_in_threes
+
+
+MEGABYTE = 1_000_000
+ADVERSARIAL = [
+    "<think>",
+    "</think>\n<answer>",
+    "<answer>",
+    "</answer>",
+    "<answer></answer>",
+    "1",
+    ",111",
+    "1,",
+    "0",
+    " ",
+    ".",
+]
+
+
+@pytest.mark.parametrize("strict", ["reference", "corrected"])
+@pytest.mark.parametrize("block", ADVERSARIAL)
+def test_a_megabyte_takes_less_than_a_second(block, strict):
+    text = block * (MEGABYTE // len(block))
+    began = time.process_time()
+    for solution in (text, answer(text), answer(f"1{text}"), answer(f"1{text}x"), answer(f"1.{text}x")):
+        compute_score("gsm8k", solution, "18", strict=strict)
+    assert time.process_time() - began < 1

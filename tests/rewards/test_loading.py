@@ -1,0 +1,143 @@
+"""The scorers as verl finds and calls them."""
+
+import asyncio
+import subprocess
+import sys
+from importlib import import_module
+
+import hydra
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
+from verl.trainer.ppo.reward import get_custom_reward_fn
+
+from verl_ext.errors import ConfigurationError
+
+CALL = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
+SCORERS = {
+    "tool_calling": (CALL, CALL, {"format": 1.0, "correctness": 3.0, "score": 4.0}),
+    "gsm8k": (
+        "<think> t </think>\n<answer>18</answer>",
+        "#### 18",
+        {"correctness": 1.0, "integer": 1.0, "format": 1.0, "score": 3.0},
+    ),
+    "boxed_math": (r"\boxed{\frac{1}{2}}", "0.5", {"accuracy": 1.0, "score": 1.0}),
+}
+
+
+def reward_config(module: str, **reward_kwargs: object):
+    function = {"path": f"pkg://verl_ext.rewards.{module}", "name": "compute_score"}
+    if reward_kwargs:
+        function["reward_kwargs"] = reward_kwargs
+    return OmegaConf.create({"reward": {"custom_reward_function": function, "num_workers": 1}})
+
+
+class Characters:
+    """A tokenizer whose tokens are characters."""
+
+    def decode(self, ids: torch.Tensor, skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return "".join(map(chr, ids.tolist()))
+
+
+def scored_by_verl(module: str, answer: str, truth: str, rollout: dict, manager: str = "naive", router=None, **kwargs):
+    """What verl's reward manager makes of an answer that comes with the rollout's own extra fields."""
+    ids = torch.tensor([[ord(character) for character in answer]])
+    data = DataProto.from_dict(
+        tensors={"responses": ids, "attention_mask": torch.ones_like(ids)},
+        non_tensors={
+            "data_source": np.array(["data"], dtype=object),
+            "reward_model": np.array([{"ground_truth": truth}], dtype=object),
+            "extra_info": np.array([{"index": 5}], dtype=object),
+            "tool_extra_fields": np.array([rollout], dtype=object),
+        },
+    )
+
+    async def run() -> dict:  # a manager keeps the event loop that it was made in
+        config = reward_config(module, **kwargs)
+        made = get_reward_manager_cls(manager)(
+            config=config,
+            tokenizer=Characters(),
+            compute_score=get_custom_reward_fn(config),
+            reward_router_address=router,
+            reward_model_tokenizer=router and Characters(),
+        )
+        return await made.run_single(data)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("module", SCORERS)
+def test_verl_loads_the_function(module):
+    answer, truth, expected = SCORERS[module]
+    score = get_custom_reward_fn(reward_config(module))
+    call = {"data_source": "data", "solution_str": answer, "ground_truth": truth, "extra_info": {"index": 0}}
+    assert score(**call) == expected
+    assert score(**call, reward_router_address="host:1", reward_model_tokenizer=object()) == expected
+    with pytest.raises(ConfigurationError, match=r"unknown argument of .*reward_kwargs 'reward_router_adress'"):
+        score(**call, reward_router_adress="host:1")
+
+
+@pytest.mark.parametrize("router", [None, "host:1"])
+@pytest.mark.parametrize("module", SCORERS)
+def test_verl_reward_manager_passes_the_components_on(module, router):
+    answer, truth, expected = SCORERS[module]
+    result = scored_by_verl(module, answer, truth, {}, router=router)
+    assert result == {"reward_score": expected["score"], "reward_extra_info": expected}
+
+
+def test_a_setting_reaches_the_scorer_through_the_composed_configuration():
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        overrides = [
+            "reward.custom_reward_function.path=pkg://verl_ext.rewards.tool_calling",
+            "reward.custom_reward_function.name=compute_score",
+            "+reward.custom_reward_function.reward_kwargs.correctness_max=1",
+            "+reward.custom_reward_function.reward_kwargs.length=fixed",
+        ]
+        config = hydra.compose("ppo_trainer", overrides=overrides)
+    score = get_custom_reward_fn(config)(data_source="rlla", solution_str=CALL, ground_truth=CALL, extra_info={})
+    assert score == {"format": 1.0, "correctness": 1.0, "length": 0.0, "score": 2.0}  # 1 word / 512
+
+
+@pytest.mark.parametrize(("step", "best"), [(0, 2.0), (75, 2.5), (150, 3.0)])
+def test_a_schedule_follows_the_weights_that_wrote_the_answer(step, best):
+    rollout = {"global_steps": step, "min_global_steps": step, "max_global_steps": step, "turn_scores": []}
+    result = scored_by_verl("tool_calling", CALL, CALL, rollout, scale="linear")
+    assert result["reward_extra_info"]["correctness"] == best
+
+
+def test_a_reward_manager_that_drops_the_step_is_named_in_the_error():
+    with pytest.raises(ConfigurationError, match=r"reward.reward_manager.name=naive"):
+        scored_by_verl("tool_calling", CALL, CALL, {"max_global_steps": 3}, manager="dapo", scale="linear")
+
+
+def test_importing_the_scorers_loads_no_framework_and_prints_nothing():
+    script = f"""
+import sys
+for name in {sorted(SCORERS)}:
+    __import__("verl_ext.rewards." + name)
+heavy = {{"verl", "ray", "omegaconf", "hydra", "torch", "numpy", "scipy", "sympy", "math_verify", "transformers"}}
+raise SystemExit(", ".join(sorted(heavy & set(sys.modules))) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("module", SCORERS)
+def test_scoring_prints_nothing(module, capfd):
+    answer, truth, expected = SCORERS[module]
+    score = import_module(f"verl_ext.rewards.{module}").compute_score
+    scores = [score("data", text, truth)["score"] for text in (answer, "", "<tool_call>")]
+    assert scores[0] == expected["score"]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("module", SCORERS)
+def test_each_scorer_offers_its_checks(module):
+    scorer = import_module(f"verl_ext.rewards.{module}")
+    _, truth, _ = SCORERS[module]
+    assert scorer.check_kwargs({}) == scorer.Options()
+    assert scorer.check_ground_truth(truth)

@@ -1,0 +1,314 @@
+import json
+
+import numpy as np
+import pytest
+
+from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.rewards.tool_calling import check_ground_truth, check_kwargs, compute_score
+
+
+def call(name: str, **parameters: object) -> str:
+    return json.dumps({"name": name, "parameters": parameters})
+
+
+def calls(*lines: str, think: str = " t ") -> str:
+    block = "\n".join(lines)
+    return f"<think>{think}</think>\n<tool_call>\n{block}\n</tool_call>"
+
+
+F, G = call("f", a=1, b="x"), call("g", a=1, b="x")
+ONE, TWO = calls(F), calls(F, G)
+RESPONSE = "<think> t </think>\n<response> hello </response>"
+BOTH = f"{ONE}\n<response> hello </response>"
+THINK = "<think> t </think>"
+
+# The arithmetic is 6 * s / t - 3 with t = 1 + 3 = 4 for ONE and t = 1 + 3 + 3 = 7 for TWO.
+EDGES = {
+    "exact": (ONE, ONE, 1, 3),
+    "keys reordered": (ONE, calls('{"parameters": {"b": "x", "a": 1}, "name": "f"}'), 1, 3),
+    "calls reordered": (TWO, calls(G, F), 1, 3),
+    "unicode escapes": (ONE, calls(r'{"name": "f", "parameters": {"a": 1, "b": "\u0078"}}'), 1, 3),
+    "surrounding space is stripped": (ONE, f"\n {ONE}\n", 1, 3),
+    "1.0 is 1": (ONE, calls(call("f", a=1.0, b="x")), 1, 3),
+    "true is 1": (ONE, calls(call("f", a=True, b="x")), 1, 3),
+    "a string for a number": (ONE, calls(call("f", a="1", b="x")), 1, 1.5),  # s = 1 + (1 + 1) = 3
+    "a parameter missing": (ONE, calls(call("f", a=1)), 1, 0.75),  # s = 1 + (1/2 + 1) = 2.5
+    "a parameter too many": (ONE, calls(call("f", a=1, b="x", c=2)), 1, 2.5),  # s = 1 + (2/3 + 2) = 11/3
+    "wrong name": (ONE, calls(G), 1, -3),
+    "one of two calls": (TWO, ONE, 1, 0),  # s = 1/2 + (1 + 2) = 3.5
+    "an extra call": (ONE, TWO, 1, 2.25),  # s = 1/2 + 3 = 3.5
+    "malformed JSON": (ONE, calls(F[:-1]), 1, -3),
+    "one bad line": (TWO, calls(F, "g"), 1, -3),
+    "pretty-printed JSON": (ONE, calls(json.dumps(json.loads(F), indent=1)), 1, -3),
+    "a JSON list": (ONE, calls(f"[{F}]"), 1, -3),
+    "a blank line between calls": (TWO, calls(F, "", G), 1, -3),
+    "arguments for parameters": (ONE, calls('{"name": "f", "arguments": {"a": 1, "b": "x"}}'), 1, -3),
+    "arguments in a call of another tool": (ONE, calls(F, '{"name": "g", "arguments": {}}'), 1, 2.25),
+    "parameters that are no object": (ONE, calls('{"name": "f", "parameters": ["a", "b"]}'), 1, -3),
+    "no name": (ONE, calls(F, '{"parameters": {}}'), 1, -3),
+    "a name that is a list": (ONE, calls(F, '{"name": ["f"], "parameters": {}}'), 1, -3),
+    "a name that is an object": (ONE, calls(F, '{"name": {}, "parameters": {}}'), 1, -3),
+    "a name that is a number": (ONE, calls(F, '{"name": 1, "parameters": {}}'), 1, 2.25),
+    "a name that is null": (ONE, calls(F, '{"name": null, "parameters": {}}'), 1, 2.25),
+    "a number for a call": (ONE, calls("1"), 1, -3),
+    "empty block": (ONE, calls(""), 1, -3),
+    "two blocks": (ONE, f"{ONE}\n<tool_call>\n{F}\n</tool_call>", 0, 3),
+    "two blocks for two calls": (TWO, f"{ONE}\n<tool_call>\n{G}\n</tool_call>", 0, 0),
+    "a second opening tag": (ONE, ONE.replace("\n</", "\n<tool_call>\n</"), 0, 3),
+    "unclosed": (ONE, ONE.removesuffix("</tool_call>"), 0, -3),
+    "unopened": (ONE, ONE.replace("<tool_call>", ""), 0, -3),
+    "no tags": (ONE, F, 0, -3),
+    "no think": (ONE, ONE.partition("\n")[2], 0, 3),
+    "nothing": (ONE, "", 0, -3),
+    "a closing tag alone": (ONE, "</tool_call>", 0, -3),
+    "tags the wrong way round": (ONE, f"</tool_call><tool_call>{F}", 0, 3),  # the reference takes the text to the end
+    "junk between the sections": (ONE, ONE.replace("</think>\n", "</think>\njunk\n"), 0, 3),
+    "two newlines after think": (ONE, ONE.replace("</think>\n", "</think>\n\n"), 0, 3),
+    "junk at the end": (ONE, f"{ONE} junk", 0, 3),
+    "junk at the start": (ONE, f"junk {ONE}", 0, 3),
+    "call on the line of its tag": (ONE, ONE.replace("<tool_call>\n", "<tool_call>"), 0, 3),
+    "the tags of think are not counted": (ONE, ONE.replace(" t ", "<think></think>"), 1, 3),
+    "a response where none is wanted": (ONE, BOTH, 0, 3),
+    "response": (RESPONSE, RESPONSE.replace("hello", "anything"), 1, 0),
+    "a tool call for a response": (RESPONSE, ONE, 0, 0),
+    "a tool call before the response": (RESPONSE, BOTH, 0, 0),
+    "two responses": (RESPONSE, f"{RESPONSE}<response></response>", 0, 0),
+    "call and response": (BOTH, BOTH, 1, 3),
+    "response before call": (BOTH, f"{RESPONSE}\n{ONE.partition(chr(10))[2]}", 0, 3),
+    "call without the response": (BOTH, ONE, 0, 3),
+    "think alone": (THINK, "<think>anything</think>", 1, 0),
+    "think and more": (THINK, RESPONSE, 0, 0),
+    "parameters empty on both sides": (calls(call("f")), calls(call("f"), G), 1, 1.5),  # s = 1/2 + 1 = 1.5 of 2
+    "parameters where none are wanted": (calls(call("f")), calls(call("f", a=1)), 1, 0),  # s = 1 + 0 of 2
+    "null is not the same as missing": (calls(call("f", a=None)), calls(call("f", b=1)), 1, -1),  # s = 1 of 3
+    "NaN is not NaN": (calls(call("f", a=1)), calls('{"name": "f", "parameters": {"a": NaN}}'), 1, 1),  # s = 2 of 3
+    "the last of equal keys counts": (ONE, calls('{"name": "f", "parameters": {"a": 2, "a": 1, "b": "x"}}'), 1, 3),
+    "deep nesting": (ONE, calls("[" * 100_000), 1, -3),
+    "a huge integer": (ONE, calls("1" * 5000), 1, -3),
+    "a lone surrogate": (ONE, calls(r'{"name": "f", "parameters": {"a": 1, "b": "\ud800"}}'), 1, 1.5),
+    "a raw surrogate": (ONE, calls('{"name": "f", "parameters": {"a": 1, "b": "\ud800"}}'), 1, 1.5),
+}
+
+
+@pytest.mark.parametrize(("truth", "answer", "form", "correctness"), EDGES.values(), ids=EDGES)
+def test_edge_case(truth, answer, form, correctness):
+    expected = {"format": form, "correctness": pytest.approx(correctness), "score": pytest.approx(form + correctness)}
+    assert compute_score("rlla", answer, truth) == expected
+
+
+# f(a=1, b=9), f(a=1, b=2) against f(a=1, b=2), f(a=1, c=3): the first true call prefers the first predicted one.
+CROSSED = calls(call("f", a=1, b=9), call("f", a=1, b=2)), calls(call("f", a=1, b=2), call("f", a=1, c=3))
+
+
+def correctness(truth: str, answer: str, extra_info: dict | None = None, **kwargs: object) -> float:
+    return compute_score("rlla", answer, truth, extra_info, **kwargs)["correctness"]
+
+
+def test_greedy_and_optimal_matching_differ_where_true_calls_compete():
+    assert correctness(*CROSSED) == pytest.approx(6 * (1 + 2 + 4 / 3) / 7 - 3)  # 0.714
+    assert correctness(*CROSSED, matching="optimal") == pytest.approx(6 * (1 + 4 / 3 + 3) / 7 - 3)  # 1.571
+
+
+def test_of_equally_good_predicted_calls_greedy_takes_the_first():
+    answer = calls(call("f", b=2), call("f", b=3))
+    # Both predicted calls are worth 1 + 0 to f(b=1), which takes f(b=2). That leaves f(b=3) 1 + 1, but f(b=2) 1 + 0.
+    assert correctness(calls(call("f", b=1), call("f", b=3)), answer) == pytest.approx(6 * (1 + 1 + 2) / 5 - 3)
+    assert correctness(calls(call("f", b=1), call("f", b=2)), answer) == pytest.approx(6 * (1 + 1 + 1) / 5 - 3)
+
+
+def test_a_predicted_call_is_used_once():
+    assert correctness(calls(F, F), ONE) == pytest.approx(6 * (1 / 2 + 3) / 7 - 3)
+
+
+def test_calls_of_different_tools_are_not_matched():
+    assert correctness(TWO, calls(F, call("h", a=1, b="x"))) == pytest.approx(6 * (1 / 3 + 3) / 7 - 3)
+
+
+def test_credit_exact_gives_all_or_nothing():
+    assert correctness(TWO, TWO, credit="exact") == 3
+    assert correctness(TWO, calls(G, F), credit="exact") == -3
+    assert correctness(TWO, "", credit="exact") == -3
+
+
+def test_credit_per_call_counts_equal_calls():
+    # names 2/2 and one of two calls, of 1 + 2
+    half = calls(F, call("g", a=1, b="y"))
+    assert correctness(TWO, half, credit="per_call") == pytest.approx(6 * (1 + 1) / 3 - 3)
+    assert correctness(TWO, half, credit="per_call", matching="optimal") == pytest.approx(6 * (1 + 1) / 3 - 3)
+    # a call without parameters is only unequal: names 1, of 1 + 1
+    assert correctness(ONE, calls('{"name": "f", "arguments": {}}'), credit="per_call") == 6 * 1 / 2 - 3
+
+
+def test_ordered_names_count_only_in_order():
+    assert correctness(TWO, calls(G, F), names="ordered") == pytest.approx(6 * (0 + 3 + 3) / 7 - 3)
+    swapped = calls('{"name": "f", "parameters": {"b": "x", "a": 2}}')
+    assert correctness(ONE, swapped) == pytest.approx(6 * (1 + 1 + 1) / 4 - 3)
+    assert correctness(ONE, swapped, names="ordered") == pytest.approx(6 * (1 + 0 + 1) / 4 - 3)
+
+
+def test_the_range_of_correctness_is_a_setting():
+    assert correctness(ONE, ONE, correctness_max=1) == 1
+    assert correctness(ONE, "", correctness_max=1) == -1
+    assert correctness(RESPONSE, RESPONSE, correctness_max=1) == 0
+
+
+@pytest.mark.parametrize(
+    ("scale", "step", "best", "worst"),
+    [  # (format, correctness)
+        ("two_stage", 0, (1, 1), (0, -1)),
+        ("two_stage", 29, (1, 1), (0, -1)),
+        ("two_stage", 30, (0.5, 3), (0, -3)),
+        ("linear", 0, (2, 2), (-2, -2)),
+        ("linear", 30, (1.8, 2.2), (-1.6, -2.2)),  # p = 0.2
+        ("linear", 75, (1.5, 2.5), (-1, -2.5)),
+        ("linear", 120, (1.2, 2.8), (-1, -2.8)),  # 2 * 0.8 - 2 = -0.4 is above -1
+        ("linear", 150, (1, 3), (-1, -3)),
+        ("linear", 999, (1, 3), (-1, -3)),
+    ],
+)
+def test_a_scale_moves_the_ranges_with_the_step(scale, step, best, worst):
+    info = {"max_global_steps": step}
+    good, bad = (compute_score("rlla", answer, ONE, info, scale=scale) for answer in (ONE, ""))
+    assert (good["format"], good["correctness"]) == pytest.approx(best)
+    assert (bad["format"], bad["correctness"]) == pytest.approx(worst)
+    assert compute_score("rlla", RESPONSE, RESPONSE, info, scale=scale)["correctness"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "step", "words", "length"),
+    [
+        ({"length": "fixed"}, None, 0, 0),
+        ({"length": "fixed"}, None, 100, 0.2),  # 100 / 512 = 0.195
+        ({"length": "fixed"}, None, 509, 0.99),  # 509 / 512 = 0.994
+        ({"length": "fixed"}, None, 512, 1),
+        ({"length": "fixed"}, None, 2000, 1),
+        ({"length": "growing"}, 0, 96, 0.25),  # 96 / 384
+        ({"length": "growing"}, 105, 96, 0.15),  # 96 / 640
+        ({"length": "growing"}, 210, 96, 0.11),  # 96 / 896 = 0.107
+    ],
+)
+def test_length_counts_the_words_of_the_think_section(kwargs, step, words, length):
+    answer = calls(F, think=" word" * words)
+    score = compute_score("rlla", answer, ONE, {"max_global_steps": step}, **kwargs)
+    assert score == {"format": 1, "correctness": 3, "length": length, "score": 4 + length}
+
+
+def test_length_is_of_the_last_think_section_and_needs_both_tags():
+    words = " word" * 128
+
+    def length(answer: str) -> float:
+        return compute_score("rlla", answer, ONE, length="fixed")["length"]
+
+    assert length(f"<think>{words}</think><think>{words}{words}</think>{words}") == 0.5
+    assert length(f"</think><think>{words}") == 0.25
+    assert length(f"<think>{words}") == 0
+    assert length(f"{words}</think>") == 0
+
+
+def test_every_sample_has_the_same_components_in_the_same_order():
+    for answer in (ONE, RESPONSE, "", "<tool_call>"):
+        for truth in (ONE, RESPONSE, BOTH, THINK):
+            assert list(compute_score("rlla", answer, truth)) == ["format", "correctness", "score"]
+            with_length = compute_score("rlla", answer, truth, length="fixed")
+            assert list(with_length) == ["format", "correctness", "length", "score"]
+
+
+def test_scores_are_plain_floats():
+    for kwargs in ({}, {"matching": "optimal"}, {"credit": "per_call"}, {"correctness_max": 1, "length": "fixed"}):
+        assert {type(value) for value in compute_score("rlla", CROSSED[1], CROSSED[0], **kwargs).values()} == {float}
+
+
+def test_the_step_may_be_a_numpy_integer():
+    assert correctness(ONE, ONE, {"max_global_steps": np.int64(75)}, scale="linear") == 2.5
+
+
+NO_STEPS = [{"max_global_steps": step} for step in (None, -1, "3", 2.5)]
+
+
+@pytest.mark.parametrize("info", [None, {}, {"global_step": 3}, *NO_STEPS])
+@pytest.mark.parametrize("kwargs", [{"scale": "linear"}, {"scale": "two_stage"}, {"length": "growing"}])
+def test_a_schedule_without_a_step_says_where_it_comes_from(info, kwargs):
+    with pytest.raises(ConfigurationError, match=r"max_global_steps.*found .*reward_manager.name=naive"):
+        compute_score("rlla", ONE, ONE, info, **kwargs)
+
+
+def test_without_a_schedule_no_step_is_needed():
+    assert correctness(ONE, ONE, {"max_global_steps": None}, length="fixed") == 3
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"maching": "greedy"}, r"unknown argument of .*reward_kwargs 'maching' \(did you mean 'matching'\?\)"),
+        (
+            {"matching": "greddy"},
+            r"reward_kwargs.matching 'greddy' \(did you mean 'greedy'\?\); valid: 'greedy', 'optimal'",
+        ),
+        ({"credit": True}, r"value of .*credit 'True'"),
+        ({"length": False}, r"value of .*length 'False'; valid: 'fixed', 'growing', 'omitted'"),
+        ({"matching": None}, r"matching must be a single value, found NoneType"),
+        ({"correctness_max": [1]}, r"correctness_max must be a single value, found list"),
+        ({"correctness_max": "3"}, r"correctness_max must be a finite number, found '3'"),
+        ({"correctness_max": True}, r"correctness_max must be a finite number, found True"),
+        ({"correctness_max": float("nan")}, r"correctness_max must be a finite number, found nan"),
+        ({"correctness_max": 0}, r"correctness_max must be above 0"),
+        ({"correctness_max": 1, "scale": "linear"}, r"correctness_max=1.0 has no effect with scale='linear'"),
+        ({"credit": "exact", "matching": "optimal"}, r"credit='exact' compares whole lists"),
+        ({"credit": "exact", "names": "ordered"}, r"credit='exact' compares whole lists"),
+    ],
+)
+def test_a_wrong_setting_is_refused(kwargs, message):
+    for check in (check_kwargs, lambda found: compute_score("rlla", ONE, ONE, **found)):
+        with pytest.raises(ConfigurationError, match=message):
+            check(kwargs)
+
+
+def test_a_number_accepted_before_does_not_let_an_equal_boolean_pass():
+    check_kwargs({"correctness_max": 1})
+    with pytest.raises(ConfigurationError, match="found True"):
+        check_kwargs({"correctness_max": True})
+
+
+def test_optimal_matching_without_scipy_names_the_package(monkeypatch):
+    monkeypatch.setattr("verl_ext.rewards.options.find_spec", lambda name: None)
+    monkeypatch.setattr("verl_ext.rewards.options._validated", lambda cls, settings: cls(matching="optimal"))
+    with pytest.raises(ConfigurationError, match=r"matching='optimal' needs 'scipy'.*pip install 'verl_ext\[tools\]'"):
+        check_kwargs({"matching": "optimal"})
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        (None, "is not a text with content"),
+        (b"x", "is not a text with content"),
+        (" \n", "is not a text with content"),
+        ("hello", r"not a well-formed answer.*expected <think>\.\.\.</think>;"),
+        (F, "not a well-formed answer"),
+        (ONE.replace("</think>\n", "</think>"), r"expected <think>...</think>\\n<tool_call>\\n...\\n</tool_call>"),
+        (ONE.removesuffix("</tool_call>"), "not a well-formed answer"),
+        (f"{ONE}\n<tool_call>\n{G}\n</tool_call>", "not a well-formed answer"),
+        (f"{RESPONSE}\n{ONE.partition(chr(10))[2]}", "not a well-formed answer"),
+        (calls(F[:-1]), "tool call 1 is not one JSON object on one line"),
+        (calls(F, "", G), "tool call 2 is not one JSON object on one line"),
+        (calls(""), "tool call 1 is not one JSON object on one line"),
+        (calls(F, "[" * 100_000), "tool call 2 is not one JSON object on one line"),
+        (calls("1"), "tool call 1 has no 'name' that is a string"),
+        (calls('{"name": 1, "parameters": {}}'), "tool call 1 has no 'name' that is a string"),
+        (calls('{"name": "f", "arguments": {}}'), "tool call 1 has no 'parameters' that are an object"),
+        (calls('{"name": "f", "parameters": []}'), "tool call 1 has no 'parameters' that are an object"),
+        (calls('{"name": "f", "parameters": {"a": NaN}}'), "NaN is not JSON"),
+        (calls('{"name": "f", "parameters": {"a": 1, "a": 2}}'), "a key occurs twice"),
+    ],
+)
+def test_a_malformed_ground_truth_is_an_error_that_names_the_row(truth, message):
+    with pytest.raises(DataError, match=rf"^row 17 of 'rlla': .*{message}"):
+        compute_score("rlla", ONE, truth, {"index": 17})
+    with pytest.raises(DataError, match="a row: "):
+        check_ground_truth(truth)
+
+
+def test_a_long_ground_truth_is_quoted_in_part():
+    with pytest.raises(DataError) as error:
+        compute_score("rlla", ONE, "x" * 10_000)
+    assert len(str(error.value)) < 1000
+    assert "extra_info has no 'index'" in str(error.value)

@@ -1,0 +1,216 @@
+import itertools
+import json
+import sys
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_ext.rewards.tool_calling import compute_score
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+# Few names and values, so that calls compete for each other.
+CALL = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from("fg"),
+        "parameters": st.dictionaries(st.sampled_from("abc"), st.integers(0, 2) | VALUES, max_size=3),
+    }
+)
+CALLS = st.lists(CALL, min_size=1, max_size=4)
+TAGS = [f"<{slash}{tag}>" for tag in ("think", "tool_call", "response") for slash in ("", "/")]
+LINES = [
+    '{"name": "f", "parameters": {"a": 1}}',
+    '{"name": "f"}',
+    '{"name": [1], "parameters": {}}',
+    '{"name": "f", "parameters": 1}',
+]
+ODDITIES = ["\n", " ", "{", "}", "[", '"', "\\", "NaN", "1e999", "null", "\ud800", "\x00", "9" * 5000, "[" * 2000]
+PIECES = st.sampled_from([*TAGS, *LINES, *ODDITIES])
+TEXT = st.text() | st.lists(PIECES | st.text(max_size=3), max_size=20).map("".join)
+KWARGS = st.fixed_dictionaries(
+    {
+        "matching": st.sampled_from(["greedy", "optimal"]),
+        "credit": st.sampled_from(["partial", "per_call"]),
+        "names": st.sampled_from(["unordered", "ordered"]),
+        "scale": st.sampled_from(["constant", "two_stage", "linear"]),
+        "length": st.sampled_from(["omitted", "fixed", "growing"]),
+    }
+) | st.just({"credit": "exact"})
+STEPS = st.integers(0, 1000).map(lambda step: {"index": 0, "max_global_steps": step})
+
+
+def written(calls: list[dict], *, ascii_only: bool = True) -> str:
+    lines = "\n".join(json.dumps(call, ensure_ascii=ascii_only) for call in calls)
+    return f"<think> t </think>\n<tool_call>\n{lines}\n</tool_call>"
+
+
+def wrapped(text: str) -> str:
+    return f"<think> t </think>\n<tool_call>\n{text}\n</tool_call>"
+
+
+@given(
+    truth=CALLS.map(written) | st.just("<think></think>\n<response></response>"), answer=TEXT, kwargs=KWARGS, info=STEPS
+)
+def test_any_answer_gets_a_score_in_range(truth, answer, kwargs, info):
+    for text in (answer, wrapped(answer)):
+        score = compute_score("rlla", text, truth, info, **kwargs)
+        assert -2 <= score["format"] <= 2
+        assert -3 <= score["correctness"] <= 3
+        assert 0 <= score.get("length", 0) <= 1
+        assert score["score"] == sum(value for name, value in score.items() if name != "score")
+
+
+@given(truth=CALLS, answer=CALLS, kwargs=KWARGS, info=STEPS)
+def test_any_calls_get_a_score_in_range(truth, answer, kwargs, info):
+    score = compute_score("rlla", written(answer), written(truth), info, **kwargs)
+    assert -3 <= score["correctness"] <= 3
+
+
+@given(CALLS, KWARGS, st.booleans(), st.integers(0, 1000))
+def test_a_truth_scores_full_marks_against_itself(calls, kwargs, ascii_only, step):
+    truth = written(calls, ascii_only=ascii_only)
+    score = compute_score("rlla", truth, truth, {"max_global_steps": step}, **kwargs)
+    best = {"two_stage": (1, 1) if step < 30 else (0.5, 3), "linear": (2 - min(step / 150, 1), 2 + min(step / 150, 1))}
+    assert (score["format"], score["correctness"]) == best.get(kwargs.get("scale", "constant"), (1, 3))
+
+
+@given(CALLS, st.randoms(use_true_random=False))
+def test_the_order_of_calls_and_keys_does_not_matter_to_a_full_match(calls, random):
+    shuffled = [dict(random.sample(list(call.items()), len(call))) for call in random.sample(calls, len(calls))]
+    assert compute_score("rlla", written(shuffled), written(calls), matching="optimal")["correctness"] == 3
+
+
+def jaccard(left: list, right: list) -> float:
+    """Multiset Jaccard, the other way round: intersection over union."""
+    if not left and not right:
+        return 1.0
+    return (Counter(left) & Counter(right)).total() / (Counter(left) | Counter(right)).total()
+
+
+def pair_score(true: dict, other: dict) -> float:
+    if true["name"] != other["name"]:
+        return 0.0
+    wanted, given_ = true["parameters"], other["parameters"]
+    return jaccard(list(wanted), list(given_)) + sum(k in given_ and given_[k] == v for k, v in wanted.items())
+
+
+def expected(true: list[dict], predicted: list[dict], matching: str) -> float:
+    scores = [[pair_score(t, p) for p in predicted] for t in true]
+    if matching == "optimal":  # every way to give the true calls different predicted calls, or none
+        places = [*range(len(predicted)), *[None] * len(true)]
+        found = max(
+            sum(0 if p is None else scores[t][p] for t, p in enumerate(chosen))
+            for chosen in itertools.permutations(places, len(true))
+        )
+    else:
+        free, found = list(range(len(predicted))), 0.0
+        for row in scores:
+            best = max(free, key=lambda p: row[p], default=None)
+            if best is not None and row[best] > 0:
+                free.remove(best)
+                found += row[best]
+    full = 1 + sum(1 + len(call["parameters"]) for call in true)
+    return 6 * (jaccard([c["name"] for c in true], [c["name"] for c in predicted]) + found) / full - 3
+
+
+SMALL_CALLS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from("fg"),
+            "parameters": st.dictionaries(st.sampled_from("abc"), st.integers(0, 1), max_size=3),
+        }
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@pytest.mark.parametrize("matching", ["greedy", "optimal"])
+@given(true=SMALL_CALLS, predicted=SMALL_CALLS)
+def test_correctness_is_what_a_plain_enumeration_gives(matching, true, predicted):
+    found = compute_score("rlla", written(predicted), written(true), matching=matching)["correctness"]
+    assert found == pytest.approx(3 if true == predicted else expected(true, predicted, matching))
+
+
+@given(SMALL_CALLS, SMALL_CALLS)
+def test_optimal_matching_is_never_below_greedy(true, predicted):
+    greedy, optimal = (
+        compute_score("rlla", written(predicted), written(true), matching=matching)["correctness"]
+        for matching in ("greedy", "optimal")
+    )
+    assert optimal >= greedy - 1e-12
+
+
+MEGABYTE = 1_000_000
+COLLIDING = 2**61 - 1  # Python hashes its multiples to 0
+BLOCKS = {
+    "calls": '{"name": "f", "parameters": {"a": 1}}\n',
+    "calls of no parameters": '{"name":"f","parameters":{}}\n',
+    "numbers": "1\n",
+    "newlines": "\n",
+    "open brackets": "[",
+    "open objects": '{"a":',
+    "open strings": '"',
+    "backslashes": "\\",
+    "digits": "1",
+    "spaces": " ",
+}
+ADVERSARIAL = {
+    **{name: wrapped(block * (MEGABYTE // len(block))).replace("\n\n", "\n") for name, block in BLOCKS.items()},
+    **{
+        f"repeated {text!r}": text * (MEGABYTE // len(text))
+        for text in [
+            "<think>",
+            "</think>",
+            "<think></think>",
+            "</think>\n<tool_call>\n",
+            "<think></think>\n<tool_call>\n",
+            "<tool_call>",
+            "</tool_call>",
+            "\n</tool_call>",
+            "<tool_call></tool_call>",
+            "</tool_call><tool_call>",
+            "<",
+            "\n",
+            "word ",
+        ]
+    },
+    "think before a call": f"<think>{'</think>' * (MEGABYTE // 8)}\n<tool_call>\n1\n</tool_call>",
+    "a float of many digits": wrapped(f"0.{'3' * MEGABYTE}"),
+    "names that collide": wrapped(
+        "\n".join(f'{{"name":{COLLIDING * n},"parameters":{{}}}}' for n in range(1, MEGABYTE // 45))
+    ),
+    "many parameters": wrapped(
+        json.dumps({"name": "f", "parameters": {f"parameter {n}": n for n in range(MEGABYTE // 25)}})
+    ),
+    "a long equal prefix": wrapped(json.dumps({"name": "f", "parameters": {"a": "x" * MEGABYTE}})),
+}
+TRUTHS = {
+    "a call": written([{"name": "f", "parameters": {"a": 1}}]),
+    "five calls": written([{"name": "f", "parameters": {"a": n, "b": "x"}} for n in range(5)]),
+    "a response": "<think> t </think>\n<response> hello </response>",
+}
+
+
+@pytest.mark.parametrize("truth", TRUTHS.values(), ids=TRUTHS)
+@pytest.mark.parametrize("answer", ADVERSARIAL.values(), ids=ADVERSARIAL)
+def test_a_megabyte_takes_less_than_a_second(truth, answer):
+    began = time.process_time()  # of this process, so that a busy machine does not count
+    score = compute_score("rlla", answer, truth, matching="optimal", length="fixed")
+    assert time.process_time() - began < 1
+    assert -3 <= score["correctness"] <= 3
+
+
+def test_a_megabyte_of_digits_takes_less_than_a_second_where_python_sets_no_limit():
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        test_a_megabyte_takes_less_than_a_second(truth=TRUTHS["a call"], answer=wrapped("1" * MEGABYTE))
+    finally:
+        sys.set_int_max_str_digits(before)

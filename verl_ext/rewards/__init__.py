@@ -1,0 +1,18 @@
+"""Rule-based scorers with named components, in the signature that verl calls.
+
+| module | components besides `score` |
+|---|---|
+| `verl_ext.rewards.tool_calling` | `format`, `correctness`, and `length` if asked for |
+| `verl_ext.rewards.gsm8k` | `correctness`, `integer`, `format` |
+| `verl_ext.rewards.boxed_math` | `accuracy` |
+
+`score` is the sum of the components. Every sample has the same keys. Choose a module by
+
+    reward.custom_reward_function.path=pkg://verl_ext.rewards.tool_calling
+    reward.custom_reward_function.name=compute_score
+    +reward.custom_reward_function.reward_kwargs.matching=optimal
+
+Any text is scored. A ground truth that cannot be used raises `DataError`, and a wrong setting `ConfigurationError`;
+verl's default trainer logs an exception of a reward function and goes on without the sample, so check both before
+training: each module has `check_kwargs(reward_kwargs)` and `check_ground_truth(ground_truth)`, which raise the same.
+"""

@@ -1,0 +1,99 @@
+r"""Accuracy of the answer in \boxed{...}, judged by math-verify.
+
+`accuracy` is 1 if the last complete \boxed{...} of the answer equals the ground truth, else 0, and `score` is the same.
+The ground truth is the answer alone, or a solution with its own \boxed{...}. What is equal is math-verify's decision:
+`\frac{1}{2}` equals `0.5`, and `x=5` equals `5`.
+
+math-verify guards itself against endless computations (`\boxed{9^{9^{9^9}}}`) with a signal, which Python allows in the
+main thread only. verl calls scorers in worker threads, where one such computation would also stop all other threads. So
+the judging is done in a process of its own, one for each process that calls (see `math_judge`). An answer that takes it
+more than `timeout` seconds of CPU time, or is longer than 2,000 characters, is wrong; a ground truth that does, or that
+math-verify cannot read, is a `DataError`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from verl_ext.errors import ConfigurationError
+from verl_ext.rewards.math_judge import JUDGE
+from verl_ext.rewards.options import KWARGS, bad_truth, parse_options, require_package, row_name, truth_text
+
+MAX_CHARACTERS = 2000
+
+# Escaped characters are tokens of their own, so that \{ does not count as a brace.
+_TOKEN = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments of `compute_score`: `timeout`, seconds of CPU time for one judgement."""
+
+    timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout <= 3600:
+            raise ConfigurationError(f"{KWARGS}.timeout must be above 0 and at most 3600, found {self.timeout}")
+        require_package("math_verify", "verl_ext[math]", "verl_ext.rewards.boxed_math")
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last complete \boxed{...}, by where it opens; None without one.
+
+    >>> last_boxed(r"\boxed{1}, no: \boxed{\frac{1}{2}}, or \boxed{3")
+    '\\frac{1}{2}'
+    """
+    open_at: list[int | None] = []  # for each open brace where the box begins, None for a plain brace
+    start, end = -1, -1
+    for token in _TOKEN.finditer(text):
+        if token[0] == "}":
+            began = open_at.pop() if open_at else None
+            if began is not None and began > start:
+                start, end = began, token.start()
+        elif token[0] == "{":
+            open_at.append(None)
+        elif token[0].endswith("{") and token[0].startswith(r"\boxed"):
+            open_at.append(token.end())
+    return None if start < 0 else text[start:end].strip()
+
+
+def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
+    """The options that these keyword arguments stand for, or `ConfigurationError`."""
+    return parse_options(Options, reward_kwargs)
+
+
+def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float = Options.timeout) -> str:
+    """The gold answer, or `DataError` naming the row."""
+    text = truth_text(row, ground_truth)
+    boxed = last_boxed(text)
+    gold = text if boxed is None else boxed
+    if len(gold) > MAX_CHARACTERS:
+        raise bad_truth(row, f"is an answer of {len(gold)} characters", ground_truth, f"at most {MAX_CHARACTERS}")
+    if not _can_be_read(gold, timeout):
+        raise bad_truth(row, f"cannot be read by math-verify in {timeout} s", ground_truth, "an answer in LaTeX")
+    return gold
+
+
+@lru_cache(maxsize=65536)  # the samples of a group share their ground truth, and epochs repeat it
+def _can_be_read(gold: str, timeout: float) -> bool:
+    return JUDGE.equal(gold, gold, timeout)
+
+
+def compute_score(
+    data_source: object,
+    solution_str: str,
+    ground_truth: object,
+    extra_info: Mapping[str, Any] | None = None,
+    **kwargs: object,
+) -> dict[str, float]:
+    r"""`accuracy` and the same as `score`."""
+    options = check_kwargs(kwargs)
+    gold = check_ground_truth(ground_truth, row_name(data_source, extra_info), options.timeout)
+    boxed = last_boxed(solution_str)
+    judged = boxed is not None and 0 < len(boxed) <= MAX_CHARACTERS
+    accuracy = float(judged and JUDGE.equal(gold, str(boxed), options.timeout))
+    return {"accuracy": accuracy, "score": accuracy}

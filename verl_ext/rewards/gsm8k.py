@@ -1,0 +1,113 @@
+r"""Three rewards of 0 or 1 for grade-school arithmetic: GDPO's GSM8K experiment.
+
+The answer should be `<think>...</think>\n<answer>18</answer>`. With x the stripped text after the last `<answer>` up to
+`</answer>` (without tags the whole answer) and gold the text after `####`, the components are:
+
+- `correctness`: x is the gold number.
+- `integer`: x is written as an integer.
+- `format`: the stripped answer is the two sections and nothing else.
+
+`strict` chooses how numbers are read:
+
+- `corrected`, the default: `1,000`, `+1000` and `1000.0` are the number 1000, and `-5` and `1,000` are integers.
+- `reference`: what the reference code does, x == gold and `x.isdigit()`. So a gold of `1,000` or `-5` rules out being
+  both right and an integer (98 of GSM8K's 8,792), `18.0` is wrong for 18, and superscript digits are an integer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from verl_ext.rewards.options import bad_truth, parse_options, row_name, truth_text
+from verl_ext.rewards.tags import Section, follows_layout, last_block
+
+_LAYOUT = (Section("think"), Section("answer"))
+
+# Digits alone or in threes; every character has one way to match, so no backtracking.
+_NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.(?P<places>[0-9]*))?")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments of `compute_score`."""
+
+    strict: Literal["corrected", "reference"] = "corrected"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A decimal number as text without its padding: comparing integers of any length would not be linear in time."""
+
+    negative: bool
+    whole: str
+    places: str
+    is_integer: bool
+
+    def equals(self, other: Number) -> bool:
+        """Whether the values are equal, however they are written."""
+        return (self.negative, self.whole, self.places) == (other.negative, other.whole, other.places)
+
+
+def read_number(text: str) -> Number | None:
+    """The number that `text` is, or None.
+
+    >>> read_number("-1,050.50")
+    Number(negative=True, whole='1050', places='5', is_integer=False)
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    whole = match["whole"].replace(",", "").lstrip("0")
+    places = (match["places"] or "").rstrip("0")
+    return Number(match["sign"] == "-" and bool(whole or places), whole, places, match["places"] is None)
+
+
+def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
+    """The options that these keyword arguments stand for, or `ConfigurationError`."""
+    return parse_options(Options, reward_kwargs)
+
+
+def check_ground_truth(ground_truth: object, row: str = "a row", strict: str = "corrected") -> str:
+    """The gold answer, or `DataError` naming the row: the text after `####`, or the whole text without that mark."""
+    text = truth_text(row, ground_truth)
+    gold = text.partition("####")[2].strip() if "####" in text else text
+    if not gold or "####" in gold:
+        raise bad_truth(
+            row, "has no single answer", ground_truth, "'####' once, with the answer after it, or not at all"
+        )
+    number = read_number(gold)
+    if strict == "corrected" and (number is None or not number.is_integer):
+        raise bad_truth(row, f"has the answer {gold!r}, not an integer", ground_truth, "an integer such as '-1,000'")
+    return gold
+
+
+def compute_score(
+    data_source: object,
+    solution_str: str,
+    ground_truth: object,
+    extra_info: Mapping[str, Any] | None = None,
+    **kwargs: object,
+) -> dict[str, float]:
+    r"""`correctness`, `integer`, `format`, and `score`, their sum.
+
+    >>> compute_score("gsm8k", "<think>9 * 2</think>\n<answer>18</answer>", "#### 18")
+    {'correctness': 1.0, 'integer': 1.0, 'format': 1.0, 'score': 3.0}
+    """
+    options = check_kwargs(kwargs)
+    gold = check_ground_truth(ground_truth, row_name(data_source, extra_info), options.strict)
+    found = last_block(solution_str, "answer").strip()
+    if options.strict == "reference":
+        correct, integer = found == gold, found.isdigit()
+    else:
+        number, wanted = read_number(found), read_number(gold)
+        correct = number is not None and wanted is not None and number.equals(wanted)
+        integer = number is not None and number.is_integer
+    components = {
+        "correctness": float(correct),
+        "integer": float(integer),
+        "format": float(follows_layout(solution_str.strip(), _LAYOUT)),
+    }
+    return {**components, "score": sum(components.values())}

@@ -1,0 +1,88 @@
+"""What the scorers share in reading their call: keyword arguments as typed options, and the row that an error names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from verl_ext.errors import ConfigurationError, DataError, unknown
+
+Options = TypeVar("Options")
+
+#: Where a user writes the arguments, for messages.
+KWARGS = "reward.custom_reward_function.reward_kwargs"
+
+#: verl adds these to every call while a reward model runs beside the scorer. They are no settings of ours.
+FROM_VERL = frozenset({"reward_router_address", "reward_model_tokenizer"})
+
+
+def parse_options(cls: type[Options], kwargs: Mapping[str, object]) -> Options:
+    """`cls` from the keyword arguments of a call, validated once for each distinct set of them.
+
+    `cls` is a frozen dataclass whose fields are `Literal[...]` of strings or `float`.
+    """
+    settings = {name: value for name, value in kwargs.items() if name not in FROM_VERL}
+    valid = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    for name, value in settings.items():
+        if name not in valid:
+            raise ConfigurationError(unknown(f"argument of {KWARGS}", name, valid))
+        if not isinstance(value, str | int | float):
+            raise ConfigurationError(f"{KWARGS}.{name} must be a single value, found {type(value).__name__}: {value!r}")
+    key = tuple((name, type(settings[name]), settings[name]) for name in sorted(settings))
+    return cast(Options, _validated(cast(Any, cls), key))
+
+
+@lru_cache(maxsize=64)  # keyed by type too, because 1, 1.0 and True are equal
+def _validated(cls: Any, settings: tuple[tuple[str, type, object], ...]) -> Any:
+    hints = get_type_hints(cls)
+    return cls(**{name: _checked(name, value, hints[name]) for name, _, value in settings})
+
+
+def _checked(name: str, value: object, hint: object) -> object:
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise ConfigurationError(unknown(f"value of {KWARGS}.{name}", value, get_args(hint)))
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigurationError(f"{KWARGS}.{name} must be a finite number, found {value!r}")
+    return float(value)
+
+
+def require_package(module: str, install: str, why: str) -> None:
+    """Raise if an optional package is not installed."""
+    if find_spec(module) is None:
+        raise ConfigurationError(f"{why} needs {module!r}, which is not installed: pip install {install!r}")
+
+
+def row_name(data_source: object, extra_info: Mapping[str, Any] | None) -> str:
+    """The row of the data set that a sample came from, for a message.
+
+    >>> row_name("rlla", {"index": 7})
+    "row 7 of 'rlla'"
+    >>> row_name("rlla", None)
+    "a row of 'rlla' (extra_info has no 'index')"
+    """
+    index = (extra_info or {}).get("index")
+    source = repr(str(data_source))
+    return f"a row of {source} (extra_info has no 'index')" if index is None else f"row {index} of {source}"
+
+
+def truth_text(row: str, ground_truth: object) -> str:
+    """The ground truth as stripped text, or `DataError`."""
+    if not isinstance(ground_truth, str) or not ground_truth.strip():
+        raise bad_truth(row, "is not a text with content", ground_truth, "a non-empty string")
+    return ground_truth.strip()
+
+
+def bad_truth(row: str, problem: str, found: object, expected: str) -> DataError:
+    """The error for a ground truth that cannot be used."""
+    text = repr(found)
+    shown = text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
+    return DataError(
+        f"{row}: the ground truth {problem}; expected {expected}; found {shown}. "
+        "Mend or drop the row where the data are prepared (reward_model.ground_truth)."
+    )

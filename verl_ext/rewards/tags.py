@@ -1,0 +1,90 @@
+"""Answers made of <tag>...</tag> sections, read in linear time.
+
+No regular expressions: a lazy `.*?` before a literal backtracks over the whole answer for each candidate end, which is
+quadratic on answers that repeat a tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of an answer; with `own_lines` the tags stand on lines of their own."""
+
+    tag: str
+    own_lines: bool = False
+
+    @property
+    def start(self) -> str:
+        """The text that opens the section."""
+        return f"<{self.tag}>" + "\n" * self.own_lines
+
+    @property
+    def end(self) -> str:
+        """The text that closes the section."""
+        return "\n" * self.own_lines + f"</{self.tag}>"
+
+
+def describe(sections: Sequence[Section]) -> str:
+    r"""The layout in words, for a message.
+
+    >>> describe([Section("think"), Section("tool_call", own_lines=True)])
+    '<think>...</think>\\n<tool_call>\\n...\\n</tool_call>'
+    """
+    return r"\n".join(f"{part.start}...{part.end}".replace("\n", r"\n") for part in sections)
+
+
+def follows_layout(text: str, sections: Sequence[Section]) -> bool:
+    r"""Whether `text` is these sections in this order, one newline between two of them and nothing around.
+
+    Each tag after the first section's occurs exactly once; those of the first section are not counted.
+
+    >>> layout = [Section("think"), Section("answer")]
+    >>> follows_layout("<think>a</think>\n<answer>1</answer>", layout)
+    True
+    >>> follows_layout("<think>a</think> <answer>1</answer>", layout)
+    False
+    """
+    for part in sections[1:]:
+        if text.count(f"<{part.tag}>") != 1 or text.count(f"</{part.tag}>") != 1:
+            return False
+    if not text.startswith(sections[0].start) or not text.endswith(sections[-1].end):
+        return False
+    at = len(sections[0].start)
+    for before, after in pairwise(sections):
+        # `after` opens once, so there is at most one such joint and the first one found is it.
+        joint = f"{before.end}\n{after.start}"
+        found = text.find(joint, at)
+        if found < 0:
+            return False
+        at = found + len(joint)
+    return at <= len(text) - len(sections[-1].end)
+
+
+def has_both_tags(text: str, tag: str) -> bool:
+    """Whether an opening and a closing tag occur, in any order."""
+    return f"<{tag}>" in text and f"</{tag}>" in text
+
+
+def first_block(text: str, tag: str) -> str:
+    """The text after the first opening tag, up to the next opening or closing tag or the end.
+
+    >>> first_block("<a>1</a><a>2</a>", "a")
+    '1'
+    """
+    return text.partition(f"<{tag}>")[2].partition(f"<{tag}>")[0].partition(f"</{tag}>")[0]
+
+
+def last_block(text: str, tag: str) -> str:
+    """The text after the last opening tag, up to the next closing tag or the end; the whole text without tags.
+
+    >>> last_block("<a>1</a><a>2</a>", "a")
+    '2'
+    >>> last_block("3", "a")
+    '3'
+    """
+    return text.rpartition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
