@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import verl.trainer
+from hydra import compose, initialize_config_dir
+
+from tests import tiny_model
+from verl_ext.cpu import checks
+from verl_ext.errors import ConfigurationError
+
+CONFIG_FOLDER = str(Path(verl.trainer.__file__).parent / "config")
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked(monkeypatch):
+    for name in ("VERL_PLATFORM", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def configuration(*overrides, group="cpu"):
+    with initialize_config_dir(config_dir=CONFIG_FOLDER, version_base=None):
+        groups = [f"+verl_ext={group}"] if group else []
+        return compose("ppo_trainer", [*groups, "algorithm.adv_estimator=grpo", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("group", "overrides"),
+    [
+        ("cpu", []),
+        ("cpu", ["trainer.n_gpus_per_node=4"]),
+        ("cpu", ["trainer.use_v1=False"]),
+        ("cpu", ["algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=True"]),
+        ("cpu", ["trainer.v1.trainer_mode=colocate_async"]),
+        ("[cpu,separate_async]", []),
+    ],
+)
+def test_the_shipped_configuration_passes(group, overrides):
+    checks.check(configuration(*overrides, group=group))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["actor_rollout_ref.actor.strategy=fsdp"], "is 'fsdp'.*set actor_rollout_ref.actor.strategy=fsdp2"),
+        (
+            ["actor_rollout_ref.ref.strategy=fsdp", "algorithm.use_kl_in_reward=True"],
+            "set actor_rollout_ref.ref.strategy=fsdp2",
+        ),
+        (["critic.strategy=fsdp", "algorithm.adv_estimator=gae"], "set critic.strategy=fsdp2"),
+        (
+            ["actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"],
+            "needs a GPU; valid: 'eager', 'sdpa'",
+        ),
+        (["~actor_rollout_ref.model.override_config.attn_implementation"], "is 'flash_attention_2'"),
+        (
+            ["critic.model.override_config.attn_implementation=flash_attention_2", "algorithm.adv_estimator=gae"],
+            "critic.model.override_config.attn_implementation",
+        ),
+        (["actor_rollout_ref.model.use_remove_padding=True"], "set actor_rollout_ref.model.use_remove_padding=False"),
+        (["actor_rollout_ref.model.use_liger=True"], "use_liger=False"),
+        (["actor_rollout_ref.model.use_fused_kernels=True"], "use_fused_kernels=False"),
+        (["actor_rollout_ref.rollout.name=embeded"], "did you mean 'embedded'.*valid: 'embedded', 'vllm'"),
+        (["actor_rollout_ref.rollout.name=sglang"], "unknown rollout 'sglang'"),
+        (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "set .*tensor_model_parallel_size=1"),
+        (["actor_rollout_ref.model.lora_rank=8"], "set actor_rollout_ref.model.lora.merge=True"),
+        # 3 for a rank, 1 for TransferQueue's controller, 1 for its storage unit, 1 to start the other actors: 6.
+        (["ray_kwargs.ray_init.num_cpus=5"], "verl reserves 6 .*set ray_kwargs.ray_init.num_cpus=6"),
+        # 2 ranks: 2 x 3 + 2 + 1 = 9.
+        (["ray_kwargs.ray_init.num_cpus=8", "trainer.n_gpus_per_node=2"], "verl reserves 9"),
+        (["ray_kwargs.ray_init.num_gpus=1", "trainer.n_gpus_per_node=2"], "num_gpus is 1, and each of the 2 ranks"),
+        # 8 x 3 = 24 rows on 1 rank, which 16 does not divide.
+        (
+            [
+                "actor_rollout_ref.actor.use_dynamic_bsz=False",
+                "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16",
+                "data.train_batch_size=8",
+                "actor_rollout_ref.rollout.n=3",
+            ],
+            "a rank has 24 rows, which micro batches of 16 do not divide",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_line_to_change(overrides, message):
+    with pytest.raises(ConfigurationError, match=message):
+        checks.check(configuration(*overrides))
+
+
+def test_too_few_cpus_for_a_rollout_of_its_own_processes():
+    # 3 for the rank that trains, 2 for the one that generates, 1 + 1 for TransferQueue, 1 to start the others: 8.
+    with pytest.raises(ConfigurationError, match="verl reserves 8"):
+        checks.check(configuration("ray_kwargs.ray_init.num_cpus=7", group="[cpu,separate_async]"))
+
+
+def test_a_checkpoint_engine_for_gpus_is_refused():
+    with pytest.raises(ConfigurationError, match=r"backend is 'nccl'.*set .*backend=socket"):
+        checks.check(
+            configuration("actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", group="[cpu,separate_async]")
+        )
+
+
+def test_every_problem_is_named_at_once():
+    with pytest.raises(ConfigurationError) as raised:
+        checks.check(configuration(group=None))  # verl's own defaults
+    for part in ("strategy", "attn_implementation", "use_remove_padding", "rollout.name", "num_gpus"):
+        assert part in str(raised.value)
+
+
+def test_a_cluster_that_already_runs_is_not_judged_by_this_machines_numbers():
+    checks.check(configuration("ray_kwargs.ray_init.num_cpus=1", "+ray_kwargs.ray_init.address=auto"))
+
+
+def test_a_padded_vocabulary_is_refused_for_vllm(tmp_path):
+    tiny_model.write(tmp_path, padded_vocabulary=28)  # 100 tokens and 28 more
+    config = configuration(f"actor_rollout_ref.model.path={tmp_path}/model", "actor_rollout_ref.rollout.name=vllm")
+    with pytest.raises(ConfigurationError, match="vocab_size 128 and a tokenizer of 100 tokens"):
+        checks.check(config)
+    config.actor_rollout_ref.rollout.name = "embedded"  # draws from the whole vocabulary, as the trainer does
+    checks.check(config)
+
+
+def test_the_configuration_asks_for_the_cpu_and_verls_own_does_not(monkeypatch):
+    from verl.plugin import platform
+
+    class Accelerator:
+        def is_available(self):
+            return True
+
+    # On a machine with an accelerator `trainer.device=cpu` alone keeps verl's meaning: the accelerator is used.
+    monkeypatch.setattr(platform, "get_platform", Accelerator)
+    assert checks.asks_for_cpu(configuration())
+    assert not checks.asks_for_cpu(configuration(group=None))
+    assert not checks.asks_for_cpu(configuration("trainer.device=cpu", group=None))
+    monkeypatch.setattr(Accelerator, "is_available", lambda self: False)
+    assert checks.asks_for_cpu(configuration("trainer.device=cpu", group=None))
+
+
+def test_the_environment_asks_for_the_cpu(monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "CPU")
+    assert checks.asks_for_cpu(configuration(group=None))
+
+
+def test_another_of_verls_programs_is_left_alone():
+    from omegaconf import OmegaConf
+
+    checks.check(OmegaConf.create({"trainer": {"device": "cpu"}}))

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import tiny_model
+from verl_ext.cpu.generation import Request, Sampling, generate, neutral, truncate
+
+EOS, PAD = 2, 0
+
+
+def run(model, requests, *, eos=(EOS,), abort=None):
+    return generate(model, requests, eos=eos, pad=PAD, abort=abort or threading.Event())
+
+
+def requests_of(count, **settings):
+    return [Request(tuple(range(5, 8 + row)), Sampling(**settings), seed=row) for row in range(count)]
+
+
+def trainer_log_probs(model, request, completion):
+    """The log-probabilities as a trainer computes them: one pass over the whole sequence, without padding or cache."""
+    sequence = torch.tensor([[*request.prompt, *completion.tokens]])
+    with torch.no_grad():
+        logits = model(sequence).logits[0, len(request.prompt) - 1 : -1].float()
+    if request.sampling.temperature:
+        logits = logits / request.sampling.temperature
+    return logits.log_softmax(-1).gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.7])
+def test_log_probabilities_are_those_of_the_trainer(model, temperature):
+    requests = requests_of(6, temperature=temperature, max_tokens=12)
+    for request, completion in zip(requests, run(model, requests), strict=True):
+        expected = trainer_log_probs(model, request, completion)
+        # fp32, sums of 64 terms of order 1: 1e-5 is far above the rounding and far below a wrong position or mask.
+        assert torch.allclose(torch.tensor(completion.log_probs), expected, atol=1e-5)
+
+
+def test_a_request_draws_the_same_tokens_in_any_batch(model):
+    requests = requests_of(8, max_tokens=12)
+    together = run(model, requests)
+    alone = [run(model, [request])[0] for request in requests]
+    assert [c.tokens for c in together] == [c.tokens for c in alone]
+
+
+def test_another_seed_draws_other_tokens(model):
+    prompt = (5, 6, 7)
+    a, b = run(model, [Request(prompt, Sampling(max_tokens=12), seed) for seed in (1, 2)])
+    assert a.tokens != b.tokens
+
+
+def test_greedy_takes_the_most_probable_token_beside_rows_that_sample(model):
+    prompt = (5, 6, 7)
+    greedy = Request(prompt, Sampling(temperature=0.0, max_tokens=5, ignore_eos=True), seed=0)
+    tokens = run(model, [*requests_of(3, max_tokens=5), greedy])[-1].tokens
+    sequence = list(prompt)
+    for token in tokens:
+        with torch.no_grad():
+            assert token == int(model(torch.tensor([sequence])).logits[0, -1].argmax())
+        sequence.append(token)
+
+
+def test_first_tokens_follow_the_models_distribution(model):
+    prompt, count = (5, 6, 7), 4000
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt])).logits[0, -1].softmax(-1)
+    drawn = run(model, [Request(prompt, Sampling(max_tokens=1), seed) for seed in range(count)])
+    frequency = torch.bincount(torch.tensor([c.tokens[0] for c in drawn]), minlength=len(expected)) / count
+    # A frequency of p has the standard deviation sqrt(p (1 - p) / n); 100 tokens stay within 4.5 of them
+    # but for one run in 1500 (and the seeds are fixed).
+    assert bool(((frequency - expected).abs() < 4.5 * (expected * (1 - expected) / count).sqrt()).all())
+
+
+def test_an_end_token_is_kept_and_ends_its_row_only(model):
+    ends = tuple(range(3, 53))  # half of the vocabulary, so that rows end early at different lengths
+    completions = run(model, requests_of(8, max_tokens=10), eos=ends)
+    for completion in completions:
+        assert not completion.aborted
+        assert not any(token in ends for token in completion.tokens[:-1])
+        assert completion.tokens[-1] in ends or len(completion.tokens) == 10
+    assert len({len(c.tokens) for c in completions}) > 1
+
+
+def test_ignore_eos_runs_to_the_limit(model):
+    completions = run(model, requests_of(4, max_tokens=10, ignore_eos=True), eos=tuple(range(3, 53)))
+    assert [len(c.tokens) for c in completions] == [10] * 4
+
+
+def test_every_row_has_its_own_limit(model):
+    requests = [Request((5, 6), Sampling(max_tokens=limit, ignore_eos=True), seed=limit) for limit in (1, 4, 9)]
+    completions = run(model, requests)
+    assert [len(c.tokens) for c in completions] == [1, 4, 9]
+    assert [len(c.log_probs) for c in completions] == [1, 4, 9]
+    assert not any(c.aborted for c in completions)
+
+
+def test_an_abort_returns_what_there_is_and_the_rest_can_be_drawn_later(model):
+    abort = threading.Event()
+    abort.set()  # seen after the first token
+    request = Request((5, 6, 7), Sampling(max_tokens=6, ignore_eos=True), seed=3)
+    (cut,) = run(model, [request], abort=abort)
+    assert cut.aborted
+    assert len(cut.tokens) == len(cut.log_probs) == 1
+    assert cut.tokens == run(model, [request])[0].tokens[:1]
+
+
+def test_an_abort_after_a_rows_end_leaves_the_row_complete(model):
+    abort = threading.Event()
+    abort.set()
+    (done,) = run(model, [Request((5, 6), Sampling(max_tokens=1), seed=0)], abort=abort)
+    assert not done.aborted
+
+
+def test_a_neutral_model_ignores_its_own_generation_settings(model, tokenizer):
+    from transformers import GenerationConfig
+
+    request = Request((5, 6, 7), Sampling(max_tokens=8), seed=1)
+    other = tiny_model.make_model(tokenizer).eval()  # the same weights
+    other.generation_config = GenerationConfig(repetition_penalty=5.0, temperature=0.1, top_k=1, do_sample=True)
+    assert run(neutral(other), [request]) == run(model, [request])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    top_k=st.integers(1, 12),
+    top_p=st.floats(0.05, 1.0, exclude_max=True),
+)
+def test_truncation_keeps_what_transformers_keeps(seed, top_k, top_p):
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.randn(3, 10, generator=torch.Generator().manual_seed(seed)) * 3
+    expected = TopPLogitsWarper(top_p)(None, TopKLogitsWarper(top_k)(None, logits))
+    found = truncate(logits, torch.tensor([top_k] * 3), torch.tensor([top_p] * 3))
+    assert torch.equal(found.isinf(), expected.isinf())
+    assert torch.equal(found[~found.isinf()], logits[~found.isinf()])
+
+
+def test_truncated_rows_draw_only_what_is_kept_and_renormalise(model):
+    (completion,) = run(model, [Request((5, 6, 7), Sampling(top_k=1, max_tokens=4, ignore_eos=True), seed=0)])
+    assert completion.log_probs == [0.0] * 4  # one possible token: log 1

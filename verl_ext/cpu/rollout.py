@@ -1,0 +1,100 @@
+"""The embedded rollout in verl's terms: a replica that launches the server, an adapter that brings it the weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import ray
+import torch
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica
+from verl.workers.rollout.utils import ensure_async_iterator
+
+from verl_ext.errors import ConfigurationError
+
+NAME = "embedded"
+"""`actor_rollout_ref.rollout.name` of this rollout."""
+
+
+def server_name(replica_rank: int) -> str:
+    """The name of a replica's Ray actor."""
+    return f"{NAME}_server_{replica_rank}"
+
+
+class EmbeddedReplica(RolloutReplica):
+    """One rank, one server. Follows `vLLMReplica.launch_servers` (verl 0.9.0 and 0.9.1)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.world_size != 1:
+            raise ConfigurationError(
+                f"a replica of the embedded rollout is one process, found tensor x data x pipeline parallel size "
+                f"{self.world_size}: set actor_rollout_ref.rollout.tensor_model_parallel_size=1"
+            )
+        if self.is_reward_model or self.is_teacher_model:
+            raise ConfigurationError("the embedded rollout serves the policy only, no reward or teacher model")
+
+    async def launch_servers(self) -> None:
+        """Start the server on the node of its rank and wait until its model stands."""
+        from verl_ext.cpu.server import EmbeddedServer
+
+        node_id = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
+        server = (
+            ray.remote(EmbeddedServer)
+            .options(
+                name=server_name(self.replica_rank),
+                num_cpus=0,
+                max_concurrency=self.max_concurrency,
+                scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False),
+            )
+            .remote(config=self.config, model_config=self.model_config, replica_rank=self.replica_rank)
+        )
+        await server.__ray_ready__.remote()
+        self.servers = [server]
+        self._server_handle = server
+        self._server_address = server_name(self.replica_rank)
+
+
+class EmbeddedRollout(BaseRollout):
+    """Lives in the trainer's ranks and sends their weights to the server of the same rank."""
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
+        self.is_leader_rank = True
+        self._server: Any = None
+
+    async def update_weights(
+        self,
+        weights: Generator[tuple[str, torch.Tensor], None, None],
+        wire_format: str = "named_tensors",
+        global_steps: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Send every weight, in buckets. Each rank consumes the generator to its end: gathering is collective."""
+        if wire_format != "named_tensors":
+            raise ConfigurationError(f"the embedded rollout takes 'named_tensors' only, found {wire_format!r}")
+        if kwargs.get("peft_config") is not None:
+            raise ConfigurationError("the embedded rollout takes merged LoRA weights only: set model.lora.merge=True")
+        if self._server is None:
+            self._server = ray.get_actor(server_name(self.replica_rank))
+        room = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
+        bucket: list[tuple[str, torch.Tensor]] = []
+        size = 0
+        async for name, tensor in ensure_async_iterator(weights):
+            tensor = tensor.detach().cpu()
+            if bucket and size + tensor.nbytes > room:
+                await self._server.load_weights.remote(bucket)
+                bucket, size = [], 0
+            bucket.append((name, tensor))
+            size += tensor.nbytes
+        await self._server.load_weights.remote(bucket)
+        await self._server.finish_weights.remote(global_steps)
+
+    async def resume(self, tags: list[str]) -> None:
+        """The server never sleeps."""
+
+    async def release(self) -> None:
+        """The server never sleeps."""

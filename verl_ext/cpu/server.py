@@ -1,0 +1,251 @@
+"""The embedded rollout's server: a transformers model in a Ray actor, fed with requests and with weights."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_ext.cpu.generation import Completion, Request, Sampling, generate, neutral
+from verl_ext.errors import ConfigurationError, IntegrationError, unknown
+
+logger = logging.getLogger(__name__)
+
+QUIET_SECONDS = 0.02
+"""A batch starts when no request has arrived for this long: verl sends a step's requests in one burst."""
+
+_SAMPLING_KEYS = ("temperature", "top_k", "top_p", "repetition_penalty", "logprobs", "ignore_eos")
+_LIMIT_KEYS = ("max_tokens", "max_new_tokens")
+
+
+def sampling_from(params: dict[str, Any], *, prompt_length: int, config: Any) -> Sampling:
+    """What verl asks for as our settings, with the limits of `vLLMHttpServer.generate` (verl 0.9.1)."""
+    for key in params:
+        if key not in _SAMPLING_KEYS + _LIMIT_KEYS:
+            raise ConfigurationError(unknown("sampling parameter", key, _SAMPLING_KEYS + _LIMIT_KEYS))
+    if params.get("repetition_penalty", 1.0) != 1.0:
+        raise ConfigurationError("the embedded rollout has no repetition_penalty: leave it at 1.0")
+    room = config.prompt_length + config.response_length - prompt_length
+    limit = next((params[key] for key in _LIMIT_KEYS if key in params), min(config.response_length, room))
+    if config.max_model_len is not None:
+        limit = min(limit, config.max_model_len - prompt_length)
+    return Sampling(
+        temperature=float(params.get("temperature", 1.0)),
+        top_k=int(params.get("top_k", -1)),
+        top_p=float(params.get("top_p", 1.0)),
+        max_tokens=max(1, int(limit)),
+        ignore_eos=bool(params.get("ignore_eos", config.ignore_eos)),
+    )
+
+
+def seed_of(*parts: object) -> int:
+    """A seed from whatever a request's random numbers shall depend on.
+
+    >>> seed_of(1, [2, 3]) == seed_of(1, [2, 3]), seed_of(1, [2, 3]) == seed_of(1, [3, 2])
+    (True, False)
+    """
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "little")
+
+
+class EmbeddedServer:
+    """One model, one batch at a time. The methods are those which verl's replicas call on a rollout server.
+
+    Requests wait in a queue; a thread generates a batch of all that wait; what arrives meanwhile makes the next
+    batch. Weights are replaced between batches. After `abort_all_requests` nothing starts until
+    `resume_generation`; requests cut short return what they have, marked as aborted, and verl sends them again.
+    """
+
+    def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
+        self.config = config
+        self.replica_rank = replica_rank
+        self.global_steps: int | None = None
+        self._model_config = omega_conf_to_dataclass(model_config)
+        self._model, self._eos, self._pad = _build(self._model_config, config.dtype)
+        self._parameters: dict[str, torch.Tensor] = self._model.state_dict(keep_vars=True)
+        self._received: set[str] = set()
+        self._ready = False
+        self._seen: Counter[tuple[int, ...]] = Counter()
+        self._arrivals = itertools.count()
+        self._waiting: list[tuple[int, Request, asyncio.Future[Completion]]] = []
+        self._arrived = asyncio.Event()
+        self._admitting = asyncio.Event()
+        self._admitting.set()
+        self._rejecting = False
+        self._busy = asyncio.Lock()
+        self._abort = threading.Event()
+        self._loop: asyncio.Task[None] | None = None
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling_params: dict[str, Any],
+        request_id: str,  # noqa: ARG002
+        image_data: Any = None,
+        video_data: Any = None,
+        **other: Any,
+    ) -> TokenOutput:
+        """Continue one prompt, in whatever batch it lands."""
+        refused = {"image_data": image_data, "video_data": video_data, **other}
+        if given := [name for name, value in refused.items() if value is not None]:
+            raise ConfigurationError(f"the embedded rollout generates from text only, and was given {given}")
+        if self._rejecting:
+            return self._output(Completion([], [], aborted=True))
+        prompt = tuple(int(token) for token in prompt_ids)
+        sampling = sampling_from(sampling_params, prompt_length=len(prompt), config=self.config)
+        seed = seed_of(self.config.seed, self.replica_rank, self.global_steps, self._seen[prompt], prompt)
+        self._seen[prompt] += 1
+        if self._loop is None:
+            self._loop = asyncio.create_task(self._serve())
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting.append((next(self._arrivals), Request(prompt, sampling, seed), future))
+        self._arrived.set()
+        return self._output(await future)
+
+    def _output(self, completion: Completion) -> TokenOutput:
+        return TokenOutput(
+            token_ids=completion.tokens,
+            log_probs=completion.log_probs,
+            stop_reason="aborted" if completion.aborted else "completed",
+            num_preempted=0,
+            # The trainer reads the version of the weights from here.
+            extra_fields={"global_steps": self.global_steps},
+        )
+
+    async def _serve(self) -> None:
+        while True:
+            await self._arrived.wait()
+            await self._admitting.wait()
+            while self._arrived.is_set():
+                self._arrived.clear()
+                await asyncio.sleep(QUIET_SECONDS)
+            async with self._busy:
+                # Aborted while it waited for the weights: the queue stays until generation resumes.
+                if not self._admitting.is_set():
+                    self._arrived.set()
+                    continue
+                await self._run_batch()
+
+    async def _run_batch(self) -> None:
+        # In an order that does not depend on the network, so that equal runs make equal batches.
+        self._waiting.sort(key=lambda item: (item[1].prompt, item[0]))
+        batch, self._waiting = self._waiting[: self.config.max_num_seqs], self._waiting[self.config.max_num_seqs :]
+        if self._waiting:
+            self._arrived.set()
+        if not batch:
+            return
+        try:
+            if not self._ready:
+                raise IntegrationError("the embedded rollout was asked to generate before it received weights")
+            completions = await asyncio.to_thread(
+                generate,
+                self._model,
+                [request for _, request, _ in batch],
+                eos=self._eos,
+                pad=self._pad,
+                abort=self._abort,
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the callers that wait
+            for _, _, future in batch:
+                future.set_exception(error)
+            return
+        for (_, _, future), completion in zip(batch, completions, strict=True):
+            if not future.done():
+                future.set_result(completion)
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        """Stop the running batch and hold what waits; with `reject_request` send that back as aborted too."""
+        self._admitting.clear()
+        self._rejecting = reject_request
+        self._abort.set()
+        async with self._busy:
+            pass
+        if reject_request:
+            for _, _, future in self._waiting:
+                if not future.done():
+                    future.set_result(Completion([], [], aborted=True))
+            self._waiting.clear()
+
+    async def resume_generation(self) -> None:
+        """Take up the queue again after `abort_all_requests`."""
+        self._abort.clear()
+        self._rejecting = False
+        self._admitting.set()
+
+    # -- weights -------------------------------------------------------------------------------------------------
+
+    async def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copy some of the model's weights; `finish_weights` ends the update."""
+        async with self._busy:
+            # No batch may run on half of the new weights.
+            self._ready = False
+            for name, tensor in tensors:
+                target = self._parameters.get(name)
+                if target is None or target.shape != tensor.shape:
+                    expected = "no such weight" if target is None else f"shape {tuple(target.shape)}"
+                    raise IntegrationError(
+                        f"the trainer sent {name!r} of shape {tuple(tensor.shape)}; the rollout's model has {expected}"
+                    )
+                target.data.copy_(tensor)
+                self._received.add(name)
+
+    async def finish_weights(self, global_steps: int | None) -> None:
+        """Check that every weight arrived, and continue with them."""
+        held = {self._parameters[name].data_ptr() for name in self._received}
+        missing = [name for name, tensor in self._parameters.items() if tensor.data_ptr() not in held]
+        if missing:
+            raise IntegrationError(f"the trainer sent {len(self._received)} weights, without {missing}")
+        self._received.clear()
+        self._seen.clear()
+        self._ready = True
+        if global_steps is not None:
+            self.global_steps = global_steps
+
+    # -- what has nothing to do here: a model in plain memory does not sleep, and keeps no cache between batches ----
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Nothing to wake."""
+
+    async def sleep(self) -> None:
+        """Nothing to free."""
+
+    async def clear_kv_cache(self) -> None:
+        """Every batch makes its own cache."""
+
+    async def release_kv_cache(self) -> None:
+        """As `clear_kv_cache`."""
+
+    async def resume_kv_cache(self) -> None:
+        """As `clear_kv_cache`."""
+
+    async def start_profile(self, **_kwargs: Any) -> None:
+        """No profiler."""
+
+    async def stop_profile(self) -> None:
+        """No profiler."""
+
+
+def _build(model_config: Any, dtype: str) -> tuple[Any, list[int], int]:
+    """The trainer's architecture, whose weights the first update brings; end tokens; a token to pad with."""
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = model_config.tokenizer
+    hf_config = model_config.hf_config
+    attention = hf_config._attn_implementation if hf_config._attn_implementation in ("sdpa", "eager") else "sdpa"
+    model = AutoModelForCausalLM.from_config(hf_config, dtype=getattr(torch, dtype), attn_implementation=attention)
+    eos: set[int] = {tokenizer.eos_token_id}
+    configured = getattr(model_config.generation_config, "eos_token_id", None)
+    if configured is not None:
+        eos.update(configured if isinstance(configured, list) else [configured])
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return neutral(model.eval()), sorted(token for token in eos if token is not None), pad

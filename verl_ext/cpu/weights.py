@@ -1,0 +1,105 @@
+"""Weights from the trainer's ranks to rollout servers of other processes, over plain sockets.
+
+verl's own checkpoint engines for a separate rollout (nccl, nixl, ...) all need an accelerator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from typing import Any
+
+import ray
+import torch
+import zmq
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+BACKEND = "socket"
+"""`actor_rollout_ref.rollout.checkpoint_engine.backend` of this engine."""
+
+
+@CheckpointEngineRegistry.register(BACKEND)
+class SocketCheckpointEngine(CheckpointEngine):
+    """Every receiver listens; the trainer's rank 0 connects to all and sends bucket after bucket, then None.
+
+    The methods are called in the order of `CheckpointEngineManager.update_weights` (verl 0.9.0 and 0.9.1):
+    `prepare`, `build_topology`, `init_process_group`, then sending and receiving at once, and `finalize`.
+    """
+
+    def __init__(self, bucket_size: int, is_master: bool = False) -> None:
+        self.bucket_size = bucket_size
+        self.is_master = is_master
+        self._context = zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
+
+    def prepare(self) -> dict[str, Any]:
+        """Listen, and tell where. The trainer's ranks listen too: at this point nobody has told them apart."""
+        address = ray.util.get_node_ip_address().strip("[]")
+        socket = self._context.socket(zmq.PULL)
+        socket.setsockopt(zmq.LINGER, 0)
+        if ":" in address:
+            socket.setsockopt(zmq.IPV6, 1)
+            address = f"[{address}]"
+        port = socket.bind_to_random_port(f"tcp://{address}")
+        self._sockets = [socket]
+        return {"address": f"tcp://{address}:{port}"}
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Rank 0 of the trainer gets every receiver's address, all others none."""
+        receivers = [entry["address"] for entry in metadata[actor_wg_world_size:]]
+        nobody: list[list[str]] = [[] for _ in range(actor_wg_world_size - 1)]
+        return {"receivers": [receivers, *nobody]}, {"receivers": [[] for _ in range(rollout_world_size)]}
+
+    def init_process_group(self, receivers: list[str]) -> None:
+        """Connect the sender."""
+        for address in receivers:
+            socket = self._context.socket(zmq.PUSH)
+            socket.setsockopt(zmq.SNDHWM, 2)
+            if "[" in address:
+                socket.setsockopt(zmq.IPV6, 1)
+            socket.connect(address)
+            self._sockets.append(socket)
+
+    def finalize(self) -> None:
+        """Close what `prepare` and `init_process_group` opened."""
+        for socket in self._sockets:
+            socket.close()
+        self._sockets = []
+
+    async def send_weights(
+        self,
+        weights: Generator[tuple[str, torch.Tensor], None, None],
+        global_steps: int | None = None,  # noqa: ARG002
+    ) -> None:
+        """Send from rank 0; every other rank runs through the generator as well, because gathering is collective."""
+        _, *receivers = self._sockets
+        bucket: list[tuple[str, torch.Tensor]] = []
+        size = 0
+        for name, tensor in weights:
+            if not receivers:
+                continue
+            if bucket and size + tensor.nbytes > self.bucket_size:
+                await self._send(receivers, bucket)
+                bucket, size = [], 0
+            bucket.append((name, tensor.detach().cpu()))
+            size += tensor.nbytes
+        await self._send(receivers, bucket)
+        await self._send(receivers, None)
+
+    @staticmethod
+    async def _send(receivers: list[zmq.Socket[bytes]], bucket: list[tuple[str, torch.Tensor]] | None) -> None:
+        for socket in receivers:
+            await asyncio.to_thread(socket.send_pyobj, bucket)
+
+    async def receive_weights(
+        self,
+        global_steps: int | None = None,  # noqa: ARG002
+    ) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+        """Yield what rank 0 sends, until its None."""
+        (socket,) = self._sockets
+        while (bucket := await asyncio.to_thread(socket.recv_pyobj)) is not None:
+            for name, tensor in bucket:
+                yield name, tensor
