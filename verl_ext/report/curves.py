@@ -1,0 +1,88 @@
+"""From logs to curves: runs of one name are seeds of the same experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from verl_ext.errors import DataError, unknown
+from verl_ext.report.log import Log
+
+Array = npt.NDArray[np.float64]
+Groups = Mapping[str, Sequence[Log]]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of the runs of one name: the steps that all of them logged, and a row of values a run."""
+
+    steps: npt.NDArray[Any]
+    values: Array
+
+    @property
+    def mean(self) -> Array:
+        """Over the runs."""
+        return np.asarray(self.values.mean(axis=0))
+
+    @property
+    def spread(self) -> Array:
+        """Standard deviation over the runs (ddof 1); 0 for a single one."""
+        return spread(self.values)
+
+    def smooth(self, width: int) -> Curve:
+        """Each value replaced by the mean of the `width` steps up to it, fewer at the start.
+
+        >>> Curve(np.arange(4), np.array([[0.0, 2.0, 4.0, 6.0]])).smooth(2).values
+        array([[0., 1., 3., 5.]])
+        """
+        totals = np.cumsum(np.pad(self.values, ((0, 0), (1, 0))), axis=1)
+        ends = np.arange(1, len(self.steps) + 1)
+        begins = np.maximum(0, ends - width)
+        return Curve(self.steps, (totals[:, ends] - totals[:, begins]) / (ends - begins))
+
+
+def spread(values: Array) -> Array:
+    """Standard deviation over the first axis (ddof 1); 0 where it has one entry."""
+    return values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros_like(values[0])
+
+
+def curve(logs: Sequence[Log], metric: str) -> Curve:
+    """A metric of several runs, at the steps at which all of them logged it."""
+    steps = sorted(set.intersection(*({step for step in log.steps if metric in log.steps[step]} for log in logs)))
+    if not steps:
+        paths = ", ".join(str(log.path) for log in logs)
+        raise DataError(f"no step has {metric!r} in all of {paths}")
+    return Curve(np.array(steps), np.array([[log.steps[step][metric] for step in steps] for log in logs]))
+
+
+def rewards(groups: Groups) -> list[str]:
+    """The metrics worth a panel: the mean of each named reward, or verl's own score where none is named."""
+    logged = _logged(groups)
+    named = sorted(name for name in logged if name.startswith("reward/") and name.endswith("/mean"))
+    return named or [name for name in ("critic/score/mean",) if name in logged]
+
+
+def check_metrics(metrics: Iterable[str], groups: Groups) -> None:
+    """Refuse a metric that no run has logged."""
+    logged = _logged(groups)
+    for metric in metrics:
+        if metric not in logged:
+            raise DataError(unknown("metric", metric, logged))
+
+
+def _logged(groups: Groups) -> set[str]:
+    return set().union(*(log.metrics for logs in groups.values() for log in logs))
+
+
+def title(metric: str) -> str:
+    """A metric as a person calls it.
+
+    >>> title("reward/format/mean"), title("critic/score/mean"), title("actor/entropy")
+    ('format', 'score', 'actor/entropy')
+    """
+    parts = metric.split("/")
+    return parts[1] if len(parts) == 3 and parts[0] in ("reward", "critic") and parts[2] == "mean" else metric
