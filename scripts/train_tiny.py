@@ -1,0 +1,58 @@
+"""Train on a tiny task with verl and one estimator, on the CPU.
+
+    python scripts/train_tiny.py tools gdpo --steps 50 --seed 1
+
+Whatever verl prints goes to log.txt in the run's folder, the metrics to metrics.jsonl. More arguments are overrides of
+verl's configuration. A run that was finished with the same settings is left as it is, any other begins anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from verl_ext.errors import VerlExtError
+from verl_ext.tiny.tasks import tasks
+from verl_ext.tiny.train import ESTIMATORS, ROLLOUTS, Training, checkpoint, train
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=sorted(tasks()))
+    parser.add_argument("estimator", choices=ESTIMATORS)
+    parser.add_argument("--steps", type=int, default=Training.steps)
+    parser.add_argument("--seed", type=int, default=Training.seed)
+    parser.add_argument("--ranks", type=int, default=Training.ranks)
+    parser.add_argument("--rollout", choices=ROLLOUTS, default=Training.rollout)
+    parser.add_argument("--data", type=Path, help="the task's folder; default: .cache/tiny/<task>")
+    parser.add_argument("--run", type=Path, help="the run's folder; default: outputs/tiny/<name of the settings>")
+    options, more = parser.parse_known_args()
+    training = Training(
+        options.task, options.estimator, options.steps, options.seed, ranks=options.ranks, rollout=options.rollout
+    )
+    data = options.data or Path(".cache/tiny") / training.task
+    run = options.run or Path("outputs/tiny") / training.name
+    print(f"{training.name}: verl starts, its output is in {run}/log.txt", flush=True)
+    began = time.monotonic()
+    try:
+        trained = train(training, data, run, more=more, show=show_bar)
+    except KeyboardInterrupt:
+        print("\ninterrupted; every process of the run has ended", file=sys.stderr)
+        return 130
+    except VerlExtError as error:
+        print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    took = f"trained in {time.monotonic() - began:.0f} s" if trained else "is there already"
+    print(f"\n{training.name} {took}, checkpoint: {checkpoint(run)}")
+    return 0
+
+
+def show_bar(bar: str) -> None:
+    """On a terminal over the last one, elsewhere line by line."""
+    print(f"\r{bar}" if sys.stdout.isatty() else bar, end="" if sys.stdout.isatty() else "\n", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
