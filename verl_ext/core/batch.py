@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,11 @@ import numpy as np
 
 from verl_ext.core.groups import Array, Bools, Groups
 from verl_ext.errors import ConfigurationError, DataError
+
+# Squares of larger rewards, and their advantages in float32, would overflow.
+LARGEST_REWARD = 1e30
+
+Counts = Sequence[float] | Array
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,18 @@ class Batch:
     keys: tuple[str, ...]
     """`K` names of the components."""
     groups: Groups
-    lengths: Array
-    """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
     accuracy: Array | None = None
     """`[N]` in [0, 1], for the steps that weigh by difficulty."""
     penalty: Array | None = None
     """`[N]` the KL part of the reward; it is added to the combined reward only."""
+    count_tokens: Callable[[], Counts] | None = None
+    """Counts the lengths when a step asks for them: it means reading the whole mask."""
+
+    @cached_property
+    def lengths(self) -> Array:
+        """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
+        size = len(self.rewards)
+        return np.ones(size) if self.count_tokens is None else _shaped("lengths", self.count_tokens(), (size,))
 
     @cached_property
     def variation(self) -> tuple[Array, Bools]:
@@ -47,11 +58,11 @@ class Batch:
         labels: Sequence[Hashable],
         *,
         keys: Sequence[str] = ("score",),
-        lengths: Sequence[float] | Array | None = None,
+        lengths: Counts | Callable[[], Counts] | None = None,
         accuracy: Sequence[float] | Array | None = None,
         penalty: Array | None = None,
     ) -> Batch:
-        """Check shapes and infinities once; `labels` are the prompts' uids."""
+        """Check shapes and infinities once; `labels` are the prompts' uids, `lengths` 1 each where not given."""
         size = len(labels)
         matrix = _shaped("rewards", rewards, (size, len(keys)))
         check_finite(matrix, keys, labels)
@@ -59,23 +70,26 @@ class Batch:
             rewards=matrix,
             keys=tuple(keys),
             groups=Groups.of(labels),
-            lengths=_shaped("lengths", np.ones(size) if lengths is None else lengths, (size,)),
             accuracy=None if accuracy is None else _shaped("accuracy", accuracy, (size,)),
             penalty=None if penalty is None else _shaped("penalty", penalty, (size,)),
+            count_tokens=lengths if lengths is None or callable(lengths) else lambda: lengths,
         )
+        if not callable(lengths):
+            batch.lengths  # noqa: B018 - a wrong shape is refused here
         if batch.penalty is not None:
             _check_penalty(batch.penalty, matrix, labels)
         return batch
 
 
 def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable]) -> None:
-    """Refuse an infinite reward, naming the component and the row's uid; NaN passes, it means "not scored"."""
-    infinite = np.isinf(matrix)
-    if infinite.any():
-        row, column = np.argwhere(infinite)[0]
+    """Refuse an infinite or huge reward, naming the component and the row's uid; NaN passes, it means "not scored"."""
+    broken = np.abs(matrix) > LARGEST_REWARD
+    if broken.any():
+        row, column = np.argwhere(broken)[0]
         raise DataError(
             f"reward {keys[column]!r} of uid {labels[row]!r} is {matrix[row, column]} (row {row}, "
-            f"{int(infinite.sum())} infinite values in all): a reward must be finite, or NaN for 'not scored'"
+            f"{int(broken.sum())} such values in all): a reward must be finite and at most {LARGEST_REWARD:g} in size, "
+            "or NaN for 'not scored'"
         )
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -29,6 +30,9 @@ def divide(numerator: Array, divisor: Array) -> Array:
     >>> divide(np.array([1.0, 0.0]), np.array([2.0, 0.0]))
     array([0.5, 0. ])
     """
+    if divisor.all():
+        quotient: Array = numerator / divisor
+        return quotient
     out = np.zeros(np.broadcast_shapes(numerator.shape, divisor.shape))
     return np.divide(numerator, divisor, out=out, where=divisor != 0)
 
@@ -79,11 +83,15 @@ class Groups:
 
     def count(self, x: Array) -> Array:
         """Number of scored values."""
-        return self.sum_and_count(x)[1]
+        total, count = self.sum_and_count(x)
+        return np.broadcast_to(count, total.shape)
 
     def mean(self, x: Array) -> Array:
         """Mean of the scored values, NaN for a group that has none."""
         total, count = self.sum_and_count(x)
+        if count.all():
+            mean: Array = total / count
+            return mean
         unscored: Array = np.full(total.shape, np.nan)
         return np.divide(total, count, out=unscored, where=count > 0)
 
@@ -93,25 +101,28 @@ class Groups:
         `mean` is the groups' mean of `x`, where the caller has it already.
         """
         mean = self.mean(x) if mean is None else mean
-        sorted_x = x[self.order]
+        sorted_x = x.take(self.order, axis=0)
         width = np.fmax.reduceat(sorted_x, self.starts) - np.fmin.reduceat(sorted_x, self.starts)
         return np.asarray(width > TOLERANCE * np.fmax(1.0, np.abs(mean)))
 
     def sum_and_count(self, x: Array) -> tuple[Array, Array]:
-        """Both at once."""
-        sorted_x = x[self.order]
+        """Both at once; the counts have the sums' shape, or one column where they are the same for all."""
+        sorted_x = x.take(self.order, axis=0)
+        total: Array = np.add.reduceat(sorted_x, self.starts)
+        if not np.isnan(total).any():
+            return total, self._counts if x.ndim == 1 else self._counts[:, None]
         missing = np.isnan(sorted_x)
-        if missing.any():
-            sorted_x[missing] = 0.0
-            count = np.add.reduceat((~missing).astype(np.float64), self.starts)
-        else:
-            sizes = self.sizes.astype(np.float64)
-            count = np.broadcast_to(sizes.reshape(-1, *[1] * (x.ndim - 1)), (len(self), *x.shape[1:]))
-        return np.add.reduceat(sorted_x, self.starts), count
+        sorted_x[missing] = 0.0
+        total = np.add.reduceat(sorted_x, self.starts)
+        return total, np.add.reduceat((~missing).astype(np.float64), self.starts)
+
+    @cached_property
+    def _counts(self) -> Array:
+        return self.sizes.astype(np.float64)
 
     def spread(self, per_group: npt.NDArray[D]) -> npt.NDArray[D]:
         """One value a group to one value a trajectory: `[G, ...] -> [N, ...]`."""
-        return per_group[self.ids]
+        return per_group.take(self.ids, axis=0)
 
 
 def _unhashable(label: Hashable) -> bool:

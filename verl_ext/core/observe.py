@@ -52,8 +52,8 @@ def reward_metrics(batch: Batch) -> Metrics:
     if not len(batch.rewards):
         return {}
     metrics: Metrics = {}
-    dead = 1.0 - batch.variation[1].mean(axis=0)
-    unscored = np.isnan(batch.rewards).sum(axis=0)
+    dead = 1.0 - np.add.reduce(batch.variation[1]) / len(batch.groups)
+    unscored = np.add.reduce(np.isnan(batch.rewards))
     for column, name in enumerate(metric_names(batch.keys).values()):
         values = batch.rewards[:, column]
         metrics |= _moments(f"reward/{name}", values[~np.isnan(values)] if unscored[column] else values)
@@ -66,7 +66,9 @@ def advantage_metrics(advantages: Array) -> Metrics:
     """Mean, std, min and max over trajectories, and the share that is 0 and teaches nothing."""
     if not len(advantages):
         return {}
-    return _moments("advantage", advantages) | {"advantage/zero_share": float((advantages == 0).mean())}
+    return _moments("advantage", advantages) | {
+        "advantage/zero_share": 1.0 - float(np.count_nonzero(advantages)) / len(advantages)
+    }
 
 
 def _moments(name: str, values: Array) -> Metrics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +78,20 @@ class Rows:
         if self.plain:
             return per_trajectory
         return np.append(per_trajectory, 0.0)[self.owner]
+
+
+def padding_by_uid(uids: Sequence[Hashable], mask: torch.Tensor) -> Bools:
+    """Rows that verl added to fill a batch: named `pad...`, and no token counts."""
+    padding = np.zeros(len(uids), dtype=bool)
+    try:
+        distinct: Iterable[Hashable] = set(uids)
+    except TypeError:  # which grouping reports
+        distinct = uids
+    if any([uid[:3] == "pad" for uid in distinct if isinstance(uid, str)]):  # noqa: C419 - twice as fast as a generator
+        for row in np.flatnonzero(token_counts(mask) == 0).tolist():
+            uid = uids[row]
+            padding[row] = isinstance(uid, str) and uid.startswith("pad")
+    return padding
 
 
 def token_counts(mask: torch.Tensor) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -75,7 +76,8 @@ class Centre(Stateless):
         else:
             mean = groups.mean(values)
             varies = groups.varies(values, mean)
-        return np.where(groups.spread(varies) | np.isnan(values), values - groups.spread(mean), 0.0)
+        # The product keeps NaN; adding 0 leaves no -0.
+        return (values - groups.spread(mean)) * groups.spread(varies) + 0.0
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class ScaleByStd(Stateless):
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
-        squares, count = groups.sum_and_count(values**2)
+        squares, count = groups.sum_and_count(np.square(values))
         variance = divide(squares, np.maximum(count - 1, 0))
         return divide(values, groups.spread(np.sqrt(variance) + self.epsilon))
 
@@ -124,11 +126,15 @@ class WeighAndSum(Stateless):
             raise ConfigurationError(f"{len(weights)} weights for {columns} reward keys: {listed(batch.keys)}")
         if columns == 1 and weights[0] == 1 and batch.penalty is None:
             return values
-        missing = np.isnan(values)
-        total: Array = np.where(missing, 0.0, values) @ weights
+        total: Array = values @ weights
+        unscored: Bools = np.isnan(total)
+        if np.any(unscored):
+            missing = np.isnan(values)
+            total = np.where(missing, 0.0, values) @ weights
+            unscored = np.logical_and.reduce(missing, axis=1)
         if batch.penalty is not None:
             total = total + batch.penalty
-        total[missing.all(axis=1)] = np.nan
+        total[unscored] = np.nan
         return total[:, None]
 
 
@@ -146,18 +152,21 @@ class Whiten(Stateless):
     epsilon: float = 1e-6
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
-        scored = ~np.isnan(values)
-        weights = np.where(scored, batch.lengths[:, None] if self.over == "token" else 1.0, 0.0)
-        x = np.where(scored, values, 0.0)
-        total = weights.sum()
-        mean = float((weights * x).sum() / total) if total else 0.0
+        x = values.ravel()
+        weights = batch.lengths.repeat(values.shape[1]) if self.over == "token" else np.ones(len(x))
+        unscored = np.isnan(x)
+        if unscored.any():
+            x, weights = x[~unscored], weights[~unscored]
+        total = float(weights.sum())
+        mean = float(weights @ x) / total if total else 0.0
         # Centred groups add up to 0; what rounding leaves of it would move dead groups off exactly 0.
         if abs(mean) <= 1e-12 * np.abs(x).max(initial=0.0):
             mean = 0.0
-        variance = float((weights * (x - mean) ** 2).sum() / (total - 1)) if total > 1 else 0.0
-        divisor = np.sqrt(variance + 1e-8) if self.over == "token" else np.sqrt(variance) + self.epsilon
-        whitened = divide(values - mean, np.full((1, 1), divisor)) if total else values
-        return Update(whitened, metrics={"gdpo/whiten_shift": mean, "gdpo/whiten_std": float(np.sqrt(variance))})
+        variance = float(weights @ np.square(x - mean)) / (total - 1) if total > 1 else 0.0
+        std = math.sqrt(variance)
+        divisor = math.sqrt(variance + 1e-8) if self.over == "token" else std + self.epsilon
+        whitened = (values - mean) / divisor if divisor else np.where(np.isnan(values), values, 0.0)
+        return Update(whitened if total else values, metrics={"gdpo/whiten_shift": mean, "gdpo/whiten_std": std})
 
 
 @dataclass(frozen=True)
@@ -176,7 +185,7 @@ class Balance(Stateless):
         live = batch.groups.spread(_live(values, batch))
         valid = float(share[live].sum())
         z = float(share.sum()) / valid if valid else 1.0
-        zero_share = 1.0 - float(live.mean()) if len(live) else 0.0
+        zero_share = 1.0 - float(np.count_nonzero(live)) / len(live) if len(live) else 0.0
         return Update(values * z, metrics={"dgpo/balance_z": z, "dgpo/zero_mask_ratio": zero_share})
 
 

@@ -11,9 +11,9 @@ import torch
 
 from verl_ext.core.batch import Batch, check_finite, unit_accuracy
 from verl_ext.core.chain import Chain
-from verl_ext.core.groups import Array, Bools
+from verl_ext.core.groups import Array
 from verl_ext.core.observe import advantage_metrics, reward_metrics
-from verl_ext.core.rows import Rows, broadcast, scores, token_counts
+from verl_ext.core.rows import Rows, broadcast, padding_by_uid, scores, token_counts
 from verl_ext.core.state import RunState
 from verl_ext.errors import ConfigurationError, DataError, listed
 from verl_ext.estimators import build
@@ -52,13 +52,12 @@ def compute(
     context.used = True
     settings, chain = _built(name, config, context.loss_agg_mode)
     uids = _uids(index, token_level_rewards, response_mask)
-    lengths = token_counts(response_mask)
-    rows = Rows.of_padding(padding_by_uid(uids, lengths)) if context.rows is None else context.rows
+    rows = Rows.of_padding(padding_by_uid(uids, response_mask)) if context.rows is None else context.rows
     labels = rows.labels(uids)
     if not labels:
         return _both(broadcast(np.zeros(len(uids)), response_mask, token_level_rewards.dtype))
     source = Source(settings, name, chain, rows, labels, token_level_rewards, response_mask, context)
-    trajectories = source.batch(rows.total(lengths))
+    trajectories = source.batch()
     run = run_state()
     result = chain(trajectories, run.states.get(name))
     run.states[name] = result.state
@@ -104,7 +103,7 @@ class Source:
         )
         self._score: Array | None = None
 
-    def batch(self, lengths: Array) -> Batch:
+    def batch(self) -> Batch:
         """The trajectories as the core takes them."""
         keys = self.settings.rewards.keys
         if keys is None and self.chain.per_reward:
@@ -115,10 +114,10 @@ class Source:
             )
         columns = [self.score()] if keys is None else [self.column(key, "algorithm.rewards.keys") for key in keys]
         return Batch.of(
-            np.stack(columns, axis=1),
+            columns[0][:, None] if len(columns) == 1 else np.stack(columns, axis=1),
             self.labels,
             keys=(SCORE,) if keys is None else keys,
-            lengths=lengths,
+            lengths=lambda: self.rows.total(token_counts(self.mask)),
             accuracy=self.accuracy(),
             penalty=self.penalty(),
         )
@@ -177,15 +176,6 @@ def accuracy_settings(name: str, settings: Settings) -> tuple[str | None, float 
     """The `accuracy_key` and `accuracy_threshold` of an estimator's own section, where it has one."""
     own = getattr(settings, name, None)
     return getattr(own, "accuracy_key", None), getattr(own, "accuracy_threshold", None)
-
-
-def padding_by_uid(uids: Sequence[Hashable], lengths: Array) -> Bools:
-    """Rows that verl added to fill a batch: named `pad...`, and no token counts."""
-    padding = np.zeros(len(uids), dtype=bool)
-    for row in np.flatnonzero(lengths == 0).tolist():
-        uid = uids[row]
-        padding[row] = isinstance(uid, str) and uid.startswith("pad")
-    return padding
 
 
 def remark(run: RunState, remarks: Mapping[str, str]) -> None:

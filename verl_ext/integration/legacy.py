@@ -19,12 +19,12 @@ import torch
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.observe import reward_metrics
-from verl_ext.core.rows import Rows, scores, token_counts
+from verl_ext.core.rows import Rows, padding_by_uid, scores
 from verl_ext.integration import attach, hooks
 from verl_ext.integration.attach import run_of
 from verl_ext.integration.components import TOKEN_FIELD, Components
 from verl_ext.integration.context import StepContext, activate, current
-from verl_ext.integration.estimator import SCORE, padding_by_uid
+from verl_ext.integration.estimator import SCORE
 from verl_ext.run import use_run_state
 
 _fitting: ContextVar[Any] = ContextVar("verl_ext_legacy_trainer", default=None)
@@ -105,7 +105,7 @@ def _watch(context: StepContext, data: Any, run: attach.TrainerRun) -> None:
     """Log the named rewards for an estimator of verl's own, and write the token-score fields where asked for."""
     mask, keys = data.batch["response_mask"], run.settings.rewards.keys or ()
     uids = data.non_tensor_batch["uid"].tolist()
-    rows = Rows.of_padding(padding_by_uid(uids, token_counts(mask)))
+    rows = Rows.of_padding(padding_by_uid(uids, mask))
     # The score, for a reward function that names none so.
     fields = {SCORE: scores(data.batch["token_level_scores"], mask), **(context.fields or {})}
     components = Components.of_batch(rows, rows.labels(uids), mask, fields, context.tensors)
