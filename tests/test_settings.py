@@ -253,6 +253,14 @@ def test_settings_reach_the_step():
 
 # --- rewards
 
+
+def test_a_weight_that_would_overflow_is_refused():
+    with pytest.raises(
+        ConfigurationError, match=r"algorithm.rewards.weights\[1\] must be at most 1e\+30, found 1e\+300"
+    ):
+        Settings.parse({"rewards": {"keys": ["a", "b"], "weights": [1, 1e300]}})
+
+
 THEIRS = {"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"}
 
 

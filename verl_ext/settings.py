@@ -16,6 +16,9 @@ SCALE = ("std", "mad", "none")
 BALANCE = ("auto", "token", "sequence", "none")
 ANCHOR = ("soft", "window", "fixed")
 BASE = ("grpo", "drgrpo", "gdpo", "dgpo")
+LARGEST_WEIGHT = 1e30  # whose square, times a reward's, is far from overflow
+VERL_NAMES: Mapping[str, str] = MappingProxyType({"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"})
+"""Entries of `algorithm.rewards`, and verl's own entries of `algorithm` that mean the same."""
 
 
 @dataclass(frozen=True)
@@ -225,14 +228,13 @@ def section(kind: type[T], found: object, where: str) -> T:
 def _with_verl_names(algorithm: Mapping[str, Any]) -> object:
     """Let verl's own `gdpo_reward_keys` and `gdpo_reward_weights` mean the same as `rewards.keys` and `.weights`."""
     rewards = algorithm.get("rewards")
-    theirs = {"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"}
-    given = {ours: algorithm[name] for ours, name in theirs.items() if algorithm.get(name) is not None}
+    given = {ours: algorithm[name] for ours, name in VERL_NAMES.items() if algorithm.get(name) is not None}
     if not given or not (rewards is None or isinstance(rewards, Mapping)):
         return rewards
     for ours, value in given.items():
         if rewards and rewards.get(ours) is not None:
             raise ConfigurationError(
-                f"algorithm.rewards.{ours}={rewards[ours]} and algorithm.{theirs[ours]}={value} are both set: "
+                f"algorithm.rewards.{ours}={rewards[ours]} and algorithm.{VERL_NAMES[ours]}={value} are both set: "
                 "they mean the same, remove one"
             )
     return {**(rewards or {}), **given}
@@ -291,7 +293,7 @@ def _numbers(where: str, owner: object, name: str) -> None:
     if isinstance(found, str) or not isinstance(found, Sequence):
         raise ConfigurationError(f"{where} must be a list of numbers, found {found!r}")
     for position, value in enumerate(found):
-        _number(f"{where}[{position}]", value)
+        _number(f"{where}[{position}]", value, low=-LARGEST_WEIGHT, high=LARGEST_WEIGHT)
     object.__setattr__(owner, name, tuple(float(value) for value in found))
 
 

@@ -40,6 +40,12 @@ def test_an_infinite_reward_is_named_with_its_uid(value):
         Batch.of([[1, NAN], [1, 0], [1, value], [INF, 0]], ["a", "a", "b", "c"], keys=("x", "y"))
 
 
+def test_a_reward_whose_square_is_far_too_large_is_named_too():
+    Batch.of([[1e30]], ["a"])
+    with pytest.raises(DataError, match=r"'score' of uid 'a' is -1e\+160 .* finite and at most 1e\+30 in size"):
+        Batch.of([[-1e160]], ["a"])
+
+
 @pytest.mark.parametrize("value", [INF, -INF, NAN])
 def test_a_kl_part_that_is_not_finite_is_refused(value):
     with pytest.raises(DataError, match=rf"KL part of the reward of uid 'b' is {value} \(row 1"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl_ext.core.rows import Rows, broadcast, scores, token_counts
+from verl_ext.core.rows import Rows, broadcast, padding_by_uid, scores, token_counts
 from verl_ext.errors import DataError
 
 NAN, INF = math.nan, math.inf
@@ -120,3 +120,15 @@ def test_an_advantage_is_broadcast_over_the_tokens_that_count(dtype, kind):
 
 def test_advantages_of_whole_numbers_are_float32():
     assert broadcast(np.array([0.5]), torch.ones(1, 1, dtype=torch.int64), torch.int64).dtype == torch.float32
+
+
+def test_an_advantage_too_large_for_its_type_is_an_error():
+    assert broadcast(np.array([6e4]), torch.ones(1, 2), torch.float16).tolist() == [[6e4, 6e4]]
+    with pytest.raises(DataError, match="an advantage of -70000 does not fit torch.float16: scale the rewards down"):
+        broadcast(np.array([6e4, -7e4]), torch.ones(2, 2), torch.float16)
+
+
+def test_padding_is_told_by_its_name_and_that_no_token_counts():
+    mask = torch.tensor([[0, 0], [1, 0], [0, 0], [0, 0]])
+    assert padding_by_uid(["pad-1", "pad-2", 7, "a"], mask).tolist() == [True, False, False, False]
+    assert padding_by_uid(["p", ["unhashable"], "pad", "a"], mask).tolist() == [False, False, True, False]

@@ -149,7 +149,7 @@ def test_gdpo_without_keys_lists_what_the_samples_have():
     with pytest.raises(ConfigurationError) as error:
         gdpo(config={}, components=columns)
     assert "algorithm.rewards.keys=[...]" in str(error.value)
-    assert str(error.value).endswith("the samples have 'acc', 'x', 'y'")
+    assert str(error.value).endswith("the samples have 'acc', 'score', 'x', 'y'")
 
 
 def test_hadw_on_gdpo_needs_keys_as_well():
@@ -163,12 +163,12 @@ def test_a_key_that_no_sample_has_suggests_the_nearest():
     with pytest.raises(ConfigurationError) as error:
         gdpo(config=config, components=columns)
     assert "algorithm.rewards.keys: unknown reward component 'acuracy' (did you mean 'accuracy'?)" in str(error.value)
-    assert "valid: 'accuracy', 'x'" in str(error.value)
+    assert "valid: 'accuracy', 'score', 'x'" in str(error.value)
 
 
 @pytest.mark.parametrize("given", [None, {}])
-def test_keys_without_any_components_say_that_there_are_none(given):
-    with pytest.raises(ConfigurationError, match="unknown reward component 'x'; valid: none"):
+def test_keys_without_any_components_say_that_there_is_the_score_alone(given):
+    with pytest.raises(ConfigurationError, match="unknown reward component 'x'; valid: 'score'$"):
         gdpo(components=given)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,7 +19,7 @@ from tests.integration.pipeline import Pipeline
 from verl_ext.core.history import Capability
 from verl_ext.core.state import RunState
 from verl_ext.errors import CheckpointError
-from verl_ext.integration import checkpoint
+from verl_ext.integration import attach, checkpoint
 
 HADW = ("algorithm.adv_estimator=hadw", "+algorithm.rewards.keys=[acc]")
 
@@ -63,6 +64,22 @@ DAMAGED = {
         '{"anchor": "soft", "value": NaN, "window": [], "ticks": 1}}}}',
         "capability state is damaged",
     ),
+    "with an anchor that does not exist": (
+        '{"format": 1, "estimators": {"hadw": {"weigh_by_history": '
+        '{"anchor": "hard", "value": 0.5, "window": [0.5], "ticks": 1}}}}',
+        "capability state is damaged",
+    ),
+    "with a value and no batch": (
+        '{"format": 1, "estimators": {"hadw": {"weigh_by_history": '
+        '{"anchor": "soft", "value": 0.5, "window": [0.5], "ticks": 0}}}}',
+        "capability state is damaged",
+    ),
+    "without the window of its batches": (
+        '{"format": 1, "estimators": {"hadw": {"weigh_by_history": '
+        '{"anchor": "window", "value": 0.5, "window": [], "ticks": 2}}}}',
+        "capability state is damaged",
+    ),
+    "of an estimator that remembers nothing": ('{"format": 1, "estimators": {"hadw": {}}}', "'hadw' is empty"),
     "of a step that does not exist": (
         '{"format": 1, "estimators": {"hadw": {"weigh_by_moon": {}}}}',
         "state of 'weigh_by_moon' is unknown here, known: 'weigh_by_history'",
@@ -81,6 +98,22 @@ def test_a_damaged_file_is_named_and_leaves_the_state_as_it_was(case: str, tmp_p
     assert str(path) in str(caught.value)
     assert part in str(caught.value)
     assert found.states == state(3).states
+
+
+def test_a_file_of_another_step_than_its_folder_is_refused(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "global_step_7", state(3), step=7)
+    (tmp_path / "global_step_7").rename(tmp_path / "global_step_9")
+    with pytest.raises(CheckpointError, match="written at step 7, and lies in global_step_9"):
+        checkpoint.load(tmp_path / "global_step_9", RunState())
+
+
+def test_another_anchor_is_noticed_when_the_state_is_read(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "global_step_7", state(3), step=7)
+    config = compose(*HADW, f"trainer.default_local_dir={tmp_path}", "+algorithm.hadw.anchor=window")
+    trainer = SimpleNamespace(config=config, global_steps=7)
+    attach.attach(trainer, config)
+    with pytest.raises(CheckpointError, match="is of anchor=soft, this run has algorithm.hadw.anchor=window"):
+        attach.load_state(trainer)
 
 
 KILLED_AT = {

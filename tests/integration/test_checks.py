@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "+algorithm.gdpo_reward_keys=[acc,format]",
             "+algorithm.gdpo_reward_weights=[1]",
         ),
-        ("1 reward weights for 2 reward keys",),
+        ("1 reward weights for 2 reward keys: algorithm.gdpo_reward_weights=[1.0], algorithm.gdpo_reward_keys=",),
     ),
     "keys under both names": (
         ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo_reward_keys=[acc]"),
@@ -67,15 +67,15 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "gdpo without keys": (
         ("algorithm.adv_estimator=gdpo", "reward.custom_reward_function.path=/my/rewards.py"),
-        ("set algorithm.rewards.keys=[...]", "the reward function in /my/rewards.py returns"),
+        ("set +algorithm.rewards.keys=[...]", "the reward function in /my/rewards.py returns"),
     ),
     "hadw on gdpo without keys": (
         ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gdpo"),
-        ("hadw normalises each reward by itself", "set algorithm.rewards.keys=[...]"),
+        ("hadw normalises each reward by itself", "set +algorithm.rewards.keys=[...]"),
     ),
     "token scores of no keys": (
         ("algorithm.adv_estimator=dgpo", "+algorithm.rewards.token_scores=True"),
-        ("algorithm.rewards.token_scores=True needs algorithm.rewards.keys=[...]",),
+        ("algorithm.rewards.token_scores=True needs +algorithm.rewards.keys=[...]",),
     ),
     "a condition on a reward that is no key": (
         ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo.conditions={format: {on: accu, at_least: 1}}"),
@@ -87,7 +87,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "Found actor_rollout_ref.actor.loss_agg_mode=token-mean; actor_rollout_ref.actor.loss_scale_factor=null",
             "Add actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm "
             "actor_rollout_ref.actor.loss_scale_factor=3000",
-            "or algorithm.drgrpo.check_loss=False",
+            "or +algorithm.drgrpo.check_loss=False",
         ),
     ),
     "drgrpo with a factor of nothing": (
@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "dgpo without the division it does not make": (
         ("algorithm.adv_estimator=dgpo", "algorithm.norm_adv_by_std_in_grpo=False"),
-        ("norm_adv_by_std_in_grpo=False has no effect on dgpo", "set algorithm.dgpo.dgae=False"),
+        ("norm_adv_by_std_in_grpo=False has no effect on dgpo", "set +algorithm.dgpo.dgae=False"),
     ),
     "a setting of another anchor": (
         ("algorithm.adv_estimator=hadw", "+algorithm.hadw={anchor: window, eta: 0.2}"),
@@ -131,7 +131,28 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     message = refusal("algorithm.adv_estimator=gdpo", "algorithm.use_kl_in_reward=True")
     assert message.count("\n  - ") == 2
     assert "cannot be honoured by gdpo" in message
-    assert "set algorithm.rewards.keys" in message
+    assert "set +algorithm.rewards.keys" in message
+
+
+def test_what_a_message_says_to_add_can_be_added_as_it_stands() -> None:
+    wrong = ("algorithm.adv_estimator=drgrpo", "data.max_response_length=3000")
+    add, on_purpose = refusal(*wrong).split(". Add ")[1].split(" (or ")
+    check_run(compose(*wrong, *add.split()))
+    check_run(compose(*wrong, on_purpose.split()[0]))
+
+
+def test_settings_that_a_preset_brought_are_named_without_a_plus() -> None:
+    with pytest.raises(ConfigurationError, match=r"set algorithm\.rewards\.keys=\[\.\.\.\]"):
+        check_run(compose("+verl_ext=gdpo"))
+
+
+def test_a_misspelt_section_is_refused() -> None:
+    message = refusal("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdop.whiten=token")
+    assert "algorithm: unknown section 'gdop' (did you mean 'gdpo'?)" in message
+
+
+def test_a_section_of_verl_s_own_is_not_taken_for_a_misspelling() -> None:
+    check_run(compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rollout_correction.mine=1"))
 
 
 ACCEPTED: dict[str, tuple[str, ...]] = {
@@ -144,6 +165,17 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "drgrpo with its loss": ("algorithm.adv_estimator=drgrpo", *DRGRPO_LOSS),
     "drgrpo with another loss on purpose": ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False"),
     "drgrpo with KL in the reward": ("algorithm.adv_estimator=drgrpo", *DRGRPO_LOSS, "algorithm.use_kl_in_reward=True"),
+    "drgrpo, which never divides, told not to": (
+        "algorithm.adv_estimator=drgrpo",
+        *DRGRPO_LOSS,
+        "algorithm.norm_adv_by_std_in_grpo=False",
+    ),
+    "gdpo told twice not to divide": (
+        "algorithm.adv_estimator=gdpo",
+        KEYS,
+        "+algorithm.gdpo.scale=none",
+        "algorithm.norm_adv_by_std_in_grpo=False",
+    ),
     "grpo with rewards to log": ("algorithm.adv_estimator=grpo", KEYS),
     "gdpo as a primary configuration": ("--gdpo", "algorithm.rewards.keys=[acc,format]"),
     "dgpo as a primary configuration": ("--dgpo", *ONE_UPDATE),
@@ -198,7 +230,7 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a balance over tokens for a loss of its own": (
         ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "actor_rollout_ref.actor.policy_loss.loss_mode=sapo"),
-        "loss_mode=sapo takes its mean over sequences whatever loss_agg_mode says: set algorithm.dgpo.balance=sequence",
+        "takes its mean over sequences whatever loss_agg_mode says: set +algorithm.dgpo.balance=sequence",
     ),
     "a balance of several mini-batches": (
         (
@@ -207,6 +239,15 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
             "actor_rollout_ref.actor.ppo_mini_batch_size=64",
         ),
         "data.train_batch_size=256 with actor_rollout_ref.actor.ppo_mini_batch_size=64 makes several",
+    ),
+    "Dr. GRPO with a KL term": (
+        ("algorithm.adv_estimator=drgrpo", *DRGRPO_LOSS, "actor_rollout_ref.actor.use_kl_loss=True"),
+        "actor_rollout_ref.actor.use_kl_loss=True: Dr. GRPO trains without a KL term; set "
+        "actor_rollout_ref.actor.use_kl_loss=False",
+    ),
+    "entries of the user's own under verl's estimator": (
+        ("algorithm.adv_estimator=grpo", "+algorithm.gdpo={mine: 1}"),
+        "not read, since algorithm.adv_estimator=grpo is not verl_ext's: algorithm.gdpo: unknown setting 'mine'",
     ),
     "a loss that depends on the scale": (
         ("algorithm.adv_estimator=hadw", "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov"),
@@ -220,6 +261,17 @@ def test_it_runs_with_one_warning(case: str, caplog: pytest.LogCaptureFixture) -
     overrides, part = DOUBTFUL[case]
     (message,) = warnings_of(caplog, *overrides)
     assert part in message
+
+
+def test_a_name_of_the_user_s_own_may_be_registered_where_the_trainer_runs(caplog: pytest.LogCaptureFixture) -> None:
+    config = compose("algorithm.adv_estimator=my_method")
+    with caplog.at_level(logging.WARNING, "verl_ext"):
+        check_run(config, driver=True)
+    assert "my_method is not registered in the driver" in caplog.text
+    with pytest.raises(ConfigurationError, match="unknown estimator 'my_method'"):
+        check_run(config)
+    with pytest.raises(ConfigurationError, match="did you mean 'hadw'"):
+        check_run(compose("algorithm.adv_estimator=hadww"), driver=True)
 
 
 @pytest.mark.parametrize("name", ["dgpo", "drgrpo", "gdpo", "hadw"])

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,7 +20,7 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from tests.integration.configs import compose
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.integration.attach import run_of
 
 ACCURACY = [1, 0, 0, 0, 1, 1, 1, 0]
@@ -109,10 +110,23 @@ def test_each_trainer_has_a_history_of_its_own() -> None:
 
 
 def test_metrics_of_one_step_do_not_stay_for_the_next() -> None:
-    own_fit("algorithm.adv_estimator=gdpo", KEYS)
-    assert "reward/acc/mean" not in ray_trainer.compute_data_metrics(
-        ray_trainer.compute_advantage(batch(), adv_estimator="grpo"), use_critic=False
-    )
+    class EverySecond(OwnFit):
+        def fit(self) -> list[dict[str, Any]]:
+            data = ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=self.config.algorithm)
+            return [ray_trainer.compute_data_metrics(data, use_critic=False) for _ in range(2)]
+
+    first, second = EverySecond(compose("algorithm.adv_estimator=gdpo", KEYS)).fit()
+    assert "reward/acc/mean" in first
+    assert set(first) - set(second) == {name for name in first if name.startswith(("reward/", "advantage/", "gdpo/"))}
+
+
+def test_a_trainer_without_a_checked_configuration_does_not_run_ours() -> None:
+    trainer = OwnFit(compose("algorithm.adv_estimator=grpo"))
+    delattr(trainer, "_verl_ext")
+    trainer.fit(steps=1)  # verl's own is verl's business
+    trainer.config = SimpleNamespace(algorithm=compose("algorithm.adv_estimator=hadw").algorithm)
+    with pytest.raises(IntegrationError, match="OwnFit runs hadw unchecked.*is a SimpleNamespace, expected the DictC"):
+        trainer.fit(steps=1)
 
 
 def test_a_trainer_whose_own_init_calls_no_super_is_checked() -> None:
@@ -144,6 +158,23 @@ def test_token_scores_stand_on_the_last_token() -> None:
         expected = torch.zeros(8, 5)
         expected[torch.arange(8), torch.tensor(LENGTHS) - 1] = torch.tensor(values).float()
         torch.testing.assert_close(data.batch[f"token_level_scores_{key}"], expected, atol=0, rtol=0)
+
+
+def test_token_scores_stand_on_the_last_token_of_the_response_even_if_it_is_not_trained_on() -> None:
+    """As verl's own scores do: the answer of a tool may be the last; a row without any response has no place."""
+
+    class WithTool(OwnFit):
+        def fit(self) -> DataProto:
+            data = batch()
+            data.batch["response_mask"][0, 2:] = 0  # a response of 4 tokens, of which the tool wrote 2
+            data.batch["response_mask"][1] = data.batch["attention_mask"][1, 2:] = 0
+            return ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=self.config.algorithm)
+
+    config = compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.token_scores=True")
+    field = WithTool(config).fit().batch["token_level_scores_format"]
+    assert field[0].tolist() == [0, 0, 0, 1, 0]
+    assert field[1].tolist() == [0, 0, 0, 0, 0]
+    assert field[6].tolist() == [0, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["read", "read and written"])

@@ -113,7 +113,7 @@ def unit_accuracy(values: Array, *, key: str, threshold: float | None, where: st
 
 def _check_penalty(penalty: Array, rewards: Array, labels: Sequence[Hashable]) -> None:
     """Refuse a KL part that is not finite, but where the row has no reward that it could belong to."""
-    broken = np.flatnonzero(~np.isfinite(penalty) & ~np.isnan(rewards).all(axis=1))
+    broken = np.flatnonzero(~(np.abs(penalty) <= LARGEST_REWARD) & ~np.isnan(rewards).all(axis=1))
     if len(broken):
         row = int(broken[0])
         raise DataError(

@@ -86,6 +86,12 @@ class Chain:
         """State before the first batch."""
         return {step.name: state for step in self.steps if (state := step.init()) is not None}
 
+    def check_state(self, state: State) -> None:
+        """Refuse a saved state that the steps cannot go on from."""
+        for step in self.steps:
+            if step.name in state and hasattr(step, "check_state"):
+                step.check_state(state[step.name])
+
     def __call__(self, batch: Batch, state: State | None = None) -> Result:
         """Advantages of one batch; the given state is not changed."""
         old = self.init() if state is None else state

@@ -80,14 +80,18 @@ class WeighByHistory:
         """No batch seen."""
         return Capability(self.anchor, value=self.fixed if self.anchor == "fixed" else None)
 
+    def check_state(self, state: Capability) -> None:
+        """Refuse what another anchor remembered."""
+        if state.anchor != self.anchor:
+            raise CheckpointError(
+                f"the saved capability is of anchor={state.anchor}, this run has algorithm.hadw.anchor={self.anchor}: "
+                "set the saved one, or start anew from a directory without that state"
+            )
+
     def update(self, values: Array, batch: Batch, state: Capability | None) -> Update:
         """Reweigh with the anchor, then move it."""
         old = self.init() if state is None else state
-        if old.anchor != self.anchor:
-            raise CheckpointError(
-                f"the saved capability is of anchor={old.anchor}, this run has algorithm.hadw.anchor={self.anchor}: "
-                "set the saved one, or start anew from a directory without that state"
-            )
+        self.check_state(old)
         if batch.accuracy is None:
             raise ConfigurationError(f"step {self.name!r} needs an accuracy in [0, 1], the batch has none")
         scored = ~np.isnan(batch.accuracy)

@@ -122,6 +122,11 @@ def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
 def broadcast(per_row: Array, mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`[B]` to `[B, L]`: the row's value on its tokens that count, exactly 0 elsewhere."""
     kind = dtype if dtype.is_floating_point else torch.float32
+    if len(per_row) and np.abs(per_row).max() > torch.finfo(kind).max:
+        raise DataError(
+            f"an advantage of {per_row[np.abs(per_row).argmax()]:g} does not fit {kind}: scale the rewards down, by "
+            "algorithm.rewards.weights for instance"
+        )
     column = torch.from_numpy(np.ascontiguousarray(per_row)).to(device=mask.device, dtype=kind).unsqueeze(-1)
     if mask.device.type != "cpu":
         return (column * mask).to(kind)

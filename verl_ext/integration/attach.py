@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from verl_ext.core.chain import Chain
 from verl_ext.core.state import RunState
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration import checkpoint, hooks
 from verl_ext.integration.config import read_settings
@@ -89,6 +89,18 @@ def run_of(trainer: Any) -> TrainerRun | None:
     return getattr(trainer, ATTRIBUTE, None)
 
 
+def required_run(trainer: Any) -> TrainerRun | None:
+    """The run of a trainer; an error if it has none although its estimator is ours."""
+    run = run_of(trainer)
+    if run is None and estimator_name(trainer.config) in ESTIMATORS:
+        raise IntegrationError(
+            f"{type(trainer).__qualname__} runs {estimator_name(trainer.config)} unchecked, and its state would not be "
+            f"saved: its configuration is a {type(trainer.config).__qualname__}, expected the DictConfig that verl's "
+            "entry points pass; give the trainer OmegaConf.create(...)"
+        )
+    return run
+
+
 def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
     """A trainer's `__init__(self, config, ...)`: check and attach before verl builds anything.
 
@@ -130,8 +142,8 @@ def wrap_load(original: Callable[..., Any]) -> Callable[..., Any]:
 def load_state(trainer: Any) -> None:
     """Read the estimators' state of a trainer that has found out at which step it resumes."""
     run = run_of(trainer)
-    if run is not None and run.stateful:
-        checkpoint.load_for(trainer, run.state, name=run.name)
+    if run is not None and run.chain is not None and run.stateful:
+        checkpoint.load_for(trainer, run.state, name=run.name, chain=run.chain)
 
 
 Wrappers = Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext import __version__
+from verl_ext.core.chain import Chain
 from verl_ext.core.state import RunState
 from verl_ext.errors import CheckpointError
 
@@ -52,6 +53,9 @@ def load(folder: str | os.PathLike[str], run: RunState) -> bool:
             raise CheckpointError("it holds no estimators")
         if data.get("format") != FORMAT:
             raise CheckpointError(f"it has format {data.get('format')!r}, this version reads {FORMAT}")
+        written, where = data.get("global_step"), path.parent.name
+        if where.startswith("global_step_") and where != f"global_step_{written}":
+            raise CheckpointError(f"it was written at step {written!r}, and lies in {where}")
         run.load_state_dict(data["estimators"])
     except (ValueError, RecursionError, CheckpointError) as error:
         raise CheckpointError(
@@ -69,7 +73,7 @@ def save_for(trainer: Any, run: RunState) -> None:
         logger.info("saved the estimators' state to %s", path)
 
 
-def load_for(trainer: Any, run: RunState, *, name: str) -> None:
+def load_for(trainer: Any, run: RunState, *, name: str, chain: Chain) -> None:
     """After verl's own load; a resumed run whose history is not there says so."""
     config = trainer.config.trainer
     if config.resume_mode == "disable" or step_of(trainer) <= 0:
@@ -82,6 +86,7 @@ def load_for(trainer: Any, run: RunState, *, name: str) -> None:
         if name not in run.states:
             logger.warning("%s holds no state of %s: its history starts anew", folder / FILE, name)
         else:
+            chain.check_state(run.states[name])
             logger.info("read the estimators' state from %s", folder / FILE)
     else:
         logger.warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from verl_ext.estimators.dgpo import balance_for
 from verl_ext.integration import hooks
 from verl_ext.integration.attach import estimator_name
 from verl_ext.integration.config import read_settings
-from verl_ext.settings import SECTIONS, DgpoSettings, Settings
+from verl_ext.settings import SECTIONS, VERL_NAMES, DgpoSettings, Settings
 
 logger = logging.getLogger("verl_ext")
 
@@ -26,6 +27,8 @@ ACTOR = "actor_rollout_ref.actor"
 # Losses of verl that aggregate in their own way whatever `loss_agg_mode` says, and those that scaled advantages change.
 OWN_AGGREGATION = ("sapo", "geo_mean")
 SCALE_SENSITIVE = ("clip_cov", "kl_cov", "dro")
+# A setting of verl's configuration with a value, which is how messages write what to add.
+_OVERRIDE = re.compile(r"(?<![\w.+])(?:algorithm|actor_rollout_ref|data|reward|trainer)(?:\.\w+)+(?==)")
 
 
 @dataclass(frozen=True)
@@ -77,15 +80,30 @@ def check_run(config: Any, *, driver: bool = False) -> None:
     if chain is not None:
         errors += [text for rule in ERRORS for text in rule(given)]
     if errors:
-        lines = "".join(f"\n  - {text}" for text in errors)
-        how = f"\n(on the command line, settings of verl_ext take a leading + without the preset +verl_ext={name})"
-        raise ConfigurationError(
-            f"algorithm.adv_estimator={name} cannot run as configured:{lines}{how if name in ESTIMATORS else ''}"
-        )
+        lines = "".join(f"\n  - {as_overrides(text, config)}" for text in errors)
+        raise ConfigurationError(f"algorithm.adv_estimator={name} cannot run as configured:{lines}")
     if settings is not None:
         for rule in WARNINGS:
             for text in rule(given):
-                logger.warning("%s", text)
+                logger.warning("%s", as_overrides(text, config))
+
+
+def as_overrides(text: str, config: Any) -> str:
+    """The settings that a message names, as the user would write them for Hydra.
+
+    One that the configuration does not have takes a leading `+`; the rewards have verl's own names where the user
+    wrote these.
+    """
+    for ours, theirs in VERL_NAMES.items():
+        if config.algorithm.get(theirs) is not None and theirs not in text:
+            text = re.sub(rf"\balgorithm\.rewards\.{ours}\b", f"algorithm.{theirs}", text)
+    return _OVERRIDE.sub(lambda found: found[0] if _has(config, found[0]) else f"+{found[0]}", text)
+
+
+def _has(config: Any, path: str) -> bool:
+    parent, _, name = path.rpartition(".")
+    section = OmegaConf.select(config, parent)
+    return OmegaConf.is_dict(section) and name in section
 
 
 def _misspelt_sections(name: str, config: Any) -> Iterator[str]:
@@ -118,7 +136,7 @@ def _missing_keys(given: Given) -> Iterator[str]:
         source = f"the reward function in {path}" if path else "your reward function (verl's own return `acc` at most)"
         yield (
             f"{given.name} normalises each reward by itself and needs their names: set algorithm.rewards.keys=[...] "
-            f"(or +algorithm.gdpo_reward_keys=[...]) to the keys that {source} returns beside `score`"
+            f"(or algorithm.gdpo_reward_keys=[...]) to the keys that {source} returns beside `score`"
         )
 
 
@@ -238,5 +256,13 @@ def _scale_sensitive_loss(given: Given) -> Iterator[str]:
         )
 
 
+def _drgrpo_kl(given: Given) -> Iterator[str]:
+    if "drgrpo" in _used(given) and given.settings.drgrpo.check_loss and given.select(f"{ACTOR}.use_kl_loss"):
+        yield (
+            f"{ACTOR}.use_kl_loss=True: Dr. GRPO trains without a KL term; set {ACTOR}.use_kl_loss=False unless it is "
+            "meant"
+        )
+
+
 ERRORS = (_missing_keys, _conditions, _drgrpo_loss)
-WARNINGS = (_unused_settings, _filtered_groups, _balance, _minibatches, _scale_sensitive_loss)
+WARNINGS = (_unused_settings, _filtered_groups, _balance, _minibatches, _scale_sensitive_loss, _drgrpo_kl)

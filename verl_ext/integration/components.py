@@ -12,6 +12,7 @@ from verl_ext.core.groups import Array
 from verl_ext.core.rows import Rows, scores
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 
+SCORE = "score"
 TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
 
 # What verl itself puts beside the rewards; never offered as a component.
@@ -55,12 +56,7 @@ class Components:
         token_scores = {}
         for name in map(str, tensors.keys() if tensors is not None else ()):
             if tensors is not None and name.startswith(TOKEN_FIELD):
-                if tensors[name].shape != mask.shape:
-                    raise DataError(
-                        f"batch field {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(mask.shape)} as "
-                        "response_mask"
-                    )
-                token_scores[name.removeprefix(TOKEN_FIELD)] = rows.take(scores(tensors[name], mask))
+                token_scores[name.removeprefix(TOKEN_FIELD)] = rows.take(token_totals(name, tensors[name], mask))
         return cls(labels=labels, token_scores=token_scores, fields=fields, rows=rows)
 
     def __contains__(self, key: str) -> bool:
@@ -74,8 +70,8 @@ class Components:
         return set().union(*self._infos) if self._infos else set()
 
     def names(self) -> list[str]:
-        """Names that could be meant: those of numbers."""
-        found = set(self._token_scores)
+        """Names that could be meant: those of numbers, and the score, which every batch has."""
+        found = {SCORE, *self._token_scores}
         for info in self._infos or ():
             found.update(key for key, value in info.items() if _is_number(value))
         for key, values in self._fields.items():
@@ -147,6 +143,15 @@ class Components:
             f"{self.labels[missing[0]]!r}, which has {listed(infos[missing[0]])}: the reward function must return the "
             "same keys for every sample, NaN for 'not scored'"
         )
+
+
+def token_totals(name: str, field: torch.Tensor, mask: torch.Tensor) -> Array:
+    """`[B]` sums over the response of a batch field with one value a token."""
+    if field.shape != mask.shape:
+        raise DataError(
+            f"batch field {name!r} has shape {tuple(field.shape)}, expected {tuple(mask.shape)} as response_mask"
+        )
+    return scores(field, mask)
 
 
 def _length(values: Any) -> int | None:

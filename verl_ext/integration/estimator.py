@@ -18,15 +18,13 @@ from verl_ext.core.state import RunState
 from verl_ext.errors import ConfigurationError, DataError, listed
 from verl_ext.estimators import build
 from verl_ext.integration import hooks
-from verl_ext.integration.components import Components
+from verl_ext.integration.components import SCORE, Components
 from verl_ext.integration.config import loss_of, plain
 from verl_ext.integration.context import StepContext, current
 from verl_ext.run import run_state
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
-
-SCORE = "score"
 
 
 @torch.no_grad()

@@ -21,10 +21,8 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows, padding_by_uid, scores
 from verl_ext.integration import attach, hooks
-from verl_ext.integration.attach import run_of
-from verl_ext.integration.components import TOKEN_FIELD, Components
+from verl_ext.integration.components import SCORE, TOKEN_FIELD, Components
 from verl_ext.integration.context import StepContext, activate, current
-from verl_ext.integration.estimator import SCORE
 from verl_ext.run import use_run_state
 
 _fitting: ContextVar[Any] = ContextVar("verl_ext_legacy_trainer", default=None)
@@ -77,7 +75,7 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
         if context is not None:  # the V1 trainer's
             context.tensors, context.fields = data.batch, data.non_tensor_batch
             return original(data, *args, **kwargs)
-        run = run_of(trainer) if trainer is not None else None
+        run = attach.required_run(trainer) if trainer is not None else None
         if run is None:
             with activate(StepContext(fields=data.non_tensor_batch, tensors=data.batch)):
                 return original(data, *args, **kwargs)
@@ -113,14 +111,21 @@ def _watch(context: StepContext, data: Any, run: attach.TrainerRun) -> None:
     if not run.ours:
         context.metrics |= reward_metrics(Batch.of(np.stack(columns, axis=1), components.labels, keys=keys))
     if run.settings.rewards.token_scores:
-        width = mask.shape[1]
-        last = width - 1 - mask.flip(1).to(torch.int64).argmax(dim=1)
+        every, last = last_tokens(data.batch, mask)
         for key, column in zip(keys, columns, strict=True):
             if components.per_token(key):
                 continue  # a process reward model's, which stays as it is
             field = torch.zeros(mask.shape, dtype=torch.float32)
-            field[torch.arange(len(mask)), last] = torch.from_numpy(rows.give(np.nan_to_num(column, nan=0.0))).float()
+            field[every, last] = torch.from_numpy(rows.give(np.nan_to_num(column, nan=0.0))).float()[every]
             data.batch[TOKEN_FIELD + key] = field
+
+
+def last_tokens(tensors: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that have a response, and where its last token stands, which may be one that is not trained on."""
+    width = mask.shape[1]
+    present = (tensors["attention_mask"][:, -width:] if "attention_mask" in tensors else mask).bool()
+    rows = present.any(dim=1).nonzero()[:, 0]
+    return rows, width - 1 - present[rows].flip(1).to(torch.uint8).argmax(dim=1)
 
 
 def wrap_compute_data_metrics(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,10 +19,10 @@ from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import attach, hooks
-from verl_ext.integration.attach import TrainerRun, run_of
-from verl_ext.integration.components import TOKEN_FIELD, Components
+from verl_ext.integration.attach import TrainerRun
+from verl_ext.integration.components import SCORE, TOKEN_FIELD, Components, token_totals
 from verl_ext.integration.context import StepContext, activate, current
-from verl_ext.integration.estimator import SCORE, accuracy_settings
+from verl_ext.integration.estimator import accuracy_settings
 from verl_ext.run import use_run_state
 
 
@@ -42,7 +42,7 @@ def wrap_compute_advantage(original: Callable[..., Any], *, queue: ModuleType) -
     """`_compute_advantage(self, batch, metrics)` with the step's context in force."""
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
-        run, outer = run_of(self), current()
+        run, outer = attach.required_run(self), current()
         if run is None or not run.watches or (outer is not None and outer.trainer is self):
             return original(self, batch, metrics)
         padding = np.array([bool(tag.get("is_padding", False)) for tag in batch.tags], dtype=bool)
@@ -91,11 +91,18 @@ def fetch_components(queue: ModuleType, batch: Any, rows: Rows, run: TrainerRun)
     present = set(data.keys())
     extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
     infos = [entry.get("reward_extra_info") or {} for entry in extra if isinstance(entry, dict)]
-    token_scores = {name: _row_sums(data[TOKEN_FIELD + name]) for name in names if TOKEN_FIELD + name in present}
+    per_token = {name: data[TOKEN_FIELD + name] for name in names if TOKEN_FIELD + name in present}
     own = {name: _listed(data.pop(name)) for name in names if name in present}
-    if SCORE in names:  # of a reward function that names none so
-        own.setdefault(SCORE, _row_sums(data["rm_scores"]))
-    return Components(labels=labels, token_scores=token_scores, infos=infos, fields=own)
+    score = data["rm_scores"] if SCORE in names and SCORE not in own else None
+    if not per_token and score is None:
+        return Components(labels=labels, infos=infos, fields=own)
+    mask = _dense(
+        queue.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["response_mask"])["response_mask"]
+    )
+    totals = {name: token_totals(TOKEN_FIELD + name, _dense(field), mask) for name, field in per_token.items()}
+    if score is not None:  # for a reward function that names none so
+        own[SCORE] = token_totals("rm_scores", _dense(score), mask)
+    return Components(labels=labels, token_scores=totals, infos=infos, fields=own)
 
 
 def watched_metrics(run: TrainerRun, components: Components, rows: Rows) -> dict[str, float]:
@@ -139,10 +146,8 @@ def on_last_token(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.nested.nested_tensor_from_jagged(flat, torch.nn.functional.pad(ends, (1, 0)))
 
 
-def _row_sums(field: torch.Tensor) -> Any:
-    if field.is_nested:
-        field = field.to_padded_tensor(0.0)
-    return field.flatten(1).sum(dim=-1).to(torch.float64).cpu().numpy()
+def _dense(field: torch.Tensor) -> torch.Tensor:
+    return field.to_padded_tensor(0) if field.is_nested else field
 
 
 def _listed(field: Any) -> Any:
