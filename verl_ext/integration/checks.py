@@ -19,6 +19,7 @@ from verl_ext.estimators.dgpo import balance_for
 from verl_ext.integration import hooks
 from verl_ext.integration.attach import estimator_name
 from verl_ext.integration.config import read_settings
+from verl_ext.integration.rewards import wrong_arguments
 from verl_ext.settings import SECTIONS, VERL_NAMES, DgpoSettings, Settings
 
 logger = logging.getLogger("verl_ext")
@@ -58,6 +59,7 @@ def check_run(config: Any, *, driver: bool = False) -> None:
     """
     name = estimator_name(config)
     errors = list(_unknown_estimator(name, driver=driver)) + list(_misspelt_sections(name, config))
+    errors += wrong_arguments(config)
     settings = None
     try:
         mode = OmegaConf.select(config, f"{ACTOR}.loss_agg_mode")

@@ -1,0 +1,48 @@
+"""GSM8K as verl reads it: train.parquet and test.parquet, with the gold integer as the ground truth.
+
+python recipes/gsm8k/prepare_data.py                                  # openai/gsm8k of the Hugging Face hub
+python recipes/gsm8k/prepare_data.py --local_dataset_path ~/gsm8k     # a clone of it, or a folder with its files
+"""
+
+from __future__ import annotations
+
+import sys
+
+from verl_ext.data import Plan, Record, Row, Split, row
+from verl_ext.data.command import main, parser
+from verl_ext.data.plan import text
+from verl_ext.errors import DataError
+from verl_ext.rewards.gsm8k import check_ground_truth
+
+HUB = "openai/gsm8k"
+SYSTEM = (
+    "Solve the problem step by step. Write your reasoning between <think> and </think>, then, on the next line, the "
+    "final answer, one integer and nothing else, between <answer> and </answer>:\n"
+    "<think>your reasoning</think>\n<answer>your integer</answer>"
+)
+
+
+def make_row(record: Record, index: int, split: str) -> Row:
+    """The question under our system prompt, and the gold answer."""
+    solution = text(record, "answer")
+    if "####" not in solution:
+        raise DataError(f"'answer' has no '####' before its result, found {solution[-200:]!r}")
+    gold = check_ground_truth(solution, f"row {index} of {HUB!r}")
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text(record, "question")}]
+    return row(data_source=HUB, prompt=messages, ability="math", ground_truth=gold, split=split, index=index)
+
+
+def _split(name: str) -> Split:
+    files = (f"main/{name}-*.parquet", f"{name}-*.parquet", f"{name}.parquet", f"{name}.jsonl")
+    return Split(name, files, ("question", "answer"), lambda record, index: make_row(record, index, name))
+
+
+PLAN = Plan(
+    name="GSM8K",
+    splits=(_split("train"), _split("test")),
+    hub=HUB,
+    where="a clone of https://huggingface.co/datasets/openai/gsm8k, or a folder with train.jsonl and test.jsonl",
+)
+
+if __name__ == "__main__":
+    sys.exit(main(PLAN, parser(__doc__, "data/gsm8k").parse_args()))

@@ -1,0 +1,104 @@
+r"""MATH for training and MATH-500 for validation, as verl reads them: train.parquet and math500.parquet.
+
+    python recipes/math/prepare_data.py                                   # from the Hugging Face hub
+    python recipes/math/prepare_data.py --local_dataset_path ~/maths      # a folder with both, or with clones of both
+
+The ground truth is what stands in the last \boxed{...} of a solution. A row whose ground truth math-verify cannot read
+is a bad row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+
+from verl_ext.data import Plan, Record, Row, Split, row
+from verl_ext.data.command import main, parser
+from verl_ext.data.plan import text
+from verl_ext.errors import DataError
+from verl_ext.rewards.boxed_math import check_ground_truth, last_boxed
+
+MATH = "DigitalLearningGmbH/MATH-lighteval"
+MATH500 = "HuggingFaceH4/MATH-500"
+SYSTEM = r"Reason step by step, and put your final answer in \boxed{}."
+LEVELS = (1, 2, 3, 4, 5)
+
+
+def math_row(record: Record, index: int) -> Row:
+    r"""A row of MATH: the answer is in the solution's last \boxed{}."""
+    boxed = last_boxed(text(record, "solution"))
+    if not boxed:
+        raise DataError(r"'solution' has no complete \boxed{...} with content")
+    return _row(record, boxed, MATH, "train", index)
+
+
+def math500_row(record: Record, index: int) -> Row:
+    """A row of MATH-500, which has the answer by itself."""
+    return _row(record, text(record, "answer"), MATH500, "math500", index)
+
+
+def _row(record: Record, answer: str, source: str, split: str, index: int) -> Row:
+    gold = check_ground_truth(answer, f"row {index} of {source!r}")
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text(record, "problem")}]
+    return row(
+        data_source=source,
+        prompt=messages,
+        ability="math",
+        ground_truth=gold,
+        split=split,
+        index=index,
+        level=level_of(record),
+    )
+
+
+def level_of(record: Record) -> int:
+    """The difficulty, 1 to 5: MATH has "Level 5", MATH-500 has 5; MATH's "Level ?" is 0."""
+    found = record["level"]
+    match = re.fullmatch(r"(?:Level )?([1-5?])", str(found))
+    if match is None:
+        raise DataError(f"'level' is {found!r}; expected 'Level 1' to 'Level 5'")
+    return 0 if match[1] == "?" else int(match[1])
+
+
+def plan(levels: tuple[int, ...]) -> Plan:
+    """All of MATH-500, and of MATH the levels."""
+    return Plan(
+        name="MATH",
+        splits=(
+            Split(
+                "train",
+                (
+                    "data/train-*.parquet",
+                    "MATH-lighteval/data/train-*.parquet",
+                    "train-*.parquet",
+                    "train.parquet",
+                    "train.jsonl",
+                ),
+                ("problem", "level", "solution"),
+                math_row,
+                keep=lambda record: set(levels) == set(LEVELS) or level_of(record) in levels,
+            ),
+            Split(
+                "math500",
+                ("test.jsonl", "MATH-500/test.jsonl", "math500.jsonl", "math500.parquet"),
+                ("problem", "answer", "level"),
+                math500_row,
+                hub=MATH500,
+            ),
+        ),
+        hub=MATH,
+        where=f"a folder with clones of https://huggingface.co/datasets/{MATH} and https://huggingface.co/datasets/{MATH500}",
+    )
+
+
+def options() -> argparse.Namespace:
+    """The options of every recipe, and the levels."""
+    made = parser(__doc__, "data/math")
+    made.add_argument("--levels", type=int, nargs="+", choices=LEVELS, default=LEVELS, help="of MATH; default: all")
+    return made.parse_args()
+
+
+if __name__ == "__main__":
+    given = options()
+    sys.exit(main(plan(tuple(given.levels)), given))

@@ -1,0 +1,98 @@
+"""ToolRL's rlla_4k as verl reads it: train.parquet and test.parquet, every ground truth checked.
+
+The data are made of ToolACE, Hammer and xLAM and are not ours to pass on: get them with ToolRL.
+
+    git clone https://github.com/qiancheng0/ToolRL
+    python recipes/tool_calling/prepare_data.py --local_dataset_path ToolRL
+
+A folder or clone of `dataset/rlla_4k` alone will do as well. `--raw` reads `dataset/rlla_4k_raw/rlla_rl.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from verl_ext.data import Plan, Record, Row, Split, row
+from verl_ext.data.command import main, parser
+from verl_ext.data.plan import text
+from verl_ext.errors import DataError
+from verl_ext.rewards.tool_calling import check_ground_truth
+
+SOURCE = "rlla"
+TEST_ROWS = 80
+"""Rows of ToolRL's test split."""
+WHERE = "a clone of https://github.com/qiancheng0/ToolRL (dataset/rlla_4k)"
+
+
+def make_row(record: Record, index: int, split: str) -> Row:
+    """A row of rlla_4k, which has verl's columns already.
+
+    Of `extra_info` it keeps the row's own index alone: the rest repeats prompt and ground truth, and would travel with
+    every response.
+    """
+    reward_model = record["reward_model"]
+    if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
+        raise DataError(f"'reward_model' has no 'ground_truth', found {str(reward_model)[:200]}")
+    prompt = record["prompt"]
+    if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
+        raise DataError(f"'prompt' is not a list of messages, found {str(prompt)[:200]}")
+    return _row(prompt, reward_model["ground_truth"], str(record["ability"]), split, index)
+
+
+def raw_row(record: Record, index: int, split: str) -> Row:
+    """A row of rlla_rl.json: instruction, input and output as texts."""
+    messages = [
+        {"role": "system", "content": text(record, "instruction")},
+        {"role": "user", "content": text(record, "input")},
+    ]
+    return _row(messages, record["output"], "tool_calling", split, index)
+
+
+def _row(messages: list[dict[str, str]], truth: object, ability: str, split: str, index: int) -> Row:
+    check_ground_truth(truth, f"row {index} of {SOURCE!r}")
+    return row(data_source=SOURCE, prompt=messages, ability=ability, ground_truth=str(truth), split=split, index=index)
+
+
+def _split(name: str) -> Split:
+    return Split(
+        name,
+        (f"dataset/rlla_4k/{name}.parquet", f"rlla_4k/{name}.parquet", f"{name}.parquet"),
+        ("prompt", "ability", "reward_model"),
+        lambda record, index: make_row(record, index, name),
+    )
+
+
+def _raw_split(name: str, rows: slice) -> Split:
+    return Split(
+        name,
+        ("dataset/rlla_4k_raw/rlla_rl.json", "rlla_4k_raw/rlla_rl.json", "rlla_rl.json"),
+        ("instruction", "input", "output"),
+        lambda record, index: raw_row(record, index, name),
+        rows=rows,
+    )
+
+
+PLAN = Plan(name="rlla_4k", splits=(_split("train"), _split("test")), hub=None, where=WHERE)
+RAW = Plan(
+    name="rlla_4k, raw",
+    splits=(_raw_split("train", slice(None, -TEST_ROWS)), _raw_split("test", slice(-TEST_ROWS, None))),
+    hub=None,
+    where=WHERE,
+)
+
+
+def options() -> argparse.Namespace:
+    """The options of every recipe, and --raw."""
+    made = parser(__doc__, "data/tool_calling")
+    made.add_argument(
+        "--raw",
+        action="store_true",
+        help=f"read rlla_rl.json; its last {TEST_ROWS} rows are the test split, which need not be ToolRL's own",
+    )
+    return made.parse_args()
+
+
+if __name__ == "__main__":
+    given = options()
+    sys.exit(main(RAW if given.raw else PLAN, given))

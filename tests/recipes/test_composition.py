@@ -1,0 +1,374 @@
+"""Every recipe and arm, composed by verl's own configuration, against the papers' set-ups."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from tests.recipes import launchers
+from tests.recipes.launchers import RECIPES, composed
+from verl_ext.errors import ConfigurationError
+from verl_ext.integration.checks import check_run
+
+ALGORITHMS = ("gdpo", "grpo", "dgpo", "hadw", "drgrpo")
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+FUNCTION = "reward.custom_reward_function"
+
+NO_KL = {"algorithm.use_kl_in_reward": False, f"{ACTOR}.use_kl_loss": False}
+CLIP = {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.2}
+TOKENS = {f"{ACTOR}.loss_agg_mode": "token-mean"}
+ON_A_GPU = {
+    f"{ACTOR}.use_dynamic_bsz": True,
+    f"{MODEL}.use_remove_padding": True,
+    f"{MODEL}.enable_gradient_checkpointing": True,
+    f"{ROLLOUT}.name": "vllm",
+    f"{ROLLOUT}.tensor_model_parallel_size": 1,
+    f"{ROLLOUT}.gpu_memory_utilization": 0.6,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.nnodes": 1,
+}
+
+
+def sizes(batch: int, mini: int, samples: int, prompt: int, response: int) -> dict[str, Any]:
+    return {
+        "data.train_batch_size": batch,
+        f"{ACTOR}.ppo_mini_batch_size": mini,
+        f"{ROLLOUT}.n": samples,
+        "data.max_prompt_length": prompt,
+        "data.max_response_length": response,
+        f"{ROLLOUT}.prompt_length": prompt,
+        f"{ROLLOUT}.response_length": response,
+    }
+
+
+def rate(lr: float, schedule: str = "constant", decay: float | None = None, **warm_up: float) -> dict[str, Any]:
+    found = {f"{ACTOR}.optim.lr": lr, f"{ACTOR}.optim.lr_scheduler_type": schedule}
+    if decay is not None:
+        found[f"{ACTOR}.optim.weight_decay"] = decay
+    return found | {f"{ACTOR}.optim.lr_warmup_{name}": value for name, value in warm_up.items()}
+
+
+TOOLS = {
+    **ON_A_GPU,
+    **sizes(512, 128, 4, 2048, 1024),
+    **rate(1e-6, decay=0.01),
+    **CLIP,
+    **TOKENS,
+    "data.truncation": "left",
+    f"{MODEL}.path": "Qwen/Qwen2.5-1.5B-Instruct",
+    f"{ACTOR}.entropy_coeff": 0.001,
+    f"{ROLLOUT}.val_kwargs.do_sample": False,
+    f"{ROLLOUT}.val_kwargs.n": 1,
+    f"{FUNCTION}.path": "pkg://verl_ext.rewards.tool_calling",
+    f"{FUNCTION}.name": "compute_score",
+    f"{FUNCTION}.reward_kwargs": {"matching": "greedy"},
+    "reward.reward_manager.name": "naive",
+    "algorithm.rewards.keys": ["correctness", "format"],
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    "trainer.total_epochs": 15,
+    "trainer.total_training_steps": 100,
+    "trainer.save_freq": 5,
+    "trainer.test_freq": 10,
+}
+TOOLS_KL = {
+    "algorithm.use_kl_in_reward": True,
+    "algorithm.kl_ctrl.kl_coef": 0.001,
+    "algorithm.kl_ctrl.type": "fixed",
+    f"{ACTOR}.use_kl_loss": False,
+}
+GSM8K = {
+    **ON_A_GPU,
+    **sizes(32, 32, 16, 512, 1024),
+    **rate(5e-6, "cosine", decay=0, steps_ratio=0.1),
+    **CLIP,
+    **TOKENS,
+    f"{MODEL}.path": "Qwen/Qwen2.5-1.5B-Instruct",
+    f"{ACTOR}.use_kl_loss": True,
+    f"{ACTOR}.kl_loss_coef": 0.04,
+    f"{ACTOR}.kl_loss_type": "low_var_kl",
+    f"{ACTOR}.entropy_coeff": 0,
+    "algorithm.use_kl_in_reward": False,
+    f"{FUNCTION}.path": "pkg://verl_ext.rewards.gsm8k",
+    f"{FUNCTION}.reward_kwargs": {"strict": "corrected"},
+    "algorithm.rewards.keys": ["correctness", "integer", "format"],
+    "trainer.total_epochs": 1,
+    "trainer.total_training_steps": None,
+}
+MATHS = {
+    **ON_A_GPU,
+    **NO_KL,
+    f"{ACTOR}.entropy_coeff": 0,
+    f"{FUNCTION}.path": "pkg://verl_ext.rewards.boxed_math",
+    "algorithm.rewards.keys": ["accuracy"],
+}
+MATHFORGE = {
+    **MATHS,
+    **sizes(32, 32, 8, 512, 1024),
+    **rate(5e-7),
+    **CLIP,
+    **TOKENS,
+    f"{MODEL}.path": "Qwen/Qwen2.5-Math-7B",
+    "trainer.total_epochs": 1,
+}
+HADW = {
+    **MATHS,
+    **sizes(256, 16, 8, 1024, 4096),
+    **rate(1e-6, decay=0.1, steps=10),
+    f"{MODEL}.path": "Qwen/Qwen3-4B-Base",
+    "trainer.total_epochs": 3,
+}
+HADW_GRPO = {
+    **HADW,
+    **CLIP,
+    f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean",
+    f"{ACTOR}.policy_loss.loss_mode": "vanilla",
+    "algorithm.filter_groups.enable": False,
+}
+HADW_GSPO = {
+    **HADW,
+    f"{ACTOR}.policy_loss.loss_mode": "gspo",
+    f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean",
+    f"{ACTOR}.clip_ratio_low": 3e-4,
+    f"{ACTOR}.clip_ratio_high": 4e-4,
+}
+HADW_DAPO = {
+    **HADW,
+    **TOKENS,
+    f"{ACTOR}.policy_loss.loss_mode": "vanilla",
+    f"{ACTOR}.clip_ratio_low": 0.2,
+    f"{ACTOR}.clip_ratio_high": 0.28,
+    f"{ACTOR}.clip_ratio_c": 10.0,
+    "algorithm.filter_groups.enable": True,
+    "algorithm.filter_groups.metric": "accuracy",
+    "trainer.total_epochs": 9,
+}
+WEIGHED = {
+    "algorithm.hadw.base": "grpo",
+    "algorithm.hadw.anchor": "soft",
+    "algorithm.hadw.lambda_scale": 1.3,
+    "algorithm.hadw.accuracy_key": "accuracy",
+}
+DRGRPO = {
+    **MATHS,
+    **sizes(128, 16, 8, 1024, 3000),
+    **rate(1e-6),
+    **CLIP,
+    f"{MODEL}.path": "Qwen/Qwen2.5-Math-7B",
+}
+DRGRPO_LOSS = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}.use_kl_loss": False}
+
+
+def dgpo(**settings: Any) -> dict[str, Any]:
+    found = {"dgae": True, "dqw": True, "dqw_temp": 2.0, "balance": "auto", "accuracy_key": "accuracy", **settings}
+    return {f"algorithm.dgpo.{name}": value for name, value in found.items()}
+
+
+# recipe, variables, what is expected of the composed configuration; the first line of each recipe is its default
+ARMS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "tools gdpo": (
+        "tool_calling",
+        {},
+        {**TOOLS, **NO_KL, "algorithm.adv_estimator": "gdpo", "algorithm.gdpo.whiten": "token"},
+    ),
+    "tools gdpo 3B": (
+        "tool_calling",
+        {"MODEL_PATH": "Qwen/Qwen2.5-3B-Instruct"},
+        {**TOOLS, **NO_KL, "algorithm.adv_estimator": "gdpo", f"{MODEL}.path": "Qwen/Qwen2.5-3B-Instruct"},
+    ),
+    "tools grpo, as published": ("tool_calling", {"ALGORITHM": "grpo"}, {**TOOLS, **TOOLS_KL}),
+    "tools grpo, clean": ("tool_calling", {"ALGORITHM": "grpo", "KL_IN_REWARD": "False"}, {**TOOLS, **NO_KL}),
+    "tools grpo 3B": (
+        "tool_calling",
+        {"ALGORITHM": "grpo", "MODEL_PATH": "Qwen/Qwen2.5-3B-Instruct"},
+        {**TOOLS, **TOOLS_KL, f"{MODEL}.path": "Qwen/Qwen2.5-3B-Instruct"},
+    ),
+    "tools grpo without std": (
+        "tool_calling",
+        {"ALGORITHM": "grpo", "NORM_BY_STD": "False"},
+        {**TOOLS, **TOOLS_KL, "algorithm.norm_adv_by_std_in_grpo": False},
+    ),
+    "tools dgpo": (
+        "tool_calling",
+        {"ALGORITHM": "dgpo"},
+        {**TOOLS, **NO_KL, "algorithm.dgpo.accuracy_key": "correctness", "algorithm.dgpo.accuracy_threshold": 2.999},
+    ),
+    "tools hadw": (
+        "tool_calling",
+        {"ALGORITHM": "hadw"},
+        {**TOOLS, **NO_KL, "algorithm.hadw.accuracy_key": "correctness", "algorithm.hadw.accuracy_threshold": 2.999},
+    ),
+    "tools drgrpo": (
+        "tool_calling",
+        {"ALGORITHM": "drgrpo"},
+        {**TOOLS, **NO_KL, **DRGRPO_LOSS, f"{ACTOR}.loss_scale_factor": 1024},
+    ),
+    "gsm8k gdpo": (
+        "gsm8k",
+        {},
+        {**GSM8K, "algorithm.gdpo.whiten": "sequence", "algorithm.gdpo.epsilon": 1e-4},
+    ),
+    "gsm8k gdpo, as the reference reads numbers": (
+        "gsm8k",
+        {"STRICT": "reference"},
+        {**GSM8K, f"{FUNCTION}.reward_kwargs": {"strict": "reference"}},
+    ),
+    "gsm8k grpo": ("gsm8k", {"ALGORITHM": "grpo"}, GSM8K),
+    "gsm8k hadw": ("gsm8k", {"ALGORITHM": "hadw"}, {**GSM8K, "algorithm.hadw.accuracy_key": "correctness"}),
+    "gsm8k dgpo": (
+        "gsm8k",
+        {"ALGORITHM": "dgpo"},
+        {**GSM8K, f"{ACTOR}.use_kl_loss": False, "algorithm.dgpo.accuracy_key": "correctness"},
+    ),
+    "gsm8k drgrpo": (
+        "gsm8k",
+        {"ALGORITHM": "drgrpo"},
+        {**GSM8K, **DRGRPO_LOSS, f"{ACTOR}.loss_scale_factor": 1024},
+    ),
+    "maths dgpo": ("math", {}, {**MATHFORGE, **dgpo(), "algorithm.adv_estimator": "dgpo"}),
+    "maths dgpo, balancing only": (
+        "math",
+        {"DGAE": "False", "DQW": "False"},
+        {**MATHFORGE, **dgpo(dgae=False, dqw=False)},
+    ),
+    "maths dgpo, balancing and DGAE": ("math", {"DQW": "False"}, {**MATHFORGE, **dgpo(dqw=False)}),
+    "maths dgpo, another temperature": ("math", {"DQW_TEMP": "5"}, {**MATHFORGE, **dgpo(dqw_temp=5)}),
+    "maths dgpo, no balancing": ("math", {"BALANCE": "none"}, {**MATHFORGE, **dgpo(balance="none")}),
+    "maths grpo": ("math", {"ALGORITHM": "grpo"}, MATHFORGE),
+    "maths gdpo": ("math", {"ALGORITHM": "gdpo"}, MATHFORGE),
+    "maths hadw over grpo": ("math", {"ALGORITHM": "hadw"}, {**HADW_GRPO, **WEIGHED}),
+    "maths hadw over gspo": ("math", {"ALGORITHM": "hadw", "LOSS": "gspo"}, {**HADW_GSPO, **WEIGHED}),
+    "maths hadw over dapo": ("math", {"ALGORITHM": "hadw", "LOSS": "dapo"}, {**HADW_DAPO, **WEIGHED}),
+    "maths grpo in hadw's set-up": ("math", {"ALGORITHM": "grpo", "SETUP": "hadw"}, HADW_GRPO),
+    "maths gspo in hadw's set-up": ("math", {"ALGORITHM": "grpo", "SETUP": "hadw", "LOSS": "gspo"}, HADW_GSPO),
+    "maths dapo in hadw's set-up": ("math", {"ALGORITHM": "grpo", "SETUP": "hadw", "LOSS": "dapo"}, HADW_DAPO),
+    "maths drgrpo": (
+        "math",
+        {"ALGORITHM": "drgrpo"},
+        {**DRGRPO, **DRGRPO_LOSS, f"{ACTOR}.loss_scale_factor": 3000},
+    ),
+    "maths grpo in drgrpo's set-up": ("math", {"ALGORITHM": "grpo", "SETUP": "drgrpo"}, {**DRGRPO, **TOKENS}),
+}
+
+# What the checks say of an arm, by a part of it. Several updates a step are the experiment's own.
+WARNED = {"tools dgpo": "dgpo's balancing factor is one of the whole batch"}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_an_arm_composes_to_the_papers_set_up(arm: str, caplog: pytest.LogCaptureFixture) -> None:
+    recipe, variables, expected = ARMS[arm]
+    config = composed(recipe, **variables)
+    assert {path: found(config, path) for path in expected} == expected
+    assert config.algorithm.adv_estimator == variables.get("ALGORITHM", "dgpo" if recipe == "math" else "gdpo")
+    with caplog.at_level(logging.WARNING, "verl_ext"):
+        check_run(config)
+    messages = [record.getMessage() for record in caplog.records if record.name == "verl_ext"]
+    assert len(messages) == (arm in WARNED), messages
+    assert all(WARNED[arm] in message for message in messages)
+
+
+def found(config: Any, path: str) -> Any:
+    """An entry, resolved; an error if there is none."""
+    value = OmegaConf.select(config, path, throw_on_missing=True, default="there is no such entry")
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def test_every_recipe_has_an_arm_for_every_algorithm() -> None:
+    first = {"tool_calling": "gdpo", "gsm8k": "gdpo", "math": "dgpo"}
+    tried = {(recipe, variables.get("ALGORITHM", first[recipe])) for recipe, variables, _ in ARMS.values()}
+    assert tried == {(recipe, algorithm) for recipe in first for algorithm in ALGORITHMS}
+    assert {path.parent.name for path in RECIPES.glob("*/run.sh")} == set(first)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("recipe", ["tool_calling", "gsm8k", "math"])
+def test_every_arm_can_run_without_a_gpu(recipe: str, algorithm: str) -> None:
+    from verl_ext.cpu.checks import check
+
+    config = composed(recipe, ALGORITHM=algorithm, DEVICE="cpu")
+    check(config)
+    assert config.trainer.device == "cpu"
+    assert config.actor_rollout_ref.rollout.name == "embedded"
+    assert config.trainer.n_gpus_per_node == 1
+
+
+def test_only_the_estimator_differs_between_the_arms_that_are_compared() -> None:
+    """GSM8K's gdpo and grpo, and tool calling's gdpo and clean grpo: nothing else of verl's settings."""
+    pairs = {
+        "gsm8k": ({}, {"ALGORITHM": "grpo"}),
+        "tool_calling": ({}, {"ALGORITHM": "grpo", "KL_IN_REWARD": "False"}),
+    }
+    for recipe, (left, right) in pairs.items():
+        one, other = (plain(composed(recipe, EXPERIMENT_NAME="same", **given)) for given in (left, right))
+        for config in (one, other):
+            assert config["algorithm"].pop("adv_estimator") in ("gdpo", "grpo")
+            config["algorithm"].pop("gdpo", None)
+            rewards = config["algorithm"].pop("rewards")
+            assert rewards["keys"]
+        assert one == other, recipe
+
+
+def plain(config: Any) -> Any:
+    return OmegaConf.to_container(config, resolve=False)
+
+
+def test_nodes_gpus_and_any_key_of_verl_can_be_set() -> None:
+    config = composed("gsm8k", "trainer.total_epochs=3", "algorithm.gdpo.scale=mad", NNODES="2", NGPUS_PER_NODE="4")
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node, config.trainer.total_epochs) == (2, 4, 3)
+    assert config.algorithm.gdpo.scale == "mad"
+
+
+def test_paths_are_absolute_and_reach_the_node_that_trains(tmp_path: Any) -> None:
+    config = composed("gsm8k", OUTPUT_DIR=str(tmp_path / "run"))
+    assert config.trainer.default_local_dir == f"{tmp_path}/run/checkpoints"
+    variables = config.ray_kwargs.ray_init.runtime_env.env_vars
+    assert variables["VERL_FILE_LOGGER_PATH"] == f"{tmp_path}/run/metrics.jsonl"
+    assert config.data.train_files == str(RECIPES.parent / "data/gsm8k/train.parquet")
+
+
+REFUSED = {
+    "an algorithm that does not exist": (
+        "gsm8k",
+        {"ALGORITHM": "gdop"},
+        "ALGORITHM is 'gdop', valid: gdpo, grpo, dgpo",
+    ),
+    "a device that does not exist": ("math", {"DEVICE": "tpu"}, "DEVICE is 'tpu', valid: gpu, cpu"),
+    "a way to read numbers": ("gsm8k", {"STRICT": "yes"}, "STRICT is 'yes', valid: corrected, reference"),
+    "a switch": ("tool_calling", {"KL_IN_REWARD": "no"}, "KL_IN_REWARD is 'no', valid: True, False"),
+    "a loss under dgpo": ("math", {"LOSS": "gspo"}, "LOSS=gspo is for ALGORITHM=grpo and hadw"),
+    "an ablation of another method": ("math", {"ALGORITHM": "grpo", "DQW": "False"}, "are for ALGORITHM=dgpo"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_variable_is_refused_by_name(case: str) -> None:
+    recipe, variables, message = REFUSED[case]
+    done = launchers.run(recipe, DRY_RUN="1", **variables)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_missing_data_are_named_with_what_makes_them(tmp_path: Any) -> None:
+    done = launchers.run("gsm8k", DATA_DIR=str(tmp_path))
+    assert done.returncode == 2
+    assert f"{tmp_path}/train.parquet does not exist: make it by prepare_data.py" in done.stderr
+
+
+def test_kl_in_the_reward_of_gdpo_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cannot be honoured by gdpo"):
+        check_run(composed("tool_calling", KL_IN_REWARD="True"))
+
+
+def test_the_launcher_itself_shows_its_configuration(tmp_path: Any) -> None:
+    """Through bash and verl's own entry point, as a user does; no data are needed and nothing is written."""
+    done = launchers.run("tool_calling", "--cfg", "job", ALGORITHM="drgrpo", OUTPUT_DIR=str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    config = yaml.safe_load(done.stdout)
+    assert config["algorithm"]["adv_estimator"] == "drgrpo"
+    assert config["actor_rollout_ref"]["actor"]["loss_agg_mode"] == "seq-mean-token-sum-norm"
+    assert not (tmp_path / "run").exists()
