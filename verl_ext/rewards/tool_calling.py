@@ -39,6 +39,9 @@ _THINK = Section("think")
 _TOOL_CALL = Section("tool_call", own_lines=True)
 _RESPONSE = Section("response")
 
+#: The forms of an answer that ToolRL's prompt allows.
+LAYOUTS = ((_THINK, _TOOL_CALL), (_THINK, _RESPONSE), (_THINK, _TOOL_CALL, _RESPONSE))
+
 # ToolRL's constants.
 _TARGET_WORDS = 512
 _FIRST_WORDS, _MORE_WORDS, _GROWTH_STEPS = 384, 256, 105

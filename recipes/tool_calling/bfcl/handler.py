@@ -1,0 +1,55 @@
+"""How bfcl-eval asks a model that was trained on ToolRL's data, and reads its calls.
+
+For bfcl-eval 2025.7.17 (BFCL v3), in an environment of its own, with this repository on PYTHONPATH: of the package it
+needs the reading of tool calls alone, which has no dependencies.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from bfcl_eval.model_handler.local_inference.base_oss_handler import OSSHandler
+from bfcl_eval.model_handler.utils import func_doc_language_specific_pre_processing
+from overrides import override
+
+from recipes.tool_calling.bfcl.calls import as_code, as_data
+from recipes.tool_calling.bfcl.prompt import dialogue, system_prompt
+
+TEMPLATE = "TOOL_CALLING_TEMPLATE"
+"""The environment variable with the path of the system prompt's template; `run.py` sets it."""
+
+
+class ToolCallingHandler(OSSHandler):
+    """The training's system prompt and dialogue form; calls as one JSON object a line."""
+
+    def __init__(self, model_name: str, temperature: float) -> None:
+        super().__init__(model_name, temperature)
+        path = os.environ.get(TEMPLATE)
+        self.template = Path(path).read_text(encoding="utf-8") if path else None
+
+    @override
+    def _pre_query_processing_prompting(self, test_entry: dict) -> dict:
+        """The tools, without bfcl-eval's own system prompt."""
+        category = test_entry["id"].rsplit("_", 1)[0]
+        return {"message": [], "function": func_doc_language_specific_pre_processing(test_entry["function"], category)}
+
+    @override
+    def _format_prompt(self, messages: list[dict], function: list[dict]) -> str:
+        if self.template is None:
+            raise ValueError(f"the environment variable {TEMPLATE} names no template: start bfcl-eval by run.py")
+        more = "\n".join(message["content"] for message in messages if message["role"] == "system")
+        prompt = [
+            {"role": "system", "content": system_prompt(self.template, function, more)},
+            {"role": "user", "content": dialogue(messages)},
+        ]
+        return self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+
+    @override
+    def decode_ast(self, result: str, language: str = "Python") -> list[dict[str, dict[str, Any]]]:
+        return as_data(result, language)
+
+    @override
+    def decode_execute(self, result: str) -> list[str]:
+        return as_code(result)

@@ -1,0 +1,107 @@
+"""bfcl-eval's own command line with our model handler: `generate`, `evaluate`, `scores`; and two commands of ours.
+
+    python recipes/tool_calling/bfcl/run.py template data/tool_calling/train.parquet    # writes template.txt
+    python recipes/tool_calling/bfcl/run.py generate --skip-server-setup --local-model-path MERGED
+    python recipes/tool_calling/bfcl/run.py evaluate
+    python recipes/tool_calling/bfcl/run.py correct-format result/verl-ext-tool-calling
+
+Results and scores go below BFCL_PROJECT_ROOT (default: outputs/bfcl of this repository), as does the template.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+# No underscore: bfcl-eval takes one for a slash.
+MODEL = "verl-ext-tool-calling"
+VERSION = "2025.7.17"
+
+
+def home() -> Path:
+    """Where everything is written."""
+    return Path(os.environ.setdefault("BFCL_PROJECT_ROOT", str(ROOT / "outputs" / "bfcl"))).resolve()
+
+
+def write_template(data: Path) -> int:
+    """Take the system prompt's template from prepared training data."""
+    import pyarrow.parquet
+
+    from recipes.tool_calling.bfcl.prompt import template_of
+
+    messages = pyarrow.parquet.read_table(data, columns=["prompt"]).slice(0, 1).to_pylist()[0]["prompt"]
+    system = [message["content"] for message in messages if message["role"] == "system"]
+    if len(system) != 1:
+        sys.stderr.write(f"{data}: the first prompt has {len(system)} system messages, expected one\n")
+        return 1
+    try:
+        template = template_of(system[0])
+    except ValueError as error:
+        sys.stderr.write(f"{data}: {error}\n")
+        return 1
+    home().mkdir(parents=True, exist_ok=True)
+    (home() / "template.txt").write_text(template, encoding="utf-8")
+    print(f"{home() / 'template.txt'}: look whether only the tools were replaced\n\n{template}")
+    return 0
+
+
+def correct_format(folder: Path) -> int:
+    """The share of answers in a correct format, of all results in a folder."""
+    from recipes.tool_calling.bfcl.correct_format import main
+
+    return main(folder if folder.is_absolute() or folder.exists() else home() / folder)
+
+
+def bfcl(arguments: Sequence[str]) -> None:
+    """bfcl-eval's command line, with our model among those that it knows and as its default."""
+    home().mkdir(parents=True, exist_ok=True)
+    template = home() / "template.txt"
+    if arguments[:1] == ["generate"] and not template.is_file():
+        sys.exit(f"{template} does not exist: make it by `run.py template TRAIN.parquet`, from the training data")
+    os.environ.setdefault("TOOL_CALLING_TEMPLATE", str(template))
+    register()
+    given = list(arguments)
+    if given[:1] in (["generate"], ["evaluate"]) and "--model" not in given:
+        given += ["--model", MODEL]
+    from bfcl_eval.__main__ import cli
+
+    cli(given)
+
+
+def register() -> None:
+    """Make the model known to bfcl-eval, of the version that this was written for."""
+    from importlib.metadata import version
+
+    if version("bfcl-eval") != VERSION:
+        sys.exit(f"bfcl-eval {version('bfcl-eval')} is not BFCL v3 as in the paper: pip install bfcl-eval=={VERSION}")
+    from bfcl_eval.constants.model_config import MODEL_CONFIG_MAPPING, ModelConfig
+
+    from recipes.tool_calling.bfcl.handler import ToolCallingHandler
+
+    MODEL_CONFIG_MAPPING[MODEL] = ModelConfig(
+        model_name=MODEL,
+        display_name=MODEL,
+        url="https://arxiv.org/abs/2601.05242",
+        org="verl_ext",
+        license="apache-2.0",
+        model_handler=ToolCallingHandler,
+        input_price=None,
+        output_price=None,
+        is_fc_model=False,
+        underscore_to_dot=False,
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["template"] and len(sys.argv) == 3:
+        sys.exit(write_template(Path(sys.argv[2])))
+    if sys.argv[1:2] == ["correct-format"] and len(sys.argv) == 3:
+        sys.exit(correct_format(Path(sys.argv[2])))
+    if len(sys.argv) == 1 or sys.argv[1] in ("template", "correct-format"):
+        sys.exit(__doc__)
+    bfcl(sys.argv[1:])

@@ -1,0 +1,225 @@
+"""The BFCL evaluation: prompts, reading of calls, the format figure, and bfcl-eval itself where it is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.tool_calling.bfcl import correct_format
+from recipes.tool_calling.bfcl.calls import as_code, as_data, calls_of
+from recipes.tool_calling.bfcl.prompt import describe, dialogue, system_prompt, template_of
+from tests.recipes.launchers import RECIPES
+
+RUN = RECIPES / "tool_calling/bfcl/run.py"
+TOOLS = [
+    {"name": "f", "description": "Does f.", "parameters": {"type": "dict", "properties": {"a": {"type": "integer"}}}},
+    {"name": "g.h", "description": "Two lines,\none **bold**.", "parameters": {"type": "dict", "properties": {}}},
+]
+SYSTEM = (
+    "You call tools.\n\n**Available Tools**\nYou have these:\n1. Name: f\nDescription: Does f.\n"
+    'Parameters: {"a": {"type": "integer"}}\n2. Name: g.h\nDescription: Two lines,\none **bold**.\nParameters: {}\n\n'
+    "**Output Format**\n<think>...</think>"
+)
+CALL = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
+
+
+def test_a_template_is_a_prompt_with_other_tools() -> None:
+    template = template_of(SYSTEM)
+    assert template == SYSTEM.partition("1. Name")[0] + "{tools}" + "\n\n**Output Format**\n<think>...</think>"
+    assert system_prompt(template, TOOLS) == SYSTEM
+    assert system_prompt(template, TOOLS, "Be brief.").endswith("</think>\n\nBe brief.")
+    assert "3." not in describe(TOOLS)
+
+
+@pytest.mark.parametrize("prompt", ["no tools", "1. Name: f\n\n**A**\n1. Name: g"])
+def test_a_prompt_without_one_list_of_tools_is_refused(prompt: str) -> None:
+    with pytest.raises(ValueError, match=r"write a template with \{tools\}"):
+        template_of(prompt)
+
+
+def test_a_template_without_a_place_for_tools_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"has no \{tools\}"):
+        system_prompt("You call tools.", TOOLS)
+
+
+def test_a_dialogue_is_one_message() -> None:
+    messages = [
+        {"role": "system", "content": "not here"},
+        {"role": "user", "content": " call f "},
+        {"role": "assistant", "content": CALL},
+        {"role": "tool", "name": "f(a=1)", "content": {"done": True}},
+        {"role": "user", "content": "again"},
+    ]
+    assert dialogue(messages) == (
+        f"**Dialogue Records History**\n<user> call f </user>\n\n{CALL}\n\n"
+        '<obs> {"done": true} </obs>\n\n<user> again </user>'
+    )
+    with pytest.raises(ValueError, match="role 'critic'"):
+        dialogue([{"role": "critic", "content": "no"}])
+
+
+def test_calls_are_read_from_the_last_block() -> None:
+    twice = CALL.replace('"f"', '"old"') + CALL
+    assert calls_of(twice) == [("f", {"a": 1})]
+    assert calls_of("<think> t </think>\n<response> no tool fits </response>") == []
+    assert as_data(CALL.replace("1}", '[1, "x"]}'), "Java") == [{"f": {"a": '[1, "x"]'}}]
+    assert as_data(CALL, "Python") == [{"f": {"a": 1}}]
+    assert as_code(CALL.replace("1}", '"it\'s", "b": true}')) == ['f(a="it\'s", b=True)']
+
+
+@pytest.mark.parametrize(
+    "line", ["nothing", '{"name": "f"}', '{"parameters": {}}', '{"name": "f", "parameters": [1]}', "[]"]
+)
+def test_calls_that_cannot_be_read_are_an_error_for_bfcl(line: str) -> None:
+    with pytest.raises(ValueError, match="."):
+        calls_of(f"<tool_call>\n{line}\n</tool_call>")
+
+
+CORRECT = {
+    CALL: True,
+    f" {CALL}\n": True,
+    "<think> t </think>\n<response> hi </response>": True,
+    f"{CALL}\n<response> hi </response>": True,
+    f"{CALL}{CALL}": False,
+    "<think> t </think>": False,
+    CALL.replace("</think>\n", "</think>"): False,
+    "<response> hi </response>": False,
+    "": False,
+}
+
+
+def test_the_correct_format_of_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert {answer: correct_format.is_correct(answer) for answer in CORRECT} == CORRECT
+    simple = [{"id": f"simple_{n}", "result": answer} for n, answer in enumerate(CORRECT)]
+    turns = [{"id": "multi_turn_base_0", "result": [[CALL, "no"], [], [CALL]]}]
+    for name, records in (("BFCL_v3_simple", simple), ("BFCL_v3_multi_turn_base", turns)):
+        (tmp_path / f"{name}_result.json").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert correct_format.main(tmp_path) == 0
+    shown = capsys.readouterr().out
+    assert "4 / 9      44.44 %" in shown
+    assert "2 / 3      66.67 %" in shown
+    assert "6 / 12     50.00 %" in shown
+    assert correct_format.main(tmp_path / "nowhere") == 1
+
+
+def test_the_template_is_taken_from_prepared_data(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    prompt = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "u"}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": prompt}]), tmp_path / "train.parquet")
+    done = subprocess.run(
+        [sys.executable, RUN, "template", tmp_path / "train.parquet"],
+        env={**os.environ, "BFCL_PROJECT_ROOT": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "home/template.txt").read_text() == template_of(SYSTEM)
+
+
+# bfcl-eval pins versions that do not go with verl's, so it is installed elsewhere.
+BFCL_PYTHON = os.environ.get("BFCL_PYTHON")
+
+
+class Model(BaseHTTPRequestHandler):
+    """A server of completions which answers every BFCL question in the same way."""
+
+    asked: list[str]
+    answer: str
+
+    def do_GET(self) -> None:
+        self.reply({"object": "list", "data": []})
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(request["prompt"])
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        choice = {"index": 0, "text": self.answer, "finish_reason": "stop", "logprobs": None}
+        self.reply(
+            {"id": "1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+        )
+
+    def reply(self, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.skipif(not BFCL_PYTHON, reason="BFCL_PYTHON names no Python with bfcl-eval==2025.7.17")
+def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path) -> None:
+    """bfcl-eval's own questions, base class, checkers and tables, with a model that knows one answer."""
+    from verl_ext.tiny.make import Recipe, make
+
+    make(tmp_path / "tiny", Recipe("sums", 1, train_rows=1, val_rows=1))
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "template.txt").write_text(template_of(SYSTEM))
+    (home / "test_case_ids_to_generate.json").write_text(json.dumps({"multi_turn_base": ["multi_turn_base_0"]}))
+    Model.asked = []
+    # simple_0 asks for the area of a triangle with a base of 10 units and a height of 5.
+    Model.answer = CALL.replace('"f"', '"calculate_triangle_area"').replace(
+        '{"a": 1}', '{"base": 10, "height": 5, "unit": "units"}'
+    )
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    variables = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        "BFCL_PROJECT_ROOT": str(home),
+        "VLLM_ENDPOINT": "127.0.0.1",
+        "VLLM_PORT": str(server.server_port),
+    }
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [str(BFCL_PYTHON), str(RUN), *arguments],
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+    given = ("generate", "--skip-server-setup", "--local-model-path", str(tmp_path / "tiny/model"))
+    try:
+        run(*given, "--test-category", "parallel,irrelevance,simple")
+        run(*given, "--run-ids")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert any(
+        "1. Name: calculate_triangle_area" in prompt and "<user> Find the area" in prompt for prompt in Model.asked
+    )
+    assert all("You are an expert in composing functions" not in prompt for prompt in Model.asked)
+    # In several turns the model sees what it said and what came of it.
+    assert any("<obs>" in prompt and Model.answer in prompt for prompt in Model.asked)
+    results = home / "result/verl-ext-tool-calling"
+    assert "correct format" in run("correct-format", str(results))
+    assert len((results / "BFCL_v3_multi_turn_base_result.json").read_text().splitlines()) == 1
+    run("evaluate", "--test-category", "parallel,irrelevance,simple")
+    scores = {}
+    for category in ("simple", "parallel", "irrelevance"):
+        path = home / f"score/verl-ext-tool-calling/BFCL_v3_{category}_score.json"
+        scores[category] = json.loads(path.read_text().splitlines()[0])
+    # The one answer is right for simple_0 alone, and a call where none fits is wrong.
+    assert scores["simple"]["correct_count"] == 1
+    assert scores["simple"]["total_count"] > 100
+    assert scores["parallel"]["correct_count"] == scores["irrelevance"]["correct_count"] == 0
+    assert "verl-ext-tool-calling" in (home / "score/data_overall.csv").read_text()

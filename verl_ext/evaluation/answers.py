@@ -1,0 +1,82 @@
+"""Reading the answers that verl dumps while validating: one JSON object an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_ext.errors import DataError, listed
+
+NOT_REWARDS = {"input", "output", "gts", "step", "uid"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer: the prompt it belongs to, and its rewards."""
+
+    prompt: str
+    rewards: Mapping[str, float]
+
+
+def find_dump(place: Path, step: int | None = None) -> Path:
+    """The dump of a step in a folder, by default that of the last one; a file stands for itself."""
+    if place.is_file():
+        return place
+    dumps = {int(path.stem): path for path in place.glob("*.jsonl") if path.stem.isdigit()}
+    chosen = max(dumps, default=None) if step is None else step
+    if chosen not in dumps:
+        raise DataError(
+            f"{place} holds no dump{'' if step is None else f' of step {step}'}; found steps {listed(dumps)}; verl "
+            "writes them, as <step>.jsonl, where trainer.validation_data_dir says"
+        )
+    return dumps[chosen]
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """All answers of a dump; of an answer in several parts (an agent loop's) the last counts."""
+    found: dict[tuple[str, str], tuple[int, Answer]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        record = _record(line, f"{path}, line {number}")
+        prompt, session, part = _place(record, number)
+        kept = found.get((prompt, session))
+        if kept is None or part > kept[0]:
+            found[prompt, session] = part, Answer(prompt, _rewards(record))
+    answers = [answer for _, answer in found.values()]
+    if not answers:
+        raise DataError(f"{path} is empty")
+    for answer in answers:
+        if set(answer.rewards) != set(answers[0].rewards):
+            raise DataError(
+                f"{path}: answers have different rewards: {listed(answers[0].rewards)} and {listed(answer.rewards)}"
+            )
+    return answers
+
+
+def _record(line: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where} is not JSON: {error}") from error
+    if not isinstance(record, dict) or "output" not in record:
+        raise DataError(f"{where} is no answer of verl's validation: it has no 'output'")
+    return record
+
+
+def _place(record: Mapping[str, Any], number: int) -> tuple[str, str, int]:
+    """Prompt, session and part. The default trainer writes its key, `{prompt}_{session}_{part}`, as `uid`."""
+    parts = str(record.get("uid", "")).rsplit("_", 2)
+    if len(parts) == 3 and parts[2].isdigit():
+        return parts[0], parts[1], int(parts[2])
+    # The legacy trainer writes no key: the same question is the same prompt.
+    return json.dumps([record.get("input"), record.get("gts")]), str(number), 0
+
+
+def _rewards(record: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in record.items()
+        if name not in NOT_REWARDS and isinstance(value, int | float)
+    }
