@@ -45,7 +45,7 @@ if [ ! -d "$OLD/verl" ]; then
     python -m pip install --quiet --no-deps --target "$OLD" "verl==$OLDEST"
 fi
 echo "== integration tests, verl $OLDEST"
-PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest -m "not slow and not end_to_end" tests/integration tests/cpu
+PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest -m "not slow and not end_to_end" tests/integration tests/cpu tests/recipes/test_composition.py
 
 if [ "$LEVEL" = fast ]; then
     exit 0
