@@ -323,6 +323,25 @@ def test_nodes_gpus_and_any_key_of_verl_can_be_set() -> None:
     assert config.algorithm.gdpo.scale == "mad"
 
 
+@pytest.mark.parametrize("algorithm", ["gdpo", "grpo"])
+def test_a_further_reward_can_be_added_as_the_readme_says(algorithm: str) -> None:
+    config = composed(
+        "tool_calling",
+        "+reward.custom_reward_function.reward_kwargs.length=fixed",
+        "algorithm.rewards.keys=[correctness,format,length]",
+        ALGORITHM=algorithm,
+    )
+    check_run(config)
+    assert config.algorithm.rewards["keys"] == ["correctness", "format", "length"]
+    assert config.reward.custom_reward_function.reward_kwargs == {"matching": "greedy", "length": "fixed"}
+
+
+def test_another_anchor_can_be_chosen_as_the_readme_says() -> None:
+    config = composed("math", "algorithm.hadw.anchor=window", ALGORITHM="hadw")
+    check_run(config)
+    assert config.algorithm.hadw.anchor == "window"
+
+
 def test_paths_are_absolute_and_reach_the_node_that_trains(tmp_path: Any) -> None:
     config = composed("gsm8k", OUTPUT_DIR=str(tmp_path / "run"))
     assert config.trainer.default_local_dir == f"{tmp_path}/run/checkpoints"
