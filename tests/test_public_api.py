@@ -33,7 +33,7 @@ def test_the_names_that_the_package_exports():
 
 
 def test_the_estimators_by_name():
-    assert sorted(verl_ext.ESTIMATORS) == ["dgpo", "drgrpo", "gdpo", "hadw"]
+    assert sorted(verl_ext.ESTIMATORS) == ["compose", "dgpo", "drgrpo", "gdpo", "hadw"]
     with pytest.raises(TypeError):
         verl_ext.ESTIMATORS["mine"] = build
 

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, listed, unknown
 from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.estimators.compose import try_out
 from verl_ext.estimators.dgpo import balance_for
 from verl_ext.integration import hooks
 from verl_ext.integration.attach import estimator_name
@@ -74,8 +75,9 @@ def check_run(config: Any, *, driver: bool = False) -> None:
             chain = build(name, settings)
         except ConfigurationError as error:
             errors.append(str(error))
-            # The steps without what stands in their way, for the rules to go on with.
-            chain = build(name, replace(settings, norm_by_std=True, kl_in_reward=False, dgpo=DgpoSettings()))
+            # The steps without what stands in their way, for the rules to go on with; a list of the user's has none.
+            if name != "compose":
+                chain = build(name, replace(settings, norm_by_std=True, kl_in_reward=False, dgpo=DgpoSettings()))
     given = Given(name, settings or Settings(), chain, config)
     if chain is not None:
         errors += [text for rule in ERRORS for text in rule(given)]
@@ -144,10 +146,19 @@ def _conditions(given: Given) -> Iterator[str]:
     keys = given.settings.rewards.keys
     if keys is None or not given.per_reward:
         return
-    for key, needed in (given.settings.gdpo.conditions or {}).items():
-        for found in (key, needed["on"]):
-            if found not in keys:
-                yield f"algorithm.gdpo.conditions: {unknown('reward', found, keys)} (algorithm.rewards.keys)"
+    for step in given.chain.steps if given.chain is not None else ():
+        for key, needed in getattr(step, "conditions", {}).items():
+            for found in (key, needed.on):
+                if found not in keys:
+                    where = "compose.steps: condition" if given.name == "compose" else "gdpo.conditions"
+                    yield f"algorithm.{where}: {unknown('reward', found, keys)} (algorithm.rewards.keys)"
+
+
+def _composed(given: Given) -> Iterator[str]:
+    if given.name == "compose" and given.chain is not None and not any((*_missing_keys(given), *_conditions(given))):
+        complaint = try_out(given.chain, given.settings)
+        if complaint:
+            yield complaint
 
 
 def _drgrpo_loss(given: Given) -> Iterator[str]:
@@ -234,15 +245,27 @@ def _balance(given: Given) -> Iterator[str]:
         )
 
 
+def _composed_balance(given: Given) -> Iterator[str]:
+    fitting = balance_for(given.settings.loss_agg_mode)
+    for step in given.chain.steps if given.name == "compose" and given.chain is not None else ():
+        if step.name == "balance" and (over := getattr(step, "over", fitting)) != fitting:
+            remedy = "take it out" if fitting == "none" else f"write {{step: balance, over: {fitting}}}"
+            yield (
+                f"algorithm.compose.steps: balance over={over} does not fit {ACTOR}.loss_agg_mode="
+                f"{given.settings.loss_agg_mode}, whose mean calls for {fitting}: {remedy}"
+            )
+
+
 def _minibatches(given: Given) -> Iterator[str]:
-    if "dgpo" not in _used(given) or given.settings.dgpo.balance == "none":
+    if given.chain is None or all(step.name != "balance" for step in given.chain.steps):
         return
     batch = given.select("data.train_batch_size")
     mini = given.select(f"{ACTOR}.ppo_mini_batch_size")
     if batch and mini and batch > mini:
         yield (
-            f"dgpo's balancing factor is one of the whole batch, exact for one update a step; data.train_batch_size="
-            f"{batch} with {ACTOR}.ppo_mini_batch_size={mini} makes several (so it is in the authors' code too): watch "
+            f"the factor of the step balance is one of the whole batch, exact for one update a step; data."
+            f"train_batch_size={batch} with {ACTOR}.ppo_mini_batch_size={mini} makes several (so it is in the authors' "
+            "code too): watch "
             f"dgpo/balance_z, or set {ACTOR}.ppo_mini_batch_size={batch}"
         )
 
@@ -264,5 +287,13 @@ def _drgrpo_kl(given: Given) -> Iterator[str]:
         )
 
 
-ERRORS = (_missing_keys, _conditions, _drgrpo_loss)
-WARNINGS = (_unused_settings, _filtered_groups, _balance, _minibatches, _scale_sensitive_loss, _drgrpo_kl)
+ERRORS = (_missing_keys, _conditions, _composed, _drgrpo_loss)
+WARNINGS = (
+    _unused_settings,
+    _filtered_groups,
+    _balance,
+    _composed_balance,
+    _minibatches,
+    _scale_sensitive_loss,
+    _drgrpo_kl,
+)
