@@ -22,7 +22,10 @@ def test_the_names_that_the_package_exports():
         "ESTIMATORS",
         "RunState",
         "Settings",
+        "Stateless",
+        "Update",
         "build",
+        "limited",
         "run_state",
         "use_run_state",
     ]

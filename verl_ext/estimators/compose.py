@@ -142,7 +142,7 @@ def _step(item: str | Mapping[str, Any], where: str, settings: Settings) -> Step
         if given:
             raise ConfigurationError(f"{where}: {name} has no settings here, its weights are algorithm.rewards.weights")
         return WeighAndSum(settings.rewards.weights)
-    step: Any = make(kind, given, f"{where} ({name})")
+    step: Step = make(kind, given, f"{where} ({name})")
     complaint = kind.check(given) if hasattr(kind, "check") else None
     if complaint:
         raise ConfigurationError(f"{where} ({name}): {complaint}")
