@@ -196,6 +196,33 @@ class ComposeSettings:
         object.__setattr__(self, "steps", tuple(self.steps))
 
 
+@dataclass(frozen=True)
+class VerlExtSettings:
+    """`algorithm.verl_ext`: what is written down about a run, nothing unless asked for."""
+
+    dump_dir: str | None = None
+    """Folder for a parquet file an update, with the rewards, group statistics and advantage of every trajectory."""
+    dump_every: int = 1
+    """Steps from one file to the next."""
+    dump_limit_mb: float = 200.0
+    """Size of the folder's files together; the oldest go first."""
+
+    def __post_init__(self) -> None:
+        where = "algorithm.verl_ext"
+        if self.dump_dir is not None and not (isinstance(self.dump_dir, str) and self.dump_dir):
+            raise ConfigurationError(f"{where}.dump_dir must be a folder, found {self.dump_dir!r}")
+        if type(self.dump_every) is not int or self.dump_every < 1:
+            raise ConfigurationError(
+                f"{where}.dump_every must be a whole number of at least 1, found {self.dump_every!r}"
+            )
+        number(f"{where}.dump_limit_mb", self.dump_limit_mb, above=0.0)
+        changed = [name for name in ("dump_every", "dump_limit_mb") if getattr(self, name) != getattr(type(self), name)]
+        if self.dump_dir is None and changed:
+            raise ConfigurationError(
+                f"{where}.{changed[0]} has no effect without {where}.dump_dir: set it, or remove it"
+            )
+
+
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {
         "rewards": RewardsSettings,
@@ -204,6 +231,7 @@ SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
         "hadw": HadwSettings,
         "drgrpo": DrgrpoSettings,
         "compose": ComposeSettings,
+        "verl_ext": VerlExtSettings,
     }
 )
 
@@ -218,6 +246,7 @@ class Settings:
     hadw: HadwSettings = field(default_factory=HadwSettings)
     drgrpo: DrgrpoSettings = field(default_factory=DrgrpoSettings)
     compose: ComposeSettings = field(default_factory=ComposeSettings)
+    verl_ext: VerlExtSettings = field(default_factory=VerlExtSettings)
     norm_by_std: bool = True
     """verl's `algorithm.norm_adv_by_std_in_grpo`."""
     kl_in_reward: bool = False

@@ -10,7 +10,7 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
 Metrics = dict[str, float]
 SUM = "weigh_and_sum"
@@ -98,6 +98,11 @@ class Chain:
 
     def check_state(self, state: State) -> None:
         """Refuse a saved state that the steps cannot go on from."""
+        if strange := set(state) - set(self.readers):
+            raise CheckpointError(
+                f"the saved state is of {listed(strange)}, of which these steps are none: "
+                f"{', '.join(step.name for step in self.steps)}"
+            )
         for step in self.steps:
             if step.name in state and hasattr(step, "check_state"):
                 step.check_state(state[step.name])

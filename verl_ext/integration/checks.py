@@ -204,12 +204,17 @@ def _used(given: Given) -> set[str]:
 
 def _unused_settings(given: Given) -> Iterator[str]:
     # What stands at its default may come from a preset, and changes nothing.
-    for section in sorted(set(SECTIONS) - {"rewards"} - _used(given)):
+    for section in sorted(set(SECTIONS) - {"rewards", "verl_ext"} - _used(given)):
         if getattr(given.settings, section) != SECTIONS[section]():
             yield (
                 f"algorithm.{section} is set, but algorithm.adv_estimator={given.name} does not use it: remove it, or "
                 f"set algorithm.adv_estimator={section}"
             )
+    if given.name not in ESTIMATORS and given.settings.verl_ext.dump_dir is not None:
+        yield (
+            f"algorithm.verl_ext.dump_dir has no effect on verl's {given.name}: only advantages of verl_ext's "
+            f"estimators are dumped ({listed(ESTIMATORS)})"
+        )
     if given.name not in ESTIMATORS and given.settings.rewards.weights is not None:
         yield (
             f"algorithm.rewards.weights has no effect on verl's {given.name}, which takes the score; the rewards are "
