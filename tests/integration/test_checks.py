@@ -114,6 +114,25 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("algorithm.adv_estimator=compose",),
         ("needs a list of steps: set algorithm.compose.steps",),
     ),
+    "a filter by rewards without their names": (
+        (
+            "algorithm.adv_estimator=dgpo",
+            "++algorithm.filter_groups.enable=True",
+            "++algorithm.filter_groups.metric=any_reward",
+        ),
+        ("algorithm.filter_groups.metric=any_reward needs the names of the rewards",),
+    ),
+    "a filter by rewards where it does not work": (
+        (
+            "algorithm.adv_estimator=gdpo",
+            KEYS,
+            "++algorithm.filter_groups.enable=True",
+            "++algorithm.filter_groups.metric=any_reward",
+            "trainer.use_v1=False",
+            "trainer.v1.sampler.custom_sampler.path=/my/sampler.py",
+        ),
+        ("remove trainer.use_v1=False", "custom_sampler.path=/my/sampler.py filters by itself"),
+    ),
     "a step that does not exist": (
         ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weigh_and_sum,center]"),
         ("algorithm.compose.steps[1]: unknown step 'center' (did you mean 'centre'?)",),
@@ -270,6 +289,15 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
         ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "+algorithm.dgpo.balance=sequence"),
         "algorithm.dgpo.balance=sequence does not fit actor_rollout_ref.actor.loss_agg_mode=token-mean, whose mean "
         "calls for token: set algorithm.dgpo.balance=auto",
+    ),
+    "a filter by rewards under an estimator of the total": (
+        (
+            "algorithm.adv_estimator=grpo",
+            KEYS,
+            "++algorithm.filter_groups.enable=True",
+            "++algorithm.filter_groups.metric=any_reward",
+        ),
+        "grpo, which takes the total, learns nothing from them; set algorithm.filter_groups.metric=reward",
     ),
     "a balance of a list that does not fit the loss": (
         (

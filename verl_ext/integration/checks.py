@@ -20,6 +20,7 @@ from verl_ext.estimators.dgpo import balance_for
 from verl_ext.integration import hooks
 from verl_ext.integration.attach import estimator_name
 from verl_ext.integration.config import read_settings
+from verl_ext.integration.group_filter import METRIC
 from verl_ext.settings import SECTIONS, VERL_NAMES, DgpoSettings, Settings
 
 logger = logging.getLogger("verl_ext")
@@ -79,6 +80,8 @@ def check_run(config: Any, *, driver: bool = False) -> None:
             if name != "compose":
                 chain = build(name, replace(settings, norm_by_std=True, kl_in_reward=False, dgpo=DgpoSettings()))
     given = Given(name, settings or Settings(), chain, config)
+    if settings is not None:
+        errors += _filter_by_reward(given)
     if chain is not None:
         errors += [text for rule in ERRORS for text in rule(given)]
     if errors:
@@ -222,14 +225,39 @@ def _unused_settings(given: Given) -> Iterator[str]:
         )
 
 
-def _filtered_groups(given: Given) -> Iterator[str]:
+def _filtering(given: Given) -> str | None:
+    """The metric by which groups are filtered."""
     rule = given.select("algorithm.filter_groups")
-    if rule is None or not rule.get("enable", False) or not given.per_reward:
-        return
-    if rule.get("metric") == "reward":
+    return str(rule.get("metric")) if rule is not None and rule.get("enable", False) else None
+
+
+def _filtered_groups(given: Given) -> Iterator[str]:
+    metric = _filtering(given)
+    if metric == "reward" and given.per_reward:
         yield (
             "algorithm.filter_groups.metric=reward drops groups whose total does not vary although single rewards do, "
-            f"which {given.name} learns from: set algorithm.filter_groups.enable=False, or a metric that varies too"
+            f"which {given.name} learns from: set algorithm.filter_groups.metric={METRIC}, which keeps them"
+        )
+    if metric == METRIC and not given.per_reward:
+        yield (
+            f"algorithm.filter_groups.metric={METRIC} keeps groups whose rewards vary although their total does not: "
+            f"{given.name}, which takes the total, learns nothing from them; set algorithm.filter_groups.metric=reward"
+        )
+
+
+def _filter_by_reward(given: Given) -> Iterator[str]:
+    if _filtering(given) != METRIC:
+        return
+    where = f"algorithm.filter_groups.metric={METRIC}"
+    if given.settings.rewards.keys is None:
+        yield f"{where} needs the names of the rewards: set algorithm.rewards.keys=[...]"
+    if given.select("trainer.use_v1") is False:
+        yield f"{where} works on verl's default trainer: remove trainer.use_v1=False, or the filter"
+    sampler = given.select("trainer.v1.sampler.custom_sampler.path")
+    if sampler:
+        yield (
+            f"{where} takes its place in verl's own replay buffers, and trainer.v1.sampler.custom_sampler.path="
+            f"{sampler} filters by itself: remove one of the two"
         )
 
 

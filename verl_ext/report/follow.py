@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ def sparkline(values: Array, width: int = WIDTH) -> str:
     """
     count = min(width, len(values))
     edges = [round(at * len(values) / count) for at in range(count + 1)]
-    means = [float(values[low:high].mean()) for low, high in zip(edges, edges[1:], strict=False)]
+    means = [float(values[low:high].mean()) for low, high in itertools.pairwise(edges)]
     low, high = min(means), max(means)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((mean - low) * scale)] for mean in means)

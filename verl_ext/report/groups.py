@@ -73,7 +73,7 @@ def report(paths: Sequence[Path], *, top: int) -> str:
 def conflict(dump: Dump) -> Array:
     """`[G]` how far a group's rewards cancel out: `1 - sum_i |sum_k z_ik| / sum_i sum_k |z_ik|`.
 
-    `z` are the rewards normalised in their group; 0 where they agree or only one varies, 1 where they add up to nothing.
+    `z` are the rewards normalised in their group. 0: they agree, or only one varies; 1: they add up to nothing.
     """
     groups, rewards = dump.groups, dump.rewards
     centred = np.where(groups.spread(dump.varies), rewards - groups.spread(groups.mean(rewards)), 0.0)

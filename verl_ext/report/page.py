@@ -10,8 +10,9 @@ from pathlib import Path
 from verl_ext.report.table import Rows
 
 _STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;color:#111;background:#fff;margin:2rem auto;max-width:1200px;padding:0 1rem}"
-    "table{border-collapse:collapse;margin:1rem 0}th,td{padding:.25rem .8rem;text-align:left;border-bottom:1px solid #ccc}"
+    "body{font:15px/1.5 system-ui,sans-serif;color:#111;background:#fff;margin:2rem auto;max-width:75rem}"
+    "table{border-collapse:collapse;margin:1rem 0}"
+    "th,td{padding:.25rem .8rem;text-align:left;border-bottom:1px solid #ccc}"
     "td{font-variant-numeric:tabular-nums}img{width:100%;height:auto}ul{padding-left:1.2rem}"
 )
 

@@ -43,12 +43,12 @@ def plain(lines: Rows) -> str:
 
 
 def markdown(lines: Rows) -> str:
-    """The same as a Markdown table.
+    r"""The same as a Markdown table.
 
     >>> print(markdown([("a", "b"), ("1", "x|y")]))
     | a | b |
     |---|---|
-    | 1 | x\\|y |
+    | 1 | x\|y |
     """
     written = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
     return "\n".join([written[0], "|" + "---|" * len(lines[0]), *written[1:]])
