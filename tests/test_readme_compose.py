@@ -18,7 +18,7 @@ from verl_ext.cli import main
 from verl_ext.integration.checks import check_run
 
 TEXT = (Path(__file__).parents[1] / "README.md").read_text()
-PAGE = TEXT[TEXT.index("## An estimator from parts") : TEXT.index("## Loss normalisers")]
+PAGE = TEXT[TEXT.index("## An estimator from parts") : TEXT.index("## What a run does")]
 KEYS = "+algorithm.rewards.keys=[correctness,format]"
 ROWS = [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]
 UIDS = list("aaaabb")

@@ -47,7 +47,7 @@ def plot(groups: Groups, panels: Sequence[Panel], path: Path, *, smooth: int, he
     handles: dict[str, Any] = {}
     for ax in axes[: len(panels)]:
         handles |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
-    figure.legend(
+    legend = figure.legend(
         handles.values(),
         handles.keys(),
         loc="outside upper center",
@@ -56,6 +56,7 @@ def plot(groups: Groups, panels: Sequence[Panel], path: Path, *, smooth: int, he
         handlelength=3.5,
         title="\n".join(filter(None, (heading, _note(groups, smooth)))) or None,
     )
+    legend.get_title().set_multialignment("center")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
