@@ -22,7 +22,10 @@ def test_the_names_that_the_package_exports():
         "ESTIMATORS",
         "RunState",
         "Settings",
+        "Stateless",
+        "Update",
         "build",
+        "limited",
         "run_state",
         "use_run_state",
     ]
@@ -33,7 +36,7 @@ def test_the_names_that_the_package_exports():
 
 
 def test_the_estimators_by_name():
-    assert sorted(verl_ext.ESTIMATORS) == ["dgpo", "drgrpo", "gdpo", "hadw"]
+    assert sorted(verl_ext.ESTIMATORS) == ["compose", "dgpo", "drgrpo", "gdpo", "hadw"]
     with pytest.raises(TypeError):
         verl_ext.ESTIMATORS["mine"] = build
 

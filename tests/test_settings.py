@@ -209,8 +209,9 @@ def test_a_number_out_of_range_says_the_range(section, key, wrong, message):
     ],
 )
 def test_the_ends_of_a_range_are_in_it(algorithm):
+    steps = {"compose": {"steps": ["weigh_and_sum"]}}
     for name in ESTIMATORS:
-        assert build(name, Settings.parse(algorithm))
+        assert build(name, Settings.parse(algorithm | steps))
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1])

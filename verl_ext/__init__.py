@@ -3,7 +3,8 @@
 Importing this package imports neither verl nor ray nor torch: every name below is loaded on first use.
 
 `run_state()` returns the state that the estimators carry from batch to batch, `use_run_state(RunState())` puts another
-one in force for a `with` block. `build` and `Settings` make an estimator without verl.
+one in force for a `with` block. `build` and `Settings` make an estimator without verl. `Stateless`, `Update` and
+`limited` are what a step of one's own is written with.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ _HOMES = {
     "ESTIMATORS": "verl_ext.estimators",
     "RunState": "verl_ext.core.state",
     "Settings": "verl_ext.settings",
+    "Stateless": "verl_ext.core.steps",
+    "Update": "verl_ext.core.chain",
     "build": "verl_ext.estimators",
+    "limited": "verl_ext.core.typed",
     "run_state": "verl_ext.run",
     "use_run_state": "verl_ext.run",
 }

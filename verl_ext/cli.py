@@ -1,12 +1,13 @@
-"""The command line: `verl-ext doctor` and `verl-ext report`, also as `python -m verl_ext ...`."""
+"""The command line: `verl-ext doctor`, `report` and `show`, also as `python -m verl_ext ...`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from verl_ext import __version__
+from verl_ext import show as show_command
 from verl_ext.errors import VerlExtError
 from verl_ext.report import command as report_command
 
@@ -29,17 +30,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Compare runs by what verl's file logger wrote (trainer.logger=[console,file]).",
     )
     report_command.add_arguments(report)
+    show = commands.add_parser(
+        "show",
+        help="the steps, the formula and the settings of an estimator",
+        description="Print what an estimator does under given settings, and the list of steps that is the same.",
+    )
+    show_command.add_arguments(show)
     options = parser.parse_args(arguments)
     if options.command == "report":
-        return _report(options)
+        return _printed(report_command.report, options)
+    if options.command == "show":
+        return _printed(show_command.show, options)
     from verl_ext.integration.doctor import diagnose
 
     return diagnose(verbose=options.verbose)
 
 
-def _report(options: argparse.Namespace) -> int:
+def _printed(command: Callable[[argparse.Namespace], str], options: argparse.Namespace) -> int:
     try:
-        text = report_command.report(options)
+        text = command(options)
     except VerlExtError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1

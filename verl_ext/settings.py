@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from verl_ext.core.typed import number
 from verl_ext.errors import ConfigurationError, unknown
 
 WHITEN = ("sequence", "token", "none")
@@ -62,7 +62,7 @@ class GdpoSettings:
     def __post_init__(self) -> None:
         _choice("algorithm.gdpo.whiten", self.whiten, WHITEN)
         _choice("algorithm.gdpo.scale", self.scale, SCALE)
-        _number("algorithm.gdpo.epsilon", self.epsilon, low=0.0)
+        number("algorithm.gdpo.epsilon", self.epsilon, low=0.0)
         where = "algorithm.gdpo.conditions"
         given = {} if self.conditions is None else self.conditions
         if not isinstance(given, Mapping):
@@ -79,7 +79,7 @@ class GdpoSettings:
                 raise ConfigurationError(f"{where}.{key} must be {{on: reward, at_least: number}}, found {needed!r}")
             if not isinstance(needed["on"], str) or needed["on"] == key:
                 raise ConfigurationError(f"{where}.{key}.on must name another reward, found {needed['on']!r}")
-            _number(f"{where}.{key}.at_least", needed["at_least"])
+            number(f"{where}.{key}.at_least", needed["at_least"])
         frozen = {key: MappingProxyType(needed) for key, needed in conditions.items()}
         object.__setattr__(self, "conditions", MappingProxyType(frozen))
 
@@ -104,7 +104,7 @@ class DgpoSettings:
     def __post_init__(self) -> None:
         _boolean("algorithm.dgpo.dgae", self.dgae)
         _boolean("algorithm.dgpo.dqw", self.dqw)
-        _number("algorithm.dgpo.dqw_temp", self.dqw_temp, above=0.0)
+        number("algorithm.dgpo.dqw_temp", self.dqw_temp, above=0.0)
         _choice("algorithm.dgpo.balance", self.balance, BALANCE)
         _accuracy("algorithm.dgpo", self.accuracy_key, self.accuracy_threshold)
 
@@ -133,7 +133,7 @@ class HadwSettings:
         where = "algorithm.hadw"
         _choice(f"{where}.base", self.base, BASE)
         _choice(f"{where}.anchor", self.anchor, ANCHOR)
-        _number(f"{where}.lambda_scale", self.lambda_scale, above=0.0)
+        number(f"{where}.lambda_scale", self.lambda_scale, above=0.0)
         _accuracy(where, self.accuracy_key, self.accuracy_threshold)
         used = {"soft": {"history_window", "eta", "eta_min"}, "window": {"history_window"}, "fixed": {"fixed_anchor"}}
         for name in ("history_window", "eta", "eta_min", "fixed_anchor"):
@@ -146,7 +146,7 @@ class HadwSettings:
                     f"{where}.{name}={value} has no effect with {where}.anchor={self.anchor}: "
                     f"remove it, or set {where}.anchor to {' or '.join(homes)}"
                 )
-            _number(f"{where}.{name}", value, low=0.0, high=None if name == "history_window" else 1.0)
+            number(f"{where}.{name}", value, low=0.0, high=None if name == "history_window" else 1.0)
         if self.anchor == "fixed" and self.fixed_anchor is None:
             raise ConfigurationError(f"{where}.anchor=fixed needs {where}.fixed_anchor, a number in [0, 1]")
         if self.history_window is not None and (type(self.history_window) is not int or self.history_window < 1):
@@ -166,6 +166,63 @@ class DrgrpoSettings:
         _boolean("algorithm.drgrpo.check_loss", self.check_loss)
 
 
+@dataclass(frozen=True)
+class ComposeSettings:
+    """`algorithm.compose`: an estimator as a list of steps."""
+
+    steps: tuple[str | Mapping[str, Any], ...] | None = None
+    """In order, each a name, or `{step: name, setting: value}`; `package.module:Class` is a step of one's own."""
+    accuracy_key: str | None = None
+    """As `dgpo.accuracy_key`."""
+    accuracy_threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        where = "algorithm.compose"
+        _accuracy(where, self.accuracy_key, self.accuracy_threshold)
+        if self.steps is None:
+            return
+        if isinstance(self.steps, str | Mapping) or not isinstance(self.steps, Sequence):
+            raise ConfigurationError(
+                f"{where}.steps must be a list of steps, found {self.steps!r}: "
+                f"write {where}.steps=[weigh_and_sum,centre]"
+            )
+        for position, item in enumerate(self.steps):
+            name = item.get("step") if isinstance(item, Mapping) else item
+            if not (isinstance(name, str) and name):
+                raise ConfigurationError(
+                    f"{where}.steps[{position}] must be a step's name, or {{step: name, setting: value}}, found "
+                    f"{dict(item) if isinstance(item, Mapping) else item!r}"
+                )
+        object.__setattr__(self, "steps", tuple(self.steps))
+
+
+@dataclass(frozen=True)
+class VerlExtSettings:
+    """`algorithm.verl_ext`: what is written down about a run, nothing unless asked for."""
+
+    dump_dir: str | None = None
+    """Folder for a parquet file an update, with the rewards, group statistics and advantage of every trajectory."""
+    dump_every: int = 1
+    """Steps from one file to the next."""
+    dump_limit_mb: float = 200.0
+    """Size of the folder's files together; the oldest go first."""
+
+    def __post_init__(self) -> None:
+        where = "algorithm.verl_ext"
+        if self.dump_dir is not None and not (isinstance(self.dump_dir, str) and self.dump_dir):
+            raise ConfigurationError(f"{where}.dump_dir must be a folder, found {self.dump_dir!r}")
+        if type(self.dump_every) is not int or self.dump_every < 1:
+            raise ConfigurationError(
+                f"{where}.dump_every must be a whole number of at least 1, found {self.dump_every!r}"
+            )
+        number(f"{where}.dump_limit_mb", self.dump_limit_mb, above=0.0)
+        changed = [name for name in ("dump_every", "dump_limit_mb") if getattr(self, name) != getattr(type(self), name)]
+        if self.dump_dir is None and changed:
+            raise ConfigurationError(
+                f"{where}.{changed[0]} has no effect without {where}.dump_dir: set it, or remove it"
+            )
+
+
 SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {
         "rewards": RewardsSettings,
@@ -173,6 +230,8 @@ SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
         "dgpo": DgpoSettings,
         "hadw": HadwSettings,
         "drgrpo": DrgrpoSettings,
+        "compose": ComposeSettings,
+        "verl_ext": VerlExtSettings,
     }
 )
 
@@ -186,6 +245,8 @@ class Settings:
     dgpo: DgpoSettings = field(default_factory=DgpoSettings)
     hadw: HadwSettings = field(default_factory=HadwSettings)
     drgrpo: DrgrpoSettings = field(default_factory=DrgrpoSettings)
+    compose: ComposeSettings = field(default_factory=ComposeSettings)
+    verl_ext: VerlExtSettings = field(default_factory=VerlExtSettings)
     norm_by_std: bool = True
     """verl's `algorithm.norm_adv_by_std_in_grpo`."""
     kl_in_reward: bool = False
@@ -258,21 +319,6 @@ def _boolean(where: str, found: object) -> None:
         raise ConfigurationError(f"{where} must be True or False, found {found!r}")
 
 
-def _number(
-    where: str, found: object, *, low: float | None = None, above: float | None = None, high: float | None = None
-) -> None:
-    real = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-    if not real:
-        raise ConfigurationError(f"{where} must be a finite number, found {found!r}")
-    value = float(found)  # type: ignore[arg-type]
-    if low is not None and value < low:
-        raise ConfigurationError(f"{where} must be at least {low:g}, found {value:g}")
-    if above is not None and value <= above:
-        raise ConfigurationError(f"{where} must be above {above:g}, found {value:g}")
-    if high is not None and value > high:
-        raise ConfigurationError(f"{where} must be at most {high:g}, found {value:g}")
-
-
 def _strings(where: str, owner: object, name: str) -> None:
     found = getattr(owner, name)
     if found is None:
@@ -293,7 +339,7 @@ def _numbers(where: str, owner: object, name: str) -> None:
     if isinstance(found, str) or not isinstance(found, Sequence):
         raise ConfigurationError(f"{where} must be a list of numbers, found {found!r}")
     for position, value in enumerate(found):
-        _number(f"{where}[{position}]", value, low=-LARGEST_WEIGHT, high=LARGEST_WEIGHT)
+        number(f"{where}[{position}]", value, low=-LARGEST_WEIGHT, high=LARGEST_WEIGHT)
     object.__setattr__(owner, name, tuple(float(value) for value in found))
 
 
@@ -301,4 +347,4 @@ def _accuracy(where: str, key: object, threshold: object) -> None:
     if key is not None and not (isinstance(key, str) and key):
         raise ConfigurationError(f"{where}.accuracy_key must name a reward component, found {key!r}")
     if threshold is not None:
-        _number(f"{where}.accuracy_threshold", threshold)
+        number(f"{where}.accuracy_threshold", threshold)

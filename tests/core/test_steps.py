@@ -266,7 +266,9 @@ def test_a_step_must_say_what_it_does():
 
 def test_a_chain_must_end_with_one_value():
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"))
-    with pytest.raises(ConfigurationError, match=r"these steps leave 2: \['centre'\] need a weigh_and_sum"):
+    with pytest.raises(
+        ConfigurationError, match=r"these steps leave values of shape \(1, 2\): \['centre'\] need a weigh_and_sum"
+    ):
         Chain((Centre(),))(batch)
 
 

@@ -148,4 +148,4 @@ def test_the_names_are_registered_in_the_worker_that_trains(tmp_path: Path, data
     )
     seen = [path.read_text() for path in (tmp_path / "seen").iterdir()]
     assert any("WorkerDict" in text for text in seen), seen
-    assert all(text.endswith(": dgpo drgrpo gdpo hadw") for text in seen), seen
+    assert all(text.endswith(": compose dgpo drgrpo gdpo hadw") for text in seen), seen

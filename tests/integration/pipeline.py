@@ -53,6 +53,12 @@ SCENES: dict[str, dict[str, list[str]]] = {
         "B": ["ax", "!", "cxxxx", "!"],
         "C": ["cxx", "!", "!", "!"],
     },
+    # A group whose score is 1 throughout although both rewards vary, one in which nothing varies, one that varies.
+    "filtered": {
+        "conflict": ["b", "c", "b", "c"],
+        "dead": ["a", "a", "a", "a"],
+        "live": ["a", "d", "d", "d"],
+    },
     "alone": {"A": ["axxx", "!", "!", "!"], "B": ["d", "!", "!", "!"]},
 }
 

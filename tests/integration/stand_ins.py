@@ -11,7 +11,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.workers.rollout.replica import TokenOutput
 
-REGISTERED = ("dgpo", "drgrpo", "gdpo", "hadw")
+REGISTERED = ("compose", "dgpo", "drgrpo", "gdpo", "hadw")
 HOME = "verl_ext.integration.registry"
 FAILING = "!"
 

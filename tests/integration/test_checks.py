@@ -35,7 +35,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, *overrides: str) -> list[str]:
 REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "an estimator that does not exist": (
         ("algorithm.adv_estimator=gdop",),
-        ("unknown estimator 'gdop' (did you mean 'gdpo'?)", "valid: 'dgpo', 'drgrpo'", "'hadw'", "'rloo'"),
+        ("unknown estimator 'gdop' (did you mean 'gdpo'?)", "valid: 'compose', 'dgpo', 'drgrpo'", "'hadw'", "'rloo'"),
     ),
     "a setting that does not exist": (
         ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo.whitn=token"),
@@ -110,6 +110,64 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("algorithm.adv_estimator=dgpo", "algorithm.norm_adv_by_std_in_grpo=False"),
         ("norm_adv_by_std_in_grpo=False has no effect on dgpo", "set +algorithm.dgpo.dgae=False"),
     ),
+    "a list without steps": (
+        ("algorithm.adv_estimator=compose",),
+        ("needs a list of steps: set algorithm.compose.steps",),
+    ),
+    "a filter by rewards without their names": (
+        (
+            "algorithm.adv_estimator=dgpo",
+            "++algorithm.filter_groups.enable=True",
+            "++algorithm.filter_groups.metric=any_reward",
+        ),
+        ("algorithm.filter_groups.metric=any_reward needs the names of the rewards",),
+    ),
+    "a filter by rewards where it does not work": (
+        (
+            "algorithm.adv_estimator=gdpo",
+            KEYS,
+            "++algorithm.filter_groups.enable=True",
+            "++algorithm.filter_groups.metric=any_reward",
+            "trainer.use_v1=False",
+            "trainer.v1.sampler.custom_sampler.path=/my/sampler.py",
+        ),
+        ("remove trainer.use_v1=False", "custom_sampler.path=/my/sampler.py filters by itself"),
+    ),
+    "a step that does not exist": (
+        ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weigh_and_sum,center]"),
+        ("algorithm.compose.steps[1]: unknown step 'center' (did you mean 'centre'?)",),
+    ),
+    "a step in the wrong place": (
+        ("algorithm.adv_estimator=compose", KEYS, "+algorithm.compose.steps=[scale_by_std,centre,weigh_and_sum]"),
+        ("scale_by_std must stand after centre, because it divides values that are centred",),
+    ),
+    "a setting of a step that does not exist": (
+        ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weigh_and_sum,{step:whiten,by:token}]"),
+        ("algorithm.compose.steps[1] (whiten): unknown setting 'by'",),
+    ),
+    "a step of one's own that is nowhere": (
+        ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weigh_and_sum,no_package.steps:Clip]"),
+        ("'no_package.steps' of 'no_package.steps:Clip' cannot be imported", "on the node where verl's trainer runs"),
+    ),
+    "a step of one's own that does not hold": (
+        (
+            "algorithm.adv_estimator=compose",
+            "+algorithm.compose.steps=[weigh_and_sum,tests.integration.own_steps:Broken]",
+        ),
+        ("step 'broken' (tests.integration.own_steps:Broken), tried on a made-up batch", "raises KeyError: 'hard'"),
+    ),
+    "a list that needs the rewards' names": (
+        ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[centre,weigh_and_sum]"),
+        ("compose normalises each reward by itself", "set algorithm.rewards.keys=[...]"),
+    ),
+    "a condition of a list on a reward that is no key": (
+        (
+            "algorithm.adv_estimator=compose",
+            KEYS,
+            "+algorithm.compose.steps=[{step:condition,conditions:{format:{on:accu,at_least:1}}},weigh_and_sum]",
+        ),
+        ("algorithm.compose.steps: condition: unknown reward 'accu' (did you mean 'acc'?)",),
+    ),
     "a setting of another anchor": (
         ("algorithm.adv_estimator=hadw", "+algorithm.hadw={anchor: window, eta: 0.2}"),
         ("algorithm.hadw.eta=0.2 has no effect with algorithm.hadw.anchor=window", "set algorithm.hadw.anchor to soft"),
@@ -157,6 +215,10 @@ def test_a_section_of_verl_s_own_is_not_taken_for_a_misspelling() -> None:
 
 ACCEPTED: dict[str, tuple[str, ...]] = {
     "verl's default": (),
+    "a list with a step of one's own": (
+        "algorithm.adv_estimator=compose",
+        "+algorithm.compose.steps=[weigh_and_sum,centre,{step:tests.integration.own_steps:Clip,limit:1.5}]",
+    ),
     "verl's gae": ("algorithm.adv_estimator=gae",),
     "gdpo with verl's names": ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[acc,format]"),
     "gdpo with weights": ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.weights=[1,0.5]"),
@@ -227,6 +289,24 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
         ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "+algorithm.dgpo.balance=sequence"),
         "algorithm.dgpo.balance=sequence does not fit actor_rollout_ref.actor.loss_agg_mode=token-mean, whose mean "
         "calls for token: set algorithm.dgpo.balance=auto",
+    ),
+    "a filter by rewards under an estimator of the total": (
+        (
+            "algorithm.adv_estimator=grpo",
+            KEYS,
+            "++algorithm.filter_groups.enable=True",
+            "++algorithm.filter_groups.metric=any_reward",
+        ),
+        "grpo, which takes the total, learns nothing from them; set algorithm.filter_groups.metric=reward",
+    ),
+    "a balance of a list that does not fit the loss": (
+        (
+            "algorithm.adv_estimator=compose",
+            *ONE_UPDATE,
+            "+algorithm.compose.steps=[weigh_and_sum,centre,{step:balance,over:sequence}]",
+        ),
+        "algorithm.compose.steps: balance over=sequence does not fit actor_rollout_ref.actor.loss_agg_mode=token-mean, "
+        "whose mean calls for token: write {step: balance, over: token}",
     ),
     "a balance over tokens for a loss of its own": (
         ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "actor_rollout_ref.actor.policy_loss.loss_mode=sapo"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import json
+import re
 
 import pytest
 
@@ -25,17 +27,93 @@ def test_the_table_has_a_line_a_name_with_mean_and_spread_over_its_runs(runs, ca
     arguments = [f"grpo={runs}/grpo-1", f"grpo={runs}/grpo-2", str(runs / "gdpo-1"), "--window", "2"]
     assert main(["report", *arguments]) == 0
     header, _, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["reward", "name", "runs", "steps", "first", "2", "last", "2", "change"]
+    assert header.split() == "reward name runs steps first 2 final 2 best 2 area".split()  # noqa: SIM905 - as printed
     # Steps 1-4, which both seeds have. First two: seed + 1.5 = 2.5 and 4.5, mean 3.5, std sqrt(2); last two: 2 more.
-    assert " ".join(lines[0].split()) == "correctness grpo 2 1-4 3.500 ± 1.414 5.500 ± 1.414 +2.000 ± 0.000"
-    assert " ".join(lines[1].split()) == "correctness gdpo-1 1 1-4 2.500 4.500 +2.000"
+    # The mean height of a straight line is that of its middle: seed + 2.5.
+    grpo = "correctness grpo 2 1-4 3.500 ± 1.414 5.500 ± 1.414 5.500 ± 1.414 4.500 ± 1.414"
+    assert " ".join(lines[0].split()) == grpo
+    assert " ".join(lines[1].split()) == "correctness gdpo-1 1 1-4 2.500 4.500 4.500 3.500"
     assert len(lines) == 2
+
+
+def test_best_and_area_of_a_curve_that_falls_again(tmp_path, capsys):
+    values = [0.0, 4.0, 4.0, 0.0, 1.0]
+    lines = [{"step": 10 * at, "data": {"reward/x/mean": value}} for at, value in enumerate(values, start=1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+    assert main(["report", f"run={tmp_path}", "--window", "2"]) == 0
+    # Trapezes: (0+4)/2, 4, 2, 0.5, over four equal stretches: 8.5 / 4.
+    assert capsys.readouterr().out.splitlines()[2].split() == [
+        "x",
+        "run",
+        "1",
+        "10-50",
+        "2.000",
+        "0.500",
+        "4.000",
+        "2.125",
+    ]
+
+
+def test_runs_of_a_name_are_compared_at_the_steps_that_all_of_them_have(runs, capsys):
+    text = (runs / "grpo-1/metrics.jsonl").read_text().splitlines(keepends=True)
+    (runs / "grpo-1/metrics.jsonl").write_text("".join(text[:1] + text[2:]))  # step 2 is missing
+    assert main(["report", f"grpo={runs}/grpo-1", f"grpo={runs}/grpo-2", "--window", "3"]) == 0
+    # Steps 1, 3, 4 of seeds 1 and 3: means 1 + 8/3 and 3 + 8/3.
+    assert "4.667 ± 1.414" in capsys.readouterr().out
+
+
+def test_a_resumed_run_says_so(runs, capsys):
+    path = runs / "gdpo-1/metrics.jsonl"
+    path.write_text(path.read_text() + json.dumps({"step": 3, "data": {"reward/correctness/mean": 9.0}}) + "\n")
+    assert main(["report", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert f"{path}: resumed after step 2" in text
+    assert "1-3" in text
+
+
+def test_parts_of_a_run_are_joined_by_plus(runs, capsys):
+    part = runs / "later.jsonl"
+    part.write_text(json.dumps({"step": 5, "data": {"reward/correctness/mean": 6.0}}) + "\n")
+    assert main(["report", f"gdpo={runs}/gdpo-1/metrics.jsonl+{part}"]) == 0
+    assert "1-5" in capsys.readouterr().out
+
+
+def test_the_same_table_in_markdown(runs, capsys):
+    path = runs / "new/table.md"
+    assert main(["report", str(runs / "gdpo-1"), "--markdown", str(path), "--window", "2"]) == 0
+    head, rule, row = path.read_text().splitlines()
+    assert head == "| reward | name | runs | steps | first 2 | final 2 | best 2 | area |"
+    assert rule == "|---|---|---|---|---|---|---|---|"
+    assert row == "| correctness | gdpo-1 | 1 | 1-4 | 2.500 | 4.500 | 4.500 | 3.500 |"
+
+
+def test_the_page_is_one_file_that_needs_no_other(runs, capsys):
+    pytest.importorskip("matplotlib")
+    path = runs / "new/page.html"
+    lines = [
+        {"step": step, "data": {"reward/<b>/mean": 0.5, "reward/<b>/dead_groups": 0.1, "timing_s/step": 2.0 * step}}
+        for step in (1, 2, 3)
+    ]
+    (runs / "odd.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+    assert main(["report", f"run={runs}/odd.jsonl", "--html", str(path), "--title", "Tools & <more>"]) == 0
+    text = path.read_text()
+    assert "<h1>Tools &amp; &lt;more&gt;</h1>" in text
+    assert "&lt;b&gt;" in text
+    assert "<b>" not in text
+    assert not re.search(r"""(src|href)=["'](?!data:image/png;base64,)""", text)
+    image = base64.b64decode(re.search(r"base64,([^\"]+)", text)[1])
+    assert image.startswith(b"\x89PNG")
+    # A table of the rewards, and one of what is beside them.
+    assert text.count("<table>") == 2
+    assert "<td>timing_s/step</td><td>run</td><td>1</td><td>1-3</td><td>4.000</td>" in text
+    assert "steps 1 to 3, 3 logged" in text
 
 
 def test_without_named_rewards_the_score_is_reported(runs, capsys):
     (runs / "plain.jsonl").write_text(json.dumps({"step": 1, "data": {"critic/score/mean": 0.25}}) + "\n")
     assert main(["report", f"x={runs}/plain.jsonl"]) == 0
-    assert capsys.readouterr().out.splitlines()[2].split() == ["score", "x", "1", "1-1", "0.250", "0.250", "+0.000"]
+    line = capsys.readouterr().out.splitlines()[2]
+    assert line.split() == ["score", "x", "1", "1-1", "0.250", "0.250", "0.250", "0.250"]
 
 
 def test_a_run_without_a_metric_says_so_in_the_table(runs, capsys):
@@ -56,7 +134,7 @@ def test_torn_lines_are_mentioned(runs, capsys):
     assert f"{path}: 1 unreadable line(s) left out" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", ["--smooth", "--window"])
+@pytest.mark.parametrize("option", ["--smooth", "--window", "--top"])
 def test_a_width_below_one_is_refused(runs, capsys, option):
     assert main(["report", str(runs / "gdpo-1"), option, "0"]) == 1
     assert f"{option} must be at least 1, found 0" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
 Metrics = dict[str, float]
 SUM = "weigh_and_sum"
@@ -32,6 +32,10 @@ class Step(Protocol):
     """One small transformation of the values, pure: what it remembers goes in and out as `state`."""
 
     name: ClassVar[str]
+    # Optional, for lists that users write: `after` and `not_after` map names of steps that must, or must not, stand
+    # before this one to the reason; `stands_for` names steps whose place it takes in such rules; `check(given)` says
+    # what is wrong with settings that are each valid; `read(data)` is the inverse of a state's `to_dict()`, for a
+    # state that is more than plain data.
 
     def init(self) -> Any:
         """State before the first batch; None for a step that remembers nothing."""
@@ -78,6 +82,12 @@ class Chain:
         return bool(self.steps) and self.steps[0].name != SUM
 
     @property
+    def readers(self) -> dict[str, Callable[[Any], Any]]:
+        """How the saved state of each stateful step is read; plain data are the state themselves."""
+        stateful = [step for step in self.steps if step.init() is not None]
+        return {step.name: getattr(step, "read", lambda data: data) for step in stateful}
+
+    @property
     def stateful(self) -> bool:
         """Whether a run must save and restore something to continue with the same numbers."""
         return bool(self.init())
@@ -88,6 +98,11 @@ class Chain:
 
     def check_state(self, state: State) -> None:
         """Refuse a saved state that the steps cannot go on from."""
+        if strange := set(state) - set(self.readers):
+            raise CheckpointError(
+                f"the saved state is of {listed(strange)}, of which these steps are none: "
+                f"{', '.join(step.name for step in self.steps)}"
+            )
         for step in self.steps:
             if step.name in state and hasattr(step, "check_state"):
                 step.check_state(state[step.name])
@@ -106,9 +121,9 @@ class Chain:
             remarks.update(update.remarks)
             if update.state is not None:
                 new[step.name] = update.state
-        if values.shape[1:] != (1,):
+        if values.shape != (len(batch.rewards), 1):
             raise ConfigurationError(
-                f"a chain must end with one value a trajectory, these steps leave {values.shape[1]}: "
+                f"a chain must end with one value a trajectory, these steps leave values of shape {values.shape}: "
                 f"{[step.name for step in self.steps]} need a weigh_and_sum"
             )
         advantages = values[:, 0]

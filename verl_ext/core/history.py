@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -12,6 +12,7 @@ import numpy as np
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Metrics, Update
 from verl_ext.core.groups import Array
+from verl_ext.core.typed import limited
 from verl_ext.errors import CheckpointError, ConfigurationError
 
 AnchorKind = Literal["soft", "window", "fixed"]
@@ -70,11 +71,23 @@ class WeighByHistory:
     name: ClassVar[str] = "weigh_by_history"
     needs_accuracy: ClassVar[bool] = True
     anchor: AnchorKind = "soft"
-    lambda_scale: float = 1.3
-    window: int = 10
-    eta: float = 0.1
-    eta_min: float = 0.1
-    fixed: float = 0.5
+    lambda_scale: float = limited(1.3, above=0.0)
+    window: int = limited(10, low=1)
+    eta: float = limited(0.1, low=0.0, high=1.0)
+    eta_min: float = limited(0.1, low=0.0, high=1.0)
+    fixed: float = limited(0.5, low=0.0, high=1.0)
+
+    read: ClassVar[Callable[[Mapping[str, Any]], Capability]] = Capability.from_dict
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> str | None:
+        """A setting that the chosen anchor does not use."""
+        anchor = given.get("anchor", cls.anchor)
+        used = {"soft": ("window", "eta", "eta_min"), "window": ("window",), "fixed": ("fixed",)}[anchor]
+        unused = [name for name in ("window", "eta", "eta_min", "fixed") if name in given and name not in used]
+        return (
+            f"{', '.join(unused)} without effect with anchor={anchor}, which uses {', '.join(used)}" if unused else None
+        )
 
     def init(self) -> Capability:
         """No batch seen."""

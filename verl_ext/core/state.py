@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from verl_ext.core.chain import State
-from verl_ext.core.history import Capability, WeighByHistory
+from verl_ext.core.history import WeighByHistory
 from verl_ext.errors import CheckpointError, listed
 
-_READERS = {WeighByHistory.name: Capability.from_dict}
+_READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType({WeighByHistory.name: WeighByHistory.read})
 
 
 @dataclass
@@ -27,6 +28,8 @@ class RunState:
     states: dict[str, State] = field(default_factory=dict)
     remarked: set[str] = field(default_factory=set)
     """Kinds of remarks that were already given once."""
+    readers: dict[str, Callable[[Any], Any]] = field(default_factory=lambda: dict(_READERS), init=False, repr=False)
+    """How the saved state of each step is read; a chain with steps of the user's brings its own."""
 
     def reset(self) -> None:
         """Forget everything: the next batch is the first."""
@@ -36,7 +39,7 @@ class RunState:
     def state_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
-            estimator: {step: value.to_dict() for step, value in state.items()}
+            estimator: {step: value.to_dict() if hasattr(value, "to_dict") else value for step, value in state.items()}
             for estimator, state in self.states.items()
             if state
         }
@@ -49,8 +52,8 @@ class RunState:
                 raise CheckpointError(f"state of estimator {estimator!r} is not a mapping: {steps!r}")
             if not steps:
                 raise CheckpointError(f"state of estimator {estimator!r} is empty")
-            if unknown := set(steps) - set(_READERS):
-                raise CheckpointError(f"state of {listed(unknown)} is unknown here, known: {listed(_READERS)}")
-            states[estimator] = {step: _READERS[step](value) for step, value in steps.items()}
+            if unknown := set(steps) - set(self.readers):
+                raise CheckpointError(f"state of {listed(unknown)} is unknown here, known: {listed(self.readers)}")
+            states[estimator] = {step: self.readers[step](value) for step, value in steps.items()}
         self.reset()
         self.states.update(states)

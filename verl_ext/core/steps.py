@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -12,11 +13,28 @@ import numpy as np
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import SUM, Metrics, Update
 from verl_ext.core.groups import Array, Bools, divide
+from verl_ext.core.typed import limited
 from verl_ext.errors import ConfigurationError, listed
+
+Order = Mapping[str, str]
+"""Names of steps to the reason why they must, or must not, stand before a step."""
+_UNDOES: Order = MappingProxyType(
+    dict.fromkeys(
+        ("balance", "weigh_by_difficulty", "weigh_by_history"),
+        "dividing within the group afterwards undoes its factors",
+    )
+    | {"whiten": "whitening moves groups off their centre, and dividing afterwards undoes it"}
+)
+_CENTRED: Order = MappingProxyType({"centre": "it divides values that are centred in their group"})
+_SUMMED: Order = MappingProxyType({SUM: "it takes one value a trajectory"})
 
 
 class Stateless:
     """A step which remembers nothing. It says what it does in `apply`, or in `update` if it has something to log."""
+
+    after: ClassVar[Order] = MappingProxyType({})
+    not_after: ClassVar[Order] = MappingProxyType({})
+    stands_for: ClassVar[tuple[str, ...]] = ()
 
     def init(self) -> None:
         """Nothing to remember."""
@@ -46,7 +64,22 @@ class Condition(Stateless):
     """
 
     name: ClassVar[str] = "condition"
+    not_after: ClassVar[Order] = MappingProxyType(
+        dict.fromkeys(
+            (SUM, "centre", "scale_by_std", "scale_by_mad"), "a condition holds for the rewards as they were given"
+        )
+    )
     conditions: MappingProxyType[str, Requirement] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        for key, needed in self.conditions.items():
+            if needed.on == key:
+                raise ConfigurationError(f"conditions.{key}.on must name another reward, found {needed.on!r}")
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> str | None:
+        """A condition on nothing."""
+        return None if given.get("conditions") else "it needs conditions={reward: {on: other reward, at_least: number}}"
 
     def apply(self, values: Array, batch: Batch) -> Array:
         if not self.conditions:
@@ -85,7 +118,9 @@ class ScaleByStd(Stateless):
     """`x / (std_g(x) + epsilon)` of centred values, std with n - 1."""
 
     name: ClassVar[str] = "scale_by_std"
-    epsilon: float = 1e-6
+    after: ClassVar[Order] = _CENTRED
+    not_after: ClassVar[Order] = _UNDOES
+    epsilon: float = limited(1e-6, low=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
@@ -99,7 +134,9 @@ class ScaleByMad(Stateless):
     """`n_g x / (sum_g |x| + epsilon)` of centred values: divided by the mean absolute deviation (DGPO, DGAE)."""
 
     name: ClassVar[str] = "scale_by_mad"
-    epsilon: float = 1e-4
+    after: ClassVar[Order] = _CENTRED
+    not_after: ClassVar[Order] = _UNDOES
+    epsilon: float = limited(1e-4, low=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
@@ -116,6 +153,7 @@ class WeighAndSum(Stateless):
     """
 
     name: ClassVar[str] = SUM
+    not_after: ClassVar[Order] = MappingProxyType({SUM: "there is one value a trajectory already"})
     weights: tuple[float, ...] | None = None
     """One a component; 1 each where not given."""
 
@@ -140,16 +178,18 @@ class WeighAndSum(Stateless):
 
 @dataclass(frozen=True)
 class Whiten(Stateless):
-    """Centre and scale over the whole batch.
+    """`(x - mean(x)) / (std(x) + epsilon)` over the whole batch, by sequences or by tokens.
 
-    `over="sequence"`: `(x - mean) / (std + epsilon)` over trajectories, std with n - 1; a value of 0 stays 0 when the
+    `over="sequence"`: over trajectories, std with n - 1; a value of 0 stays 0 when the
     groups were centred before. `over="token"`: every trajectory counts once a token, and the divisor is
     `sqrt(var + 1e-8)`, as in verl's `masked_whiten`; a group without variance then leaves 0.
     """
 
     name: ClassVar[str] = "whiten"
+    after: ClassVar[Order] = _SUMMED
+    not_after: ClassVar[Order] = MappingProxyType({"balance": "dividing by the batch's std undoes its factor"})
     over: Literal["sequence", "token"] = "sequence"
-    epsilon: float = 1e-6
+    epsilon: float = limited(1e-6, low=0.0)
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
         x = values.ravel()
@@ -178,6 +218,7 @@ class Balance(Stateless):
     """
 
     name: ClassVar[str] = "balance"
+    after: ClassVar[Order] = _SUMMED
     over: Literal["token", "sequence"] = "token"
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
@@ -199,7 +240,8 @@ class WeighByDifficulty(Stateless):
 
     name: ClassVar[str] = "weigh_by_difficulty"
     needs_accuracy: ClassVar[bool] = True
-    temperature: float = 2.0
+    after: ClassVar[Order] = _SUMMED
+    temperature: float = limited(2.0, above=0.0)
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
         live = _live(values, batch)

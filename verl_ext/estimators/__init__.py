@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ESTIMATORS: Mapping[str, str] = MappingProxyType(
     {
+        "compose": "verl_ext.estimators.compose:compose",
         "dgpo": "verl_ext.estimators.dgpo:dgpo",
         "drgrpo": "verl_ext.estimators.drgrpo:drgrpo",
         "gdpo": "verl_ext.estimators.gdpo:gdpo",

@@ -15,10 +15,12 @@ from omegaconf import OmegaConf
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, listed, unknown
 from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.estimators.compose import try_out
 from verl_ext.estimators.dgpo import balance_for
 from verl_ext.integration import hooks
 from verl_ext.integration.attach import estimator_name
 from verl_ext.integration.config import read_settings
+from verl_ext.integration.group_filter import METRIC
 from verl_ext.integration.rewards import wrong_arguments
 from verl_ext.settings import SECTIONS, VERL_NAMES, DgpoSettings, Settings
 
@@ -76,9 +78,12 @@ def check_run(config: Any, *, driver: bool = False) -> None:
             chain = build(name, settings)
         except ConfigurationError as error:
             errors.append(str(error))
-            # The steps without what stands in their way, for the rules to go on with.
-            chain = build(name, replace(settings, norm_by_std=True, kl_in_reward=False, dgpo=DgpoSettings()))
+            # The steps without what stands in their way, for the rules to go on with; a list of the user's has none.
+            if name != "compose":
+                chain = build(name, replace(settings, norm_by_std=True, kl_in_reward=False, dgpo=DgpoSettings()))
     given = Given(name, settings or Settings(), chain, config)
+    if settings is not None:
+        errors += _filter_by_reward(given)
     if chain is not None:
         errors += [text for rule in ERRORS for text in rule(given)]
     if errors:
@@ -146,10 +151,19 @@ def _conditions(given: Given) -> Iterator[str]:
     keys = given.settings.rewards.keys
     if keys is None or not given.per_reward:
         return
-    for key, needed in (given.settings.gdpo.conditions or {}).items():
-        for found in (key, needed["on"]):
-            if found not in keys:
-                yield f"algorithm.gdpo.conditions: {unknown('reward', found, keys)} (algorithm.rewards.keys)"
+    for step in given.chain.steps if given.chain is not None else ():
+        for key, needed in getattr(step, "conditions", {}).items():
+            for found in (key, needed.on):
+                if found not in keys:
+                    where = "compose.steps: condition" if given.name == "compose" else "gdpo.conditions"
+                    yield f"algorithm.{where}: {unknown('reward', found, keys)} (algorithm.rewards.keys)"
+
+
+def _composed(given: Given) -> Iterator[str]:
+    if given.name == "compose" and given.chain is not None and not any((*_missing_keys(given), *_conditions(given))):
+        complaint = try_out(given.chain, given.settings)
+        if complaint:
+            yield complaint
 
 
 def _drgrpo_loss(given: Given) -> Iterator[str]:
@@ -195,12 +209,17 @@ def _used(given: Given) -> set[str]:
 
 def _unused_settings(given: Given) -> Iterator[str]:
     # What stands at its default may come from a preset, and changes nothing.
-    for section in sorted(set(SECTIONS) - {"rewards"} - _used(given)):
+    for section in sorted(set(SECTIONS) - {"rewards", "verl_ext"} - _used(given)):
         if getattr(given.settings, section) != SECTIONS[section]():
             yield (
                 f"algorithm.{section} is set, but algorithm.adv_estimator={given.name} does not use it: remove it, or "
                 f"set algorithm.adv_estimator={section}"
             )
+    if given.name not in ESTIMATORS and given.settings.verl_ext.dump_dir is not None:
+        yield (
+            f"algorithm.verl_ext.dump_dir has no effect on verl's {given.name}: only advantages of verl_ext's "
+            f"estimators are dumped ({listed(ESTIMATORS)})"
+        )
     if given.name not in ESTIMATORS and given.settings.rewards.weights is not None:
         yield (
             f"algorithm.rewards.weights has no effect on verl's {given.name}, which takes the score; the rewards are "
@@ -208,14 +227,39 @@ def _unused_settings(given: Given) -> Iterator[str]:
         )
 
 
-def _filtered_groups(given: Given) -> Iterator[str]:
+def _filtering(given: Given) -> str | None:
+    """The metric by which groups are filtered."""
     rule = given.select("algorithm.filter_groups")
-    if rule is None or not rule.get("enable", False) or not given.per_reward:
-        return
-    if rule.get("metric") == "reward":
+    return str(rule.get("metric")) if rule is not None and rule.get("enable", False) else None
+
+
+def _filtered_groups(given: Given) -> Iterator[str]:
+    metric = _filtering(given)
+    if metric == "reward" and given.per_reward:
         yield (
             "algorithm.filter_groups.metric=reward drops groups whose total does not vary although single rewards do, "
-            f"which {given.name} learns from: set algorithm.filter_groups.enable=False, or a metric that varies too"
+            f"which {given.name} learns from: set algorithm.filter_groups.metric={METRIC}, which keeps them"
+        )
+    if metric == METRIC and not given.per_reward:
+        yield (
+            f"algorithm.filter_groups.metric={METRIC} keeps groups whose rewards vary although their total does not: "
+            f"{given.name}, which takes the total, learns nothing from them; set algorithm.filter_groups.metric=reward"
+        )
+
+
+def _filter_by_reward(given: Given) -> Iterator[str]:
+    if _filtering(given) != METRIC:
+        return
+    where = f"algorithm.filter_groups.metric={METRIC}"
+    if given.settings.rewards.keys is None:
+        yield f"{where} needs the names of the rewards: set algorithm.rewards.keys=[...]"
+    if given.select("trainer.use_v1") is False:
+        yield f"{where} works on verl's default trainer: remove trainer.use_v1=False, or the filter"
+    sampler = given.select("trainer.v1.sampler.custom_sampler.path")
+    if sampler:
+        yield (
+            f"{where} takes its place in verl's own replay buffers, and trainer.v1.sampler.custom_sampler.path="
+            f"{sampler} filters by itself: remove one of the two"
         )
 
 
@@ -236,15 +280,27 @@ def _balance(given: Given) -> Iterator[str]:
         )
 
 
+def _composed_balance(given: Given) -> Iterator[str]:
+    fitting = balance_for(given.settings.loss_agg_mode)
+    for step in given.chain.steps if given.name == "compose" and given.chain is not None else ():
+        if step.name == "balance" and (over := getattr(step, "over", fitting)) != fitting:
+            remedy = "take it out" if fitting == "none" else f"write {{step: balance, over: {fitting}}}"
+            yield (
+                f"algorithm.compose.steps: balance over={over} does not fit {ACTOR}.loss_agg_mode="
+                f"{given.settings.loss_agg_mode}, whose mean calls for {fitting}: {remedy}"
+            )
+
+
 def _minibatches(given: Given) -> Iterator[str]:
-    if "dgpo" not in _used(given) or given.settings.dgpo.balance == "none":
+    if given.chain is None or all(step.name != "balance" for step in given.chain.steps):
         return
     batch = given.select("data.train_batch_size")
     mini = given.select(f"{ACTOR}.ppo_mini_batch_size")
     if batch and mini and batch > mini:
         yield (
-            f"dgpo's balancing factor is one of the whole batch, exact for one update a step; data.train_batch_size="
-            f"{batch} with {ACTOR}.ppo_mini_batch_size={mini} makes several (so it is in the authors' code too): watch "
+            f"the factor of the step balance is one of the whole batch, exact for one update a step; data."
+            f"train_batch_size={batch} with {ACTOR}.ppo_mini_batch_size={mini} makes several (so it is in the authors' "
+            "code too): watch "
             f"dgpo/balance_z, or set {ACTOR}.ppo_mini_batch_size={batch}"
         )
 
@@ -266,5 +322,13 @@ def _drgrpo_kl(given: Given) -> Iterator[str]:
         )
 
 
-ERRORS = (_missing_keys, _conditions, _drgrpo_loss)
-WARNINGS = (_unused_settings, _filtered_groups, _balance, _minibatches, _scale_sensitive_loss, _drgrpo_kl)
+ERRORS = (_missing_keys, _conditions, _composed, _drgrpo_loss)
+WARNINGS = (
+    _unused_settings,
+    _filtered_groups,
+    _balance,
+    _composed_balance,
+    _minibatches,
+    _scale_sensitive_loss,
+    _drgrpo_kl,
+)

@@ -17,7 +17,7 @@ from verl_ext.core.rows import Rows, broadcast, padding_by_uid, scores, token_co
 from verl_ext.core.state import RunState
 from verl_ext.errors import ConfigurationError, DataError, listed
 from verl_ext.estimators import build
-from verl_ext.integration import hooks
+from verl_ext.integration import dump, hooks
 from verl_ext.integration.components import SCORE, Components
 from verl_ext.integration.config import loss_of, plain
 from verl_ext.integration.context import StepContext, current
@@ -60,6 +60,8 @@ def compute(
     result = chain(trajectories, run.states.get(name))
     run.states[name] = result.state
     remark(run, {**_singletons(trajectories), **result.remarks})
+    if settings.verl_ext.dump_dir is not None:
+        dump.write(settings, name, trajectories, labels, result.advantages, trainer=context.trainer)
     context.metrics |= reward_metrics(trajectories) | advantage_metrics(result.advantages) | result.metrics
     return _both(broadcast(rows.give(result.advantages), response_mask, token_level_rewards.dtype))
 

@@ -45,7 +45,7 @@ def install(config_store: ModuleType) -> None:
 
 def preset(name: str) -> dict[str, Any]:
     """The preset of one estimator as plain data."""
-    own = ("rewards", name, *_MORE_SECTIONS.get(name, ()))
+    own = ("rewards", name, *_MORE_SECTIONS.get(name, ()), "verl_ext")
     sections = {section: defaults(section) for section in own if section in SECTIONS}
     return {"algorithm": {"adv_estimator": name, **sections}, **_ELSEWHERE.get(name, {})}
 

@@ -18,7 +18,7 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import attach, hooks
+from verl_ext.integration import attach, group_filter, hooks
 from verl_ext.integration.attach import TrainerRun
 from verl_ext.integration.components import SCORE, TOKEN_FIELD, Components, token_totals
 from verl_ext.integration.context import StepContext, activate, current
@@ -31,11 +31,14 @@ def install(trainer_base: ModuleType) -> None:
     cls = trainer_base.PPOTrainer
     hooks.expect_parameters(cls.__init__, "self", "config")
     hooks.expect_parameters(cls._compute_advantage, "self", "batch", "metrics")
+    hooks.expect_parameters(cls._build_replay_buffer, "self")
     hooks.expect_parameters(cls._save_checkpoint, "self")
     hooks.expect_parameters(cls._load_checkpoint, "self")
     hooks.expect_parameters(trainer_base.tq.kv_batch_get, "keys", "partition_id", "select_fields")
     compute_advantage = functools.partial(wrap_compute_advantage, queue=trainer_base.tq)
-    attach.adopt(cls, {**attach.WRAPPERS, "_compute_advantage": compute_advantage})
+    build_replay_buffer = functools.partial(group_filter.wrap_build, queue=trainer_base.tq, fetch=fetch_components)
+    own = {"_compute_advantage": compute_advantage, "_build_replay_buffer": build_replay_buffer}
+    attach.adopt(cls, {**attach.WRAPPERS, **own})
 
 
 def wrap_compute_advantage(original: Callable[..., Any], *, queue: ModuleType) -> Callable[..., Any]:

@@ -1,14 +1,21 @@
-"""`verl-ext report`: arguments in, table and picture out."""
+"""`verl-ext report`: arguments in; tables, picture and page out."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.report.curves import check_metrics, rewards
-from verl_ext.report.log import Log, find_log, read_log
-from verl_ext.report.table import table
+from verl_ext.report import follow
+from verl_ext.report import groups as dumped
+from verl_ext.report.curves import Groups, check_metrics, rewards
+from verl_ext.report.log import Log, find_log, read_logs
+from verl_ext.report.page import page
+from verl_ext.report.panels import Panel, of_metrics, panels
+from verl_ext.report.table import Rows, markdown, plain, rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,50 +24,126 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="[NAME=]RUN",
-        help="a run's folder or its .jsonl log; runs of one NAME are seeds of one experiment (default: the folder's)",
+        help="a run's folder, its .jsonl log or its tensorboard folder; A+B are parts of one run, before and after it "
+        "was resumed; runs of one NAME are seeds of one experiment (default: the folder's)",
     )
-    parser.add_argument("--metrics", nargs="+", metavar="METRIC", help="default: the mean of every named reward")
+    parser.add_argument(
+        "--metrics", nargs="+", metavar="METRIC", help="default: every named reward, and what is beside"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture with one panel a reward")
-    parser.add_argument("--title", help="heading of the picture")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with picture and tables in it")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
+    parser.add_argument("--title", help="heading of the picture and the page")
     parser.add_argument("--smooth", type=int, default=5, help="steps a point of the picture averages (default: 5)")
-    parser.add_argument("--window", type=int, default=10, help="steps at start and end for the table (default: 10)")
+    parser.add_argument("--window", type=int, default=10, help="steps of first, final and best (default: 10)")
+    parser.add_argument("--follow", action="store_true", help="show running trainings here until Ctrl-C")
+    parser.add_argument("--interval", type=float, default=5.0, help="seconds between two looks (default: 5)")
+    parser.add_argument(
+        "--groups",
+        action="store_true",
+        help="the runs are dumps of advantages (algorithm.verl_ext.dump_dir): show hardest, dead, conflicting groups",
+    )
+    parser.add_argument("--top", type=int, default=10, help="groups of each kind to show (default: 10)")
 
 
 def report(options: argparse.Namespace) -> str:
-    """Write the picture if asked for; the text to print."""
-    for name in ("smooth", "window"):
+    """Write what is asked for; the text to print."""
+    for name in ("smooth", "window", "top"):
         if getattr(options, name) < 1:
             raise ConfigurationError(f"--{name} must be at least 1, found {getattr(options, name)}")
-    groups = read_runs(options.runs)
+    if not options.interval > 0:
+        raise ConfigurationError(f"--interval must be above 0, found {options.interval:g}")
+    if options.groups:
+        return dumped.report([path for run in options.runs for path in named(run)[1]], top=options.top)
+    if options.follow:
+        return _follow(options)
+    found = read_runs(options.runs)
     if options.metrics:
-        check_metrics(options.metrics, groups)
-    metrics = options.metrics or rewards(groups)
+        check_metrics(options.metrics, found)
+    metrics = options.metrics or rewards(found)
     if not metrics:
         raise DataError("no run has logged a named reward (`reward/.../mean`) or a score: choose by --metrics")
-    lines = [table(groups, metrics, window=options.window)]
-    for log in (log for logs in groups.values() for log in logs if log.unreadable):
-        lines.append(f"{log.path}: {log.unreadable} unreadable line(s) left out")
+    lines = rows(found, metrics, window=options.window)
+    text = [plain(lines), *_remarks(found)]
+    shown = of_metrics(options.metrics) if options.metrics else panels(found)
     if options.plot is not None:
-        from verl_ext.report.plot import plot
-
-        plot(groups, metrics, options.plot, smooth=options.smooth, heading=options.title)
-        lines.append(f"picture: {options.plot}")
-    return "\n".join(lines)
+        _picture(found, shown, options.plot, options)
+        text.append(f"picture: {options.plot}")
+    if options.markdown is not None:
+        _write(options.markdown, markdown(lines) + "\n")
+        text.append(f"table: {options.markdown}")
+    if options.html is not None:
+        _write(options.html, _page(found, shown, lines, options, len(metrics)))
+        text.append(f"page: {options.html}")
+    return "\n".join(text)
 
 
 def read_runs(runs: list[str]) -> dict[str, list[Log]]:
     """Logs by name, in the order of the arguments."""
     groups: dict[str, list[Log]] = {}
     for run in runs:
-        name, path = _named(run)
-        groups.setdefault(name, []).append(read_log(find_log(path)))
+        name, parts = named(run)
+        groups.setdefault(name, []).append(read_logs([find_log(part) for part in parts]))
     return groups
 
 
-def _named(run: str) -> tuple[str, Path]:
-    """`NAME=RUN`, or a path alone, which may hold an `=` if it exists."""
+def named(run: str) -> tuple[str, list[Path]]:
+    """The name and the parts of `NAME=RUN`, or of a path alone, which may hold an `=` or a `+` if it exists."""
     name, equals, rest = run.partition("=")
-    if equals and name and not Path(run).exists():
-        return name, Path(rest)
-    path = Path(run)
-    return (path.resolve().parent if path.is_file() else path.resolve()).name, path
+    if not (equals and name and not Path(run).exists()):
+        name, rest = "", run
+    parts = [Path(rest)] if Path(rest).exists() else [Path(part) for part in rest.split("+")]
+    path = parts[0]
+    return name or (path.resolve().parent if path.is_file() else path.resolve()).name, parts
+
+
+def _picture(found: Groups, shown: list[Panel], path: Path, options: argparse.Namespace) -> None:
+    from verl_ext.report.plot import plot
+
+    plot(found, shown, path, smooth=options.smooth, heading=options.title)
+
+
+def _page(found: Groups, shown: list[Panel], lines: Rows, options: argparse.Namespace, count: int) -> str:
+    beside = [metric for panel in shown[count:] for metric in panel.metrics]
+    tables = [("Rewards", lines)]
+    if beside:
+        more = rows(found, beside, window=options.window)
+        tables.append(("Beside the rewards", [("metric", *more[0][1:]), *more[1:]]))
+    with tempfile.TemporaryDirectory() as folder:
+        picture = Path(folder) / "report.png"
+        _picture(found, shown, picture, options)
+        alt = "Curves over training steps of " + ", ".join(panel.title for panel in shown)
+        notes = [f"{name}: {_read(log)}" for name, logs in found.items() for log in logs]
+        return page(options.title or " and ".join(found), picture, alt, tables, notes)
+
+
+def _read(log: Log) -> str:
+    steps = list(log.steps)
+    resumed = f"; resumed after step {', '.join(map(str, log.resumed_after))}" if log.resumed_after else ""
+    torn = f"; {log.unreadable} unreadable line(s) left out" if log.unreadable else ""
+    return f"{log.path}, steps {steps[0]} to {steps[-1]}, {len(steps)} logged{resumed}{torn}"
+
+
+def _remarks(found: Groups) -> Iterator[str]:
+    for log in (log for logs in found.values() for log in logs):
+        if log.unreadable:
+            yield f"{log.path}: {log.unreadable} unreadable line(s) left out"
+        if log.resumed_after:
+            yield f"{log.path}: resumed after step {', '.join(map(str, log.resumed_after))}"
+
+
+def _follow(options: argparse.Namespace) -> str:
+    paths = [part for run in options.runs for part in named(run)[1]]
+    follow.follow(
+        paths,
+        lambda: read_runs(options.runs),
+        lambda found: follow.frame(found, options.metrics, window=options.window),
+        sys.stdout,
+        interval=options.interval,
+    )
+    return ""
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

@@ -33,6 +33,10 @@ class Curve:
         """Standard deviation over the runs (ddof 1); 0 for a single one."""
         return spread(self.values)
 
+    def after(self, count: int) -> Curve:
+        """Without the first steps, unless there are no others."""
+        return self if count >= len(self.steps) else Curve(self.steps[count:], self.values[:, count:])
+
     def smooth(self, width: int) -> Curve:
         """Each value replaced by the mean of the `width` steps up to it, fewer at the start.
 
@@ -43,6 +47,19 @@ class Curve:
         ends = np.arange(1, len(self.steps) + 1)
         begins = np.maximum(0, ends - width)
         return Curve(self.steps, (totals[:, ends] - totals[:, begins]) / (ends - begins))
+
+    @property
+    def area(self) -> Array:
+        """Each run's mean height: the area under its curve divided by the steps it spans.
+
+        >>> Curve(np.array([1, 2, 5]), np.array([[0.0, 2.0, 2.0]])).area
+        array([1.75])
+        """
+        widths = np.diff(self.steps)
+        if not len(widths):
+            return self.values[:, 0]
+        heights = (self.values[:, 1:] + self.values[:, :-1]) / 2
+        return np.asarray((heights * widths).sum(axis=1) / widths.sum())
 
 
 def spread(values: Array) -> Array:
@@ -61,20 +78,21 @@ def curve(logs: Sequence[Log], metric: str) -> Curve:
 
 def rewards(groups: Groups) -> list[str]:
     """The metrics worth a panel: the mean of each named reward, or verl's own score where none is named."""
-    logged = _logged(groups)
-    named = sorted(name for name in logged if name.startswith("reward/") and name.endswith("/mean"))
-    return named or [name for name in ("critic/score/mean",) if name in logged]
+    found = logged(groups)
+    named = sorted(name for name in found if name.startswith("reward/") and name.endswith("/mean"))
+    return named or [name for name in ("critic/score/mean",) if name in found]
 
 
 def check_metrics(metrics: Iterable[str], groups: Groups) -> None:
     """Refuse a metric that no run has logged."""
-    logged = _logged(groups)
+    found = logged(groups)
     for metric in metrics:
-        if metric not in logged:
-            raise DataError(unknown("metric", metric, logged))
+        if metric not in found:
+            raise DataError(unknown("metric", metric, found))
 
 
-def _logged(groups: Groups) -> set[str]:
+def logged(groups: Groups) -> set[str]:
+    """Names of all metrics of any run."""
     return set().union(*(log.metrics for logs in groups.values() for log in logs))
 
 

@@ -1,53 +1,102 @@
-"""One panel a reward: the mean over the runs of a name, and a band of one standard deviation."""
+"""The picture: a panel a quantity, the mean over the runs of a name, and a band of one standard deviation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from verl_ext.errors import ConfigurationError
-from verl_ext.report.curves import Groups, curve, title
+from verl_ext.report.curves import Curve, Groups, curve
+from verl_ext.report.panels import Panel, columns
 
 # Okabe and Ito's colours without yellow, which is faint on white; the line styles tell the curves apart without any.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 
 
-def plot(groups: Groups, metrics: Sequence[str], path: Path, *, smooth: int, heading: str | None = None) -> None:
+def plot(groups: Groups, panels: Sequence[Panel], path: Path, *, smooth: int, heading: str | None = None) -> None:
     """Write the picture, in the format that the path's ending names."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigurationError("a picture needs matplotlib: pip install 'verl_ext[plot]', or leave out --plot") from (
-            error
-        )
+        raise ConfigurationError(
+            "a picture needs matplotlib: pip install 'verl_ext[plot]', or leave out --plot and --html"
+        ) from error
     if len(groups) > len(COLOURS):
         raise ConfigurationError(f"{len(groups)} names are too many for one picture, at most {len(COLOURS)}")
-    figure = Figure(figsize=(4.6 * len(metrics), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(metrics), squeeze=False)[0]
-    for panel, metric in zip(panels, metrics, strict=True):
+    across = columns(len(panels))
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(4.6 * across, 3.0 * down + 0.9), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False).ravel()
+    for panel, ax in zip(panels, axes, strict=False):
+        absent = []
         for (name, logs), colour, style in zip(groups.items(), COLOURS, STYLES, strict=False):
-            if any(metric not in log.metrics for log in logs):
-                continue
-            raw = curve(logs, metric)
-            found = raw.smooth(smooth)
+            if any(panel.metrics[0] not in log.metrics for log in logs):
+                absent.append(name)
             label = f"{name} ({len(logs)} runs)" if len(logs) > 1 else name
-            panel.plot(found.steps, found.mean, color=colour, linestyle=style, linewidth=2, label=label)
-            if len(logs) > 1:
-                low, high = found.mean - found.spread, found.mean + found.spread
-                panel.fill_between(found.steps, low, high, color=colour, alpha=0.2, linewidth=0)
-            else:
-                panel.plot(raw.steps, raw.mean, color=colour, linewidth=0.8, alpha=0.4)
-        panel.set_title(title(metric))
-        panel.set_xlabel("training step")
-        panel.grid(alpha=0.25)
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("mean of the batch" + (f", over {smooth} steps" if smooth > 1 else ""))
-    handles, labels = panels[0].get_legend_handles_labels()
-    panels[0].legend(handles, labels, frameon=False)
-    several = max(map(len, groups.values())) > 1
-    note = "line: mean over runs, band: ± 1 standard deviation" if several else None
-    if heading or note:
-        figure.suptitle("\n".join(filter(None, (heading, note))), fontsize=10)
+            for thin, metric in enumerate(panel.metrics):
+                if all(metric in log.metrics for log in logs):
+                    look = {"color": colour, "linestyle": style, "label": None if thin else label}
+                    _draw(ax, curve(logs, metric).after(panel.skip), smooth, look, thin=bool(thin))
+        _finish(ax, panel, absent)
+    for ax in axes[len(panels) :]:
+        ax.set_visible(False)
+    for ax in axes[max(0, len(panels) - across) : len(panels)]:
+        ax.set_xlabel("training step")
+    handles: dict[str, Any] = {}
+    for ax in axes[: len(panels)]:
+        handles |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
+    legend = figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside upper center",
+        ncols=len(handles),
+        frameon=False,
+        handlelength=3.5,
+        title="\n".join(filter(None, (heading, _note(groups, smooth)))) or None,
+    )
+    legend.get_title().set_multialignment("center")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
+
+
+def _draw(ax: Any, raw: Curve, smooth: int, look: dict[str, Any], *, thin: bool) -> None:
+    found = raw.smooth(smooth)
+    ax.plot(found.steps, found.mean, **look, linewidth=1.0 if thin else 2.0)
+    if len(found.values) > 1:
+        low, high = found.mean - found.spread, found.mean + found.spread
+        ax.fill_between(found.steps, low, high, color=look["color"], alpha=0.08 if thin else 0.18, linewidth=0)
+    elif smooth > 1 and not thin:
+        ax.plot(raw.steps, raw.mean, color=look["color"], linewidth=0.8, alpha=0.4)
+
+
+def _finish(ax: Any, panel: Panel, absent: Sequence[str]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    ax.set_title(panel.title)
+    ax.set_ylabel(panel.unit)
+    ax.grid(alpha=0.25)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    ax.ticklabel_format(axis="y", useOffset=False)
+    low, high = ax.get_ylim()
+    # What does not move is drawn as not moving, not as the noise of its last digits.
+    least = 0.02 * max(abs(low), abs(high))
+    if high - low < least:
+        low, high = (low + high - least) / 2, (low + high + least) / 2
+    if panel.share:
+        low, high = max(low, -0.03), min(high, 1.03)
+    ax.set_ylim(low, high)
+    if absent:
+        text = f"not logged: {', '.join(absent)}"
+        ax.text(0.99, 0.02, text, transform=ax.transAxes, ha="right", va="bottom", fontsize=8, color="#555555")
+
+
+def _note(groups: Groups, smooth: int) -> str:
+    parts = [f"each point the mean of {smooth} steps"] if smooth > 1 else []
+    if max(map(len, groups.values())) > 1:
+        parts += ["line: mean over runs", "band: ± 1 standard deviation"]
+    elif smooth > 1:
+        parts.append("faint: single steps")
+    return "; ".join(parts)

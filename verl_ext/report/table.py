@@ -1,4 +1,4 @@
-"""How each reward began and ended, as text."""
+"""How each reward began and ended, its best stretch and its area, as text and as Markdown."""
 
 from __future__ import annotations
 
@@ -6,31 +6,60 @@ from collections.abc import Sequence
 
 from verl_ext.report.curves import Array, Groups, curve, spread, title
 
+Rows = list[tuple[str, ...]]
 
-def table(groups: Groups, metrics: Sequence[str], *, window: int) -> str:
-    """A line for each metric and name: the means of its first and last `window` steps, ± their spread over the runs."""
-    lines = [("reward", "name", "runs", "steps", f"first {window}", f"last {window}", "change")]
+
+def rows(groups: Groups, metrics: Sequence[str], *, window: int) -> Rows:
+    """A head, and a line for each metric and name, ± standard deviation over the runs.
+
+    `first` and `final` are the means of that many steps, `best` is the highest mean of as many consecutive ones, `area`
+    the mean height of the curve.
+    """
+    lines: Rows = [("reward", "name", "runs", "steps", f"first {window}", f"final {window}", f"best {window}", "area")]
     for metric in metrics:
         for name, logs in groups.items():
             if any(metric not in log.metrics for log in logs):
-                lines.append((title(metric), name, str(len(logs)), "not logged", "", "", ""))
+                lines.append((title(metric), name, str(len(logs)), "not logged", "", "", "", ""))
                 continue
             found = curve(logs, metric)
-            first, last = found.values[:, :window].mean(axis=1), found.values[:, -window:].mean(axis=1)
+            first, final = found.values[:, :window].mean(axis=1), found.values[:, -window:].mean(axis=1)
+            # A stretch shorter than the window would be luck, unless the run itself is.
+            best = found.smooth(window).values[:, min(window, len(found.steps)) - 1 :].max(axis=1)
             steps = f"{found.steps[0]}-{found.steps[-1]}"
-            values = (number(first), number(last), number(last - first, sign=True))
-            lines.append((title(metric), name, str(len(logs)), steps, *values))
+            lines.append((title(metric), name, str(len(logs)), steps, *map(number, (first, final, best, found.area))))
+    return lines
+
+
+def table(groups: Groups, metrics: Sequence[str], *, window: int) -> str:
+    """The rows for the terminal."""
+    return plain(rows(groups, metrics, window=window))
+
+
+def plain(lines: Rows) -> str:
+    """Columns under a ruled head."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([rows[0], "-" * len(rows[0]), *rows[1:]])
+    padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([padded[0], "-" * len(padded[0]), *padded[1:]])
 
 
-def number(values: Array, *, sign: bool = False) -> str:
+def markdown(lines: Rows) -> str:
+    r"""The same as a Markdown table.
+
+    >>> print(markdown([("a", "b"), ("1", "x|y")]))
+    | a | b |
+    |---|---|
+    | 1 | x\|y |
+    """
+    written = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join([written[0], "|" + "---|" * len(lines[0]), *written[1:]])
+
+
+def number(values: Array) -> str:
     """The mean of one value a run, ± their spread where there are several.
 
     >>> import numpy as np
-    >>> number(np.array([1.0, 2.0])), number(np.array([0.5]), sign=True)
-    ('1.500 ± 0.707', '+0.500')
+    >>> number(np.array([1.0, 2.0])), number(np.array([0.5]))
+    ('1.500 ± 0.707', '0.500')
     """
-    mean = f"{values.mean():+.3f}" if sign else f"{values.mean():.3f}"
+    mean = f"{values.mean():.3f}"
     return f"{mean} ± {float(spread(values)):.3f}" if len(values) > 1 else mean

@@ -1,0 +1,93 @@
+"""Lists of steps in verl's own pipeline, one of them with a step of the user's."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.end_to_end
+TIMEOUT = 300
+KEYS = "+algorithm.rewards.keys=[score,length]"
+OWN = """
+    from dataclasses import dataclass
+    from verl_ext import Stateless, Update
+
+    @dataclass(frozen=True)
+    class Shrink(Stateless):
+        name = "shrink"
+        by: float = 2.0
+
+        def init(self):
+            return {"batches": 0}
+
+        def update(self, values, batch, state):
+            seen = (state or self.init())["batches"] + 1
+            return Update(values / self.by, {"batches": seen}, {"shrink/batches": seen, "shrink/pid": os.getpid()})
+"""
+
+
+def test_a_list_with_a_step_of_one_s_own(start, tmp_path):
+    (tmp_path / "shrink_steps.py").write_text("import os\n" + textwrap.dedent(OWN))
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    steps = "centre,scale_by_mad,weigh_and_sum,whiten,weigh_by_difficulty,{step:shrink_steps:Shrink,by:4}"
+    arguments = (
+        "algorithm.adv_estimator=compose",
+        KEYS,
+        f"+algorithm.compose={{steps:[{steps}],accuracy_threshold:0}}",
+        "trainer.save_freq=1",
+    )
+    run = start("run", *arguments, steps=2, env={"PYTHONPATH": path})
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    for name in ("advantage/std", "gdpo/whiten_std", "dgpo/valid_groups", "reward/length/mean"):
+        assert len(run.column(name)) == 2, name
+        assert all(map(math.isfinite, run.column(name))), name
+    assert run.column("shrink/batches") == [1, 2]
+    assert run.column("shrink/pid")[0] != run.process.pid  # the task runner's, not the driver's
+    saved = json.loads((run.folder / "checkpoints/global_step_2/verl_ext.json").read_text())
+    assert saved["estimators"] == {"compose": {"shrink": {"batches": 2}}}
+    resumed = start("run", *arguments, "trainer.resume_mode=auto", steps=3, env={"PYTHONPATH": path})
+    assert resumed.wait(TIMEOUT) == 0, resumed.tail()
+    assert resumed.column("shrink/batches") == [3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("steps", "metrics"),
+    {
+        "gdpo with mad": ("centre,scale_by_mad,weigh_and_sum,whiten", ["gdpo/whiten_std"]),
+        "gdpo + hadw": ("centre,scale_by_std,weigh_and_sum,whiten,weigh_by_history", ["hadw/capability_posterior"]),
+        "dgpo + hadw": (
+            "weigh_and_sum,centre,scale_by_mad,balance,weigh_by_difficulty,weigh_by_history",
+            ["dgpo/balance_z", "hadw/capability_posterior"],
+        ),
+        "conditioned": (
+            "{step:condition,conditions:{length:{on:score,at_least:0.1}}},centre,scale_by_std,weigh_and_sum,whiten",
+            ["gdpo/whiten_std"],
+        ),
+        "drgrpo per reward": ("centre,weigh_and_sum", ["reward/length/dead_groups"]),
+    }.values(),
+)
+def test_the_combinations_train(start, steps, metrics):
+    threshold = ",accuracy_threshold:0" if "weigh_by" in steps else ""
+    run = start(
+        "run",
+        "algorithm.adv_estimator=compose",
+        KEYS,
+        f"+algorithm.compose={{steps:[{steps}]{threshold}}}",
+        steps=2,
+    )
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    for name in ("advantage/std", "actor/grad_norm", *metrics):
+        assert len(run.column(name)) == 2, name
+        assert all(math.isfinite(value) and (value > 0 or "dead" in name) for value in run.column(name)), name
+
+
+def test_a_list_that_cannot_work_stops_before_ray_starts(start):
+    run = start("run", "algorithm.adv_estimator=compose", KEYS, "+algorithm.compose.steps=[whiten,weigh_and_sum]")
+    assert run.wait(120) == 1
+    assert "whiten must stand after weigh_and_sum, because it takes one value a trajectory" in run.log
+    assert "Started a local Ray instance" not in run.log

@@ -1,0 +1,293 @@
+"""Lists of steps: the same numbers as the named estimators, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.batches import call, rollouts
+from tests.estimators.every import EVERY, KEYS, components, started
+from verl_ext import Batch, RunState, Settings, build
+from verl_ext.errors import CheckpointError, ConfigurationError
+from verl_ext.estimators.compose import STEPS, describe, try_out
+
+MORE = [
+    ("gdpo", KEYS | {"gdpo": {"scale": "mad", "whiten": "none"}}),
+    ("gdpo", KEYS | {"gdpo": {"conditions": {"a": {"on": "b", "at_least": 0.5}}, "epsilon": 1e-4}}),
+    ("gdpo", KEYS | {"norm_adv_by_std_in_grpo": False}),
+    ("dgpo", KEYS | {"dgpo": {"dqw": False, "balance": "none"}}),
+    ("dgpo", KEYS | {"dgpo": {"dqw_temp": 0.5}}),
+    ("hadw", KEYS | {"hadw": {"anchor": "fixed", "fixed_anchor": 0.5, "lambda_scale": 1.0}}),
+    ("hadw", KEYS | {"hadw": {"base": "gdpo", "history_window": 2, "eta": 0.5, "eta_min": 0.0}}),
+]
+
+
+def list_of(name, config):
+    """The configuration that is a list of the named estimator's steps."""
+    steps = json.loads(json.dumps(describe(build(name, Settings.parse(config)))))
+    shared = {key: config[key] for key in ("rewards", "norm_adv_by_std_in_grpo") if key in config}
+    return shared | {"compose": {"steps": steps}}
+
+
+def same_in_three_batches(name, config, batches):
+    own, composed = started(config), RunState()
+    composed.states = {"compose": dict(own.states["hadw"])} if name == "hadw" else {}
+    if name == "hadw" and config.get("hadw", {}).get("anchor") == "fixed":
+        own, composed = RunState(), RunState()
+    for rollout in batches:
+        fields = {"components": components(rollout)}
+        zeros = [0.0] * len(rollout.uids)
+        wanted = call(name, zeros, rollout.uids, rollout.lengths, config=config, state=own, **fields)
+        found = call(
+            "compose", zeros, rollout.uids, rollout.lengths, config=list_of(name, config), state=composed, **fields
+        )
+        np.testing.assert_array_equal(found.tensor.numpy(), wanted.tensor.numpy())
+        assert composed.states["compose"] == own.states[name]
+
+
+@EVERY
+@given(batches=st.lists(rollouts(), min_size=3, max_size=3))
+def test_a_named_estimator_and_its_list_give_the_same_bits(name, config, batches):
+    same_in_three_batches(name, config, batches)
+
+
+@pytest.mark.parametrize(("name", "config"), MORE)
+@given(batches=st.lists(rollouts(), min_size=3, max_size=3))
+def test_so_do_lists_with_settings(name, config, batches):
+    same_in_three_batches(name, config, batches)
+
+
+def test_every_step_stands_in_the_list_of_some_estimator():
+    used = {step.name for name, config in MORE for step in build(name, Settings.parse(config)).steps}
+    assert used == set(STEPS)
+
+
+def composed(*steps, **algorithm):
+    return build("compose", Settings.parse({"compose": {"steps": list(steps)}} | algorithm))
+
+
+SUMMED = ["weigh_and_sum", "centre"]
+WRONG = [
+    ([], "needs a list of steps"),
+    (["centr", "weigh_and_sum"], r"steps\[0\]: unknown step 'centr' \(did you mean 'centre'\?\); valid: 'balance'"),
+    (["centre"], "has no weigh_and_sum: put it where"),
+    (["weigh_and_sum", "scale_by_std"], r"steps\[1\]: scale_by_std must stand after centre, because it divides"),
+    (["whiten", "weigh_and_sum"], "whiten must stand after weigh_and_sum, because it takes one value"),
+    (["balance", *SUMMED], "balance must stand after weigh_and_sum"),
+    (["weigh_by_difficulty", *SUMMED], "weigh_by_difficulty must stand after weigh_and_sum"),
+    ([*SUMMED, "weigh_and_sum"], "weigh_and_sum must not stand after weigh_and_sum, because there is one value"),
+    ([*SUMMED, "balance", "scale_by_mad"], "scale_by_mad must not stand after balance, because dividing"),
+    ([*SUMMED, "weigh_by_difficulty", "scale_by_std"], "must not stand after weigh_by_difficulty"),
+    ([*SUMMED, "weigh_by_history", "scale_by_std"], "must not stand after weigh_by_history"),
+    ([*SUMMED, "whiten", "scale_by_std"], "must not stand after whiten"),
+    ([*SUMMED, "balance", "whiten"], "whiten must not stand after balance, because dividing by the batch's std"),
+    (
+        [*SUMMED, {"step": "condition", "conditions": {"a": {"on": "b", "at_least": 1}}}],
+        "condition must not stand after weigh_and_sum, because a condition holds for the rewards as they were given",
+    ),
+    ([*SUMMED, "weigh_by_history", "weigh_by_history"], "a step with a state may stand once"),
+    ([*SUMMED, {"step": "scale_by_std", "epsilom": 1}], r"unknown setting 'epsilom' \(did you mean 'epsilon'\?\)"),
+    ([*SUMMED, {"step": "scale_by_std", "epsilon": -1}], r"\(scale_by_std\).epsilon must be at least 0, found -1"),
+    ([*SUMMED, {"step": "scale_by_std", "epsilon": "x"}], "epsilon must be a finite number, found 'x'"),
+    ([*SUMMED, {"step": "balance", "over": "rows"}], "unknown value 'rows'.*; valid: 'sequence', 'token'"),
+    ([*SUMMED, {"step": "weigh_by_difficulty", "temperature": 0}], "temperature must be above 0"),
+    ([*SUMMED, {"step": "weigh_by_history", "window": 1.5}], "window must be a whole number, found 1.5"),
+    ([*SUMMED, {"step": "weigh_by_history", "window": 0}], "window must be at least 1"),
+    (
+        [*SUMMED, {"step": "weigh_by_history", "anchor": "fixed", "eta": 0.1}],
+        "eta without effect with anchor=fixed, which uses fixed",
+    ),
+    ([{"step": "weigh_and_sum", "weights": [1]}, "centre"], "its weights are algorithm.rewards.weights"),
+    ([{"step": "condition"}, *SUMMED], "it needs conditions="),
+    (
+        [{"step": "condition", "conditions": {"a": {"on": "a", "at_least": 1}}}, *SUMMED],
+        "conditions.a.on must name another reward",
+    ),
+    ([{"step": "condition", "conditions": {"a": {"on": "b"}}}, *SUMMED], "conditions.a needs the setting 'at_least'"),
+    ([3, *SUMMED], r"steps\[0\] must be a step's name, or \{step: name"),
+    ([{"epsilon": 1}, *SUMMED], r"steps\[0\] must be a step's name, or \{step: name"),
+    (["no.such.module:Step", *SUMMED], r"'no.such.module' of 'no.such.module:Step' cannot be imported: No module"),
+    (
+        ["verl_ext.core.steps:Whitten", *SUMMED],
+        r"unknown step of verl_ext.core.steps 'Whitten' \(did you mean 'Whiten'",
+    ),
+    (["verl_ext.core.steps:divide", *SUMMED], "is no step, it lacks name, init, update"),
+    (["verl_ext.core.steps:Centre", *SUMMED], "the name 'centre' of 'verl_ext.core.steps:Centre' is that of a step"),
+]
+
+
+@pytest.mark.parametrize(("steps", "message"), WRONG, ids=[str(index) for index in range(len(WRONG))])
+def test_a_wrong_list_is_refused_with_the_reason(steps, message):
+    with pytest.raises(ConfigurationError, match=message):
+        composed(*steps)
+
+
+@pytest.mark.parametrize("steps", ["centre", {"centre": 1}, 3])
+def test_what_is_no_list_is_refused(steps):
+    with pytest.raises(ConfigurationError, match="must be a list of steps, found"):
+        Settings.parse({"compose": {"steps": steps}})
+
+
+def test_settings_that_the_list_cannot_honour_are_refused():
+    with pytest.raises(ConfigurationError, match="use_kl_in_reward=True cannot be honoured"):
+        composed("centre", "weigh_and_sum", use_kl_in_reward=True)
+    assert composed(*SUMMED, use_kl_in_reward=True).steps
+    with pytest.raises(ConfigurationError, match="norm_adv_by_std_in_grpo=False contradicts scale_by_std"):
+        composed(*SUMMED, "scale_by_std", norm_adv_by_std_in_grpo=False)
+    with pytest.raises(ConfigurationError, match="no step of the list looks at accuracy"):
+        build("compose", Settings.parse({"compose": {"steps": SUMMED, "accuracy_key": "acc"}}))
+
+
+def test_a_condition_from_a_file_in_which_on_is_a_boolean():
+    (condition, *_) = composed(
+        {"step": "condition", "conditions": {"a": {True: "b", "at_least": 1}}}, *SUMMED, rewards={"keys": ["a", "b"]}
+    ).steps
+    assert (condition.conditions["a"].on, condition.conditions["a"].at_least) == ("b", 1.0)
+
+
+def test_accuracy_is_read_as_for_the_named_estimators():
+    config = {"compose": {"steps": [*SUMMED, "weigh_by_difficulty"], "accuracy_key": "right", "accuracy_threshold": 0}}
+    fields = {"right": np.array([1.0, -1, 1, 1, -1, -1]), "other": np.zeros(6)}
+    found = call("compose", [1.0, 0, 1, 0, 1, 0], list("aabbcc"), config=config, components=fields).rows
+    # Accuracies 0.5, 1 and 0, the last weighed as 1; T = 2.
+    odds = np.exp(-np.array([0.5, 1.0, 1.0]) / 2)
+    wanted = np.repeat(3 * odds / odds.sum(), 2) * np.array([0.5, -0.5] * 3)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+OWN = """
+    from dataclasses import dataclass
+    from typing import ClassVar
+
+    import numpy as np
+
+    from verl_ext.core.chain import Update
+    from verl_ext.core.steps import Stateless
+    from verl_ext.core.typed import limited
+
+
+    @dataclass(frozen=True)
+    class Clip(Stateless):
+        name: ClassVar[str] = "clip"
+        limit: float = limited(1.0, above=0.0)
+
+        def apply(self, values, batch):
+            return np.clip(values, -self.limit, self.limit)
+
+
+    @dataclass(frozen=True)
+    class Least(Stateless):
+        "The least reward in place of the weighted sum."
+        name: ClassVar[str] = "least"
+        stands_for: ClassVar[tuple[str, ...]] = ("weigh_and_sum",)
+
+        def apply(self, values, batch):
+            return values.min(axis=1, keepdims=True)
+
+
+    @dataclass(frozen=True)
+    class Slower(Stateless):
+        "Divides by the number of batches so far."
+        name: ClassVar[str] = "slower"
+
+        def init(self):
+            return {"batches": 0}
+
+        def update(self, values, batch, state):
+            seen = (state or self.init())["batches"] + 1
+            return Update(values / seen, state={"batches": seen}, metrics={"slower/batches": seen})
+
+
+    class Flat(Stateless):
+        name = "flat"
+
+        def apply(self, values, batch):
+            return values[:, 0]
+
+
+    class Broken(Stateless):
+        name = "broken"
+
+        def apply(self, values, batch):
+            return values / batch.unknown
+
+
+    class Infinite(Stateless):
+        name = "infinite"
+
+        def apply(self, values, batch):
+            return values + np.inf
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module `own_steps` of the user's."""
+    (tmp_path / "own_steps.py").write_text(textwrap.dedent(OWN))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("own_steps", None)
+
+
+BATCH = Batch.of([[1.0, 3.0], [0.0, 1.0], [2.0, 0.0], [5.0, 0.0]], list("aabb"), keys=("x", "y"))
+XY = {"rewards": {"keys": ["x", "y"]}}
+
+
+def test_a_step_of_one_s_own_stands_in_a_list_with_its_settings(own):
+    chain = composed(*SUMMED, {"step": "own_steps:Clip", "limit": 1}, **XY)
+    # Totals 4 1 | 2 5, centred 1.5 -1.5 | -1.5 1.5.
+    assert chain(BATCH).advantages.tolist() == [1.0, -1.0, -1.0, 1.0]
+    with pytest.raises(ConfigurationError, match=r"steps\[2\] \(own_steps:Clip\).limit must be above 0, found 0"):
+        composed(*SUMMED, {"step": "own_steps:Clip", "limit": 0})
+
+
+def test_a_step_of_one_s_own_may_stand_for_another(own):
+    chain = composed("own_steps:Least", "centre", "scale_by_mad", "balance", **XY)
+    # Least rewards 1 0 | 0 0.
+    np.testing.assert_allclose(chain(BATCH).advantages, [2 * 0.5 / 1.0001 * 2, -2 * 0.5 / 1.0001 * 2, 0, 0])
+
+
+def test_a_step_of_one_s_own_may_remember_something_that_is_saved_and_read(own):
+    chain = composed(*SUMMED, "own_steps:Slower", **XY)
+    first = chain(BATCH)
+    second = chain(BATCH, first.state)
+    np.testing.assert_array_equal(second.advantages, first.advantages / 2)
+    assert second.metrics["slower/batches"] == 2
+    run = RunState()
+    run.states["compose"] = second.state
+    saved = json.loads(json.dumps(run.state_dict()))
+    with pytest.raises(CheckpointError, match="state of 'slower' is unknown here"):
+        RunState().load_state_dict(saved)
+    resumed = RunState()
+    resumed.readers |= chain.readers
+    resumed.load_state_dict(saved)
+    np.testing.assert_array_equal(chain(BATCH, resumed.states["compose"]).advantages, first.advantages / 3)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("Flat", r"step 'flat' \(own_steps:Flat\).* returns values of shape \(12,\), expected an array of one row"),
+        ("Broken", "step 'broken' .* raises AttributeError: 'Batch' object has no attribute 'unknown'"),
+        ("Infinite", "step 'infinite' .* returns values that are not finite"),
+    ],
+)
+def test_what_does_not_hold_is_found_on_a_made_up_batch(own, step, message):
+    import re
+
+    settings = Settings.parse({"compose": {"steps": [*SUMMED, f"own_steps:{step}"]}} | XY)
+    complaint = try_out(build("compose", settings), settings)
+    assert complaint is not None
+    assert re.search(message, complaint), complaint
+
+
+def test_a_list_that_holds_passes_the_made_up_batch(own):
+    for steps in (["own_steps:Least", "centre"], [*SUMMED, "own_steps:Slower"], [*SUMMED, "weigh_by_difficulty"]):
+        settings = Settings.parse({"compose": {"steps": steps}} | XY)
+        assert try_out(build("compose", settings), settings) is None

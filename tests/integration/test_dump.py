@@ -1,0 +1,193 @@
+"""Dumped advantages: what stands in the files, how large they get, and the report on them."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.batches import ACC, FMT, LENGTHS, UIDS, call
+from tests.integration.configs import compose
+from verl_ext.cli import main
+from verl_ext.errors import ConfigurationError
+from verl_ext.integration import dump
+from verl_ext.integration.attach import attach
+from verl_ext.integration.checks import check_run
+from verl_ext.integration.context import StepContext
+
+parquet = pytest.importorskip("pyarrow.parquet")
+FIELDS = {"acc": np.array(ACC), "fmt": np.array(FMT)}
+KEYS = "+algorithm.rewards.keys=[acc,fmt]"
+
+
+def dumped(folder, name="gdpo", step=7, update=0, **settings):
+    config = {
+        "rewards": {"keys": ["acc", "fmt"], "weights": [2.0, 1.0]},
+        "verl_ext": {"dump_dir": str(folder)} | settings,
+    }
+    trainer = SimpleNamespace(global_steps=step, local_trigger_step=update)
+    context = StepContext(trainer=trainer, fields=FIELDS)
+    return call(name, [0.0] * 12, UIDS, LENGTHS, config=config, context=context)
+
+
+def test_a_file_holds_the_rewards_the_groups_and_the_advantage_of_every_trajectory(tmp_path):
+    found = dumped(tmp_path / "new")
+    (path,) = (tmp_path / "new").iterdir()
+    assert path.name == "advantages-00000007-000.parquet"
+    table = parquet.read_table(path).to_pydict()
+    assert table["uid"] == UIDS
+    assert set(table["step"]) == {7}
+    assert set(table["estimator"]) == {"gdpo"}
+    assert table["reward/acc"] == ACC
+    assert table["group_mean/fmt"] == [0.5] * 4 + [0.75] * 4 + [0.25] * 4
+    assert table["group_std/acc"] == pytest.approx([0.5] * 8 + [0.0] * 4)  # 3/4 of three parts: 0.25
+    assert table["group_varies/acc"] == [True] * 8 + [False] * 4
+    assert table["total"] == [2 * a + f for a, f in zip(ACC, FMT, strict=True)]
+    assert table["tokens"] == LENGTHS
+    assert table["responses"] == [4] * 12
+    np.testing.assert_array_equal(table["advantage"], found.rows)
+    assert "accuracy" not in table
+
+
+def test_the_accuracy_is_there_where_the_estimator_looks_at_it(tmp_path):
+    dumped(tmp_path, "dgpo")
+    (path,) = tmp_path.iterdir()
+    assert parquet.read_table(path).to_pydict()["accuracy"] == ACC
+
+
+def test_the_advantages_are_those_without_a_dump(tmp_path):
+    config = {"rewards": {"keys": ["acc", "fmt"], "weights": [2.0, 1.0]}}
+    without = call("gdpo", [0.0] * 12, UIDS, LENGTHS, config=config, components=FIELDS)
+    np.testing.assert_array_equal(dumped(tmp_path).rows, without.rows)
+
+
+def test_every_update_of_a_step_has_a_file_and_a_step_that_is_taken_again_replaces_it(tmp_path):
+    for step, update in ((1, 0), (1, 1), (2, 0), (1, 0)):
+        dumped(tmp_path, step=step, update=update)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"advantages-{step:08d}-{update:03d}.parquet" for step, update in ((1, 0), (1, 1), (2, 0))]
+
+
+def test_steps_are_left_out(tmp_path):
+    for step in range(1, 7):
+        dumped(tmp_path, step=step, dump_every=3)
+    assert sorted(path.name[11:19] for path in tmp_path.iterdir()) == ["00000003", "00000006"]
+
+
+def test_the_folder_stays_within_its_limit_and_loses_the_oldest(tmp_path):
+    dumped(tmp_path, step=1)
+    size = next(tmp_path.iterdir()).stat().st_size
+    for step in range(2, 9):
+        dumped(tmp_path, step=step, dump_limit_mb=3.5 * size / 1e6)
+    assert sorted(path.name[11:19] for path in tmp_path.iterdir()) == ["00000006", "00000007", "00000008"]
+    dumped(tmp_path, step=9, dump_limit_mb=0.1 * size / 1e6)
+    assert [path.name[11:19] for path in tmp_path.iterdir()] == ["00000009"]
+
+
+def test_a_disk_that_fails_stops_the_dump_and_not_the_run(tmp_path, monkeypatch, caplog):
+    def full(path, found):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(dump, "save", full)
+    monkeypatch.setattr(dump, "_failed", set())
+    with caplog.at_level(logging.WARNING, "verl_ext"):
+        for step in (1, 2):
+            assert dumped(tmp_path, step=step).rows.any()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"algorithm.verl_ext.dump_dir={tmp_path}: No space left on device; no more advantages are dumped"
+    ]
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path):
+    with pytest.raises(Exception, match="lengths|length"):
+        dump.save(tmp_path / "x.parquet", {"a": [1, 2], "b": [1]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_folder_nothing_is_written_or_imported(tmp_path, monkeypatch):
+    monkeypatch.setattr(dump, "write", lambda *_, **__: pytest.fail("called"))
+    call("drgrpo", [1.0, 0.0], ["a", "a"])
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_start(tmp_path):
+    (tmp_path / "file").write_text("")
+    config = compose("algorithm.adv_estimator=gdpo", KEYS, f"+algorithm.verl_ext.dump_dir={tmp_path}/file/below")
+    with pytest.raises(ConfigurationError, match=r"dump_dir=.*/file/below cannot be written: "):
+        attach(SimpleNamespace(), config)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("dump_dirs=x", "unknown setting 'dump_dirs' (did you mean 'dump_dir'?)"),
+        ("dump_every=2", "dump_every has no effect without algorithm.verl_ext.dump_dir"),
+        ("dump_every=0", "dump_every must be a whole number of at least 1"),
+        ("dump_limit_mb=0", "dump_limit_mb must be above 0"),
+    ],
+)
+def test_wrong_settings_are_refused(setting, message):
+    with pytest.raises(ConfigurationError) as caught:
+        check_run(compose("algorithm.adv_estimator=gdpo", KEYS, f"+algorithm.verl_ext.{setting}"))
+    assert message in str(caught.value)
+
+
+def test_an_estimator_of_verls_own_dumps_nothing_and_says_so(caplog):
+    with caplog.at_level(logging.WARNING, "verl_ext"):
+        check_run(compose("algorithm.adv_estimator=grpo", "+algorithm.verl_ext.dump_dir=x"))
+    assert "dump_dir has no effect on verl's grpo" in caplog.text
+
+
+def report(capsys, *arguments):
+    assert main(["report", "--groups", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_report_on_groups(tmp_path, capsys):
+    """Accuracies 1/4, 3/4, 0 of A, B, C; in C only the format varies; a second step in which nothing varies."""
+    dumped(tmp_path, "dgpo", step=1)
+    monotone = {"acc": np.ones(12), "fmt": np.zeros(12)}
+    config = {"rewards": {"keys": ["acc", "fmt"]}, "verl_ext": {"dump_dir": str(tmp_path)}}
+    context = StepContext(trainer=SimpleNamespace(global_steps=2), fields=monotone)
+    call("dgpo", [0.0] * 12, UIDS, LENGTHS, config=config, context=context)
+    text = report(capsys, tmp_path)
+    assert "2 files, steps 1 to 2, 6 groups, 24 responses" in text
+    assert "dead, no reward varies: 3 of 6 groups (50.0%)" in text
+    assert "acc does not vary: 4 of 6 groups" in text
+    sections = text.split("\n\n")
+    hardest = sections[1].splitlines()
+    assert hardest[0] == "hardest of those that vary (least accuracy)"
+    rows = [row.split() for row in hardest[3:]]
+    assert [row[1] for row in rows] == ["C", "A", "B"]
+    assert [row[3] for row in rows] == ["0.000", "0.250", "0.750"]
+    assert " ".join(hardest[4].split()[4:10]) == "0.250 ± 0.500 0.500 ± 0.577"
+    assert sections[2].splitlines()[0] == "dead, least accuracy first"
+    assert sorted(row.split()[1] for row in sections[2].splitlines()[3:]) == ["A", "B", "C"]
+
+
+def test_rewards_that_cancel_out_are_in_conflict(tmp_path, capsys):
+    """In `p` one is the other's opposite, in `q` they agree, in `r` one varies."""
+    fields = {"x": np.array([1.0, 0, 1, 0, 1, 0]), "y": np.array([0.0, 1, 3, 0, 2, 2])}
+    config = {"rewards": {"keys": ["x", "y"]}, "verl_ext": {"dump_dir": str(tmp_path)}}
+    context = StepContext(trainer=SimpleNamespace(global_steps=1), fields=fields)
+    call("gdpo", [0.0] * 6, list("ppqqrr"), config=config, context=context)
+    text = report(capsys, tmp_path, "--top", "5")
+    assert "the total does not vary although a reward does: 1 of 3 groups (33.3%)" in text
+    conflicting = text.split("\n\n")[3].splitlines()
+    assert conflicting[0].startswith("most conflicting")
+    assert [row.split()[1:4:2] for row in conflicting[3:]] == [["p", "1.000"]]
+
+
+def test_what_is_no_dump_is_an_error(tmp_path, capsys):
+    import pyarrow
+
+    assert main(["report", "--groups", str(tmp_path)]) == 1
+    assert "holds no advantages-*.parquet" in capsys.readouterr().err
+    path = tmp_path / "advantages-1.parquet"
+    path.write_bytes(b"torn")
+    assert main(["report", "--groups", str(tmp_path)]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    parquet.write_table(pyarrow.table({"a": [1]}), path)
+    assert main(["report", "--groups", str(path)]) == 1
+    assert "is no dump of advantages: it has the columns a" in capsys.readouterr().err

@@ -1,0 +1,105 @@
+"""What a picture shows: looked up on matplotlib's own axes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from verl_ext.report.log import Log
+from verl_ext.report.panels import of_metrics, panels
+
+LOGGED = {
+    "reward/correctness/mean": 2.0,
+    "reward/correctness/dead_groups": 0.25,
+    "reward/format/mean": 0.5,
+    "reward/format/dead_groups": 0.5,
+    "advantage/std": 1.0,
+    "advantage/zero_share": 0.1,
+    "critic/advantages/max": 2.0,
+    "critic/advantages/min": -2.0,
+    "hadw/capability_posterior": 0.5,
+    "hadw/batch_accuracy": 0.6,
+    "response_length/mean": 20.0,
+    "timing_s/step": 4.0,
+    "actor/lr": 1e-6,
+}
+
+
+def log(offset=0.0, steps=range(1, 7), leave_out=()):
+    data = {name: value for name, value in LOGGED.items() if name not in leave_out}
+    return Log(Path("x"), {step: {name: value + offset for name, value in data.items()} for step in steps})
+
+
+def drawn(groups, shown, tmp_path, monkeypatch, smooth=1):
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    from verl_ext.report.plot import plot
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self))
+    plot(groups, shown, tmp_path / "x.png", smooth=smooth)
+    (figure,) = figures
+    return figure
+
+
+def test_every_quantity_has_a_panel_with_its_unit():
+    found = {panel.title: panel.unit for panel in panels({"a": [log()]})}
+    assert found == {
+        "correctness": "reward, batch mean",
+        "format": "reward, batch mean",
+        "correctness: dead groups": "share of prompts",
+        "format: dead groups": "share of prompts",
+        "advantage: spread": "std over responses",
+        "advantage: largest and least": "advantage",
+        "advantage: exactly 0": "share of responses",
+        "hadw: capability (thin: accuracy)": "mean accuracy",
+        "length of a response": "tokens, batch mean",
+        "time of a step, after the first": "seconds",
+    }
+
+
+def test_what_no_run_has_logged_has_no_panel():
+    titles = [panel.title for panel in panels({"a": [log(leave_out={"hadw/capability_posterior", "timing_s/step"})]})]
+    assert not [title for title in titles if "hadw" in title or "time" in title]
+
+
+def test_chosen_metrics_keep_their_units():
+    assert [panel.unit for panel in of_metrics(["timing_s/gen", "actor/lr", "response_length/mean"])] == [
+        "seconds",
+        "value",
+        "tokens, batch mean",
+    ]
+
+
+def test_lines_bands_labels_and_units(tmp_path, monkeypatch):
+    groups = {"grpo": [log(), log(1.0)], "gdpo": [log(leave_out={"advantage/std"})]}
+    shown = panels(groups)
+    figure = drawn(groups, shown, tmp_path, monkeypatch)
+    axes = dict(zip((panel.title for panel in shown), figure.axes, strict=False))
+    for panel in shown:
+        assert axes[panel.title].get_title() == panel.title
+        assert axes[panel.title].get_ylabel() == panel.unit
+    first = axes["correctness"]
+    np.testing.assert_allclose(first.lines[0].get_ydata(), [2.5] * 6)  # the mean of 2 and 3
+    band = first.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == pytest.approx((2.5 - 0.5**0.5, 2.5 + 0.5**0.5))
+    colours = {line.get_color() for line in first.lines}
+    styles = {line.get_linestyle() for line in first.lines}
+    assert len(colours) == len(styles) == 2
+    assert len(axes["hadw: capability (thin: accuracy)"].lines) == 4
+    assert [text.get_text() for text in axes["advantage: spread"].texts] == ["not logged: gdpo"]
+    assert list(axes["time of a step, after the first"].lines[0].get_xdata()) == [2, 3, 4, 5, 6]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["grpo (2 runs)", "gdpo"]
+    assert "band: ± 1 standard deviation" in legend.get_title().get_text()
+
+
+def test_what_does_not_move_is_not_drawn_as_noise(tmp_path, monkeypatch):
+    steps = {step: {"advantage/std": 0.996 + 1e-9 * step} for step in range(1, 9)}
+    groups = {"a": [Log(Path("x"), steps)]}
+    (ax,) = drawn(groups, of_metrics(["advantage/std"]), tmp_path, monkeypatch).axes
+    low, high = ax.get_ylim()
+    assert high - low > 0.01

@@ -1,0 +1,89 @@
+"""The README's page on composing, followed to the letter."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from tests import reference
+from tests.integration.configs import compose as configuration
+from verl_ext import Batch, Settings, build
+from verl_ext.cli import main
+from verl_ext.integration.checks import check_run
+
+TEXT = (Path(__file__).parents[1] / "README.md").read_text()
+PAGE = TEXT[TEXT.index("## An estimator from parts") : TEXT.index("## What a run does")]
+KEYS = "+algorithm.rewards.keys=[correctness,format]"
+ROWS = [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]
+UIDS = list("aaaabb")
+BATCH = Batch.of(ROWS, UIDS, keys=("correctness", "format"), accuracy=[row[0] for row in ROWS])
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def my_steps(tmp_path, monkeypatch):
+    (code,) = blocks("python")
+    assert code.startswith("# my_steps.py\n")
+    (tmp_path / "my_steps.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("my_steps", None)
+
+
+def test_a_fifth_estimator_as_the_page_writes_it(my_steps):
+    (command,) = blocks("bash")
+    words = shlex.split(command.replace("\\\n", " "))
+    overrides = [word for word in words if "=" in word and not word.startswith("PYTHONPATH")]
+    config = configuration(*overrides)
+    check_run(config)
+    from verl_ext.integration.config import read_settings
+
+    found = build("compose", read_settings(config.algorithm))(BATCH).advantages
+    columns = [reference.over_std(list(column), UIDS, 1e-6) for column in zip(*ROWS, strict=True)]
+    total = reference.weighted_total(columns, [1.0, 1.0])
+    assert max(map(abs, total)) > 1.5  # or nothing would be clipped
+    np.testing.assert_allclose(found, np.clip(total, -1.5, 1.5), rtol=1e-12)
+
+
+def test_a_setting_of_it_out_of_its_range_is_refused(my_steps):
+    with pytest.raises(ValueError, match=r"\(my_steps:Clip\).limit must be above 0, found -1"):
+        check_run(
+            configuration(
+                "algorithm.adv_estimator=compose",
+                KEYS,
+                "+algorithm.compose.steps=[weigh_and_sum,centre,{step:my_steps:Clip,limit:-1}]",
+            )
+        )
+
+
+def test_the_list_in_yaml():
+    (text,) = blocks("yaml")
+    chain = build("compose", Settings.parse(yaml.safe_load(text)["algorithm"]))
+    names = ["centre", "scale_by_mad", "weigh_and_sum", "whiten", "weigh_by_difficulty"]
+    assert [step.name for step in chain.steps] == names
+    assert chain.steps[-1].temperature == 1.0
+
+
+def test_what_show_prints(capsys):
+    assert main(["show", "gdpo", "algorithm.gdpo.scale=mad"]) == 0
+    printed = capsys.readouterr().out
+    quoted = PAGE.split("$ python -m verl_ext show gdpo")[1].split("```")[0].splitlines()[1:]
+    for line in quoted:
+        assert line == "..." or line in printed, line
+
+
+def test_every_combination_of_the_table_is_accepted():
+    table = PAGE[PAGE.index("Combinations that are worth") :]
+    lists = re.findall(r"^\| (.*?) \| `(\[.*?\])`", table, re.MULTILINE)
+    assert len(lists) == 6
+    for _, steps in lists:
+        check_run(configuration("algorithm.adv_estimator=compose", KEYS, f"+algorithm.compose.steps={steps}"))

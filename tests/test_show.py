@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from verl_ext import Batch, Settings, build
+from verl_ext.cli import main
+
+BATCH = Batch.of(
+    [[1.0, 3.0], [0.0, 1.0], [2.0, 0.0], [5.0, 0.0]],
+    list("aabb"),
+    keys=("x", "y"),
+    lengths=[1, 2, 3, 4],
+    accuracy=[1, 0, 0, 1],
+)
+
+
+def shown(capsys, *arguments):
+    assert main(["show", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_it_prints_the_steps_their_formulas_and_the_settings_in_force(capsys):
+    text = shown(capsys, "gdpo", "algorithm.gdpo.scale=mad", "+algorithm.rewards.keys=[x,y]")
+    assert "arXiv 2601.05242" in text
+    assert "A_ik = (r_ik - mean_g(r_k)) / (std_g(r_k) + epsilon)" in text
+    numbered = re.findall(r"^  \d  (\w+) +(.*)$", text, re.MULTILINE)
+    assert [name for name, _ in numbered] == ["centre", "scale_by_mad", "weigh_and_sum", "whiten"]
+    assert all("x" in formula and formula.count("`") >= 2 for _, formula in numbered)
+    for line in ("algorithm.gdpo.scale=mad", "algorithm.gdpo.epsilon=1e-06", "algorithm.rewards.keys=[x,y]"):
+        assert f"  {line}\n" in text
+
+
+@pytest.mark.parametrize("name", ["gdpo", "dgpo", "hadw", "drgrpo"])
+@pytest.mark.parametrize(
+    "more", [[], ["algorithm.gdpo.conditions={x:{on:y,at_least:0.5}}", "algorithm.hadw.base=gdpo"]]
+)
+def test_the_list_that_it_prints_is_the_estimator(name, more, capsys):
+    pytest.importorskip("hydra")
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    given = {"rewards": {"keys": ["x", "y"]}}
+    if more:
+        given |= {"gdpo": {"conditions": {"x": {"on": "y", "at_least": 0.5}}}, "hadw": {"base": "gdpo"}}
+    text = shown(capsys, name, *more)
+    (override,) = re.findall(r"'\+(algorithm\.compose\.steps=.*)'", text)
+    steps = OverridesParser.create().parse_override(override).value()
+    composed = build("compose", Settings.parse({"compose": {"steps": steps}, "rewards": {"keys": ["x", "y"]}}))
+    named = build(name, Settings.parse(given))
+    assert composed == named
+    np.testing.assert_array_equal(composed(BATCH).advantages, named(BATCH).advantages)
+
+
+def test_settings_come_from_a_file_and_the_command_line_goes_before(capsys, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "algorithm:\n  dgpo: {dqw_temp: 5.0, dgae: false}\nactor_rollout_ref: {actor: {loss_agg_mode: token-sum}}\n"
+    )
+    text = shown(capsys, "--config", str(path), "dgpo", "algorithm.dgpo.dqw_temp=7")
+    assert "temperature=7" in text
+    assert "scale_by_std" in text
+    assert "balance " not in text
+    assert "actor_rollout_ref.actor.loss_agg_mode=token-sum" in text
+
+
+def test_a_list_of_one_s_own_is_shown_with_its_steps(capsys):
+    text = shown(
+        capsys,
+        "compose",
+        "algorithm.compose.steps=[weigh_and_sum,centre,{step:tests.integration.own_steps:Clip,limit:1.5}]",
+    )
+    assert "`x` between -limit and limit." in text
+    assert "limit=1.5" in text
+    assert "{step:tests.integration.own_steps:Clip,limit:1.5}]'" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gdop"], "unknown estimator 'gdop' (did you mean 'gdpo'?)"),
+        (["gdpo", "algorithm.gdpo.whiten=tokens"], "algorithm.gdpo.whiten: unknown value 'tokens'"),
+        (["gdpo", "whiten"], "the settings cannot be read"),
+        (["gdpo", "--config", "no/such.yaml"], "the settings cannot be read"),
+        (["compose"], "needs a list of steps"),
+        (["compose", "algorithm.compose.steps=[centr]"], "unknown step 'centr' (did you mean 'centre'?)"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments, message, capsys):
+    assert main(["show", *arguments]) == 1
+    assert message in capsys.readouterr().err

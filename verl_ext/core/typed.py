@@ -1,0 +1,119 @@
+"""Settings of a dataclass read from plain data, by the types and limits of its fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from verl_ext.errors import ConfigurationError, unknown
+
+T = TypeVar("T")
+_PLAIN = {bool: "True or False", int: "a whole number", str: "text"}
+
+
+def limited(default: Any, *, low: float | None = None, above: float | None = None, high: float | None = None) -> Any:
+    """A dataclass field for a number with limits: at least `low`, more than `above`, at most `high`."""
+    return dataclasses.field(default=default, metadata={"low": low, "above": above, "high": high})
+
+
+def number(
+    where: str, found: object, *, low: float | None = None, above: float | None = None, high: float | None = None
+) -> None:
+    """Refuse what is no finite number, or not within the limits."""
+    real = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+    if not real:
+        raise ConfigurationError(f"{where} must be a finite number, found {found!r}")
+    value = float(found)  # type: ignore[arg-type]
+    if low is not None and value < low:
+        raise ConfigurationError(f"{where} must be at least {low:g}, found {value:g}")
+    if above is not None and value <= above:
+        raise ConfigurationError(f"{where} must be above {above:g}, found {value:g}")
+    if high is not None and value > high:
+        raise ConfigurationError(f"{where} must be at most {high:g}, found {value:g}")
+
+
+def make(kind: type[T], given: Mapping[Any, Any], where: str) -> T:
+    """An instance of a dataclass from plain data; unknown names, wrong types and missing settings are refused.
+
+    >>> @dataclasses.dataclass
+    ... class Clip:
+    ...     limit: float = limited(2.0, above=0.0)
+    >>> make(Clip, {"limit": 3}, "steps[0]")
+    Clip(limit=3.0)
+    """
+    # A class that is no dataclass has no settings.
+    known = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    fields = {item.name: item for item in known if item.init}
+    hints = typing.get_type_hints(kind)
+    # `on` is a boolean in YAML 1.1, which is how a file of the user's is read.
+    named = {"on" if name is True and "on" in fields else name: value for name, value in given.items()}
+    for name in named:
+        if name not in fields:
+            raise ConfigurationError(f"{where}: {unknown('setting', name, fields)}")
+    nothing = dataclasses.MISSING
+    for name, item in fields.items():
+        if name not in named and item.default is nothing and item.default_factory is nothing:
+            raise ConfigurationError(f"{where} needs the setting {name!r}")
+    read = {name: value_of(f"{where}.{name}", named[name], hints[name], fields[name].metadata) for name in named}
+    return kind(**read)
+
+
+def value_of(where: str, found: Any, kind: Any, limits: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """One value as its type says.
+
+    >>> value_of("x", [1, 2], tuple[float, ...])
+    (1.0, 2.0)
+    """
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return found
+    if origin in (typing.Union, types.UnionType):
+        if found is None and type(None) in inner:
+            return None
+        return _first_fitting(where, found, [one for one in inner if one is not type(None)], limits)
+    if origin is typing.Literal:
+        if found not in inner:
+            raise ConfigurationError(f"{where}: {unknown('value', found, inner)}")
+        return found
+    if kind is float:
+        number(where, found, **limits)
+        return float(found)
+    if kind in _PLAIN:
+        if type(found) is not kind:
+            raise ConfigurationError(f"{where} must be {_PLAIN[kind]}, found {found!r}")
+        if kind is int:
+            number(where, found, **limits)
+        return found
+    if origin in (tuple, list, Sequence):
+        if isinstance(found, str) or not isinstance(found, Sequence):
+            raise ConfigurationError(f"{where} must be a list, found {found!r}")
+        values = [value_of(f"{where}[{at}]", value, inner[0], limits) for at, value in enumerate(found)]
+        return values if origin is list else tuple(values)
+    if origin in (dict, Mapping, MappingProxyType):
+        if not isinstance(found, Mapping):
+            raise ConfigurationError(f"{where} must be a section of settings, found {found!r}")
+        read = {str(key): value_of(f"{where}.{key}", value, inner[1], limits) for key, value in found.items()}
+        return MappingProxyType(read) if origin is MappingProxyType else read
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(found, Mapping):
+            raise ConfigurationError(f"{where} must be a section of settings, found {found!r}")
+        return make(typing.cast(type[Any], kind), found, where)
+    raise ConfigurationError(
+        f"{where} is declared as {kind}, which cannot be read from a configuration: declare it as bool, int, float, "
+        "str, Literal, `X | None`, tuple[X, ...], Mapping[str, X] or a dataclass"
+    )
+
+
+def _first_fitting(where: str, found: Any, kinds: Sequence[Any], limits: Mapping[str, Any]) -> Any:
+    errors = []
+    for kind in kinds:
+        try:
+            return value_of(where, found, kind, limits)
+        except ConfigurationError as error:
+            errors.append(str(error))
+    raise ConfigurationError("; or ".join(errors))

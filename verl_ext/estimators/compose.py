@@ -1,0 +1,225 @@
+r"""`adv_estimator=compose`: an estimator written as a list of steps in the configuration.
+
+    algorithm:
+      adv_estimator: compose
+      rewards: {keys: [correctness, format]}
+      compose:
+        steps: [centre, scale_by_mad, weigh_and_sum, whiten, {step: weigh_by_difficulty, temperature: 1.0}]
+
+The steps are those of the named estimators, which `python -m verl_ext show NAME` prints as such lists, and any of the
+user's own: `package.module:Class` is imported where the list is read, so that it needs no registration, only to be
+importable where verl's trainer runs. Names, settings and order are checked when the list is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.chain import SUM, Chain, Step
+from verl_ext.core.history import WeighByHistory
+from verl_ext.core.steps import (
+    Balance,
+    Centre,
+    Condition,
+    ScaleByMad,
+    ScaleByStd,
+    WeighAndSum,
+    WeighByDifficulty,
+    Whiten,
+)
+from verl_ext.core.typed import make
+from verl_ext.errors import ConfigurationError, unknown
+from verl_ext.settings import Settings
+
+WHERE = "algorithm.compose.steps"
+STEPS: Mapping[str, type[Any]] = MappingProxyType(
+    {
+        kind.name: kind
+        for kind in (
+            Condition,
+            Centre,
+            ScaleByStd,
+            ScaleByMad,
+            WeighAndSum,
+            Whiten,
+            Balance,
+            WeighByDifficulty,
+            WeighByHistory,
+        )
+    }
+)
+"""The steps that a list may name."""
+
+
+def compose(settings: Settings) -> Chain:
+    """The chain that the list describes.
+
+    >>> chain = compose(Settings.parse({"compose": {"steps": ["weigh_and_sum", "centre"]}}))
+    >>> chain(Batch.of([[1], [0]], ["a", "a"])).advantages
+    array([ 0.5, -0.5])
+    """
+    listed = settings.compose.steps
+    if not listed:
+        raise ConfigurationError(
+            f"algorithm.adv_estimator=compose needs a list of steps: set {WHERE}=[...], for example "
+            "[weigh_and_sum,centre,scale_by_std]; `python -m verl_ext show gdpo` prints that of gdpo, and so on"
+        )
+    steps = tuple(_step(item, f"{WHERE}[{at}]", settings) for at, item in enumerate(listed))
+    _check_order(steps)
+    chain = Chain(steps)
+    _check_against(chain, settings)
+    return chain
+
+
+def describe(chain: Chain) -> list[str | dict[str, Any]]:
+    """The list that describes a chain of this package's steps; settings at their defaults are left out.
+
+    >>> describe(Chain((WeighAndSum(), Centre(), ScaleByMad(0.5))))
+    ['weigh_and_sum', 'centre', {'step': 'scale_by_mad', 'epsilon': 0.5}]
+    """
+    return [{"step": step.name, **given} if (given := settings_of(step)) else step.name for step in chain.steps]
+
+
+def settings_of(step: Step, *, defaults: bool = False) -> dict[str, Any]:
+    """A step's settings as plain data; the weights of rewards are not its own."""
+    if not dataclasses.is_dataclass(step):
+        return {}
+    found = {}
+    for item in dataclasses.fields(step):
+        value = getattr(step, item.name)
+        default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
+        if (defaults or value != default) and (step.name, item.name) != (SUM, "weights"):
+            found[item.name] = _plain(value)
+    return found
+
+
+def try_out(chain: Chain, settings: Settings) -> str | None:
+    """What goes wrong with the chain on a made-up batch, if anything does: a step of the user's may not hold."""
+    keys = settings.rewards.keys or ("score",)
+    draw = np.random.default_rng(0)
+    batch = Batch.of(
+        draw.integers(0, 2, (12, len(keys))).astype(np.float64),
+        list("aaaabbbbcccc"),
+        keys=keys,
+        lengths=draw.integers(1, 9, 12).astype(np.float64),
+        accuracy=draw.integers(0, 2, 12).astype(np.float64) if chain.needs_accuracy else None,
+    )
+    values, state = batch.rewards, chain.init()
+    for step in chain.steps:
+        said = f"step {step.name!r} ({type(step).__module__}:{type(step).__qualname__}), tried on a made-up batch of "
+        said += f"{values.shape[0]} responses and {values.shape[1]} values each"
+        try:
+            found = step.update(values.copy(), batch, state.get(step.name)).values
+        except Exception as error:  # noqa: BLE001 - it may be anyone's code: whatever it raises is what to say
+            return f"{said}, raises {type(error).__name__}: {error}"
+        if not isinstance(found, np.ndarray) or found.ndim != 2 or len(found) != len(values):
+            what = f"values of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+            return f"{said}, returns {what}, expected an array of one row a response: [{len(values)}, values]"
+        if not np.isfinite(found).all():
+            return f"{said}, returns values that are not finite"
+        values = found
+    if values.shape[1] != 1:
+        return f"{WHERE} leaves {values.shape[1]} values a response: add weigh_and_sum"
+    return None
+
+
+def _step(item: str | Mapping[str, Any], where: str, settings: Settings) -> Step:
+    given = {} if isinstance(item, str) else {key: value for key, value in item.items() if key != "step"}
+    name = item if isinstance(item, str) else str(item["step"])
+    kind = _own(name, where) if ":" in name else STEPS.get(name)
+    if kind is None:
+        raise ConfigurationError(
+            f"{where}: {unknown('step', name, STEPS)}, or package.module:Class for one of your own"
+        )
+    if kind is WeighAndSum:
+        if given:
+            raise ConfigurationError(f"{where}: {name} has no settings here, its weights are algorithm.rewards.weights")
+        return WeighAndSum(settings.rewards.weights)
+    step: Step = make(kind, given, f"{where} ({name})")
+    complaint = kind.check(given) if hasattr(kind, "check") else None
+    if complaint:
+        raise ConfigurationError(f"{where} ({name}): {complaint}")
+    return step
+
+
+def _own(path: str, where: str) -> type[Any]:
+    """The class of a user's step."""
+    module, _, name = path.partition(":")
+    try:
+        home = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{where}: {module!r} of {path!r} cannot be imported: {error}; install its package, or put it on "
+            "PYTHONPATH, in the driver and on the node where verl's trainer runs"
+        ) from error
+    kind: Any = getattr(home, name, None)
+    if kind is None:
+        near = [key for key, value in vars(home).items() if isinstance(value, type) and hasattr(value, "update")]
+        raise ConfigurationError(f"{where}: {unknown(f'step of {module}', name, near)}")
+    missing = [part for part in ("name", "init", "update") if not hasattr(kind, part)]
+    own: type[Any] | None = kind if isinstance(kind, type) and not missing else None
+    if own is None:
+        raise ConfigurationError(
+            f"{where}: {path!r} is no step, it lacks {', '.join(missing) or 'being a class'}: write a dataclass over "
+            "verl_ext.core.steps.Stateless with a `name` and `apply(self, values, batch)`"
+        )
+    if own.name in STEPS:
+        raise ConfigurationError(f"{where}: the name {own.name!r} of {path!r} is that of a step of verl_ext: rename it")
+    return own
+
+
+def _check_order(steps: Sequence[Step]) -> None:
+    """Refuse a list in which a step stands where it does not mean anything, or undoes another."""
+    passed: set[str] = set()
+    for at, step in enumerate(steps):
+        where = f"{WHERE}[{at}]"
+        for needed, reason in getattr(step, "after", {}).items():
+            if needed not in passed:
+                raise ConfigurationError(f"{where}: {step.name} must stand after {needed}, because {reason}")
+        for wrong, reason in getattr(step, "not_after", {}).items():
+            if wrong in passed:
+                raise ConfigurationError(f"{where}: {step.name} must not stand after {wrong}, because {reason}")
+        passed |= {step.name, *getattr(step, "stands_for", ())}
+    if SUM not in passed:
+        raise ConfigurationError(
+            f"{WHERE} has no {SUM}: put it where the values of the rewards become one (first, to work on the total; "
+            "later, for steps on each reward by itself)"
+        )
+
+
+def _check_against(chain: Chain, settings: Settings) -> None:
+    """Refuse settings of verl which the list cannot honour."""
+    names = {step.name for step in chain.steps}
+    if settings.kl_in_reward and chain.per_reward:
+        raise ConfigurationError(
+            "algorithm.use_kl_in_reward=True cannot be honoured: KL is added to one combined reward, and this list "
+            f"works on each reward by itself before {SUM}; set algorithm.use_kl_in_reward=False and, to keep a KL "
+            "term, actor_rollout_ref.actor.use_kl_loss=True"
+        )
+    dividing = sorted(names & {"scale_by_std", "scale_by_mad"})
+    if dividing and not settings.norm_by_std:
+        raise ConfigurationError(
+            f"algorithm.norm_adv_by_std_in_grpo=False contradicts {dividing[0]} in {WHERE}: take the step out of the "
+            "list, or set norm_adv_by_std_in_grpo=True"
+        )
+    accuracy = settings.compose.accuracy_key, settings.compose.accuracy_threshold
+    if accuracy != (None, None) and not chain.needs_accuracy:
+        raise ConfigurationError(
+            "algorithm.compose.accuracy_key and accuracy_threshold have no effect: no step of the list looks at "
+            "accuracy (weigh_by_difficulty and weigh_by_history do); remove them"
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,111 @@
+"""What the advantages of an update were, trajectory by trajectory, as a parquet file: `algorithm.verl_ext.dump_dir`."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.groups import Array, divide
+from verl_ext.core.steps import WeighAndSum
+from verl_ext.errors import ConfigurationError
+from verl_ext.settings import Settings
+
+logger = logging.getLogger("verl_ext")
+
+PATTERN = "advantages-*.parquet"
+_failed: set[str] = set()
+_calls = itertools.count()
+
+
+def prepare(folder: str) -> None:
+    """Refuse at start what would fail at the first step."""
+    try:
+        import pyarrow.parquet  # noqa: F401 - that it can be imported is the check
+    except ImportError as error:
+        raise ConfigurationError(f"algorithm.verl_ext.dump_dir={folder} needs pyarrow: pip install pyarrow") from error
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        probe = Path(folder) / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"algorithm.verl_ext.dump_dir={folder} cannot be written: {error}") from error
+
+
+def write(
+    settings: Settings, name: str, batch: Batch, labels: Sequence[Hashable], advantages: Array, *, trainer: Any
+) -> None:
+    """One file for this update, and the oldest ones away; a full disk stops the dump, with a warning, not the run.
+
+    The file of a step that a resumed run takes again replaces the old one.
+    """
+    own = settings.verl_ext
+    step = int(trainer.global_steps) if trainer is not None else next(_calls)
+    # verl's asynchronous trainers make several updates a step.
+    update = int(getattr(trainer, "local_trigger_step", 0))
+    if own.dump_dir is None or own.dump_dir in _failed or step % own.dump_every:
+        return
+    try:
+        folder = Path(own.dump_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        found = columns(settings, batch)
+        size = len(advantages)
+        where = {"step": np.full(size, step), "update": np.full(size, update), "estimator": [name] * size}
+        ends = {"uid": [str(label) for label in labels], "advantage": advantages}
+        save(folder / f"advantages-{step:08d}-{update:03d}.parquet", where | ends | found)
+        prune(folder, own.dump_limit_mb * 1e6)
+    except OSError as error:
+        _failed.add(own.dump_dir)
+        logger.warning("algorithm.verl_ext.dump_dir=%s: %s; no more advantages are dumped", own.dump_dir, error)
+
+
+def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
+    """One entry a trajectory, by column; rewards are the raw ones, NaN where not scored."""
+    groups = batch.groups
+    mean, varies = batch.variation
+    squares, count = groups.sum_and_count(np.square(batch.rewards - groups.spread(mean)))
+    std = np.sqrt(divide(squares, np.broadcast_to(np.maximum(count - 1, 0), squares.shape)))
+    found: dict[str, Any] = {
+        "responses": groups.spread(groups.sizes),
+        "tokens": batch.lengths,
+        "total": WeighAndSum(settings.rewards.weights).apply(batch.rewards, batch)[:, 0],
+    }
+    for column, key in enumerate(batch.keys):
+        found[f"reward/{key}"] = batch.rewards[:, column]
+        found[f"group_mean/{key}"] = groups.spread(mean[:, column])
+        found[f"group_std/{key}"] = groups.spread(std[:, column])
+        found[f"group_varies/{key}"] = groups.spread(varies[:, column])
+    return found if batch.accuracy is None else found | {"accuracy": batch.accuracy}
+
+
+def save(path: Path, found: dict[str, Any]) -> None:
+    """Write whole or not at all."""
+    import pyarrow
+    import pyarrow.parquet
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        pyarrow.parquet.write_table(pyarrow.table(found), temporary, compression="zstd")
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def prune(folder: Path, limit: float) -> None:
+    """Remove the oldest files until the rest fit; the last one stays."""
+    files = sorted(folder.glob(PATTERN))
+    sizes = [path.stat().st_size for path in files]
+    total = sum(sizes)
+    for path, size in zip(files[:-1], sizes, strict=False):
+        if total <= limit:
+            return
+        path.unlink()
+        total -= size

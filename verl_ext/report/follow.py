@@ -1,0 +1,97 @@
+"""`report --follow`: a running training in the terminal, drawn again whenever its logs have grown."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from verl_ext.errors import DataError
+from verl_ext.report.curves import Array, Groups, curve, rewards, title
+from verl_ext.report.table import Rows, plain
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 40
+BESIDE = ("advantage/zero_share", "hadw/capability_posterior", "response_length/mean", "timing_s/step")
+"""What is shown below the rewards, where it is logged."""
+
+
+def sparkline(values: Array, width: int = WIDTH) -> str:
+    """A curve in one line of text, each mark the mean of its share of the steps.
+
+    >>> import numpy as np
+    >>> sparkline(np.arange(8.0)), sparkline(np.array([1.0, 1.0]))
+    ('▁▂▃▄▅▆▇█', '▁▁')
+    """
+    count = min(width, len(values))
+    edges = [round(at * len(values) / count) for at in range(count + 1)]
+    means = [float(values[low:high].mean()) for low, high in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((mean - low) * scale)] for mean in means)
+
+
+def frame(groups: Groups, metrics: Sequence[str] | None, *, window: int) -> str:
+    """The text of one look."""
+    chosen = list(metrics or rewards(groups))
+    lines: Rows = [("metric", "name", "runs", "step", f"mean of last {window}", "lowest", "highest", "curve")]
+    for metric in [*chosen, *(extra for extra in BESIDE if not metrics and extra not in chosen)]:
+        for name, logs in groups.items():
+            present = [log for log in logs if metric in log.metrics]
+            if not present:
+                continue
+            try:
+                found = curve(present, metric)
+            except DataError:  # runs which have no step in common yet
+                continue
+            mean = found.mean
+            last = f"{mean[-window:].mean():.3f}"
+            ends = f"{mean.min():.3f}", f"{mean.max():.3f}"
+            lines.append((title(metric), name, str(len(present)), str(found.steps[-1]), last, *ends, sparkline(mean)))
+    return plain(lines)
+
+
+def follow(
+    paths: Sequence[Path],
+    read: Callable[[], Groups],
+    draw: Callable[[Groups], str],
+    out: TextIO,
+    *,
+    interval: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Draw until interrupted; a log that is not there yet is waited for."""
+    seen: object = None
+    shown = ""
+    try:
+        while True:
+            sizes = [_size(path) for path in paths]
+            if sizes != seen:
+                seen = sizes
+                try:
+                    text = draw(read())
+                except DataError as error:  # nothing is logged yet
+                    text = f"waiting: {error}"
+                if text != shown:
+                    shown = text
+                    out.write(("\x1b[H\x1b[2J" if out.isatty() else "") + text + "\n")
+                    out.flush()
+            sleep(interval)
+    except KeyboardInterrupt:
+        out.write("\n")
+
+
+def _size(path: Path) -> int:
+    """How much is logged in a file or below a folder."""
+    try:
+        if path.is_dir():
+            return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and _is_log(file))
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _is_log(file: Path) -> bool:
+    return file.suffix == ".jsonl" or file.name.startswith("events.out.tfevents")

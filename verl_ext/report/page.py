@@ -1,0 +1,43 @@
+"""The report as one HTML file which needs nothing else: tables, the picture inside, what was read."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterable
+from pathlib import Path
+
+from verl_ext.report.table import Rows
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;color:#111;background:#fff;margin:2rem auto;max-width:75rem}"
+    "table{border-collapse:collapse;margin:1rem 0}"
+    "th,td{padding:.25rem .8rem;text-align:left;border-bottom:1px solid #ccc}"
+    "td{font-variant-numeric:tabular-nums}img{width:100%;height:auto}ul{padding-left:1.2rem}"
+)
+
+
+def page(heading: str, picture: Path, alt: str, tables: Iterable[tuple[str, Rows]], notes: Iterable[str]) -> str:
+    """The whole document."""
+    image = base64.b64encode(picture.read_bytes()).decode("ascii")
+    body = [
+        f"<h1>{html.escape(heading)}</h1>",
+        f'<img src="data:image/png;base64,{image}" alt="{html.escape(alt, quote=True)}">',
+    ]
+    for caption, lines in tables:
+        body += [f"<h2>{html.escape(caption)}</h2>", _table(lines)]
+    body += ["<h2>Runs</h2>", "<ul>", *(f"<li>{html.escape(note)}</li>" for note in notes), "</ul>"]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>{html.escape(heading)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _table(lines: Rows) -> str:
+    def row(cells: Iterable[str], kind: str) -> str:
+        return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells) + "</tr>"
+
+    return "\n".join(["<table>", row(lines[0], "th"), *(row(line, "td") for line in lines[1:]), "</table>"])

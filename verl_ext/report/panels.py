@@ -1,0 +1,70 @@
+"""Which curves a report shows, and in what units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from verl_ext.report.curves import Groups, logged, rewards, title
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes: every run's curve of the first metric, and thinner ones of the others."""
+
+    title: str
+    unit: str
+    metrics: tuple[str, ...]
+    share: bool = False
+    """Whether the values lie between 0 and 1."""
+    skip: int = 0
+    """Steps at the start that are not shown."""
+
+
+_BESIDE = (
+    Panel("advantage: spread", "std over responses", ("advantage/std",)),
+    Panel("advantage: largest and least", "advantage", ("critic/advantages/max", "critic/advantages/min")),
+    Panel("advantage: exactly 0", "share of responses", ("advantage/zero_share",), share=True),
+    Panel(
+        "hadw: capability (thin: accuracy)",
+        "mean accuracy",
+        ("hadw/capability_posterior", "hadw/batch_accuracy"),
+        share=True,
+    ),
+    Panel("length of a response", "tokens, batch mean", ("response_length/mean",)),
+    # The first step is that of starting up.
+    Panel("time of a step, after the first", "seconds", ("timing_s/step",), skip=1),
+)
+
+
+def panels(groups: Groups) -> list[Panel]:
+    """All that is worth a look of what the runs have logged: rewards first."""
+    found = logged(groups)
+    names = rewards(groups)
+    out = of_metrics(names)
+    for name in names:
+        dead = name.removesuffix("/mean") + "/dead_groups"
+        if dead in found:
+            out.append(Panel(f"{title(name)}: dead groups", "share of prompts", (dead,), share=True))
+    return out + [panel for panel in _BESIDE if panel.metrics[0] in found]
+
+
+def of_metrics(metrics: Iterable[str]) -> list[Panel]:
+    """A panel for each metric."""
+    units = {metric: panel.unit for panel in _BESIDE for metric in panel.metrics}
+    return [Panel(title(metric), units.get(metric, _unit(metric)), (metric,)) for metric in metrics]
+
+
+def _unit(metric: str) -> str:
+    if metric.startswith("timing_s/"):
+        return "seconds"
+    return "reward, batch mean" if title(metric) != metric else "value"
+
+
+def columns(count: int) -> int:
+    """How many of the panels stand side by side: what leaves the fewest gaps.
+
+    >>> columns(1), columns(8), columns(9)
+    (1, 4, 3)
+    """
+    return min(count, min((4, 3), key=lambda across: -count % across))

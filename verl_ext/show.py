@@ -1,0 +1,129 @@
+"""`verl-ext show NAME`: the steps, the formula and the settings in force of an estimator."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_ext.core.chain import Chain
+from verl_ext.errors import ConfigurationError, unknown
+from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.estimators.compose import describe, settings_of
+from verl_ext.settings import SECTIONS, Settings
+
+# Sections beside an estimator's own and `rewards`, where its settings say so.
+_BASE = "hadw"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("estimator", help=", ".join(ESTIMATORS))
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="settings as on verl's command line, such as algorithm.gdpo.scale=mad; others than algorithm's and the "
+        "actor's loss_agg_mode are ignored",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a YAML file to read `algorithm` from first")
+
+
+def show(options: argparse.Namespace) -> str:
+    """The text to print."""
+    name = options.estimator
+    if name not in ESTIMATORS:
+        raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
+    algorithm, mode = _configured(options.config, options.overrides)
+    settings = Settings.parse(algorithm, loss_agg_mode=mode)
+    chain = build(name, settings)
+    home = importlib.import_module(ESTIMATORS[name].split(":")[0])
+    heading, _, rest = inspect.cleandoc(home.__doc__ or "").partition("\n")
+    lines = [f"{name}: {heading}"]
+    if name != "compose":
+        lines += ["", "formula", *_indented(rest)]
+    lines += ["", "steps", *_steps(chain), "", "settings in force", *_settings(name, settings)]
+    lines += ["", "the same as a list", *_as_list(chain, settings)]
+    return "\n".join(lines)
+
+
+def _configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[str, Any], str]:
+    """The `algorithm` section and the actor's `loss_agg_mode`."""
+    if path is None and not overrides:
+        return {}, "token-mean"
+    try:
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+        from hydra.errors import HydraException
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+    except ImportError as error:
+        raise ConfigurationError("settings are read with Hydra, as verl's are: pip install hydra-core") from error
+    try:
+        config = OmegaConf.create({}) if path is None else OmegaConf.load(path)
+        for override in OverridesParser.create().parse_overrides(list(overrides)):
+            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+        algorithm = OmegaConf.to_container(OmegaConf.select(config, "algorithm") or OmegaConf.create({}), resolve=True)
+    except (OSError, OmegaConfBaseException, HydraException, ValueError) as error:
+        raise ConfigurationError(f"the settings cannot be read: {error}") from error
+    mode = OmegaConf.select(config, "actor_rollout_ref.actor.loss_agg_mode") or "token-mean"
+    assert isinstance(algorithm, dict)  # noqa: S101 - for the type checker: a section is a mapping
+    return {str(key): value for key, value in algorithm.items()}, mode
+
+
+def _indented(text: str) -> Iterator[str]:
+    """The formulas of a docstring: its indented lines."""
+    for line in text.splitlines():
+        if line.startswith("    "):
+            yield f"  {line.strip()}"
+
+
+def _steps(chain: Chain) -> Iterator[str]:
+    width = max(len(step.name) for step in chain.steps)
+    for at, step in enumerate(chain.steps, start=1):
+        given = ", ".join(f"{key}={_text(value)}" for key, value in settings_of(step, defaults=True).items())
+        doc = inspect.getdoc(type(step)) or ""
+        says = " ".join(doc.split("\n\n")[0].split()) if type(step).__doc__ else ""
+        yield f"  {at}  {step.name.ljust(width)}  {says}"
+        if given:
+            yield f"     {' ' * width}  {given}"
+
+
+def _settings(name: str, settings: Settings) -> Iterator[str]:
+    sections = ["rewards", name, *([settings.hadw.base] if name == _BASE else [])]
+    for section in (section for section in sections if section in SECTIONS and section != "compose"):
+        for item in dataclasses.fields(SECTIONS[section]):
+            value = getattr(getattr(settings, section), item.name)
+            yield f"  algorithm.{section}.{item.name}={_text(value)}"
+    if name == "compose":
+        for key in ("accuracy_key", "accuracy_threshold"):
+            yield f"  algorithm.compose.{key}={_text(getattr(settings.compose, key))}"
+    yield f"  algorithm.norm_adv_by_std_in_grpo={settings.norm_by_std}"
+    yield f"  algorithm.use_kl_in_reward={settings.kl_in_reward}"
+    yield f"  actor_rollout_ref.actor.loss_agg_mode={settings.loss_agg_mode}"
+
+
+def _as_list(chain: Chain, settings: Settings) -> Iterator[str]:
+    own = any(type(step).__module__.partition(".")[0] != __name__.partition(".")[0] for step in chain.steps)
+    items = list(settings.compose.steps or ()) if own else describe(chain)
+    written = ",".join(_text(item) for item in items)
+    yield f"  algorithm.adv_estimator=compose '+algorithm.compose.steps=[{written}]'"
+
+
+def _text(value: Any) -> str:
+    """A value as verl's command line takes it.
+
+    >>> _text({"step": "whiten", "epsilon": 0.5}), _text(("a", None)), _text(True)
+    ('{step:whiten,epsilon:0.5}', '[a,null]', 'True')
+    """
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_text(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_text, value)) + "]"
+    if value is None:
+        return "null"
+    return value if isinstance(value, str) else str(value) if isinstance(value, bool) else json.dumps(value)
