@@ -144,7 +144,7 @@ class HadwSettings:
                 homes = [anchor for anchor, names in used.items() if name in names]
                 raise ConfigurationError(
                     f"{where}.{name}={value} has no effect with {where}.anchor={self.anchor}: "
-                    f"remove it, or set {where}.anchor to {' or '.join(homes)}"
+                    f"remove it, or set {' or '.join(f'{where}.anchor={home}' for home in homes)}"
                 )
             number(f"{where}.{name}", value, low=0.0, high=None if name == "history_window" else 1.0)
         if self.anchor == "fixed" and self.fixed_anchor is None:

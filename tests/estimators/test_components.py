@@ -201,5 +201,5 @@ def test_token_scores_behind_the_mask_may_be_nan():
 
 @pytest.mark.parametrize("shape", [(4,), (4, 3), (3, 2), (4, 2, 1)])
 def test_token_scores_of_another_shape_are_refused(shape):
-    with pytest.raises(DataError, match=r"'token_level_scores_y' has shape .* expected \(4, 2\)"):
+    with pytest.raises(DataError, match=r"'token_level_scores_y' is .* expected a tensor \(4, 2\)"):
         gdpo(lengths=[2] * 4, batch={"token_level_scores_y": torch.zeros(shape)})

@@ -12,8 +12,10 @@ from omegaconf import OmegaConf
 from tests.batches import call, object_array, tensors
 from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
 from verl_ext import RunState, Settings, build, use_run_state
-from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.core.rows import Rows
+from verl_ext.errors import ConfigurationError, DataError, IntegrationError
 from verl_ext.estimators import ESTIMATORS
+from verl_ext.integration.context import StepContext, activate
 from verl_ext.integration.registry import estimator_function
 
 EVERY = pytest.mark.parametrize("name", ESTIMATORS)
@@ -221,3 +223,40 @@ def test_the_accuracy_of_dgpo_under_hadw_is_hadws(setting):
     with pytest.raises(ConfigurationError, match=rf"algorithm.dgpo.{name}=.* has no effect under hadw"):
         call("hadw", [1.0, 0.0, 0.0, 1.0], UIDS, config=config, components=fields())
     assert build("hadw", Settings.parse(config | {"hadw": {"base": "dgpo"} | setting}))
+
+
+def test_what_is_no_tensor_is_refused_by_name():
+    function = estimator_function("drgrpo")
+    with pytest.raises(DataError, match="token_level_rewards must be a torch tensor .*, found ndarray"):
+        function(token_level_rewards=np.zeros((2, 1)), response_mask=torch.ones(2, 1), index=["a", "a"], config={})
+
+
+def test_uids_that_are_tensors_are_compared_by_value():
+    uids = [torch.tensor(1), torch.tensor(1), torch.tensor(2), torch.tensor(2)]
+    given = {"token_level_rewards": torch.tensor([[1.0], [0.0], [1.0], [1.0]]), "response_mask": torch.ones(4, 1)}
+    advantages, _ = estimator_function("drgrpo")(index=uids, config={}, **given)
+    assert advantages[:, 0].tolist() == [0.5, -0.5, 0.0, 0.0]
+
+
+def test_a_trainer_that_passes_a_part_of_the_batch_is_named():
+    rows = Rows.of_sessions(["a_0_0", "a_1_0", "b_0_0"], np.zeros(3, dtype=bool))
+    given = {"token_level_rewards": torch.ones(2, 1), "response_mask": torch.ones(2, 1), "index": ["a", "a"]}
+    with (
+        activate(StepContext(trainer=object(), rows=rows)),
+        pytest.raises(IntegrationError, match="drgrpo was called on 2 rows of a batch of 3: the trainer object must"),
+    ):
+        estimator_function("drgrpo")(config={}, **given)
+
+
+def test_a_token_score_field_that_nobody_asks_for_may_have_any_shape():
+    given = {"token_level_rewards": torch.tensor([[1.0], [0.0]]), "response_mask": torch.ones(2, 1), "index": ["a"] * 2}
+    for other in (torch.ones(7), [1, 2]):
+        advantages, _ = estimator_function("drgrpo")(config={}, batch={"token_level_scores_z": other}, **given)
+        assert advantages[:, 0].tolist() == [0.5, -0.5]
+
+
+def test_an_interpolation_that_leads_nowhere_is_our_error():
+    config = OmegaConf.create({"rewards": {"keys": "${nowhere}"}})
+    given = {"token_level_rewards": torch.ones(2, 1), "response_mask": torch.ones(2, 1), "index": ["a", "a"]}
+    with pytest.raises(ConfigurationError, match="algorithm cannot be read: .*nowhere"):
+        estimator_function("drgrpo")(config=config, **given)

@@ -79,6 +79,16 @@ DAMAGED = {
         '{"anchor": "window", "value": 0.5, "window": [], "ticks": 2}}}}',
         "capability state is damaged",
     ),
+    "with another value than the last": (
+        '{"format": 1, "estimators": {"hadw": {"weigh_by_history": '
+        '{"anchor": "soft", "value": 0.5, "window": [0.25], "ticks": 1}}}}',
+        "capability state is damaged",
+    ),
+    "with more batches than it saw": (
+        '{"format": 1, "estimators": {"hadw": {"weigh_by_history": '
+        '{"anchor": "soft", "value": 0.5, "window": [0.25, 0.5], "ticks": 1}}}}',
+        "capability state is damaged",
+    ),
     "of an estimator that remembers nothing": ('{"format": 1, "estimators": {"hadw": {}}}', "'hadw' is empty"),
     "of a step that does not exist": (
         '{"format": 1, "estimators": {"hadw": {"weigh_by_moon": {}}}}',
@@ -102,9 +112,9 @@ def test_a_damaged_file_is_named_and_leaves_the_state_as_it_was(case: str, tmp_p
 
 def test_a_file_of_another_step_than_its_folder_is_refused(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "global_step_7", state(3), step=7)
-    (tmp_path / "global_step_7").rename(tmp_path / "global_step_9")
-    with pytest.raises(CheckpointError, match="written at step 7, and lies in global_step_9"):
-        checkpoint.load(tmp_path / "global_step_9", RunState())
+    assert checkpoint.load(tmp_path / "global_step_7", RunState(), step=7) is True
+    with pytest.raises(CheckpointError, match="it was written at step 7, the run resumes at 9"):
+        checkpoint.load(tmp_path / "global_step_7", RunState(), step=9)
 
 
 def test_another_anchor_is_noticed_when_the_state_is_read(tmp_path: Path) -> None:
@@ -176,6 +186,12 @@ def test_a_save_that_fails_leaves_no_litter(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, state(1), step=1)
     with mock.patch("os.replace", side_effect=OSError("disk full")), pytest.raises(OSError, match="disk full"):
         checkpoint.save(tmp_path, state(2), step=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["verl_ext.json"]
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_save(tmp_path: Path) -> None:
+    (tmp_path / ".verl_ext.json.123.tmp").write_text("{")
+    checkpoint.save(tmp_path, state(1), step=1)
     assert [path.name for path in tmp_path.iterdir()] == ["verl_ext.json"]
 
 

@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a list without steps": (
         ("algorithm.adv_estimator=compose",),
-        ("needs a list of steps: set algorithm.compose.steps",),
+        ("needs a list of steps: set +algorithm.compose.steps",),
     ),
     "a filter by rewards without their names": (
         (
@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a list that needs the rewards' names": (
         ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[centre,weigh_and_sum]"),
-        ("compose normalises each reward by itself", "set algorithm.rewards.keys=[...]"),
+        ("compose normalises each reward by itself", "set +algorithm.rewards.keys=[...]"),
     ),
     "a condition of a list on a reward that is no key": (
         (
@@ -170,7 +170,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a setting of another anchor": (
         ("algorithm.adv_estimator=hadw", "+algorithm.hadw={anchor: window, eta: 0.2}"),
-        ("algorithm.hadw.eta=0.2 has no effect with algorithm.hadw.anchor=window", "set algorithm.hadw.anchor to soft"),
+        (
+            "algorithm.hadw.eta=0.2 has no effect with algorithm.hadw.anchor=window",
+            "remove it, or set algorithm.hadw.anchor=soft",
+        ),
     ),
 }
 
@@ -206,7 +209,46 @@ def test_settings_that_a_preset_brought_are_named_without_a_plus() -> None:
 
 def test_a_misspelt_section_is_refused() -> None:
     message = refusal("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdop.whiten=token")
-    assert "algorithm: unknown section 'gdop' (did you mean 'gdpo'?)" in message
+    assert "algorithm.gdop is unknown and would be ignored: did you mean algorithm.gdpo?" in message
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("gdpo_reward_weight=[1,2]", "algorithm.gdpo_reward_weights"),
+        ("reward_weights=[1,2]", "algorithm.gdpo_reward_weights"),
+        ("whiten=token", "algorithm.gdpo.whiten"),
+        ("reward.keys=[acc]", "algorithm.rewards"),
+    ],
+)
+def test_a_misspelt_setting_is_refused_and_under_verl_s_estimators_warned_of(
+    written: str, meant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = f"is unknown and would be ignored: did you mean {meant}?"
+    assert expected in refusal("algorithm.adv_estimator=gdpo", KEYS, f"+algorithm.{written}")
+    (message,) = warnings_of(caplog, "algorithm.adv_estimator=grpo", f"+algorithm.{written}")
+    assert expected in message
+
+
+@pytest.mark.parametrize("name", ["my_grpo", "grpo_v2"])
+def test_a_name_that_resembles_ours_may_be_the_user_s_own(name: str) -> None:
+    check_run(compose(f"algorithm.adv_estimator={name}"), unregistered=True)
+
+
+@pytest.mark.parametrize("name", ["GDPO", "null"])
+def test_a_name_in_capitals_or_none_is_refused_in_the_driver(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="unknown estimator"):
+        check_run(compose(f"algorithm.adv_estimator={name}"), unregistered=True)
+
+
+def test_gspo_of_verl_0_9_0_aggregates_in_its_own_way() -> None:
+    import verl
+
+    overrides = ("algorithm.adv_estimator=drgrpo", *DRGRPO_LOSS, "actor_rollout_ref.actor.policy_loss.loss_mode=gspo")
+    if verl.__version__.startswith("0.9.0"):
+        assert "loss_mode=gspo, which aggregates in its own way" in refusal(*overrides)
+    else:
+        check_run(compose(*overrides))
 
 
 def test_a_section_of_verl_s_own_is_not_taken_for_a_misspelling() -> None:
@@ -224,6 +266,12 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "gdpo with weights": ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.weights=[1,0.5]"),
     "dgpo": ("algorithm.adv_estimator=dgpo", *ONE_UPDATE),
     "hadw": ("algorithm.adv_estimator=hadw",),
+    "dgpo, its mean over sequences by the loss and by the mode": (
+        "algorithm.adv_estimator=dgpo",
+        *ONE_UPDATE,
+        "actor_rollout_ref.actor.policy_loss.loss_mode=sapo",
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+    ),
     "drgrpo with its loss": ("algorithm.adv_estimator=drgrpo", *DRGRPO_LOSS),
     "drgrpo with another loss on purpose": ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False"),
     "drgrpo with KL in the reward": ("algorithm.adv_estimator=drgrpo", *DRGRPO_LOSS, "algorithm.use_kl_in_reward=True"),
@@ -312,6 +360,14 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
         ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "actor_rollout_ref.actor.policy_loss.loss_mode=sapo"),
         "takes its mean over sequences whatever loss_agg_mode says: set +algorithm.dgpo.balance=sequence",
     ),
+    "settings of a weighting which is off": (
+        ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "+algorithm.dgpo={dqw: false, dqw_temp: 9}"),
+        "algorithm.dgpo.dqw_temp=9 has no effect with algorithm.dgpo.dqw=False",
+    ),
+    "an epsilon that nothing adds": (
+        ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo={whiten: none, scale: none, epsilon: 1e-3}"),
+        "algorithm.gdpo.epsilon=0.001 has no effect with algorithm.gdpo.scale=none and algorithm.gdpo.whiten=none",
+    ),
     "a balance of several mini-batches": (
         (
             "algorithm.adv_estimator=dgpo",
@@ -346,12 +402,12 @@ def test_it_runs_with_one_warning(case: str, caplog: pytest.LogCaptureFixture) -
 def test_a_name_of_the_user_s_own_may_be_registered_where_the_trainer_runs(caplog: pytest.LogCaptureFixture) -> None:
     config = compose("algorithm.adv_estimator=my_method")
     with caplog.at_level(logging.WARNING, "verl_ext"):
-        check_run(config, driver=True)
-    assert "my_method is not registered in the driver" in caplog.text
+        check_run(config, unregistered=True)
+    assert "my_method is not registered yet" in caplog.text
     with pytest.raises(ConfigurationError, match="unknown estimator 'my_method'"):
         check_run(config)
     with pytest.raises(ConfigurationError, match="did you mean 'hadw'"):
-        check_run(compose("algorithm.adv_estimator=hadww"), driver=True)
+        check_run(compose("algorithm.adv_estimator=hadww"), unregistered=True)
 
 
 @pytest.mark.parametrize("name", ["dgpo", "drgrpo", "gdpo", "hadw"])

@@ -75,3 +75,10 @@ def test_what_cannot_be_imported_is_named(missing: str, message: str):
     assert status == 1
     assert message in told
     assert "pip install" in told
+
+
+def test_a_verl_that_breaks_in_its_own_way_is_said_too():
+    code = "import sys, types\nsys.modules['verl'] = types.ModuleType('verl')"
+    status, told = doctor(code)
+    assert status == 1
+    assert "FAIL  verl cannot be imported: AttributeError" in told

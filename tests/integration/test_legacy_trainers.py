@@ -16,7 +16,7 @@ import pytest
 import torch
 from verl import DataProto
 from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
-from verl.trainer.ppo import ray_trainer
+from verl.trainer.ppo import core_algos, ray_trainer
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from tests.integration.configs import compose
@@ -207,6 +207,30 @@ def test_the_score_may_be_one_of_the_keys(estimator: str) -> None:
         "+algorithm.drgrpo.check_loss=False",
     )
     assert metrics["reward/score/mean"] == pytest.approx(9 / 8)
+
+
+def test_token_scores_are_there_when_advantages_are_computed_and_do_not_become_the_components() -> None:
+    """Code written against the fork reads the fields there; NaN, "not scored", would read as 0 from them."""
+    seen: list[set[str]] = []
+
+    class Looks(OwnFit):
+        def fit(self) -> DataProto:
+            data = batch()
+            data.non_tensor_batch["format"] = np.array([np.nan, *FORMAT[1:]], dtype=object)
+
+            def look(*args: Any, **kwargs: Any) -> Any:
+                seen.append({name for name, _ in data.batch.items() if name.startswith("token_level_scores_")})
+                return original(*args, **kwargs)
+
+            registry = core_algos.ADV_ESTIMATOR_REGISTRY
+            original = registry["gdpo"]
+            with mock.patch.dict(registry, {"gdpo": look}):
+                return ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=self.config.algorithm)
+
+    with_fields = Looks(compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.token_scores=True")).fit()
+    without = Looks(compose("algorithm.adv_estimator=gdpo", KEYS)).fit()
+    assert seen == [{"token_level_scores_acc", "token_level_scores_format"}, set()]
+    torch.testing.assert_close(with_fields.batch["advantages"], without.batch["advantages"], atol=0, rtol=0)
 
 
 def separate(cls: type[Any], *overrides: str) -> Any:

@@ -118,7 +118,8 @@ def _check_penalty(penalty: Array, rewards: Array, labels: Sequence[Hashable]) -
         row = int(broken[0])
         raise DataError(
             f"the KL part of the reward of uid {labels[row]!r} is {penalty[row]} (row {row}, {len(broken)} such rows "
-            "in all), expected a finite number: look for NaN or infinite log probabilities, policy or reference"
+            "in all), expected a finite number: look for NaN or infinite log probabilities, policy or reference, and "
+            "for a score that is not finite"
         )
 
 

@@ -46,7 +46,8 @@ class Capability:
         sound = all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n <= 1 for n in numbers)
         sound = sound and anchor in ANCHORS and type(ticks) is int and ticks >= 0
         if sound and anchor != "fixed":
-            sound = (value is None) == (ticks == 0) and bool(window) == (ticks > 0)
+            sound = (value is None) == (ticks == 0) and bool(window) == (ticks > 0) and len(window) <= ticks
+            sound = sound and (anchor == "window" or not window or value == window[-1])
         if not sound:
             raise CheckpointError(f"capability state is damaged: {dict(data)!r}")
         return cls(anchor, None if value is None else float(value), tuple(map(float, window)), ticks)

@@ -15,7 +15,7 @@ from verl_ext.core.groups import Array
 
 # verl combines the metrics of several updates in one step by looking for these words anywhere in a name, so that a
 # reward called `format_minimal` would be logged by its minimum. A `_` inside the word hides it.
-_MISREAD = re.compile("max|min|sum|total|timing_s|timing_per_token", re.IGNORECASE)
+_MISREAD = re.compile("max|min|mean|avg|average|sum|total|timing_s|timing_per_token", re.IGNORECASE)
 
 
 def metric_name(key: str) -> str:

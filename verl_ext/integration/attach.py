@@ -65,7 +65,7 @@ def attach(trainer: Any, config: Any) -> TrainerRun:
     """Give a trainer its run, checking the configuration first."""
     from verl_ext.integration import checks
 
-    checks.check_run(config)
+    checks.check_run(config, unregistered=True)
     mode = OmegaConf.select(config, "actor_rollout_ref.actor.loss_agg_mode") or "token-mean"
     name = estimator_name(config)
     try:
@@ -112,9 +112,14 @@ def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         config = kwargs.get("config", args[0] if args else None)
-        if run_of(self) is None and OmegaConf.is_config(config) and "algorithm" in config:
+        first = run_of(self) is None and OmegaConf.is_config(config) and "algorithm" in config
+        if first:
             attach(self, config)
         original(self, *args, **kwargs)
+        if first:
+            from verl_ext.integration import checks
+
+            checks.check_registered(config)
 
     return __init__
 

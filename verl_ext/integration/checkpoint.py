@@ -23,6 +23,8 @@ def save(folder: str | os.PathLike[str], run: RunState, *, step: int) -> Path:
     """Write the state into `folder`, atomically: a reader sees the old file or the new one."""
     path = Path(folder) / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{FILE}.*.tmp"):  # by a process that was killed
+        left.unlink(missing_ok=True)
     data = {"format": FORMAT, "verl_ext": __version__, "global_step": step, "estimators": run.state_dict()}
     temporary = path.with_name(f".{FILE}.{os.getpid()}.tmp")
     try:
@@ -38,8 +40,11 @@ def save(folder: str | os.PathLike[str], run: RunState, *, step: int) -> Path:
     return path
 
 
-def load(folder: str | os.PathLike[str], run: RunState) -> bool:
-    """Read the state of `folder` into `run`; False if there is none, an error naming the file if it is damaged."""
+def load(folder: str | os.PathLike[str], run: RunState, *, step: int | None = None) -> bool:
+    """Read the state of `folder` into `run`; False if there is none, an error naming the file if it is damaged.
+
+    With `step`, it must have been written at that step.
+    """
     path = Path(folder) / FILE
     try:
         text = path.read_text(encoding="utf-8")
@@ -53,9 +58,8 @@ def load(folder: str | os.PathLike[str], run: RunState) -> bool:
             raise CheckpointError("it holds no estimators")
         if data.get("format") != FORMAT:
             raise CheckpointError(f"it has format {data.get('format')!r}, this version reads {FORMAT}")
-        written, where = data.get("global_step"), path.parent.name
-        if where.startswith("global_step_") and where != f"global_step_{written}":
-            raise CheckpointError(f"it was written at step {written!r}, and lies in {where}")
+        if step is not None and data.get("global_step") != step:
+            raise CheckpointError(f"it was written at step {data.get('global_step')!r}, the run resumes at {step}")
         run.load_state_dict(data["estimators"])
     except (ValueError, RecursionError, CheckpointError) as error:
         raise CheckpointError(
@@ -82,7 +86,7 @@ def load_for(trainer: Any, run: RunState, *, name: str, chain: Chain) -> None:
         folder = Path(config.resume_from_path)
     else:
         folder = Path(config.default_local_dir) / f"global_step_{step_of(trainer)}"
-    if load(folder, run):
+    if load(folder, run, step=step_of(trainer)):
         if name not in run.states:
             logger.warning("%s holds no state of %s: its history starts anew", folder / FILE, name)
         else:

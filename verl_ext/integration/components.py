@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,12 +31,12 @@ class Components:
         self,
         *,
         labels: Sequence[Hashable],
-        token_scores: Mapping[str, Array] | None = None,
+        token_scores: Mapping[str, Callable[[], Array]] | None = None,
         infos: Sequence[Mapping[str, Any]] | None = None,
         fields: Mapping[str, Any] | None = None,
         rows: Rows | None = None,
     ) -> None:
-        """`fields` hold one entry a trajectory, or one a row of the batch where `rows` are given."""
+        """`token_scores` are summed when asked for; `fields` hold one entry a trajectory, or a row with `rows`."""
         self.labels = labels
         self._rows = rows
         self._token_scores = dict(token_scores or {})
@@ -53,10 +53,12 @@ class Components:
         tensors: Mapping[str, Any] | None,
     ) -> Components:
         """From verl's `non_tensor_batch` and `batch`, one entry a row."""
-        token_scores = {}
-        for name in map(str, tensors.keys() if tensors is not None else ()):
-            if tensors is not None and name.startswith(TOKEN_FIELD):
-                token_scores[name.removeprefix(TOKEN_FIELD)] = rows.take(token_totals(name, tensors[name], mask))
+        given = {} if tensors is None else tensors
+        token_scores = {
+            name.removeprefix(TOKEN_FIELD): lambda name=name: rows.take(token_totals(name, given[name], mask))
+            for name in map(str, given.keys())
+            if name.startswith(TOKEN_FIELD)
+        }
         return cls(labels=labels, token_scores=token_scores, fields=fields, rows=rows)
 
     def __contains__(self, key: str) -> bool:
@@ -82,7 +84,7 @@ class Components:
     def column(self, key: str, setting: str) -> Array:
         """`[N]` values; NaN is "not scored". `setting` is the configuration line that named the key."""
         if key in self._token_scores:
-            return self._token_scores[key]
+            return self._token_scores[key]()
         if self._infos is not None and key in self._seen_in_infos():
             values = [info.get(key) for info in self._infos]
             if any(value is None for value in values):
@@ -147,10 +149,9 @@ class Components:
 
 def token_totals(name: str, field: torch.Tensor, mask: torch.Tensor) -> Array:
     """`[B]` sums over the response of a batch field with one value a token."""
-    if field.shape != mask.shape:
-        raise DataError(
-            f"batch field {name!r} has shape {tuple(field.shape)}, expected {tuple(mask.shape)} as response_mask"
-        )
+    found = tuple(field.shape) if isinstance(field, torch.Tensor) else type(field).__name__
+    if found != tuple(mask.shape):
+        raise DataError(f"batch field {name!r} is {found}, expected a tensor {tuple(mask.shape)} as response_mask")
     return scores(field, mask)
 
 

@@ -7,7 +7,9 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
+from verl_ext.errors import ConfigurationError
 from verl_ext.settings import SECTIONS, Settings
 
 _READ = (
@@ -60,10 +62,13 @@ def _plain_config(config: DictConfig) -> dict[str, Any]:
 
 
 def _resolved(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        for name, value in found.items()
-    }
+    try:
+        return {
+            name: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            for name, value in found.items()
+        }
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(f"algorithm cannot be read: {error}") from error
 
 
 def _raw(node: Any) -> Any:

@@ -80,9 +80,10 @@ def _versions() -> Iterator[str]:
 def _verl(report: Report) -> bool:
     print("verl")
     try:
-        found = importlib.import_module("verl").__version__
-    except ImportError as error:
-        report.fail(f"verl cannot be imported: {error}", "install it: pip install 'verl_ext[verl]'", error)
+        found = str(importlib.import_module("verl").__version__)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the user wants to know
+        remedy = "install it" if isinstance(error, ImportError) else "install it anew"
+        report.fail(f"verl cannot be imported: {error!r}", f"{remedy}: pip install 'verl_ext[verl]'", error)
         return False
     numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
     if numbers < OLDEST:
@@ -159,7 +160,7 @@ def _registry(report: Report) -> None:
             report.fail(f"{name} is not registered", "see the plugin and hooks sections")
         elif function.__module__ == PLUGIN:
             report.fail(f"{name} refuses to run", "see the plugin section")
-        elif not getattr(function, hooks.MARK, False):
+        elif not hooks.is_wrapped(function):
             report.fail(f"{name} is registered by {function.__module__}", "another package replaced it, or see above")
         else:
             replaced = getattr(function, "replaced", None)

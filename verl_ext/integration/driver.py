@@ -21,7 +21,7 @@ def wrap_validate_config(original: Callable[..., Any]) -> Callable[..., Any]:
     def validate_config(config: Any, *args: Any, **kwargs: Any) -> Any:
         from verl_ext.integration.checks import check_run
 
-        check_run(config, driver=True)
+        check_run(config, unregistered=True)
         return original(config, *args, **kwargs)
 
     return validate_config

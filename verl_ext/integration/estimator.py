@@ -15,7 +15,7 @@ from verl_ext.core.groups import Array
 from verl_ext.core.observe import advantage_metrics, reward_metrics
 from verl_ext.core.rows import Rows, broadcast, padding_by_uid, scores, token_counts
 from verl_ext.core.state import RunState
-from verl_ext.errors import ConfigurationError, DataError, listed
+from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
 from verl_ext.estimators import build
 from verl_ext.integration import dump, hooks
 from verl_ext.integration.components import SCORE, Components
@@ -51,6 +51,11 @@ def compute(
     settings, chain = _built(name, config, context.loss_agg_mode)
     uids = _uids(index, token_level_rewards, response_mask)
     rows = Rows.of_padding(padding_by_uid(uids, response_mask)) if context.rows is None else context.rows
+    if len(rows.owner) != len(uids):
+        raise IntegrationError(
+            f"{name} was called on {len(uids)} rows of a batch of {len(rows.owner)}: the trainer "
+            f"{type(context.trainer).__qualname__} must pass all rows at once"
+        )
     labels = rows.labels(uids)
     if not labels:
         return _both(broadcast(np.zeros(len(uids)), response_mask, token_level_rewards.dtype))
@@ -197,6 +202,9 @@ def _singletons(batch: Batch) -> dict[str, str]:
 
 
 def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashable]:
+    for what, given in (("token_level_rewards", rewards), ("response_mask", mask)):
+        if not isinstance(given, torch.Tensor):
+            raise DataError(f"{what} must be a torch tensor [rows, tokens], found {type(given).__name__}")
     if rewards.shape != mask.shape or mask.dim() != 2:
         raise DataError(
             f"token_level_rewards {tuple(rewards.shape)} and response_mask {tuple(mask.shape)} must be [rows, tokens]"
@@ -204,6 +212,8 @@ def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashabl
     if index is None:
         raise DataError("the uids are missing: pass index=<one uid a row>")
     uids: list[Hashable] = index.tolist() if hasattr(index, "tolist") else list(index)
+    if any(isinstance(uid, torch.Tensor) for uid in uids[:1]):  # tensors hash by identity: each its own group
+        uids = torch.stack(uids).tolist()
     if len(uids) != len(mask):
         raise DataError(f"index holds {len(uids)} uids for {len(mask)} rows")
     return uids

@@ -93,10 +93,20 @@ def expect_parameters(function: Callable[..., Any], *names: str) -> None:
         )
 
 
+def is_wrapped(function: Any) -> bool:
+    """Whether a function is a wrapper of ours; one that only copied its attributes, by `functools.wraps`, is none."""
+    return getattr(function, MARK, None) == _identity(function)
+
+
+def _identity(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
 def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Replace `owner.name` by `make(original)`, once; the original stays as `__wrapped__`."""
     original = getattr(owner, name)
-    if getattr(original, MARK, False):
+    if is_wrapped(original):
         return
     wrapper = functools.wraps(original)(make(original))
     if inspect.iscoroutinefunction(original) != inspect.iscoroutinefunction(wrapper):
@@ -104,5 +114,5 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
             f"{owner.__name__}.{name} became a coroutine function, or is none any more: this verl moved what verl_ext "
             "hooks into"
         )
-    setattr(wrapper, MARK, True)
+    setattr(wrapper, MARK, _identity(wrapper))
     setattr(owner, name, wrapper)

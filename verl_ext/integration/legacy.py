@@ -85,12 +85,13 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
             trainer=trainer,
             loss_agg_mode=run.settings.loss_agg_mode,
             fields=data.non_tensor_batch,
-            tensors=data.batch,
+            # As they are now: the fields that are written below are no process reward model's.
+            tensors=dict(data.batch.items()),
         )
+        if not run.ours or run.settings.rewards.token_scores:
+            _watch(context, data, run)
         with use_run_state(run.state), activate(context):
             result = original(data, *args, **kwargs)
-        if not run.ours or run.settings.rewards.token_scores:
-            _watch(context, result, run)
         pending = _pending.get()
         if pending is not None:
             pending.update(context.metrics)

@@ -52,6 +52,8 @@ def wrap_compute_advantage(original: Callable[..., Any], *, queue: ModuleType) -
         rows = Rows.of_sessions(batch.keys, padding)
         components = fetch_components(queue, batch, rows, run)
         context = StepContext(trainer=self, loss_agg_mode=run.settings.loss_agg_mode, rows=rows, components=components)
+        if run.settings.rewards.token_scores:
+            write_token_scores(queue, batch, rows, components, run)
         with use_run_state(run.state), activate(context):
             result = original(self, batch, metrics)
         if run.ours and not context.used:
@@ -61,8 +63,6 @@ def wrap_compute_advantage(original: Callable[..., Any], *, queue: ModuleType) -
             )
         if not run.ours:
             context.metrics |= watched_metrics(run, components, rows)
-        if run.settings.rewards.token_scores:
-            write_token_scores(queue, batch, rows, components, run)
         metrics.update(context.metrics)
         return result
 
@@ -102,7 +102,10 @@ def fetch_components(queue: ModuleType, batch: Any, rows: Rows, run: TrainerRun)
     mask = _dense(
         queue.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["response_mask"])["response_mask"]
     )
-    totals = {name: token_totals(TOKEN_FIELD + name, _dense(field), mask) for name, field in per_token.items()}
+    totals = {
+        name: functools.partial(token_totals, TOKEN_FIELD + name, _dense(field), mask)
+        for name, field in per_token.items()
+    }
     if score is not None:  # for a reward function that names none so
         own[SCORE] = token_totals("rm_scores", _dense(score), mask)
     return Components(labels=labels, token_scores=totals, infos=infos, fields=own)
