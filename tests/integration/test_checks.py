@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a list without steps": (
         ("algorithm.adv_estimator=compose",),
-        ("needs a list of steps: set algorithm.compose.steps",),
+        ("needs a list of steps: set +algorithm.compose.steps",),
     ),
     "a filter by rewards without their names": (
         (
@@ -158,7 +158,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a list that needs the rewards' names": (
         ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[centre,weigh_and_sum]"),
-        ("compose normalises each reward by itself", "set algorithm.rewards.keys=[...]"),
+        ("compose normalises each reward by itself", "set +algorithm.rewards.keys=[...]"),
     ),
     "a condition of a list on a reward that is no key": (
         (
