@@ -31,7 +31,7 @@ def test_a_misspelt_estimator_stops_before_ray_starts(tmp_path: Path, use_v1: bo
         f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray",
     )
     assert done.returncode == 1
-    assert "unknown estimator 'gdop' (did you mean 'gdpo'?); valid: 'dgpo', 'drgrpo'" in done.stderr
+    assert "unknown estimator 'gdop' (did you mean 'gdpo'?); valid: 'compose', 'dgpo', 'drgrpo'" in done.stderr
     assert not (tmp_path / "ray").exists()
     assert "Started a local Ray instance" not in done.stdout + done.stderr
 

@@ -219,7 +219,8 @@ class SeparateTrainer:
 
 def of_v1() -> SimpleNamespace:
     queue = SimpleNamespace(kv_batch_get=lambda keys, partition_id, select_fields=None: None)
-    return SimpleNamespace(PPOTrainer=type("PPOTrainer", (), dict(vars(Trainer))), tq=queue)
+    members = dict(vars(Trainer)) | {"_build_replay_buffer": lambda self: None}
+    return SimpleNamespace(PPOTrainer=type("PPOTrainer", (), members), tq=queue)
 
 
 def of_legacy() -> SimpleNamespace:
@@ -248,6 +249,7 @@ INSTALLERS = {
 TOUCHED = [
     ("v1", "PPOTrainer.__init__"),
     ("v1", "PPOTrainer._compute_advantage"),
+    ("v1", "PPOTrainer._build_replay_buffer"),
     ("v1", "PPOTrainer._save_checkpoint"),
     ("v1", "PPOTrainer._load_checkpoint"),
     ("v1", "tq.kv_batch_get"),
