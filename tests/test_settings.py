@@ -241,7 +241,7 @@ def test_a_setting_which_the_anchor_does_not_use_is_an_error(anchor, key, homes)
     refused(
         {"hadw": given | {key: value}},
         f"algorithm.hadw.{key}={value} has no effect with algorithm.hadw.anchor={anchor}",
-        f"set algorithm.hadw.anchor to {homes}",
+        "or set " + " or ".join(f"algorithm.hadw.anchor={home}" for home in homes.split(" or ")),
     )
 
 
