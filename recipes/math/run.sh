@@ -87,10 +87,9 @@ data=(
   data.filter_overlong_prompts=True
 )
 
-algorithm=(
-  "$(keys accuracy)"
-  $(accuracy accuracy)
-)
+algorithm=("$(keys accuracy)")
+# Without weights by difficulty DGPO looks at no accuracy.
+[[ $DQW == False ]] || algorithm+=($(accuracy accuracy))
 case $ALGORITHM in
   dgpo)
     algorithm+=(

@@ -235,9 +235,9 @@ ARMS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "maths dgpo, balancing only": (
         "math",
         {"DGAE": "False", "DQW": "False"},
-        {**MATHFORGE, **dgpo(dgae=False, dqw=False)},
+        {**MATHFORGE, **dgpo(dgae=False, dqw=False, accuracy_key=None)},
     ),
-    "maths dgpo, balancing and DGAE": ("math", {"DQW": "False"}, {**MATHFORGE, **dgpo(dqw=False)}),
+    "maths dgpo, balancing and DGAE": ("math", {"DQW": "False"}, {**MATHFORGE, **dgpo(dqw=False, accuracy_key=None)}),
     "maths dgpo, another temperature": ("math", {"DQW_TEMP": "5"}, {**MATHFORGE, **dgpo(dqw_temp=5)}),
     "maths dgpo, no balancing": ("math", {"BALANCE": "none"}, {**MATHFORGE, **dgpo(balance="none")}),
     "maths grpo": ("math", {"ALGORITHM": "grpo"}, MATHFORGE),
