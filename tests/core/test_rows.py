@@ -90,8 +90,7 @@ def test_what_is_not_finite_behind_the_mask_is_no_score(junk):
     rewards = torch.tensor([[0.5, 0.25, junk], [1.0, 2.0, 4.0], [junk, junk, junk]])
     before = rewards.clone()
     mask = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 0]])
-    # Of a row that is masked as a whole the last token holds the score, where it has one.
-    np.testing.assert_array_equal(scores(rewards, mask), [0.75, 7, junk])
+    assert scores(rewards, mask).tolist() == [0.75, 7, 0]
     torch.testing.assert_close(rewards, before, equal_nan=True)
 
 

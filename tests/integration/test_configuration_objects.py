@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from verl.trainer.config import AlgoConfig
 
 from verl_ext.core.rows import scores, token_counts
+from verl_ext.integration import hooks
 from verl_ext.integration.config import read_settings
 from verl_ext.integration.legacy import wrap_fit
 from verl_ext.integration.registry import estimator_function
@@ -56,3 +58,27 @@ def test_narrow_masks_count_beyond_what_their_type_can_hold():
 
 def test_infinities_of_both_signs_are_not_taken_for_not_scored():
     assert scores(torch.tensor([[float("inf"), float("-inf")]]), torch.ones(1, 2)).tolist() == [float("inf")]
+
+
+def test_an_override_that_only_copied_our_mark_is_wrapped_all_the_same():
+    """`functools.wraps` over a wrapped method copies its attributes, the mark among them."""
+
+    class Trainer:
+        def step(self):
+            return "verl's"
+
+    def make(original):
+        return lambda self: f"ours around {original(self)}"
+
+    hooks.wrap(Trainer, "step", make)
+    inner = Trainer.step
+    hooks.wrap(Trainer, "step", make)
+    assert Trainer.step is inner
+
+    class Mine(Trainer):
+        @functools.wraps(Trainer.step)
+        def step(self):
+            return "mine"
+
+    hooks.wrap(Mine, "step", make)
+    assert Mine().step() == "ours around mine"

@@ -104,14 +104,13 @@ def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
     """`[B]` sum of token-level scores over the whole response.
 
     The mask does not apply to finite values: the score of a multi-turn response may stand on a token which is not
-    trained on. What is not finite behind the mask is no score at all, unless the whole row is masked.
+    trained on. What is not finite behind the mask is no score at all.
     """
     narrow = token_level.dtype.itemsize < 4
     total: Array = token_level.sum(dim=-1, dtype=torch.float32 if narrow else None).double().cpu().numpy()
     if not np.isfinite(total).all():
         broken = ~np.isfinite(total)
         rows, seen = token_level[broken].double(), mask[broken].bool()
-        seen |= ~seen.any(dim=-1, keepdim=True)  # of a row that is left out of the loss all of it is the score
         kept = torch.where(seen | torch.isfinite(rows), rows, 0)
         found = kept.sum(dim=-1)
         # +inf and -inf, or either and NaN, would add up to NaN, which means "not scored".

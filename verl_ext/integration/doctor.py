@@ -160,7 +160,7 @@ def _registry(report: Report) -> None:
             report.fail(f"{name} is not registered", "see the plugin and hooks sections")
         elif function.__module__ == PLUGIN:
             report.fail(f"{name} refuses to run", "see the plugin section")
-        elif not hooks.is_wrapped(function):
+        elif not getattr(function, hooks.MARK, False):
             report.fail(f"{name} is registered by {function.__module__}", "another package replaced it, or see above")
         else:
             replaced = getattr(function, "replaced", None)
