@@ -49,6 +49,11 @@ def memory_of(pids: list[int]) -> int:
     return total
 
 
+def hear_interrupts() -> None:
+    """In a new process: a shell's background jobs, and all that they start, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @dataclass
 class Run:
     """A started run; `wait` it out, `stop` it, and look at its `metrics`."""
@@ -180,7 +185,13 @@ def start(
     }
     with open(folder / "log.txt", "w") as log:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=hear_interrupts,
         )
     run = Run(folder, process, mark, ray_folder, time.monotonic())
     threading.Thread(target=run._observe, daemon=True).start()
