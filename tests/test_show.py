@@ -90,3 +90,10 @@ def test_a_list_of_one_s_own_is_shown_with_its_steps(capsys):
 def test_what_is_wrong_is_said(arguments, message, capsys):
     assert main(["show", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["dgpo", "hadw"])
+def test_the_list_has_the_accuracy_settings_in_force(name, capsys):
+    main(["show", name, f"algorithm.{name}.accuracy_key=x", f"algorithm.{name}.accuracy_threshold=0"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "algorithm.adv_estimator=compose" in line]
+    assert line.endswith(" +algorithm.compose.accuracy_key=x +algorithm.compose.accuracy_threshold=0")

@@ -48,7 +48,7 @@ def show(options: argparse.Namespace) -> str:
     if name != "compose":
         lines += ["", "formula", *_indented(rest)]
     lines += ["", "steps", *_steps(chain), "", "settings in force", *_settings(name, settings)]
-    lines += ["", "the same as a list", *_as_list(chain, settings)]
+    lines += ["", "the same as a list", *_as_list(name, chain, settings)]
     return "\n".join(lines)
 
 
@@ -107,11 +107,15 @@ def _settings(name: str, settings: Settings) -> Iterator[str]:
     yield f"  actor_rollout_ref.actor.loss_agg_mode={settings.loss_agg_mode}"
 
 
-def _as_list(chain: Chain, settings: Settings) -> Iterator[str]:
+def _as_list(name: str, chain: Chain, settings: Settings) -> Iterator[str]:
     own = any(type(step).__module__.partition(".")[0] != __name__.partition(".")[0] for step in chain.steps)
     items = list(settings.compose.steps or ()) if own else describe(chain)
     written = ",".join(_text(item) for item in items)
-    yield f"  algorithm.adv_estimator=compose '+algorithm.compose.steps=[{written}]'"
+    more = ""
+    for key in ("accuracy_key", "accuracy_threshold") if chain.needs_accuracy else ():
+        value = getattr(getattr(settings, name), key, None)
+        more += "" if value is None else f" +algorithm.compose.{key}={_text(value)}"
+    yield f"  algorithm.adv_estimator=compose '+algorithm.compose.steps=[{written}]'{more}"
 
 
 def _text(value: Any) -> str:
