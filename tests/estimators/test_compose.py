@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from tests.batches import call, rollouts
 from tests.estimators.every import EVERY, KEYS, components, started
-from verl_ext import Batch, RunState, Settings, build
+from verl_ext import Batch, RunState, Settings, Stateless, build
+from verl_ext.core.chain import Chain
+from verl_ext.core.steps import WeighAndSum
 from verl_ext.errors import CheckpointError, ConfigurationError
 from verl_ext.estimators.compose import STEPS, describe, try_out
 
@@ -291,3 +293,16 @@ def test_a_list_that_holds_passes_the_made_up_batch(own):
     for steps in (["own_steps:Least", "centre"], [*SUMMED, "own_steps:Slower"], [*SUMMED, "weigh_by_difficulty"]):
         settings = Settings.parse({"compose": {"steps": steps}} | XY)
         assert try_out(build("compose", settings), settings) is None
+
+
+def test_a_step_that_writes_into_its_input_is_refused_when_it_is_tried():
+    class Doubles(Stateless):
+        name = "doubles"
+
+        def apply(self, values, batch):
+            values *= 2
+            return values
+
+    complaint = try_out(Chain((Doubles(), WeighAndSum())), Settings())
+    assert "step 'doubles'" in complaint
+    assert "read-only" in complaint

@@ -163,3 +163,11 @@ def test_without_matplotlib_a_picture_is_refused_with_what_to_install(runs, caps
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     assert main(["report", str(runs / "gdpo-1"), "--plot", str(runs / "out.png")]) == 1
     assert "pip install 'verl_ext[plot]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "more", [("--follow", "--html", "x.html"), ("--groups", "--plot", "x.png"), ("--groups", "--follow")]
+)
+def test_options_that_would_be_ignored_are_refused(more, tmp_path, capsys):
+    assert main(["report", str(tmp_path), *more]) != 0
+    assert "takes no --" in capsys.readouterr().err

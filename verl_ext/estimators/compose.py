@@ -115,8 +115,9 @@ def try_out(chain: Chain, settings: Settings) -> str | None:
     for step in chain.steps:
         said = f"step {step.name!r} ({type(step).__module__}:{type(step).__qualname__}), tried on a made-up batch of "
         said += f"{values.shape[0]} responses and {values.shape[1]} values each"
+        values.setflags(write=False)  # in a run they may be the batch's own rewards
         try:
-            found = step.update(values.copy(), batch, state.get(step.name)).values
+            found = step.update(values, batch, state.get(step.name)).values
         except Exception as error:  # noqa: BLE001 - it may be anyone's code: whatever it raises is what to say
             return f"{said}, raises {type(error).__name__}: {error}"
         if not isinstance(found, np.ndarray) or found.ndim != 2 or len(found) != len(values):

@@ -53,6 +53,10 @@ def report(options: argparse.Namespace) -> str:
             raise ConfigurationError(f"--{name} must be at least 1, found {getattr(options, name)}")
     if not options.interval > 0:
         raise ConfigurationError(f"--interval must be above 0, found {options.interval:g}")
+    kind = "--groups" if options.groups else "--follow" if options.follow else None
+    for name in ("plot", "html", "markdown", *(("metrics", "follow") if options.groups else ())):
+        if kind is not None and getattr(options, name):
+            raise ConfigurationError(f"{kind} shows its text here and takes no --{name}: leave out one of the two")
     if options.groups:
         return dumped.report([path for run in options.runs for path in named(run)[1]], top=options.top)
     if options.follow:
