@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from verl_ext.core.groups import Groups
 from verl_ext.core.rows import Rows, broadcast, padding_by_uid, scores, token_counts
 from verl_ext.errors import DataError
 
@@ -130,5 +131,9 @@ def test_an_advantage_too_large_for_its_type_is_an_error():
 
 def test_padding_is_told_by_its_name_and_that_no_token_counts():
     mask = torch.tensor([[0, 0], [1, 0], [0, 0], [0, 0]])
-    assert padding_by_uid(["pad-1", "pad-2", 7, "a"], mask).tolist() == [True, False, False, False]
-    assert padding_by_uid(["p", ["unhashable"], "pad", "a"], mask).tolist() == [False, False, True, False]
+    for uids, padding in (
+        (["pad-1", "pad-2", 7, "a"], [True, False, False, False]),
+        (["p", 7, "pad", "a"], [False, False, True, False]),
+        (["p", "xpad", "a", "pad"], [False, False, False, True]),
+    ):
+        assert padding_by_uid(uids, Groups.of(uids), mask).tolist() == padding

@@ -57,19 +57,23 @@ class Batch:
         rewards: Sequence[Sequence[float]] | Array,
         labels: Sequence[Hashable],
         *,
+        groups: Groups | None = None,
         keys: Sequence[str] = ("score",),
         lengths: Counts | Callable[[], Counts] | None = None,
         accuracy: Sequence[float] | Array | None = None,
         penalty: Array | None = None,
     ) -> Batch:
-        """Check shapes and infinities once; `labels` are the prompts' uids, `lengths` 1 each where not given."""
+        """Check shapes and infinities once; `lengths` are 1 each where not given.
+
+        `labels` are the prompts' uids, and `groups` is the same, where they are grouped already.
+        """
         size = len(labels)
         matrix = _shaped("rewards", rewards, (size, len(keys)))
         check_finite(matrix, keys, labels)
         batch = cls(
             rewards=matrix,
             keys=tuple(keys),
-            groups=Groups.of(labels),
+            groups=Groups.of(labels) if groups is None else groups,
             accuracy=None if accuracy is None else _shaped("accuracy", accuracy, (size,)),
             penalty=None if penalty is None else _shaped("penalty", penalty, (size,)),
             count_tokens=lengths if lengths is None or callable(lengths) else lambda: lengths,
@@ -101,14 +105,19 @@ def unit_accuracy(values: Array, *, key: str, threshold: float | None, where: st
     """
     if threshold is not None:
         return np.where(np.isnan(values), np.nan, (values > threshold).astype(np.float64))
-    scored, prefix = values[~np.isnan(values)], where and f"{where}."
-    if scored.size and (scored.min() < -1e-6 or scored.max() > 1 + 1e-6):
+    # NaN is left out of both, and compares as False.
+    low, high, prefix = (
+        np.fmin.reduce(values, initial=np.nan),
+        np.fmax.reduce(values, initial=np.nan),
+        where and f"{where}.",
+    )
+    if low < -1e-6 or high > 1 + 1e-6:
         raise ConfigurationError(
-            f"accuracy must lie in [0, 1], but {key!r} ranges over [{scored.min():g}, {scored.max():g}]: name another "
+            f"accuracy must lie in [0, 1], but {key!r} ranges over [{low:g}, {high:g}]: name another "
             f"component with {prefix}accuracy_key, or set {prefix}accuracy_threshold=t, which counts values above t as "
             "right (t=0 for a scorer that returns -1 and 1)"
         )
-    return np.clip(values, 0.0, 1.0)
+    return values if low >= 0 and high <= 1 else np.clip(values, 0.0, 1.0)
 
 
 def _check_penalty(penalty: Array, rewards: Array, labels: Sequence[Hashable]) -> None:

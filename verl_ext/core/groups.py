@@ -77,6 +77,11 @@ class Groups:
     def __len__(self) -> int:
         return len(self.starts)
 
+    @property
+    def firsts(self) -> Index:
+        """`[G]` the first trajectory of each group."""
+        return self.order[self.starts]
+
     def sum(self, x: Array) -> Array:
         """Sum of the scored values."""
         return self.sum_and_count(x)[0]
@@ -100,9 +105,14 @@ class Groups:
 
         `mean` is the groups' mean of `x`, where the caller has it already.
         """
-        mean = self.mean(x) if mean is None else mean
         sorted_x = x.take(self.order, axis=0)
-        width = np.fmax.reduceat(sorted_x, self.starts) - np.fmin.reduceat(sorted_x, self.starts)
+        high, low = np.fmax.reduceat(sorted_x, self.starts), np.fmin.reduceat(sorted_x, self.starts)
+        width = high - low
+        if mean is None:
+            varies = np.asarray(width > TOLERANCE * np.fmax(1.0, np.fmax(high, -low)))
+            if np.array_equal(varies, width > TOLERANCE):  # |mean| lies between 0 and the largest: it decides nothing
+                return varies
+            mean = self.mean(x)
         return np.asarray(width > TOLERANCE * np.fmax(1.0, np.abs(mean)))
 
     def sum_and_count(self, x: Array) -> tuple[Array, Array]:

@@ -224,7 +224,7 @@ class Balance(Stateless):
     def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
         share = batch.lengths if self.over == "token" else np.ones(len(values))
         live = batch.groups.spread(_live(values, batch))
-        valid = float(share[live].sum())
+        valid = float(share @ live)
         z = float(share.sum()) / valid if valid else 1.0
         zero_share = 1.0 - float(np.count_nonzero(live)) / len(live) if len(live) else 0.0
         return Update(values * z, metrics={"dgpo/balance_z": z, "dgpo/zero_mask_ratio": zero_share})
@@ -247,16 +247,16 @@ class WeighByDifficulty(Stateless):
         live = _live(values, batch)
         accuracy = batch.groups.mean(_accuracy(batch, self.name))
         logits = -np.where((accuracy == 0) | np.isnan(accuracy), 1.0, accuracy)[live] / self.temperature
-        odds = np.exp(logits - logits.max()) if logits.size else logits
         weights = np.ones(len(live))
-        weights[live] = len(odds) * odds / odds.sum() if odds.size else odds
         metrics: Metrics = {
-            "dgpo/valid_groups": float(live.sum()),
-            "dgpo/all_right_groups": float((accuracy >= 1).sum()),
-            "dgpo/all_wrong_groups": float((accuracy <= 0).sum()),
+            "dgpo/valid_groups": float(len(logits)),
+            "dgpo/all_right_groups": float(np.count_nonzero(accuracy >= 1)),
+            "dgpo/all_wrong_groups": float(np.count_nonzero(accuracy <= 0)),
         }
-        if odds.size:
-            metrics |= _spread_of("dgpo/difficulty_weight", weights[live])
+        if len(logits):
+            odds = np.exp(logits - np.maximum.reduce(logits))
+            weights[live] = odds = odds * (len(odds) / np.add.reduce(odds))
+            metrics |= _spread_of("dgpo/difficulty_weight", odds)
         return Update(values * batch.groups.spread(weights)[:, None], metrics=metrics)
 
 
@@ -275,7 +275,7 @@ def _accuracy(batch: Batch, step: str) -> Array:
 
 def _spread_of(name: str, values: Array) -> Metrics:
     return {
-        f"{name}_mean": float(values.mean()),
-        f"{name}_max": float(values.max()),
-        f"{name}_min": float(values.min()),
+        f"{name}_mean": float(np.add.reduce(values)) / len(values),
+        f"{name}_max": float(np.maximum.reduce(values)),
+        f"{name}_min": float(np.minimum.reduce(values)),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,12 +63,13 @@ class Components:
         return cls(labels=labels, token_scores=token_scores, fields=fields, rows=rows)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._token_scores or key in self._seen_in_infos() or key in self._fields
+        return key in self._token_scores or key in self._seen_in_infos or key in self._fields
 
     def per_token(self, key: str) -> bool:
         """Whether the component comes from a batch field `token_level_scores_<key>`."""
         return key in self._token_scores
 
+    @cached_property
     def _seen_in_infos(self) -> set[str]:
         return set().union(*self._infos) if self._infos else set()
 
@@ -85,7 +87,7 @@ class Components:
         """`[N]` values; NaN is "not scored". `setting` is the configuration line that named the key."""
         if key in self._token_scores:
             return self._token_scores[key]()
-        if self._infos is not None and key in self._seen_in_infos():
+        if self._infos is not None and key in self._seen_in_infos:
             values = [info.get(key) for info in self._infos]
             if any(value is None for value in values):
                 self._refuse_missing(key, setting)

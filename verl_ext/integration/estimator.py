@@ -11,7 +11,7 @@ import torch
 
 from verl_ext.core.batch import Batch, check_finite, unit_accuracy
 from verl_ext.core.chain import Chain
-from verl_ext.core.groups import Array
+from verl_ext.core.groups import Array, Groups
 from verl_ext.core.observe import advantage_metrics, reward_metrics
 from verl_ext.core.rows import Rows, broadcast, padding_by_uid, scores, token_counts
 from verl_ext.core.state import RunState
@@ -50,7 +50,10 @@ def compute(
     context.used = True
     settings, chain = _built(name, config, context.loss_agg_mode)
     uids = _uids(index, token_level_rewards, response_mask)
-    rows = Rows.of_padding(padding_by_uid(uids, response_mask)) if context.rows is None else context.rows
+    rows, groups = context.rows, None
+    if rows is None:
+        groups = Groups.of(uids)
+        rows = Rows.of_padding(padding_by_uid(uids, groups, response_mask))
     if len(rows.owner) != len(uids):
         raise IntegrationError(
             f"{name} was called on {len(uids)} rows of a batch of {len(rows.owner)}: the trainer "
@@ -60,7 +63,7 @@ def compute(
     if not labels:
         return _both(broadcast(np.zeros(len(uids)), response_mask, token_level_rewards.dtype))
     source = Source(settings, name, chain, rows, labels, token_level_rewards, response_mask, context)
-    trajectories = source.batch()
+    trajectories = source.batch(groups if rows.plain else None)
     run = run_state()
     result = chain(trajectories, run.states.get(name))
     run.states[name] = result.state
@@ -108,8 +111,8 @@ class Source:
         )
         self._score: Array | None = None
 
-    def batch(self) -> Batch:
-        """The trajectories as the core takes them."""
+    def batch(self, groups: Groups | None) -> Batch:
+        """The trajectories as the core takes them; `groups` where they are known already."""
         keys = self.settings.rewards.keys
         if keys is None and self.chain.per_reward:
             raise ConfigurationError(
@@ -121,6 +124,7 @@ class Source:
         return Batch.of(
             columns[0][:, None] if len(columns) == 1 else np.stack(columns, axis=1),
             self.labels,
+            groups=groups,
             keys=(SCORE,) if keys is None else keys,
             lengths=lambda: self.rows.total(token_counts(self.mask)),
             accuracy=self.accuracy(),

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from verl_ext.core.batch import Batch
+from verl_ext.core.groups import Groups
 from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows, padding_by_uid, scores
 from verl_ext.integration import attach, hooks
@@ -104,7 +105,7 @@ def _watch(context: StepContext, data: Any, run: attach.TrainerRun) -> None:
     """Log the named rewards for an estimator of verl's own, and write the token-score fields where asked for."""
     mask, keys = data.batch["response_mask"], run.settings.rewards.keys or ()
     uids = data.non_tensor_batch["uid"].tolist()
-    rows = Rows.of_padding(padding_by_uid(uids, mask))
+    rows = Rows.of_padding(padding_by_uid(uids, Groups.of(uids), mask))
     # The score, for a reward function that names none so.
     fields = {SCORE: scores(data.batch["token_level_scores"], mask), **(context.fields or {})}
     components = Components.of_batch(rows, rows.labels(uids), mask, fields, context.tensors)
