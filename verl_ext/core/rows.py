@@ -11,7 +11,6 @@ import torch
 from verl_ext.core.groups import Array, Bools, Groups, Index
 from verl_ext.errors import DataError
 
-
 HUGE = 2**21
 """Elements from which huge pages pay."""
 
