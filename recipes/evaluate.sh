@@ -3,6 +3,7 @@
 #
 #   CHECKPOINT=outputs/gsm8k/.../checkpoints/global_step_233 recipes/evaluate.sh gsm8k   # on as many GPUs as trained it
 #   MODEL_PATH=merged recipes/evaluate.sh math                                          # a model in Hugging Face's format
+#   MODEL_PATH=merged ALGORITHM=hadw recipes/evaluate.sh math                           # answers as long as it trained with
 #   MODEL_PATH=merged PASS_SAMPLES=16 recipes/evaluate.sh gsm8k                         # pass@k as well
 #
 # One greedy answer a question, and PASS_SAMPLES sampled ones at TEMPERATURE for pass@k. Answers and summary are written
@@ -40,6 +41,14 @@ else
 fi
 EVALUATION_DIR=$(realpath -m "$EVALUATION_DIR")
 
+if [[ $recipe == math ]]; then
+  # The lengths are those of the set-up that trained the model, and no problem is left out for its length.
+  case ${ALGORITHM:-} in
+    hadw | drgrpo) export SETUP=${SETUP:-$ALGORITHM} ;;
+  esac
+  export MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-1024}
+  unset LOSS DGAE DQW DQW_TEMP BALANCE
+fi
 # Nothing is learnt, so no advantages and no reference model.
 export ALGORITHM=grpo KL_IN_REWARD=False USE_KL_LOSS=False
 
@@ -58,4 +67,5 @@ if ((PASS_SAMPLES > 0)); then
     actor_rollout_ref.rollout.val_kwargs.temperature="$TEMPERATURE" \
     actor_rollout_ref.rollout.val_kwargs.top_p=1.0 actor_rollout_ref.rollout.val_kwargs.n="$PASS_SAMPLES" "$@"
 fi
+[[ -z ${DRY_RUN:-} ]] || exit 0
 "$PYTHON" -m verl_ext.evaluation "${dumps[@]}" "${right[@]}" --json "$EVALUATION_DIR/summary.json"

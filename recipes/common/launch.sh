@@ -115,7 +115,7 @@ launch() {
     echo
     return
   fi
-  # `--cfg job` composes and shows the configuration, and touches nothing.
-  [[ " $* " == *" --cfg "* ]] || make_ready
+  # `--cfg job` and its other spellings compose and show the configuration, and touch nothing.
+  [[ " $* " =~ \ (--cfg|-c)[\ =] ]] || make_ready
   exec "${command[@]}"
 }

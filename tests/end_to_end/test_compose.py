@@ -59,6 +59,10 @@ def test_a_list_with_a_step_of_one_s_own(start, tmp_path):
     ("steps", "metrics"),
     {
         "gdpo with mad": ("centre,scale_by_mad,weigh_and_sum,whiten", ["gdpo/whiten_std"]),
+        "gdpo + DQW": (
+            "centre,scale_by_std,weigh_and_sum,whiten,weigh_by_difficulty",
+            ["gdpo/whiten_std", "dgpo/valid_groups"],
+        ),
         "gdpo + hadw": ("centre,scale_by_std,weigh_and_sum,whiten,weigh_by_history", ["hadw/capability_posterior"]),
         "dgpo + hadw": (
             "weigh_and_sum,centre,scale_by_mad,balance,weigh_by_difficulty,weigh_by_history",

@@ -22,8 +22,12 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run(recipe: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run_script(f"{recipe}/run.sh", *arguments, **variables)
+
+
+def run_script(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(RECIPES / recipe / "run.sh"), *arguments],
+        [str(RECIPES / script), *arguments],
         env=environment(**variables),
         capture_output=True,
         text=True,

@@ -386,9 +386,10 @@ def test_kl_in_the_reward_of_gdpo_is_refused() -> None:
         check_run(composed("tool_calling", KL_IN_REWARD="True"))
 
 
-def test_the_launcher_itself_shows_its_configuration(tmp_path: Any) -> None:
+@pytest.mark.parametrize("arguments", [("--cfg", "job"), ("--cfg=job",), ("-c", "job")])
+def test_the_launcher_itself_shows_its_configuration(arguments: tuple[str, ...], tmp_path: Any) -> None:
     """Through bash and verl's own entry point, as a user does; no data are needed and nothing is written."""
-    done = launchers.run("tool_calling", "--cfg", "job", ALGORITHM="drgrpo", OUTPUT_DIR=str(tmp_path / "run"))
+    done = launchers.run("tool_calling", *arguments, ALGORITHM="drgrpo", OUTPUT_DIR=str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     config = yaml.safe_load(done.stdout)
     assert config["algorithm"]["adv_estimator"] == "drgrpo"

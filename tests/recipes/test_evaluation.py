@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.recipes import launchers
 from verl_ext.errors import DataError
 from verl_ext.evaluation.__main__ import main
 from verl_ext.evaluation.passes import pass_at_k, passes
@@ -123,3 +125,27 @@ def test_what_cannot_be_read_is_said(case: str, tmp_path: Path, capsys: pytest.C
     records, argument, message = WRONG[case]
     assert main([str(dump(tmp_path / "d", records)), argument]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "response"),
+    [
+        ({}, 1024),
+        ({"ALGORITHM": "dgpo", "DGAE": "False", "BALANCE": "none"}, 1024),
+        ({"ALGORITHM": "hadw", "LOSS": "gspo"}, 4096),
+        ({"ALGORITHM": "drgrpo"}, 3000),
+        ({"ALGORITHM": "grpo", "SETUP": "hadw"}, 4096),
+    ],
+)
+def test_a_model_is_evaluated_with_the_lengths_of_its_training(
+    variables: dict[str, str], response: int, tmp_path: Path
+) -> None:
+    given = {**variables, "DRY_RUN": "1", "EVALUATION_DIR": str(tmp_path / "e"), "PASS_SAMPLES": "2"}
+    done = launchers.run_script("evaluate.sh", "math", **given)
+    assert done.returncode == 0, done.stderr
+    commands = [shlex.split(line) for line in done.stdout.splitlines()]
+    assert len(commands) == 2  # greedy, and sampled for pass@k
+    for command in commands:
+        assert f"data.max_response_length={response}" in command
+        assert "data.max_prompt_length=1024" in command  # at 512 the longest problems would be left out
+        assert "algorithm.adv_estimator=grpo" in command

@@ -1,4 +1,5 @@
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from verl_ext.errors import ConfigurationError, DataError
 from verl_ext.rewards import boxed_math, math_judge
-from verl_ext.rewards.boxed_math import check_ground_truth, check_kwargs, compute_score, last_boxed
+from verl_ext.rewards.boxed_math import Options, check_ground_truth, check_kwargs, compute_score, last_boxed
 
 ENDLESS = r"\boxed{9^{9^{9^9}}}"
 
@@ -111,7 +112,7 @@ def test_a_gold_that_cannot_be_read_is_an_error_that_names_the_row(gold):
 
 def test_a_gold_that_takes_too_long_is_an_error():
     with pytest.raises(DataError, match=r"cannot be read by math-verify in 0.3 s"):
-        compute_score("math", r"\boxed{5}", "(" * 900, timeout=0.3)
+        compute_score("math", r"\boxed{5}", "(" * 900, timeout=0.03)
 
 
 def test_an_endless_answer_is_wrong_after_the_timeout_and_the_next_one_is_judged(caplog):
@@ -373,6 +374,26 @@ def test_a_megabyte_takes_less_than_a_second(block):
         began = time.process_time()
         accuracy(solution, "5")
         assert time.process_time() - began < 1
+
+
+def children_seconds():
+    """CPU time of the judging processes that have ended, once the present one has."""
+    boxed_math.JUDGE.close()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.parametrize(
+    "box", ["9^{9^{9^9}}", "(" * 1900, "{" * 900 + "}" * 900, "x^" * 950, "x" * 2000, r"\int" * 400, "1+" * 990 + "1"]
+)
+def test_an_adversarial_box_takes_the_judge_less_than_a_second(box):
+    def cost(answer):
+        began = children_seconds()
+        boxed_math.JUDGE.equal("5", answer, Options().timeout)
+        return children_seconds() - began
+
+    started = cost("5")
+    assert cost(box) - started < 1
 
 
 def test_golds_are_read_once(monkeypatch):

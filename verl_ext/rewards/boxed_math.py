@@ -7,8 +7,8 @@ The ground truth is the answer alone, or a solution with its own \boxed{...}. Wh
 math-verify guards itself against endless computations (`\boxed{9^{9^{9^9}}}`) with a signal, which Python allows in the
 main thread only. verl calls scorers in worker threads, where one such computation would also stop all other threads. So
 the judging is done in a process of its own, one for each process that calls (see `math_judge`). An answer that takes it
-more than `timeout` seconds of CPU time, or is longer than 2,000 characters, is wrong; a ground truth that does, or that
-math-verify cannot read, is a `DataError`.
+more than `timeout` seconds of CPU time, or is longer than 2,000 characters, is wrong. A ground truth may take ten times
+as long, for it is read once; one that takes longer, or that math-verify cannot read, is a `DataError`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from verl_ext.rewards.math_judge import JUDGE
 from verl_ext.rewards.options import KWARGS, bad_truth, parse_options, require_package, row_name, truth_text
 
 MAX_CHARACTERS = 2000
+GOLD_PATIENCE = 10
 
 # Escaped characters are tokens of their own, so that \{ does not count as a brace.
 _TOKEN = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
@@ -33,7 +34,7 @@ _TOKEN = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 class Options:
     """The keyword arguments of `compute_score`: `timeout`, seconds of CPU time for one judgement."""
 
-    timeout: float = 5.0
+    timeout: float = 0.5
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout <= 3600:
@@ -73,8 +74,8 @@ def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float 
     gold = text if boxed is None else boxed
     if len(gold) > MAX_CHARACTERS:
         raise bad_truth(row, f"is an answer of {len(gold)} characters", ground_truth, f"at most {MAX_CHARACTERS}")
-    if not _can_be_read(gold, timeout):
-        raise bad_truth(row, f"cannot be read by math-verify in {timeout} s", ground_truth, "an answer in LaTeX")
+    if not _can_be_read(gold, patience := GOLD_PATIENCE * timeout):
+        raise bad_truth(row, f"cannot be read by math-verify in {patience:g} s", ground_truth, "an answer in LaTeX")
     return gold
 
 
