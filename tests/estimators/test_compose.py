@@ -88,6 +88,13 @@ WRONG = [
     ([*SUMMED, "weigh_by_difficulty", "scale_by_std"], "must not stand after weigh_by_difficulty"),
     ([*SUMMED, "weigh_by_history", "scale_by_std"], "must not stand after weigh_by_history"),
     ([*SUMMED, "whiten", "scale_by_std"], "must not stand after whiten"),
+    (["weigh_and_sum", "weigh_by_history"], "weigh_by_history must stand after centre, because it goes by the sign"),
+    (["centre", "weigh_by_history", "weigh_and_sum"], "weigh_by_history must stand after weigh_and_sum"),
+    ([*SUMMED, "scale_by_std", "scale_by_mad"], "scale_by_mad must not follow a division by the group's spread"),
+    ([*SUMMED, "balance", "balance"], "balance must not follow balance: once"),
+    ([*SUMMED, "whiten", "whiten"], "whiten must not follow whiten: once"),
+    ([*SUMMED, "weigh_by_difficulty", "weigh_by_difficulty"], "must not follow weigh_by_difficulty: once"),
+    ([":Step", *SUMMED], "':Step' is no step: write package.module:Class"),
     ([*SUMMED, "balance", "whiten"], "whiten must not stand after balance, because dividing by the batch's std"),
     (
         [*SUMMED, {"step": "condition", "conditions": {"a": {"on": "b", "at_least": 1}}}],
@@ -122,6 +129,13 @@ WRONG = [
     (["verl_ext.core.steps:divide", *SUMMED], "is no step, it lacks name, init, update"),
     (["verl_ext.core.steps:Centre", *SUMMED], "the name 'centre' of 'verl_ext.core.steps:Centre' is that of a step"),
 ]
+
+
+def test_a_module_that_raises_is_said_to(tmp_path, monkeypatch):
+    (tmp_path / "raises_at_import.py").write_text('raise RuntimeError("on purpose")')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match="'raises_at_import' .* raises RuntimeError when it is imported: on p"):
+        composed("raises_at_import:Step", *SUMMED)
 
 
 @pytest.mark.parametrize(("steps", "message"), WRONG, ids=[str(index) for index in range(len(WRONG))])

@@ -14,6 +14,8 @@ from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
 Metrics = dict[str, float]
 SUM = "weigh_and_sum"
+Order = Mapping[str, str]
+"""Names of steps to the reason why they must, or must not, stand before a step."""
 State = Mapping[str, Any]
 """State of a chain: the state of each stateful step under the step's name. Plain data, fit for JSON."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import Metrics, Update
+from verl_ext.core.chain import SUM, Metrics, Order, Update
 from verl_ext.core.groups import Array
 from verl_ext.core.typed import limited
 from verl_ext.errors import CheckpointError, ConfigurationError
@@ -71,6 +72,9 @@ class WeighByHistory:
 
     name: ClassVar[str] = "weigh_by_history"
     needs_accuracy: ClassVar[bool] = True
+    after: ClassVar[Order] = MappingProxyType(
+        {SUM: "it takes one value a trajectory", "centre": "it goes by the sign of a value within its group"}
+    )
     anchor: AnchorKind = "soft"
     lambda_scale: float = limited(1.3, above=0.0)
     window: int = limited(10, low=1)

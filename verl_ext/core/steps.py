@@ -11,13 +11,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import SUM, Metrics, Update
+from verl_ext.core.chain import SUM, Metrics, Order, Update
 from verl_ext.core.groups import Array, Bools, divide
 from verl_ext.core.typed import limited
 from verl_ext.errors import ConfigurationError, listed
 
-Order = Mapping[str, str]
-"""Names of steps to the reason why they must, or must not, stand before a step."""
 _UNDOES: Order = MappingProxyType(
     dict.fromkeys(
         ("balance", "weigh_by_difficulty", "weigh_by_history"),

@@ -56,6 +56,7 @@ STEPS: Mapping[str, type[Any]] = MappingProxyType(
     }
 )
 """The steps that a list may name."""
+DIVIDING = frozenset({ScaleByStd.name, ScaleByMad.name})
 
 
 def compose(settings: Settings) -> Chain:
@@ -153,12 +154,18 @@ def _step(item: str | Mapping[str, Any], where: str, settings: Settings) -> Step
 def _own(path: str, where: str) -> type[Any]:
     """The class of a user's step."""
     module, _, name = path.partition(":")
+    if not module or not name:
+        raise ConfigurationError(f"{where}: {path!r} is no step: write package.module:Class")
     try:
         home = importlib.import_module(module)
     except ImportError as error:
         raise ConfigurationError(
             f"{where}: {module!r} of {path!r} cannot be imported: {error}; install its package, or put it on "
             "PYTHONPATH, in the driver and on the node where verl's trainer runs"
+        ) from error
+    except Exception as error:  # a module may raise anything
+        raise ConfigurationError(
+            f"{where}: {module!r} of {path!r} raises {type(error).__name__} when it is imported: {error}"
         ) from error
     kind: Any = getattr(home, name, None)
     if kind is None:
@@ -179,6 +186,7 @@ def _own(path: str, where: str) -> type[Any]:
 def _check_order(steps: Sequence[Step]) -> None:
     """Refuse a list in which a step stands where it does not mean anything, or undoes another."""
     passed: set[str] = set()
+    side: set[str] = set()  # what was done since the beginning, or since the sum
     for at, step in enumerate(steps):
         where = f"{WHERE}[{at}]"
         for needed, reason in getattr(step, "after", {}).items():
@@ -187,6 +195,12 @@ def _check_order(steps: Sequence[Step]) -> None:
         for wrong, reason in getattr(step, "not_after", {}).items():
             if wrong in passed:
                 raise ConfigurationError(f"{where}: {step.name} must not stand after {wrong}, because {reason}")
+        done = "a division by the group's spread" if step.name in DIVIDING else step.name
+        if done in side and step.name in STEPS:
+            raise ConfigurationError(
+                f"{where}: {step.name} must not follow {done}: once is all that it means; remove one"
+            )
+        side = set() if step.name == SUM else side | {done}
         passed |= {step.name, *getattr(step, "stands_for", ())}
     if SUM not in passed:
         raise ConfigurationError(
@@ -204,7 +218,7 @@ def _check_against(chain: Chain, settings: Settings) -> None:
             f"works on each reward by itself before {SUM}; set algorithm.use_kl_in_reward=False and, to keep a KL "
             "term, actor_rollout_ref.actor.use_kl_loss=True"
         )
-    dividing = sorted(names & {"scale_by_std", "scale_by_mad"})
+    dividing = sorted(names & DIVIDING)
     if dividing and not settings.norm_by_std:
         raise ConfigurationError(
             f"algorithm.norm_adv_by_std_in_grpo=False contradicts {dividing[0]} in {WHERE}: take the step out of the "
