@@ -141,6 +141,7 @@ def test_tool_calling_trains_validates_saves_and_resumes(launch: Callable[..., D
     assert "gdpo/whiten_std" in done.metrics[3]
 
 
+@pytest.mark.slow
 def test_gsm8k_trains_validates_saves_and_resumes(launch: Callable[..., Done], tiny: Any) -> None:
     done = check_training(
         launch, "gsm8k", ("correctness", "integer", "format"), "openai/gsm8k", **of(tiny("sums")), EPOCHS="5"

@@ -100,7 +100,7 @@ WRONG = [
         [*SUMMED, {"step": "condition", "conditions": {"a": {"on": "b", "at_least": 1}}}],
         "condition must not stand after weigh_and_sum, because a condition holds for the rewards as they were given",
     ),
-    ([*SUMMED, "weigh_by_history", "weigh_by_history"], "a step with a state may stand once"),
+    ([*SUMMED, "weigh_by_history", "weigh_by_history"], "must not follow weigh_by_history: once"),
     ([*SUMMED, {"step": "scale_by_std", "epsilom": 1}], r"unknown setting 'epsilom' \(did you mean 'epsilon'\?\)"),
     ([*SUMMED, {"step": "scale_by_std", "epsilon": -1}], r"\(scale_by_std\).epsilon must be at least 0, found -1"),
     ([*SUMMED, {"step": "scale_by_std", "epsilon": "x"}], "epsilon must be a finite number, found 'x'"),
