@@ -37,7 +37,9 @@ echo "== installation"
 python -m verl_ext doctor 2>/dev/null
 
 echo "== unit tests, verl $(python -c 'from importlib.metadata import version; print(version("verl"))')"
-python -m pytest -m "not slow and not end_to_end"
+# A file's tests stay together: many share a Ray.
+SHARE=(-n 2 --dist loadfile)
+python -m pytest "${SHARE[@]}" -m "not slow and not end_to_end"
 
 OLDEST=0.9.0
 OLD=.venv/verl-$OLDEST
@@ -45,7 +47,7 @@ if [ ! -d "$OLD/verl" ]; then
     python -m pip install --quiet --no-deps --target "$OLD" "verl==$OLDEST"
 fi
 echo "== integration tests, verl $OLDEST"
-PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest -m "not slow and not end_to_end" tests/integration tests/cpu tests/recipes/test_composition.py
+PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest "${SHARE[@]}" -m "not slow and not end_to_end" tests/integration tests/cpu tests/recipes/test_composition.py
 
 if [ "$LEVEL" = fast ]; then
     exit 0

@@ -1,0 +1,186 @@
+"""How the cost of the advantage step grows with the batch: time and memory, up to 262,144 trajectories.
+
+Each point is a process of its own, so that its peak of memory is its own. `core` is what an estimator computes from one
+number a trajectory and reward, with the responses' lengths; `padded` is the whole call by verl, with `[B, L]` scores,
+mask and advantages in float32, up to what fits into `--memory`. The last column is the slope in log-log: 1 is linear.
+
+    python scripts/bench_load.py                                     # minutes, 16 GB
+    python scripts/bench_load.py --memory 4 --plot load.png
+
+Exit status 1 if an estimator's time or memory grows faster than the batch to the power of 1.15, over the larger half
+of the sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+OURS = ("drgrpo", "gdpo", "dgpo", "hadw")
+SIZES = tuple(2**power for power in range(10, 19))
+TOKENS = 16384
+GROUP = 8
+# Bytes of a padded call, a row and token: scores, mask, advantages in float32.
+PADDED_BYTES = 12
+STEEPEST = 1.15
+
+
+def peak() -> float:
+    """The process's peak of memory, in MB, since it was started or `forget_peak` was called."""
+    status = Path("/proc/self/status").read_text()
+    return float(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def forget_peak() -> None:
+    """Making the input takes more than it leaves."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def settings(name: str) -> dict[str, object]:
+    return {"adv_estimator": name, "rewards": {"keys": ["correctness", "format"]} if name == "gdpo" else {}}
+
+
+def drawn(rows: int) -> tuple[np.ndarray, list[str], np.ndarray]:
+    """Two rewards, uids in random order, and lengths from an eighth of the longest up."""
+    draw = np.random.default_rng(0)
+    rewards = draw.integers(0, 2, (rows, 2)).astype(float)
+    groups = draw.permutation(np.repeat(np.arange(rows // GROUP), GROUP))
+    return rewards, [f"{group:032x}" for group in groups.tolist()], draw.integers(TOKENS // 8, TOKENS + 1, rows)
+
+
+def core(name: str, rows: int) -> Callable[[], object]:
+    from verl_ext import Batch, Settings, build
+
+    chain = build(name, Settings.parse(settings(name), loss_agg_mode="token-mean"))
+    rewards, uids, lengths = drawn(rows)
+    keys = ("correctness", "format") if name == "gdpo" else ("score",)
+    columns, accuracy = np.ascontiguousarray(rewards[:, : len(keys)]), rewards[:, 0]
+    return lambda: chain(Batch.of(columns, uids, keys=keys, lengths=lengths, accuracy=accuracy), None)
+
+
+def padded(name: str, rows: int) -> Callable[[], object]:
+    from omegaconf import OmegaConf
+
+    from verl_ext.integration.registry import estimator_function
+
+    rewards, uids, lengths = drawn(rows)
+    ends = torch.from_numpy(lengths)
+    mask = torch.zeros(rows, TOKENS)
+    for start in range(0, rows, 1024):  # a comparison of everything at once would take more than the call itself
+        part = slice(start, start + 1024)
+        mask[part] = torch.arange(TOKENS) < ends[part, None]
+    scores = torch.zeros(rows, TOKENS)
+    scores[torch.arange(rows), ends - 1] = torch.from_numpy(rewards[:, 0]).float()
+    components = {"correctness": rewards[:, 0], "format": rewards[:, 1], "acc": rewards[:, 0]}
+    config = OmegaConf.create(
+        {"algorithm": settings(name), "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean"}}}
+    ).algorithm
+    function, index = estimator_function(name), np.array(uids, dtype=object)
+
+    def call() -> object:
+        return function(
+            token_level_rewards=scores, response_mask=mask, index=index, config=config, non_tensor_batch=components
+        )
+
+    return call
+
+
+KINDS = {"core": core, "padded": padded}
+
+
+def point(kind: str, name: str, rows: int) -> dict[str, float]:
+    """Median milliseconds of a call, and the MB that it takes beside what it is given."""
+    KINDS[kind](name, 64)()  # what is loaded at the first call is not the batch's
+    call = KINDS[kind](name, rows)
+    forget_peak()
+    before = peak()
+    times: list[float] = []
+    while len(times) < 3 or (sum(times) < 2 and len(times) < 30):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return {"ms": statistics.median(times) * 1e3, "mb": peak() - before}
+
+
+def slope(sizes: list[int], values: list[float]) -> float:
+    """Of the larger half of the sizes, in log-log."""
+    half = len(sizes) // 2
+    return float(np.polyfit(np.log(sizes[half:]), np.log(np.maximum(values[half:], 1e-3)), 1)[0])
+
+
+def measure(kind: str, name: str, sizes: list[int]) -> list[dict[str, float]]:
+    found = []
+    for rows in sizes:
+        command = [sys.executable, "-W", "ignore", __file__, "--point", kind, name, str(rows)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SystemExit(f"{kind} {name} {rows} ended with {done.returncode}:\n{done.stderr}")
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+        print(f"{kind} {name} {rows}: {found[-1]['ms']:.2f} ms, {found[-1]['mb']:.1f} MB", file=sys.stderr)
+    return found
+
+
+def plot(path: Path, found: dict[tuple[str, str], tuple[list[int], list[dict[str, float]]]]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    for panel, unit, title in zip(panels, ("ms", "mb"), ("milliseconds a call", "MB beside its input"), strict=True):
+        for number, ((kind, name), (sizes, points)) in enumerate(found.items()):
+            values = [max(entry[unit], 1e-2) for entry in points]
+            style = "-o" if kind == "core" else "--s"
+            panel.plot(sizes, values, style, markersize=3, color=f"C{number % len(OURS)}", label=f"{name}, {kind}")
+        panel.set(xscale="log", yscale="log", xlabel=f"trajectories of up to {TOKENS:,} tokens", title=title)
+        panel.grid(alpha=0.3)
+    panels[0].legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
+    parser.add_argument("--estimators", nargs="+", choices=OURS, default=OURS)
+    parser.add_argument("--memory", type=float, default=16, help="GB for the padded calls")
+    parser.add_argument("--plot", type=Path, help="a picture")
+    parser.add_argument("--output", type=Path, help="write the table here as well")
+    parser.add_argument("--point", nargs=3, metavar=("KIND", "ESTIMATOR", "ROWS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.point:
+        kind, name, rows = options.point
+        print(json.dumps(point(kind, name, int(rows))))
+        return 0
+
+    fitting = [rows for rows in options.sizes if rows * TOKENS * PADDED_BYTES <= options.memory * 1e9]
+    lines = ["| | trajectories | ms | MB | slope of time | of memory |", "|---|---|---|---|---|---|"]
+    found, steep = {}, False
+    for kind, sizes in (("core", list(options.sizes)), ("padded", fitting)):
+        for name in options.estimators:
+            points = measure(kind, name, sizes)
+            found[kind, name] = sizes, points
+            slopes = [slope(sizes, [entry[unit] for entry in points]) for unit in ("ms", "mb")]
+            steep = steep or max(slopes) > STEEPEST
+            shown = " | ".join(f"{value:.2f}" for value in slopes)
+            most = points[-1]
+            lines.append(f"| {name}, {kind} | {sizes[-1]:,} | {most['ms']:.0f} | {most['mb']:.0f} | {shown} |")
+    print("\n".join(lines))
+    if options.output:
+        options.output.write_text("\n".join(lines) + "\n")
+    if options.plot:
+        plot(options.plot, found)
+    return 1 if steep else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
