@@ -32,6 +32,7 @@ from tests import tiny_model  # noqa: E402
 from tests.end_to_end import run as runs  # noqa: E402
 
 STATE = "verl_ext.json"
+MISSING = "advantage/missing_responses"
 TRACKER = "latest_checkpointed_iteration.txt"
 # Kind of process to a part of its title; the driver is the process that was started.
 KINDS = {
@@ -86,6 +87,7 @@ class Storm:
     kills: list[Kill] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     logged: dict[int, list[dict[str, float]]] = field(default_factory=dict)
+    rolled_back: int = 0
 
     @property
     def checkpoints(self) -> Path:
@@ -194,9 +196,30 @@ def attempt(storm: Storm, data: Path, kind: str, phase: str, limit: float) -> No
         print(f"{len(storm.kills)}: {kill}", flush=True)
     finally:
         clear(run)
-        for step, values in run.metrics.items():
-            storm.logged.setdefault(step, []).append(values)
+    roll_back(storm, run)
     check_attempt(storm, run, resumed_at)
+
+
+def roll_back(storm: Storm, run: runs.Run) -> None:
+    """Take what the attempt logged, but for steps on fewer responses than asked for, whose checkpoints are removed.
+
+    When a worker of the rollout or of the rewards dies, verl trains one more step on the responses that it has.
+    """
+    short = [step for step, values in run.metrics.items() if values[MISSING] > 0]
+    first = min(short, default=storm.steps + 1)
+    for step, values in run.metrics.items():
+        if step < first:
+            storm.logged.setdefault(step, []).append(values)
+    if not short:
+        return
+    storm.rolled_back += 1
+    if "responses are missing" not in run.log:
+        storm.note(f"step {first} was trained on fewer responses, and the log does not say so")
+    if storm.latest() >= first:
+        (storm.checkpoints / TRACKER).write_text(str(first - 1))
+        for path in storm.checkpoints.glob("global_step_*"):
+            if int(path.name.rpartition("_")[2]) >= first:
+                shutil.rmtree(path)
 
 
 def last_error(log: str) -> str:
@@ -272,7 +295,10 @@ def show(storm: Storm) -> None:
     print(f"{'all':<15}{row}{len(storm.kills):>6}{sum(kill.fate == 'hung' for kill in storm.kills):>6}")
     repeated = sum(len(attempts) - 1 for attempts in storm.logged.values())
     later = sum(kill.later for kill in storm.kills)
-    print(f"\n{storm.steps} steps, {repeated} of them done again, {later} logged after a kill")
+    print(f"\n{storm.steps} steps; done more than once: {repeated}; logged after a kill: {later}")
+    print(
+        f"kills after which verl trained on the responses that it had, which was logged and undone: {storm.rolled_back}"
+    )
 
 
 def main() -> int:
