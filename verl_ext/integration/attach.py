@@ -14,7 +14,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.core.state import RunState
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.estimators import ESTIMATORS, build
-from verl_ext.integration import checkpoint, dump, hooks
+from verl_ext.integration import checkpoint, dump, hooks, run_lock
 from verl_ext.integration.config import read_settings
 from verl_ext.settings import Settings
 
@@ -77,6 +77,8 @@ def attach(trainer: Any, config: Any) -> TrainerRun:
     run = TrainerRun(name, settings)
     if run.ours and settings.verl_ext.dump_dir is not None:
         dump.prepare(settings.verl_ext.dump_dir)
+    if run.ours and (OmegaConf.select(config, "trainer.save_freq") or -1) > 0:
+        run_lock.hold(config.trainer.default_local_dir)
     setattr(trainer, ATTRIBUTE, run)
     if run.ours:
         from verl.trainer.ppo import core_algos

@@ -1,0 +1,68 @@
+"""verl's asynchronous trainers on the CPU: each estimator, and hadw's history over a restart.
+
+What a step trains on depends on which answers were ready, so no two runs are alike; the history is checked by its
+count and by the values that a resumed run carries on.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.end_to_end.test_training import TIMEOUT
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
+
+ESTIMATORS = {
+    "gdpo": ("algorithm.rewards.keys=[score,length]",),
+    "dgpo": ("algorithm.dgpo.accuracy_threshold=0",),
+    "hadw": ("algorithm.hadw.accuracy_threshold=0",),
+    "drgrpo": (),
+}
+# Preset, overrides, and the updates of one step.
+MODES = {
+    "colocate": ("cpu", ("trainer.v1.trainer_mode=colocate_async",), 1),
+    "separate, 2": ("cpu,separate_async", ("trainer.v1.separate_async.parameter_sync_step=2",), 2),
+    "separate, 4": ("cpu,separate_async", ("trainer.v1.separate_async.parameter_sync_step=4",), 4),
+}
+
+
+def settings(mode, estimator):
+    preset, overrides, updates = MODES[mode]
+    name = f"algorithm.adv_estimator={estimator}"
+    batch = f"data.train_batch_size={8 * updates}"
+    return f"[{preset},{estimator}]", (name, batch, *overrides, *ESTIMATORS[estimator]), updates
+
+
+@pytest.mark.parametrize("mode", ["colocate", "separate, 2"])
+@pytest.mark.parametrize("estimator", ["gdpo", "dgpo", "drgrpo"])
+def test_each_estimator_trains(start, mode, estimator):
+    preset, overrides, _ = settings(mode, estimator)
+    run = start("run", *overrides, steps=3, configuration=preset)
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    assert len(run.column("advantage/std")) == 3
+    assert min(run.column("advantage/std")) > 0
+    assert run.column("advantage/missing_responses") == [0, 0, 0]
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_the_history_ticks_once_an_update_and_goes_on_after_a_restart(start, mode):
+    preset, overrides, updates = settings(mode, "hadw")
+    first = start("run", *overrides, "trainer.save_freq=1", steps=1, configuration=preset)
+    assert first.wait(TIMEOUT) == 0, first.tail()
+    before = history(first, 1)
+    assert before["ticks"] == updates
+    again = start("run", *overrides, "trainer.save_freq=1", steps=2, configuration=preset)
+    assert again.wait(TIMEOUT) == 0, again.tail()
+    assert sorted(again.metrics) == [2]
+    after = history(again, 2)
+    assert after["ticks"] == 2 * updates
+    assert after["window"][: len(before["window"])] == before["window"]
+    # verl logs the mean over the updates of a step.
+    assert again.column("hadw/tick") == [updates + (1 + updates) / 2]
+
+
+def history(run, step):
+    path = run.folder / f"checkpoints/global_step_{step}/verl_ext.json"
+    return json.loads(path.read_text())["estimators"]["hadw"]["weigh_by_history"]
