@@ -15,14 +15,12 @@ from tests.integration.configs import compose
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import run_lock
 
-HOLD = "import sys, time; from verl_ext.integration import run_lock as r; r.hold(sys.argv[1]); print('held', flush=True)"
-    "import sys, time; from verl_ext.integration import run_lock; run_lock.hold(sys.argv[1]); print('held', flush=True)"
-)
+HOLD = "import sys, time; from verl_ext.integration import run_lock; run_lock.hold(sys.argv[1])"
 
 
 def other(folder: Path, *, then: str) -> subprocess.Popen[str]:
     """Another process that holds the folder."""
-    command = [sys.executable, "-W", "ignore", "-c", f"{HOLD}; {then}", str(folder)]
+    command = [sys.executable, "-W", "ignore", "-c", f"{HOLD}; print('held', flush=True); {then}", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"

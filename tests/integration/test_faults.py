@@ -1,0 +1,156 @@
+"""What becomes of a run when something around the estimators goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from tests.integration.pipeline import Pipeline, answers_to
+from tests.integration.test_checkpoints import HADW, saved, state, train
+from verl_ext.core.state import RunState
+from verl_ext.errors import CheckpointError, DataError
+from verl_ext.integration import checkpoint
+
+DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]")
+MISSING = "advantage/missing_responses"
+
+# -- responses that do not come --------------------------------------------------------------------------------------
+
+
+def test_all_responses_there_is_none_missing(pipeline: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
+    result = pipeline.run("worked", *DRGRPO)
+    assert result.metrics[1][MISSING] == 0
+    assert "missing" not in caplog.text
+
+
+def test_several_outputs_of_a_session_are_one_response(pipeline: Pipeline) -> None:
+    result = pipeline.run("several", *DRGRPO)
+    assert len(result.updates[0].keys) > 12
+    assert result.metrics[1][MISSING] == 0
+
+
+LOST: dict[str, tuple[int, int, dict[str, list[float]]]] = {
+    # Groups of 4, 2 and 1.
+    "uneven": (5, 12, {"A": [0.75, -0.25, -0.25, -0.25], "B": [0.5, -0.5], "C": [0.0]}),
+    # A prompt without any response.
+    "gone": (4, 8, {"A": [0.75, -0.25, -0.25, -0.25], "B": []}),
+    # The reward function raises for one response.
+    "raising": (1, 8, {"A": [2 / 3, -1 / 3, -1 / 3], "B": [0.5, 0.5, -0.5, -0.5]}),
+}
+
+
+@pytest.mark.parametrize("scene", LOST)
+def test_responses_that_did_not_come_are_left_out_counted_and_said(
+    pipeline: Pipeline, scene: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing, expected, advantages = LOST[scene]
+    with caplog.at_level(logging.WARNING, "verl_ext"):
+        result = pipeline.run(scene, *DRGRPO)
+    (update,) = result.updates
+    assert len(update.rows()) == expected - missing
+    found = {
+        name: sorted(update.advantage(row) for row in update.rows() if update.prompts[row] == name)
+        for name in advantages
+    }
+    assert found == {name: pytest.approx(sorted(values)) for name, values in advantages.items()}
+    assert result.metrics[1][MISSING] == missing
+    assert f"step 1: {missing} of {expected} responses are missing, which is logged as {MISSING}" in caplog.text
+    assert "sync_refill_failed_groups=True" in caplog.text
+
+
+def test_where_nothing_came_verl_stops(pipeline: Pipeline) -> None:
+    with pytest.raises(RuntimeError, match="no materializable trajectories.*sync_refill_failed_groups"):
+        pipeline.run("nothing", *DRGRPO)
+
+
+# -- rewards that are not as they should be --------------------------------------------------------------------------
+
+
+def test_a_reward_of_nan_is_not_scored_and_the_others_are(pipeline: Pipeline) -> None:
+    result = pipeline.run("unscored", *DRGRPO)
+    (update,) = result.updates
+    expected = answers_to("unscored", [2 / 3, -1 / 3, -1 / 3, 0.0], [0.5, 0.5, -0.5, -0.5])
+    assert update.by_answer() == pytest.approx(expected)
+    assert result.metrics[1]["reward/acc/unscored"] == 1
+    assert result.metrics[1][MISSING] == 0
+    assert all(np.isfinite(update.advantages[row]).all() for row in range(len(update.keys)))
+
+
+def test_a_reward_of_nan_does_not_enter_the_history(pipeline: Pipeline) -> None:
+    result = pipeline.run("unscored", *HADW)
+    assert result.metrics[1]["hadw/batch_accuracy"] == pytest.approx(3 / 7)
+
+
+def test_a_key_that_one_sample_lacks_stops_the_run_and_names_it(pipeline: Pipeline) -> None:
+    with pytest.raises(
+        DataError,
+        match="reward 'acc' .* is missing from 1 of 8 samples, first of uid .* has 'format', 'registered', 'score'",
+    ):
+        pipeline.run("other keys", *DRGRPO)
+
+
+# -- a disk that is full ---------------------------------------------------------------------------------------------
+
+
+def test_a_state_that_does_not_fit_leaves_the_old_one_and_says_where(tmp_path: Path) -> None:
+    """A real limit of the kernel's: the file is cut off in the middle."""
+    checkpoint.save(tmp_path, state(2), step=1)
+    code = f"""
+import resource
+from verl_ext.core.history import Capability
+from verl_ext.core.state import RunState
+from verl_ext.integration import checkpoint
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+run = RunState({{"hadw": {{"weigh_by_history": Capability("soft", 0.5, (0.25, 0.5), 3)}}}})
+checkpoint.save({str(tmp_path)!r}, run, step=2)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert (
+        f"CheckpointError: the estimators' state of step 2 cannot be saved to {tmp_path}/verl_ext.json" in done.stderr
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["verl_ext.json"]
+    found = RunState()
+    assert checkpoint.load(tmp_path, found, step=1) is True
+    assert found.states == state(2).states
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_a_full_disk_stops_the_run_before_verl_marks_the_checkpoint(
+    pipeline: Pipeline, tmp_path: Path, call: str
+) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    original: Any = {"write": json.dump, "fsync": os.fsync, "replace": os.replace}[call]
+    saves = []
+
+    def fail_the_second_time(*args: Any, **kwargs: Any) -> Any:
+        saves.append(args)
+        # The folder is synced as well.
+        if len(saves) > (2 if call == "fsync" else 1):
+            raise full
+        return original(*args, **kwargs)
+
+    where = {"write": "json.dump", "fsync": "os.fsync", "replace": "os.replace"}[call]
+    with (
+        mock.patch(f"verl_ext.integration.checkpoint.{where}", fail_the_second_time),
+        pytest.raises(
+            CheckpointError, match=f"of step 2 cannot be saved to {tmp_path}/global_step_2/verl_ext.json: .*No space"
+        ),
+    ):
+        train(pipeline, tmp_path, 3)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "1"
+    assert saved(tmp_path, 1)["estimators"]["hadw"]["weigh_by_history"]["ticks"] == 1
+    assert not list((tmp_path / "global_step_2").iterdir())
+    resumed = train(pipeline, tmp_path, 3, "trainer.resume_mode=auto")
+    assert sorted(resumed.metrics) == [2, 3]
+    assert saved(tmp_path, 3)["estimators"]["hadw"]["weigh_by_history"]["ticks"] == 3
