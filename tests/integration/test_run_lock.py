@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.configs import compose
+from tests.integration.test_checkpoints import legacy
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import run_lock
 
@@ -90,14 +90,10 @@ def test_a_trainer_claims_its_folder(
     refused: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from types import SimpleNamespace
-
-    from verl_ext.integration import attach
-
     monkeypatch.setattr(run_lock.hold, "__kwdefaults__", {"patience": 0.0})
-    config = compose(*overrides, f"trainer.default_local_dir={tmp_path}")
+    trainer = legacy(tmp_path, *overrides)  # the fully asynchronous one's rollouter is such a trainer, and is let be
     if refused:
         with pytest.raises(ConfigurationError, match="another run saves its checkpoints"):
-            attach.attach(SimpleNamespace(config=config), config)
+            trainer._load_checkpoint()
     else:
-        attach.attach(SimpleNamespace(config=config), config)
+        trainer._load_checkpoint()

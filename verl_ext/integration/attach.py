@@ -77,8 +77,6 @@ def attach(trainer: Any, config: Any) -> TrainerRun:
     run = TrainerRun(name, settings)
     if run.ours and settings.verl_ext.dump_dir is not None:
         dump.prepare(settings.verl_ext.dump_dir)
-    if run.ours and (OmegaConf.select(config, "trainer.save_freq") or -1) > 0:
-        run_lock.hold(config.trainer.default_local_dir)
     setattr(trainer, ATTRIBUTE, run)
     if run.ours:
         from verl.trainer.ppo import core_algos
@@ -142,11 +140,23 @@ def wrap_load(original: Callable[..., Any]) -> Callable[..., Any]:
     """`_load_checkpoint(self)`: our state after verl has found out at which step it resumes."""
 
     def _load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        claim_folder(self)
         result = original(self, *args, **kwargs)
         load_state(self)
         return result
 
     return _load_checkpoint
+
+
+def claim_folder(trainer: Any) -> None:
+    """Refuse to train where another run saves.
+
+    When the trainer loads, not when it is made: the fully asynchronous one has a rollouter beside it, in a process of
+    its own, which is a trainer too and saves nothing of ours.
+    """
+    run, config = run_of(trainer), trainer.config
+    if run is not None and run.ours and (OmegaConf.select(config, "trainer.save_freq") or -1) > 0:
+        run_lock.hold(config.trainer.default_local_dir)
 
 
 def load_state(trainer: Any) -> None:
