@@ -22,7 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,6 +42,8 @@ KINDS = {
     "rollout server": "ray::EmbeddedServer",
     "reward worker": "ray::RewardLoopWorker",
 }
+# Seconds that a save of the tiny model takes, about.
+SAVE = 0.03
 PHASES = ("starting", "step", "saving")
 HADW = (
     "algorithm.adv_estimator=hadw",
@@ -83,7 +85,7 @@ class Storm:
     folder: Path
     steps: int
     patience: float
-    rng: random.Random
+    rng: random.Random = field(default_factory=random.Random)
     kills: list[Kill] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     logged: dict[int, list[dict[str, float]]] = field(default_factory=dict)
@@ -101,6 +103,25 @@ class Storm:
     def saving(self) -> bool:
         """Whether a checkpoint is being written: a folder beyond the current one that holds something."""
         return any(self.checkpoints.glob(f"global_step_{self.latest() + 1}/*"))
+
+    def keep(self) -> None:
+        """Write down what is known, for a storm that is itself interrupted."""
+        known = {
+            "kills": [asdict(kill) for kill in self.kills],
+            "wrong": self.wrong,
+            "logged": self.logged,
+            "rolled_back": self.rolled_back,
+        }
+        temporary = self.folder / "storm.json.tmp"
+        temporary.write_text(json.dumps(known))
+        temporary.replace(self.folder / "storm.json")
+
+    def go_on(self) -> None:
+        """Take up what was written down."""
+        known = json.loads((self.folder / "storm.json").read_text())
+        self.kills = [Kill(**kill) for kill in known["kills"]]
+        self.wrong, self.rolled_back = known["wrong"], known["rolled_back"]
+        self.logged = {int(step): attempts for step, attempts in known["logged"].items()}
 
     def note(self, problem: str) -> None:
         print(f"WRONG: {problem}", flush=True)
@@ -133,6 +154,12 @@ def undisturbed(folder: Path, data: Path, steps: int, limit: float) -> runs.Run:
     if code != 0:
         raise SystemExit(f"the undisturbed run ended with {code}:\n{run.tail()}")
     return run
+
+
+def read(folder: Path) -> dict[int, dict[str, float]]:
+    """The metrics of a run that is over."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {record["step"]: record["data"] for record in records}
 
 
 def target(run: runs.Run, kind: str) -> int | None:
@@ -169,16 +196,16 @@ def attempt(storm: Storm, data: Path, kind: str, phase: str, limit: float) -> No
         else:
             # At least one step of its own, so that the storm gets on.
             wait_until(run, lambda: run.metrics, limit)
-            if phase == "saving":
-                wait_until(run, storm.saving, limit, pause=0.002)
-                time.sleep(storm.rng.uniform(0, 0.3))
-            else:
-                time.sleep(storm.rng.uniform(0, 1.5))
         # When the storm was early, the process is killed as soon as it is there.
         if not wait_until(run, lambda: target(run, kind), limit):
             storm.note(f"no {kind} to kill at {phase}, the run ended with {run.process.poll()}:\n{run.tail(30)}")
             return
         pid = target(run, kind)
+        if phase == "saving":
+            wait_until(run, storm.saving, limit, pause=0.001)
+            time.sleep(storm.rng.uniform(0, SAVE))
+        elif phase == "step":
+            time.sleep(storm.rng.uniform(0, 1.5))
         actual = "saving" if storm.saving() else "step" if run.metrics else "starting"
         at, before = storm.latest(), max(run.metrics, default=resumed_at)
         os.kill(pid, signal.SIGKILL)
@@ -250,9 +277,8 @@ def check_attempt(storm: Storm, run: runs.Run, resumed_at: int) -> None:
         storm.note(f"the current checkpoint, {storm.latest()}, has no state")
 
 
-def compare(storm: Storm, whole: runs.Run) -> None:
+def compare(storm: Storm, expected: dict[int, dict[str, float]]) -> None:
     """Everything that any attempt logged, and the last state, with those of the undisturbed run."""
-    expected = whole.metrics
     if sorted(storm.logged) != list(range(1, storm.steps + 1)):
         storm.note(f"steps that were logged: {sorted(storm.logged)}, expected 1 to {storm.steps}")
     for step, attempts in sorted(storm.logged.items()):
@@ -308,23 +334,31 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="of the run; default: 3 a kill")
     parser.add_argument("--patience", type=float, default=60, help="seconds after which a killed run counts as hung")
     parser.add_argument("--limit", type=float, default=300, help="seconds for anything else that is waited for")
+    parser.add_argument("--go-on", action="store_true", help="with a storm that was interrupted")
     parser.add_argument("--folder", type=Path, default=Path("outputs/storm"))
     options = parser.parse_args()
     steps = options.steps or 3 * options.kills
     folder = options.folder.resolve()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    data = tiny_model.write(folder / "data", rows=8 * steps)
-    storm = Storm(folder, steps, options.patience, random.Random(options.seed))
-
-    began = time.monotonic()
-    whole = undisturbed(folder / "whole", data, steps, options.limit + 10 * steps)
-    print(f"undisturbed: {steps} steps in {time.monotonic() - began:.0f} s", flush=True)
+    storm = Storm(folder, steps, options.patience)
+    if options.go_on and (folder / "storm.json").exists():
+        storm.go_on()
+        data, whole = folder / "data", read(folder / "whole")
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        data = tiny_model.write(folder / "data", rows=8 * steps)
+        began = time.monotonic()
+        whole = undisturbed(folder / "whole", data, steps, options.limit + 10 * steps).metrics
+        print(f"undisturbed: {steps} steps in {time.monotonic() - began:.0f} s", flush=True)
+        storm.keep()
     # Every kind and phase about as often, in a random order.
     plan = [(kind, phase) for kind in KINDS for phase in PHASES] * math.ceil(options.kills / (len(KINDS) * len(PHASES)))
-    storm.rng.shuffle(plan)
-    for kind, phase in plan[: options.kills]:
-        attempt(storm, data, kind, phase, options.limit)
+    random.Random(options.seed).shuffle(plan)
+    for number, (kind, phase) in enumerate(plan[: options.kills]):
+        if number >= len(storm.kills):
+            storm.rng = random.Random(f"{options.seed} {number}")
+            attempt(storm, data, kind, phase, options.limit)
+            storm.keep()
     resumed_at = storm.latest()
     last = undisturbed(folder / "killed", data, steps, options.limit + 10 * steps)
     for step, values in last.metrics.items():
