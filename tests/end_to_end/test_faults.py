@@ -42,6 +42,18 @@ def test_a_killed_worker_ends_the_run_which_can_be_resumed(start, storm, kind):
     assert state(again, kept + 1)["hadw"]["weigh_by_history"]["ticks"] == kept + 1
 
 
+def test_a_dead_reward_worker_ends_an_asynchronous_run(start, storm):
+    """verl by itself goes on for ever, replacing the prompts that fail."""
+    mode = ("trainer.v1.trainer_mode=colocate_async",)
+    run = start("run", *HADW, *mode, steps=500, configuration="[cpu,hadw]")
+    run.wait_for_step(2, TIMEOUT)
+    os.kill(storm.target(run, "reward worker"), signal.SIGKILL)
+    assert run.wait(END_OF_VERL) == 1
+    assert "prompts all failed, and verl would replace failing ones for ever" in run.log
+    kept = latest(run)
+    assert state(run, kept)["hadw"]["weigh_by_history"]["ticks"] == kept
+
+
 def test_two_runs_at_once_do_not_meet(start):
     runs = [start(name, *HADW, steps=3, configuration="[cpu,hadw]") for name in ("one", "other")]
     for run in runs:

@@ -18,8 +18,8 @@ import pytest
 from tests.integration.pipeline import Pipeline, answers_to
 from tests.integration.test_checkpoints import HADW, saved, state, train
 from verl_ext.core.state import RunState
-from verl_ext.errors import CheckpointError, DataError
-from verl_ext.integration import checkpoint
+from verl_ext.errors import CheckpointError, DataError, RolloutError
+from verl_ext.integration import checkpoint, failures
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]")
 MISSING = "advantage/missing_responses"
@@ -71,6 +71,49 @@ def test_responses_that_did_not_come_are_left_out_counted_and_said(
 def test_where_nothing_came_verl_stops(pipeline: Pipeline) -> None:
     with pytest.raises(RuntimeError, match="no materializable trajectories.*sync_refill_failed_groups"):
         pipeline.run("nothing", *DRGRPO)
+
+
+class Buffer:
+    """As much of verl's asynchronous replay buffer as decides on failures."""
+
+    def __init__(self) -> None:
+        self.finished_keys: dict[str, set[str]] = {"train": set(), "val": set()}
+        self.evicted = 0
+
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> int:
+        self.evicted += len(eviction_reasons[2])
+        return self.evicted
+
+
+def fail(buffer: Buffer, count: int, partition: str = "train") -> None:
+    buffer._evict_terminal_groups(7, partition, (set(), set(), {f"u{number}" for number in range(count)}, {}))
+
+
+def test_prompts_that_all_fail_end_the_run() -> None:
+    buffer = Buffer()
+    buffer.finished_keys["train"] = {"early"}  # it waits for the rest of its batch
+    failures.limit(buffer, 32)
+    for _ in range(4):  # the first finds a finished one that it had not seen
+        fail(buffer, 7)
+    with pytest.raises(RolloutError, match="step 7: the last 35 prompts all failed.*after 'Error in _run_prompt'"):
+        fail(buffer, 7)
+    assert buffer.evicted == 28
+
+
+def test_a_prompt_that_comes_through_begins_the_count_anew() -> None:
+    buffer = Buffer()
+    failures.limit(buffer, 32)
+    for number in range(10):
+        fail(buffer, 31)
+        buffer.finished_keys["train"] = {f"finished {number}"}
+    assert buffer.evicted == 310
+
+
+def test_validation_is_not_counted() -> None:
+    buffer = Buffer()
+    failures.limit(buffer, 32)
+    fail(buffer, 100, "val")
+    assert buffer.evicted == 100
 
 
 # -- rewards that are not as they should be --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import attach, group_filter, hooks
+from verl_ext.integration import attach, failures, group_filter, hooks
 from verl_ext.integration.attach import TrainerRun
 from verl_ext.integration.components import SCORE, TOKEN_FIELD, Components, token_totals
 from verl_ext.integration.context import StepContext, activate, current
@@ -43,7 +43,10 @@ def install(trainer_base: ModuleType) -> None:
     hooks.expect_parameters(trainer_base.tq.kv_batch_get, "keys", "partition_id", "select_fields")
     compute_advantage = functools.partial(wrap_compute_advantage, queue=trainer_base.tq)
     build_replay_buffer = functools.partial(group_filter.wrap_build, queue=trainer_base.tq, fetch=fetch_components)
-    own = {"_compute_advantage": compute_advantage, "_build_replay_buffer": build_replay_buffer}
+    own = {
+        "_compute_advantage": compute_advantage,
+        "_build_replay_buffer": lambda original: failures.wrap_build(build_replay_buffer(original)),
+    }
     attach.adopt(cls, {**attach.WRAPPERS, **own})
 
 
