@@ -49,9 +49,10 @@ def test_a_killed_owner_leaves_no_lock(tmp_path: Path, owner: subprocess.Popen[s
     assert str(os.getpid()) in (tmp_path / run_lock.FILE).read_text()
 
 
-def test_an_owner_that_is_about_to_end_is_waited_for(tmp_path: Path) -> None:
+def test_an_owner_that_is_about_to_end_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     process = other(tmp_path, then="time.sleep(1)")
     run_lock.hold(tmp_path, patience=60)
+    assert f"held by process {process.pid} on " in caplog.text
     process.wait()
 
 

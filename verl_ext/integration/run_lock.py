@@ -19,8 +19,8 @@ from verl_ext.errors import ConfigurationError
 logger = logging.getLogger("verl_ext")
 
 FILE = ".verl_ext.lock"
-PATIENCE = 10.0
-"""Seconds to wait for the lock: processes of a run whose driver was killed notice it a little later."""
+PATIENCE = 60.0
+"""Seconds to wait for the lock: processes of a run whose driver was killed notice it only later."""
 
 # Folder to open file. Never closed: closing any handle on the file would drop the process's lock.
 _held: dict[Path, int] = {}
@@ -40,7 +40,7 @@ def hold(folder: str | os.PathLike[str], *, patience: float = PATIENCE) -> None:
             f"checkpoints cannot be written to trainer.default_local_dir={folder}: {error}; set another folder, or "
             "trainer.save_freq=-1 to save none"
         ) from error
-    deadline = time.monotonic() + patience
+    deadline, waiting = time.monotonic() + patience, False
     while True:
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,14 +51,21 @@ def hold(folder: str | os.PathLike[str], *, patience: float = PATIENCE) -> None:
                 logger.warning("%s cannot be locked (%s): nothing stops a second run from saving there", path, error)
                 return
         if time.monotonic() > deadline:
-            owner = os.read(handle, 1000).decode(errors="replace").strip()
+            owner = _owner(handle)
             os.close(handle)
             raise ConfigurationError(
-                f"another run saves its checkpoints in trainer.default_local_dir={folder}: {owner or 'unknown'}. Both "
+                f"another run saves its checkpoints in trainer.default_local_dir={folder}: {owner}. Both "
                 "would write into the same files. Set another folder, or end that run; if its machine is gone and the "
                 f"lock is still there, delete {path}"
             )
+        if not waiting:
+            waiting = True
+            logger.warning("%s is held by %s: waiting up to %.0f s for its end", path, _owner(handle), patience)
         time.sleep(0.2)
     os.ftruncate(handle, 0)
     os.write(handle, f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T %Z')}\n".encode())
     _held[home] = handle
+
+
+def _owner(handle: int) -> str:
+    return os.pread(handle, 1000, 0).decode(errors="replace").strip() or "a process that is not named"
