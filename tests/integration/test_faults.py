@@ -116,6 +116,46 @@ def test_validation_is_not_counted() -> None:
     assert buffer.evicted == 100
 
 
+class Waiting(Buffer):
+    """One of two prompts' responses are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        states = ("pending", "running", "finished", "failure")
+        self.pending_keys, self.running_keys, self.finished_keys, self.failure_keys = (
+            {"train": {f"{state}{number}" for number in range(count)}} for count, state in enumerate(states)
+        )
+        self.partitions: dict[str, dict[str, Any]] = {"train": {}}
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        return last_debug_time + 1
+
+
+def test_a_long_wait_is_said_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    buffer, now = Waiting(), 0.0
+    failures.watch(buffer, clock=lambda: now)
+    said = []
+    for now in range(0, 3000, 10):
+        assert buffer._wait_for_next_poll("train", 5.0) == 6.0
+        if caplog.records:
+            said.append(now)
+            text = caplog.text
+            caplog.clear()
+    assert said == [300, 600, 1200, 2400]
+    assert (
+        "no response has come for 2400 s (partition train: 0 pending, 1 running, 2 finished, 3 failed prompts)" in text
+    )
+
+
+def test_a_response_that_comes_begins_the_wait_anew(caplog: pytest.LogCaptureFixture) -> None:
+    buffer, now = Waiting(), 0.0
+    failures.watch(buffer, clock=lambda: now)
+    for now in range(0, 3000, 290):
+        buffer._wait_for_next_poll("train", 0.0)
+        buffer.partitions["train"][f"running0_{now}_0"] = {}
+    assert not caplog.records
+
+
 # -- rewards that are not as they should be --------------------------------------------------------------------------
 
 
@@ -127,6 +167,18 @@ def test_a_reward_of_nan_is_not_scored_and_the_others_are(pipeline: Pipeline) ->
     assert result.metrics[1]["reward/acc/unscored"] == 1
     assert result.metrics[1][MISSING] == 0
     assert all(np.isfinite(update.advantages[row]).all() for row in range(len(update.keys)))
+
+
+def test_a_reward_function_that_hangs_is_said_in_the_log(
+    pipeline: Pipeline, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "QUIET", 1.0)
+    with caplog.at_level(logging.WARNING, "verl_ext"):
+        result = pipeline.run("hanging", *DRGRPO)
+    assert "s (partition train: 0 pending, 1 running, 1 finished, 0 failed prompts)" in caplog.text
+    assert "A reward function that hangs looks like this" in caplog.text
+    (update,) = result.updates
+    assert update.by_answer() == pytest.approx(answers_to("hanging", [0.5, -0.5, -0.5, 0.5], [0.5, 0.5, -0.5, -0.5]))
 
 
 def test_a_reward_of_nan_does_not_enter_the_history(pipeline: Pipeline) -> None:
