@@ -21,6 +21,10 @@ class IntegrationError(VerlExtError, RuntimeError):
     """verl is not what this package was written against, or a hook does not hold."""
 
 
+class RolloutError(VerlExtError, RuntimeError):
+    """Responses do not come, or cannot be scored."""
+
+
 class CheckpointError(VerlExtError, RuntimeError):
     """Saved state is missing, damaged or of another run."""
 

@@ -144,9 +144,10 @@ def start(
     *overrides: str,
     steps: int = 2,
     configuration: str = "cpu",
+    program: str = "verl.trainer.main_ppo",
     env: dict[str, str] | None = None,
 ) -> Run:
-    """Start `python -m verl.trainer.main_ppo` with the package's CPU configuration on the tiny model."""
+    """Start one of verl's entry points with the package's CPU configuration on the tiny model."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex
     # Ray's socket paths must be short, whatever the test's folder is called.
@@ -155,7 +156,7 @@ def start(
         sys.executable,
         "-u",
         "-m",
-        "verl.trainer.main_ppo",
+        program,
         f"+verl_ext={configuration}",
         f"data.train_files={data}/train.parquet",
         f"data.val_files={data}/val.parquet",

@@ -184,7 +184,7 @@ while True:
 
 def test_a_save_that_fails_leaves_no_litter(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, state(2), step=1)
-    with mock.patch("os.replace", side_effect=OSError("disk full")), pytest.raises(OSError, match="disk full"):
+    with mock.patch("os.replace", side_effect=OSError("disk full")), pytest.raises(CheckpointError, match="disk full"):
         checkpoint.save(tmp_path, state(2), step=2)
     assert [path.name for path in tmp_path.iterdir()] == ["verl_ext.json"]
 

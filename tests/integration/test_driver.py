@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 
-def main_ppo(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
+def main_ppo(
+    folder: Path, *arguments: str, program: str = "verl.trainer.main_ppo"
+) -> tuple[subprocess.CompletedProcess[str], float]:
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", *arguments],
+        [sys.executable, "-W", "ignore", "-m", program, *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -34,6 +36,21 @@ def test_a_misspelt_estimator_stops_before_ray_starts(tmp_path: Path, use_v1: bo
     assert "unknown estimator 'gdop' (did you mean 'gdpo'?); valid: 'compose', 'dgpo', 'drgrpo'" in done.stderr
     assert not (tmp_path / "ray").exists()
     assert "Started a local Ray instance" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("mode", ["one_step_off_policy.main_ppo", "fully_async_policy.fully_async_main"])
+def test_the_experimental_entry_points_stop_before_ray_starts(tmp_path: Path, mode: str) -> None:
+    """The fully asynchronous one never calls verl's own check, the other in a Ray actor."""
+    done, _ = main_ppo(
+        tmp_path,
+        "hydra.searchpath=[pkg://verl.trainer.config]",
+        "algorithm.adv_estimator=gdop",
+        f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray",
+        program=f"verl.experimental.{mode}",
+    )
+    assert done.returncode == 1
+    assert "unknown estimator 'gdop' (did you mean 'gdpo'?)" in done.stderr
+    assert not (tmp_path / "ray").exists()
 
 
 def test_the_presets_are_on_the_command_line_as_primary_configuration_and_as_group(tmp_path: Path) -> None:

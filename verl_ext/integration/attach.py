@@ -14,7 +14,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.core.state import RunState
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.estimators import ESTIMATORS, build
-from verl_ext.integration import checkpoint, dump, hooks
+from verl_ext.integration import checkpoint, dump, hooks, run_lock
 from verl_ext.integration.config import read_settings
 from verl_ext.settings import Settings
 
@@ -140,11 +140,23 @@ def wrap_load(original: Callable[..., Any]) -> Callable[..., Any]:
     """`_load_checkpoint(self)`: our state after verl has found out at which step it resumes."""
 
     def _load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        claim_folder(self)
         result = original(self, *args, **kwargs)
         load_state(self)
         return result
 
     return _load_checkpoint
+
+
+def claim_folder(trainer: Any) -> None:
+    """Refuse to train where another run saves.
+
+    When the trainer loads, not when it is made: the fully asynchronous one has a rollouter beside it, in a process of
+    its own, which is a trainer too and saves nothing of ours.
+    """
+    run, config = run_of(trainer), trainer.config
+    if run is not None and run.ours and (OmegaConf.select(config, "trainer.save_freq") or -1) > 0:
+        run_lock.hold(config.trainer.default_local_dir)
 
 
 def load_state(trainer: Any) -> None:

@@ -22,10 +22,21 @@ FORMAT = 1
 def save(folder: str | os.PathLike[str], run: RunState, *, step: int) -> Path:
     """Write the state into `folder`, atomically: a reader sees the old file or the new one."""
     path = Path(folder) / FILE
+    data = {"format": FORMAT, "verl_ext": __version__, "global_step": step, "estimators": run.state_dict()}
+    try:
+        _write(path, data)
+    except OSError as error:  # a full disk's error names no file
+        raise CheckpointError(
+            f"the estimators' state of step {step} cannot be saved to {path}: {error}; the checkpoint before stays the "
+            "current one, from which the run can be resumed"
+        ) from error
+    return path
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{FILE}.*.tmp"):  # by a process that was killed
         left.unlink(missing_ok=True)
-    data = {"format": FORMAT, "verl_ext": __version__, "global_step": step, "estimators": run.state_dict()}
     temporary = path.with_name(f".{FILE}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
@@ -37,7 +48,6 @@ def save(folder: str | os.PathLike[str], run: RunState, *, step: int) -> Path:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
-    return path
 
 
 def load(folder: str | os.PathLike[str], run: RunState, *, step: int | None = None) -> bool:

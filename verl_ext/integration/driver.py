@@ -12,16 +12,25 @@ from verl_ext.integration import hooks
 def install(config_module: ModuleType) -> None:
     """Wrap `validate_config`, which verl's entry points call in the driver before Ray starts."""
     hooks.expect_parameters(config_module.validate_config, "config", "use_reference_policy", "use_critic")
-    hooks.wrap(config_module, "validate_config", wrap_validate_config)
+    hooks.wrap(config_module, "validate_config", wrap_checked)
 
 
-def wrap_validate_config(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`validate_config(config, ...)` after our own checks."""
+def wrap_checked(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`validate_config(config, ...)`, or another function of the configuration, after our own checks."""
 
-    def validate_config(config: Any, *args: Any, **kwargs: Any) -> Any:
+    def checked(config: Any, *args: Any, **kwargs: Any) -> Any:
         from verl_ext.integration.checks import check_run
 
         check_run(config, unregistered=True)
         return original(config, *args, **kwargs)
 
-    return validate_config
+    return checked
+
+
+def install_entry(main_ppo: ModuleType) -> None:
+    """Wrap `run_ppo`, which the experimental entry points import; that of the fully asynchronous one is all it calls.
+
+    `python -m verl.trainer.main_ppo` itself is `__main__`, not this module, and calls `validate_config`.
+    """
+    hooks.expect_parameters(main_ppo.run_ppo, "config", "task_runner_class")
+    hooks.wrap(main_ppo, "run_ppo", wrap_checked)

@@ -23,6 +23,9 @@ def _schedule() -> None:
     schedule(
         Hook("verl.trainer.ppo.core_algos", f"{_HERE}.registry:install", "the estimators' names"),
         Hook("verl.utils.config", f"{_HERE}.driver:install", "checks before Ray starts"),
+        Hook(
+            "verl.trainer.main_ppo", f"{_HERE}.driver:install_entry", "checks before Ray starts, experimental trainers"
+        ),
         Hook("verl.trainer.ppo.ray_trainer", f"{_HERE}.legacy:install", "the legacy trainer"),
         Hook("verl.experimental.separation.ray_trainer", f"{_HERE}.legacy:install_separation", "experimental trainers"),
         Hook(

@@ -7,6 +7,7 @@ padding tags from TransferQueue.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -18,12 +19,17 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import attach, group_filter, hooks
+from verl_ext.integration import attach, failures, group_filter, hooks
 from verl_ext.integration.attach import TrainerRun
 from verl_ext.integration.components import SCORE, TOKEN_FIELD, Components, token_totals
 from verl_ext.integration.context import StepContext, activate, current
 from verl_ext.integration.estimator import accuracy_settings
 from verl_ext.run import use_run_state
+
+logger = logging.getLogger("verl_ext")
+
+MISSING = "advantage/missing_responses"
+"""Metric: responses that were asked for and did not come."""
 
 
 def install(trainer_base: ModuleType) -> None:
@@ -37,7 +43,10 @@ def install(trainer_base: ModuleType) -> None:
     hooks.expect_parameters(trainer_base.tq.kv_batch_get, "keys", "partition_id", "select_fields")
     compute_advantage = functools.partial(wrap_compute_advantage, queue=trainer_base.tq)
     build_replay_buffer = functools.partial(group_filter.wrap_build, queue=trainer_base.tq, fetch=fetch_components)
-    own = {"_compute_advantage": compute_advantage, "_build_replay_buffer": build_replay_buffer}
+    own = {
+        "_compute_advantage": compute_advantage,
+        "_build_replay_buffer": lambda original: failures.wrap_build(build_replay_buffer(original)),
+    }
     attach.adopt(cls, {**attach.WRAPPERS, **own})
 
 
@@ -64,9 +73,31 @@ def wrap_compute_advantage(original: Callable[..., Any], *, queue: ModuleType) -
         if not run.ours:
             context.metrics |= watched_metrics(run, components, rows)
         metrics.update(context.metrics)
+        metrics[MISSING] = missing_responses(self, len(rows.scored))
         return result
 
     return _compute_advantage
+
+
+def missing_responses(trainer: Any, found: int) -> float:
+    """How many of the responses that were asked for are not there, with a line in the log.
+
+    In its `sync` mode verl trains on what is left when responses fail; the groups are smaller, or gone.
+    """
+    config = trainer.config
+    updates = getattr(trainer, "parameter_sync_step", 1)
+    expected = config.data.train_batch_size // updates * config.actor_rollout_ref.rollout.n
+    missing = max(0, expected - found)
+    if missing:
+        logger.warning(
+            "step %d: %d of %d responses are missing, which is logged as %s; verl trains on those that are left. "
+            "trainer.v1.sampler.sync_refill_failed_groups=True data.gen_batch_size=1 would replace their prompts",
+            trainer.global_steps,
+            missing,
+            expected,
+            MISSING,
+        )
+    return float(missing)
 
 
 def wanted(run: TrainerRun) -> list[str]:

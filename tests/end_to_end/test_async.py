@@ -1,0 +1,146 @@
+"""verl's asynchronous trainers on the CPU: each estimator, and hadw's history over a restart.
+
+What a step trains on depends on which answers were ready, so no two runs are alike; the history is checked by its
+count and by the values that a resumed run carries on.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.end_to_end.test_training import TIMEOUT
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
+
+ESTIMATORS = {
+    "gdpo": ("algorithm.rewards.keys=[score,length]",),
+    "dgpo": ("algorithm.dgpo.accuracy_threshold=0",),
+    "hadw": ("algorithm.hadw.accuracy_threshold=0",),
+    "drgrpo": (),
+}
+# Preset, overrides, and the updates of one step.
+MODES = {
+    "colocate": ("cpu", ("trainer.v1.trainer_mode=colocate_async",), 1),
+    "separate, 2": ("cpu,separate_async", ("trainer.v1.separate_async.parameter_sync_step=2",), 2),
+    "separate, 4": ("cpu,separate_async", ("trainer.v1.separate_async.parameter_sync_step=4",), 4),
+}
+
+
+def settings(mode, estimator):
+    preset, overrides, updates = MODES[mode]
+    name = f"algorithm.adv_estimator={estimator}"
+    batch = f"data.train_batch_size={8 * updates}"
+    return f"[{preset},{estimator}]", (name, batch, *overrides, *ESTIMATORS[estimator]), updates
+
+
+@pytest.mark.parametrize("mode", ["colocate", "separate, 2"])
+@pytest.mark.parametrize("estimator", ["gdpo", "dgpo", "drgrpo"])
+def test_each_estimator_trains(start, mode, estimator):
+    preset, overrides, _ = settings(mode, estimator)
+    run = start("run", *overrides, steps=3, configuration=preset)
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    assert len(run.column("advantage/std")) == 3
+    assert min(run.column("advantage/std")) > 0
+    assert run.column("advantage/missing_responses") == [0, 0, 0]
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_the_history_ticks_once_an_update_and_goes_on_after_a_restart(start, mode):
+    preset, overrides, updates = settings(mode, "hadw")
+    first = start("run", *overrides, "trainer.save_freq=1", steps=1, configuration=preset)
+    assert first.wait(TIMEOUT) == 0, first.tail()
+    before = history(first, 1)
+    assert before["ticks"] == updates
+    again = start("run", *overrides, "trainer.save_freq=1", steps=2, configuration=preset)
+    assert again.wait(TIMEOUT) == 0, again.tail()
+    assert sorted(again.metrics) == [2]
+    after = history(again, 2)
+    assert after["ticks"] == 2 * updates
+    assert after["window"][: len(before["window"])] == before["window"]
+    # verl logs the mean over the updates of a step.
+    assert again.column("hadw/tick") == [updates + (1 + updates) / 2]
+
+
+def history(run, step):
+    path = run.folder / f"checkpoints/global_step_{step}/verl_ext.json"
+    return json.loads(path.read_text())["estimators"]["hadw"]["weigh_by_history"]
+
+
+# -- verl/experimental -----------------------------------------------------------------------------------------------
+
+APART = (
+    "rollout.nnodes=1",
+    "rollout.n_gpus_per_node=1",
+    "actor_rollout_ref.hybrid_engine=False",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=socket",
+)
+ONE_STEP_OFF = {
+    "program": "verl.experimental.one_step_off_policy.main_ppo",
+    # verl's own search path is relative to a clone of its repository.
+    "overrides": ("hydra.searchpath=[pkg://verl.trainer.config]", *APART),
+}
+FULLY_ASYNC = {
+    "program": "verl.experimental.fully_async_policy.fully_async_main",
+    "overrides": (
+        *APART,
+        "data.train_batch_size=0",
+        "rollout.n=4",
+        "async_training.trigger_parameter_sync_step=2",
+        "async_training.staleness_threshold=0.5",
+        "trainer.test_freq=-1",
+    ),
+}
+# Prompts of one update, and updates between two versions of the weights.
+PROMPTS, UPDATES = 8, 2
+
+
+def begin(start, experimental, estimator, *more, steps):
+    return start(
+        "run",
+        *experimental["overrides"],
+        f"algorithm.adv_estimator={estimator}",
+        *ESTIMATORS[estimator],
+        *more,
+        steps=steps,
+        configuration=f"[cpu,{estimator}]",
+        program=experimental["program"],
+    )
+
+
+def versions(number):
+    """The fully asynchronous trainer counts prompts, not steps."""
+    return f"rollout.total_rollout_steps={number * UPDATES * PROMPTS}"
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "dgpo", "drgrpo"])
+def test_one_step_off_trains(start, estimator):
+    run = begin(start, ONE_STEP_OFF, estimator, steps=3)
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    assert len(run.column("advantage/std")) == 3
+    assert min(run.column("advantage/std")) > 0
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "dgpo", "drgrpo"])
+def test_fully_async_trains(start, estimator):
+    run = begin(start, FULLY_ASYNC, estimator, versions(2), steps=2)
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    assert len(run.column("advantage/std")) == 2
+    assert min(run.column("advantage/std")) > 0
+
+
+@pytest.mark.parametrize(("mode", "updates"), [("one_step_off", 1), ("fully_async", UPDATES)])
+def test_the_experimental_trainers_keep_the_history(start, mode, updates):
+    experimental = {"one_step_off": ONE_STEP_OFF, "fully_async": FULLY_ASYNC}[mode]
+    prompts = (lambda number: (versions(number),)) if mode == "fully_async" else lambda _: ()
+    first = begin(start, experimental, "hadw", "trainer.save_freq=1", *prompts(2), steps=2)
+    assert first.wait(TIMEOUT) == 0, first.tail()
+    before = history(first, 2)
+    assert before["ticks"] == 2 * updates
+    again = begin(start, experimental, "hadw", "trainer.save_freq=1", *prompts(4), steps=4)
+    assert again.wait(TIMEOUT) == 0, again.tail()
+    assert f"read the estimators' state from {again.folder}/checkpoints/global_step_2/" in again.log
+    after = history(again, 4)
+    assert after["ticks"] == 4 * updates
+    assert after["window"][: len(before["window"])] == before["window"]

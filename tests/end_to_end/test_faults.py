@@ -1,0 +1,79 @@
+"""What ends, what goes on and what is refused when a run is disturbed; `scripts/storm.py` kills at random moments."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.test_training import TIMEOUT, latest, state
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
+
+HADW = ("algorithm.adv_estimator=hadw", "algorithm.hadw.accuracy_threshold=0", "trainer.save_freq=1")
+# Less than this after a worker's death verl's driver has ended.
+END_OF_VERL = 90
+
+
+@pytest.fixture(scope="module")
+def storm():
+    path = Path(__file__).parents[2] / "scripts/storm.py"
+    spec = importlib.util.spec_from_file_location("storm", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("kind", ["task runner", "FSDP worker", "rollout server", "reward worker"])
+def test_a_killed_worker_ends_the_run_which_can_be_resumed(start, storm, kind):
+    run = start("run", *HADW, steps=500, configuration="[cpu,hadw]")
+    run.wait_for_step(2, TIMEOUT)
+    os.kill(storm.target(run, kind), signal.SIGKILL)
+    assert run.wait(END_OF_VERL) == 1
+    assert run.left_behind(patience=30) == []
+    kept = latest(run)
+    assert kept >= 1
+    assert state(run, kept)["hadw"]["weigh_by_history"]["ticks"] == kept
+    again = start("run", *HADW, steps=kept + 1, configuration="[cpu,hadw]")
+    assert again.wait(TIMEOUT) == 0, again.tail()
+    assert state(again, kept + 1)["hadw"]["weigh_by_history"]["ticks"] == kept + 1
+
+
+def test_a_dead_reward_worker_ends_an_asynchronous_run(start, storm):
+    """verl by itself goes on for ever, replacing the prompts that fail."""
+    mode = ("trainer.v1.trainer_mode=colocate_async",)
+    run = start("run", *HADW, *mode, steps=500, configuration="[cpu,hadw]")
+    run.wait_for_step(2, TIMEOUT)
+    os.kill(storm.target(run, "reward worker"), signal.SIGKILL)
+    assert run.wait(END_OF_VERL) == 1
+    assert "prompts all failed, and verl would replace failing ones for ever" in run.log
+    kept = latest(run)
+    assert state(run, kept)["hadw"]["weigh_by_history"]["ticks"] == kept
+
+
+def test_two_runs_at_once_do_not_meet(start):
+    runs = [start(name, *HADW, steps=3, configuration="[cpu,hadw]") for name in ("one", "other")]
+    for run in runs:
+        assert run.wait(2 * TIMEOUT) == 0, run.tail()
+    one, other = runs
+    for name in ("hadw/capability_posterior", "critic/score/mean", "response_length/mean"):
+        assert one.column(name) == pytest.approx(other.column(name), rel=1e-6)
+    assert state(one, 3) == state(other, 3)
+
+
+def test_the_second_run_in_one_folder_is_refused(start):
+    first = start("first", *HADW, steps=500, configuration="[cpu,hadw]")
+    first.wait_for_step(1, TIMEOUT)
+    folder = f"trainer.default_local_dir={first.folder}/checkpoints"
+    second = start("second", *HADW, folder, steps=500, configuration="[cpu,hadw]")
+    assert second.wait(TIMEOUT) == 1
+    assert f"another run saves its checkpoints in {folder}: process " in second.log
+    assert not second.metrics
+    assert first.process.poll() is None
+    before = max(first.metrics)
+    first.wait_for_step(before + 2, TIMEOUT)
+    kept = latest(first)
+    assert state(first, kept)["hadw"]["weigh_by_history"]["ticks"] == kept

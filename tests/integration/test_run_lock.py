@@ -1,0 +1,100 @@
+"""Two runs in one checkpoint folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_checkpoints import legacy
+from verl_ext.errors import ConfigurationError
+from verl_ext.integration import run_lock
+
+HOLD = "import sys, time; from verl_ext.integration import run_lock; run_lock.hold(sys.argv[1])"
+
+
+def other(folder: Path, *, then: str) -> subprocess.Popen[str]:
+    """Another process that holds the folder."""
+    command = [sys.executable, "-W", "ignore", "-c", f"{HOLD}; print('held', flush=True); {then}", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = other(tmp_path, then="time.sleep(100)")
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_the_second_run_is_refused_and_told_who_has_the_folder(tmp_path: Path, owner: subprocess.Popen[str]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        run_lock.hold(tmp_path, patience=0.3)
+    assert f"trainer.default_local_dir={tmp_path}: process {owner.pid} on {os.uname().nodename}" in str(caught.value)
+    assert f"delete {tmp_path / run_lock.FILE}" in str(caught.value)
+
+
+def test_a_killed_owner_leaves_no_lock(tmp_path: Path, owner: subprocess.Popen[str]) -> None:
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    run_lock.hold(tmp_path, patience=0.0)
+    assert str(os.getpid()) in (tmp_path / run_lock.FILE).read_text()
+
+
+def test_an_owner_that_is_about_to_end_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    process = other(tmp_path, then="time.sleep(1)")
+    run_lock.hold(tmp_path, patience=60)
+    assert f"held by process {process.pid} on " in caplog.text
+    process.wait()
+
+
+def test_a_fork_of_the_owner_does_not_keep_the_folder(tmp_path: Path) -> None:
+    """A data loader's worker may outlive a trainer that was killed."""
+    fork = "import os; pid = os.fork(); (time.sleep(5) if pid == 0 else os.kill(os.getpid(), 9))"
+    process = other(tmp_path, then=fork)
+    assert process.wait() == -9
+    run_lock.hold(tmp_path, patience=1)
+
+
+def test_one_process_may_train_twice_in_a_folder(tmp_path: Path) -> None:
+    run_lock.hold(tmp_path)
+    run_lock.hold(tmp_path / ".." / tmp_path.name)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"cannot be written to trainer\.default_local_dir=.*Not a directory"):
+        run_lock.hold(tmp_path / "file" / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (("algorithm.adv_estimator=hadw", "trainer.save_freq=1"), True),
+        (("algorithm.adv_estimator=hadw", "trainer.save_freq=-1"), False),
+        (("algorithm.adv_estimator=grpo", "trainer.save_freq=1"), False),
+    ],
+    ids=["ours", "saves nothing", "verl's own"],
+)
+def test_a_trainer_claims_its_folder(
+    tmp_path: Path,
+    owner: subprocess.Popen[str],
+    overrides: tuple[str, ...],
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_lock.hold, "__kwdefaults__", {"patience": 0.0})
+    trainer = legacy(tmp_path, *overrides)  # the fully asynchronous one's rollouter is such a trainer, and is let be
+    if refused:
+        with pytest.raises(ConfigurationError, match="another run saves its checkpoints"):
+            trainer._load_checkpoint()
+    else:
+        trainer._load_checkpoint()
