@@ -70,6 +70,15 @@ def test_the_shipped_configuration_passes(group, overrides):
         # 2 ranks: 2 x 3 + 2 + 1 = 9.
         (["ray_kwargs.ray_init.num_cpus=8", "trainer.n_gpus_per_node=2"], "verl reserves 9"),
         (["ray_kwargs.ray_init.num_gpus=1", "trainer.n_gpus_per_node=2"], "num_gpus is 1, and each of the 2 ranks"),
+        (
+            # 16 x 8 = 128 rows
+            [
+                "trainer.n_gpus_per_node=3",
+                "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+                "actor_rollout_ref.rollout.n=8",
+            ],
+            "a mini batch has 128 rows, which 3 ranks do not divide; set trainer.n_gpus_per_node to a divisor of 128",
+        ),
         # 8 x 3 = 24 rows on 1 rank, which 16 does not divide.
         (
             [
@@ -92,7 +101,7 @@ def test_what_cannot_run_is_refused_with_the_line_to_change(overrides, message):
     [
         ["actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"],
         ["~actor_rollout_ref.model.override_config.attn_implementation"],
-        ["trainer.n_gpus_per_node=9"],
+        ["ray_kwargs.ray_init.num_gpus=1", "trainer.n_gpus_per_node=2"],
         ["ray_kwargs.ray_init.num_cpus=2"],
         ["~ray_kwargs.ray_init.num_gpus"],
         ["actor_rollout_ref.rollout.logprobs_mode=raw_logprobs"],

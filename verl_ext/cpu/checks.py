@@ -43,7 +43,11 @@ def check(config: Any) -> None:
     """Refuse, with every reason at once, what cannot work without an accelerator."""
     if "actor_rollout_ref" not in config:  # another of verl's programs, supervised training for one
         return
-    problems = [problem for part in (_engines, _attention, _rollout, _micro_batches, _ray) for problem in part(config)]
+    problems = [
+        problem
+        for part in (_engines, _attention, _rollout, _mini_batches, _micro_batches, _ray)
+        for problem in part(config)
+    ]
     if problems:
         raise ConfigurationError(
             "without an accelerator this configuration cannot run (`+verl_ext=cpu` sets all of it):\n"
@@ -194,6 +198,18 @@ def _vllm_companions() -> Iterator[str]:
             f"{', '.join(broken)} are builds for CUDA beside a torch without it, and break `import vllm`; "
             f"run: pip uninstall -y {' '.join(broken)}"
         )
+
+
+def _mini_batches(config: Any) -> Iterator[str]:
+    """verl asserts it in the first update, after the whole start and a rollout."""
+    ranks, n = _ranks(config), config.actor_rollout_ref.rollout.n
+    for name, _, engine in _models(config):
+        size = engine.get("ppo_mini_batch_size")  # a reference model has none
+        if size and size * n % ranks:
+            yield (
+                f"{name}.ppo_mini_batch_size is {size}, so that a mini batch has {size * n} rows, which {ranks} ranks "
+                f"do not divide; set trainer.n_gpus_per_node to a divisor of {size * n}"
+            )
 
 
 def _micro_batches(config: Any) -> Iterator[str]:
