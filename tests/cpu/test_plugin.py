@@ -141,6 +141,49 @@ def test_a_polling_interval_shorter_than_ours_is_kept():
     assert [ReplayBuffer().poll_interval, ReplayBuffer(0.01).poll_interval] == [0.05, 0.01]
 
 
+def test_a_reference_model_is_offloaded_without_pinned_memory():
+    module = _module_with(CPUOffloadPolicy=lambda pin_memory=True: pin_memory)
+    patches.offload_policy(module)
+    assert module.CPUOffloadPolicy(pin_memory=True) is False
+
+
+def test_the_process_group_asks_for_one_backend_unless_another_is_named():
+    seen = []
+
+    def initialise(timeout_second=None, backend=None):
+        seen.append((timeout_second, backend))
+
+    module = _module_with(initialize_global_process_group_ray=initialise)
+    patches.process_group(module)
+    module.initialize_global_process_group_ray(timeout_second=5)
+    module.initialize_global_process_group_ray(backend="gloo")
+    assert seen == [(5, "cpu:gloo"), (None, "gloo")]
+
+
+def test_a_critic_has_the_attention_of_its_configuration(monkeypatch):
+    import transformers
+
+    def original(local_path, torch_dtype, model_config, trust_remote_code):
+        raise AssertionError("verl's own asks for flash attention")
+
+    seen = {}
+    monkeypatch.setattr(
+        transformers.AutoModelForTokenClassification, "from_pretrained", lambda path, **given: seen.update(given)
+    )
+    module = _module_with(load_valuehead_model=original)
+    patches.value_model(module)
+    module.load_valuehead_model("path", "float32", SimpleNamespace(_attn_implementation="eager"), False)
+    assert seen["attn_implementation"] == "eager"
+    assert seen["dtype"] == "float32"
+
+
+def test_hidden_gpus_do_not_keep_ray_from_its_virtual_slots():
+    code = "import os; from verl_ext.cpu import plugin; plugin.install(); print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+    assert python(code, VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES="") == "None"
+    assert python(code, VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES="1") == "1"
+    assert python(code, CUDA_VISIBLE_DEVICES="") == ""
+
+
 def test_the_version_of_vllm_is_found_under_its_cpu_name():
     class NotFoundError(Exception):
         pass

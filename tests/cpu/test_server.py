@@ -25,9 +25,10 @@ def make(tiny, monkeypatch):
     monkeypatch.setattr(server_module, "omega_conf_to_dataclass", lambda config: config)
     hf_config = AutoConfig.from_pretrained(tiny / "model", attn_implementation="sdpa")
 
-    def build(replica_rank=0, **settings):
+    def build(replica_rank=0, eos=None, **settings):
         tokenizer = tiny_model.make_tokenizer()
-        model_config = SimpleNamespace(tokenizer=tokenizer, hf_config=hf_config, generation_config=None)
+        generation_config = None if eos is None else SimpleNamespace(eos_token_id=eos)
+        model_config = SimpleNamespace(tokenizer=tokenizer, hf_config=hf_config, generation_config=generation_config)
         return EmbeddedServer(SimpleNamespace(**{**vars(CONFIG), **settings}), model_config, replica_rank)
 
     return build
@@ -92,6 +93,42 @@ def test_equal_runs_draw_equal_tokens_and_a_groups_members_differ(make, model):
     assert first != asyncio.run(scenario(step=2))
 
 
+def test_draws_after_an_update_depend_on_the_step_and_not_on_what_was_drawn_before(make, model):
+    async def scenario(steps):
+        server = make()
+        for step in steps:
+            await ready(server, model, step)
+            output = await ask(server, [5, 6, 7])
+        return output.token_ids
+
+    assert asyncio.run(scenario([1, 2])) == asyncio.run(scenario([2]))  # a run, and the same run resumed
+
+
+def test_log_probabilities_are_given_where_they_are_asked_for(make, model):
+    async def scenario():
+        server = make()
+        await ready(server, model)
+        return await asyncio.gather(ask(server, [5, 6, 7]), ask(server, [5, 6, 7], logprobs=False))
+
+    asked, unasked = asyncio.run(scenario())
+    assert len(asked.log_probs) == len(asked.token_ids)
+    assert unasked.log_probs is None
+
+
+def test_a_caller_that_has_gone_does_not_end_the_server(make, model):
+    async def scenario():
+        server = make()
+        gone, failed = ask(server, [5, 6, 7]), ask(server, [5, 6, 8])  # no weights yet: the batch fails
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(IntegrationError):
+            await asyncio.wait_for(failed, 10)
+        await ready(server, model)
+        return await asyncio.wait_for(ask(server, [5, 6, 7]), 30)
+
+    assert asyncio.run(scenario()).stop_reason == "completed"
+
+
 def test_an_abort_cuts_the_running_batch_and_the_continuation_matches(make, model, monkeypatch):
     async def scenario():
         server = make(response_length=4000, prompt_length=16)
@@ -114,6 +151,26 @@ def test_an_abort_cuts_the_running_batch_and_the_continuation_matches(make, mode
     assert waiting
     assert rest.stop_reason == "completed"
     assert len(rest.token_ids) == 3
+
+
+def test_an_abort_while_a_request_waits_for_the_weights_holds_it(make, model):
+    async def scenario():
+        server = make()
+        await ready(server, model)
+        async with server._busy:  # as while weights are loaded
+            held = ask(server, [5, 6, 7])
+            await asyncio.sleep(0.1)
+            aborting = asyncio.ensure_future(server.abort_all_requests())
+            await asyncio.sleep(0)
+        await aborting
+        await asyncio.sleep(0.1)
+        waiting = not held.done()
+        await server.resume_generation()
+        return waiting, await held
+
+    waiting, output = asyncio.run(scenario())
+    assert waiting
+    assert output.stop_reason == "completed"
 
 
 def test_a_rejecting_server_sends_requests_back_until_it_resumes(make, model):
@@ -159,6 +216,17 @@ def test_weights_arrive_exactly_and_change_what_is_drawn(make, model, tokenizer)
     assert before.token_ids != after.token_ids
 
 
+def test_nothing_is_generated_between_the_parts_of_an_update(make, model):
+    async def scenario():
+        server = make()
+        await ready(server, model)
+        await server.load_weights(weights_of(model)[:1])
+        await ask(server, [5, 6, 7])
+
+    with pytest.raises(IntegrationError, match="before it received weights"):
+        asyncio.run(scenario())
+
+
 def test_an_incomplete_set_of_weights_is_refused_by_name(make, model):
     async def scenario():
         server = make()
@@ -188,9 +256,40 @@ def test_images_are_refused(make, model):
         asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("configured", "expected"), [(None, {2}), (9, {2, 9}), ([2, 7, 8], {2, 7, 8})])
+def test_the_end_tokens_are_the_tokenizers_and_the_generation_configs(make, configured, expected):
+    assert set(make(eos=configured)._eos) == expected
+
+
 def test_an_unknown_sampling_parameter_is_refused_with_the_valid_ones():
     with pytest.raises(ConfigurationError, match=r"unknown sampling parameter 'min_p'.*'temperature'"):
         sampling_from({"min_p": 0.1}, prompt_length=3, config=CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temperature": -1.0}, "temperature must be at least 0"),
+        ({"top_p": 0.0}, "top_p must be above 0"),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, found 1.5"),
+    ],
+)
+def test_settings_out_of_range_are_refused(params, message):
+    with pytest.raises(ConfigurationError, match=message):
+        sampling_from(params, prompt_length=3, config=CONFIG)
+
+
+def test_greedy_knows_no_truncation():
+    found = sampling_from({"temperature": 0, "top_k": 1, "top_p": 0.5}, prompt_length=3, config=CONFIG)
+    assert (found.temperature, found.top_k, found.top_p) == (0.0, -1, 1.0)
+
+
+def test_max_model_len_bounds_the_answer_and_refuses_a_prompt_without_room():
+    config = SimpleNamespace(**{**vars(CONFIG), "max_model_len": 12})
+    assert sampling_from({}, prompt_length=10, config=config).max_tokens == 2  # 12 - 10
+    assert sampling_from({"max_tokens": 8}, prompt_length=10, config=config).max_tokens == 2
+    with pytest.raises(ConfigurationError, match="a prompt of 12 tokens leaves no room in max_model_len=12"):
+        sampling_from({}, prompt_length=12, config=config)
 
 
 def test_a_repetition_penalty_is_refused():

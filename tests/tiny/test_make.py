@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +102,23 @@ def test_what_was_interrupted_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "sums", SMALL, interrupt)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_older_task_is_whole_until_the_new_one_takes_its_place(tmp_path, monkeypatch):
+    folder = tmp_path / "sums"
+    make(folder, SMALL)
+    files = {path.relative_to(folder) for path in folder.rglob("*")}
+    seen = []
+    replace = os.replace
+
+    def watched(source, target):
+        for place in (Path(source), Path(target)):
+            seen.append({path.relative_to(place) for path in place.rglob("*")} if place.exists() else set())
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    make(folder, Recipe("sums", warm_up_steps=1, train_rows=8, val_rows=4))
+    assert seen == [files, set(), files, set()]  # each move takes a whole task to an empty place
 
 
 def test_a_folder_of_something_else_is_not_overwritten(tmp_path):

@@ -53,6 +53,32 @@ def test_the_overrides_compose_and_pass_every_check_that_a_run_begins_with(task,
     assert tuple(config.algorithm.rewards["keys"]) == tasks()[task].keys
 
 
+def test_seed_steps_and_ranks_reach_verl(tmp_path):
+    pytest.importorskip("verl")
+    from hydra import compose, initialize_config_module
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides(Training("tools", "gdpo", 7, 5, ranks=2), tmp_path, tmp_path / "run"))
+    assert (config.trainer.total_training_steps, config.trainer.save_freq) == (7, 7)
+    assert config.trainer.n_gpus_per_node == 2
+    assert config.data.seed == config.actor_rollout_ref.rollout.seed == 5
+    assert config.actor_rollout_ref.actor.data_loader_seed == 5
+
+
+@pytest.mark.parametrize("folder", ["a b (1)", "it's", "x,y", "k=v", "über#~!&", "[a]{b}", "back\\slash"])
+def test_any_folder_will_do(folder, tmp_path):
+    pytest.importorskip("verl")
+    from hydra import compose, initialize_config_module
+
+    data, run = tmp_path / folder / "data", tmp_path / folder / "run"
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides(TRAINING, data, run))
+    assert config.data.train_files == f"{data}/train.parquet"
+    assert config.data.val_files == f"{data}/val.parquet"
+    assert config.actor_rollout_ref.model.path == f"{data}/model"
+    assert config.trainer.default_local_dir == f"{run}/checkpoints"
+
+
 def test_progress_is_shown_the_rest_is_in_the_log_and_a_finished_run_is_not_repeated(data, tmp_path, verl):
     verl(r"echo verl starts; printf 'prefix \rTraining Progress: 1/2\rTraining Progress: 2/2\n'")
     shown = []
@@ -60,7 +86,30 @@ def test_progress_is_shown_the_rest_is_in_the_log_and_a_finished_run_is_not_repe
     assert shown == ["Training Progress: 1/2", "Training Progress: 2/2"]
     assert "verl starts\n" in (tmp_path / "run/log.txt").read_text()
     assert not train(TRAINING, data, tmp_path / "run")
+    (tmp_path / "run/checkpoints").mkdir()  # verl would go on from there
     assert train(TRAINING, data, tmp_path / "run", more=["trainer.nnodes=1"])  # another configuration is another run
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_a_folder_of_something_else_is_not_overwritten(data, tmp_path, verl):
+    verl("exit 0")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    assert train(TRAINING, data, folder)  # an empty one is as good as none
+    for name in ("notes.txt", "log.txt"):
+        other = tmp_path / name.partition(".")[0]
+        other.mkdir()
+        (other / name).write_text("mine\n")
+        with pytest.raises(ConfigurationError, match="is no run of a tiny task"):
+            train(TRAINING, data, other)
+        assert (other / name).read_text() == "mine\n"
+
+
+def test_a_run_that_was_killed_at_its_very_start_is_begun_again(data, tmp_path, verl):
+    verl("exit 0")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/log.txt").touch()
+    assert train(TRAINING, data, tmp_path / "run")
 
 
 def test_verl_is_started_with_the_overrides_the_logs_and_a_short_folder_for_ray(data, tmp_path, verl):

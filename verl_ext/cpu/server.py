@@ -37,11 +37,18 @@ def sampling_from(params: dict[str, Any], *, prompt_length: int, config: Any) ->
     room = config.prompt_length + config.response_length - prompt_length
     limit = next((params[key] for key in _LIMIT_KEYS if key in params), min(config.response_length, room))
     if config.max_model_len is not None:
+        if prompt_length >= config.max_model_len:
+            raise ConfigurationError(
+                f"a prompt of {prompt_length} tokens leaves no room in max_model_len={config.max_model_len}; "
+                "set data.max_prompt_length below actor_rollout_ref.rollout.max_model_len"
+            )
         limit = min(limit, config.max_model_len - prompt_length)
+    temperature = float(params.get("temperature", 1.0))
+    greedy = temperature == 0.0  # the best token is never cut off; vLLM drops the two settings as well
     return Sampling(
-        temperature=float(params.get("temperature", 1.0)),
-        top_k=int(params.get("top_k", -1)),
-        top_p=float(params.get("top_p", 1.0)),
+        temperature=temperature,
+        top_k=-1 if greedy else int(params.get("top_k", -1)),
+        top_p=1.0 if greedy else float(params.get("top_p", 1.0)),
         max_tokens=max(1, int(limit)),
         ignore_eos=bool(params.get("ignore_eos", config.ignore_eos)),
     )
@@ -110,12 +117,12 @@ class EmbeddedServer:
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((next(self._arrivals), Request(prompt, sampling, seed), future))
         self._arrived.set()
-        return self._output(await future)
+        return self._output(await future, log_probs=bool(sampling_params.get("logprobs", False)))
 
-    def _output(self, completion: Completion) -> TokenOutput:
+    def _output(self, completion: Completion, *, log_probs: bool = False) -> TokenOutput:
         return TokenOutput(
             token_ids=completion.tokens,
-            log_probs=completion.log_probs,
+            log_probs=completion.log_probs if log_probs else None,
             stop_reason="aborted" if completion.aborted else "completed",
             num_preempted=0,
             # The trainer reads the version of the weights from here.
@@ -157,7 +164,8 @@ class EmbeddedServer:
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the callers that wait
             for _, _, future in batch:
-                future.set_exception(error)
+                if not future.done():  # a caller may have gone; the loop must not end with it
+                    future.set_exception(error)
             return
         for (_, _, future), completion in zip(batch, completions, strict=True):
             if not future.done():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -56,8 +55,8 @@ def make(folder: Path, recipe: Recipe, report: Callable[[int, float], None] | No
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         new = Path(scratch) / "task"
         _write(new, recipe, report)
-        if found is not None:
-            shutil.rmtree(folder)
+        if found is not None:  # moved away, not removed in its place: it is whole for as long as it is there
+            os.replace(folder, Path(scratch) / "old")
         os.replace(new, folder)
     return True
 

@@ -24,6 +24,7 @@ from verl_ext.tiny.tasks import Task, task_named
 ESTIMATORS = ("grpo", "gdpo", "dgpo", "hadw", "drgrpo")
 ROLLOUTS = ("embedded", "vllm")
 METRICS, LOG, CHECKPOINTS, FINISHED = "metrics.jsonl", "log.txt", "checkpoints", "finished.json"
+VERL = "verl.trainer.main_ppo"
 PATIENCE = 30.0
 """Seconds that verl and Ray get to end by themselves when they are interrupted."""
 
@@ -63,6 +64,15 @@ class Training:
         return f"{self.task}-{self.estimator}-{self.steps}steps-seed{self.seed}{extra}"
 
 
+def quoted(path: Path | str) -> str:
+    r"""A path as a value of Hydra's overrides, in which brackets, commas and letters beyond ASCII have to be quoted.
+
+    >>> quoted("/runs (new)/it's")
+    "'/runs (new)/it\\'s'"
+    """
+    return "'" + str(path).replace("'", "\\'") + "'"
+
+
 def overrides(training: Training, data: Path, run: Path) -> list[str]:
     """The arguments of `verl.trainer.main_ppo`."""
     task = task_named(training.task)
@@ -75,13 +85,13 @@ def overrides(training: Training, data: Path, run: Path) -> list[str]:
         f"++algorithm.rewards.keys=[{','.join(task.keys)}]",
         *_accuracy(training.estimator, task),
         f"reward.custom_reward_function.path=pkg://{task.reward}",
-        f"data.train_files={data}/train.parquet",
-        f"data.val_files={data}/val.parquet",
+        f"data.train_files={quoted(data / 'train.parquet')}",
+        f"data.val_files={quoted(data / 'val.parquet')}",
         "data.train_batch_size=16",
         f"data.max_prompt_length={task.prompt_length}",
         f"data.max_response_length={task.response_length}",
         f"data.seed={training.seed}",
-        f"actor_rollout_ref.model.path={data}/model",
+        f"actor_rollout_ref.model.path={quoted(data / 'model')}",
         "actor_rollout_ref.rollout.n=8",
         f"actor_rollout_ref.rollout.seed={training.seed}",
         "actor_rollout_ref.actor.ppo_mini_batch_size=16",
@@ -94,7 +104,7 @@ def overrides(training: Training, data: Path, run: Path) -> list[str]:
         f"trainer.n_gpus_per_node={training.ranks}",
         f"trainer.project_name={training.task}",
         f"trainer.experiment_name={training.name}",
-        f"trainer.default_local_dir={run}/{CHECKPOINTS}",
+        f"trainer.default_local_dir={quoted(run / CHECKPOINTS)}",
     ]
 
 
@@ -137,13 +147,11 @@ def train(
     settings = {**asdict(training), "data": task["recipe"], "overrides": list(more)}
     if is_finished(run, settings):
         return False
-    if run.exists():
-        shutil.rmtree(run)
-    run.mkdir(parents=True)
+    _begin_anew(run)
     # Ray's sockets need a short path, whatever the run's folder is called.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
-        arguments = [*overrides(training, data, run), f"+ray_kwargs.ray_init._temp_dir={scratch}", *more]
-        command = [sys.executable, "-u", "-m", "verl.trainer.main_ppo", *arguments]
+        arguments = [*overrides(training, data, run), f"+ray_kwargs.ray_init._temp_dir={quoted(scratch)}", *more]
+        command = [sys.executable, "-u", "-m", VERL, *arguments]
         environment = {
             **os.environ,
             "VERL_FILE_LOGGER_PATH": str(run / METRICS),
@@ -151,6 +159,7 @@ def train(
         }
         with open(run / LOG, "w", encoding="utf-8") as log, _process(command, run, environment) as process:
             log.write(shlex.join(command) + "\n")
+            log.flush()
             assert process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
             for bar in _bars(process.stdout, log):
                 show(bar)
@@ -159,6 +168,28 @@ def train(
         raise TrainingError(f"verl ended with status {status}; the end of {run / LOG}:\n{_tail(run / LOG)}")
     (run / FINISHED).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     return True
+
+
+def _begin_anew(run: Path) -> None:
+    """An empty folder in the place of an earlier run; a folder of anything else is refused."""
+    if run.exists():
+        if not run.is_dir() or (any(run.iterdir()) and not _is_run(run)):
+            raise ConfigurationError(
+                f"{run} is no run of a tiny task (it has no {LOG} which begins with the command), so it is not "
+                "overwritten: name another folder, or a new one in it"
+            )
+        shutil.rmtree(run)
+    run.mkdir(parents=True)
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether `train` made the folder: its log begins with the command, or with nothing where it was killed early."""
+    path = folder / LOG
+    if not path.is_file():
+        return False
+    with open(path, encoding="utf-8", errors="replace") as log:
+        first = log.readline()
+    return not first or f" -m {VERL} " in first
 
 
 def checkpoint(run: Path) -> Path:

@@ -1,0 +1,136 @@
+"""The quickstart's options and its environment, with scripts in the place of Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(path, body):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def quickstart(folder, *options, **environment):
+    return subprocess.run(
+        [ROOT / "scripts/quickstart.sh", *options],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps"], "--steps needs a value"),
+        (["--steps=3"], "unknown option --steps=3"),
+        (["--steps", "0"], "--steps is '0', expected a whole number from 1"),
+        (["--steps", "08"], "--steps is '08'"),
+        (["--ranks", "0"], "--ranks is '0', expected a whole number from 1"),
+        (["--seed", "-1"], "--seed is '-1', expected a whole number from 0"),
+        (["--seed", "99999999999"], "--seed is '99999999999'"),
+        (["--task", "sum"], "--task is 'sum', valid: tools, sums"),
+        (["--estimator", "ppo"], "--estimator is 'ppo', valid: gdpo, dgpo, hadw, drgrpo, grpo"),
+        (["--rollout", "sglang"], "--rollout is 'sglang', valid: embedded, vllm"),
+        (["--bogus"], "unknown option --bogus"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_starts(options, message, tmp_path):
+    done = quickstart(tmp_path, *options)
+    assert done.returncode == 2
+    assert f"quickstart: {message}" in done.stderr
+    assert done.stdout == ""
+
+
+def test_paths_are_meant_from_where_it_is_called(tmp_path):
+    script(tmp_path / "a b/python", f'printf "%s|" "$@" >>"{tmp_path}/calls"; echo >>"{tmp_path}/calls"')
+    done = quickstart(tmp_path, "--python", "a b/python", "--output", "my runs", "--steps", "3", "--", "a.b=c d")
+    assert done.returncode == 0, done.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert len(calls) == 4  # the task, two trainings, the report
+    run = f"{tmp_path}/my runs/tools-gdpo-3-steps-seed-1-1-ranks-embedded"
+    assert calls[2] == (
+        f"scripts/train_tiny.py|tools|gdpo|--run|{run}|--steps|3|--seed|1|--ranks|1|--rollout|embedded|a.b=c d|"
+    )
+    assert f"--plot|{tmp_path}/my runs/tools.png|" in calls[3]
+    assert f"checkpoint of gdpo: {run}/checkpoints/global_step_3" in done.stdout
+
+
+def test_a_part_that_fails_ends_it_with_its_status(tmp_path):
+    script(tmp_path / "python", 'echo "$1"; exit 7')
+    done = quickstart(tmp_path, "--python", "./python")
+    assert done.returncode == 7
+    assert "Training" not in done.stdout
+
+
+FAKE = """echo "$@" >>"$CALLS"
+case "$1 $2" in
+  "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+esac"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Calls `make_environment` in a project of its own; what was asked of the fake Python."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/environment.sh").write_text((ROOT / "scripts/environment.sh").read_text())
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "constraints.txt").write_text("torch==1.2.3\n")
+    script(tmp_path / "fake", FAKE)
+
+    def call(extras="cpu", python=None):
+        (tmp_path / "calls").write_text("")
+        done = subprocess.run(
+            ["bash", "-euc", f"source scripts/environment.sh; make_environment .env {extras} constraints.txt"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHON": str(python or tmp_path / "fake"), "CALLS": str(tmp_path / "calls")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done, (tmp_path / "calls").read_text()
+
+    return call
+
+
+def test_an_environment_is_made_once_and_again_for_another_extra(environment, tmp_path):
+    done, calls = environment()
+    assert done.returncode == 0, done.stderr
+    assert "-m venv .env\n" in calls
+    assert "torch==1.2.3\n" in calls
+    assert "--editable .[cpu]\n" in calls
+    assert environment()[1] == ""
+    assert "--editable .[cpu,plot]\n" in environment("cpu,plot")[1]
+    assert environment("plot")[1] == ""
+    (tmp_path / "pyproject.toml").write_text("changed")
+    assert "--editable .[cpu]\n" in environment()[1]
+
+
+def test_an_interrupted_venv_is_made_again(environment, tmp_path):
+    script(tmp_path / ".env/bin/python", 'echo "No module named pip" >&2; exit 1')
+    done, calls = environment()
+    assert done.returncode == 0, done.stderr
+    assert "-m venv .env\n" in calls
+    assert (tmp_path / ".env/installed").exists()
+
+
+def test_an_interrupted_installation_is_not_taken_for_a_finished_one(environment, tmp_path):
+    script(tmp_path / "fake", FAKE + "\n[[ $* != *--editable* ]]")
+    assert environment()[0].returncode != 0
+    assert not (tmp_path / ".env/installed").exists()
+
+
+def test_a_python_that_is_not_there_is_named(environment):
+    done, _ = environment(python="/no/python")
+    assert done.returncode == 1
+    assert done.stderr == "there is no /no/python: install Python 3.10, 3.11 or 3.12, or set PYTHON\n"
