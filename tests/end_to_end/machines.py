@@ -19,7 +19,8 @@ from pathlib import Path
 NETWORK = "10.77.0"
 PORT = 6379
 # A private /proc, so that Ray sees the machine's own processes; `setpriv` ends it with the test.
-UNSHARE = [*"setpriv --pdeathsig KILL unshare --net --mount --uts --pid --fork --kill-child --mount-proc".split()]
+NAMESPACES = ("--net", "--mount", "--uts", "--pid", "--mount-proc")
+UNSHARE = ("setpriv", "--pdeathsig", "KILL", "unshare", *NAMESPACES, "--fork", "--kill-child")
 
 
 def possible() -> bool:
@@ -41,6 +42,8 @@ class Machine:
     holder: subprocess.Popen = field(repr=False)
     first: int = 0
     """The process that holds the namespaces."""
+    identity: str = ""
+    """What the kernel calls its network."""
 
     def inside(self, *command: str, folder: Path | str = "/") -> list[str]:
         """The command as it is run there."""
@@ -72,11 +75,10 @@ class Machine:
 
     def processes(self) -> list[str]:
         """Command lines of what runs there."""
-        network = os.readlink(f"/proc/{self.first}/ns/net")
         found = []
         for entry in Path("/proc").iterdir():
             try:
-                if entry.name.isdigit() and os.readlink(entry / "ns/net") == network:
+                if entry.name.isdigit() and os.readlink(entry / "ns/net") == self.identity:
                     found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
             except OSError:  # gone meanwhile
                 continue
@@ -116,6 +118,9 @@ def network(folder: Path, names: str) -> Iterator[list[Machine]]:
         for machine in machines:
             machine.holder.kill()
             machine.holder.wait()
+        deadline = time.monotonic() + 10
+        while any(machine.processes() for machine in machines) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 def _start(folder: Path, name: str, address: str) -> Machine:
@@ -130,4 +135,5 @@ def _start(folder: Path, name: str, address: str) -> Machine:
     while b"sleep" not in Path(f"/proc/{machine.first}/cmdline").read_bytes():  # its /proc is mounted
         assert time.monotonic() < deadline, f"machine {name} does not start"
         time.sleep(0.02)
+    machine.identity = os.readlink(f"/proc/{machine.first}/ns/net")
     return machine

@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import re
 import shutil
-import sys
 import time
 import uuid
 from contextlib import ExitStack
@@ -27,34 +26,44 @@ TIMEOUT = 300
 ROOT = Path(__file__).parents[2]
 # A cluster's shared secret, which newer versions of Ray ask for.
 TOKEN = uuid.uuid4().hex * 2
-# The CPU preset has slots for a cluster that the run starts itself.
-EXISTING = ("ray_kwargs.ray_init.num_cpus=null", "ray_kwargs.ray_init.num_gpus=null")
 
 
 @pytest.fixture
-def network(tmp_path):
-    """Makes machines, which are gone after the test, and the folder for Ray's files on each of them."""
-    ray_folder = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / f"ve-{uuid.uuid4().hex[:8]}"
-    ray_folder.mkdir()
+def ray_folder():
+    """For Ray's files, on each machine; its path must be short."""
+    folder = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / f"ve-{uuid.uuid4().hex[:8]}"
+    folder.mkdir()
+    yield folder
+    folder.rmdir()
+
+
+@pytest.fixture
+def network(tmp_path, ray_folder):
+    """Makes machines, which are gone after the test."""
     made = []
     with ExitStack() as stack:
 
         def make(names):
             made.extend(stack.enter_context(machines.network(tmp_path / "network", names)))
-            return made, ray_folder
+            return made
 
         yield make
-    ray_folder.rmdir()
     assert [line for machine in made for line in machine.processes()] == []
 
 
 @pytest.fixture
-def train(start):
+def train(start, ray_folder):
     """Starts a run on the first machine, connected to the cluster there."""
 
     def begin(head, *overrides, **settings):
-        address = f"+ray_kwargs.ray_init.address={head.address}:{machines.PORT}"
-        return start("run", address, *EXISTING, *overrides, prefix=head.inside(folder=head.folder), **settings)
+        existing = (
+            f"+ray_kwargs.ray_init.address={head.address}:{machines.PORT}",
+            f"ray_kwargs.ray_init._temp_dir={ray_folder}",
+            # The CPU preset has slots for a cluster that the run starts itself.
+            "ray_kwargs.ray_init.num_cpus=null",
+            "ray_kwargs.ray_init.num_gpus=null",
+        )
+        return start("run", *existing, *overrides, prefix=head.inside(folder=head.folder), **settings)
 
     return begin
 
@@ -103,8 +112,8 @@ def running(machine, name):
     return sum(line.startswith(f"ray::{name}") for line in machine.processes())
 
 
-def test_two_machines_with_a_rank_on_each(network, train):
-    (a, b), ray_folder = network("ab")
+def test_two_machines_with_a_rank_on_each(network, train, ray_folder):
+    a, b = network("ab")
     for machine in (a, b):
         machine.start_ray(ray_folder, a, environment())
     run = train(
@@ -141,8 +150,8 @@ def test_two_machines_with_a_rank_on_each(network, train):
     assert {"model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"} <= saved
 
 
-def test_machines_without_the_package_or_with_another_version_are_named(network, train):
-    (a, b, c), ray_folder = network("abc")
+def test_machines_without_the_package_or_with_another_version_are_named(network, train, ray_folder):
+    a, b, c = network("abc")
     uninstall(b)
     install_version(c, "0.0.9")
     a.start_ray(ray_folder, a, environment())
@@ -164,6 +173,5 @@ def test_machines_without_the_package_or_with_another_version_are_named(network,
         run.log,
     )
     assert re.search(rf"- c \(10\.77\.0\.3, node id \w+\): verl_ext 0\.0\.9 \(in .*\), expected {version}", run.log)
-    assert "- a (" not in run.log
     assert run.metrics == {}
     assert "TaskRunner" not in run.log

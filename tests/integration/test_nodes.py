@@ -99,7 +99,7 @@ def test_every_node_that_differs_is_named_and_none_that_does_not(cluster: Cluste
         nodes.check()
     said = str(caught.value)
     assert "6 of the 7 nodes of the Ray cluster cannot take part" in said
-    assert "node: verl_ext 1.2.0, verl 0.9.1, as here" in said
+    assert "every node: verl_ext 1.2.0 and verl 0.9.1, as here" in said
     wanted = [
         "host2 (10.0.0.2, node id id2): verl_ext cannot be imported (ModuleNotFoundError: No module named 'verl_ext')",
         "host3 (10.0.0.3, node id id3): verl_ext 1.1.0 (in /site/verl_ext), expected 1.2.0",

@@ -80,12 +80,12 @@ def check(patience: float = PATIENCE) -> None:
     ]
     if lines:
         raise ClusterError(
-            f"{len(lines)} of the {len(nodes)} nodes of the Ray cluster cannot take part in this run. Expected on every "
-            f"node: {', '.join(f'{name} {version}' for name, version in expected.items())}, as here, and that verl "
-            f"loads the plugin. Found:{''.join(lines)}\n"
-            "Install the same versions in the environment from which `ray start` is run on these nodes, or give the run "
-            "a Ray runtime_env which brings the package (pip, py_modules), or take the nodes out of the cluster. If "
-            f"nothing of this run is placed on them, ++{SWITCH}=False starts it without asking"
+            f"{len(lines)} of the {len(nodes)} nodes of the Ray cluster cannot take part in this run. Expected on "
+            f"every node: {' and '.join(f'{name} {version}' for name, version in expected.items())}, as here, and that "
+            f"verl loads the plugin. Found:{''.join(lines)}\n"
+            "Install the same versions in the environment from which `ray start` is run on these nodes, or give the "
+            "run a Ray runtime_env which brings the package (pip, py_modules), or take the nodes out of the cluster. "
+            f"If nothing of this run is placed on them, ++{SWITCH}=False starts it without asking"
         )
     _asked.add(context.get_job_id())
     logger.info(
