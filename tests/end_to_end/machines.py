@@ -18,6 +18,7 @@ from pathlib import Path
 
 NETWORK = "10.77.0"
 PORT = 6379
+DASHBOARD = 8265
 # A private /proc, so that Ray sees the machine's own processes; `setpriv` ends it with the test.
 NAMESPACES = ("--net", "--mount", "--uts", "--pid", "--mount-proc")
 UNSHARE = ("setpriv", "--pdeathsig", "KILL", "unshare", *NAMESPACES, "--fork", "--kill-child")
@@ -61,7 +62,11 @@ class Machine:
     def start_ray(self, ray_folder: Path, head: Machine, environment: dict[str, str], *options: str) -> None:
         """`ray start` by hand; what it prints goes to the machine's folder."""
         where = f"{head.address}:{PORT}"
-        role = ["--head", f"--port={PORT}", f"--temp-dir={ray_folder}"] if head is self else [f"--address={where}"]
+        role = (
+            ["--head", f"--port={PORT}", "--dashboard-host=0.0.0.0", f"--temp-dir={ray_folder}"]
+            if head is self
+            else [f"--address={where}"]
+        )
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *role, f"--node-ip-address={self.address}"]
         command += ["--num-cpus=16", "--num-gpus=1", "--disable-usage-stats", "--block", *options]
         self.do("mount", "-t", "tmpfs", "none", str(ray_folder))  # no file of one machine is on another

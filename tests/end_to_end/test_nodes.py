@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
+import sys
 import time
 import uuid
 from contextlib import ExitStack
@@ -53,9 +55,9 @@ def network(tmp_path, ray_folder):
 
 @pytest.fixture
 def train(start, ray_folder):
-    """Starts a run on the first machine, connected to the cluster there."""
+    """Starts a run on the first machine, on the cluster there; `through` is what hands the command on."""
 
-    def begin(head, *overrides, **settings):
+    def begin(head, *overrides, through=(), **settings):
         existing = (
             f"+ray_kwargs.ray_init.address={head.address}:{machines.PORT}",
             f"ray_kwargs.ray_init._temp_dir={ray_folder}",
@@ -63,9 +65,12 @@ def train(start, ray_folder):
             "ray_kwargs.ray_init.num_cpus=null",
             "ray_kwargs.ray_init.num_gpus=null",
         )
-        return start("run", *existing, *overrides, prefix=head.inside(folder=head.folder), **settings)
+        return start("run", *existing, *overrides, prefix=head.inside(*through, folder=head.folder), **settings)
 
     return begin
+
+
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
 
 
 def environment(*, with_package=True):
@@ -175,3 +180,34 @@ def test_machines_without_the_package_or_with_another_version_are_named(network,
     assert re.search(rf"- c \(10\.77\.0\.3, node id \w+\): verl_ext 0\.0\.9 \(in .*\), expected {version}", run.log)
     assert run.metrics == {}
     assert "TaskRunner" not in run.log
+
+
+def test_a_submitted_job_brings_the_package_to_machines_without_it(network, train, ray_folder, tmp_path):
+    a, b = network("ab")
+    for machine in (a, b):
+        uninstall(machine)
+        machine.start_ray(ray_folder, a, environment(with_package=False))
+    runtime_env = {
+        "py_modules": [str(Path(verl_ext.__file__).parent)],
+        "env_vars": {
+            "VERL_USE_EXTERNAL_MODULES": "verl_ext.integration.plugin",
+            "VERL_FILE_LOGGER_PATH": str(tmp_path / "run/metrics.jsonl"),
+            "TENSORBOARD_DIR": str(tmp_path / "run/tensorboard"),
+        },
+    }
+    address = f"--address=http://{a.address}:{machines.DASHBOARD}"
+    run = train(
+        a,
+        "algorithm.adv_estimator=hadw",
+        "algorithm.hadw.accuracy_threshold=0",
+        "trainer.nnodes=2",
+        "trainer.save_freq=2",
+        through=(*RAY, "job", "submit", address, "--runtime-env-json", json.dumps(runtime_env), "--"),
+        configuration="[cpu,hadw]",
+        env=environment(with_package=False),
+    )
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    assert "all 2 nodes have verl_ext 0.0.0+uninstalled" in run.log
+    assert run.column("training/global_step") == [1, 2]
+    saved = json.loads((run.folder / "checkpoints/global_step_2/verl_ext.json").read_text())
+    assert saved["estimators"]["hadw"]["weigh_by_history"]["ticks"] == 2

@@ -191,7 +191,12 @@ def _micro_batches(config: Any) -> Iterator[str]:
 
 def _ray(config: Any) -> Iterator[str]:
     init = config.ray_kwargs.ray_init
-    if init.get("address") or os.environ.get("RAY_ADDRESS"):  # a cluster that runs already brings its own numbers
+    if (init.get("address") or os.environ.get("RAY_ADDRESS") or "local") != "local":
+        # A cluster that runs already brings its own numbers, and Ray takes no others.
+        for name in ("num_cpus", "num_gpus"):
+            if init.get(name) is not None:
+                key = f"ray_kwargs.ray_init.{name}"
+                yield f"{key} is {init[name]}, and the Ray cluster that this run joins has its own; set {key}=null"
         return
     needed = required_cpus(config)
     cpus = init.get("num_cpus")
