@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ import ray
 from ray import cloudpickle
 
 import verl_ext
-from verl_ext.errors import ClusterError
+from tests.integration.configs import compose
+from verl_ext.errors import ClusterError, ConfigurationError
 from verl_ext.integration import nodes
+from verl_ext.integration.attach import attach
+from verl_ext.integration.driver import wrap_checked
 
 EXPECTED = {"verl_ext": "1.2.0", "verl": "0.9.1"}
 GOOD: dict[str, str | None] = {
@@ -149,6 +153,32 @@ def test_the_driver_asks_right_after_it_has_started_ray(cluster: Cluster, monkey
     assert started == [{"num_cpus": 3}]
     assert len(cluster.asked) == 1
     assert ray.init is init
+
+
+KEYS = "+algorithm.rewards.keys=[correctness,format]"
+OFF = "+algorithm.verl_ext.check_nodes=False"
+
+
+@pytest.mark.parametrize("enter", [wrap_checked(lambda config: None), lambda config: attach(SimpleNamespace(), config)])
+@pytest.mark.parametrize(
+    ("overrides", "asked"),
+    [
+        (("algorithm.adv_estimator=gdpo", KEYS), 1),
+        (("algorithm.adv_estimator=gdpo", KEYS, OFF), 0),
+        (("algorithm.adv_estimator=grpo", KEYS), 0),
+    ],
+    ids=["ours", "switched off", "verl's own"],
+)
+def test_driver_and_trainer_ask(
+    cluster: Cluster, enter: Callable[[Any], Any], overrides: tuple[str, ...], asked: int
+) -> None:
+    enter(compose(*overrides))
+    assert len(cluster.asked) == asked
+
+
+def test_the_switch_is_true_or_false(cluster: Cluster) -> None:
+    with pytest.raises(ConfigurationError, match=r"algorithm\.verl_ext\.check_nodes must be .*'no'"):
+        attach(SimpleNamespace(), compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.verl_ext.check_nodes='no'"))
 
 
 def test_the_answer_of_this_process_is_what_it_expects() -> None:
