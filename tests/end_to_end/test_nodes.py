@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not machines.possible(), reason="no right to make network namespaces here"),
 ]
-TIMEOUT = 300
+TIMEOUT = 600
 ROOT = Path(__file__).parents[2]
 # A cluster's shared secret, which newer versions of Ray ask for.
 TOKEN = uuid.uuid4().hex * 2

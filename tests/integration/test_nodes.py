@@ -149,10 +149,19 @@ def test_the_driver_asks_right_after_it_has_started_ray(cluster: Cluster, monkey
     assert cluster.asked == []
     cluster.answers = {"id2": {**GOOD, "verl_ext": "1.1.0"}}
     with pytest.raises(ClusterError, match="host2"):
-        ray.init(num_cpus=3)
-    assert started == [{"num_cpus": 3}]
+        ray.init(num_cpus=3, runtime_env={"env_vars": {"MINE": "x"}})
+    assert started == [{"num_cpus": 3, "runtime_env": {"env_vars": {"MINE": "x", nodes.ASKED: "1"}}}]
     assert len(cluster.asked) == 1
     assert ray.init is init
+
+
+def test_a_trainer_whose_driver_has_asked_does_not_ask_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(nodes.ASKED, "1")
+    nodes.check_in_trainer()
+    nodes.check_when_ray_runs()
+    assert cluster.asked == []
+    nodes.check()  # a driver does whatever its own environment says
+    assert len(cluster.asked) == 1
 
 
 KEYS = "+algorithm.rewards.keys=[correctness,format]"

@@ -76,7 +76,7 @@ def attach(trainer: Any, config: Any) -> TrainerRun:
         settings = Settings()
     run = TrainerRun(name, settings)
     if run.ours and settings.verl_ext.check_nodes:
-        nodes.check()
+        nodes.check_in_trainer()
     if run.ours and settings.verl_ext.dump_dir is not None:
         dump.prepare(settings.verl_ext.dump_dir)
     setattr(trainer, ATTRIBUTE, run)

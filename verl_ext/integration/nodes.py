@@ -7,6 +7,7 @@ rewards, and verl says so late or, since it has a `gdpo` of its own, not at all.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ PATIENCE = 300.0
 """Seconds for a node to answer: Ray first installs the run's `runtime_env` there, which may be a pip environment."""
 SLOW = 30.0
 """Seconds after which the log names the nodes that are waited for."""
+ASKED = "VERL_EXT_NODES_ASKED"
+"""Environment variable of a run's processes: the driver asks, so that they need not."""
 SWITCH = "algorithm.verl_ext.check_nodes"
 
 Answer = Mapping[str, str | None] | str
@@ -37,7 +40,7 @@ def check_when_ray_runs() -> None:
     import ray
 
     if ray.is_initialized():
-        check()
+        check_in_trainer()
     else:
         hooks.wrap(ray, "init", wrap_init)
 
@@ -49,11 +52,20 @@ def wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
         import ray
 
         ray.init = original
+        variables = (kwargs.get("runtime_env") or {}).get("env_vars")
+        if isinstance(variables, dict):
+            variables[ASKED] = "1"
         result = original(*args, **kwargs)
         check()
         return result
 
     return init
+
+
+def check_in_trainer() -> None:
+    """Check, unless the driver that started this process has."""
+    if os.environ.get(ASKED) != "1":
+        check()
 
 
 def check(patience: float = PATIENCE) -> None:
