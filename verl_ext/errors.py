@@ -21,6 +21,10 @@ class IntegrationError(VerlExtError, RuntimeError):
     """verl is not what this package was written against, or a hook does not hold."""
 
 
+class ClusterError(VerlExtError, RuntimeError):
+    """A node of the Ray cluster does not have what the run needs."""
+
+
 class RolloutError(VerlExtError, RuntimeError):
     """Responses do not come, or cannot be scored."""
 

@@ -198,7 +198,7 @@ class ComposeSettings:
 
 @dataclass(frozen=True)
 class VerlExtSettings:
-    """`algorithm.verl_ext`: what is written down about a run, nothing unless asked for."""
+    """`algorithm.verl_ext`: what is written down about a run, nothing unless asked for, and the check of its nodes."""
 
     dump_dir: str | None = None
     """Folder for a parquet file an update, with the rewards, group statistics and advantage of every trajectory."""
@@ -206,9 +206,12 @@ class VerlExtSettings:
     """Steps from one file to the next."""
     dump_limit_mb: float = 200.0
     """Size of the folder's files together; the oldest go first."""
+    check_nodes: bool = True
+    """Refuse to start unless every node of the Ray cluster has this package, and verl, in the driver's version."""
 
     def __post_init__(self) -> None:
         where = "algorithm.verl_ext"
+        _boolean(f"{where}.check_nodes", self.check_nodes)
         if self.dump_dir is not None and not (isinstance(self.dump_dir, str) and self.dump_dir):
             raise ConfigurationError(f"{where}.dump_dir must be a folder, found {self.dump_dir!r}")
         if type(self.dump_every) is not int or self.dump_every < 1:

@@ -149,9 +149,18 @@ def test_every_problem_is_named_at_once():
 
 
 def test_a_cluster_that_already_runs_is_not_judged_by_this_machines_numbers():
-    checks.check(configuration("ray_kwargs.ray_init.num_cpus=1", "+ray_kwargs.ray_init.address=auto"))
     with pytest.raises(ConfigurationError, match="verl reserves 6"):  # Ray starts this one itself
         checks.check(configuration("ray_kwargs.ray_init.num_cpus=1", "+ray_kwargs.ray_init.address=local"))
+    none = ("ray_kwargs.ray_init.num_cpus=null", "ray_kwargs.ray_init.num_gpus=null")
+    checks.check(configuration(*none, "+ray_kwargs.ray_init.address=auto"))
+
+
+def test_a_cluster_that_already_runs_takes_no_numbers_of_slots():
+    """Ray itself would refuse them, after the driver has started."""
+    with pytest.raises(ConfigurationError, match="num_gpus is 8, .* set ray_kwargs.ray_init.num_gpus=null") as raised:
+        checks.check(configuration("+ray_kwargs.ray_init.address=10.0.0.1:6379"))
+    assert "set ray_kwargs.ray_init.num_cpus=null" in str(raised.value)
+    checks.check(configuration("+ray_kwargs.ray_init.address=local"))
 
 
 def test_a_padded_vocabulary_is_refused_for_vllm(tmp_path):

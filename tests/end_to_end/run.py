@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -146,13 +147,18 @@ def start(
     configuration: str = "cpu",
     program: str = "verl.trainer.main_ppo",
     env: dict[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Run:
-    """Start one of verl's entry points with the package's CPU configuration on the tiny model."""
+    """Start one of verl's entry points with the package's CPU configuration on the tiny model.
+
+    `prefix` is put before the command, to run it elsewhere.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex
     # Ray's socket paths must be short, whatever the test's folder is called.
     ray_folder = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / f"ve-{mark[:8]}"
     command = [
+        *prefix,
         sys.executable,
         "-u",
         "-m",

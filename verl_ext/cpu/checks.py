@@ -234,7 +234,12 @@ def _runs_already(config: Any) -> bool:
 
 def _ray(config: Any) -> Iterator[str]:
     init = config.ray_kwargs.ray_init
-    if _runs_already(config):  # and brings its own numbers
+    if _runs_already(config):
+        # A cluster that runs already brings its own numbers, and Ray takes no others.
+        for name in ("num_cpus", "num_gpus"):
+            if init.get(name) is not None:
+                key = f"ray_kwargs.ray_init.{name}"
+                yield f"{key} is {init[name]}, and the Ray cluster that this run joins has its own; set {key}=null"
         return
     needed = required_cpus(config)
     cpus = init.get("num_cpus")

@@ -14,7 +14,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.core.state import RunState
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.estimators import ESTIMATORS, build
-from verl_ext.integration import checkpoint, dump, hooks, run_lock
+from verl_ext.integration import checkpoint, dump, hooks, nodes, run_lock
 from verl_ext.integration.config import read_settings
 from verl_ext.settings import Settings
 
@@ -75,6 +75,8 @@ def attach(trainer: Any, config: Any) -> TrainerRun:
             raise
         settings = Settings()
     run = TrainerRun(name, settings)
+    if run.ours and settings.verl_ext.check_nodes:
+        nodes.check_in_trainer()
     if run.ours and settings.verl_ext.dump_dir is not None:
         dump.prepare(settings.verl_ext.dump_dir)
     setattr(trainer, ATTRIBUTE, run)

@@ -1,0 +1,213 @@
+"""What is said of a cluster's nodes; the clusters themselves are in the end-to-end tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray import cloudpickle
+
+import verl_ext
+from tests.integration.configs import compose
+from verl_ext.errors import ClusterError, ConfigurationError
+from verl_ext.integration import nodes
+from verl_ext.integration.attach import attach
+from verl_ext.integration.driver import wrap_checked
+
+EXPECTED = {"verl_ext": "1.2.0", "verl": "0.9.1"}
+GOOD: dict[str, str | None] = {
+    "verl_ext": "1.2.0",
+    "verl_ext from": "/site/verl_ext",
+    "verl": "0.9.1",
+    "verl from": "/site/verl",
+    "plugin": "loaded",
+    "policy": None,
+}
+
+
+def node(number: int, *, alive: bool = True, **resources: float) -> dict[str, Any]:
+    return {
+        "NodeID": f"id{number}",
+        "Alive": alive,
+        "NodeManagerAddress": f"10.0.0.{number}",
+        "NodeManagerHostname": f"host{number}",
+        "Resources": resources or {"CPU": 8.0, "GPU": 1.0},
+    }
+
+
+class Cluster:
+    """In place of Ray: what `ray.nodes()` lists, what the nodes answer, and who was asked."""
+
+    def __init__(self) -> None:
+        self.nodes: list[dict[str, Any]] = [node(1), node(2)]
+        self.answers: dict[str, nodes.Answer] = {}
+        self.asked: list[list[str]] = []
+        self.job = "job1"
+
+    def ask(self, listed: list[Any], patience: float) -> dict[str, nodes.Answer]:
+        self.asked.append([item["NodeID"] for item in listed])
+        return {item["NodeID"]: self.answers.get(item["NodeID"], GOOD) for item in listed}
+
+    def get_node_id(self) -> str:
+        return "id1"
+
+    def get_job_id(self) -> str:
+        return self.job
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    found = Cluster()
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", lambda: found.nodes)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: found)
+    monkeypatch.setattr(nodes, "ask", found.ask)
+    monkeypatch.setattr(nodes, "versions", lambda: EXPECTED)
+    monkeypatch.setattr(nodes, "_asked", set())
+    return found
+
+
+def test_a_cluster_that_is_alike_is_asked_once(cluster: Cluster) -> None:
+    nodes.check()
+    nodes.check()
+    assert cluster.asked == [["id1", "id2"]]
+    cluster.job = "job2"
+    nodes.check()
+    assert len(cluster.asked) == 2
+
+
+def test_the_one_node_that_we_are_on_is_not_asked(cluster: Cluster) -> None:
+    cluster.nodes = [node(1), node(2, alive=False), node(3, memory=1e9, GPU=8.0)]
+    nodes.check()
+    assert cluster.asked == []
+    cluster.nodes = [node(1, memory=1e9), node(2)]  # a head that offers nothing, and the only machine that works
+    nodes.check()
+    assert cluster.asked == [["id2"]]
+
+
+def test_every_node_that_differs_is_named_and_none_that_does_not(cluster: Cluster) -> None:
+    cluster.nodes = [node(number) for number in range(1, 8)]
+    cluster.answers = {
+        "id2": {**GOOD, "verl_ext failed": "ModuleNotFoundError: No module named 'verl_ext'"},
+        "id3": {**GOOD, "verl_ext": "1.1.0"},
+        "id4": {**GOOD, "verl": "0.9.0", "verl_ext": "1.1.0"},
+        "id5": {**GOOD, "plugin": None},
+        "id6": {**GOOD, "plugin": None, "policy": "none"},
+        "id7": "no answer within 300 s",
+    }
+    with pytest.raises(ClusterError) as caught:
+        nodes.check()
+    said = str(caught.value)
+    assert "6 of the 7 nodes of the Ray cluster cannot take part" in said
+    assert "every node: verl_ext 1.2.0 and verl 0.9.1, as here" in said
+    wanted = [
+        "host2 (10.0.0.2, node id id2): verl_ext cannot be imported (ModuleNotFoundError: No module named 'verl_ext')",
+        "host3 (10.0.0.3, node id id3): verl_ext 1.1.0 (in /site/verl_ext), expected 1.2.0",
+        "host4 (10.0.0.4, node id id4): verl_ext 1.1.0 (in /site/verl_ext), expected 1.2.0; verl 0.9.0 (in /site/verl)",
+        "host5 (10.0.0.5, node id id5): verl does not load the plugin: verl_ext is in /site/verl_ext, and no installed",
+        "host6 (10.0.0.6, node id id6): verl does not load the plugin: VERL_USE_EXTERNAL_PLUGINS=none",
+        "host7 (10.0.0.7, node id id7): no answer within 300 s",
+    ]
+    lines = said.splitlines()[1:-1]
+    assert len(lines) == len(wanted)
+    for line, start in zip(lines, wanted, strict=True):
+        assert line.startswith(f"  - {start}")
+    assert "host1" not in said
+    assert "algorithm.verl_ext.check_nodes=False" in said
+    with pytest.raises(ClusterError):  # a second look is no pardon
+        nodes.check()
+
+
+def test_a_plugin_that_is_broken_there_is_said(cluster: Cluster) -> None:
+    cluster.answers = {"id2": {**GOOD, "plugin": "this verl moved what verl_ext hooks into"}}
+    with pytest.raises(ClusterError, match="could not set itself up: this verl moved"):
+        nodes.check()
+
+
+def test_nothing_is_asked_without_ray(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    nodes.check()
+    assert cluster.asked == []
+
+
+def test_the_driver_asks_right_after_it_has_started_ray(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, Any]] = []
+
+    def init(**kwargs: Any) -> str:
+        started.append(kwargs)
+        monkeypatch.setattr(ray, "is_initialized", lambda: True)
+        return "context"
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    nodes.check_when_ray_runs()
+    nodes.check_when_ray_runs()  # verl checks its configuration in two places
+    assert cluster.asked == []
+    cluster.answers = {"id2": {**GOOD, "verl_ext": "1.1.0"}}
+    with pytest.raises(ClusterError, match="host2"):
+        ray.init(num_cpus=3, runtime_env={"env_vars": {"MINE": "x"}})
+    assert started == [{"num_cpus": 3, "runtime_env": {"env_vars": {"MINE": "x", nodes.ASKED: "1"}}}]
+    assert len(cluster.asked) == 1
+    assert ray.init is init
+
+
+def test_a_trainer_whose_driver_has_asked_does_not_ask_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(nodes.ASKED, "1")
+    nodes.check_in_trainer()
+    nodes.check_when_ray_runs()
+    assert cluster.asked == []
+    nodes.check()  # a driver does whatever its own environment says
+    assert len(cluster.asked) == 1
+
+
+KEYS = "+algorithm.rewards.keys=[correctness,format]"
+OFF = "+algorithm.verl_ext.check_nodes=False"
+
+
+@pytest.mark.parametrize("enter", [wrap_checked(lambda config: None), lambda config: attach(SimpleNamespace(), config)])
+@pytest.mark.parametrize(
+    ("overrides", "asked"),
+    [
+        (("algorithm.adv_estimator=gdpo", KEYS), 1),
+        (("algorithm.adv_estimator=gdpo", KEYS, OFF), 0),
+        (("algorithm.adv_estimator=grpo", KEYS), 0),
+    ],
+    ids=["ours", "switched off", "verl's own"],
+)
+def test_driver_and_trainer_ask(
+    cluster: Cluster, enter: Callable[[Any], Any], overrides: tuple[str, ...], asked: int
+) -> None:
+    enter(compose(*overrides))
+    assert len(cluster.asked) == asked
+
+
+def test_the_switch_is_true_or_false(cluster: Cluster) -> None:
+    with pytest.raises(ConfigurationError, match=r"algorithm\.verl_ext\.check_nodes must be .*'no'"):
+        attach(SimpleNamespace(), compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.verl_ext.check_nodes='no'"))
+
+
+def test_the_answer_of_this_process_is_what_it_expects() -> None:
+    import verl
+
+    found = nodes.question()()
+    assert found["verl_ext"] == verl_ext.__version__
+    assert found["verl"] == verl.__version__
+    assert nodes.trouble(found, nodes.versions()) is None
+
+
+def test_the_question_is_sent_whole() -> None:
+    """By name it could not be read where the package is missing."""
+    sent = cloudpickle.dumps(nodes.question())
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "verl_ext"}
+    sys.modules["verl_ext"] = None  # type: ignore[assignment]
+    try:
+        asked: Callable[[], dict[str, str | None]] = cloudpickle.loads(sent)
+        found = asked()
+    finally:
+        sys.modules.update(hidden)
+    assert str(found["verl_ext failed"]).startswith("ModuleNotFoundError")
+    assert "verl_ext cannot be imported" in str(nodes.trouble(found, nodes.versions()))
