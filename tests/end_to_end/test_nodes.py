@@ -54,7 +54,7 @@ def network(tmp_path, ray_folder):
 
 
 @pytest.fixture
-def train(start, ray_folder):
+def train(start, ray_folder, tmp_path):
     """Starts a run on the first machine, on the cluster there; `through` is what hands the command on."""
 
     def begin(head, *overrides, through=(), **settings):
@@ -64,6 +64,9 @@ def train(start, ray_folder):
             # The CPU preset has slots for a cluster that the run starts itself.
             "ray_kwargs.ray_init.num_cpus=null",
             "ray_kwargs.ray_init.num_gpus=null",
+            # The trainer may run on another machine, which does not have this process's environment.
+            f"+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH={tmp_path}/run/metrics.jsonl",
+            f"+ray_kwargs.ray_init.runtime_env.env_vars.TENSORBOARD_DIR={tmp_path}/run/tensorboard",
         )
         return start("run", *existing, *overrides, prefix=head.inside(*through, folder=head.folder), **settings)
 
@@ -183,18 +186,14 @@ def test_machines_without_the_package_or_with_another_version_are_named(network,
     assert "(TaskRunnerV1 pid=" not in run.log
 
 
-def test_a_submitted_job_brings_the_package_to_machines_without_it(network, train, ray_folder, tmp_path):
+def test_a_submitted_job_brings_the_package_to_machines_without_it(network, train, ray_folder):
     a, b = network("ab")
     for machine in (a, b):
         uninstall(machine)
         machine.start_ray(ray_folder, a, environment(with_package=False))
     runtime_env = {
         "py_modules": [str(Path(verl_ext.__file__).parent)],
-        "env_vars": {
-            "VERL_USE_EXTERNAL_MODULES": "verl_ext.integration.plugin",
-            "VERL_FILE_LOGGER_PATH": str(tmp_path / "run/metrics.jsonl"),
-            "TENSORBOARD_DIR": str(tmp_path / "run/tensorboard"),
-        },
+        "env_vars": {"VERL_USE_EXTERNAL_MODULES": "verl_ext.integration.plugin"},
     }
     address = f"--address=http://{a.address}:{machines.DASHBOARD}"
     run = train(
