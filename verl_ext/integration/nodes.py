@@ -109,8 +109,9 @@ def check(patience: float = PATIENCE) -> None:
 
 
 def usable(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The alive nodes on which verl can start a process: each of its placements asks for a CPU."""
-    return [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+    """The alive nodes on which verl can start a process, by name: each of its placements asks for a CPU."""
+    found = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+    return sorted(found, key=lambda node: (str(node.get("NodeManagerHostname")), node["NodeManagerAddress"]))
 
 
 def describe(node: Mapping[str, Any]) -> str:
