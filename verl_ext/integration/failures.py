@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from verl_ext.errors import RolloutError
-from verl_ext.integration import hooks
+from verl_ext.integration import contract
 from verl_ext.integration.attach import run_of
+from verl_ext.integration.group_filter import BUFFER
 
 FEWEST = 32
 
@@ -32,7 +33,7 @@ def wrap_build(original: Callable[..., Any]) -> Callable[..., Any]:
 def limit(buffer: Any, most: int) -> None:
     """Let a replay buffer replace up to `most` failed prompts in a row."""
     evict = buffer._evict_terminal_groups
-    hooks.expect_parameters(evict, "global_steps", "partition_id", "eviction_reasons")
+    contract.require_members(BUFFER, "ReplayBuffer", type(buffer), evict.__name__)
     seen: set[str] = set()
     failed = 0
 
