@@ -10,10 +10,8 @@ import types
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 import verl_ext
-from tests.integration.configs import compose
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import contract
 from verl_ext.integration.pins import Pin, check, words
@@ -210,12 +208,10 @@ def test_every_setting_that_is_selected_by_its_path_is_pinned() -> None:
         text = path.read_text(encoding="utf-8")
         text = text.replace("{ACTOR}", "actor_rollout_ref.actor").replace("{FUNCTION}", "reward.custom_reward_function")
         read |= set(re.findall(r'select\([^"()]*"(\w[\w.]+)"', text))
-    config = compose()
     assert len(read) > 10
-    # The user adds them; verl reads them with a default.
+    # The user adds these two, which verl's own file does not have.
     added = {"algorithm.filter_groups", "reward.custom_reward_function.reward_kwargs"}
     assert read - added - set(contract.SETTINGS) == set()
-    assert all(OmegaConf.select(config, path, default="absent") in (None, {}) for path in added)
 
 
 def test_modules_of_the_table_exist_and_are_of_verl_or_what_it_uses() -> None:

@@ -215,9 +215,12 @@ def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashabl
         )
     if index is None:
         raise DataError("the uids are missing: pass index=<one uid a row>")
-    uids: list[Hashable] = index.tolist() if hasattr(index, "tolist") else list(index)
-    if any(isinstance(uid, torch.Tensor) for uid in uids[:1]):  # tensors hash by identity: each its own group
-        uids = torch.stack(uids).tolist()
+    try:
+        uids: list[Hashable] = list(index.tolist() if hasattr(index, "tolist") else index)
+        # Tensors hash by identity: each would be its own group.
+        uids = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]
+    except TypeError as error:
+        raise DataError(f"index must be a list or an array of uids, one a row, found {index!r}") from error
     if len(uids) != len(mask):
         raise DataError(f"index holds {len(uids)} uids for {len(mask)} rows")
     return uids
