@@ -236,3 +236,34 @@ def test_many_rows(estimator: str, groups: str) -> None:
         assert (found == 0).all()
     else:
         assert (found != 0).any()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.ones(2, 2, dtype=torch.complex64),
+        torch.ones(2, 2).to_sparse(),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged),
+        [[1.0, 1.0], [1.0, 1.0]],
+    ],
+    ids=["complex", "sparse", "nested", "a list"],
+)
+@pytest.mark.parametrize("place", ["token_level_rewards", "response_mask"])
+def test_tensors_of_another_kind(odd: Any, place: str) -> None:
+    given = {"token_level_rewards": torch.ones(2, 2), "response_mask": torch.ones(2, 2)} | {place: odd}
+    with pytest.raises(VerlExtError, match=place):
+        estimator_function("drgrpo")(index=["a", "a"], config={}, **given)
+
+
+@pytest.mark.parametrize("index", [5, np.array(5), np.zeros((2, 2)), [torch.zeros(2), 1], [{}, {}], ["a"], "a", None])
+def test_uids_that_are_no_list_of_uids(index: Any) -> None:
+    given = {"token_level_rewards": torch.ones(2, 2), "response_mask": torch.ones(2, 2)}
+    with pytest.raises(VerlExtError, match="uid|index|label"):
+        estimator_function("drgrpo")(index=index, config={}, **given)
+
+
+def test_components_with_names_that_are_no_text_are_listed_where_one_is_missing() -> None:
+    given = {"token_level_rewards": torch.ones(2, 2), "response_mask": torch.ones(2, 2), "index": ["a", "a"]}
+    fields = {1: [0.5, 1.0], None: [1, 2], "b": {3, 4}, "c": np.array([1.0, 2.0])}
+    with pytest.raises(VerlExtError, match="'1'.*'None'.*'b', 'c'"):
+        estimator_function("gdpo")(config={"rewards": {"keys": ["x"]}}, non_tensor_batch=fields, **given)

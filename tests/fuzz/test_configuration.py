@@ -125,3 +125,13 @@ def reward_function(draw: Draw) -> Any:
         "name": sometimes(draw, 0.2, tree, "compute_score"),
         "reward_kwargs": tree(draw),
     }
+
+
+@pytest.mark.parametrize("step", ["Argument", "Raises", "RaisesAtInit", "NoName", "Hints", "Checks"])
+def test_a_broken_step_of_the_users_is_named(step: str) -> None:
+    item: Any = f"tests.fuzz.own_steps:{step}"
+    settings = Settings.parse(
+        {"compose": {"steps": ["weigh_and_sum", {"step": item, "limit": 2} if step == "Checks" else item]}}
+    )
+    with pytest.raises(ConfigurationError, match=rf"algorithm\.compose\.steps\[1\].*tests.fuzz.own_steps:{step}"):
+        build("compose", settings)

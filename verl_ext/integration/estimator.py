@@ -209,6 +209,8 @@ def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashabl
     for what, given in (("token_level_rewards", rewards), ("response_mask", mask)):
         if not isinstance(given, torch.Tensor):
             raise DataError(f"{what} must be a torch tensor [rows, tokens], found {type(given).__name__}")
+        if given.is_nested or given.layout is not torch.strided or given.is_complex():
+            raise DataError(f"{what} must be a dense tensor of real numbers, found {given.layout} of {given.dtype}")
     if rewards.shape != mask.shape or mask.dim() != 2:
         raise DataError(
             f"token_level_rewards {tuple(rewards.shape)} and response_mask {tuple(mask.shape)} must be [rows, tokens]"
