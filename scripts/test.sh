@@ -53,8 +53,9 @@ if [ ! -d "$OLD/numpy" ]; then
     python -m pip install --quiet --no-deps --only-binary :all: --target "$OLD" "numpy==$OLDEST_NUMPY"
 fi
 echo "== the core and the estimators, numpy $OLDEST_NUMPY"
-PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest tests/core tests/test_settings.py tests/estimators/test_worked_example.py \
-    tests/estimators/test_compositions.py
+# Without verl, whose pandas asks for a newer one.
+PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest -k "not verl_combines" tests/core tests/test_settings.py \
+    tests/estimators/test_worked_example.py tests/estimators/test_compositions.py
 
 if [ "$LEVEL" = fast ]; then
     exit 0

@@ -41,7 +41,7 @@ class Capability:
     def from_dict(cls, data: Mapping[str, Any]) -> Capability:
         """Read `to_dict`'s data, refusing anything else."""
         if not isinstance(data, Mapping) or set(data) != {"anchor", "value", "window", "ticks"}:
-            raise CheckpointError(f"capability state is anchor, value, window and ticks, found {data!r}")
+            raise CheckpointError(f"capability state needs anchor, value, window and ticks, found {data!r}")
         anchor, value, window, ticks = data["anchor"], data["value"], data["window"], data["ticks"]
         numbers = [*window, 0.0 if value is None else value] if isinstance(window, list | tuple) else [None]
         sound = all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n <= 1 for n in numbers)

@@ -215,6 +215,10 @@ def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashabl
         raise DataError(
             f"token_level_rewards {tuple(rewards.shape)} and response_mask {tuple(mask.shape)} must be [rows, tokens]"
         )
+    if mask.is_floating_point() and mask.numel():  # verl's are whole numbers
+        low, high = torch.aminmax(mask)
+        if not (low >= 0 and high <= 1):
+            raise DataError(f"response_mask must be 0 or 1, found values from {low.item():g} to {high.item():g}")
     if index is None:
         raise DataError("the uids are missing: pass index=<one uid a row>")
     try:
