@@ -195,6 +195,7 @@ def test_whatever_is_imported_of_verl_is_pinned() -> None:
 
 def test_every_module_with_a_hook_or_a_patch_is_pinned() -> None:
     import verl  # noqa: F401 - loads the plugin
+
     from verl_ext.cpu.patches import PATCHES
     from verl_ext.integration.hooks import HOOKS
 
