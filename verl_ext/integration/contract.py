@@ -6,6 +6,7 @@ module under `CPU` is touched only by runs on a machine without a GPU.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import operator
@@ -327,12 +328,18 @@ def _of_module(name: str, pins: tuple[Pin, ...]) -> Iterator[str]:
         yield from check(name, module, pin)
 
 
-def _of_settings(paths: tuple[str, ...]) -> Iterator[str]:
+@functools.cache
+def _configuration() -> Any:
     import hydra
-    from omegaconf import OmegaConf
 
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-        config = hydra.compose("ppo_trainer")
+        return hydra.compose("ppo_trainer")
+
+
+def _of_settings(paths: tuple[str, ...]) -> Iterator[str]:
+    from omegaconf import OmegaConf
+
+    config = _configuration()
     for path in paths:
         section, _, name = path.rpartition(".")
         above = OmegaConf.select(config, section)
