@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from verl_ext.core.typed import number
+from verl_ext.core.typed import LARGEST_WEIGHT, number
 from verl_ext.errors import ConfigurationError, unknown
 
 WHITEN = ("sequence", "token", "none")
@@ -16,7 +16,6 @@ SCALE = ("std", "mad", "none")
 BALANCE = ("auto", "token", "sequence", "none")
 ANCHOR = ("soft", "window", "fixed")
 BASE = ("grpo", "drgrpo", "gdpo", "dgpo")
-LARGEST_WEIGHT = 1e30  # whose square, times a reward's, is far from overflow
 VERL_NAMES: Mapping[str, str] = MappingProxyType({"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"})
 """Entries of `algorithm.rewards`, and verl's own entries of `algorithm` that mean the same."""
 
@@ -133,7 +132,7 @@ class HadwSettings:
         where = "algorithm.hadw"
         _choice(f"{where}.base", self.base, BASE)
         _choice(f"{where}.anchor", self.anchor, ANCHOR)
-        number(f"{where}.lambda_scale", self.lambda_scale, above=0.0)
+        number(f"{where}.lambda_scale", self.lambda_scale, above=0.0, high=LARGEST_WEIGHT)
         _accuracy(where, self.accuracy_key, self.accuracy_threshold)
         used = {"soft": {"history_window", "eta", "eta_min"}, "window": {"history_window"}, "fixed": {"fixed_anchor"}}
         for name in ("history_window", "eta", "eta_min", "fixed_anchor"):

@@ -68,10 +68,14 @@ def _configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[st
         for override in OverridesParser.create().parse_overrides(list(overrides)):
             OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
         algorithm = OmegaConf.to_container(OmegaConf.select(config, "algorithm") or OmegaConf.create({}), resolve=True)
+        mode = OmegaConf.select(config, "actor_rollout_ref.actor.loss_agg_mode") or "token-mean"
     except (OSError, OmegaConfBaseException, HydraException, ValueError) as error:
         raise ConfigurationError(f"the settings cannot be read: {error}") from error
-    mode = OmegaConf.select(config, "actor_rollout_ref.actor.loss_agg_mode") or "token-mean"
-    assert isinstance(algorithm, dict)  # noqa: S101 - for the type checker: a section is a mapping
+    if not isinstance(algorithm, dict) or not isinstance(mode, str):
+        raise ConfigurationError(
+            f"the settings cannot be read: algorithm must be a section and loss_agg_mode text, found {algorithm!r} and "
+            f"{mode!r}"
+        )
     return {str(key): value for key, value in algorithm.items()}, mode
 
 

@@ -32,6 +32,7 @@ def test_where_all_is_well_it_names_versions_estimators_and_hooks():
         "ok    gdpo by verl_ext, in place of verl.trainer.ppo.core_algos.compute_gdpo_outcome_advantage",
         "ok    hadw by verl_ext",
         "ok    verl.trainer.ppo.v1.trainer_base: the default (V1) trainer",
+        "functions, classes and settings looked at",
     ):
         assert line in told
 
@@ -60,6 +61,41 @@ def test_a_verl_that_moved_is_named_by_function():
     assert status == 1
     assert "takes (name, scope), expected (name_or_enum)" in told
     assert "supported: verl>=0.9.0" in told
+
+
+def test_all_that_moved_is_listed_and_what_only_the_cpu_needs_is_a_note():
+    status, told = doctor(
+        """
+        import verl.trainer.ppo.v1.replay_buffer as buffers
+        import verl.utils.model as model
+        import verl.trainer.ppo.ray_trainer as legacy
+        del buffers.ReplayBuffer._evict_terminal_groups
+        del model.load_valuehead_model
+        legacy.compute_data_metrics = lambda batch: {}
+        """
+    )
+    assert status == 1
+    assert "FAIL  verl.trainer.ppo.v1.replay_buffer.ReplayBuffer._evict_terminal_groups is not there any more" in told
+    assert "FAIL  verl.trainer.ppo.ray_trainer.compute_data_metrics takes (batch), expected (batch, use_critic)" in told
+    assert "note  verl.utils.model.load_valuehead_model is not there any more: runs without a GPU" in told
+    assert "2 problem(s)" in told
+
+
+def test_an_experimental_trainer_whose_requirements_are_missing_is_no_failure():
+    status, told = doctor(
+        """
+        import importlib.abc, sys
+
+        class Missing(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name.startswith("verl.experimental.fully_async_policy.fully_async_trainer"):
+                    raise ModuleNotFoundError("No module named 'other'", name="other")
+
+        sys.meta_path.insert(0, Missing())
+        """
+    )
+    assert status == 0, told
+    assert "note  verl.experimental.fully_async_policy.fully_async_trainer cannot be used here" in told
 
 
 @pytest.mark.parametrize(

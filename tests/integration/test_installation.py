@@ -237,7 +237,12 @@ def of_separation() -> SimpleNamespace:
 
 
 def of_core() -> SimpleNamespace:
-    return SimpleNamespace(ADV_ESTIMATOR_REGISTRY={"gdpo": min}, get_adv_estimator_fn=lambda name_or_enum: None)
+    return SimpleNamespace(
+        ADV_ESTIMATOR_REGISTRY={"gdpo": min},
+        POLICY_LOSS_REGISTRY={},
+        get_adv_estimator_fn=lambda name_or_enum: None,
+        compute_policy_loss_vanilla=lambda **given: None,
+    )
 
 
 INSTALLERS = {

@@ -15,6 +15,8 @@ from verl_ext.errors import ConfigurationError, DataError
 # Squares of larger rewards, and their advantages in float32, would overflow.
 LARGEST_REWARD = 1e30
 
+MOST_TOKENS = 2.0**53
+
 Counts = Sequence[float] | Array
 
 
@@ -43,7 +45,9 @@ class Batch:
     def lengths(self) -> Array:
         """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
         size = len(self.rewards)
-        return np.ones(size) if self.count_tokens is None else _shaped("lengths", self.count_tokens(), (size,))
+        if self.count_tokens is None:
+            return np.ones(size)
+        return _between("lengths", _shaped("lengths", self.count_tokens(), (size,)), 0.0, MOST_TOKENS)
 
     @cached_property
     def variation(self) -> tuple[Array, Bools]:
@@ -74,7 +78,7 @@ class Batch:
             rewards=matrix,
             keys=tuple(keys),
             groups=Groups.of(labels) if groups is None else groups,
-            accuracy=None if accuracy is None else _shaped("accuracy", accuracy, (size,)),
+            accuracy=None if accuracy is None else _accuracy(accuracy, size),
             penalty=None if penalty is None else _shaped("penalty", penalty, (size,)),
             count_tokens=lengths if lengths is None or callable(lengths) else lambda: lengths,
         )
@@ -132,10 +136,25 @@ def _check_penalty(penalty: Array, rewards: Array, labels: Sequence[Hashable]) -
         )
 
 
+def _accuracy(values: Sequence[float] | Array, size: int) -> Array:
+    """Accuracies, which may be not scored."""
+    found = _shaped("accuracy", values, (size,))
+    scored = ~np.isnan(found)
+    _between("accuracy", found[scored], 0.0, 1.0)
+    return found
+
+
+def _between(name: str, found: Array, low: float, high: float) -> Array:
+    if not ((found >= low) & (found <= high)).all():
+        wrong = found[~((found >= low) & (found <= high))][0]
+        raise DataError(f"{name} must lie in [{low:g}, {high:g}], found {wrong:g}")
+    return found
+
+
 def _shaped(name: str, values: Sequence[Any] | Array, shape: tuple[int, ...]) -> Array:
     try:
         found = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{name} must be numbers of shape {shape}: {error}") from error
     if found.shape != shape and (found.size or 0 not in shape):
         raise DataError(f"{name} has shape {found.shape}, expected {shape}: one row a trajectory")

@@ -13,9 +13,10 @@ import numpy as np
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import SUM, Metrics, Order, Update
 from verl_ext.core.groups import Array
-from verl_ext.core.typed import limited
+from verl_ext.core.typed import LARGEST_WEIGHT, limited
 from verl_ext.errors import CheckpointError, ConfigurationError
 
+MOST_TICKS = 2**53  # whole numbers up to here survive as floats, in which they are logged
 AnchorKind = Literal["soft", "window", "fixed"]
 ANCHORS: tuple[str, ...] = get_args(AnchorKind)
 
@@ -39,13 +40,12 @@ class Capability:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Capability:
         """Read `to_dict`'s data, refusing anything else."""
-        try:
-            anchor, value, window, ticks = data["anchor"], data["value"], data["window"], data["ticks"]
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(f"capability state needs anchor, value, window and ticks, found {data!r}") from error
+        if not isinstance(data, Mapping) or set(data) != {"anchor", "value", "window", "ticks"}:
+            raise CheckpointError(f"capability state needs anchor, value, window and ticks, found {data!r}")
+        anchor, value, window, ticks = data["anchor"], data["value"], data["window"], data["ticks"]
         numbers = [*window, 0.0 if value is None else value] if isinstance(window, list | tuple) else [None]
         sound = all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n <= 1 for n in numbers)
-        sound = sound and anchor in ANCHORS and type(ticks) is int and ticks >= 0
+        sound = sound and anchor in ANCHORS and type(ticks) is int and 0 <= ticks <= MOST_TICKS
         if sound and anchor != "fixed":
             sound = (value is None) == (ticks == 0) and bool(window) == (ticks > 0) and len(window) <= ticks
             sound = sound and (anchor == "window" or not window or value == window[-1])
@@ -76,7 +76,7 @@ class WeighByHistory:
         {SUM: "it takes one value a trajectory", "centre": "it goes by the sign of a value within its group"}
     )
     anchor: AnchorKind = "soft"
-    lambda_scale: float = limited(1.3, above=0.0)
+    lambda_scale: float = limited(1.3, above=0.0, high=LARGEST_WEIGHT)
     window: int = limited(10, low=1)
     eta: float = limited(0.1, low=0.0, high=1.0)
     eta_min: float = limited(0.1, low=0.0, high=1.0)

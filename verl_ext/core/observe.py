@@ -25,6 +25,8 @@ def metric_name(key: str) -> str:
     ('format', 'format_m_inimal', 'a_b_c')
     """
     plain = re.sub(r"[^0-9A-Za-z_.-]+", "_", key) or "_"
+    if not plain.strip("."):  # `..` is a folder to a logger that makes paths of names
+        plain = "_" * len(plain)
     while _MISREAD.search(plain):  # hiding `sum` in `sumin` uncovers `min`
         plain = _MISREAD.sub(lambda match: f"{match[0][0]}_{match[0][1:]}", plain)
     return plain

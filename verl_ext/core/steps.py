@@ -244,15 +244,16 @@ class WeighByDifficulty(Stateless):
     def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
         live = _live(values, batch)
         accuracy = batch.groups.mean(_accuracy(batch, self.name))
-        logits = -np.where((accuracy == 0) | np.isnan(accuracy), 1.0, accuracy)[live] / self.temperature
+        solved = np.where((accuracy == 0) | np.isnan(accuracy), 1.0, accuracy)[live]
         weights = np.ones(len(live))
         metrics: Metrics = {
-            "dgpo/valid_groups": float(len(logits)),
+            "dgpo/valid_groups": float(len(solved)),
             "dgpo/all_right_groups": float(np.count_nonzero(accuracy >= 1)),
             "dgpo/all_wrong_groups": float(np.count_nonzero(accuracy <= 0)),
         }
-        if len(logits):
-            odds = np.exp(logits - np.maximum.reduce(logits))
+        if len(solved):
+            with np.errstate(over="ignore"):  # by a tiny temperature: all weight is the hardest groups'
+                odds = np.exp((np.minimum.reduce(solved) - solved) / self.temperature)
             weights[live] = odds = odds * (len(odds) / np.add.reduce(odds))
             metrics |= _spread_of("dgpo/difficulty_weight", odds)
         return Update(values * batch.groups.spread(weights)[:, None], metrics=metrics)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from verl_ext.errors import ConfigurationError, unknown
 
+LARGEST_WEIGHT = 1e30  # whose square, times a reward's, is far from overflow
 T = TypeVar("T")
 _PLAIN = {bool: "True or False", int: "a whole number", str: "text"}
 
@@ -25,8 +26,7 @@ def number(
     where: str, found: object, *, low: float | None = None, above: float | None = None, high: float | None = None
 ) -> None:
     """Refuse what is no finite number, or not within the limits."""
-    real = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
-    if not real:
+    if not _finite(found):
         raise ConfigurationError(f"{where} must be a finite number, found {found!r}")
     value = float(found)  # type: ignore[arg-type]
     if low is not None and value < low:
@@ -35,6 +35,13 @@ def number(
         raise ConfigurationError(f"{where} must be above {above:g}, found {value:g}")
     if high is not None and value > high:
         raise ConfigurationError(f"{where} must be at most {high:g}, found {value:g}")
+
+
+def _finite(found: object) -> bool:
+    try:
+        return isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+    except OverflowError:  # a whole number beyond float64
+        return False
 
 
 def make(kind: type[T], given: Mapping[Any, Any], where: str) -> T:

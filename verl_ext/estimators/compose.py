@@ -144,7 +144,13 @@ def _step(item: str | Mapping[str, Any], where: str, settings: Settings) -> Step
         if given:
             raise ConfigurationError(f"{where}: {name} has no settings here, its weights are algorithm.rewards.weights")
         return WeighAndSum(settings.rewards.weights)
-    step: Step = make(kind, given, f"{where} ({name})")
+    try:
+        step: Step = make(kind, given, f"{where} ({name})")
+        step.init()
+    except ConfigurationError:
+        raise
+    except Exception as error:  # a class of the user's may raise anything
+        raise ConfigurationError(f"{where}: {name} cannot be made: {type(error).__name__}: {error}") from error
     complaint = kind.check(given) if hasattr(kind, "check") else None
     if complaint:
         raise ConfigurationError(f"{where} ({name}): {complaint}")
@@ -172,6 +178,8 @@ def _own(path: str, where: str) -> type[Any]:
         near = [key for key, value in vars(home).items() if isinstance(value, type) and hasattr(value, "update")]
         raise ConfigurationError(f"{where}: {unknown(f'step of {module}', name, near)}")
     missing = [part for part in ("name", "init", "update") if not hasattr(kind, part)]
+    if not missing and not isinstance(kind.name, str):
+        missing = ["a text as its name"]
     own: type[Any] | None = kind if isinstance(kind, type) and not missing else None
     if own is None:
         raise ConfigurationError(

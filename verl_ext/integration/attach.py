@@ -15,7 +15,7 @@ from verl_ext.core.state import RunState
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration import checkpoint, dump, hooks, nodes, run_lock
-from verl_ext.integration.config import read_settings
+from verl_ext.integration.config import read_settings, readable
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
@@ -57,7 +57,8 @@ class TrainerRun:
 
 def estimator_name(config: Any) -> str:
     """The name in `algorithm.adv_estimator`, which may be an enum."""
-    found = config.algorithm.adv_estimator
+    with readable("algorithm.adv_estimator"):
+        found = config.algorithm.adv_estimator
     return str(getattr(found, "value", found))
 
 
@@ -66,10 +67,9 @@ def attach(trainer: Any, config: Any) -> TrainerRun:
     from verl_ext.integration import checks
 
     checks.check_run(config, unregistered=True)
-    mode = OmegaConf.select(config, "actor_rollout_ref.actor.loss_agg_mode") or "token-mean"
     name = estimator_name(config)
     try:
-        settings = read_settings(config.algorithm, loss_agg_mode=mode)
+        settings = read_settings(config.algorithm)
     except ConfigurationError:  # another estimator's entries of the same names, of which `check_run` has warned
         if name in ESTIMATORS:
             raise

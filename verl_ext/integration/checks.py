@@ -16,10 +16,10 @@ from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration import hooks
 from verl_ext.integration.attach import estimator_name
-from verl_ext.integration.config import read_settings
+from verl_ext.integration.config import read_settings, select
 from verl_ext.integration.overwritten import lost_to_presets
 from verl_ext.integration.rewards import wrong_arguments
-from verl_ext.integration.rules import ACTOR, ERRORS, WARNINGS, Given, filter_by_reward
+from verl_ext.integration.rules import ERRORS, WARNINGS, Given, filter_by_reward
 from verl_ext.settings import SECTIONS, VERL_NAMES, DgpoSettings, Settings
 
 logger = logging.getLogger("verl_ext")
@@ -41,8 +41,7 @@ def check_run(config: Any, *, unregistered: bool = False) -> None:
     errors += lost_to_presets(config)
     settings = None
     try:
-        mode = OmegaConf.select(config, f"{ACTOR}.loss_agg_mode")
-        settings = read_settings(config.algorithm, loss_agg_mode=mode)
+        settings = read_settings(config.algorithm)
     except ConfigurationError as error:
         if name in ESTIMATORS:
             errors.append(str(error))
@@ -80,14 +79,14 @@ def as_overrides(text: str, config: Any) -> str:
     wrote these.
     """
     for ours, theirs in VERL_NAMES.items():
-        if config.algorithm.get(theirs) is not None and theirs not in text:
+        if theirs not in text and select(config, f"algorithm.{theirs}") is not None:
             text = re.sub(rf"\balgorithm\.rewards\.{ours}\b", f"algorithm.{theirs}", text)
     return _OVERRIDE.sub(lambda found: found[0] if _has(config, found[0]) else f"+{found[0]}", text)
 
 
 def _has(config: Any, path: str) -> bool:
     parent, _, name = path.rpartition(".")
-    section = OmegaConf.select(config, parent)
+    section = select(config, parent)
     return OmegaConf.is_dict(section) and name in section
 
 

@@ -77,10 +77,10 @@ class Components:
         """Names that could be meant: those of numbers, and the score, which every batch has."""
         found = {SCORE, *self._token_scores}
         for info in self._infos or ():
-            found.update(key for key, value in info.items() if _is_number(value))
+            found.update(str(key) for key, value in info.items() if _is_number(value))
         for key, values in self._fields.items():
-            if key not in _NOT_REWARDS and _length(values) and _is_number(values[0]):
-                found.add(key)
+            if key not in _NOT_REWARDS and _length(values) and _is_number(next(iter(values))):
+                found.add(str(key))
         return sorted(found)
 
     def column(self, key: str, setting: str) -> Array:

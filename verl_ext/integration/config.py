@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ _READ = (
     "use_kl_in_reward",
 )
 _LOSS = ("actor_rollout_ref", "actor", "loss_agg_mode")
+_DEFAULT_LOSS = "token-mean"
 
 
 def read_settings(algorithm: Any, *, loss_agg_mode: str | None = None) -> Settings:
@@ -41,7 +43,23 @@ def plain(algorithm: Any) -> dict[str, Any]:
         found = {name: algorithm[name] for name in _READ if name in algorithm}
     else:
         found = {name: value for name in _READ if (value := getattr(algorithm, name, None)) is not None}
-    return _resolved(found)
+    return {name: _resolved(f"algorithm.{name}", value) for name, value in found.items()}
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Name the entry that OmegaConf cannot make a value of."""
+    try:
+        yield
+    except (OmegaConfBaseException, RecursionError) as error:
+        said = str(error).partition("\n")[0]
+        raise ConfigurationError(f"{path} cannot be read: {type(error).__name__}: {said}") from error
+
+
+def select(config: Any, path: str) -> Any:
+    """An entry of a configuration, None where there is none."""
+    with readable(path):
+        return OmegaConf.select(config, path)
 
 
 class _Unresolved(Exception):  # noqa: N818 - a signal, not an error
@@ -58,17 +76,22 @@ def _plain_config(config: DictConfig) -> dict[str, Any]:
         content = config._content
         return {name: _raw(content[name]) for name in _READ if name in content}
     except (_Unresolved, AttributeError, TypeError):
-        return _resolved({name: value for name in _READ if (value := config.get(name)) is not None})
+        return {name: value for name in _READ if (value := _entry(config, name)) is not None}
 
 
-def _resolved(found: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return {
-            name: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-            for name, value in found.items()
-        }
-    except OmegaConfBaseException as error:
-        raise ConfigurationError(f"algorithm cannot be read: {error}") from error
+def _entry(config: DictConfig, name: str) -> Any:
+    path = f"algorithm.{name}"
+    with readable(path):
+        if OmegaConf.is_missing(config, name):
+            raise ConfigurationError(f"{path} is ???: give it a value, or remove it")
+        return _resolved(path, config.get(name))
+
+
+def _resolved(path: str, value: Any) -> Any:
+    with readable(path):
+        return (
+            OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
+        )
 
 
 def _raw(node: Any) -> Any:
@@ -86,7 +109,7 @@ def _raw(node: Any) -> Any:
 def loss_of(algorithm: Any) -> str:
     """The actor's `loss_agg_mode` in the configuration that `algorithm` is a section of; verl's default without one."""
     if not isinstance(algorithm, DictConfig):
-        return "token-mean"
+        return _DEFAULT_LOSS
     root = algorithm._get_root()
     try:
         node = root
@@ -94,5 +117,7 @@ def loss_of(algorithm: Any) -> str:
             node = node._content[name]
         found = _raw(node)
     except (_Unresolved, AttributeError, KeyError, TypeError):
-        found = OmegaConf.select(root, ".".join(_LOSS))
-    return found or "token-mean"
+        found = select(root, ".".join(_LOSS))
+    if not isinstance(found, str | None):
+        raise ConfigurationError(f"{'.'.join(_LOSS)} must name a mean, {_DEFAULT_LOSS} for one, found {found!r}")
+    return found or _DEFAULT_LOSS

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from verl_ext import __version__
 from verl_ext.errors import IntegrationError
 from verl_ext.estimators import ESTIMATORS
-from verl_ext.integration import hooks
+from verl_ext.integration import contract, hooks
 
 PLUGIN = "verl_ext.integration.plugin"
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
@@ -22,6 +22,9 @@ OLDEST = (0, 9)
 TESTED = "0.9.0 and 0.9.1"
 _PACKAGES = ("verl", "torch", "numpy", "ray", "TransferQueue", "tensordict", "transformers", "hydra-core", "vllm")
 _REINSTALL = "the installation of verl_ext is not whole: pip install --force-reinstall --no-deps verl_ext"
+_SUPPORTED = f"supported: verl>=0.9.0, tested with {TESTED}"
+# Hooks there are needed by those who use it.
+_OPTIONAL = "verl.experimental."
 # What verl's default trainer imports and the base requirements of verl do not bring.
 _NEEDED = ("transfer_queue", "cachetools", "fastapi", "uvicorn")
 
@@ -62,6 +65,7 @@ def diagnose(*, verbose: bool = False) -> int:
             _modules(report)
             _registry(report)
             _hooks(report)
+            _contract(report)
     if report.failures:
         print(f"{report.failures} problem(s): a run with these estimators would not work here")
     else:
@@ -142,7 +146,10 @@ def _modules(report: Report) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 - any failure to import is the finding
-            report.fail(f"{name} cannot be imported: {type(error).__name__}: {error}", "see --verbose", error)
+            if name.startswith(_OPTIONAL) and contract.lacks_package(name, error):
+                report.note(f"{name} cannot be used here: {error}")
+            else:
+                report.fail(f"{name} cannot be imported: {type(error).__name__}: {error}", "see --verbose", error)
         else:
             report.ok(name)
 
@@ -174,8 +181,22 @@ def _hooks(report: Report) -> None:
     for hook in hooks.HOOKS.values():
         if hook.state == "holds":
             report.ok(f"{hook.module}: {hook.purpose}")
+        elif hook.state == "pending" and hook.module.startswith(_OPTIONAL) and hook.module not in sys.modules:
+            report.note(f"{hook.module}: {hook.purpose}: not used here")
         else:
             found = hook.error if hook.error is not None else "it never ran"
             moved = isinstance(hook.error, IntegrationError | AttributeError)
-            remedy = f"supported: verl>=0.9.0, tested with {TESTED}" if moved or hook.error is None else _REINSTALL
+            remedy = _SUPPORTED if moved or hook.error is None else _REINSTALL
             report.fail(f"{hook.module}: {hook.purpose}: {found}", remedy, hook.error)
+
+
+def _contract(report: Report) -> None:
+    print("what verl_ext touches of verl")
+    for text in contract.moved():
+        report.fail(text, _SUPPORTED)
+    for text in contract.moved(cpu=True):
+        if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+            report.fail(text, _SUPPORTED)
+        else:
+            report.note(f"{text}: runs without a GPU (+verl_ext=cpu) would not work")
+    report.ok(f"{contract.size()} functions, classes and settings looked at")

@@ -7,12 +7,12 @@ from types import ModuleType
 from typing import Any
 
 from verl_ext.estimators import ESTIMATORS
-from verl_ext.integration import hooks
+from verl_ext.integration import contract, hooks
 
 
 def install(config_module: ModuleType) -> None:
     """Wrap `validate_config`, which verl's entry points call in the driver before Ray starts."""
-    hooks.expect_parameters(config_module.validate_config, "config", "use_reference_policy", "use_critic")
+    contract.require("verl.utils.config", config_module)
     hooks.wrap(config_module, "validate_config", wrap_checked)
 
 
@@ -38,5 +38,5 @@ def install_entry(main_ppo: ModuleType) -> None:
 
     `python -m verl.trainer.main_ppo` itself is `__main__`, not this module, and calls `validate_config`.
     """
-    hooks.expect_parameters(main_ppo.run_ppo, "config", "task_runner_class")
+    contract.require("verl.trainer.main_ppo", main_ppo)
     hooks.wrap(main_ppo, "run_ppo", wrap_checked)

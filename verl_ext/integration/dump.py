@@ -58,7 +58,7 @@ def write(
         found = columns(settings, batch)
         size = len(advantages)
         where = {"step": np.full(size, step), "update": np.full(size, update), "estimator": [name] * size}
-        ends = {"uid": [str(label) for label in labels], "advantage": advantages}
+        ends = {"uid": [storable(label) for label in labels], "advantage": advantages}
         save(folder / f"advantages-{step:08d}-{update:03d}.parquet", where | ends | found)
         prune(folder, own.dump_limit_mb * 1e6)
     except OSError as error:
@@ -77,12 +77,21 @@ def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
         "tokens": batch.lengths,
         "total": WeighAndSum(settings.rewards.weights).apply(batch.rewards, batch)[:, 0],
     }
-    for column, key in enumerate(batch.keys):
+    for column, key in enumerate(map(storable, batch.keys)):
         found[f"reward/{key}"] = batch.rewards[:, column]
         found[f"group_mean/{key}"] = groups.spread(mean[:, column])
         found[f"group_std/{key}"] = groups.spread(std[:, column])
         found[f"group_varies/{key}"] = groups.spread(varies[:, column])
     return found if batch.accuracy is None else found | {"accuracy": batch.accuracy}
+
+
+def storable(name: object) -> str:
+    r"""Text that a file can hold: half a surrogate pair, which data may have, is no character.
+
+    >>> storable(("p", 1)), storable("\ud800")
+    ("('p', 1)", '\\ud800')
+    """
+    return str(name).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def save(path: Path, found: dict[str, Any]) -> None:

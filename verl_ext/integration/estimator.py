@@ -209,15 +209,20 @@ def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashabl
     for what, given in (("token_level_rewards", rewards), ("response_mask", mask)):
         if not isinstance(given, torch.Tensor):
             raise DataError(f"{what} must be a torch tensor [rows, tokens], found {type(given).__name__}")
+        if given.is_nested or given.layout is not torch.strided or given.is_complex():
+            raise DataError(f"{what} must be a dense tensor of real numbers, found {given.layout} of {given.dtype}")
     if rewards.shape != mask.shape or mask.dim() != 2:
         raise DataError(
             f"token_level_rewards {tuple(rewards.shape)} and response_mask {tuple(mask.shape)} must be [rows, tokens]"
         )
     if index is None:
         raise DataError("the uids are missing: pass index=<one uid a row>")
-    uids: list[Hashable] = index.tolist() if hasattr(index, "tolist") else list(index)
-    if any(isinstance(uid, torch.Tensor) for uid in uids[:1]):  # tensors hash by identity: each its own group
-        uids = torch.stack(uids).tolist()
+    try:
+        uids: list[Hashable] = list(index.tolist() if hasattr(index, "tolist") else index)
+        # Tensors hash by identity: each would be its own group.
+        uids = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]
+    except TypeError as error:
+        raise DataError(f"index must be a list or an array of uids, one a row, found {index!r}") from error
     if len(uids) != len(mask):
         raise DataError(f"index holds {len(uids)} uids for {len(mask)} rows")
     return uids

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from verl_ext.errors import RolloutError
-from verl_ext.integration import hooks
+from verl_ext.integration import contract
 from verl_ext.integration.attach import run_of
+from verl_ext.integration.group_filter import BUFFER
 
 logger = logging.getLogger("verl_ext")
 
@@ -40,7 +41,7 @@ def wrap_build(original: Callable[..., Any]) -> Callable[..., Any]:
 def limit(buffer: Any, most: int) -> None:
     """Let a replay buffer replace up to `most` failed prompts in a row."""
     evict = buffer._evict_terminal_groups
-    hooks.expect_parameters(evict, "global_steps", "partition_id", "eviction_reasons")
+    contract.require_members(BUFFER, "ReplayBuffer", type(buffer), evict.__name__)
     seen: set[str] = set()
     failed = 0
 
@@ -68,7 +69,7 @@ def limit(buffer: Any, most: int) -> None:
 def watch(buffer: Any, clock: Callable[[], float] = time.monotonic) -> None:
     """Have a replay buffer say that it waits, and for what, when no response has come for long."""
     wait = buffer._wait_for_next_poll
-    hooks.expect_parameters(wait, "partition_id", "last_debug_time")
+    contract.require_members(BUFFER, "ReplayBuffer", type(buffer), wait.__name__)
     before: Any = None
     since = due = 0.0
 

@@ -1,7 +1,7 @@
 """`algorithm.filter_groups.metric=any_reward`: dynamic sampling which keeps a group while any of its rewards varies.
 
 verl's own rule looks at one number, and drops a group whose rewards differ although their sum does not. This one takes
-its place in verl's replay buffers (`verl.trainer.ppo.v1.replay_buffer` of 0.9.0 and 0.9.1), whose refilling it leaves
+its place in verl's replay buffers, whose refilling it leaves
 alone, and counts what each rule would have dropped.
 """
 
@@ -20,11 +20,12 @@ from verl_ext.core.groups import Bools
 from verl_ext.core.observe import metric_names
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import hooks
+from verl_ext.integration import contract
 from verl_ext.integration.attach import TrainerRun, required_run
 from verl_ext.integration.components import Components
 
 METRIC = "any_reward"
+BUFFER = "verl.trainer.ppo.v1.replay_buffer"
 Fetch = Callable[[ModuleType, Any, Rows, TrainerRun], Components]
 
 
@@ -54,8 +55,7 @@ class GroupFilter:
 
     def install(self) -> None:
         """Take the place of the buffer's rule, and add the counts to what sampling reports."""
-        hooks.expect_parameters(type(self.buffer)._dapo_filtered_keys, "self", "partition_id")
-        hooks.expect_parameters(type(self.buffer).sample, "self", "global_steps", "partition_id", "batch_size")
+        contract.require_members(BUFFER, "ReplayBuffer", type(self.buffer), "_dapo_filtered_keys", "sample")
         sample = self.buffer.sample
 
         def sample_and_count(global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:

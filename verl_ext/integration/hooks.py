@@ -79,20 +79,6 @@ def report(message: str, error: BaseException) -> None:
     warnings.warn(f"verl_ext: {message}: {error}", RuntimeWarning, stacklevel=3)
 
 
-def expect_parameters(function: Callable[..., Any], *names: str) -> None:
-    """Check that a verl function still takes these parameters, in this order, and needs no others."""
-    parameters = inspect.signature(function).parameters.values()
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    found = [parameter.name for parameter in parameters if parameter.kind not in variadic]
-    needed = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in variadic]
-    if found[: len(names)] != list(names) or set(needed) - set(names):
-        home = getattr(function, "__module__", "?")
-        raise IntegrationError(
-            f"{home}.{getattr(function, '__qualname__', function)} takes ({', '.join(found)}), expected "
-            f"({', '.join(names)}): this verl moved what verl_ext hooks into"
-        )
-
-
 def is_wrapped(function: Any) -> bool:
     """Whether a function is a wrapper of ours; one that only copied its attributes, by `functools.wraps`, is none."""
     return getattr(function, MARK, None) == _identity(function)

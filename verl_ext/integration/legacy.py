@@ -21,7 +21,7 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Groups
 from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows, padding_by_uid, scores
-from verl_ext.integration import attach, hooks
+from verl_ext.integration import attach, contract, hooks
 from verl_ext.integration.components import SCORE, TOKEN_FIELD, Components
 from verl_ext.integration.context import StepContext, activate, current
 from verl_ext.run import use_run_state
@@ -32,28 +32,22 @@ _pending: ContextVar[dict[str, float] | None] = ContextVar("verl_ext_pending_met
 
 def install(ray_trainer: ModuleType) -> None:
     """Wrap the functions by name in the module: those who import them by name later get the wrappers."""
-    cls = ray_trainer.RayPPOTrainer
-    hooks.expect_parameters(cls.__init__, "self", "config", "tokenizer", "role_worker_mapping", "resource_pool_manager")
-    hooks.expect_parameters(cls.fit, "self")
-    hooks.expect_parameters(cls._save_checkpoint, "self")
-    hooks.expect_parameters(cls._load_checkpoint, "self")
-    hooks.expect_parameters(ray_trainer.compute_advantage, "data", "adv_estimator")
-    hooks.expect_parameters(ray_trainer.compute_data_metrics, "batch", "use_critic")
+    contract.require("verl.trainer.ppo.ray_trainer", ray_trainer)
     hooks.wrap(ray_trainer, "compute_advantage", wrap_compute_advantage)
     hooks.wrap(ray_trainer, "compute_data_metrics", wrap_compute_data_metrics)
     own = {"fit": wrap_fit, "_fit_compute_advantage": wrap_fit_compute_advantage}
-    attach.adopt(cls, {**attach.WRAPPERS, **own})
+    attach.adopt(ray_trainer.RayPPOTrainer, {**attach.WRAPPERS, **own})
 
 
 def install_separation(separation: ModuleType) -> None:
     """The experimental trainers keep the step's metrics on the trainer; they were wrapped as they were defined."""
-    hooks.expect_parameters(separation.SeparateRayPPOTrainer._fit_compute_advantage, "self", "batch")
+    contract.require("verl.experimental.separation.ray_trainer", separation)
 
 
 def install_fully_async(fully_async: ModuleType) -> None:
     """`FullyAsyncTrainer`, a Ray actor, loads its checkpoint in a method of another name."""
+    contract.require("verl.experimental.fully_async_policy.fully_async_trainer", fully_async)
     cls = fully_async.FullyAsyncTrainer.__ray_metadata__.modified_class
-    hooks.expect_parameters(cls.load_checkpoint, "self")
     hooks.wrap(cls, "load_checkpoint", wrap_async_load)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from verl_ext.errors import IntegrationError
 from verl_ext.estimators import ESTIMATORS
-from verl_ext.integration.hooks import MARK, expect_parameters
+from verl_ext.integration import contract
+from verl_ext.integration.hooks import MARK
 
 
 def install(core_algos: ModuleType) -> None:
@@ -17,10 +17,8 @@ def install(core_algos: ModuleType) -> None:
     `register_adv_est` refuses a name that exists, and verl has a `gdpo` of its own (which cannot run on the default
     trainer): it is replaced, and kept as the new function's `replaced`.
     """
-    registry = getattr(core_algos, "ADV_ESTIMATOR_REGISTRY", None)
-    if not isinstance(registry, dict):
-        raise IntegrationError("verl.trainer.ppo.core_algos.ADV_ESTIMATOR_REGISTRY is not a dict any more")
-    expect_parameters(core_algos.get_adv_estimator_fn, "name_or_enum")
+    contract.require("verl.trainer.ppo.core_algos", core_algos)
+    registry = core_algos.ADV_ESTIMATOR_REGISTRY
     new = {name: estimator_function(name) for name in ESTIMATORS if not getattr(registry.get(name), MARK, False)}
     for name, function in new.items():
         function.replaced = registry.get(name)  # type: ignore[attr-defined]

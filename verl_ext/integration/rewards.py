@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from verl_ext import rewards
 from verl_ext.errors import ConfigurationError, unknown
+from verl_ext.integration.config import readable, select
 
 FUNCTION = "reward.custom_reward_function"
 PACKAGE = rewards.__name__
@@ -24,7 +25,7 @@ PACKAGE = rewards.__name__
 
 def wrong_arguments(config: Any) -> Iterator[str]:
     """What is wrong with the configured reward function, if it is one of this package's; nothing for any other."""
-    path = OmegaConf.select(config, f"{FUNCTION}.path")
+    path = select(config, f"{FUNCTION}.path")
     name = _module_name(str(path)) if path else None
     if name is None:
         return
@@ -34,12 +35,12 @@ def wrong_arguments(config: Any) -> Iterator[str]:
         yield f"{FUNCTION}.path={path}: {unknown('reward module', name, scorers)}"
         return
     module = import_module(name)
-    function = OmegaConf.select(config, f"{FUNCTION}.name")
+    function = select(config, f"{FUNCTION}.name")
     if function != "compute_score":
         yield f"{FUNCTION}.name={function}: {name} has no such reward; set {FUNCTION}.name=compute_score"
         return
     try:
-        _check(module, OmegaConf.select(config, f"{FUNCTION}.reward_kwargs"))
+        _check(module, select(config, f"{FUNCTION}.reward_kwargs"))
     except ConfigurationError as error:
         yield str(error)
 
@@ -49,12 +50,16 @@ def _module_name(path: str) -> str | None:
     if path.startswith("pkg://"):
         name = path.removeprefix("pkg://").replace("/", ".")
         return name if name.startswith(f"{PACKAGE}.") else None
-    file = Path(path.removeprefix("file://")).resolve()
+    try:
+        file = Path(path.removeprefix("file://")).resolve()
+    except ValueError:  # no path at all, which verl says
+        return None
     return f"{PACKAGE}.{file.stem}" if file.parent in (Path(at).resolve() for at in rewards.__path__) else None
 
 
 def _check(module: ModuleType, found: Any) -> None:
-    kwargs = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+    with readable(f"{FUNCTION}.reward_kwargs"):
+        kwargs = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise ConfigurationError(f"{FUNCTION}.reward_kwargs must be a section of settings, found {kwargs!r}")
     module.check_kwargs(kwargs or {})

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig
 
 from verl_ext.core.chain import Chain
 from verl_ext.errors import listed, unknown
 from verl_ext.estimators import ESTIMATORS
 from verl_ext.estimators.compose import try_out
 from verl_ext.estimators.dgpo import balance_for
+from verl_ext.integration.config import select
 from verl_ext.integration.group_filter import METRIC
 from verl_ext.settings import SECTIONS, Settings
 
@@ -38,7 +39,7 @@ class Given:
 
     def select(self, path: str) -> Any:
         """An entry of the configuration, None where there is none."""
-        return OmegaConf.select(self.config, path)
+        return select(self.config, path)
 
 
 def _missing_keys(given: Given) -> Iterator[str]:
@@ -107,14 +108,14 @@ def _drgrpo_loss(given: Given) -> Iterator[str]:
         )
 
 
-def aggregates_itself(loss: str | None) -> bool:
+def aggregates_itself(loss: Any) -> bool:
     """Whether one of verl's losses takes its mean in its own way, whatever `loss_agg_mode` says.
 
     Which ones do differs between versions (gspo of verl 0.9.0), and shows in their source alone.
     """
     from verl.trainer.ppo import core_algos
 
-    function = core_algos.POLICY_LOSS_REGISTRY.get(loss)
+    function = core_algos.POLICY_LOSS_REGISTRY.get(loss) if isinstance(loss, str) else None
     if function is None or function.__module__ != core_algos.__name__:
         return False
     return "loss_agg_mode=loss_agg_mode" not in inspect.getsource(function)
@@ -147,7 +148,11 @@ def _unused_settings(given: Given) -> Iterator[str]:
 def _filtering(given: Given) -> str | None:
     """The metric by which groups are filtered."""
     rule = given.select("algorithm.filter_groups")
-    return str(rule.get("metric")) if rule is not None and rule.get("enable", False) else None
+    if not isinstance(rule, Mapping | DictConfig):  # verl's own check says what is wrong with anything else
+        return None
+    return (
+        str(given.select("algorithm.filter_groups.metric")) if given.select("algorithm.filter_groups.enable") else None
+    )
 
 
 def _filtered_groups(given: Given) -> Iterator[str]:
@@ -214,7 +219,7 @@ def _minibatches(given: Given) -> Iterator[str]:
         return
     batch = given.select("data.train_batch_size")
     mini = given.select(f"{ACTOR}.ppo_mini_batch_size")
-    if batch and mini and batch > mini:
+    if isinstance(batch, int) and isinstance(mini, int) and batch > mini > 0:
         yield (
             f"the factor of the step balance is one of the whole batch, exact for one update a step; data."
             f"train_batch_size={batch} with {ACTOR}.ppo_mini_batch_size={mini} makes several (so it is in the authors' "

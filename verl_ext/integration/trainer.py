@@ -19,7 +19,7 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import attach, failures, group_filter, hooks
+from verl_ext.integration import attach, contract, failures, group_filter
 from verl_ext.integration.attach import TrainerRun
 from verl_ext.integration.components import SCORE, TOKEN_FIELD, Components, token_totals
 from verl_ext.integration.context import StepContext, activate, current
@@ -34,20 +34,14 @@ MISSING = "advantage/missing_responses"
 
 def install(trainer_base: ModuleType) -> None:
     """Wrap `PPOTrainer`; all registered trainers and third-party subclasses inherit it."""
-    cls = trainer_base.PPOTrainer
-    hooks.expect_parameters(cls.__init__, "self", "config")
-    hooks.expect_parameters(cls._compute_advantage, "self", "batch", "metrics")
-    hooks.expect_parameters(cls._build_replay_buffer, "self")
-    hooks.expect_parameters(cls._save_checkpoint, "self")
-    hooks.expect_parameters(cls._load_checkpoint, "self")
-    hooks.expect_parameters(trainer_base.tq.kv_batch_get, "keys", "partition_id", "select_fields")
+    contract.require("verl.trainer.ppo.v1.trainer_base", trainer_base)
     compute_advantage = functools.partial(wrap_compute_advantage, queue=trainer_base.tq)
     build_replay_buffer = functools.partial(group_filter.wrap_build, queue=trainer_base.tq, fetch=fetch_components)
     own = {
         "_compute_advantage": compute_advantage,
         "_build_replay_buffer": lambda original: failures.wrap_build(build_replay_buffer(original)),
     }
-    attach.adopt(cls, {**attach.WRAPPERS, **own})
+    attach.adopt(trainer_base.PPOTrainer, {**attach.WRAPPERS, **own})
 
 
 def wrap_compute_advantage(original: Callable[..., Any], *, queue: ModuleType) -> Callable[..., Any]:

@@ -1,0 +1,48 @@
+"""Steps of a user's that are broken where it is least expected."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from verl_ext import Stateless
+
+
+class Argument(Stateless):
+    name = "argument"
+
+    def __init__(self, needed):
+        self.needed = needed
+
+
+class Raises(Stateless):
+    name = "raises"
+
+    def __init__(self):
+        raise KeyError("on purpose")
+
+
+class RaisesAtInit(Stateless):
+    name = "raises_at_init"
+
+    def init(self):
+        raise OSError("on purpose")
+
+
+class NoName(Stateless):
+    name = ("no", "text")
+
+
+@dataclasses.dataclass
+class Hints(Stateless):
+    name = "hints"
+    limit: NotThere = 1  # noqa: F821 - on purpose
+
+
+@dataclasses.dataclass
+class Checks(Stateless):
+    name = "checks"
+    limit: int = 1
+
+    def __post_init__(self):
+        if self.limit > 1:
+            raise RuntimeError("on purpose")

@@ -1,0 +1,269 @@
+"""Whatever a batch holds, its advantages are finite, of its shape and 0 behind the mask, or our error refuses it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+from tests.batches import object_array
+from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, scalar, section, sometimes, tree
+from verl_ext import Batch, RunState, Settings, build, use_run_state
+from verl_ext.errors import VerlExtError
+from verl_ext.estimators import ESTIMATORS
+from verl_ext.integration.registry import estimator_function
+
+ALL = sorted(ESTIMATORS)
+KEYS = ("a", "b/../c", "ключ")
+CONFIGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"gdpo": {"whiten": "token"}},
+    {"gdpo": {"whiten": "none", "scale": "mad", "epsilon": 0.0}},
+    {"gdpo": {"scale": "none"}},
+    {"dgpo": {"dgae": False, "dqw_temp": 5e-324, "balance": "sequence"}},
+    {"dgpo": {"dqw_temp": 1e308}},
+    {"hadw": {"anchor": "window", "history_window": 1, "base": "gdpo"}},
+    {"hadw": {"anchor": "fixed", "fixed_anchor": 0.0, "lambda_scale": 1e30, "base": "dgpo"}},
+    {"hadw": {"eta": 0.0, "eta_min": 0.0, "lambda_scale": 5e-324, "base": "drgrpo"}},
+    {"rewards": {"keys": list(KEYS), "weights": [1e30, -1e30, 0.0]}},
+    {"use_kl_in_reward": True},
+    {"norm_adv_by_std_in_grpo": False},
+)
+STEPS = ["condition", "centre", "scale_by_std", "weigh_and_sum", "whiten", "balance", "weigh_by_history"]
+EXTREMES = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.2,
+    1e-30,
+    5e-324,
+    1e-7,
+    1e16,
+    1e30,
+    -1e30,
+    1e31,
+    3e38,
+    1e300,
+    np.nan,
+    np.inf,
+    -np.inf,
+)
+UIDS = (
+    *NAMES,
+    0,
+    1,
+    -1,
+    2**70,
+    True,
+    None,
+    0.5,
+    float("nan"),
+    b"",
+    b"\xff",
+    (),
+    ("a", 1),
+    (None,),
+    frozenset(),
+    "pad0",
+    "pad",
+)
+UNHASHABLE = ([], {}, set(), [1], np.zeros(2), slice(1))
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.uint8)
+
+
+def config_of(draw: Draw) -> dict[str, Any]:
+    chosen = dict(draw.choice(CONFIGS))
+    chosen.setdefault("rewards", {"keys": list(KEYS)[: draw.randrange(1, 4)]} if draw.random() < 0.8 else {})
+    chosen["compose"] = {"steps": [step for step in STEPS[1:] if draw.random() < 0.9 or step == "weigh_and_sum"]}
+    return sometimes(draw, 0.1, section, chosen)
+
+
+def rewards_of(draw: Draw, *shape: int) -> np.ndarray:
+    rng = np.random.default_rng(draw.getrandbits(32))
+    kind = draw.randrange(5)
+    if kind == 0:
+        return rng.choice(EXTREMES, shape)
+    if kind == 1:
+        return rng.choice((0.0, 1.0), shape)
+    if kind == 2:
+        return rng.choice((0.0, 1.0, np.nan), shape)
+    if kind == 3:
+        return np.full(shape, draw.choice(EXTREMES))
+    return rng.normal(size=shape) * draw.choice((1e-12, 1.0, 1e9, 1e29))
+
+
+def uids_of(draw: Draw, size: int) -> list[Any]:
+    kind = draw.randrange(4)
+    pool = draw.sample(UIDS, draw.randrange(1, 8))
+    if kind == 0:
+        return list(range(size))
+    uids = [draw.choice(pool) for _ in range(size)]
+    if kind == 1 and uids and draw.random() < 0.3:
+        uids[draw.randrange(size)] = draw.choice(UNHASHABLE)
+    return uids
+
+
+def told(error: Exception) -> None:
+    assert isinstance(error, VerlExtError)
+    assert len(str(error)) > 20
+
+
+@many
+@given(draws)
+def test_the_core(draw: Draw) -> None:
+    size, estimator = draw.choice((0, 1, 2, 3, 8, 20)), draw.choice(ALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an overflow that numpy warns of would be a wrong number
+        try:
+            settings = Settings.parse(config_of(draw))
+            chain = build(estimator, settings)
+            keys = settings.rewards.keys or ("score",)
+            state = None
+            for _ in range(draw.randrange(1, 4)):
+                batch = Batch.of(
+                    sometimes(draw, 0.05, tree, rewards_of(draw, size, len(keys))),
+                    uids_of(draw, size),
+                    keys=keys,
+                    lengths=sometimes(
+                        draw, 0.5, lambda d: rewards_of(d, size), [d.randrange(9) for d in [draw] * size]
+                    ),
+                    accuracy=sometimes(draw, 0.2, lambda d: rewards_of(d, size), [float(draw.random() < 0.5)] * size),
+                    penalty=sometimes(draw, 0.1, lambda d: rewards_of(d, size), None),
+                )
+                result = chain(batch, state)
+                state = result.state
+        except VerlExtError as error:
+            return told(error)
+    assert result.advantages.shape == (size,)
+    assert np.isfinite(result.advantages).all(), result.advantages
+    assert np.isfinite(list(result.metrics.values())).all(), result.metrics
+    RunState().load_state_dict(RunState(states={estimator: state} if state else {}).state_dict())
+    return None
+
+
+def tensor_of(draw: Draw, rows: int, width: int) -> torch.Tensor:
+    values = torch.from_numpy(rewards_of(draw, rows, width))
+    return values.to(draw.choice(DTYPES[:2]) if draw.random() < 0.7 else draw.choice(DTYPES))
+
+
+def mask_of(draw: Draw, rows: int, width: int) -> torch.Tensor:
+    kind = draw.randrange(4)
+    if kind == 0:
+        return torch.zeros(rows, width, dtype=draw.choice(DTYPES))
+    lengths = torch.tensor([draw.randrange(width + 1) for _ in range(rows)])
+    mask = torch.arange(width)[None, :] < lengths[:, None]
+    if kind == 1:
+        mask = torch.from_numpy(np.random.default_rng(draw.getrandbits(32)).random((rows, width)) < 0.5)
+    return mask.to(draw.choice(DTYPES))
+
+
+def component(draw: Draw, rows: int) -> Any:
+    kind = draw.randrange(8)
+    values = rewards_of(draw, rows)
+    if kind < 4:
+        return (values, values.tolist(), object_array(values.tolist()), torch.from_numpy(values))[kind]
+    if kind == 4:
+        return object_array([scalar(draw) for _ in range(rows)])
+    if kind == 5:
+        return object_array([bool(draw.random() < 0.5) for _ in range(rows)])
+    if kind == 6:
+        return values[:, None] if draw.random() < 0.5 else values[: draw.randrange(rows + 1)]
+    return tree(draw)
+
+
+@many
+@given(draws)
+def test_the_functions_that_verl_calls(draw: Draw) -> None:
+    rows, width, estimator = draw.choice((0, 1, 2, 3, 8, 20)), draw.choice((0, 1, 3, 7)), draw.choice(ALL)
+    rewards, mask = tensor_of(draw, rows, width), mask_of(draw, rows, width)
+    if draw.random() < 0.05:
+        rewards = draw.choice((rewards[0:1], rewards[:, :1], rewards.flatten(), None, rewards.double().numpy()))
+    if draw.random() < 0.05:
+        mask = mask.to(torch.float32) * draw.choice((float("nan"), float("inf"), -1.0, 0.5, 2.0))
+    uids = uids_of(draw, rows)
+    index = draw.choice((uids, object_array(uids), tuple(uids), sometimes(draw, 0.2, tree, uids)))
+    fields = {key: component(draw, rows) for key in (*KEYS, "acc", name(draw)) if draw.random() < 0.9}
+    if draw.random() < 0.1:
+        fields[draw.choice((1, None, ("x",)))] = component(draw, rows)
+    tensors = {f"token_level_scores_{key}": tensor_of(draw, rows, width) for key in KEYS if draw.random() < 0.1}
+    if draw.random() < 0.3:
+        tensors["token_level_scores"] = tensor_of(draw, rows, width)
+    logging.getLogger("verl_ext").setLevel(logging.ERROR)
+    with use_run_state(RunState()):
+        try:
+            advantages, returns = estimator_function(estimator)(
+                token_level_rewards=rewards,
+                response_mask=mask,
+                index=index,
+                config=config_of(draw),
+                non_tensor_batch=sometimes(draw, 0.05, lambda _: None, fields),
+                batch=sometimes(draw, 0.3, lambda _: None, tensors),
+            )
+        except VerlExtError as error:
+            return told(error)
+        finally:
+            logging.getLogger("verl_ext").setLevel(logging.INFO)
+    assert returns is advantages
+    assert advantages.shape == mask.shape
+    assert advantages.dtype.is_floating_point
+    assert torch.isfinite(advantages).all(), advantages
+    assert (advantages[mask == 0] == 0).all()
+    return None
+
+
+@pytest.mark.parametrize("estimator", ALL)
+@pytest.mark.parametrize("groups", ["one huge group", "a hundred thousand groups of one", "pairs"])
+def test_many_rows(estimator: str, groups: str) -> None:
+    rows = 100_000
+    uids = {"one huge group": ["g"] * rows, "pairs": [row // 2 for row in range(rows)]}.get(groups, list(range(rows)))
+    rng = np.random.default_rng(0)
+    fields = {"a": rng.random(rows), "b": rng.integers(0, 2, rows), "acc": rng.integers(0, 2, rows)}
+    config = {
+        "rewards": {"keys": ["a", "b"]},
+        "compose": {"steps": ["centre", "scale_by_mad", "weigh_and_sum", "whiten"]},
+    }
+    given = {"token_level_rewards": torch.zeros(rows, 2), "response_mask": torch.ones(rows, 2)}
+    with use_run_state(RunState()):
+        found, _ = estimator_function(estimator)(index=uids, config=config, non_tensor_batch=fields, **given)
+    assert torch.isfinite(found).all()
+    if len(set(uids)) == rows:  # with nothing to compare it with, its advantage is 0
+        assert (found == 0).all()
+    else:
+        assert (found != 0).any()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.ones(2, 2, dtype=torch.complex64),
+        torch.ones(2, 2).to_sparse(),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged),
+        [[1.0, 1.0], [1.0, 1.0]],
+    ],
+    ids=["complex", "sparse", "nested", "a list"],
+)
+@pytest.mark.parametrize("place", ["token_level_rewards", "response_mask"])
+def test_tensors_of_another_kind(odd: Any, place: str) -> None:
+    given = {"token_level_rewards": torch.ones(2, 2), "response_mask": torch.ones(2, 2)} | {place: odd}
+    with pytest.raises(VerlExtError, match=place):
+        estimator_function("drgrpo")(index=["a", "a"], config={}, **given)
+
+
+@pytest.mark.parametrize("index", [5, np.array(5), np.zeros((2, 2)), [torch.zeros(2), 1], [{}, {}], ["a"], "a", None])
+def test_uids_that_are_no_list_of_uids(index: Any) -> None:
+    given = {"token_level_rewards": torch.ones(2, 2), "response_mask": torch.ones(2, 2)}
+    with pytest.raises(VerlExtError, match="uid|index|label"):
+        estimator_function("drgrpo")(index=index, config={}, **given)
+
+
+def test_components_with_names_that_are_no_text_are_listed_where_one_is_missing() -> None:
+    given = {"token_level_rewards": torch.ones(2, 2), "response_mask": torch.ones(2, 2), "index": ["a", "a"]}
+    fields = {1: [0.5, 1.0], None: [1, 2], "b": {3, 4}, "c": np.array([1.0, 2.0])}
+    with pytest.raises(VerlExtError, match="'1'.*'None'.*'b', 'c'"):
+        estimator_function("gdpo")(config={"rewards": {"keys": ["x"]}}, non_tensor_batch=fields, **given)

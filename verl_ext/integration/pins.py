@@ -1,0 +1,163 @@
+"""How a thing of verl's is pinned down: what must be true of it for this package to go on working."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One thing of a module: that it is there, and what else is relied on."""
+
+    name: str
+    """Dotted, from the module; empty for the module itself."""
+    takes: tuple[str, ...] | None = None
+    """Parameters in this order, first of all; it needs no others."""
+    accepts: tuple[str, ...] = ()
+    """Parameters that it has, wherever they stand."""
+    has: tuple[str, ...] = ()
+    """Fields of a dataclass or of a pydantic model, or attributes."""
+    says: tuple[str, ...] = ()
+    """What its source must contain: a name, an attribute, a keyword (`name`, or `name=value`) or a text constant."""
+    kind: type | None = None
+    """What it is an instance of."""
+    coroutine: bool | None = None
+    """Whether it is a coroutine function."""
+    implemented: str | None = None
+    """`module:Class` of ours which has all its abstract methods."""
+    served: str | None = None
+    """`module:Class` of ours which has all methods that its source calls on a `server`."""
+
+
+def check(where: str, module: Any, pin: Pin, *, source: bool = True) -> Iterator[str]:
+    """What is not as pinned, one message each; `where` is the module's name.
+
+    Without `source` only what can be told without reading the source, and without importing anything of ours.
+    """
+    path = f"{where}.{pin.name}" if pin.name else where
+    found = module
+    for name in filter(None, pin.name.split(".")):
+        if not hasattr(found, name):
+            yield f"{path} is not there any more"
+            return
+        found = getattr(found, name)
+    for test in (_kind, _takes, _accepts, _has, _coroutine, *((_says, _implemented, _served) if source else ())):
+        yield from test(path, found, pin)
+
+
+def _takes(path: str, function: Any, pin: Pin) -> Iterator[str]:
+    if pin.takes is None:
+        return
+    given = _signature(function)
+    if given is None:
+        yield f"{path} is no function any more"
+        return
+    found = [parameter.name for parameter in given if parameter.kind not in _VARIADIC]
+    needed = [p.name for p in given if p.default is inspect.Parameter.empty and p.kind not in _VARIADIC]
+    if found[: len(pin.takes)] != list(pin.takes) or set(needed) - set(pin.takes):
+        yield f"{path} takes ({', '.join(found)}), expected ({', '.join(pin.takes)})"
+
+
+def _signature(function: Any) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def _kind(path: str, found: Any, pin: Pin) -> Iterator[str]:
+    if pin.kind is not None and not isinstance(found, pin.kind):
+        yield f"{path} is a {type(found).__name__}, expected a {pin.kind.__name__}"
+
+
+def _accepts(path: str, found: Any, pin: Pin) -> Iterator[str]:
+    if not pin.accepts:
+        return
+    given = _signature(found)
+    if given is None:
+        yield f"{path} is no function any more"
+    elif missing := [name for name in pin.accepts if name not in {parameter.name for parameter in given}]:
+        yield f"{path} does not take {', '.join(missing)} any more, but ({', '.join(p.name for p in given)})"
+
+
+def _has(path: str, found: Any, pin: Pin) -> Iterator[str]:
+    fields = {item.name for item in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set()
+    fields |= set(getattr(found, "model_fields", ()))
+    if missing := [name for name in pin.has if name not in fields and not hasattr(found, name)]:
+        yield f"{path} has no {', '.join(missing)} any more"
+
+
+def _coroutine(path: str, found: Any, pin: Pin) -> Iterator[str]:
+    is_one = inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
+    if pin.coroutine is not None and is_one != pin.coroutine:
+        yield f"{path} {'became' if is_one else 'is not'} a coroutine function{'' if is_one else ' any more'}"
+
+
+def _says(path: str, found: Any, pin: Pin) -> Iterator[str]:
+    if not pin.says:
+        return
+    source = _source(found)
+    if source is None:
+        yield f"{path} has no source, in which {', '.join(pin.says)} would be looked for"
+    elif missing := [word for word in pin.says if word not in words(source)]:
+        yield f"{path} does not mention {', '.join(missing)} any more"
+
+
+def _implemented(path: str, found: Any, pin: Pin) -> Iterator[str]:
+    if pin.implemented is not None:
+        ours = _of_ours(pin.implemented)
+        if missing := sorted(set(found.__abstractmethods__) & set(getattr(ours, "__abstractmethods__", ()))):
+            yield f"{path} asks for {', '.join(missing)}, which {ours.__name__} does not have"
+
+
+def _served(path: str, found: Any, pin: Pin) -> Iterator[str]:
+    if pin.served is not None:
+        ours = _of_ours(pin.served)
+        called = set(re.findall(r"\bserver\.(\w+)\.remote\(", _source(found) or ""))
+        if missing := sorted(name for name in called if not hasattr(ours, name)):
+            yield f"{path} calls {', '.join(missing)}, which {ours.__name__} does not have"
+
+
+def _of_ours(target: str) -> Any:
+    home, name = target.split(":")
+    return getattr(importlib.import_module(home), name)
+
+
+def _source(found: Any) -> str | None:
+    try:
+        return textwrap.dedent(inspect.getsource(found))
+    except (OSError, TypeError):
+        return None
+
+
+def words(source: str) -> set[str]:
+    """Names, attributes, keywords and text constants of a piece of source; no comments.
+
+    >>> sorted(words("self.at = take(data['key'], over=axis)"))
+    ['at', 'axis', 'data', 'key', 'over', 'over=axis', 'self', 'take']
+    """
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.keyword) and node.arg is not None:
+            found |= {node.arg, f"{node.arg}={ast.unparse(node.value)}"}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
