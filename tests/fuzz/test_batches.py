@@ -184,8 +184,8 @@ def test_the_functions_that_verl_calls(draw: Draw) -> None:
     rewards, mask = tensor_of(draw, rows, width), mask_of(draw, rows, width)
     if draw.random() < 0.05:
         rewards = draw.choice((rewards[0:1], rewards[:, :1], rewards.flatten(), None, rewards.double().numpy()))
-    if draw.random() < 0.05:  # what is not finite is not looked for: it would cost a pass over the whole mask
-        mask = mask.to(torch.float32) * draw.choice((-1.0, 0.5, 2.0))
+    if draw.random() < 0.05:
+        mask = mask.to(torch.float32) * draw.choice((float("nan"), float("inf"), -1.0, 0.5, 2.0))
     uids = uids_of(draw, rows)
     index = draw.choice((uids, object_array(uids), tuple(uids), sometimes(draw, 0.2, tree, uids)))
     fields = {key: component(draw, rows) for key in (*KEYS, "acc", name(draw)) if draw.random() < 0.9}
