@@ -39,7 +39,7 @@ class Machine:
     name: str
     address: str
     folder: Path
-    """Files from here hide files of the real machine."""
+    """For what belongs to it."""
     holder: subprocess.Popen = field(repr=False)
     first: int = 0
     """The process that holds the namespaces."""
@@ -56,8 +56,18 @@ class Machine:
         return done.stdout
 
     def hide(self, target: Path, replacement: Path) -> None:
-        """Put another file or folder in the place of one, on this machine only."""
+        """Put another file in the place of one, on this machine only."""
         self.do("mount", "--bind", str(replacement), str(target))
+
+    def make_own(self, folder: Path) -> None:
+        """From now on what is changed or removed in a folder on this machine stays on this machine."""
+        changes = self.folder / "changes"
+        changes.mkdir()
+        self.do("mount", "-t", "tmpfs", "none", str(changes))  # an overlay cannot be laid over every file system
+        self.do("mkdir", f"{changes}/new", f"{changes}/work")
+        layers = f"lowerdir={folder},upperdir={changes}/new,workdir={changes}/work"
+        self.do("mount", "-t", "overlay", "overlay", "-o", layers, str(folder))
+        assert f"overlay {folder} overlay" in self.do("cat", "/proc/mounts")
 
     def start_ray(self, ray_folder: Path, head: Machine, environment: dict[str, str], *options: str) -> None:
         """`ray start` by hand; what it prints goes to the machine's folder."""

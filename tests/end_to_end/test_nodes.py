@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import re
-import shutil
 import sys
 import time
 import uuid
@@ -94,27 +93,17 @@ def metadata_folder():
 
 
 def uninstall(machine):
-    """Hide the installed package on one machine, whether it is there itself or as a link to its source."""
-    empty = machine.folder / "empty"
-    empty.mkdir()
-    (machine.folder / "nothing").touch()
+    """Remove the package on one machine, whether it is there itself or as a link to its source."""
     packages = metadata_folder().parent
-    machine.hide(metadata_folder(), empty)
-    for link in packages.glob("*verl_ext*.pth"):
-        machine.hide(link, machine.folder / "nothing")
-    if (packages / "verl_ext").exists():
-        machine.hide(packages / "verl_ext", empty)
+    machine.make_own(packages)
+    links = map(str, packages.glob("*verl_ext*.pth"))
+    machine.do("rm", "-rf", str(metadata_folder()), str(packages / "verl_ext"), *links)
 
 
 def install_version(machine, version):
     """Let pip's records on one machine say that another version is installed."""
-    records = machine.folder / "records"
-    shutil.copytree(metadata_folder(), records)
-    text = (records / "METADATA").read_text()
-    changed = re.sub(r"(?m)^Version: .*$", f"Version: {version}", text, count=1)
-    assert changed != text
-    (records / "METADATA").write_text(changed)
-    machine.hide(metadata_folder(), records)
+    machine.make_own(metadata_folder().parent)
+    machine.do("sed", "-i", f"s/^Version: .*/Version: {version}/", str(metadata_folder() / "METADATA"))
 
 
 def running(machine, name):
