@@ -50,6 +50,7 @@ def compute(
     context.used = True
     settings, chain = _built(name, config, context.loss_agg_mode)
     uids = _uids(index, token_level_rewards, response_mask)
+    _check_mask(response_mask, run_state())
     rows, groups = context.rows, None
     if rows is None:
         groups = Groups.of(uids)
@@ -226,6 +227,19 @@ def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashabl
     if len(uids) != len(mask):
         raise DataError(f"index holds {len(uids)} uids for {len(mask)} rows")
     return uids
+
+
+def _check_mask(mask: torch.Tensor, run: RunState) -> None:
+    """A mask of floats must be 0 or 1; it is looked at once a run, for it means to read all of it.
+
+    verl's masks are whole numbers.
+    """
+    if not mask.is_floating_point() or not mask.numel() or "mask" in run.remarked:
+        return
+    low, high = torch.aminmax(mask)
+    if not (low >= 0 and high <= 1):
+        raise DataError(f"response_mask must be 0 or 1, found values from {low.item():g} to {high.item():g}")
+    run.remarked.add("mask")
 
 
 def _both(advantages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
