@@ -75,7 +75,7 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
         ),
         "verl.trainer.ppo.v1.utils": (Pin("compute_advantage_for_multi_trajectories", says=("compute_advantage",)),),
         "verl.trainer.ppo.v1.replay_buffer": (
-            Pin("ReplayBuffer.__init__", accepts=("poll_interval", "filter_groups_metric"), says=("partitions",)),
+            Pin("ReplayBuffer.__init__", accepts=("filter_groups_metric",), says=("partitions",)),
             Pin(
                 "ReplayBuffer._dapo_filtered_keys", takes=("self", "partition_id"), says=("finished_keys", "partitions")
             ),
@@ -151,6 +151,7 @@ _LOGICAL = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_
 
 CPU: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
     {
+        "verl.trainer.ppo.v1.replay_buffer": (Pin("ReplayBuffer.__init__", accepts=("poll_interval",)),),
         "verl.utils.device": (Pin("auto_set_device", takes=("config",)),),
         "verl.utils.distributed": (Pin("initialize_global_process_group_ray", accepts=("timeout_second", "backend")),),
         "verl.utils.model": (
@@ -290,18 +291,18 @@ def require(name: str, module: Any) -> None:
 def require_members(name: str, cls: str, owner: type, *members: str) -> None:
     """The same of some members of another class, which stands for `cls` of the module: a sampler of the user's."""
     where = f"{owner.__module__}.{owner.__qualname__}"
-    pins = [replace(_pinned(name, f"{cls}.{member}"), name=member) for member in members]
+    pins = [replace(_pinned(VERL[name], f"{cls}.{member}"), name=member) for member in members]
     _refuse(text for pin in pins for text in check(where, owner, pin, source=False))
 
 
 def member(name: str, module: Any, path: str) -> Any:
-    """A member of a module, which must be as pinned."""
-    _refuse(check(name, module, _pinned(name, path), source=False))
+    """A member of a module that is patched for runs without a GPU, which must be as pinned."""
+    _refuse(check(name, module, _pinned(CPU[name], path), source=False))
     return operator.attrgetter(path)(module)
 
 
-def _pinned(name: str, path: str) -> Pin:
-    return next(pin for pin in (*VERL.get(name, ()), *CPU.get(name, ())) if pin.name == path)
+def _pinned(pins: tuple[Pin, ...], path: str) -> Pin:
+    return next(pin for pin in pins if pin.name == path)
 
 
 def _refuse(found: Iterable[str]) -> None:
