@@ -141,8 +141,6 @@ def test_two_machines_with_a_rank_on_each(network, train, ray_folder):
     assert run.column("training/global_step") == [1, 2]
     # Rewards were computed on both machines, and everywhere the estimators were registered.
     assert all(0 < share < 1 for share in run.column("reward/elsewhere/mean"))
-    for end in ("m_in", "m_ax", "min", "max"):
-        assert set(run.column(f"reward/registered/{end}")) <= {float(len(REGISTERED))}
     assert run.column("reward/registered/mean") == [float(len(REGISTERED))] * 2
     # Written by the trainer's node and by each rank, into a folder that both machines see.
     saved = {path.name for path in run.folder.glob("checkpoints/global_step_2/actor/*.pt")}
