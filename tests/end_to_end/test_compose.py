@@ -30,6 +30,7 @@ OWN = """
 """
 
 
+@pytest.mark.slow
 def test_a_list_with_a_step_of_one_s_own(start, tmp_path):
     (tmp_path / "shrink_steps.py").write_text("import os\n" + textwrap.dedent(OWN))
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))

@@ -116,6 +116,7 @@ def test_the_legacy_trainer(start):
     assert agrees(run)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_process(start):
     run = start("run", steps=500)
     run.wait_for_step(2, TIMEOUT)
