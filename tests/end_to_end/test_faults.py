@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ END_OF_VERL = 90
 def storm():
     path = Path(__file__).parents[2] / "scripts/storm.py"
     spec = importlib.util.spec_from_file_location("storm", path)
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # its dataclasses look there
     spec.loader.exec_module(module)
     return module
 
