@@ -45,9 +45,7 @@ class Batch:
     def lengths(self) -> Array:
         """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
         size = len(self.rewards)
-        if self.count_tokens is None:
-            return np.ones(size)
-        return _between("lengths", _shaped("lengths", self.count_tokens(), (size,)), 0.0, MOST_TOKENS)
+        return np.ones(size) if self.count_tokens is None else _lengths(self.count_tokens(), size)
 
     @cached_property
     def variation(self) -> tuple[Array, Bools]:
@@ -139,16 +137,22 @@ def _check_penalty(penalty: Array, rewards: Array, labels: Sequence[Hashable]) -
 def _accuracy(values: Sequence[float] | Array, size: int) -> Array:
     """Accuracies, which may be not scored."""
     found = _shaped("accuracy", values, (size,))
-    scored = ~np.isnan(found)
-    _between("accuracy", found[scored], 0.0, 1.0)
+    _between("accuracy", np.fmin.reduce(found, initial=0.0), np.fmax.reduce(found, initial=0.0), 1.0)
     return found
 
 
-def _between(name: str, found: Array, low: float, high: float) -> Array:
-    if not ((found >= low) & (found <= high)).all():
-        wrong = found[~((found >= low) & (found <= high))][0]
-        raise DataError(f"{name} must lie in [{low:g}, {high:g}], found {wrong:g}")
+def _lengths(values: Counts, size: int) -> Array:
+    found = _shaped("lengths", values, (size,))
+    # Of these two, NaN is the least and the most.
+    low, high = np.minimum.reduce(found, initial=0.0), np.maximum.reduce(found, initial=0.0)
+    _between("lengths", low, high, MOST_TOKENS)
     return found
+
+
+def _between(name: str, low: float, high: float, most: float) -> None:
+    if not (low >= 0 and high <= most):
+        wrong = next(value for value in (low, high) if not 0 <= value <= most)
+        raise DataError(f"{name} must lie in [0, {most:g}], found {wrong:g}")
 
 
 def _shaped(name: str, values: Sequence[Any] | Array, shape: tuple[int, ...]) -> Array:

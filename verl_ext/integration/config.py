@@ -88,10 +88,10 @@ def _entry(config: DictConfig, name: str) -> Any:
 
 
 def _resolved(path: str, value: Any) -> Any:
+    if not OmegaConf.is_config(value):
+        return value
     with readable(path):
-        return (
-            OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
-        )
+        return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
 
 
 def _raw(node: Any) -> Any:

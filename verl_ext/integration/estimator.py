@@ -221,7 +221,8 @@ def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashabl
     try:
         uids: list[Hashable] = list(index.tolist() if hasattr(index, "tolist") else index)
         # Tensors hash by identity: each would be its own group.
-        uids = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]
+        if any(issubclass(kind, torch.Tensor) for kind in set(map(type, uids))):
+            uids = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]
     except TypeError as error:
         raise DataError(f"index must be a list or an array of uids, one a row, found {index!r}") from error
     if len(uids) != len(mask):
