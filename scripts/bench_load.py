@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -115,6 +116,8 @@ def point(kind: str, name: str, rows: int) -> dict[str, float]:
 def slope(sizes: list[int], values: list[float]) -> float:
     """Of the larger half of the sizes, in log-log."""
     half = len(sizes) // 2
+    if len(sizes) - half < 2:
+        return math.nan
     return float(np.polyfit(np.log(sizes[half:]), np.log(np.maximum(values[half:], 1e-3)), 1)[0])
 
 
@@ -167,7 +170,7 @@ def main() -> int:
     lines = ["| | trajectories | ms | MB | slope of time | of memory |", "|---|---|---|---|---|---|"]
     found, steep = {}, False
     for kind, sizes in (("core", list(options.sizes)), ("padded", fitting)):
-        for name in options.estimators:
+        for name in options.estimators if sizes else ():
             points = measure(kind, name, sizes)
             found[kind, name] = sizes, points
             slopes = [slope(sizes, [entry[unit] for entry in points]) for unit in STEEPEST]

@@ -3,7 +3,7 @@
 # numpy, and runs of the real pipeline on the CPU.
 #
 #   scripts/test.sh                all of it but the slow runs: what CI does
-#   scripts/test.sh --fast         lint, types and unit tests: a minute or two
+#   scripts/test.sh --fast         lint, types and unit tests: about ten minutes on two cores
 #   scripts/test.sh --slow         the slow runs as well
 #   scripts/test.sh -- ARGS        pytest with these arguments, in that environment
 set -euo pipefail

@@ -51,43 +51,29 @@ def check(where: str, module: Any, pin: Pin, *, source: bool = True) -> Iterator
             yield f"{path} is not there any more"
             return
         found = getattr(found, name)
-    for test in (_kind, _takes, _accepts, _has, _coroutine, *((_says, _implemented, _served) if source else ())):
+    for test in (_kind, _parameters, _has, _coroutine, *((_says, _implemented, _served) if source else ())):
         yield from test(path, found, pin)
 
 
-def _takes(path: str, function: Any, pin: Pin) -> Iterator[str]:
-    if pin.takes is None:
+def _parameters(path: str, function: Any, pin: Pin) -> Iterator[str]:
+    if pin.takes is None and not pin.accepts:
         return
-    given = _signature(function)
-    if given is None:
+    try:
+        given = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
         yield f"{path} is no function any more"
         return
     found = [parameter.name for parameter in given if parameter.kind not in _VARIADIC]
     needed = [p.name for p in given if p.default is inspect.Parameter.empty and p.kind not in _VARIADIC]
-    if found[: len(pin.takes)] != list(pin.takes) or set(needed) - set(pin.takes):
+    if pin.takes is not None and (found[: len(pin.takes)] != list(pin.takes) or set(needed) - set(pin.takes)):
         yield f"{path} takes ({', '.join(found)}), expected ({', '.join(pin.takes)})"
-
-
-def _signature(function: Any) -> list[inspect.Parameter] | None:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return None
+    if missing := [name for name in pin.accepts if name not in {parameter.name for parameter in given}]:
+        yield f"{path} does not take {', '.join(missing)} any more, but ({', '.join(p.name for p in given)})"
 
 
 def _kind(path: str, found: Any, pin: Pin) -> Iterator[str]:
     if pin.kind is not None and not isinstance(found, pin.kind):
         yield f"{path} is a {type(found).__name__}, expected a {pin.kind.__name__}"
-
-
-def _accepts(path: str, found: Any, pin: Pin) -> Iterator[str]:
-    if not pin.accepts:
-        return
-    given = _signature(found)
-    if given is None:
-        yield f"{path} is no function any more"
-    elif missing := [name for name in pin.accepts if name not in {parameter.name for parameter in given}]:
-        yield f"{path} does not take {', '.join(missing)} any more, but ({', '.join(p.name for p in given)})"
 
 
 def _has(path: str, found: Any, pin: Pin) -> Iterator[str]:
