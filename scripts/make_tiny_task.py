@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -31,15 +32,17 @@ def main() -> None:
     torch.set_num_threads(1)
     steps = task_named(options.task).warm_up_steps if options.warm_up_steps is None else options.warm_up_steps
     recipe = Recipe(options.task, steps, seed=options.seed)
-    with tqdm(total=recipe.warm_up_steps, desc="Warm-up", file=sys.stdout, mininterval=1) as bar:
+    with ExitStack() as stack:
+        bars: list[tqdm] = []
 
         def report(step: int, loss: float) -> None:
-            bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
-            bar.update(step - bar.n)
+            if not bars:  # a task that is there already shows none
+                total = recipe.warm_up_steps
+                bars.append(stack.enter_context(tqdm(total=total, desc="Warm-up", file=sys.stdout, mininterval=1)))
+            bars[0].set_postfix_str(f"loss {loss:.3f}", refresh=False)
+            bars[0].update(step - bars[0].n)
 
         new = make(folder, recipe, report)
-        if not new:
-            bar.leave = False
     rewards = ", ".join(f"{key} {value:.2f}" for key, value in made(folder)["rewards_after_warm_up"].items())
     print(f"{folder} {'made' if new else 'is there already'}: sampled answers score {rewards}")
 

@@ -189,7 +189,7 @@ def test_a_number_is_finite_and_a_number(section, key, wrong):
         ("hadw", "eta", 1.1, "at most 1"),
         ("hadw", "eta_min", -0.1, "at least 0"),
         ("hadw", "eta_min", 1.1, "at most 1"),
-        ("hadw", "history_window", -1, "at least 0"),
+        ("hadw", "history_window", -1, "a whole number of at least 1"),
         ("hadw", "history_window", 0, "a whole number of at least 1"),
         ("hadw", "history_window", 2.0, "a whole number of at least 1"),
     ],

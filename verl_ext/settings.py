@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
-from verl_ext.core.typed import LARGEST_WEIGHT, number
-from verl_ext.errors import ConfigurationError, unknown
+from verl_ext.core.typed import LARGEST_WEIGHT, boolean, choice, names, number, numbers, positive, section
+from verl_ext.errors import ConfigurationError
 
 WHITEN = ("sequence", "token", "none")
 SCALE = ("std", "mad", "none")
@@ -32,9 +31,11 @@ class RewardsSettings:
     """Whether the trainer writes `token_level_scores_<key>` fields into the batch."""
 
     def __post_init__(self) -> None:
-        _strings("algorithm.rewards.keys", self, "keys")
-        _numbers("algorithm.rewards.weights", self, "weights")
-        _boolean("algorithm.rewards.token_scores", self.token_scores)
+        if self.keys is not None:
+            object.__setattr__(self, "keys", names("algorithm.rewards.keys", self.keys))
+        if self.weights is not None:
+            object.__setattr__(self, "weights", numbers("algorithm.rewards.weights", self.weights))
+        boolean("algorithm.rewards.token_scores", self.token_scores)
         if self.weights is not None and len(self.weights) != len(self.keys or ()):
             raise ConfigurationError(
                 f"{len(self.weights)} reward weights for {len(self.keys or ())} reward keys: "
@@ -59,8 +60,8 @@ class GdpoSettings:
     """`{easy: {on: hard, at_least: 1.0}}`: `easy` counts only where `hard` reached the threshold."""
 
     def __post_init__(self) -> None:
-        _choice("algorithm.gdpo.whiten", self.whiten, WHITEN)
-        _choice("algorithm.gdpo.scale", self.scale, SCALE)
+        choice("algorithm.gdpo.whiten", self.whiten, WHITEN)
+        choice("algorithm.gdpo.scale", self.scale, SCALE)
         number("algorithm.gdpo.epsilon", self.epsilon, low=0.0)
         where = "algorithm.gdpo.conditions"
         given = {} if self.conditions is None else self.conditions
@@ -101,10 +102,10 @@ class DgpoSettings:
     """Values above it count as right; None: the values are an accuracy in [0, 1] already."""
 
     def __post_init__(self) -> None:
-        _boolean("algorithm.dgpo.dgae", self.dgae)
-        _boolean("algorithm.dgpo.dqw", self.dqw)
+        boolean("algorithm.dgpo.dgae", self.dgae)
+        boolean("algorithm.dgpo.dqw", self.dqw)
         number("algorithm.dgpo.dqw_temp", self.dqw_temp, above=0.0)
-        _choice("algorithm.dgpo.balance", self.balance, BALANCE)
+        choice("algorithm.dgpo.balance", self.balance, BALANCE)
         _accuracy("algorithm.dgpo", self.accuracy_key, self.accuracy_threshold)
 
 
@@ -130,8 +131,8 @@ class HadwSettings:
 
     def __post_init__(self) -> None:
         where = "algorithm.hadw"
-        _choice(f"{where}.base", self.base, BASE)
-        _choice(f"{where}.anchor", self.anchor, ANCHOR)
+        choice(f"{where}.base", self.base, BASE)
+        choice(f"{where}.anchor", self.anchor, ANCHOR)
         number(f"{where}.lambda_scale", self.lambda_scale, above=0.0, high=LARGEST_WEIGHT)
         _accuracy(where, self.accuracy_key, self.accuracy_threshold)
         used = {"soft": {"history_window", "eta", "eta_min"}, "window": {"history_window"}, "fixed": {"fixed_anchor"}}
@@ -145,13 +146,12 @@ class HadwSettings:
                     f"{where}.{name}={value} has no effect with {where}.anchor={self.anchor}: "
                     f"remove it, or set {' or '.join(f'{where}.anchor={home}' for home in homes)}"
                 )
-            number(f"{where}.{name}", value, low=0.0, high=None if name == "history_window" else 1.0)
+            if name == "history_window":
+                positive(f"{where}.{name}", value)
+            else:
+                number(f"{where}.{name}", value, low=0.0, high=1.0)
         if self.anchor == "fixed" and self.fixed_anchor is None:
             raise ConfigurationError(f"{where}.anchor=fixed needs {where}.fixed_anchor, a number in [0, 1]")
-        if self.history_window is not None and (type(self.history_window) is not int or self.history_window < 1):
-            raise ConfigurationError(
-                f"{where}.history_window must be a whole number of at least 1, found {self.history_window!r}"
-            )
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class DrgrpoSettings:
     """Refuse to start unless the actor's loss is Dr. GRPO's: token sums divided by a constant."""
 
     def __post_init__(self) -> None:
-        _boolean("algorithm.drgrpo.check_loss", self.check_loss)
+        boolean("algorithm.drgrpo.check_loss", self.check_loss)
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,10 @@ class VerlExtSettings:
 
     def __post_init__(self) -> None:
         where = "algorithm.verl_ext"
-        _boolean(f"{where}.check_nodes", self.check_nodes)
+        boolean(f"{where}.check_nodes", self.check_nodes)
         if self.dump_dir is not None and not (isinstance(self.dump_dir, str) and self.dump_dir):
             raise ConfigurationError(f"{where}.dump_dir must be a folder, found {self.dump_dir!r}")
-        if type(self.dump_every) is not int or self.dump_every < 1:
-            raise ConfigurationError(
-                f"{where}.dump_every must be a whole number of at least 1, found {self.dump_every!r}"
-            )
+        positive(f"{where}.dump_every", self.dump_every)
         number(f"{where}.dump_limit_mb", self.dump_limit_mb, above=0.0)
         changed = [name for name in ("dump_every", "dump_limit_mb") if getattr(self, name) != getattr(type(self), name)]
         if self.dump_dir is None and changed:
@@ -272,22 +269,6 @@ class Settings:
         )
 
 
-T = TypeVar("T")
-
-
-def section(kind: type[T], found: object, where: str) -> T:
-    """Build one section's dataclass from plain data, refusing unknown keys."""
-    if found is None:
-        return kind()
-    if not isinstance(found, Mapping):
-        raise ConfigurationError(f"{where} must be a section of settings, found {found!r}")
-    valid = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    for key in found:
-        if key not in valid:
-            raise ConfigurationError(f"{where}: {unknown('setting', key, valid)}")
-    return kind(**found)
-
-
 def _with_verl_names(algorithm: Mapping[str, Any]) -> object:
     """Let verl's own `gdpo_reward_keys` and `gdpo_reward_weights` mean the same as `rewards.keys` and `.weights`."""
     rewards = algorithm.get("rewards")
@@ -307,42 +288,8 @@ def _verl_boolean(algorithm: Mapping[str, Any], name: str, *, default: bool) -> 
     found = algorithm.get(name)
     if found is None:
         return default
-    _boolean(f"algorithm.{name}", found)
+    boolean(f"algorithm.{name}", found)
     return bool(found)
-
-
-def _choice(where: str, found: object, valid: Sequence[str]) -> None:
-    if found not in valid:
-        raise ConfigurationError(f"{where}: {unknown('value', found, valid)}")
-
-
-def _boolean(where: str, found: object) -> None:
-    if not isinstance(found, bool):
-        raise ConfigurationError(f"{where} must be True or False, found {found!r}")
-
-
-def _strings(where: str, owner: object, name: str) -> None:
-    found = getattr(owner, name)
-    if found is None:
-        return
-    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(key, str) for key in found):
-        raise ConfigurationError(
-            f"{where} must be a list of names, found {found!r}: write {where}=[format,correctness]"
-        )
-    if not found or len(set(found)) != len(found):
-        raise ConfigurationError(f"{where} must name at least one reward and each once, found {list(found)!r}")
-    object.__setattr__(owner, name, tuple(found))
-
-
-def _numbers(where: str, owner: object, name: str) -> None:
-    found = getattr(owner, name)
-    if found is None:
-        return
-    if isinstance(found, str) or not isinstance(found, Sequence):
-        raise ConfigurationError(f"{where} must be a list of numbers, found {found!r}")
-    for position, value in enumerate(found):
-        number(f"{where}[{position}]", value, low=-LARGEST_WEIGHT, high=LARGEST_WEIGHT)
-    object.__setattr__(owner, name, tuple(float(value) for value in found))
 
 
 def _accuracy(where: str, key: object, threshold: object) -> None:

@@ -33,7 +33,7 @@ def follow(step: WeighByHistory, accuracies: list[float], values: float = 1.0):
 def test_defaults_are_those_of_the_specification():
     step = WeighByHistory()
     assert (step.anchor, step.lambda_scale, step.window, step.eta, step.eta_min) == ("soft", 1.3, 10, 0.1, 0.1)
-    assert step.fixed == 0.5  # the middle of the three that the paper tried; a run must name its own
+    assert step.fixed is None
 
 
 def test_the_soft_anchor_moves_by_eta_times_sigma():
@@ -148,6 +148,12 @@ def test_the_window_anchor_is_the_mean_with_this_batch():
     assert [u.metrics["hadw/eta_t"] for u in updates] == [0, 0, 0]
 
 
+@pytest.mark.parametrize(("anchor", "fixed"), [("fixed", None), ("soft", 0.5), ("window", 0.0)])
+def test_the_fixed_anchor_is_given_where_it_is_used_and_nowhere_else(anchor, fixed):
+    with pytest.raises(ConfigurationError, match=f"found anchor={anchor}, fixed={fixed}"):
+        WeighByHistory(anchor, fixed=fixed)
+
+
 def test_the_fixed_anchor_stays():
     updates = follow(WeighByHistory("fixed", fixed=0.3, lambda_scale=2.0), [0.1, 0.8])
     np.testing.assert_allclose(updates[0].values, 2 * math.exp(0.2))  # hard, a positive advantage grows
@@ -189,7 +195,7 @@ def test_a_row_that_is_not_scored_is_no_part_of_the_logged_factors():
 
 @pytest.mark.parametrize("anchor", ["soft", "window", "fixed"])
 def test_a_batch_without_accuracy_changes_nothing(anchor):
-    step = WeighByHistory(anchor)
+    step = WeighByHistory(anchor, fixed=0.5 if anchor == "fixed" else None)
     state = Capability(anchor, 0.5, (0.5,), 1)
     update = step.update(np.ones((2, 1)), batch(NAN), state)
     assert update.state == state

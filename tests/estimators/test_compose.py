@@ -109,9 +109,11 @@ WRONG = [
     ([*SUMMED, {"step": "weigh_by_history", "window": 1.5}], "window must be a whole number, found 1.5"),
     ([*SUMMED, {"step": "weigh_by_history", "window": 0}], "window must be at least 1"),
     (
-        [*SUMMED, {"step": "weigh_by_history", "anchor": "fixed", "eta": 0.1}],
+        [*SUMMED, {"step": "weigh_by_history", "anchor": "fixed", "fixed": 0.5, "eta": 0.1}],
         "eta without effect with anchor=fixed, which uses fixed",
     ),
+    ([*SUMMED, {"step": "weigh_by_history", "anchor": "fixed"}], r"anchor=fixed needs fixed=NUMBER in \[0, 1\]"),
+    ([*SUMMED, {"step": "weigh_by_history", "fixed": 0.5}], "found anchor=soft, fixed=0.5"),
     ([{"step": "weigh_and_sum", "weights": [1]}, "centre"], "its weights are algorithm.rewards.weights"),
     ([{"step": "condition"}, *SUMMED], "it needs conditions="),
     (

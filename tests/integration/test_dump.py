@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from tests.batches import ACC, FMT, LENGTHS, UIDS, call
 from tests.integration.configs import compose
 from verl_ext.cli import main
+from verl_ext.core.state import RunState
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import dump
 from verl_ext.integration.attach import attach
@@ -22,14 +24,14 @@ FIELDS = {"acc": np.array(ACC), "fmt": np.array(FMT)}
 KEYS = "+algorithm.rewards.keys=[acc,fmt]"
 
 
-def dumped(folder, name="gdpo", step=7, update=0, **settings):
+def dumped(folder, name="gdpo", step=7, update=0, state=None, **settings):
     config = {
         "rewards": {"keys": ["acc", "fmt"], "weights": [2.0, 1.0]},
         "verl_ext": {"dump_dir": str(folder)} | settings,
     }
     trainer = SimpleNamespace(global_steps=step, local_trigger_step=update)
     context = StepContext(trainer=trainer, fields=FIELDS)
-    return call(name, [0.0] * 12, UIDS, LENGTHS, config=config, context=context)
+    return call(name, [0.0] * 12, UIDS, LENGTHS, config=config, context=context, state=state)
 
 
 def test_a_file_holds_the_rewards_the_groups_and_the_advantage_of_every_trajectory(tmp_path):
@@ -91,10 +93,10 @@ def test_a_disk_that_fails_stops_the_dump_and_not_the_run(tmp_path, monkeypatch,
         raise OSError("No space left on device")
 
     monkeypatch.setattr(dump, "save", full)
-    monkeypatch.setattr(dump, "_failed", set())
+    run = RunState()
     with caplog.at_level(logging.WARNING, "verl_ext"):
         for step in (1, 2):
-            assert dumped(tmp_path, step=step).rows.any()
+            assert dumped(tmp_path, step=step, state=run).rows.any()
     assert [record.getMessage() for record in caplog.records] == [
         f"algorithm.verl_ext.dump_dir={tmp_path}: No space left on device; no more advantages are dumped"
     ]
@@ -104,6 +106,15 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path):
     with pytest.raises(Exception, match="lengths|length"):
         dump.save(tmp_path / "x.parquet", {"a": [1, 2], "b": [1]})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_half_written_is_removed_at_the_next_start(tmp_path):
+    killed, alive = (tmp_path / f".advantages-00000001-000.parquet.{pid}.tmp" for pid in (1, 2))
+    for path in (killed, alive):
+        path.touch()
+    os.utime(killed, (0, 0))
+    dump.prepare(str(tmp_path))
+    assert list(tmp_path.iterdir()) == [alive]
 
 
 def test_without_a_folder_nothing_is_written_or_imported(tmp_path, monkeypatch):

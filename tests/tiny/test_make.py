@@ -3,12 +3,13 @@ from __future__ import annotations
 import json
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from verl_ext.errors import ConfigurationError
-from verl_ext.tiny.make import Recipe, made, make
+from verl_ext.tiny.make import Recipe, code, made, make
 from verl_ext.tiny.model import IGNORED, batches, encode, make_model
 from verl_ext.tiny.tasks import tasks
 from verl_ext.tiny.tokenizer import make_tokenizer
@@ -85,6 +86,14 @@ def test_a_task_is_made_once_and_again_only_with_other_settings(tmp_path):
     assert make(folder, Recipe("sums", warm_up_steps=1, train_rows=5, val_rows=4))
     assert len(pandas.read_parquet(folder / "train.parquet")) == 5
     assert [path.name for path in tmp_path.iterdir()] == ["sums"]
+
+
+def test_a_task_is_made_again_by_other_code(tmp_path):
+    folder = tmp_path / "sums"
+    make(folder, replace(SMALL, code="older"))
+    assert make(folder, SMALL)
+    assert made(folder)["recipe"]["code"] == code() != "older"
+    assert not make(folder, SMALL)
 
 
 def test_the_same_recipe_makes_the_same_weights(tmp_path):

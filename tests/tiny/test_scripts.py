@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,18 @@ def test_a_part_that_fails_ends_it_with_its_status(tmp_path):
     done = quickstart(tmp_path, "--python", "./python")
     assert done.returncode == 7
     assert "Training" not in done.stdout
+
+
+def test_a_task_that_is_there_shows_no_bar(tmp_path):
+    command = [sys.executable, ROOT / "scripts/make_tiny_task.py", "sums", "--folder", "sums", "--warm-up-steps", "2"]
+    first, second = (
+        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True).stdout
+        for _ in range(2)
+    )
+    assert "Warm-up: 100%" in first
+    assert "sums made: sampled answers score" in first
+    assert "Warm-up" not in second
+    assert second.startswith("sums is there already: sampled answers score")
 
 
 FAKE = """echo "$@" >>"$CALLS"

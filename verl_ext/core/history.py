@@ -80,23 +80,31 @@ class WeighByHistory:
     window: int = limited(10, low=1)
     eta: float = limited(0.1, low=0.0, high=1.0)
     eta_min: float = limited(0.1, low=0.0, high=1.0)
-    fixed: float = limited(0.5, low=0.0, high=1.0)
+    fixed: float | None = limited(None, low=0.0, high=1.0)
+    """The anchor of `fixed`, which has no default."""
 
     read: ClassVar[Callable[[Mapping[str, Any]], Capability]] = Capability.from_dict
+
+    def __post_init__(self) -> None:
+        if (self.anchor == "fixed") != (self.fixed is not None):
+            raise ConfigurationError(
+                f"step {self.name!r}: anchor=fixed needs fixed=NUMBER in [0, 1], and no other anchor takes it; found "
+                f"anchor={self.anchor}, fixed={self.fixed}"
+            )
 
     @classmethod
     def check(cls, given: Mapping[str, Any]) -> str | None:
         """A setting that the chosen anchor does not use."""
         anchor = given.get("anchor", cls.anchor)
         used = {"soft": ("window", "eta", "eta_min"), "window": ("window",), "fixed": ("fixed",)}[anchor]
-        unused = [name for name in ("window", "eta", "eta_min", "fixed") if name in given and name not in used]
+        unused = [name for name in ("window", "eta", "eta_min") if name in given and name not in used]
         return (
             f"{', '.join(unused)} without effect with anchor={anchor}, which uses {', '.join(used)}" if unused else None
         )
 
     def init(self) -> Capability:
         """No batch seen."""
-        return Capability(self.anchor, value=self.fixed if self.anchor == "fixed" else None)
+        return Capability(self.anchor, value=self.fixed)
 
     def check_state(self, state: Capability) -> None:
         """Refuse what another anchor remembered."""
@@ -137,7 +145,7 @@ class WeighByHistory:
     def _move(self, old: Capability, y: float) -> tuple[float, Capability, float]:
         """The anchor to weigh this batch with, what to remember, and the step size (soft)."""
         ticks = old.ticks + 1
-        if self.anchor == "fixed":
+        if self.fixed is not None:
             return self.fixed, Capability(self.anchor, self.fixed, (), ticks), 0.0
         if self.anchor == "window":
             kept = (*old.window, y)[-self.window :]

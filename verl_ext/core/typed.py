@@ -44,6 +44,57 @@ def _finite(found: object) -> bool:
         return False
 
 
+def positive(where: str, found: object) -> None:
+    """Refuse what is no whole number of at least 1."""
+    if type(found) is not int or found < 1:
+        raise ConfigurationError(f"{where} must be a whole number of at least 1, found {found!r}")
+
+
+def boolean(where: str, found: object) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(found, bool):
+        raise ConfigurationError(f"{where} must be True or False, found {found!r}")
+
+
+def choice(where: str, found: object, valid: Sequence[str]) -> None:
+    """Refuse what is none of the valid values."""
+    if found not in valid:
+        raise ConfigurationError(f"{where}: {unknown('value', found, valid)}")
+
+
+def names(where: str, found: object) -> tuple[str, ...]:
+    """A list of distinct names, at least one."""
+    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(key, str) for key in found):
+        raise ConfigurationError(
+            f"{where} must be a list of names, found {found!r}: write {where}=[format,correctness]"
+        )
+    if not found or len(set(found)) != len(found):
+        raise ConfigurationError(f"{where} must name at least one reward and each once, found {list(found)!r}")
+    return tuple(found)
+
+
+def numbers(where: str, found: object) -> tuple[float, ...]:
+    """A list of numbers whose squares are far from overflow."""
+    if isinstance(found, str) or not isinstance(found, Sequence):
+        raise ConfigurationError(f"{where} must be a list of numbers, found {found!r}")
+    for position, value in enumerate(found):
+        number(f"{where}[{position}]", value, low=-LARGEST_WEIGHT, high=LARGEST_WEIGHT)
+    return tuple(float(value) for value in found)
+
+
+def section(kind: type[T], found: object, where: str) -> T:
+    """A section's dataclass, whose own `__post_init__` checks the values, from plain data; unknown keys are refused."""
+    if found is None:
+        return kind()
+    if not isinstance(found, Mapping):
+        raise ConfigurationError(f"{where} must be a section of settings, found {found!r}")
+    valid = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for key in found:
+        if key not in valid:
+            raise ConfigurationError(f"{where}: {unknown('setting', key, valid)}")
+    return kind(**found)
+
+
 def make(kind: type[T], given: Mapping[Any, Any], where: str) -> T:
     """An instance of a dataclass from plain data; unknown names, wrong types and missing settings are refused.
 

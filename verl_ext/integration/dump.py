@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import time
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array, divide
+from verl_ext.core.state import RunState
 from verl_ext.core.steps import WeighAndSum
 from verl_ext.errors import ConfigurationError
 from verl_ext.settings import Settings
@@ -20,8 +22,11 @@ from verl_ext.settings import Settings
 logger = logging.getLogger("verl_ext")
 
 PATTERN = "advantages-*.parquet"
-_failed: set[str] = set()
-_calls = itertools.count()
+FAILED = "dump"
+"""What a run remembers of a dump that failed."""
+STALE = 3600.0
+"""Seconds after which a file that is half written belongs to a process that was killed."""
+_calls = itertools.count()  # names the files of direct calls, which have no step
 
 
 def prepare(folder: str) -> None:
@@ -32,6 +37,9 @@ def prepare(folder: str) -> None:
         raise ConfigurationError(f"algorithm.verl_ext.dump_dir={folder} needs pyarrow: pip install pyarrow") from error
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
+        for left in Path(folder).glob(f".{PATTERN}.*.tmp"):
+            if time.time() - left.stat().st_mtime > STALE:
+                left.unlink()
         probe = Path(folder) / f".probe-{os.getpid()}"
         probe.touch()
         probe.unlink()
@@ -40,7 +48,14 @@ def prepare(folder: str) -> None:
 
 
 def write(
-    settings: Settings, name: str, batch: Batch, labels: Sequence[Hashable], advantages: Array, *, trainer: Any
+    settings: Settings,
+    name: str,
+    batch: Batch,
+    labels: Sequence[Hashable],
+    advantages: Array,
+    *,
+    trainer: Any,
+    run: RunState,
 ) -> None:
     """One file for this update, and the oldest ones away; a full disk stops the dump, with a warning, not the run.
 
@@ -50,7 +65,7 @@ def write(
     step = int(trainer.global_steps) if trainer is not None else next(_calls)
     # verl's asynchronous trainers make several updates a step.
     update = int(getattr(trainer, "local_trigger_step", 0))
-    if own.dump_dir is None or own.dump_dir in _failed or step % own.dump_every:
+    if own.dump_dir is None or FAILED in run.remarked or step % own.dump_every:
         return
     try:
         folder = Path(own.dump_dir)
@@ -62,7 +77,7 @@ def write(
         save(folder / f"advantages-{step:08d}-{update:03d}.parquet", where | ends | found)
         prune(folder, own.dump_limit_mb * 1e6)
     except OSError as error:
-        _failed.add(own.dump_dir)
+        run.remarked.add(FAILED)
         logger.warning("algorithm.verl_ext.dump_dir=%s: %s; no more advantages are dumped", own.dump_dir, error)
 
 

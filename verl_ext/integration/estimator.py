@@ -70,7 +70,7 @@ def compute(
     run.states[name] = result.state
     remark(run, {**_singletons(trajectories), **result.remarks})
     if settings.verl_ext.dump_dir is not None:
-        dump.write(settings, name, trajectories, labels, result.advantages, trainer=context.trainer)
+        dump.write(settings, name, trajectories, labels, result.advantages, trainer=context.trainer, run=run)
     context.metrics |= reward_metrics(trajectories) | advantage_metrics(result.advantages) | result.metrics
     return _both(broadcast(rows.give(result.advantages), response_mask, token_level_rewards.dtype))
 

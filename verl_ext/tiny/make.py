@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,22 @@ from verl_ext.tiny.tasks import Task, task_named
 MARKER = "task.json"
 
 
+def code() -> str:
+    """A digest of the modules that make a task: other code makes another task under the same settings."""
+    files = sorted(path for path in Path(__file__).parent.glob("*.py") if path.name != "train.py")
+    return hashlib.blake2b(b"".join(path.read_bytes() for path in files), digest_size=8).hexdigest()
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """All that a task's folder depends on, besides the code."""
+    """All that a task's folder depends on."""
 
     task: str
     warm_up_steps: int
     train_rows: int = 2048
     val_rows: int = 128
     seed: int = 0
+    code: str = field(default_factory=code)
 
     def __post_init__(self) -> None:
         task_named(self.task)

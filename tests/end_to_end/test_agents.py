@@ -1,0 +1,90 @@
+"""Sessions of several turns and several outputs through verl's own pipeline, with a model, for each estimator."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pandas
+import pytest
+
+from tests.end_to_end import agents
+from tests.end_to_end.test_async import ESTIMATORS, history
+from tests.end_to_end.test_training import TIMEOUT
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
+ROOT = str(Path(__file__).parents[2])
+SESSIONS = 32
+
+
+@pytest.fixture
+def begin(start, tmp_path):
+    """Starts a run whose sessions are `agents.Attempts`."""
+    (tmp_path / "agents.yaml").write_text(f"- name: attempts\n  _target_: {agents.__name__}.Attempts\n")
+    path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+
+    def run(name, estimator, *overrides, steps):
+        return start(
+            name,
+            f"algorithm.adv_estimator={estimator}",
+            *ESTIMATORS[estimator],
+            f"actor_rollout_ref.rollout.agent.agent_loop_config_path={tmp_path}/agents.yaml",
+            "actor_rollout_ref.rollout.agent.default_agent_loop=attempts",
+            "actor_rollout_ref.rollout.calculate_log_probs=True",
+            f"algorithm.verl_ext.dump_dir={tmp_path}/{name}/dump",
+            "data.max_response_length=32",
+            "trainer.save_freq=1",
+            *overrides,
+            steps=steps,
+            configuration=f"[cpu,{estimator}]",
+            env={"PYTHONPATH": path},
+        )
+
+    return run
+
+
+def dumped(run, step):
+    return pandas.read_parquet(run.folder / f"dump/advantages-{step:08d}-000.parquet")
+
+
+@pytest.mark.parametrize("estimator", list(ESTIMATORS))
+def test_a_session_counts_once_and_all_its_outputs_are_trained_with_its_advantage(begin, estimator):
+    run = begin("run", estimator, steps=3)
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    several = 0
+    for step in (1, 2, 3):
+        sessions, logged = dumped(run, step), run.metrics[step]
+        assert len(sessions) == SESSIONS
+        assert sorted(sessions.groupby("uid").size()) == [4] * 8
+        # The last output has two turns; more tokens than that can only be of the attempts before it.
+        several += (sessions.tokens > 2 * agents.TURN).sum()
+        assert logged["reward/score/mean"] == pytest.approx(sessions["reward/score"].mean(), abs=1e-6)
+        # verl's own mean goes over the tokens of all outputs that are trained on.
+        mean = (sessions.advantage * sessions.tokens).sum() / sessions.tokens.sum()
+        assert logged["critic/advantages/mean"] == pytest.approx(mean, abs=1e-5)
+        assert logged["advantage/missing_responses"] == 0
+        assert logged["actor/grad_norm"] > 0
+        # The rollout's probabilities of every output, attempts and second turns, are the trainer's.
+        assert abs(logged["rollout_corr/kl"]) < 1e-5
+    assert several > 10
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_the_history_counts_sessions_and_goes_on(begin, mode):
+    more = () if mode == "sync" else (f"trainer.v1.trainer_mode={mode}",)
+    first = begin("run", "hadw", *more, steps=2)
+    assert first.wait(TIMEOUT) == 0, first.tail()
+    before = history(first, 2)
+    assert before["ticks"] == 2
+    right = (dumped(first, 2).accuracy > 0).mean()
+    assert first.metrics[2]["hadw/batch_accuracy"] == pytest.approx(right, abs=1e-9)
+    again = begin("run", "hadw", *more, steps=3)
+    assert again.wait(TIMEOUT) == 0, again.tail()
+    after = history(again, 3)
+    assert after["ticks"] == 3
+    assert after["window"][:2] == before["window"]
+    if mode == "sync":
+        whole = begin("whole", "hadw", steps=3)
+        assert whole.wait(TIMEOUT) == 0, whole.tail()
+        assert history(whole, 3) == after
+        assert sorted(dumped(whole, 3).advantage) == pytest.approx(sorted(dumped(again, 3).advantage), abs=1e-9)
