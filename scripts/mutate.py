@@ -29,7 +29,7 @@ TARGETS = ("verl_ext/core", "verl_ext/estimators")
 # A mutant meets the tests of its own file first, and all of these only if it passes them.
 FIRST = {
     "batch": ("tests/core/test_batch.py",),
-    "chain": ("tests/core/test_steps.py",),
+    "chain": ("tests/core/test_chain.py", "tests/core/test_steps.py"),
     "groups": ("tests/core/test_groups.py",),
     "history": ("tests/core/test_history.py",),
     "observe": ("tests/core/test_observe.py",),
@@ -45,6 +45,7 @@ ALL = (
     "tests/test_settings.py",
     "tests/estimators/test_compositions.py",
     "tests/estimators/test_components.py",
+    "tests/estimators/test_compose.py",
     "tests/estimators/test_accuracy_and_kl.py",
     "tests/estimators/test_direct_call.py",
     "tests/estimators/test_against_reference.py",
@@ -120,6 +121,8 @@ def _not_formulas(tree: ast.Module) -> Iterator[int]:
                 *(ast.walk(node.returns) if node.returns else ()),
                 *(n for d in node.decorator_list for n in ast.walk(d)),
             ]
+        elif isinstance(node, ast.ExceptHandler) and node.type is not None:
+            out = list(ast.walk(node.type))
         elif isinstance(node, ast.ClassDef):
             out = [n for d in (*node.decorator_list, *node.bases) for n in ast.walk(d)]
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):

@@ -99,5 +99,49 @@ def test_rounding_at_the_ends_of_the_unit_interval_is_cut_off():
     np.testing.assert_array_equal(found, [0, 1, 0.25, NAN])
 
 
+@pytest.mark.parametrize(
+    ("values", "cut"),
+    [
+        ([-5e-7, 0.5], [0.0, 0.5]),
+        ([0.5, 1 + 5e-7], [0.5, 1.0]),
+        ([-1e-6, 1 + 1e-6], [0.0, 1.0]),
+        ([], []),
+        ([NAN, -5e-7], [NAN, 0.0]),
+    ],
+)
+def test_each_end_of_the_unit_interval_is_cut_off_by_itself(values, cut):
+    np.testing.assert_array_equal(unit_accuracy(np.array(values), key="acc", threshold=None), cut)
+
+
+def test_an_accuracy_within_its_interval_is_not_copied():
+    values = np.array([0.0, 0.5, 1.0])
+    assert unit_accuracy(values, key="acc", threshold=None) is values
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "found"),
+    [
+        ("accuracy", [0.5, -1e-9], "-1e-09"),
+        ("accuracy", [NAN, 1.5], "1.5"),
+        ("accuracy", [INF, 0.0], "inf"),
+        ("lengths", [1, -1], "-1"),
+        ("lengths", [NAN, 1], "nan"),
+        ("lengths", [INF, 1], "inf"),
+        ("lengths", [2.0**53 + 2, 1], "9.0072e.15"),
+    ],
+)
+def test_a_column_outside_its_range_is_refused_with_the_value(name, values, found):
+    range_ = {"accuracy": r"\[0, 1\]", "lengths": r"\[0, 9.0072e.15\]"}[name]
+    with pytest.raises(DataError, match=rf"{name} must lie in {range_}, found {found}$"):
+        Batch.of([[1.0], [0.0]], ["a", "a"], **{name: values})
+
+
+def test_the_ends_of_the_ranges_are_within_them():
+    batch = Batch.of([[1.0], [0.0]], ["a", "a"], accuracy=[0.0, 1.0], lengths=[0, 2.0**53])
+    assert batch.lengths.tolist() == [0.0, 2.0**53]
+    empty = Batch.of(np.empty((0, 1)), [], accuracy=[], lengths=[])
+    assert len(empty.accuracy) == len(empty.lengths) == 0
+
+
 def test_an_accuracy_which_is_nowhere_scored_passes():
     assert np.isnan(unit_accuracy(np.array([NAN, NAN]), key="k", threshold=None)).all()

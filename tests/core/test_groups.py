@@ -126,3 +126,26 @@ def test_members_of_a_group_share_its_label(labels):
     for first in range(len(labels)):
         for second in range(first):
             assert (groups.ids[first] == groups.ids[second]) == (labels[first] == labels[second])
+
+
+def test_a_group_that_is_nowhere_scored_divides_nothing_by_nothing():
+    groups = Groups.of(["a", "b", "b"])
+    with np.errstate(all="raise"):
+        np.testing.assert_array_equal(groups.mean(np.array([NAN, 1.0, 2.0])), [NAN, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("values", "varies"),
+    [
+        ([0.0, 1e-6], False),  # as wide as the tolerance, not wider
+        ([0.0, 1.5e-6], True),
+        ([0.1, 0.1 + 5e-7], False),  # the mean counts as 1 at least
+        ([1e6, 999999.0], True),  # wider than 1e-6 of the mean, as wide as 1e-6 of the largest
+        ([1e6, 999999.5], False),
+        ([-1e6, -999999.5], False),
+    ],
+)
+def test_a_group_varies_by_more_than_a_millionth_of_its_mean_given_or_not(values, varies):
+    groups, x = Groups.of(["g", "g"]), np.array(values)
+    assert groups.varies(x).tolist() == [varies]
+    assert groups.varies(x, groups.mean(x)).tolist() == [varies]

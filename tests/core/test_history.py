@@ -9,6 +9,7 @@ import pytest
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.history import Capability, WeighByHistory
+from verl_ext.core.typed import make
 from verl_ext.errors import CheckpointError, ConfigurationError
 
 NAN = math.nan
@@ -221,6 +222,11 @@ def test_a_sound_state_is_read():
     assert Capability.from_dict(SOUND | {"value": None, "window": [], "ticks": 0}) == Capability("soft")
     assert Capability.from_dict(SOUND).to_dict() == SOUND
     assert Capability.from_dict(SOUND | {"value": 1, "window": [0, 1]}).window == (0.0, 1.0)
+    assert Capability.from_dict(SOUND | {"ticks": 2**53}).ticks == 2**53
+    assert Capability.from_dict(SOUND | {"anchor": "window"}).value == 0.5  # its mean is not the last of the window
+    fixed = SOUND | {"anchor": "fixed", "window": []}
+    assert Capability.from_dict(fixed | {"ticks": 0}) == Capability("fixed", 0.5, (), 0)
+    assert Capability.from_dict(fixed | {"ticks": 7}).ticks == 7
 
 
 @pytest.mark.parametrize("missing", list(SOUND))
@@ -246,6 +252,26 @@ def test_a_state_without_an_entry_is_damaged(missing):
         {"ticks": 1.0},
         {"ticks": True},
         {"anchor": None},
+        {"anchor": "hard"},
+        # Each but for one thing as it should be.
+        {"value": 1.5, "window": [0.25, 1.5]},
+        {"value": -0.5, "window": [0.25, -0.5]},
+        {"value": True, "window": [0.25, True]},
+        {"window": [2.0, 0.5]},
+        {"window": ["0.25", 0.5]},
+        {"window": [None, 0.5]},
+        {"ticks": 2.0},
+        {"ticks": 2**53 + 1},
+        {"ticks": 1},
+        {"ticks": 0},
+        {"value": None},
+        {"window": []},
+        {"window": [0.5, 0.25]},
+        {"value": None, "window": []},
+        {"value": None, "window": [], "ticks": 0, "anchor": "hard"},
+        {"anchor": "window", "value": None},
+        {"anchor": "fixed", "value": 0.5, "window": [], "ticks": -1},
+        {"anchor": "fixed", "value": 0.5, "window": [], "ticks": 1.0},
     ],
 )
 def test_a_damaged_state_is_refused(wrong):
@@ -257,3 +283,44 @@ def test_a_damaged_state_is_refused(wrong):
 def test_a_state_that_is_no_mapping_is_refused(data):
     with pytest.raises(CheckpointError, match="needs anchor"):
         Capability.from_dict(data)
+
+
+EPSILON = 1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("lambda_scale", EPSILON, 1e30), ("eta", 0, 1), ("eta_min", 0, 1), ("window", 1, None)],
+)
+def test_a_setting_may_reach_its_limits_and_not_pass_them(name, low, high):
+    assert getattr(make(WeighByHistory, {name: low}, "here"), name) == low
+    with pytest.raises(ConfigurationError, match=f"here.{name} must be "):
+        make(WeighByHistory, {name: low - 1 if name == "window" else low - EPSILON}, "here")
+    if high is not None:
+        assert getattr(make(WeighByHistory, {name: high}, "here"), name) == high
+        with pytest.raises(ConfigurationError, match=f"here.{name} must be at most "):
+            make(WeighByHistory, {name: high * (1 + EPSILON)}, "here")
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_fixed_anchor_may_be_any_accuracy(value):
+    assert make(WeighByHistory, {"anchor": "fixed", "fixed": value}, "here").fixed == value
+    for beyond in (-EPSILON, 1 + EPSILON):
+        with pytest.raises(ConfigurationError, match=r"here.fixed must be at"):
+            make(WeighByHistory, {"anchor": "fixed", "fixed": beyond}, "here")
+
+
+@pytest.mark.parametrize(
+    ("given", "unused"),
+    [
+        ({}, None),
+        ({"window": 3, "eta": 0.5, "eta_min": 0.5}, None),
+        ({"anchor": "window", "window": 3}, None),
+        ({"anchor": "window", "eta": 0.5}, "eta without effect with anchor=window, which uses window"),
+        ({"anchor": "fixed", "fixed": 0.5}, None),
+        ({"anchor": "fixed", "window": 3, "eta_min": 0}, "window, eta_min without effect with anchor=fixed"),
+    ],
+)
+def test_a_setting_that_the_anchor_does_not_use_is_said(given, unused):
+    found = WeighByHistory.check(given)
+    assert found is None if unused is None else found.startswith(unused)

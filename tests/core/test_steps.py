@@ -25,6 +25,7 @@ from verl_ext.core.steps import (
     WeighByDifficulty,
     Whiten,
 )
+from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError
 
 NAN = math.nan
@@ -300,3 +301,18 @@ def test_a_chain_gathers_metrics_and_returns_new_state():
 def test_what_is_not_scored_gets_no_advantage():
     batch = Batch.of([[1], [0], [NAN]], ["g"] * 3)
     assert Chain((WeighAndSum(), Centre()))(batch).advantages.tolist() == [0.5, -0.5, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "lowest"),
+    [
+        (ScaleByStd, "epsilon", 0.0),
+        (ScaleByMad, "epsilon", 0.0),
+        (Whiten, "epsilon", 0.0),
+        (WeighByDifficulty, "temperature", 1e-9),
+    ],
+)
+def test_a_setting_may_reach_its_limit_and_not_pass_it(kind, name, lowest):
+    assert getattr(make(kind, {name: lowest}, "here"), name) == lowest
+    with pytest.raises(ConfigurationError, match=f"here.{name} must be "):
+        make(kind, {name: lowest - 1e-9}, "here")

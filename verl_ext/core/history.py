@@ -163,10 +163,11 @@ class WeighByHistory:
     def _remarks(self, new: Capability, y: float) -> dict[str, str]:
         """A warning when the soft anchor stands still while accuracy is elsewhere."""
         still = len(new.window) == self.window > 1 and max(new.window) - min(new.window) < 0.01
-        if self.anchor != "soft" or new.value is None or not still or abs(y - new.value) < 0.1:
+        # Of the window anchor the last value is y itself, and the fixed one has no window.
+        if not still or abs(y - new.window[-1]) < 0.1:
             return {}
         return {
-            "hadw_frozen": f"hadw's anchor has stood still near {new.value:.3f} over the last {self.window} batches "
-            f"while batch accuracy is {y:.3f}: eta_t has collapsed; set algorithm.hadw.eta_min=0.1 (a memory of about "
-            "ten batches)"
+            "hadw_frozen": f"hadw's anchor has stood still near {new.window[-1]:.3f} over the last {self.window} "
+            f"batches while batch accuracy is {y:.3f}: eta_t has collapsed; set algorithm.hadw.eta_min=0.1 (a memory "
+            "of about ten batches)"
         }

@@ -1,0 +1,81 @@
+"""What a chain keeps between batches, and what it refuses to go on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.chain import Chain, Update
+from verl_ext.core.history import Capability, WeighByHistory
+from verl_ext.core.steps import Centre, WeighAndSum
+from verl_ext.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Count:
+    """A step of the user's whose state is plain data, with neither `read` nor `check_state`."""
+
+    name: ClassVar[str] = "count"
+
+    def init(self):
+        return 0
+
+    def update(self, values, batch, state):
+        return Update(values, state + 1)
+
+
+@dataclass(frozen=True)
+class Forgetful(Count):
+    """A step that returns no state after all."""
+
+    name: ClassVar[str] = "forgetful"
+
+    def update(self, values, batch, state):
+        return Update(values)
+
+
+ALL = Chain((WeighAndSum(), Centre(), Count(), WeighByHistory()))
+SEEN = Capability("soft", 0.5, (0.5,), 1)
+
+
+def test_only_steps_with_a_state_are_read():
+    assert set(ALL.readers) == {"count", "weigh_by_history"}
+    assert ALL.readers["count"](3) == 3
+    assert ALL.readers["weigh_by_history"](SEEN.to_dict()) == SEEN
+    assert Chain((WeighAndSum(), Centre())).readers == {}
+
+
+def test_a_state_of_the_same_steps_passes():
+    ALL.check_state({})
+    ALL.check_state({"count": 2})
+    ALL.check_state({"count": 2, "weigh_by_history": SEEN})
+
+
+def test_a_state_of_other_steps_is_refused():
+    with pytest.raises(CheckpointError, match="saved state is of 'whiten', of which these steps are none: weigh_and_s"):
+        ALL.check_state({"count": 2, "whiten": 1})
+    with pytest.raises(CheckpointError, match="saved state is of 'centre'"):  # a step that remembers nothing
+        ALL.check_state({"centre": 1})
+
+
+def test_a_step_looks_at_its_own_state():
+    with pytest.raises(CheckpointError, match="the saved capability is of anchor=window"):
+        ALL.check_state({"count": 2, "weigh_by_history": Capability("window", 0.5, (0.5,), 1)})
+
+
+def test_each_step_gets_its_own_state_back():
+    batch = Batch.of([[1], [0]], ["g", "g"], accuracy=[1, 0])
+    first = ALL(batch)
+    second = ALL(batch, first.state)
+    assert [result.state["count"] for result in (first, second)] == [1, 2]
+    assert second.state["weigh_by_history"].ticks == 2
+
+
+def test_a_step_without_a_new_state_leaves_none():
+    result = Chain((WeighAndSum(), Forgetful()))(Batch.of([[1.0]], ["g"]))
+    assert result.state == {}
+    np.testing.assert_array_equal(result.advantages, [1.0])
