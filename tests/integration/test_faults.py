@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import inspect
 import json
 import logging
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
+import ray
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from tests.integration.pipeline import Pipeline, answers_to
+from tests.integration.pipeline import Pipeline, Recording, answers_to, recording
 from tests.integration.test_checkpoints import HADW, saved, state, train
 from verl_ext.core.state import RunState
 from verl_ext.errors import CheckpointError, DataError, RolloutError
-from verl_ext.integration import checkpoint, failures
+from verl_ext.integration import checkpoint, failures, hooks, workers
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]")
 MISSING = "advantage/missing_responses"
@@ -93,11 +101,11 @@ def test_prompts_that_all_fail_end_the_run() -> None:
     buffer = Buffer()
     buffer.finished_keys["train"] = {"early"}  # it waits for the rest of its batch
     failures.limit(buffer, 32)
-    for _ in range(4):  # the first finds a finished one that it had not seen
+    for _ in range(5):  # the first finds a finished one that it had not seen, and counts none
         fail(buffer, 7)
     with pytest.raises(RolloutError, match="step 7: the last 35 prompts all failed.*after 'Error in _run_prompt'"):
         fail(buffer, 7)
-    assert buffer.evicted == 28
+    assert buffer.evicted == 35
 
 
 def test_a_prompt_that_comes_through_begins_the_count_anew() -> None:
@@ -109,11 +117,137 @@ def test_a_prompt_that_comes_through_begins_the_count_anew() -> None:
     assert buffer.evicted == 310
 
 
+def test_failures_beside_prompts_that_came_through_are_no_row() -> None:
+    """In one look at the buffer there is no order: half of the prompts may fail for ever."""
+    buffer = Buffer()
+    failures.limit(buffer, 32)
+    for number in range(5):
+        buffer.finished_keys["train"] = {f"finished {number}"}
+        fail(buffer, 40)
+    assert buffer.evicted == 200
+
+
 def test_validation_is_not_counted() -> None:
     buffer = Buffer()
     failures.limit(buffer, 32)
     fail(buffer, 100, "val")
     assert buffer.evicted == 100
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    """A worker that may hang, and that dies when it is told to."""
+
+    def hang(self) -> None:
+        time.sleep(60)
+
+    def die(self) -> None:
+        os._exit(1)
+
+
+@pytest.fixture
+def workers_(pipeline: Pipeline) -> Iterator[list[Any]]:
+    found = [Worker.remote() for _ in range(3)]
+    ray.get([worker.__ray_ready__.remote() for worker in found])
+    yield found
+    for worker in found:
+        ray.kill(worker)
+
+
+def managed(kind: str, handles: list[Any]) -> SimpleNamespace:
+    manager, attribute = {
+        "reward worker": ("reward_loop_manager", "reward_loop_workers"),
+        "agent loop worker": ("agent_loop_manager", "agent_loop_workers"),
+        "rollout server": ("llm_server_manager", "server_handles"),
+        "standalone rollout server": ("standalone_server_manager", "server_handles"),
+    }[kind]
+    return SimpleNamespace(**{manager: SimpleNamespace(**{attribute: handles})})
+
+
+def kill(worker: Any) -> None:
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(worker.die.remote())
+
+
+@pytest.mark.parametrize("kind", ["reward worker", "agent loop worker", "rollout server", "standalone rollout server"])
+def test_a_worker_that_died_is_named_and_one_that_is_busy_is_not(workers_: list[Any], kind: str) -> None:
+    trainer = managed(kind, workers_)
+    workers_[2].hang.remote()
+    workers.require_alive(trainer, "step 1: 3 responses are missing")
+    kill(workers_[1])
+    with pytest.raises(RolloutError, match=f"^step 1: 3 responses are missing, and {kind} 1 died: the step is not tra"):
+        workers.require_alive(trainer, "step 1: 3 responses are missing")
+
+
+def test_a_trainer_without_workers_of_its_own_has_none_that_died() -> None:
+    workers.require_alive(SimpleNamespace(reward_loop_manager=None), "step 1")
+
+
+def test_a_step_without_a_worker_is_not_trained(pipeline: Pipeline, workers_: list[Any]) -> None:
+    kill(workers_[0])
+
+    class WithServers(PPOTrainer):
+        llm_server_manager = SimpleNamespace(server_handles=workers_)
+
+    died = pytest.raises(RolloutError, match="step 1: 1 responses are missing, and rollout server 0 died")
+    with mock.patch.object(Recording, "_update_actor") as update, died:
+        pipeline.run("raising", *DRGRPO, cls=WithServers)
+    update.assert_not_called()
+
+
+def test_prompts_that_fail_for_a_dead_worker_end_the_run_at_once(workers_: list[Any]) -> None:
+    """verl deals rewards out at random: with one of eight workers dead no 32 prompts in a row fail."""
+    buffer = Buffer()
+    failures.limit(buffer, 32, managed("reward worker", workers_))
+    fail(buffer, 1)
+    kill(workers_[1])
+    fail(buffer, 1)  # not asked again yet
+    with mock.patch.object(failures, "ASK_EVERY", 0), pytest.raises(RolloutError, match="1 prompts failed, and reward"):
+        fail(buffer, 1)
+    assert buffer.evicted == 2
+
+
+def test_a_trainer_that_extends_verls_is_guarded_once(pipeline: Pipeline) -> None:
+    class Mine(PPOTrainer):
+        def _build_replay_buffer(self) -> Any:
+            return super()._build_replay_buffer()
+
+    buffer = recording(Mine)(pipeline.config("worked", *DRGRPO)).replay_buffer
+    assert buffer._evict_terminal_groups.__name__ == "evict_and_count"
+    inside = inspect.getclosurevars(buffer._evict_terminal_groups).nonlocals
+    assert inside["evict"].__name__ == "_evict_terminal_groups"
+    assert inside["most"] == 32
+
+
+def test_a_buffer_of_the_users_own_is_said_not_to_be_watched(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "verl_ext"):
+        failures.guard(Buffer(), None)
+    assert "Buffer is no ReplayBuffer of verl's: prompts that all fail" in caplog.text
+
+
+def test_a_failed_rollout_ends_the_fully_asynchronous_trainer_with_an_error() -> None:
+    class Rollouter:
+        """As much of verl's as runs and swallows."""
+
+        config = OmegaConf.create({"algorithm": {"adv_estimator": "hadw"}})
+        fails = True
+
+        async def _streaming_generation_main(self) -> None:
+            if self.fails:
+                raise ValueError("on purpose")
+
+        async def fit(self) -> None:
+            await asyncio.gather(self._streaming_generation_main(), return_exceptions=True)
+
+    hooks.wrap(Rollouter, "_streaming_generation_main", failures.wrap_generation)
+    hooks.wrap(Rollouter, "fit", failures.wrap_rollouter_fit)
+    with pytest.raises(RolloutError, match="ended before its last prompt: ValueError: on purpose"):
+        asyncio.run(Rollouter().fit())
+    well, other = Rollouter(), Rollouter()
+    well.fails = False
+    asyncio.run(well.fit())
+    other.config = OmegaConf.create({"algorithm": {"adv_estimator": "grpo"}})
+    asyncio.run(other.fit())
 
 
 class Waiting(Buffer):

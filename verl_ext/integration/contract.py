@@ -71,6 +71,7 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
             Pin("PPOTrainer._save_checkpoint", takes=("self",), says=(*_CHECKPOINTS[:3], _TRACKER)),
             Pin("PPOTrainer._load_checkpoint", takes=("self",), says=_CHECKPOINTS),
             Pin("PPOTrainer", says=("local_trigger_step", "is_padding", "train_batch_size")),
+            Pin("PPOTrainer", says=("reward_loop_manager", "agent_loop_manager", "llm_server_manager")),
             Pin("tq.kv_batch_get", takes=("keys", "partition_id", "select_fields")),
         ),
         "verl.trainer.ppo.v1.utils": (Pin("compute_advantage_for_multi_trajectories", says=("compute_advantage",)),),
@@ -142,6 +143,23 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
             ),
             Pin("", says=("current_param_version", "local_trigger_step")),
         ),
+        "verl.experimental.fully_async_policy.fully_async_rollouter": (
+            Pin(
+                "FullyAsyncRollouter.__ray_metadata__.modified_class._streaming_generation_main",
+                takes=("self",),
+                coroutine=True,
+            ),
+            Pin(
+                "FullyAsyncRollouter.__ray_metadata__.modified_class.fit",
+                takes=("self",),
+                says=("_streaming_generation_main", "return_exceptions"),
+                coroutine=True,
+            ),
+            Pin("", says=("config",)),
+        ),
+        "verl.experimental.reward_loop.reward_loop": (Pin("RewardLoopManager", says=("reward_loop_workers",)),),
+        "verl.experimental.agent_loop.agent_loop": (Pin("AgentLoopManager", says=("agent_loop_workers",)),),
+        "verl.workers.rollout.llm_server": (Pin("LLMServerManager", says=("server_handles",)),),
         "verl.experimental.fully_async_policy.fully_async_main": (Pin("", says=("run_ppo",)),),
         "verl.experimental.one_step_off_policy.main_ppo": (Pin("", says=("run_ppo", "validate_config")),),
     }

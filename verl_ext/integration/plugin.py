@@ -33,6 +33,11 @@ def _schedule() -> None:
             f"{_HERE}.legacy:install_fully_async",
             "checkpoints of the fully asynchronous trainer",
         ),
+        Hook(
+            "verl.experimental.fully_async_policy.fully_async_rollouter",
+            f"{_HERE}.failures:install_rollouter",
+            "failures of the fully asynchronous rollout",
+        ),
         Hook("verl.trainer.ppo.v1.trainer_base", f"{_HERE}.trainer:install", "the default (V1) trainer"),
         Hook("hydra.core.config_store", f"{_HERE}.presets:install", "configuration presets"),
     )

@@ -19,7 +19,7 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import attach, contract, failures, group_filter
+from verl_ext.integration import attach, contract, failures, group_filter, workers
 from verl_ext.integration.attach import TrainerRun
 from verl_ext.integration.components import SCORE, TOKEN_FIELD, Components, token_totals
 from verl_ext.integration.context import StepContext, activate, current
@@ -53,6 +53,9 @@ def wrap_compute_advantage(original: Callable[..., Any], *, queue: ModuleType) -
             return original(self, batch, metrics)
         padding = np.array([bool(tag.get("is_padding", False)) for tag in batch.tags], dtype=bool)
         rows = Rows.of_sessions(batch.keys, padding)
+        missing = missing_responses(self, len(rows.scored))
+        if missing and run.ours:
+            workers.require_alive(self, f"step {self.global_steps}: {missing:.0f} responses are missing")
         components = fetch_components(queue, batch, rows, run)
         context = StepContext(trainer=self, loss_agg_mode=run.settings.loss_agg_mode, rows=rows, components=components)
         if run.settings.rewards.token_scores:
@@ -67,7 +70,7 @@ def wrap_compute_advantage(original: Callable[..., Any], *, queue: ModuleType) -
         if not run.ours:
             context.metrics |= watched_metrics(run, components, rows)
         metrics.update(context.metrics)
-        metrics[MISSING] = missing_responses(self, len(rows.scored))
+        metrics[MISSING] = missing
         return result
 
     return _compute_advantage
@@ -85,7 +88,7 @@ def missing_responses(trainer: Any, found: int) -> float:
     if missing:
         logger.warning(
             "step %d: %d of %d responses are missing, which is logged as %s; verl trains on those that are left. "
-            "trainer.v1.sampler.sync_refill_failed_groups=True data.gen_batch_size=1 would replace their prompts",
+            "trainer.v1.sampler.sync_refill_failed_groups=True data.gen_batch_size=1 would replace prompts without any",
             trainer.global_steps,
             missing,
             expected,
