@@ -89,7 +89,6 @@ class Storm:
     kills: list[Kill] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     logged: dict[int, list[dict[str, float]]] = field(default_factory=dict)
-    rolled_back: int = 0
     unlogged: set[int] = field(default_factory=set)
     """Steps that were saved, and not logged any more: verl logs after it has saved."""
 
@@ -100,7 +99,11 @@ class Storm:
     def latest(self) -> int:
         """The step of the checkpoint that verl would resume."""
         path = self.checkpoints / TRACKER
-        return int(path.read_text() or 0) if path.exists() else 0
+        text = path.read_text() if path.exists() else "0"
+        # Killed between emptying it and writing: everything else of that checkpoint is there.
+        return int(
+            text or max(int(state.parent.name.rpartition("_")[2]) for state in self.checkpoints.glob(f"*/{STATE}"))
+        )
 
     def saving(self) -> bool:
         """Whether a checkpoint is being written: a folder beyond the current one that holds something."""
@@ -112,7 +115,6 @@ class Storm:
             "kills": [asdict(kill) for kill in self.kills],
             "wrong": self.wrong,
             "logged": self.logged,
-            "rolled_back": self.rolled_back,
             "unlogged": sorted(self.unlogged),
         }
         temporary = self.folder / "storm.json.tmp"
@@ -123,7 +125,7 @@ class Storm:
         """Take up what was written down."""
         known = json.loads((self.folder / "storm.json").read_text())
         self.kills = [Kill(**kill) for kill in known["kills"]]
-        self.wrong, self.rolled_back = known["wrong"], known["rolled_back"]
+        self.wrong = known["wrong"]
         self.logged = {int(step): attempts for step, attempts in known["logged"].items()}
         # What the attempt that was cut off together with the storm has saved.
         self.unlogged = {*known.get("unlogged", ()), *range(1, self.latest() + 1)} - set(self.logged)
@@ -228,31 +230,17 @@ def attempt(storm: Storm, data: Path, kind: str, phase: str, limit: float) -> No
         print(f"{len(storm.kills)}: {kill}", flush=True)
     finally:
         clear(run)
-    roll_back(storm, run)
+    gather(storm, run)
     check_attempt(storm, run, resumed_at)
 
 
-def roll_back(storm: Storm, run: runs.Run) -> None:
-    """Take what the attempt logged, but for steps on fewer responses than asked for, whose checkpoints are removed.
-
-    When a worker of the rollout or of the rewards dies, verl trains one more step on the responses that it has.
-    """
-    short = [step for step, values in run.metrics.items() if values[MISSING] > 0]
-    first = min(short, default=storm.steps + 1)
+def gather(storm: Storm, run: runs.Run) -> None:
+    """Take what the attempt logged, and look for steps that were trained on fewer responses than asked for."""
     for step, values in run.metrics.items():
-        if step < first:
-            storm.logged.setdefault(step, []).append(values)
-    storm.unlogged.update(range(max(storm.logged, default=0) + 1, min(storm.latest(), first - 1) + 1))
-    if not short:
-        return
-    storm.rolled_back += 1
-    if "responses are missing" not in run.log:
-        storm.note(f"step {first} was trained on fewer responses, and the log does not say so")
-    if storm.latest() >= first:
-        (storm.checkpoints / TRACKER).write_text(str(first - 1))
-        for path in storm.checkpoints.glob("global_step_*"):
-            if int(path.name.rpartition("_")[2]) >= first:
-                shutil.rmtree(path)
+        storm.logged.setdefault(step, []).append(values)
+        if values[MISSING] > 0:
+            storm.note(f"step {step} was trained without {values[MISSING]:.0f} of its responses")
+    storm.unlogged.update(range(max(storm.logged, default=0) + 1, storm.latest() + 1))
 
 
 def last_error(log: str) -> str:
@@ -331,9 +319,6 @@ def show(storm: Storm) -> None:
     print(
         f"\n{storm.steps} steps; done more than once: {repeated}; logged after a kill: {later}; "
         f"saved, and not logged any more: {len(storm.unlogged - set(storm.logged))}"
-    )
-    print(
-        f"kills after which verl trained on the responses that it had, which was logged and undone: {storm.rolled_back}"
     )
 
 

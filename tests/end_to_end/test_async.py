@@ -144,3 +144,19 @@ def test_the_experimental_trainers_keep_the_history(start, mode, updates):
     after = history(again, 4)
     assert after["ticks"] == 4 * updates
     assert after["window"][: len(before["window"])] == before["window"]
+
+
+RAISES = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    raise ValueError("this reward raises")
+"""
+
+
+def test_a_reward_that_raises_ends_the_fully_asynchronous_trainer_with_an_error(start, tmp_path):
+    """verl by itself ends with status 0, as if the training were over."""
+    (tmp_path / "raises.py").write_text(RAISES)
+    reward = f"reward.custom_reward_function.path={tmp_path}/raises.py"
+    run = begin(start, FULLY_ASYNC, "hadw", reward, versions(2), steps=2)
+    assert run.wait(TIMEOUT) == 1, run.tail()
+    assert "the rollout ended before its last prompt" in run.log
+    assert "this reward raises" in run.log

@@ -45,3 +45,13 @@ def test_a_preset_within_the_file_or_values_repeated_on_the_command_line_lose_no
     for done in (run(MINE % "ppo_trainer, verl_ext: gdpo, "), run(MINE % "ppo_trainer, ", "+verl_ext=gdpo", *kept)):
         assert "comes after mine.yaml" not in done.stderr
         assert "train_batch_size" in done.stderr  # verl's own complaint, which comes after ours
+
+
+def test_a_file_of_verls_own_holds_nothing_that_anyone_chose(tmp_path: Path) -> None:
+    """It sets loss_agg_mode=token-mean, which the preset replaces."""
+    arguments = ("+verl_ext=drgrpo", "async_training=null", "algorithm.drgrpo.check_loss=maybe")
+    program = "verl.experimental.fully_async_policy.fully_async_main"
+    done = main_ppo(tmp_path, *arguments, program=program)[0]
+    assert done.returncode == 1
+    assert "check_loss must be True or False, found 'maybe'" in done.stderr
+    assert "comes after" not in done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -27,7 +28,7 @@ def lost_to_presets(config: Any) -> Iterator[str]:
     hydra = HydraConfig.get()
     primary = hydra.job.config_name
     added = [match for text in hydra.overrides.task if (match := re.fullmatch(rf"\+*{GROUP}=(.*)", text))]
-    if not added or primary in (None, VERL, *ESTIMATORS):
+    if not added or primary in (None, VERL, *ESTIMATORS) or _is_verls(hydra, primary):
         return
     mine, base = _composed(primary), _composed(VERL)
     names = [name for match in added for name in re.findall(r"\w+", match[1]) if name in ESTIMATORS]
@@ -45,6 +46,21 @@ def lost_to_presets(config: Any) -> Iterator[str]:
             f"{', '.join(lost)}; put the preset into the file, before its own values (defaults: [{VERL}, "
             f"{GROUP}: {names[0]}, _self_]), or repeat these on the command line"
         )
+
+
+def _is_verls(hydra: Any, primary: str) -> bool:
+    """Whether it is a file of verl's, an experimental trainer's, whose values nobody has chosen."""
+    import verl
+
+    home = Path(verl.__file__).parent
+    for source in hydra.runtime.config_sources:
+        if source.schema == "pkg" and source.path.split(".")[0] == "verl":
+            folder = home.joinpath(*source.path.split(".")[1:])
+        else:
+            folder = Path(source.path)
+        if (folder / f"{primary}.yaml").is_file():
+            return folder.is_relative_to(home)
+    return False
 
 
 def _composed(name: str) -> Any:
