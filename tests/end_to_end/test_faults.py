@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -43,14 +44,16 @@ def test_a_killed_worker_ends_the_run_which_can_be_resumed(start, storm, kind):
     assert state(again, kept + 1)["hadw"]["weigh_by_history"]["ticks"] == kept + 1
 
 
-def test_a_dead_reward_worker_ends_an_asynchronous_run(start, storm):
-    """verl by itself goes on for ever, replacing the prompts that fail."""
-    mode = ("trainer.v1.trainer_mode=colocate_async",)
-    run = start("run", *HADW, *mode, steps=500, configuration="[cpu,hadw]")
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_one_dead_reward_worker_of_two_ends_the_run(start, storm, mode):
+    """verl goes on without it: in sync mode on fewer responses, in the other by replacing prompts that fail."""
+    more = (f"trainer.v1.trainer_mode={mode}", "reward.num_workers=2")
+    run = start("run", *HADW, *more, steps=500, configuration="[cpu,hadw]")
     run.wait_for_step(2, TIMEOUT)
     os.kill(storm.target(run, "reward worker"), signal.SIGKILL)
     assert run.wait(END_OF_VERL) == 1
-    assert "prompts all failed, and verl would replace failing ones for ever" in run.log
+    assert re.search(r"(responses are missing|prompts failed), and reward worker [01] died: the step is not", run.log)
+    assert set(run.column("advantage/missing_responses")) == {0}
     kept = latest(run)
     assert state(run, kept)["hadw"]["weigh_by_history"]["ticks"] == kept
 
