@@ -340,3 +340,12 @@ def test_a_condition_on_nothing_is_said():
     assert Condition.check({}) == Condition.check({"conditions": {}})
     assert Condition.check({}).startswith("it needs conditions=")
     assert Condition.check({"conditions": {"easy": {"on": "hard", "at_least": 1}}}) is None
+
+
+@pytest.mark.parametrize("values", [[-1.0, -3.0], [1.0, 3.0], [3e-14, 1e-14]])
+def test_values_off_their_centre_are_moved_to_it(values):
+    batch = Batch.of([[value] for value in values], ["g"] * 2)
+    update = Whiten(epsilon=0.0).update(batch.rewards, batch, None)
+    assert update.metrics["gdpo/whiten_shift"] == pytest.approx(sum(values) / 2)
+    sign = math.copysign(1, values[0] - values[1])
+    assert update.values[:, 0] == pytest.approx([sign * math.sqrt(0.5), -sign * math.sqrt(0.5)])
