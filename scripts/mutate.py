@@ -36,6 +36,7 @@ FIRST = {
     "rows": ("tests/core/test_rows.py",),
     "state": ("tests/core/test_state.py",),
     "steps": ("tests/core/test_steps.py",),
+    "typed": ("tests/core/test_typed.py",),
 }
 UNUSED_PLUGINS = ("cacheprovider", "doctest", "unraisableexception", "threadexception")
 ESTIMATOR_TESTS = ("tests/estimators/test_compositions.py", "tests/test_settings.py")

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from verl_ext.core import rows as rows_module
 from verl_ext.core.groups import Groups
-from verl_ext.core.rows import Rows, broadcast, padding_by_uid, scores, token_counts
+from verl_ext.core.rows import Rows, broadcast, empty, padding_by_uid, scores, token_counts
 from verl_ext.errors import DataError
 
 NAN, INF = math.nan, math.inf
@@ -137,3 +138,54 @@ def test_padding_is_told_by_its_name_and_that_no_token_counts():
         (["p", "xpad", "a", "pad"], [False, False, False, True]),
     ):
         assert padding_by_uid(uids, Groups.of(uids), mask).tolist() == padding
+
+
+@pytest.mark.parametrize(("dtype", "tokens"), [(torch.bfloat16, 301), (torch.float16, 2049)])
+def test_tokens_of_a_short_float_mask_are_counted_one_by_one(dtype, tokens):
+    """Beyond 256 and 2048 these types have even numbers only."""
+    assert token_counts(torch.ones(1, tokens, dtype=dtype)).tolist() == [tokens]
+
+
+@pytest.mark.parametrize(
+    ("seen", "score"),
+    [
+        ([INF, -INF, 0.0], INF),  # their sum would be NaN, which means "not scored"
+        ([NAN, -INF, 0.0], INF),
+        ([INF, 1.0, 0.0], INF),
+        ([-INF, 1.0, 0.0], -INF),
+        ([NAN, 1.0, 0.0], NAN),
+    ],
+)
+def test_an_infinite_score_does_not_hide_behind_another(seen, score):
+    found = scores(torch.tensor([seen, [1.0, 2.0, 3.0]]), torch.ones(2, 3))
+    np.testing.assert_array_equal(found, [score, 6.0])
+
+
+def test_the_largest_float_is_an_advantage():
+    largest = float(torch.finfo(torch.float32).max)
+    for value in (largest, -largest):
+        assert broadcast(np.array([value]), torch.ones(1, 1), torch.float32).tolist() == [[value]]
+    with pytest.raises(DataError, match="does not fit"):
+        broadcast(np.array([-largest * 1.001]), torch.ones(1, 1), torch.float32)
+
+
+@pytest.mark.parametrize(("tokens", "large"), [(rows_module.HUGE // 2 - 1, False), (rows_module.HUGE // 2, True)])
+def test_a_large_result_is_written_into_memory_of_numpys(tokens, large, monkeypatch):
+    taken = []
+    monkeypatch.setattr(rows_module, "empty", lambda shape, kind: taken.append(shape) or torch.empty(shape, dtype=kind))
+    mask = torch.ones(2, tokens)
+    mask[1, 1:] = 0
+    found = broadcast(np.array([0.5, -2.0]), mask, torch.float32)
+    assert taken == [mask.shape] * large
+    assert (found[0] == 0.5).all()
+    assert found[1, 0] == -2.0
+    assert found[1].abs().sum() == 2.0
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (0, 3), (2, 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_memory_of_numpys_has_the_shape_and_type_that_was_asked_for(shape, dtype):
+    found = empty(torch.Size(shape), dtype)
+    assert found.shape == shape
+    assert found.dtype == dtype
+    assert found.fill_(1.0).sum() == math.prod(shape)

@@ -72,3 +72,9 @@ def test_the_state_in_force_is_one_a_process_and_may_be_replaced_for_a_block():
     with pytest.raises(KeyError), use_run_state(mine):
         raise KeyError
     assert run_state() is of_process
+
+
+def test_how_states_are_read_is_no_part_of_a_state():
+    assert repr(RunState()) == "RunState(states={}, remarked=set())"
+    with pytest.raises(TypeError, match="readers"):
+        RunState(readers={})

@@ -316,3 +316,36 @@ def test_a_setting_may_reach_its_limit_and_not_pass_it(kind, name, lowest):
     assert getattr(make(kind, {name: lowest}, "here"), name) == lowest
     with pytest.raises(ConfigurationError, match=f"here.{name} must be "):
         make(kind, {name: lowest - 1e-9}, "here")
+
+
+@pytest.mark.parametrize("weight", [2.0, 0.0, -1.0])
+def test_the_weight_of_a_single_reward_counts(weight):
+    batch = Batch.of([[1], [3], [NAN]], ["g"] * 3)
+    np.testing.assert_array_equal(WeighAndSum((weight,)).apply(batch.rewards, batch)[:, 0], [weight, 3 * weight, NAN])
+
+
+def test_equal_values_are_whitened_to_nothing_without_an_epsilon():
+    batch = Batch.of([[2], [2], [NAN]], ["g"] * 3)
+    np.testing.assert_array_equal(Whiten(epsilon=0.0).update(batch.rewards, batch, None).values[:, 0], [0, 0, NAN])
+
+
+def test_a_dead_group_leaves_no_negative_zero():
+    batch = Batch.of([[-0.3], [-0.3], [-0.3], [0.3], [0.3], [0.3]], list("aaabbb"))
+    found = Centre().apply(batch.rewards, batch)
+    assert not found.any()
+    assert not np.signbit(found).any()
+
+
+def test_a_condition_on_nothing_is_said():
+    assert Condition.check({}) == Condition.check({"conditions": {}})
+    assert Condition.check({}).startswith("it needs conditions=")
+    assert Condition.check({"conditions": {"easy": {"on": "hard", "at_least": 1}}}) is None
+
+
+@pytest.mark.parametrize("values", [[-1.0, -3.0], [1.0, 3.0], [3e-14, 1e-14]])
+def test_values_off_their_centre_are_moved_to_it(values):
+    batch = Batch.of([[value] for value in values], ["g"] * 2)
+    update = Whiten(epsilon=0.0).update(batch.rewards, batch, None)
+    assert update.metrics["gdpo/whiten_shift"] == pytest.approx(sum(values) / 2)
+    sign = math.copysign(1, values[0] - values[1])
+    assert update.values[:, 0] == pytest.approx([sign * math.sqrt(0.5), -sign * math.sqrt(0.5)])

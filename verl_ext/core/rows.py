@@ -74,7 +74,7 @@ class Rows:
         if self.plain:
             return per_row
         real = self.owner >= 0
-        return np.bincount(self.owner[real], weights=per_row[real], minlength=len(self.scored)).astype(np.float64)
+        return np.bincount(self.owner[real], weights=per_row[real]).astype(np.float64)
 
     def give(self, per_trajectory: Array) -> Array:
         """Each row its trajectory's value, padding 0: `[N] -> [B]`."""

@@ -123,7 +123,7 @@ class ScaleByStd(Stateless):
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
         squares, count = groups.sum_and_count(np.square(values))
-        variance = divide(squares, np.maximum(count - 1, 0))
+        variance = divide(squares, count - 1)
         return divide(values, groups.spread(np.sqrt(variance) + self.epsilon))
 
 

@@ -1,0 +1,169 @@
+"""Settings of a step read from plain data, by the types of its fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from verl_ext.core.typed import boolean, choice, limited, make, names, number, numbers, positive, section, value_of
+from verl_ext.errors import ConfigurationError
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    on: str
+    least: float = limited(0.0, low=0.0, high=1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    more: Mapping[str, Inner] = dataclasses.field(default_factory=dict)
+    made: int = dataclasses.field(default=3, init=False)
+
+
+GOOD = [
+    (bool, True, True),
+    (int, 3, 3),
+    (str, "x", "x"),
+    (float, 3, 3.0),
+    (float, -0.5, -0.5),
+    (Any, {1: object}, {1: object}),
+    (Literal["a", "b"], "b", "b"),
+    (float | None, None, None),
+    (float | None, 2, 2.0),
+    (int | str, "x", "x"),
+    (tuple[float, ...], [1, 2], (1.0, 2.0)),
+    (tuple[str, ...], (), ()),
+    (list[int], (1, 2), [1, 2]),
+    (Sequence[int], [1], (1,)),
+    (Mapping[str, float], {1: 2}, {"1": 2.0}),
+    (dict[str, int], {}, {}),
+    (MappingProxyType[str, int], {"a": 1}, MappingProxyType({"a": 1})),
+    (Inner, {"on": "x"}, Inner("x", 0.0)),
+    (Mapping[str, Inner], {"a": {True: "x", "least": 1}}, {"a": Inner("x", 1.0)}),  # YAML 1.1 reads `on` as True
+]
+
+
+@pytest.mark.parametrize(("kind", "found", "value"), GOOD)
+def test_a_value_is_read_as_its_type_says(kind, found, value):
+    read = value_of("x", found, kind)
+    assert read == value
+    assert type(read) is type(value)
+
+
+BAD = [
+    (bool, 1, "x must be True or False, found 1"),
+    (int, True, "x must be a whole number, found True"),
+    (int, 1.0, "x must be a whole number, found 1.0"),
+    (str, 1, "x must be text, found 1"),
+    (float, "1", "x must be a finite number, found '1'"),
+    (float, math.inf, "x must be a finite number, found inf"),
+    (float, None, "x must be a finite number, found None"),
+    (Literal["a", "b"], "c", "x: unknown value 'c'; valid: 'a', 'b'"),
+    (float | None, "1", "x must be a finite number, found '1'"),
+    (int | str, 1.5, "x must be a whole number, found 1.5; or x must be text, found 1.5"),
+    (tuple[float, ...], "12", "x must be a list, found '12'"),
+    (tuple[float, ...], 12, "x must be a list, found 12"),
+    (tuple[float, ...], [1, "2"], r"x\[1\] must be a finite number, found '2'"),
+    (Mapping[str, float], [1], r"x must be a section of settings, found \[1\]"),
+    (Mapping[str, float], {"a": "b"}, "x.a must be a finite number, found 'b'"),
+    (Inner, "x", "x must be a section of settings, found 'x'"),
+    (Inner, {}, "x needs the setting 'on'"),
+    (Inner, {"on": "a", "leest": 1}, r"x: unknown setting 'leest' \(did you mean 'least'\?\); valid: 'least', 'on'"),
+    (Inner, {"on": "a", "least": 2}, "x.least must be at most 1, found 2"),
+    (Outer, {"inner": {"on": "a"}, "made": 4}, "x: unknown setting 'made'"),
+    (Outer, {"inner": {"on": 3}}, "x.inner.on must be text, found 3"),
+    (complex, 1, "x is declared as .*complex.*, which cannot be read from a configuration: declare it as bool, int"),
+    (set[int], {1}, "x is declared as set.int., which cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("kind", "found", "message"), BAD)
+def test_what_is_not_of_its_type_is_refused(kind, found, message):
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        value_of("x", found, kind)
+
+
+def test_limits_hold_for_whole_numbers_and_for_each_of_a_list():
+    limits = {"low": 1, "above": None, "high": 3}
+    assert value_of("x", 3, int, limits) == 3
+    for kind, found in ((int, 4), (float, 0), (tuple[int, ...], [1, 4]), (int | None, 0)):
+        with pytest.raises(ConfigurationError, match=r"must be at (most 3, found 4|least 1, found 0)"):
+            value_of("x", found, kind, limits)
+
+
+def test_a_class_without_fields_has_no_settings():
+    class Plain:
+        pass
+
+    assert isinstance(make(Plain, {}, "x"), Plain)
+    with pytest.raises(ConfigurationError, match="x: unknown setting 'a'"):
+        make(Plain, {"a": 1}, "x")
+
+
+def test_defaults_stay_where_nothing_is_given():
+    assert make(Outer, {"inner": {"on": "a"}}, "x") == Outer(Inner("a"))
+
+
+@pytest.mark.parametrize(
+    ("limits", "within", "beyond", "message"),
+    [
+        ({"low": 1}, 1, 1 - 1e-9, "at least 1"),
+        ({"above": 1}, 1 + 1e-9, 1, "above 1"),
+        ({"high": 1}, 1, 1 + 1e-9, "at most 1"),
+        ({}, -1e300, math.nan, "a finite number"),
+        ({}, 0, 10**400, "a finite number"),
+        ({}, 1, True, "a finite number"),
+    ],
+)
+def test_numbers_have_limits(limits, within, beyond, message):
+    number("x", within, **limits)
+    with pytest.raises(ConfigurationError, match=f"x must be {message}, found"):
+        number("x", beyond, **limits)
+
+
+@pytest.mark.parametrize(
+    ("test", "good", "bad"),
+    [
+        (positive, [1, 7], [0, -1, 1.0, True, "1", None]),
+        (boolean, [True, False], [0, 1, None, "True"]),
+        (lambda where, found: choice(where, found, ("a", "b")), ["a", "b"], ["c", None, "A"]),
+    ],
+)
+def test_what_a_value_may_be(test, good, bad):
+    for found in good:
+        test("x", found)
+    for found in bad:
+        with pytest.raises(ConfigurationError, match=r"^x(:| must be) .*"):
+            test("x", found)
+
+
+def test_names_are_texts_and_stand_once():
+    assert names("x", ["a", "b"]) == ("a", "b")
+    for found in ("ab", 1, None, ["a", 1], [], ["a", "a"]):
+        with pytest.raises(ConfigurationError, match="^x must "):
+            names("x", found)
+
+
+def test_numbers_are_finite_and_not_huge():
+    assert numbers("x", [1, -1e30, 1e30, np.float64(0.5)]) == (1.0, -1e30, 1e30, 0.5)
+    for found in ("12", 1, [1, "2"], [math.nan], [1.1e30], [-1.1e30]):
+        with pytest.raises(ConfigurationError, match=r"^x(\[\d\])? must "):
+            numbers("x", found)
+
+
+def test_a_section_is_a_mapping_of_known_names():
+    assert section(Inner, {"on": "a"}, "x") == Inner("a")
+    assert section(Outer, {"inner": 1}, "x") == Outer(1)  # its own `__post_init__` is what looks at values
+    assert section(dict, None, "x") == {}  # nothing given: all defaults
+    with pytest.raises(ConfigurationError, match="x must be a section of settings, found 3"):
+        section(Inner, 3, "x")
+    with pytest.raises(ConfigurationError, match="x: unknown setting 'of'"):
+        section(Inner, {"of": 1}, "x")
