@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+__version__ = "0.1.0"
+
 _HOMES = {
     "Batch": "verl_ext.core.batch",
     "Chain": "verl_ext.core.chain",
@@ -30,13 +32,6 @@ __all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            return version("verl_ext")
-        except PackageNotFoundError:  # a source tree on PYTHONPATH, not installed
-            return "0.0.0+uninstalled"
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'verl_ext' has no attribute {name!r}")

@@ -101,9 +101,9 @@ def uninstall(machine):
 
 
 def install_version(machine, version):
-    """Let pip's records on one machine say that another version is installed."""
-    machine.make_own(metadata_folder().parent)
-    machine.do("sed", "-i", f"s/^Version: .*/Version: {version}/", str(metadata_folder() / "METADATA"))
+    """Let the source on one machine say that it is another version."""
+    machine.make_own(ROOT / "verl_ext")
+    machine.do("sed", "-i", f's/^__version__ = .*/__version__ = "{version}"/', str(ROOT / "verl_ext/__init__.py"))
 
 
 def running(machine, name):
@@ -194,7 +194,7 @@ def test_a_submitted_job_brings_the_package_to_machines_without_it(network, trai
         env=environment(with_package=False),
     )
     assert run.wait(TIMEOUT) == 0, run.tail()
-    assert "all 2 nodes have verl_ext 0.0.0+uninstalled" in run.log
+    assert f"all 2 nodes have verl_ext {verl_ext.__version__} and verl" in run.log
     assert run.column("training/global_step") == [1, 2]
     saved = json.loads((run.folder / "checkpoints/global_step_2/verl_ext.json").read_text())
     assert saved["estimators"]["hadw"]["weigh_by_history"]["ticks"] == 2

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib
 import re
+import sys
 import types
 from pathlib import Path
 
@@ -86,6 +87,140 @@ def test_a_module_that_is_gone_is_listed_and_a_package_that_is_not_installed_is_
     assert all("cannot be imported any more: " in line for line in told)
 
 
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("verl_ext.cpu.gone", False),  # of ours, and not another's
+        ("verl.gone", False),
+        ("other.part", True),
+        ("verl_ext_of_another", True),
+        (None, False),
+    ],
+)
+def test_a_package_that_is_not_installed_is_another_one(name: str | None, missing: bool) -> None:
+    assert contract.lacks_package("verl.trainer", ModuleNotFoundError("No module", name=name)) is missing
+    assert not contract.lacks_package("verl.trainer", ImportError("cannot import name", name=name))
+
+
+# -- what cannot be looked at is listed too ---------------------------------------------------------------------------
+
+ROLLOUT = "verl.workers.rollout"
+
+
+@pytest.mark.parametrize(
+    ("home", "name"),
+    [("base", "BaseRollout"), ("replica", "RolloutReplica"), ("utils", "ensure_async_iterator")],
+)
+def test_a_class_of_ours_that_cannot_be_imported_any_more_is_listed(
+    monkeypatch: pytest.MonkeyPatch, home: str, name: str
+) -> None:
+    monkeypatch.setattr(contract, "CPU", {key: pins for key, pins in contract.CPU.items() if key.startswith(ROLLOUT)})
+    monkeypatch.setattr(contract, "CPU_SETTINGS", ())
+    monkeypatch.delitem(sys.modules, "verl_ext.cpu.rollout", raising=False)
+    monkeypatch.delattr(importlib.import_module(f"{ROLLOUT}.{home}"), name)
+    told = contract.moved(cpu=True)
+    assert f"{ROLLOUT}.{home}.{name} is not there any more" in told
+    holding = [line for line in told if "cannot be held against" in line]
+    expected = {"base.BaseRollout": "EmbeddedRollout", "replica.RolloutReplica": "EmbeddedReplica"}
+    assert [line.split(" ")[0].removeprefix(f"{ROLLOUT}.") for line in holding] == sorted(
+        set(expected) - {f"{home}.{name}"}
+    )
+    for line in holding:
+        ours = expected[line.split(" ")[0].removeprefix(f"{ROLLOUT}.")]
+        assert f"held against verl_ext.cpu.rollout.{ours}, which cannot be imported: ImportError: cannot import" in line
+        assert name in line
+
+
+@pytest.mark.parametrize("cpu", [False, True])
+def test_a_configuration_of_another_name_is_listed(monkeypatch: pytest.MonkeyPatch, cpu: bool) -> None:
+    import hydra
+
+    compose = hydra.compose
+    monkeypatch.setattr(hydra, "compose", lambda name: compose(f"{name}_renamed"))
+    monkeypatch.setattr(contract, "VERL", {})
+    monkeypatch.setattr(contract, "CPU", {})
+    contract._configuration.cache_clear()
+    (told,) = contract.moved(cpu=cpu)
+    number = len(contract.CPU_SETTINGS if cpu else contract.SETTINGS)
+    assert told.startswith(f"verl's configuration ppo_trainer cannot be composed any more, so that none of {number} ")
+    assert "MissingConfigException: Cannot find primary config 'ppo_trainer_renamed'" in told
+
+
+def test_a_section_that_cannot_be_resolved_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.create({"trainer": "${gone.by}", "data": {"n": 1}})
+    monkeypatch.setattr(contract, "_configuration", lambda: config)
+    monkeypatch.setattr(contract, "VERL", {})
+    monkeypatch.setattr(contract, "SETTINGS", ("trainer.save_freq", "data.n", "data.m"))
+    told = contract.moved()
+    assert len(told) == 2
+    assert told[0].startswith(
+        "verl's configuration ppo_trainer has no trainer in which trainer.save_freq can be looked "
+    )
+    assert "gone" in told[0]
+    assert told[1] == "verl's configuration ppo_trainer has no data.m any more"
+
+
+# -- single pins ------------------------------------------------------------------------------------------------------
+
+FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_trainer"
+
+
+def test_a_fully_asynchronous_trainer_that_saves_by_another_name_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it inherits would be wrapped, and never called."""
+    module = pytest.importorskip(FULLY_ASYNC)
+    cls = module.FullyAsyncTrainer.__ray_metadata__.modified_class
+    for owner in cls.__mro__:
+        if owner.__module__ == FULLY_ASYNC and "_save_checkpoint" in vars(owner):
+            monkeypatch.delattr(owner, "_save_checkpoint")
+    monkeypatch.setattr(contract, "SETTINGS", ())
+    monkeypatch.setattr(contract, "VERL", {FULLY_ASYNC: contract.VERL[FULLY_ASYNC]})
+    inherited = "_save_checkpoint is verl.trainer.ppo.ray_trainer.RayPPOTrainer._save_checkpoint, expected its own"
+    told = contract.moved()
+    assert any(line.endswith(inherited) for line in told)
+    assert any("_save_checkpoint does not mention current_param_version" in line for line in told)
+    with pytest.raises(IntegrationError, match=inherited):
+        contract.require(FULLY_ASYNC, module)
+
+
+def test_the_version_of_verl_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    import verl
+
+    monkeypatch.delattr(verl, "__version__")
+    monkeypatch.setattr(contract, "SETTINGS", ())
+    monkeypatch.setattr(contract, "VERL", {"verl": contract.VERL["verl"]})
+    assert contract.moved() == ["verl.__version__ is not there any more"]
+
+
+@pytest.mark.parametrize(
+    ("home", "word"),
+    [
+        ("verl.trainer.main_ppo", "validate_config("),
+        ("verl.trainer.main_ppo", "auto_set_device("),
+        ("verl.experimental.one_step_off_policy.main_ppo", "validate_config("),
+        ("verl.experimental.one_step_off_policy.main_ppo", "run_ppo("),
+        ("verl.experimental.fully_async_policy.fully_async_main", "run_ppo("),
+    ],
+)
+def test_a_call_that_is_removed_is_noticed_though_the_name_is_still_imported(
+    tmp_path: Path, home: str, word: str
+) -> None:
+    spec = importlib.util.find_spec(home)
+    assert spec is not None
+    source = Path(str(spec.origin)).read_text(encoding="utf-8")
+    (pin,) = [pin for pin in contract.VERL[home] if not pin.name]
+    told = []
+    for text in (source, re.sub(rf"(?<!def )\b{re.escape(word)}", "other(", source)):
+        module = types.ModuleType("copied")
+        file = tmp_path / f"copied{len(told)}{len(text)}.py"
+        file.write_text(text, encoding="utf-8")
+        module.__file__ = str(file)
+        told.append(list(check(home, module, pin)))
+    assert f"import {word[:-1]}" in source or f"def {word}" in source
+    assert told == [[], [f"{home} does not mention {word} any more"]]
+
+
 # -- each kind of pin -------------------------------------------------------------------------------------------------
 
 
@@ -98,8 +233,23 @@ async def waiting(keys, *, over=0):
     return keys, over
 
 
+async def streaming(keys):
+    yield keys
+
+
 def plain(keys, over):
     return {"label": keys}, over
+
+
+class Margin:
+    def told(self):
+        return """
+as far left as it goes""", f"{self}_{1}"  # fmt: skip
+
+
+CUT = {
+    "out": lambda keys: keys,
+}
 
 
 class Wants:
@@ -116,12 +266,26 @@ class Serves:
 
 
 SERVES = f"{__name__}:Serves"
-HERE = types.SimpleNamespace(Fields=Fields, waiting=waiting, plain=plain, Wants=Wants, number=3, builtin=print)
+HERE = types.SimpleNamespace(
+    Fields=Fields,
+    waiting=waiting,
+    streaming=streaming,
+    plain=plain,
+    Wants=Wants,
+    Margin=Margin,
+    cut=CUT["out"],
+    number=3,
+    builtin=print,
+)
 KINDS = {
     "there": (Pin("absent"), "m.absent is not there any more"),
     "nested": (Pin("Fields.absent"), "m.Fields.absent is not there any more"),
     "takes": (Pin("plain", takes=("keys",)), "m.plain takes (keys, over), expected (keys)"),
     "takes, of no function": (Pin("number", takes=("keys",)), "m.number is no function any more"),
+    "takes, in another order": (
+        Pin("plain", takes=("over", "keys")),
+        "m.plain takes (keys, over), expected (over, keys)",
+    ),
     "accepts": (Pin("plain", accepts=("over", "axis")), "m.plain does not take axis any more, but (keys, over)"),
     "accepts, of no function": (Pin("number", accepts=("keys",)), "m.number is no function any more"),
     "has": (Pin("Fields", has=("kept", "lost")), "m.Fields has no lost any more"),
@@ -130,6 +294,30 @@ KINDS = {
     "no coroutine": (Pin("waiting", coroutine=False), "m.waiting became a coroutine function"),
     "says": (Pin("plain", says=("label", "other")), "m.plain does not mention other any more"),
     "says, without source": (Pin("builtin", says=("x",)), "m.builtin has no source, in which x would be looked for"),
+    "says, at the margin": (
+        Pin("Margin.told", says=("{self}_{1}", "gone")),
+        "m.Margin.told does not mention gone any more",
+    ),
+    "says, as a call": (Pin("plain", says=("label", "keys(")), "m.plain does not mention keys( any more"),
+    "own": (Pin("plain", own=True), f"m.plain is {__name__}.plain, expected its own"),
+    "implemented, of no abstract class": (
+        Pin("plain", implemented=SERVES),
+        "m.plain is no abstract class any more: what Serves has to have cannot be told",
+    ),
+    "implemented, by what is gone": (
+        Pin("Wants", implemented="gone.by:Class"),
+        "m.Wants cannot be held against gone.by.Class, which cannot be imported: ModuleNotFoundError: No module named "
+        "'gone'",
+    ),
+    "served, by what is gone": (
+        Pin("Wants", served=f"{__name__}:Gone"),
+        f"m.Wants cannot be held against {__name__}.Gone, which cannot be imported: AttributeError: module "
+        f"'{__name__}' has no attribute 'Gone'",
+    ),
+    "served, without source": (
+        Pin("builtin", served=SERVES),
+        "m.builtin has no source, in which calls of a server would be looked for",
+    ),
     "implemented": (
         Pin("Wants", implemented=SERVES),
         "m.Wants asks for stop, which Serves does not have",
@@ -150,12 +338,23 @@ def test_each_kind_of_pin_says_what_is_not_so(kind: str) -> None:
         Pin("plain", takes=("keys", "over")),
         Pin("waiting", takes=("keys",), coroutine=True),
         Pin("waiting", accepts=("over",)),
+        Pin("streaming", takes=("keys",), coroutine=True),
+        Pin("Margin.told", says=("\nas far left as it goes", "{self}_{1}")),
         Pin("Fields", has=("kept",), kind=type),
         Pin("plain", says=("label", "keys"), coroutine=False),
     ],
 )
 def test_what_is_as_pinned_is_not_mentioned(pin: Pin) -> None:
     assert list(check("m", HERE, pin)) == []
+
+
+def test_what_is_defined_where_it_is_expected_is_its_own() -> None:
+    assert list(check(__name__, sys.modules[__name__], Pin("Margin.told", own=True))) == []
+
+
+def test_a_source_that_cannot_be_read_is_said() -> None:
+    (told,) = check("m", HERE, Pin("cut", says=("keys",)))
+    assert told.startswith("m.cut has a source that cannot be read, in which keys would be looked for: ")
 
 
 def test_words_are_those_of_the_code_not_of_comments() -> None:

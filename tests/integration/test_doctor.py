@@ -81,6 +81,27 @@ def test_all_that_moved_is_listed_and_what_only_the_cpu_needs_is_a_note():
     assert "2 problem(s)" in told
 
 
+def test_what_runs_without_a_gpu_cannot_be_held_against_is_a_note():
+    status, told = doctor(
+        """
+        import importlib
+        import verl.plugin.platform as platform
+        import verl.workers.rollout.utils as utils
+        from verl_ext.integration import contract
+        for name in (*contract.VERL, *contract.CPU):  # of which some need what is taken away next
+            if "vllm" not in name:
+                importlib.import_module(name)
+        platform.PlatformBase = type("PlatformBase", (), {})
+        del utils.ensure_async_iterator
+        """
+    )
+    assert status == 0, told
+    assert "note  verl.plugin.platform.PlatformBase is no abstract class any more" in told
+    assert "note  verl.workers.rollout.utils.ensure_async_iterator is not there any more: runs without a GPU" in told
+    assert "note  verl.workers.rollout.base.BaseRollout cannot be held against verl_ext.cpu.rollout.Embedded" in told
+    assert "functions, classes and settings looked at" in told
+
+
 def test_an_experimental_trainer_whose_requirements_are_missing_is_no_failure():
     status, told = doctor(
         """

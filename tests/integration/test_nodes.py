@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from ray import cloudpickle
+from ray.util import scheduling_strategies
 
 import verl_ext
 from tests.integration.configs import compose
@@ -18,12 +23,13 @@ from verl_ext.integration import nodes
 from verl_ext.integration.attach import attach
 from verl_ext.integration.driver import wrap_checked
 
-EXPECTED = {"verl_ext": "1.2.0", "verl": "0.9.1"}
+EXPECTED = {"verl_ext": "1.2.0", "verl": "0.9.1", nodes.CODE: "c0de"}
 GOOD: dict[str, str | None] = {
     "verl_ext": "1.2.0",
     "verl_ext from": "/site/verl_ext",
     "verl": "0.9.1",
     "verl from": "/site/verl",
+    nodes.CODE: "c0de",
     "plugin": "loaded",
     "policy": None,
 }
@@ -47,6 +53,7 @@ class Cluster:
         self.answers: dict[str, nodes.Answer] = {}
         self.asked: list[list[str]] = []
         self.job = "job1"
+        self.started_here = True
 
     def ask(self, listed: list[Any], patience: float) -> dict[str, nodes.Answer]:
         self.asked.append([item["NodeID"] for item in listed])
@@ -66,6 +73,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setattr(ray, "nodes", lambda: found.nodes)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: found)
     monkeypatch.setattr(nodes, "ask", found.ask)
+    monkeypatch.setattr(nodes, "workers_have_our_environment", lambda: found.started_here)
     monkeypatch.setattr(nodes, "versions", lambda: EXPECTED)
     monkeypatch.setattr(nodes, "_asked", set())
     return found
@@ -89,8 +97,41 @@ def test_the_one_node_that_we_are_on_is_not_asked(cluster: Cluster) -> None:
     assert cluster.asked == [["id2"]]
 
 
+def test_the_one_node_of_a_cluster_that_ran_already_is_asked(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its workers have the environment of `ray start`."""
+    cluster.nodes, cluster.started_here = [node(1)], False
+    cluster.answers = {"id1": {**GOOD, "verl_ext failed": "ModuleNotFoundError: No module named 'verl_ext'"}}
+    with pytest.raises(ClusterError, match=r"1 of the 1 nodes .*\n  - host1 .*: verl_ext cannot be imported"):
+        nodes.check()
+    cluster.answers = {}
+    with caplog.at_level(logging.INFO, "verl_ext"):
+        nodes.check()
+    assert cluster.asked == [["id1"], ["id1"]]
+    assert "the one node has verl_ext 1.2.0 and verl 0.9.1; asked in" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mode", "started", "ours"),
+    [
+        (ray.SCRIPT_MODE, SimpleNamespace(is_head=lambda: True), True),
+        (ray.SCRIPT_MODE, SimpleNamespace(is_head=lambda: False), False),
+        (ray.SCRIPT_MODE, None, False),
+        (ray.WORKER_MODE, SimpleNamespace(is_head=lambda: False), True),
+    ],
+    ids=["a local Ray", "a cluster", "a cluster by Ray's client", "a worker"],
+)
+def test_whose_environment_workers_have(
+    monkeypatch: pytest.MonkeyPatch, mode: int, started: SimpleNamespace | None, ours: bool
+) -> None:
+    monkeypatch.setattr(ray._private.worker, "global_worker", SimpleNamespace(mode=mode))
+    monkeypatch.setattr(ray._private.worker, "_global_node", started)
+    assert nodes.workers_have_our_environment() is ours
+
+
 def test_every_node_that_differs_is_named_and_none_that_does_not(cluster: Cluster) -> None:
-    cluster.nodes = [node(number) for number in range(1, 8)]
+    cluster.nodes = [node(number) for number in range(1, 10)]
     cluster.answers = {
         "id2": {**GOOD, "verl_ext failed": "ModuleNotFoundError: No module named 'verl_ext'"},
         "id3": {**GOOD, "verl_ext": "1.1.0"},
@@ -98,11 +139,13 @@ def test_every_node_that_differs_is_named_and_none_that_does_not(cluster: Cluste
         "id5": {**GOOD, "plugin": None},
         "id6": {**GOOD, "plugin": None, "policy": "none"},
         "id7": "no answer within 300 s",
+        "id8": {**GOOD, nodes.CODE: "0ther"},
+        "id9": {**GOOD, "plugin": None, "policy": "auto"},
     }
     with pytest.raises(ClusterError) as caught:
         nodes.check()
     said = str(caught.value)
-    assert "6 of the 7 nodes of the Ray cluster cannot take part" in said
+    assert "8 of the 9 nodes of the Ray cluster cannot take part" in said
     assert "every node: verl_ext 1.2.0 and verl 0.9.1, as here" in said
     wanted = [
         "host2 (10.0.0.2, node id id2): verl_ext cannot be imported (ModuleNotFoundError: No module named 'verl_ext')",
@@ -111,6 +154,8 @@ def test_every_node_that_differs_is_named_and_none_that_does_not(cluster: Cluste
         "host5 (10.0.0.5, node id id5): verl does not load the plugin: verl_ext is in /site/verl_ext, and no installed",
         "host6 (10.0.0.6, node id id6): verl does not load the plugin: VERL_USE_EXTERNAL_PLUGINS=none",
         "host7 (10.0.0.7, node id id7): no answer within 300 s",
+        "host8 (10.0.0.8, node id id8): verl_ext 1.2.0 with other code than here (in /site/verl_ext)",
+        "host9 (10.0.0.9, node id id9): verl does not load the plugin: verl_ext is in /site/verl_ext, and no installed",
     ]
     lines = said.splitlines()[1:-1]
     assert len(lines) == len(wanted)
@@ -197,6 +242,153 @@ def test_the_answer_of_this_process_is_what_it_expects() -> None:
     assert found["verl_ext"] == verl_ext.__version__
     assert found["verl"] == verl.__version__
     assert nodes.trouble(found, nodes.versions()) is None
+
+
+@pytest.mark.parametrize("policy", [None, "", "auto", "none", "other"])
+def test_a_plugin_that_is_not_loaded_says_whether_it_was_switched_off(policy: str | None) -> None:
+    said = str(nodes.trouble({**GOOD, "plugin": None, "policy": policy}, EXPECTED))
+    off = policy in ("none", "other")
+    assert (f"VERL_USE_EXTERNAL_PLUGINS={policy}" in said) is off
+    assert ("no installed package brings its entry point" in said) is not off
+
+
+def test_a_copy_that_is_not_installed_is_the_same_version_and_the_same_code(tmp_path: Path) -> None:
+    """As `py_modules` brings it."""
+    code_in, home = nodes.fingerprint(), Path(verl_ext.__file__).parent
+    copy = tmp_path / "verl_ext"
+    shutil.copytree(home, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"import sys; sys.path = [{str(tmp_path)!r}, *sys.path]; import verl_ext as x; "
+            "print(x.__version__, x.__file__)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.split() == [verl_ext.__version__, str(copy / "__init__.py")]
+    assert code_in(str(copy)) == nodes.versions()[nodes.CODE] == code_in(str(home))
+    (copy / "notes.txt").write_text("no code")
+    assert code_in(str(copy)) == code_in(str(home))
+    seen = {code_in(str(home))}
+    for change in (
+        lambda: (copy / "settings.py").write_text("other = 1\n"),
+        lambda: (copy / "settings.py").rename(copy / "renamed.py"),
+        lambda: (copy / "core/more.py").touch(),
+        lambda: (copy / "core/more.py").rename(copy / "rewards/more.py"),
+    ):
+        change()
+        seen.add(code_in(str(copy)))
+    assert len(seen) == 5
+
+
+# -- how nodes are asked ----------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """In place of Ray's tasks: what each node answers and when, on a clock that only waiting moves on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers: dict[str, tuple[float, Any]] = {}
+        self.now, self.waits = 0.0, list[float]()
+        self.sent: list[tuple[str, bool]] = []
+        self.options: list[dict[str, Any]] = []
+        self.cancelled: list[tuple[str, bool]] = []
+        for name in ("remote", "wait", "get", "cancel"):
+            monkeypatch.setattr(ray, name, getattr(self, name))
+        # Ray's own takes nothing but ids of its making.
+        monkeypatch.setattr(
+            scheduling_strategies,
+            "NodeAffinitySchedulingStrategy",
+            lambda node_id, soft: SimpleNamespace(node_id=node_id, soft=soft),
+        )
+
+    def remote(self, **options: Any) -> Callable[..., Any]:
+        self.options.append(options)
+        return lambda function: SimpleNamespace(options=lambda scheduling_strategy: self.task(scheduling_strategy))
+
+    def task(self, strategy: Any) -> Any:
+        def remote() -> str:
+            self.sent.append((strategy.node_id, strategy.soft))
+            return f"reference to {strategy.node_id}"
+
+        return SimpleNamespace(remote=remote)
+
+    def due(self, reference: str) -> float:
+        return self.answers[reference.rpartition(" ")[2]][0]
+
+    def wait(self, references: list[str], *, num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        assert num_returns == len(references)
+        self.waits.append(timeout)
+        self.now = min(self.now + timeout, max(self.now, *map(self.due, references), 0.0))
+        done = [reference for reference in references if self.due(reference) <= self.now]
+        return done, [reference for reference in references if reference not in done]
+
+    def get(self, reference: str) -> Any:
+        found = self.answers[reference.rpartition(" ")[2]][1]
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def cancel(self, reference: str, *, force: bool) -> None:
+        self.cancelled.append((reference.rpartition(" ")[2], force))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    return Asked(monkeypatch)
+
+
+NEVER = float("inf")
+
+
+def test_each_node_is_asked_on_itself_without_a_cpu(asked: Asked) -> None:
+    asked.answers = {"id1": (1.0, GOOD), "id2": (2.0, GOOD)}
+    assert nodes.ask([node(1), node(2)], 300.0) == {"id1": GOOD, "id2": GOOD}
+    # A busy cluster has no free CPU; another node must not answer instead.
+    assert asked.options == [{"num_cpus": 0, "max_retries": 0, "max_calls": 1}]
+    assert asked.sent == [("id1", False), ("id2", False)]
+    assert asked.waits == [nodes.SLOW]
+    assert asked.cancelled == []
+
+
+def test_a_slow_node_is_named_and_waited_for(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
+    asked.answers = {"id1": (1.0, GOOD), "id2": (299.0, GOOD)}
+    assert nodes.ask([node(1), node(2)], 300.0) == {"id1": GOOD, "id2": GOOD}
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting for an answer of host2 (10.0.0.2, node id id2)"
+    ]
+    assert asked.waits == [nodes.SLOW, 300.0 - nodes.SLOW]
+    assert asked.cancelled == []
+
+
+@pytest.mark.parametrize(("patience", "waits"), [(300.0, [30.0, 270.0]), (10.0, [10.0, 0.0])])
+def test_a_node_that_never_answers_is_given_up(asked: Asked, patience: float, waits: list[float]) -> None:
+    asked.answers = {"id1": (1.0, GOOD), "id2": (NEVER, GOOD)}
+    found = nodes.ask([node(1), node(2)], patience)
+    assert found["id1"] == GOOD
+    assert str(found["id2"]).startswith(f"no answer within {patience:.0f} s: ")
+    assert asked.waits == waits
+    assert asked.cancelled == [("id2", True)]  # its worker process would go on importing verl
+
+
+def test_a_node_that_could_not_be_asked_says_why(asked: Asked) -> None:
+    asked.answers = {"id1": (1.0, GOOD), "id2": (2.0, ray.exceptions.RuntimeEnvSetupError("no such wheel"))}
+    found = nodes.ask([node(1), node(2)], 300.0)
+    assert found["id1"] == GOOD
+    assert str(found["id2"]).startswith("it could not be asked: RuntimeEnvSetupError: ")
+    assert "no such wheel" in str(found["id2"])
+    assert asked.cancelled == []
+
+
+def test_an_error_that_is_not_ray_s_is_no_answer(asked: Asked) -> None:
+    asked.answers = {"id1": (1.0, ValueError("a bug of ours"))}
+    with pytest.raises(ValueError, match="a bug of ours"):
+        nodes.ask([node(1)], 300.0)
 
 
 def test_the_question_is_sent_whole() -> None:

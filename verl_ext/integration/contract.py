@@ -20,6 +20,7 @@ from verl_ext.integration.pins import Pin, check
 
 _CHECKPOINTS = ("global_steps", "global_step_", "default_local_dir", "resume_mode", "resume_from_path")
 _TRACKER = "latest_checkpointed_iteration.txt"
+_COMBINED_BY = ("mean", "avg", "average", "max", "min", "sum", "total", "timing_s/")
 
 VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
     {
@@ -48,7 +49,7 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
         "verl.utils.config": (Pin("validate_config", takes=("config", "use_reference_policy", "use_critic")),),
         "verl.trainer.main_ppo": (
             Pin("run_ppo", takes=("config", "task_runner_class")),
-            Pin("", says=("validate_config", "auto_set_device")),
+            Pin("", says=("validate_config(", "auto_set_device(")),
         ),
         # -- the default trainer --------------------------------------------------------------------------------------
         "verl.trainer.ppo.v1.trainer_base": (
@@ -74,7 +75,16 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
             Pin("PPOTrainer", says=("reward_loop_manager", "agent_loop_manager", "llm_server_manager")),
             Pin("tq.kv_batch_get", takes=("keys", "partition_id", "select_fields")),
         ),
-        "verl.trainer.ppo.v1.utils": (Pin("compute_advantage_for_multi_trajectories", says=("compute_advantage",)),),
+        "verl.trainer.ppo.v1.utils": (
+            Pin("compute_advantage_for_multi_trajectories", says=("compute_advantage",)),
+            # A metric is named so that verl combines it as it should be.
+            Pin("MetricsAggregator._get_aggregation_type", takes=("self", "metric_name"), says=_COMBINED_BY),
+        ),
+        "verl.trainer.ppo.v1.agent_loop_tq": (
+            Pin("AgentLoopWorkerTQ._agent_loop_postprocess", says=("{uid}_{session_id}_{i}",)),
+            # Named in a message as what to look for in the log.
+            Pin("AgentLoopWorkerTQ._run_prompt", says=("Error in _run_prompt for uid=", "Error in _run_prompt: ")),
+        ),
         "verl.trainer.ppo.v1.replay_buffer": (
             Pin("ReplayBuffer.__init__", accepts=("filter_groups_metric",), says=("partitions",)),
             Pin(
@@ -99,7 +109,7 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
             Pin("kv_batch_put", accepts=("keys", "partition_id", "fields")),
             Pin("KVBatchMeta", has=("keys", "tags", "partition_id")),
         ),
-        "verl": (Pin("DataProto", has=("batch", "non_tensor_batch")),),
+        "verl": (Pin("DataProto", has=("batch", "non_tensor_batch")), Pin("__version__", kind=str)),
         # -- the legacy trainer, and those that are built on it -------------------------------------------------------
         "verl.trainer.ppo.ray_trainer": (
             Pin(
@@ -141,7 +151,14 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
                 says=("current_param_version", "global_step_"),
                 coroutine=True,
             ),
-            Pin("", says=("current_param_version", "local_trigger_step")),
+            # By another name it would save, and the wrapped one that it inherits would never be called.
+            Pin(
+                "FullyAsyncTrainer.__ray_metadata__.modified_class._save_checkpoint",
+                takes=("self",),
+                says=("current_param_version", "default_local_dir", "global_step_", _TRACKER),
+                own=True,
+            ),
+            Pin("", says=("current_param_version", "local_trigger_step", "_save_checkpoint(")),
         ),
         "verl.experimental.fully_async_policy.fully_async_rollouter": (
             Pin(
@@ -160,8 +177,11 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
         "verl.experimental.reward_loop.reward_loop": (Pin("RewardLoopManager", says=("reward_loop_workers",)),),
         "verl.experimental.agent_loop.agent_loop": (Pin("AgentLoopManager", says=("agent_loop_workers",)),),
         "verl.workers.rollout.llm_server": (Pin("LLMServerManager", says=("server_handles",)),),
-        "verl.experimental.fully_async_policy.fully_async_main": (Pin("", says=("run_ppo",)),),
-        "verl.experimental.one_step_off_policy.main_ppo": (Pin("", says=("run_ppo", "validate_config")),),
+        "verl.experimental.fully_async_policy.fully_async_main": (Pin("", says=("run_ppo(",)),),
+        "verl.experimental.fully_async_policy.detach_utils": (
+            Pin("MetricsAggregator._get_aggregation_type", takes=("self", "metric_name"), says=_COMBINED_BY),
+        ),
+        "verl.experimental.one_step_off_policy.main_ppo": (Pin("", says=("run_ppo(", "validate_config(")),),
     }
 )
 
@@ -362,10 +382,22 @@ def _configuration() -> Any:
 
 def _of_settings(paths: tuple[str, ...]) -> Iterator[str]:
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    config = _configuration()
+    try:
+        config = _configuration()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs on the list
+        yield (
+            f"verl's configuration ppo_trainer cannot be composed any more, so that none of {len(paths)} settings in "
+            f"it can be looked for: {type(error).__name__}: {error}"
+        )
+        return
     for path in paths:
         section, _, name = path.rpartition(".")
-        above = OmegaConf.select(config, section)
+        try:
+            above = OmegaConf.select(config, section)
+        except OmegaConfBaseException as error:
+            yield f"verl's configuration ppo_trainer has no {section} in which {path} can be looked for: {error}"
+            continue
         if not (OmegaConf.is_dict(above) and (name in above or OmegaConf.is_missing(above, name))):
             yield f"verl's configuration ppo_trainer has no {path} any more"

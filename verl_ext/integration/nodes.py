@@ -1,7 +1,8 @@
 """Whether every node of the Ray cluster has this package as we have it, asked before training starts.
 
-verl spreads a run's processes over the cluster. On a node without the package they know neither our estimators nor our
-rewards, and verl says so late or, since it has a `gdpo` of its own, not at all.
+verl spreads a run's processes over the cluster, where they have the environment of `ray start`, not the driver's. On a
+node without the package they know neither our estimators nor our rewards, and verl says so late or, since it has a
+`gdpo` of its own, not at all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ SLOW = 30.0
 ASKED = "VERL_EXT_NODES_ASKED"
 """Environment variable of a run's processes: the driver asks, so that they need not."""
 SWITCH = "algorithm.verl_ext.check_nodes"
+CODE = "code of verl_ext"
 
 Answer = Mapping[str, str | None] | str
 """What a node said; a text where it could not say anything."""
@@ -71,7 +73,7 @@ def check_in_trainer() -> None:
 def check(patience: float = PATIENCE) -> None:
     """Raise one error that names every node which lacks the package, or has it or verl in another version.
 
-    Nothing is asked where there is no cluster, or none beside the node that we are on.
+    Nothing is asked where there is no cluster, or none beside the node that we are on, where workers are as we are.
     """
     import ray
 
@@ -79,7 +81,9 @@ def check(patience: float = PATIENCE) -> None:
         return
     context = ray.get_runtime_context()
     nodes = usable(ray.nodes())
-    if {node["NodeID"] for node in nodes} <= {context.get_node_id()} or context.get_job_id() in _asked:
+    if context.get_job_id() in _asked:
+        return
+    if {node["NodeID"] for node in nodes} <= {context.get_node_id()} and workers_have_our_environment():
         return
     began = time.monotonic()
     expected = versions()
@@ -93,19 +97,28 @@ def check(patience: float = PATIENCE) -> None:
     if lines:
         raise ClusterError(
             f"{len(lines)} of the {len(nodes)} nodes of the Ray cluster cannot take part in this run. Expected on "
-            f"every node: {' and '.join(f'{name} {version}' for name, version in expected.items())}, as here, and that "
-            f"verl loads the plugin. Found:{''.join(lines)}\n"
+            f"every node: {_said(expected)}, as here, and that verl loads the plugin. Found:{''.join(lines)}\n"
             "Install the same versions in the environment from which `ray start` is run on these nodes, or give the "
             "run a Ray runtime_env which brings the package (pip, py_modules), or take the nodes out of the cluster. "
             f"If nothing of this run is placed on them, ++{SWITCH}=False starts it without asking"
         )
     _asked.add(context.get_job_id())
-    logger.info(
-        "all %d nodes have %s; asked in %.1f s",
-        len(nodes),
-        " and ".join(f"{name} {version}" for name, version in expected.items()),
-        time.monotonic() - began,
-    )
+    have = "the one node has" if len(nodes) == 1 else f"all {len(nodes)} nodes have"
+    logger.info("%s %s; asked in %.1f s", have, _said(expected), time.monotonic() - began)
+
+
+def workers_have_our_environment() -> bool:
+    """Whether Ray's workers on this node are sure to be as this process is: it is one, or it has started Ray.
+
+    Ray says neither in public; where it keeps what is looked at elsewhere one day, the node is asked.
+    """
+    import ray
+
+    worker = ray._private.worker
+    if getattr(getattr(worker, "global_worker", None), "mode", None) == ray.WORKER_MODE:
+        return True
+    started = getattr(worker, "_global_node", None)
+    return started is not None and bool(started.is_head())
 
 
 def usable(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -125,7 +138,32 @@ def versions() -> dict[str, str]:
 
     import verl_ext
 
-    return {"verl_ext": verl_ext.__version__, "verl": verl.__version__}
+    code = fingerprint()(os.path.dirname(verl_ext.__file__))
+    return {"verl_ext": verl_ext.__version__, "verl": verl.__version__, CODE: code}
+
+
+def _said(expected: Mapping[str, str]) -> str:
+    return " and ".join(f"{name} {version}" for name, version in expected.items() if name != CODE)
+
+
+def fingerprint() -> Callable[[str], str]:
+    """What tells two sources apart that call themselves the same version; made anew as `question` is."""
+
+    def code_in(folder: str) -> str:
+        import hashlib
+        import os
+
+        found = hashlib.sha256()
+        for path, folders, names in os.walk(folder):
+            folders.sort()
+            for name in sorted(name for name in names if name.endswith(".py")):
+                full = os.path.join(path, name)
+                with open(full, "rb") as file:
+                    content = file.read()
+                found.update(f"{os.path.relpath(full, folder)} {len(content)}\n".encode() + content)
+        return found.hexdigest()
+
+    return code_in
 
 
 def question() -> Callable[[], dict[str, str | None]]:
@@ -134,6 +172,7 @@ def question() -> Callable[[], dict[str, str | None]]:
     Made anew by each call: Ray sends such a function whole, where it would send one of a module by name and fail on a
     node that does not have the module.
     """
+    code_in, code = fingerprint(), CODE
 
     def answer() -> dict[str, str | None]:
         import importlib
@@ -148,6 +187,8 @@ def question() -> Callable[[], dict[str, str | None]]:
                 found[f"{name} from"] = os.path.dirname(module.__file__ or "")
             except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
                 found[f"{name} failed"] = f"{type(error).__name__}: {error}"
+        folder = found.get("verl_ext from")
+        found[code] = code_in(folder) if folder else None
         plugin = sys.modules.get("verl_ext.integration.plugin")
         found["plugin"] = None if plugin is None else str(getattr(plugin, "broken", None) or "loaded")
         found["policy"] = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
@@ -161,11 +202,13 @@ def trouble(answer: Answer, expected: Mapping[str, str]) -> str | None:
     if isinstance(answer, str):
         return answer
     problems = []
-    for name, version in expected.items():
+    for name in ("verl_ext", "verl"):
         if f"{name} failed" in answer:
             problems.append(f"{name} cannot be imported ({answer[f'{name} failed']})")
-        elif answer[name] != version:
-            problems.append(f"{name} {answer[name]} (in {answer[f'{name} from']}), expected {version}")
+        elif answer[name] != expected[name]:
+            problems.append(f"{name} {answer[name]} (in {answer[f'{name} from']}), expected {expected[name]}")
+        elif name == "verl_ext" and answer[CODE] != expected[CODE]:
+            problems.append(f"{name} {answer[name]} with other code than here (in {answer[f'{name} from']})")
     if not problems and answer["plugin"] is None:
         policy = answer["policy"]
         problems.append(

@@ -7,7 +7,6 @@ import dataclasses
 import importlib
 import inspect
 import re
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,15 +27,21 @@ class Pin:
     has: tuple[str, ...] = ()
     """Fields of a dataclass or of a pydantic model, or attributes."""
     says: tuple[str, ...] = ()
-    """What its source must contain: a name, an attribute, a keyword (`name`, or `name=value`) or a text constant."""
+    """What its source must contain, as `words` has it."""
     kind: type | None = None
     """What it is an instance of."""
+    own: bool = False
+    """Whether the module defines it itself, rather than a class that its owner inherits from."""
     coroutine: bool | None = None
     """Whether it is a coroutine function."""
     implemented: str | None = None
     """`module:Class` of ours which has all its abstract methods."""
     served: str | None = None
     """`module:Class` of ours which has all methods that its source calls on a `server`."""
+
+
+class _UnseenError(Exception):
+    """What keeps a pin from being looked at."""
 
 
 def check(where: str, module: Any, pin: Pin, *, source: bool = True) -> Iterator[str]:
@@ -51,8 +56,11 @@ def check(where: str, module: Any, pin: Pin, *, source: bool = True) -> Iterator
             yield f"{path} is not there any more"
             return
         found = getattr(found, name)
-    for test in (_kind, _parameters, _has, _coroutine, *((_says, _implemented, _served) if source else ())):
-        yield from test(path, found, pin)
+    for test in (_kind, _own, _parameters, _has, _coroutine, *((_says, _implemented, _served) if source else ())):
+        try:
+            yield from test(path, found, pin)
+        except _UnseenError as error:
+            yield f"{path} {error}"
 
 
 def _parameters(path: str, function: Any, pin: Pin) -> Iterator[str]:
@@ -76,6 +84,12 @@ def _kind(path: str, found: Any, pin: Pin) -> Iterator[str]:
         yield f"{path} is a {type(found).__name__}, expected a {pin.kind.__name__}"
 
 
+def _own(path: str, found: Any, pin: Pin) -> Iterator[str]:
+    home = str(getattr(found, "__module__", None))
+    if pin.own and not path.startswith(f"{home}."):
+        yield f"{path} is {home}.{getattr(found, '__qualname__', pin.name)}, expected its own"
+
+
 def _has(path: str, found: Any, pin: Pin) -> Iterator[str]:
     fields = {item.name for item in dataclasses.fields(found)} if dataclasses.is_dataclass(found) else set()
     fields |= set(getattr(found, "model_fields", ()))
@@ -90,50 +104,65 @@ def _coroutine(path: str, found: Any, pin: Pin) -> Iterator[str]:
 
 
 def _says(path: str, found: Any, pin: Pin) -> Iterator[str]:
-    if not pin.says:
-        return
-    source = _source(found)
-    if source is None:
-        yield f"{path} has no source, in which {', '.join(pin.says)} would be looked for"
-    elif missing := [word for word in pin.says if word not in words(source)]:
-        yield f"{path} does not mention {', '.join(missing)} any more"
+    if pin.says:
+        said = _words_of(found, f"{', '.join(pin.says)} would be looked for")
+        if missing := [word for word in pin.says if word not in said]:
+            yield f"{path} does not mention {', '.join(missing)} any more"
 
 
 def _implemented(path: str, found: Any, pin: Pin) -> Iterator[str]:
     if pin.implemented is not None:
         ours = _of_ours(pin.implemented)
-        if missing := sorted(set(found.__abstractmethods__) & set(getattr(ours, "__abstractmethods__", ()))):
+        if not hasattr(found, "__abstractmethods__"):
+            raise _UnseenError(f"is no abstract class any more: what {ours.__name__} has to have cannot be told")
+        if missing := sorted(found.__abstractmethods__ & getattr(ours, "__abstractmethods__", frozenset())):
             yield f"{path} asks for {', '.join(missing)}, which {ours.__name__} does not have"
 
 
 def _served(path: str, found: Any, pin: Pin) -> Iterator[str]:
     if pin.served is not None:
         ours = _of_ours(pin.served)
-        called = set(re.findall(r"\bserver\.(\w+)\.remote\(", _source(found) or ""))
+        called = set(re.findall(r"\bserver\.(\w+)\.remote\(", _source(found, "calls of a server would be looked for")))
         if missing := sorted(name for name in called if not hasattr(ours, name)):
             yield f"{path} calls {', '.join(missing)}, which {ours.__name__} does not have"
 
 
 def _of_ours(target: str) -> Any:
     home, name = target.split(":")
-    return getattr(importlib.import_module(home), name)
-
-
-def _source(found: Any) -> str | None:
     try:
-        return textwrap.dedent(inspect.getsource(found))
-    except (OSError, TypeError):
-        return None
+        return getattr(importlib.import_module(home), name)
+    except Exception as error:  # it imports of verl what may be gone; whatever it is, it belongs on the list
+        raise _UnseenError(
+            f"cannot be held against {home}.{name}, which cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _source(found: Any, what_for: str) -> str:
+    try:
+        return inspect.getsource(found)
+    except (OSError, TypeError) as error:
+        raise _UnseenError(f"has no source, in which {what_for}") from error
+
+
+def _words_of(found: Any, what_for: str) -> set[str]:
+    source = _source(found, what_for)
+    try:
+        return words(source)
+    except SyntaxError as error:  # that of a lambda is cut out of its line
+        raise _UnseenError(f"has a source that cannot be read, in which {what_for}: {error}") from error
 
 
 def words(source: str) -> set[str]:
-    """Names, attributes, keywords and text constants of a piece of source; no comments.
+    """Names, attributes, keywords, calls and text constants of a piece of source; no comments.
 
     >>> sorted(words("self.at = take(data['key'], over=axis)"))
-    ['at', 'axis', 'data', 'key', 'over', 'over=axis', 'self', 'take']
+    ['at', 'axis', 'data', 'key', 'over', 'over=axis', 'self', 'take', 'take(']
+    >>> sorted(words('f"{a}_{b}"'))
+    ['_', 'a', 'b', '{a}_{b}']
     """
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    # A method is indented. To take that away would break on a text of several lines that goes to the margin.
+    for node in ast.walk(ast.parse(f"if True:\n{source}" if source.startswith((" ", "\t")) else source)):
         if isinstance(node, ast.Name):
             found.add(node.id)
         elif isinstance(node, ast.Attribute):
@@ -144,6 +173,14 @@ def words(source: str) -> set[str]:
             found.add(node.asname or node.name)
         elif isinstance(node, ast.keyword) and node.arg is not None:
             found |= {node.arg, f"{node.arg}={ast.unparse(node.value)}"}
+        elif isinstance(node, ast.Call):
+            found.add(f"{ast.unparse(node.func).rpartition('.')[2]}(")
+        elif isinstance(node, ast.JoinedStr):
+            found.add("".join(_piece(part) for part in node.values))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.add(node.value)
     return found
+
+
+def _piece(part: ast.expr) -> str:
+    return f"{{{ast.unparse(part.value)}}}" if isinstance(part, ast.FormattedValue) else str(ast.literal_eval(part))
