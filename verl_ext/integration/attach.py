@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_ext.core.chain import Chain
-from verl_ext.core.state import RunState, plain_state
+from verl_ext.core.state import RunState
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration import checkpoint, dump, hooks, nodes, run_lock, tracker
@@ -38,7 +38,6 @@ class TrainerRun:
         if self.name in ESTIMATORS:
             self.chain = build(self.name, self.settings)
             self.state.readers |= self.chain.readers
-            plain_state(self.chain.init())  # what cannot be saved is refused before anything is trained
 
     @property
     def ours(self) -> bool:
