@@ -84,7 +84,7 @@ def test_the_second_run_in_one_folder_is_refused(start):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 12 MB where run "run" saves its checkpoints, of about 2 MB each; returns what gives it another size."""
+    """A disk of 12 MB where run "run" saves its checkpoints, of 1.3 MB each; returns what gives it another size."""
     folder = tmp_path / "run" / "checkpoints"
     folder.mkdir(parents=True)
 
