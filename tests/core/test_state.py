@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from verl_ext.core.history import Capability
-from verl_ext.core.state import RunState
+from verl_ext.core.state import RunState, plain_state
 from verl_ext.errors import CheckpointError
 from verl_ext.run import run_state, use_run_state
 
@@ -42,6 +44,43 @@ def test_an_unsound_state_is_refused_and_nothing_changes(data):
         run.load_state_dict(data)
     assert run.state_dict() == SOUND
     assert run.remarked == {"kept"}
+
+
+KEPT = {"none": None, "flag": True, "big": 10**30, "number": np.float64(0.1), "list": [[1], {"a": "\ud800"}], "": {}}
+
+
+def test_what_json_gives_back_as_it_was_may_be_a_state():
+    assert json.loads(json.dumps(plain_state({"mine": KEPT}), allow_nan=False)) == {"mine": KEPT}
+
+
+def circle():
+    inside = {}
+    inside["self"] = [inside]
+    return inside
+
+
+REFUSED = {
+    "nan": ({"mean": [0.5, float("nan")]}, "state['mean'][1] is nan"),
+    "infinity": (np.float64("-inf"), "state is -inf"),
+    "set": ({"seen": {1}}, "state['seen'] is {1}, a set"),
+    "tuple": ({"last": (1, 2)}, "state['last'] is (1, 2), a tuple"),
+    "key": ({"by_prompt": {"a": {3: 0.5}}}, "state['by_prompt']['a'] has the key 3, an int"),
+    "array": ([np.zeros(1)], "state[0] is array([0.]), a ndarray"),
+    "numpy's whole number": ({"n": np.int64(3)}, "state['n'] is "),
+    "object": (object(), "state is <object object at"),
+    "of to_dict": (SimpleNamespace(to_dict=lambda: {"last": (1,)}), "state['last'] is (1,), a tuple"),
+    "circle": (circle(), "it is nested too deeply, or holds itself"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_state_that_json_would_refuse_or_change_is_an_error_that_names_the_step(case):
+    state, part = REFUSED[case]
+    with pytest.raises(CheckpointError) as caught:
+        RunState(states={"compose": {"mine": state}}).state_dict()
+    message = str(caught.value)
+    assert message.startswith(f"the state of step 'mine' cannot be saved: {part}")
+    assert "None, bool, int, finite float, str, list, and dict with str keys" in message
 
 
 def test_loading_replaces_what_was_there():

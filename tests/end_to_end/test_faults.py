@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -81,3 +83,40 @@ def test_the_second_run_in_one_folder_is_refused(start):
     first.wait_for_step(before + 2, TIMEOUT)
     kept = latest(first)
     assert state(first, kept)["hadw"]["weigh_by_history"]["ticks"] == kept
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 12 MB where run "run" saves its checkpoints, of 1.3 MB each; returns what gives it another size."""
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+
+    def mount(options):
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    if shutil.which("mount") is None or (done := mount("size=12m")).returncode:
+        pytest.skip(f"no disk can be mounted: {'there is no mount' if shutil.which('mount') is None else done.stderr}")
+    yield lambda size: mount(f"remount,size={size}")
+    if subprocess.run(["umount", str(folder)]).returncode:  # a process of the run still has a file open
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_ends_the_run_which_goes_on_when_there_is_room(small_disk, start):
+    run = start("run", *HADW, steps=500, configuration="[cpu,hadw]")
+    assert run.wait(2 * TIMEOUT) == 1, run.tail()
+    log = run.log
+    assert any(text in log for text in ("No space left on device", "file write failed", "iostream error")), run.tail()
+    kept = latest(run)
+    folders = {int(path.name.rpartition("_")[2]): path for path in (run.folder / "checkpoints").glob("global_step_*")}
+    assert kept >= 2
+    assert kept == max(run.metrics)  # the step whose checkpoint found no room is not in the log
+    whole, first = ({path.name for path in folders[step].glob("**/*")} for step in (kept, 1))
+    assert whole == first
+    assert state(run, kept)["hadw"]["weigh_by_history"]["ticks"] == kept
+    assert small_disk("1g").returncode == 0
+    again = start("run", *HADW, steps=kept + 2, configuration="[cpu,hadw]")
+    assert again.wait(TIMEOUT) == 0, again.tail()
+    assert f"setting global step to {kept}" in again.log
+    assert sorted(again.metrics) == [kept + 1, kept + 2]
+    assert state(again, kept + 2)["hadw"]["weigh_by_history"]["ticks"] == kept + 2

@@ -222,6 +222,31 @@ OWN = """
             return Update(values / seen, state={"batches": seen}, metrics={"slower/batches": seen})
 
 
+    class Pair(Slower):
+        name = "pair"
+
+        def update(self, values, batch, state):
+            return Update(values, state={"last": (1, 2)})
+
+
+    class Ready(Slower):
+        name = "ready"
+
+        def init(self):
+            return {"seen": set()}
+
+        def update(self, values, batch, state):
+            return Update(values, state={})
+
+
+    class ByLength(Slower):
+        "Its state is in order on the made-up batch, which has more than four responses."
+        name = "by_length"
+
+        def update(self, values, batch, state):
+            return Update(values, state={len(values) if len(values) == 4 else "more": 1})
+
+
     class Flat(Stateless):
         name = "flat"
 
@@ -294,6 +319,8 @@ def test_a_step_of_one_s_own_may_remember_something_that_is_saved_and_read(own):
         ("Flat", r"step 'flat' \(own_steps:Flat\).* returns values of shape \(12,\), expected an array of one row"),
         ("Broken", "step 'broken' .* raises AttributeError: 'Batch' object has no attribute 'unknown'"),
         ("Infinite", "step 'infinite' .* returns values that are not finite"),
+        ("Pair", r"the state of step 'pair' cannot be saved: state\['last'\] is \(1, 2\), a tuple; a state"),
+        ("Ready", r"the state of step 'ready' cannot be saved: state\['seen'\] is set\(\), a set; a state"),
     ],
 )
 def test_what_does_not_hold_is_found_on_a_made_up_batch(own, step, message):
@@ -303,6 +330,14 @@ def test_what_does_not_hold_is_found_on_a_made_up_batch(own, step, message):
     complaint = try_out(build("compose", settings), settings)
     assert complaint is not None
     assert re.search(message, complaint), complaint
+
+
+def test_a_state_that_cannot_be_saved_is_refused_at_the_first_batch(own):
+    steps = [*SUMMED, "own_steps:ByLength"]
+    settings = Settings.parse({"compose": {"steps": steps}})
+    assert try_out(build("compose", settings), settings) is None
+    with pytest.raises(CheckpointError, match=r"step 'by_length' cannot be saved: state has the key 4, an int"):
+        call("compose", [1.0, 0.0, 1.0, 1.0], list("aabb"), config={"compose": {"steps": steps}})
 
 
 def test_a_list_that_holds_passes_the_made_up_batch(own):

@@ -182,7 +182,7 @@ def test_no_name_from_the_data_reaches_a_path(tmp_path: Path, monkeypatch: pytes
     settings = Settings.parse({"rewards": {"keys": list(keys)}, "verl_ext": {"dump_dir": str(folder)}})
     rewards = np.arange(len(labels) * len(keys), dtype=float).reshape(len(labels), -1)
     batch = Batch.of(rewards, labels, keys=keys)
-    dump.write(settings, "../../gdpo", batch, labels, np.zeros(len(labels)), trainer=None)
+    dump.write(settings, "../../gdpo", batch, labels, np.zeros(len(labels)), trainer=None, run=RunState())
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path.parent for path in written] == [folder]
     assert written[0].match(dump.PATTERN)
@@ -200,7 +200,7 @@ def test_a_dump_takes_any_name(draw: Draw) -> None:
     batch = Batch.of(np.zeros((4, len(keys))), labels, keys=keys)
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings.parse({"rewards": {"keys": list(keys)}, "verl_ext": {"dump_dir": folder}})
-        dump.write(settings, "gdpo", batch, labels, np.zeros(4), trainer=None)
+        dump.write(settings, "gdpo", batch, labels, np.zeros(4), trainer=None, run=RunState())
         assert [path.match(dump.PATTERN) for path in Path(folder).iterdir()] == [True]
 
 

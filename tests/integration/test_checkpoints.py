@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -180,6 +182,40 @@ while True:
         assert checkpoint.load(tmp_path, found) is True
         seen.append(found.states["hadw"]["weigh_by_history"].ticks)
     assert all(ticks > 1000 for ticks in seen)
+
+
+def test_the_whole_text_is_with_the_system_before_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, sync = [], os.fsync
+
+    def fsync(handle: int) -> None:
+        seen.append(Path(f"/proc/self/fd/{handle}").resolve())
+        if not seen[-1].is_dir():
+            json.loads(seen[-1].read_text())
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    checkpoint.save(tmp_path, state(2), step=1)
+    assert seen == [tmp_path / f".verl_ext.json.{os.getpid()}.tmp", tmp_path]
+
+
+def test_the_state_of_another_estimator_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = RunState({"compose": state(3).states["hadw"]})
+    checkpoint.save(tmp_path / "global_step_7", other, step=7)
+    config = compose(*HADW, f"trainer.default_local_dir={tmp_path}")
+    trainer = SimpleNamespace(config=config, global_steps=7)
+    attach.attach(trainer, config)
+    attach.load_state(trainer)
+    path = tmp_path / "global_step_7" / "verl_ext.json"
+    assert f"{path} holds no state of hadw: its history starts anew" in caplog.text
+    assert "hadw" not in trainer._verl_ext.state.states
+
+
+def test_a_run_that_starts_afresh_looks_for_no_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = compose(*HADW, f"trainer.default_local_dir={tmp_path}", "trainer.resume_mode=auto")
+    trainer = SimpleNamespace(config=config, global_steps=0)
+    attach.attach(trainer, config)
+    attach.load_state(trainer)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_save_that_fails_leaves_no_litter(tmp_path: Path) -> None:
@@ -376,3 +412,150 @@ def test_the_legacy_trainer_saves_and_reads_the_state(tmp_path: Path) -> None:
     fresh = legacy(tmp_path, "trainer.resume_mode=disable")
     fresh._load_checkpoint()
     assert fresh._verl_ext.state.states == {}
+
+
+@pytest.mark.parametrize("estimator", ["dgpo", "grpo", "hadw"])
+def test_a_run_without_a_state_takes_away_that_of_the_checkpoint_it_writes_over(
+    tmp_path: Path, estimator: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or the run whose state it was would resume from the other's weights with its own history."""
+    for step in (4, 5):
+        checkpoint.save(tmp_path / f"global_step_{step}", state(9), step=step)
+    keys = ("algorithm.rewards.keys=null",) if estimator == "grpo" else ()
+    trainer = legacy(tmp_path, f"algorithm.adv_estimator={estimator}", *keys)
+    trainer.global_steps = 5
+    seen = []
+    path = tmp_path / "global_step_5" / "verl_ext.json"
+    tracker = tmp_path / "latest_checkpointed_iteration.txt"
+    trainer.actor_rollout_wg.save_checkpoint = lambda *_, **__: seen.append((path.exists(), tracker.exists()))
+    trainer._save_checkpoint()
+    assert seen == [(False, False)]
+    assert f"removed {path}: it was the state of another run" in caplog.text
+    assert tracker.read_text() == "5"
+    assert (tmp_path / "global_step_4" / "verl_ext.json").exists()
+    resumed = legacy(tmp_path)
+    resumed._load_checkpoint()
+    assert resumed._verl_ext.state.states == {}
+    assert f"resuming at step 5, but {path} does not exist" in caplog.text
+
+
+def test_a_state_of_another_run_that_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "global_step_5" / "verl_ext.json"
+    (path / "below").mkdir(parents=True)
+    trainer = legacy(tmp_path, "algorithm.adv_estimator=dgpo")
+    trainer.global_steps = 5
+    with pytest.raises(CheckpointError, match=f"{path} is the state of another run, .* cannot be removed: "):
+        trainer._save_checkpoint()
+    assert not (tmp_path / "latest_checkpointed_iteration.txt").exists()
+
+
+# -- verl's tracker --------------------------------------------------------------------------------------------------
+
+
+def checkpoints(folder: Path, *steps: int) -> Path:
+    """Checkpoints as verl's legacy trainer leaves them, in the order in which they are given; the tracker's path."""
+    for moment, step in enumerate(steps, start=1):
+        trainer = legacy(folder)
+        trainer.global_steps = step
+        trainer._verl_ext.state.states.update(state(step).states)
+        home = folder / f"global_step_{step}"
+        (home / "actor").mkdir(parents=True)
+        (home / "actor" / "model.pt").write_text("weights")
+        trainer._save_checkpoint()
+        os.utime(home / "data.pt", (moment, moment))
+    return folder / "latest_checkpointed_iteration.txt"
+
+
+@pytest.mark.parametrize("content", ["", "\n"])
+def test_an_empty_tracker_is_mended(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = checkpoints(tmp_path, 8, 9, 10)
+    tracker.write_text(content)
+    trainer = legacy(tmp_path)
+    trainer._load_checkpoint()
+    assert trainer.global_steps == 10
+    assert trainer._verl_ext.state.states == state(10).states
+    assert tracker.read_text() == "10"
+    assert f"{tracker} was empty: " in caplog.text
+    assert "its newest whole checkpoint is global_step_10" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [tracker.name]
+
+
+@pytest.mark.parametrize("missing", ["actor/model.pt", "data.pt", "verl_ext.json", "critic/model.pt"])
+def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path, missing: str) -> None:
+    tracker = checkpoints(tmp_path, 8, 9)
+    tracker.write_text("")
+    (tmp_path / "global_step_notes").mkdir()
+    for step in (8, 9):
+        (tmp_path / f"global_step_{step}" / "critic").mkdir()
+        (tmp_path / f"global_step_{step}" / "critic" / "model.pt").write_text("weights")
+    (tmp_path / "global_step_9" / missing).unlink()
+    trainer = legacy(tmp_path)
+    trainer.use_critic, trainer.critic_wg = True, mock.MagicMock()
+    trainer._load_checkpoint()
+    assert (trainer.global_steps, tracker.read_text()) == (8, "8")
+
+
+def test_an_estimator_without_a_state_needs_none_to_mend_the_tracker(tmp_path: Path) -> None:
+    tracker = checkpoints(tmp_path, 8)
+    (tmp_path / "global_step_8" / "verl_ext.json").unlink()
+    tracker.write_text("")
+    trainer = legacy(tmp_path, "algorithm.adv_estimator=dgpo")
+    trainer._load_checkpoint()
+    assert trainer.global_steps == 8
+
+
+def refused(folder: Path, *overrides: str) -> str:
+    """The error, after which the tracker is as it was."""
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    before = tracker.read_bytes()
+    with pytest.raises(CheckpointError) as caught:
+        legacy(folder, *overrides)._load_checkpoint()
+    assert tracker.read_bytes() == before
+    assert str(caught.value).startswith(f"{tracker} ")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"five", b"\0", b"\xff", b"5.0"])
+def test_a_tracker_with_rubbish_is_an_error_that_says_how_to_go_on(tmp_path: Path, content: bytes) -> None:
+    checkpoints(tmp_path, 5).write_bytes(content)
+    message = refused(tmp_path)
+    assert f"expected the number of its step, found {content!r}; write the step" in message
+    remedy = f"trainer.resume_mode=resume_path trainer.resume_from_path={tmp_path}/global_step_N"
+    assert f"delete it and set {remedy}" in message
+    (tmp_path / "latest_checkpointed_iteration.txt").unlink()
+    trainer = legacy(tmp_path, *remedy.replace("_N", "_5").split())
+    trainer._load_checkpoint()
+    assert trainer.global_steps == 5
+
+
+def test_an_empty_tracker_is_left_where_it_is_not_clear_what_it_named(tmp_path: Path) -> None:
+    checkpoints(tmp_path / "went back", 9, 10, 7).write_text("")
+    assert "global_step_7 was written last, global_step_10 is the highest" in refused(tmp_path / "went back")
+    tracker = checkpoints(tmp_path / "none", 1)
+    tracker.write_text("")
+    (tmp_path / "none" / "global_step_1" / "data.pt").write_text("")
+    assert "no global_step_N beside it holds actor, data.pt, verl_ext.json" in refused(tmp_path / "none")
+    checkpoints(tmp_path / "async", 1).write_text("")
+    async_save = "actor_rollout_ref.actor.checkpoint.async_save=True"
+    assert "with async_save the newest may not be whole" in refused(tmp_path / "async", async_save)
+
+
+def test_no_room_to_mend_the_tracker_is_an_error(tmp_path: Path) -> None:
+    checkpoints(tmp_path, 5).write_text("")
+    with mock.patch("os.replace", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+        message = refused(tmp_path)
+    assert "No space left on device; make room, then the run resumes at step 5" in message
+
+
+@pytest.mark.parametrize("overrides", [("trainer.resume_mode=disable",), ("algorithm.adv_estimator=grpo",)])
+def test_a_tracker_that_is_not_ours_to_mend_is_left(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    tracker = checkpoints(tmp_path, 5)
+    tracker.write_text("")
+    keys = ("algorithm.rewards.keys=null",) if "grpo" in overrides[0] else ()
+    trainer = legacy(tmp_path, *overrides, *keys)
+    if keys:
+        with pytest.raises(ValueError, match="invalid literal"):
+            trainer._load_checkpoint()
+    else:
+        trainer._load_checkpoint()
+    assert tracker.read_text() == ""

@@ -20,7 +20,8 @@ from verl.trainer.ppo import core_algos, ray_trainer
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from tests.integration.configs import compose
-from verl_ext.errors import ConfigurationError, IntegrationError
+from verl_ext.errors import CheckpointError, ConfigurationError, IntegrationError
+from verl_ext.integration import run_lock
 from verl_ext.integration.attach import run_of
 
 ACCURACY = [1, 0, 0, 0, 1, 1, 1, 0]
@@ -329,6 +330,24 @@ def test_the_fully_asynchronous_trainer_saves_and_reads_its_state_by_its_own_cou
     assert asyncio.run(resumed.load_checkpoint()) == 5
     assert run_of(resumed).state.states == run_of(saved).state.states
     assert run_of(resumed).state.states["hadw"]["weigh_by_history"].ticks == 1
+
+
+def test_the_fully_asynchronous_trainer_claims_its_folder_and_mends_the_tracker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = separate(
+        trainer_classes()[2],
+        *HADW,
+        f"trainer.default_local_dir={tmp_path}",
+        "trainer.nnodes=1",
+        "trainer.save_freq=1",
+    )
+    held: list[str] = []
+    monkeypatch.setattr(run_lock, "hold", held.append)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("five")
+    with pytest.raises(CheckpointError, match="found b'five'"):
+        asyncio.run(trainer.load_checkpoint())
+    assert held == [str(tmp_path)]
 
 
 def test_a_call_outside_any_trainer_takes_its_components_from_the_batch() -> None:

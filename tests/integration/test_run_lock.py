@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +54,7 @@ def test_a_killed_owner_leaves_no_lock(tmp_path: Path, owner: subprocess.Popen[s
 
 def test_an_owner_that_is_about_to_end_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     process = other(tmp_path, then="time.sleep(1)")
-    run_lock.hold(tmp_path, patience=60)
+    run_lock.hold(tmp_path)  # with the patience that a run has
     assert f"held by process {process.pid} on " in caplog.text
     process.wait()
 
@@ -91,10 +94,67 @@ def test_a_trainer_claims_its_folder(
     refused: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run_lock.hold, "__kwdefaults__", {"patience": 0.0})
+    monkeypatch.setitem(run_lock.hold.__kwdefaults__, "patience", 0.0)
     trainer = legacy(tmp_path, *overrides)  # the fully asynchronous one's rollouter is such a trainer, and is let be
     if refused:
         with pytest.raises(ConfigurationError, match="another run saves its checkpoints"):
             trainer._load_checkpoint()
     else:
         trainer._load_checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "refused"), [("gdpo", True), ("grpo", False)], ids=["ours", "verl's own, which dumps nothing"]
+)
+def test_a_trainer_claims_the_folder_of_its_dump(
+    tmp_path: Path, owner: subprocess.Popen[str], estimator: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(run_lock.hold.__kwdefaults__, "patience", 0.0)
+    overrides = (f"algorithm.adv_estimator={estimator}", f"+algorithm.verl_ext.dump_dir={tmp_path}")
+    trainer = legacy(tmp_path / "own", *overrides)
+    if refused:
+        with pytest.raises(ConfigurationError) as caught:
+            trainer._load_checkpoint()
+        expected = (
+            f"another run saves its advantages in algorithm.verl_ext.dump_dir={tmp_path}: process {owner.pid} on "
+        )
+        assert expected in str(caught.value)
+    else:
+        trainer._load_checkpoint()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL], ids=errno.errorcode.get)
+def test_a_file_system_without_locks_is_a_warning(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lockf(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    run_lock.hold(tmp_path, patience=0.0)
+    assert f"{tmp_path / run_lock.FILE} cannot be locked ([Errno {number}] " in caplog.text
+
+
+def test_the_lock_names_nobody_but_its_owner(tmp_path: Path) -> None:
+    (tmp_path / run_lock.FILE).write_text("process 1 on another machine, whose name is long, since long ago\n" * 9)
+    run_lock.hold(tmp_path)
+    (line,) = (tmp_path / run_lock.FILE).read_text().splitlines()
+    assert line.startswith(f"process {os.getpid()} on {os.uname().nodename} since ")
+
+
+def test_without_room_for_the_owners_name_the_folder_is_held_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", write)
+    run_lock.hold(tmp_path)
+    monkeypatch.undo()
+    assert f"{tmp_path / run_lock.FILE} is held, but cannot name its owner: [Errno 28] No space left" in caplog.text
+    code = f"{HOLD.rpartition(';')[0]}; run_lock.hold(sys.argv[1], patience=0.0)"
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "another run saves its checkpoints in " in done.stderr
+    assert ": a process that is not named. " in done.stderr

@@ -24,6 +24,7 @@ import numpy as np
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import SUM, Chain, Step
 from verl_ext.core.history import WeighByHistory
+from verl_ext.core.state import plain_state
 from verl_ext.core.steps import (
     Balance,
     Centre,
@@ -35,7 +36,7 @@ from verl_ext.core.steps import (
     Whiten,
 )
 from verl_ext.core.typed import make
-from verl_ext.errors import ConfigurationError, unknown
+from verl_ext.errors import CheckpointError, ConfigurationError, unknown
 from verl_ext.settings import Settings
 
 WHERE = "algorithm.compose.steps"
@@ -118,7 +119,12 @@ def try_out(chain: Chain, settings: Settings) -> str | None:
         said += f"{values.shape[0]} responses and {values.shape[1]} values each"
         values.setflags(write=False)  # in a run they may be the batch's own rewards
         try:
-            found = step.update(values, batch, state.get(step.name)).values
+            update = step.update(values, batch, state.get(step.name))
+            found = update.values
+            for kept in (state.get(step.name), update.state):
+                plain_state({} if kept is None else {step.name: kept})
+        except CheckpointError as error:
+            return f"{said}: {error}"
         except Exception as error:  # noqa: BLE001 - it may be anyone's code: whatever it raises is what to say
             return f"{said}, raises {type(error).__name__}: {error}"
         if not isinstance(found, np.ndarray) or found.ndim != 2 or len(found) != len(values):

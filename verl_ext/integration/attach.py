@@ -14,7 +14,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.core.state import RunState
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.estimators import ESTIMATORS, build
-from verl_ext.integration import checkpoint, dump, hooks, nodes, run_lock
+from verl_ext.integration import checkpoint, dump, hooks, nodes, run_lock, tracker
 from verl_ext.integration.config import read_settings, readable
 from verl_ext.settings import Settings
 
@@ -131,7 +131,7 @@ def wrap_save(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def _save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = run_of(self)
-        if run is not None and run.stateful:
+        if run is not None:
             checkpoint.save_for(self, run.state)
         return original(self, *args, **kwargs)
 
@@ -142,7 +142,7 @@ def wrap_load(original: Callable[..., Any]) -> Callable[..., Any]:
     """`_load_checkpoint(self)`: our state after verl has found out at which step it resumes."""
 
     def _load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
-        claim_folder(self)
+        before_load(self)
         result = original(self, *args, **kwargs)
         load_state(self)
         return result
@@ -150,15 +150,24 @@ def wrap_load(original: Callable[..., Any]) -> Callable[..., Any]:
     return _load_checkpoint
 
 
-def claim_folder(trainer: Any) -> None:
+def before_load(trainer: Any) -> None:
+    """What must hold before a trainer of ours looks for its checkpoint: the folders are its own, the tracker sound."""
+    run = run_of(trainer)
+    if run is not None and run.ours:
+        claim_folders(trainer, run)
+        tracker.mend(trainer, stateful=run.stateful)
+
+
+def claim_folders(trainer: Any, run: TrainerRun) -> None:
     """Refuse to train where another run saves.
 
     When the trainer loads, not when it is made: the fully asynchronous one has a rollouter beside it, in a process of
     its own, which is a trainer too and saves nothing of ours.
     """
-    run, config = run_of(trainer), trainer.config
-    if run is not None and run.ours and (OmegaConf.select(config, "trainer.save_freq") or -1) > 0:
-        run_lock.hold(config.trainer.default_local_dir)
+    if (OmegaConf.select(trainer.config, "trainer.save_freq") or -1) > 0:
+        run_lock.hold(trainer.config.trainer.default_local_dir)
+    if run.settings.verl_ext.dump_dir is not None:
+        run_lock.hold(run.settings.verl_ext.dump_dir, run_lock.DUMP)
 
 
 def load_state(trainer: Any) -> None:

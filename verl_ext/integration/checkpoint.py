@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from verl_ext import __version__
 from verl_ext.core.chain import Chain
@@ -24,7 +25,7 @@ def save(folder: str | os.PathLike[str], run: RunState, *, step: int) -> Path:
     path = Path(folder) / FILE
     data = {"format": FORMAT, "verl_ext": __version__, "global_step": step, "estimators": run.state_dict()}
     try:
-        _write(path, data)
+        write_whole(path, lambda file: json.dump(data, file, indent=2, allow_nan=False))
     except OSError as error:  # a full disk's error names no file
         raise CheckpointError(
             f"the estimators' state of step {step} cannot be saved to {path}: {error}; the checkpoint before stays the "
@@ -33,14 +34,15 @@ def save(folder: str | os.PathLike[str], run: RunState, *, step: int) -> Path:
     return path
 
 
-def _write(path: Path, data: dict[str, Any]) -> None:
+def write_whole(path: Path, put: Callable[[IO[str]], Any]) -> None:
+    """Let `put` write a file that is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{FILE}.*.tmp"):  # by a process that was killed
+    for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a process that was killed
         left.unlink(missing_ok=True)
-    temporary = path.with_name(f".{FILE}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            json.dump(data, file, indent=2, allow_nan=False)
+            put(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -80,11 +82,32 @@ def load(folder: str | os.PathLike[str], run: RunState, *, step: int | None = No
 
 
 def save_for(trainer: Any, run: RunState) -> None:
-    """Before verl's own save, whose tracker file makes the checkpoint current."""
-    if run.state_dict():
-        step = step_of(trainer)
-        path = save(Path(trainer.config.trainer.default_local_dir) / f"global_step_{step}", run, step=step)
-        logger.info("saved the estimators' state to %s", path)
+    """Before verl's own save, whose tracker file makes the checkpoint current.
+
+    A run without a state takes away that of an earlier run whose checkpoint it writes over.
+    """
+    step = step_of(trainer)
+    folder = Path(trainer.config.trainer.default_local_dir) / f"global_step_{step}"
+    if any(run.states.values()):
+        logger.info("saved the estimators' state to %s", save(folder, run, step=step))
+    else:
+        remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Take the state of another run away from a checkpoint that is written over."""
+    path = folder / FILE
+    try:
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} is the state of another run, whose checkpoint this run writes over, and cannot be removed: "
+            f"{error}; remove it, or set another trainer.default_local_dir"
+        ) from error
+    _sync_folder(folder)
+    logger.warning("removed %s: it was the state of another run, whose checkpoint this run writes over", path)
 
 
 def load_for(trainer: Any, run: RunState, *, name: str, chain: Chain) -> None:

@@ -14,7 +14,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Array, Groups
 from verl_ext.core.observe import advantage_metrics, reward_metrics
 from verl_ext.core.rows import Rows, broadcast, padding_by_uid, scores, token_counts
-from verl_ext.core.state import RunState
+from verl_ext.core.state import RunState, plain_state
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
 from verl_ext.estimators import build
 from verl_ext.integration import dump, hooks
@@ -67,6 +67,8 @@ def compute(
     trajectories = source.batch(groups if rows.plain else None)
     run = run_state()
     result = chain(trajectories, run.states.get(name))
+    if name not in run.states:
+        plain_state(result.state)  # refused now, not at the first checkpoint
     run.states[name] = result.state
     remark(run, {**_singletons(trajectories), **result.remarks})
     if settings.verl_ext.dump_dir is not None:

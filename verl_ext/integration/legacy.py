@@ -55,7 +55,7 @@ def wrap_async_load(original: Callable[..., Any]) -> Callable[..., Any]:
     """`load_checkpoint(self)`: our state after verl's."""
 
     async def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
-        attach.claim_folder(self)
+        attach.before_load(self)
         result = await original(self, *args, **kwargs)
         attach.load_state(self)
         return result

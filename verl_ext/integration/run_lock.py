@@ -1,4 +1,4 @@
-"""One run a checkpoint folder: a second one would mix its checkpoints, and its history, with those of the first.
+"""One run a folder: a second one would mix its checkpoints and its history, or its dump, with those of the first.
 
 The lock is the operating system's and ends with the process, however it ends. It is POSIX's (`lockf`): NFS passes it
 to other nodes, and a forked data loader does not inherit it.
@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from verl_ext.errors import ConfigurationError
@@ -22,12 +23,25 @@ FILE = ".verl_ext.lock"
 PATIENCE = 60.0
 """Seconds to wait for the lock: processes of a run whose driver was killed notice it only later."""
 
+
+@dataclass(frozen=True)
+class Use:
+    """What a folder is claimed for, in the words of the messages."""
+
+    setting: str
+    what: str
+    without: str
+
+
+CHECKPOINTS = Use("trainer.default_local_dir", "checkpoints", "trainer.save_freq=-1 to save none")
+DUMP = Use("algorithm.verl_ext.dump_dir", "advantages", "algorithm.verl_ext.dump_dir=null to dump none")
+
 # Folder to open file. Never closed: closing any handle on the file would drop the process's lock.
 _held: dict[Path, int] = {}
 
 
-def hold(folder: str | os.PathLike[str], *, patience: float = PATIENCE) -> None:
-    """Claim a checkpoint folder for this process until it ends; an error that names the owner if there is one."""
+def hold(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: float = PATIENCE) -> None:
+    """Claim a folder for this process until it ends; an error that names the owner if there is one."""
     home = Path(folder).resolve()
     if home in _held:
         return
@@ -37,8 +51,7 @@ def hold(folder: str | os.PathLike[str], *, patience: float = PATIENCE) -> None:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise ConfigurationError(
-            f"checkpoints cannot be written to trainer.default_local_dir={folder}: {error}; set another folder, or "
-            "trainer.save_freq=-1 to save none"
+            f"{use.what} cannot be written to {use.setting}={folder}: {error}; set another folder, or {use.without}"
         ) from error
     deadline, waiting = time.monotonic() + patience, False
     while True:
@@ -54,17 +67,23 @@ def hold(folder: str | os.PathLike[str], *, patience: float = PATIENCE) -> None:
             owner = _owner(handle)
             os.close(handle)
             raise ConfigurationError(
-                f"another run saves its checkpoints in trainer.default_local_dir={folder}: {owner}. Both "
-                "would write into the same files. Set another folder, or end that run; if its machine is gone and the "
+                f"another run saves its {use.what} in {use.setting}={folder}: {owner}. Both would write into the "
+                "same files. Set another folder, or end that run; if its machine is gone and the "
                 f"lock is still there, delete {path}"
             )
         if not waiting:
             waiting = True
             logger.warning("%s is held by %s: waiting up to %.0f s for its end", path, _owner(handle), patience)
         time.sleep(0.2)
-    os.ftruncate(handle, 0)
-    os.write(handle, f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T %Z')}\n".encode())
     _held[home] = handle
+    owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T %Z')}\n"
+    try:
+        os.ftruncate(handle, 0)
+        os.write(handle, owner.encode())
+    except OSError as error:  # a full disk; the lock itself takes no room
+        logger.warning(
+            "%s is held, but cannot name its owner: %s; make room before this run writes its %s", path, error, use.what
+        )
 
 
 def _owner(handle: int) -> str:
