@@ -52,6 +52,12 @@ def test_a_kl_part_that_is_not_finite_is_refused(value):
         Batch.of([[1.0], [0.0]], ["a", "b"], penalty=np.array([0.0, value]))
 
 
+def test_a_kl_part_may_be_as_large_as_a_reward():
+    assert Batch.of([[1.0]], ["a"], penalty=np.array([-1e30])).penalty.tolist() == [-1e30]
+    with pytest.raises(DataError, match="KL part"):
+        Batch.of([[1.0]], ["a"], penalty=np.array([1.1e30]))
+
+
 def test_a_kl_part_may_be_nan_where_nothing_is_scored():
     batch = Batch.of([[1.0, NAN], [NAN, NAN]], ["a", "b"], keys=("x", "y"), penalty=np.array([0.5, NAN]))
     np.testing.assert_array_equal(batch.penalty, [0.5, NAN])
