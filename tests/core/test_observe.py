@@ -112,3 +112,8 @@ def test_verl_combines_each_metric_as_its_last_word_says(keys):
         last = metric.rpartition("/")[2].rpartition("_")[2]
         wanted = last if last in ("min", "max") else "weighted_avg"
         assert aggregator._get_aggregation_type(metric) == wanted, metric
+
+
+@pytest.mark.parametrize(("key", "name"), [("..", "__"), (".", "_"), ("", "_"), ("a.b", "a.b"), ("/", "_")])
+def test_a_name_of_dots_is_no_folder(key, name):
+    assert metric_name(key) == name
