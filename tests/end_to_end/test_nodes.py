@@ -159,6 +159,8 @@ def test_machines_without_the_package_or_with_another_version_are_named(network,
         "algorithm.adv_estimator=hadw",
         "algorithm.hadw.accuracy_threshold=0",
         "trainer.nnodes=3",
+        "data.train_batch_size=12",  # which three ranks can share
+        "actor_rollout_ref.actor.ppo_mini_batch_size=12",
         configuration="[cpu,hadw]",
         env=environment(),
     )
