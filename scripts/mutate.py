@@ -71,6 +71,21 @@ HARMLESS = (
     ("abs(y - new.window[-1]) < 0.1", "Lt -> LtE", "a warning's threshold"),
     ("abs(y - new.window[-1]) < 0.1", "USub left out", "the values of this window are alike"),
     ("abs(y - new.window[-1]) < 0.1", "1 -> ", "the same"),
+    ("HUGE = 2**21", "Pow -> Mult", "from where on a way of allocating is faster; the result is the same"),
+    ("HUGE = 2**21", "21 -> 22", "the same"),
+    ("(dim=-1", "USub left out", "of two dimensions the last is the second"),
+    (".sum(dim=-1", "USub left out", "the same"),
+    (".unsqueeze(-1)", "USub left out", "the same"),
+    ("return cls(every, every, plain=True)", "swapped", "they are the same"),
+    ("elif last[number] < (int(index), row)", "Lt -> LtE", "no row comes twice"),
+    ("narrow = mask.dtype.is_floating_point and mask.dtype.itemsize < 4", "And -> Or", "float32 counts to 2**24 too"),
+    ("mask.dtype.itemsize < 4", "Lt -> LtE", "float32 is summed in float32 either way"),
+    ("mask.dtype.itemsize < 4", "4 -> 5", "the same"),
+    ("narrow = token_level.dtype.itemsize < 4", "Lt -> LtE", "the same"),
+    ("narrow = token_level.dtype.itemsize < 4", "4 -> 5", "the same"),
+    ("if abs(mean) <= 1e-12 * np.abs(x)", "LtE -> Lt", "a mean of 0 becomes 0"),
+    ('("balance", "weigh_by_difficulty", "weigh_by_history")', "swapped", "the order in which rules are looked up"),
+    ('(SUM, "centre", "scale_by_std", "scale_by_mad")', "swapped", "the same"),
 )
 
 COMPARE = {

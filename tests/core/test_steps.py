@@ -330,7 +330,7 @@ def test_equal_values_are_whitened_to_nothing_without_an_epsilon():
 
 
 def test_a_dead_group_leaves_no_negative_zero():
-    batch = Batch.of([[-0.3], [-0.3], [-0.3], [0.3], [0.3], [0.3]], list("aaabbb"))
+    batch = Batch.of([[1.0], [1.0 + 1e-9], [0.3], [0.3]], list("aabb"))
     found = Centre().apply(batch.rewards, batch)
     assert not found.any()
     assert not np.signbit(found).any()
