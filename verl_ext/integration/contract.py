@@ -258,6 +258,7 @@ SETTINGS = (
     "algorithm.adv_estimator",
     "algorithm.norm_adv_by_std_in_grpo",
     "algorithm.use_kl_in_reward",
+    "actor_rollout_ref.actor.checkpoint.async_save",
     "actor_rollout_ref.actor.loss_agg_mode",
     "actor_rollout_ref.actor.loss_scale_factor",
     "actor_rollout_ref.actor.policy_loss.loss_mode",
