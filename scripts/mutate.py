@@ -74,7 +74,6 @@ HARMLESS = (
     ("HUGE = 2**21", "Pow -> Mult", "from where on a way of allocating is faster; the result is the same"),
     ("HUGE = 2**21", "21 -> 22", "the same"),
     ("(dim=-1", "USub left out", "of two dimensions the last is the second"),
-    (".sum(dim=-1", "USub left out", "the same"),
     (".unsqueeze(-1)", "USub left out", "the same"),
     ("return cls(every, every, plain=True)", "swapped", "they are the same"),
     ("elif last[number] < (int(index), row)", "Lt -> LtE", "no row comes twice"),

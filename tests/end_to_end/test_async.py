@@ -160,3 +160,17 @@ def test_a_reward_that_raises_ends_the_fully_asynchronous_trainer_with_an_error(
     assert run.wait(TIMEOUT) == 1, run.tail()
     assert "the rollout ended before its last prompt" in run.log
     assert "this reward raises" in run.log
+
+
+@pytest.mark.parametrize("mode", ["legacy", "one_step_off"])
+def test_a_reward_that_raises_ends_the_trainers_without_a_replay_buffer(start, tmp_path, mode):
+    (tmp_path / "raises.py").write_text(RAISES)
+    reward = f"reward.custom_reward_function.path={tmp_path}/raises.py"
+    if mode == "legacy":
+        name = "algorithm.adv_estimator=hadw"
+        run = start("run", name, *ESTIMATORS["hadw"], "trainer.use_v1=False", reward, configuration="[cpu,hadw]")
+    else:
+        run = begin(start, ONE_STEP_OFF, "hadw", reward, steps=2)
+    assert run.wait(TIMEOUT) == 1, run.tail()
+    assert "this reward raises" in run.log
+    assert not run.metrics

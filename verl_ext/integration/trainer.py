@@ -53,9 +53,7 @@ def wrap_compute_advantage(original: Callable[..., Any], *, queue: ModuleType) -
             return original(self, batch, metrics)
         padding = np.array([bool(tag.get("is_padding", False)) for tag in batch.tags], dtype=bool)
         rows = Rows.of_sessions(batch.keys, padding)
-        missing = missing_responses(self, len(rows.scored))
-        if missing and run.ours:
-            workers.require_alive(self, f"step {self.global_steps}: {missing:.0f} responses are missing")
+        missing = missing_responses(self, len(rows.scored), ours=run.ours)
         components = fetch_components(queue, batch, rows, run)
         context = StepContext(trainer=self, loss_agg_mode=run.settings.loss_agg_mode, rows=rows, components=components)
         if run.settings.rewards.token_scores:
@@ -76,15 +74,18 @@ def wrap_compute_advantage(original: Callable[..., Any], *, queue: ModuleType) -
     return _compute_advantage
 
 
-def missing_responses(trainer: Any, found: int) -> float:
+def missing_responses(trainer: Any, found: int, *, ours: bool) -> float:
     """How many of the responses that were asked for are not there, with a line in the log.
 
-    In its `sync` mode verl trains on what is left when responses fail; the groups are smaller, or gone.
+    In its `sync` mode verl trains on what is left when responses fail; the groups are smaller, or gone. With an
+    estimator of ours the run ends instead if they failed for a worker that has died.
     """
     config = trainer.config
     updates = getattr(trainer, "parameter_sync_step", 1)
     expected = config.data.train_batch_size // updates * config.actor_rollout_ref.rollout.n
     missing = max(0, expected - found)
+    if missing and ours:
+        workers.require_alive(trainer, f"step {trainer.global_steps}: {missing} responses are missing")
     if missing:
         logger.warning(
             "step %d: %d of %d responses are missing, which is logged as %s; verl trains on those that are left. "
