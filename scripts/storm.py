@@ -144,20 +144,12 @@ def begin(folder: Path, data: Path, steps: int) -> runs.Run:
     return runs.start(folder, data, *HADW, steps=steps, configuration="[cpu,hadw]")
 
 
-def clear(run: runs.Run) -> None:
-    """End what is left of a run, its own processes only."""
-    run.kill()
-    run.left_behind(patience=10)
-    run.process.wait(10)
-    shutil.rmtree(run.ray_folder, ignore_errors=True)
-
-
 def undisturbed(folder: Path, data: Path, steps: int, limit: float) -> runs.Run:
     run = begin(folder, data, steps)
     try:
         code = run.wait(limit)
     finally:
-        clear(run)
+        run.clear()
     if code != 0:
         raise SystemExit(f"the undisturbed run ended with {code}:\n{run.tail()}")
     return run
@@ -229,7 +221,7 @@ def attempt(storm: Storm, data: Path, kind: str, phase: str, limit: float) -> No
         storm.kills.append(kill)
         print(f"{len(storm.kills)}: {kill}", flush=True)
     finally:
-        clear(run)
+        run.clear()
     gather(storm, run)
     check_attempt(storm, run, resumed_at)
 

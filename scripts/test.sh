@@ -63,8 +63,8 @@ if [ "$LEVEL" = fast ]; then
     exit 0
 fi
 echo "== the real pipeline on the CPU"
-# Two at once: a run waits much, for its processes to start above all.
-python -m pytest -n 2 --dist worksteal -m "end_to_end and not slow" --durations=20 tests/end_to_end
+# Two at once: a run waits much, for its processes to start above all. One by one in order, the longest first.
+python -m pytest -n 2 --dist load --maxschedchunk 1 -m "end_to_end and not slow" --durations=20 tests/end_to_end
 if [ "$LEVEL" = slow ]; then
     echo "== slow tests"
     python -m pytest -m slow --durations=0

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from tests import fresh
 from verl_ext.cpu import patches
 from verl_ext.errors import IntegrationError
 
@@ -17,7 +18,7 @@ from verl_ext.errors import IntegrationError
 def python(code, **environment):
     """What the code prints, in a fresh interpreter without anything asked for."""
     env = {k: v for k, v in os.environ.items() if k not in ("VERL_PLATFORM", "VERL_ENGINE_DEVICE")}
-    done = subprocess.run([sys.executable, "-c", code], env={**env, **environment}, capture_output=True, text=True)
+    done = fresh.run(code, environment={**env, **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -29,7 +30,8 @@ from verl_ext.cpu import plugin
 plugin.install()
 print(sorted({"torch", "ray", "verl", "transformers", "hydra", "omegaconf", "yaml", "numpy"} & set(sys.modules)))
 """
-    assert python(code) == "[]"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
 
 
 def test_nothing_changes_in_verl_where_nothing_asks_for_the_cpu():

@@ -1,11 +1,19 @@
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from tests import tiny_model
 from tests.end_to_end import run as runs
+
+
+def pytest_collection_modifyitems(items):
+    """The longest tests first, so that processes which share them end together."""
+
+    def runs_of(item):
+        mark = item.get_closest_marker("runs")
+        return mark.args[0] if mark else 1
+
+    items.sort(key=runs_of, reverse=True)
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +37,5 @@ def start(tiny, tmp_path):
         if run.process.poll() is None:
             run.kill()
         left += run.left_behind()
-        run.kill()
-        shutil.rmtree(run.ray_folder, ignore_errors=True)
+        run.clear()
     assert left == []

@@ -1,4 +1,4 @@
-"""One run of verl's own entry point in its own processes: its metrics, its memory, and what it leaves behind.
+"""One run of verl's own entry point in its own processes: its metrics, and what it leaves behind.
 
 Every process of a run inherits a mark in its environment, Ray's included, and is found by it; no other Ray cluster of
 the machine is touched.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests import tiny_model
@@ -38,18 +38,6 @@ def processes_of(mark: str) -> list[int]:
     return found
 
 
-def memory_of(pids: list[int]) -> int:
-    """Proportional set size of the processes together, in bytes."""
-    total = 0
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    return total
-
-
 def hear_interrupts() -> None:
     """In a new process: a shell's background jobs, and all that they start, ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -63,10 +51,6 @@ class Run:
     process: subprocess.Popen
     mark: str
     ray_folder: Path
-    began: float
-    peak_memory: int = 0
-    peak_processes: int = 0
-    moments: dict[str, float] = field(default_factory=dict)
 
     @property
     def log(self) -> str:
@@ -112,6 +96,13 @@ class Run:
             except ProcessLookupError:
                 continue
 
+    def clear(self) -> None:
+        """End what is left of the run, its own processes only, and remove Ray's own logs."""
+        self.kill()
+        self.left_behind(patience=10)
+        self.process.wait(10)
+        shutil.rmtree(self.ray_folder, ignore_errors=True)
+
     def left_behind(self, patience: float = 15.0) -> list[str]:
         """Command lines of the processes that are still there after a while."""
         deadline = time.monotonic() + patience
@@ -127,16 +118,6 @@ class Run:
 
     def tail(self, lines: int = 60) -> str:
         return "\n".join(self.log.splitlines()[-lines:])
-
-    def _observe(self) -> None:
-        while self.process.poll() is None:
-            pids = processes_of(self.mark)
-            self.peak_processes = max(self.peak_processes, len(pids))
-            self.peak_memory = max(self.peak_memory, memory_of(pids))
-            now = time.monotonic() - self.began
-            for step in self.metrics:
-                self.moments.setdefault(f"step {step}", now)
-            time.sleep(0.5)
 
 
 def start(
@@ -200,6 +181,4 @@ def start(
             start_new_session=True,
             preexec_fn=hear_interrupts,
         )
-    run = Run(folder, process, mark, ray_folder, time.monotonic())
-    threading.Thread(target=run._observe, daemon=True).start()
-    return run
+    return Run(folder, process, mark, ray_folder)

@@ -91,6 +91,7 @@ def test_the_combinations_train(start, steps, metrics):
         assert all(math.isfinite(value) and (value > 0 or "dead" in name) for value in run.column(name)), name
 
 
+@pytest.mark.runs(0)
 def test_a_list_that_cannot_work_stops_before_ray_starts(start):
     run = start("run", "algorithm.adv_estimator=compose", KEYS, "+algorithm.compose.steps=[whiten,weigh_and_sum]")
     assert run.wait(120) == 1

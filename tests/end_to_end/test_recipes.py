@@ -134,6 +134,7 @@ def of(folder: Path) -> dict[str, str]:
     return {"MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder), "VAL_FILES": f"{folder}/val.parquet"}
 
 
+@pytest.mark.runs(2)
 def test_tool_calling_trains_validates_saves_and_resumes(launch: Callable[..., Done], tiny: Any) -> None:
     done = check_training(
         launch, "tool_calling", ("correctness", "format"), "rlla", MINI_BATCH_SIZE="4", **of(tiny("tools"))
@@ -150,6 +151,7 @@ def test_gsm8k_trains_validates_saves_and_resumes(launch: Callable[..., Done], t
     assert "actor/kl_loss" in done.metrics[3]
 
 
+@pytest.mark.runs(0)
 def test_a_wrong_argument_of_the_reward_stops_the_launcher_at_once(tiny: Any, tmp_path: Path) -> None:
     began = time.monotonic()
     done = subprocess.run(

@@ -40,6 +40,7 @@ def test_reward_rises_rollout_and_trainer_agree_and_everything_is_logged(start):
     assert "step:20 - " in run.log
 
 
+@pytest.mark.runs(2)
 def test_two_ranks_train_and_resume(start):
     run = start("run", "trainer.n_gpus_per_node=2", "trainer.save_freq=2", steps=2)
     assert run.wait(TIMEOUT) == 0, run.tail()
@@ -72,6 +73,7 @@ def latest(run):
     return int(path.read_text()) if path.exists() else 0
 
 
+@pytest.mark.runs(5)
 def test_a_run_killed_in_training_or_while_it_saves_goes_on_exactly(start):
     hadw = ("algorithm.adv_estimator=hadw", "algorithm.hadw.accuracy_threshold=0.1")
 
@@ -125,6 +127,7 @@ def test_ctrl_c_leaves_no_process(start):
     assert run.left_behind() == []
 
 
+@pytest.mark.runs(0)
 def test_too_few_ray_cpus_are_refused_at_once(start):
     run = start("run", "ray_kwargs.ray_init.num_cpus=2")
     assert run.wait(60) == 1

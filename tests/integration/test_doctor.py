@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
 import verl_ext
+from tests import fresh
 
 
 def doctor(before: str = "", **environment: str) -> tuple[int, str]:
     """Exit status and output; `before` runs first, in the same interpreter."""
     code = f"{textwrap.dedent(before)}\nfrom verl_ext.cli import main\nraise SystemExit(main(['doctor']))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
-    )
+    done = fresh.run(code, environment={**os.environ, **environment})
     return done.returncode, done.stdout
 
 

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests import fresh
 
-def main_ppo(
-    folder: Path, *arguments: str, program: str = "verl.trainer.main_ppo"
-) -> tuple[subprocess.CompletedProcess[str], float]:
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", program, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    return done, time.monotonic() - began
+
+def main_ppo(folder: Path, *arguments: str, program: str = "verl.trainer.main_ppo") -> subprocess.CompletedProcess[str]:
+    return fresh.run(program, *arguments, module=True, folder=folder, timeout=180)
 
 
 @pytest.mark.parametrize("use_v1", [True, False], ids=["v1", "legacy"])
 def test_a_misspelt_estimator_stops_before_ray_starts(tmp_path: Path, use_v1: bool) -> None:
-    done, _ = main_ppo(
+    done = main_ppo(
         tmp_path,
         "algorithm.adv_estimator=gdop",
         f"trainer.use_v1={use_v1}",
@@ -41,7 +31,7 @@ def test_a_misspelt_estimator_stops_before_ray_starts(tmp_path: Path, use_v1: bo
 @pytest.mark.parametrize("mode", ["one_step_off_policy.main_ppo", "fully_async_policy.fully_async_main"])
 def test_the_experimental_entry_points_stop_before_ray_starts(tmp_path: Path, mode: str) -> None:
     """The fully asynchronous one never calls verl's own check, the other in a Ray actor."""
-    done, _ = main_ppo(
+    done = main_ppo(
         tmp_path,
         "hydra.searchpath=[pkg://verl.trainer.config]",
         "algorithm.adv_estimator=gdop",
@@ -54,12 +44,12 @@ def test_the_experimental_entry_points_stop_before_ray_starts(tmp_path: Path, mo
 
 
 def test_the_presets_are_on_the_command_line_as_primary_configuration_and_as_group(tmp_path: Path) -> None:
-    done, _ = main_ppo(
+    done = main_ppo(
         tmp_path, "--config-name", "gdpo", "--cfg", "job", "algorithm.gdpo.whiten=token", "algorithm.rewards.keys=[a,b]"
     )
     assert done.returncode == 0, done.stderr
     assert "adv_estimator: gdpo" in done.stdout
     assert "whiten: token" in done.stdout
-    done, _ = main_ppo(tmp_path, "--cfg", "job", "+verl_ext=gdpo", "algorithm.gdpo.whitn=token")
+    done = main_ppo(tmp_path, "--cfg", "job", "+verl_ext=gdpo", "algorithm.gdpo.whitn=token")
     assert done.returncode == 1
     assert "algorithm.gdpo.whitn" in done.stderr

@@ -23,8 +23,8 @@ import ray
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from tests.integration.hadw_runs import HADW, saved, state, train
 from tests.integration.pipeline import Pipeline, Recording, answers_to, recording
-from tests.integration.test_checkpoints import HADW, saved, state, train
 from verl_ext.core.state import RunState
 from verl_ext.errors import CheckpointError, DataError, RolloutError
 from verl_ext.integration import checkpoint, failures, hooks, workers

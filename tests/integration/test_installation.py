@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import subprocess
-import sys
 import textwrap
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
+from tests import fresh
 from verl_ext.errors import IntegrationError
 
 PRELUDE = """
@@ -53,9 +52,7 @@ class Told:
 def story(*parts: str, **environment: str) -> Told:
     """Run the parts in a new interpreter, which must end well."""
     code = PRELUDE + "\n".join(textwrap.dedent(part) for part in parts)
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=120
-    )
+    done = fresh.run(code, environment=os.environ | environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return Told(done.stdout, done.stderr)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +17,7 @@ from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 from verl.trainer.ppo import core_algos, ray_trainer
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
+from tests import fresh
 from tests.integration.configs import compose
 from verl_ext.errors import CheckpointError, ConfigurationError, IntegrationError
 from verl_ext.integration import run_lock
@@ -298,12 +297,7 @@ for name in ("__init__", "fit", "_save_checkpoint", "load_checkpoint", "_fit_com
 from verl_ext.integration import hooks
 assert hooks.HOOKS["verl.trainer.ppo.ray_trainer"].state == "holds"
 """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "class")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = fresh.run(code, str(tmp_path / "class"))
     assert done.returncode == 0, done.stderr
 
 

@@ -23,7 +23,7 @@ def run(tmp_path: Path):
     def start(file: str, *arguments: str):
         (tmp_path / "mine.yaml").write_text(file)
         stop = "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla", "data.train_batch_size=0"
-        return main_ppo(tmp_path, "--config-path", str(tmp_path), "--config-name", "mine", *arguments, *stop)[0]
+        return main_ppo(tmp_path, "--config-path", str(tmp_path), "--config-name", "mine", *arguments, *stop)
 
     return start
 
@@ -51,7 +51,7 @@ def test_a_file_of_verls_own_holds_nothing_that_anyone_chose(tmp_path: Path) -> 
     """It sets loss_agg_mode=token-mean, which the preset replaces."""
     arguments = ("+verl_ext=drgrpo", "async_training=null", "algorithm.drgrpo.check_loss=maybe")
     program = "verl.experimental.fully_async_policy.fully_async_main"
-    done = main_ppo(tmp_path, *arguments, program=program)[0]
+    done = main_ppo(tmp_path, *arguments, program=program)
     assert done.returncode == 1
     assert "check_loss must be True or False, found 'maybe'" in done.stderr
     assert "comes after" not in done.stderr

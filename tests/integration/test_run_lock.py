@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_checkpoints import legacy
+from tests.integration.hadw_runs import legacy
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import run_lock
 

@@ -1,5 +1,7 @@
 """verl's tracker, the file that names the current checkpoint: read before verl does, and mended where it is empty.
 
+It may name a checkpoint that is gone, too, of which verl says no more than that it starts anew.
+
 verl opens it with "w", after all else of the checkpoint is written: a process killed there, or a disk that is full,
 leaves it empty, and verl then fails on `int("")`. True of `_save_checkpoint` of the V1, the legacy and the fully
 asynchronous trainer of verl 0.9.0 and 0.9.1; Megatron's `async_save` writes it from a worker, and is not mended.
@@ -34,7 +36,7 @@ def mend(trainer: Any, *, stateful: bool) -> None:
     path = home / FILE
     try:
         text = path.read_bytes()
-        int(text)
+        named = home / f"{FOLDER}{int(text)}"
     except FileNotFoundError:
         return
     except OSError as error:
@@ -46,6 +48,10 @@ def mend(trainer: Any, *, stateful: bool) -> None:
                 f"{_remedy(home)}"
             ) from error
     else:
+        if not named.exists():
+            raise CheckpointError(
+                f"{path} names {named.name}, which is not beside it, and verl would start anew; {_remedy(home)}"
+            )
         return
     if OmegaConf.select(trainer.config, "actor_rollout_ref.actor.checkpoint.async_save"):
         raise CheckpointError(f"{path} is empty, and with async_save the newest may not be whole; {_remedy(home)}")
