@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Set up and test everything: environment, lint, types, unit tests on both supported versions of verl and on the oldest
-# numpy, and runs of the real pipeline on the CPU.
+# Set up and test everything: environment, lint, types, unit tests on both supported versions of verl, on the oldest
+# numpy and on other Pythons, and runs of the real pipeline on the CPU.
 #
 #   scripts/test.sh                all of it but the slow runs: what CI does
 #   scripts/test.sh --fast         lint, types and unit tests: about ten minutes on two cores
@@ -58,6 +58,9 @@ echo "== the core and the estimators, numpy $OLDEST_NUMPY"
 # Without verl, whose pandas asks for a newer one.
 PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest -k "not verl_combines" tests/core tests/test_settings.py \
     tests/estimators/test_worked_example.py tests/estimators/test_compositions.py
+
+echo "== the core and the estimators, without torch, on other Pythons"
+TORCH=none NUMPY=newest scripts/test_pure.sh
 
 if [ "$LEVEL" = fast ]; then
     exit 0

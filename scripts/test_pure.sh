@@ -1,23 +1,47 @@
 #!/usr/bin/env bash
-# Test what needs no verl (core, estimators, settings) on another Python, with the oldest torch and numpy that
-# pyproject.toml allows, in a virtual environment that is made for it and removed.
+# Test what needs no verl (core, estimators, settings) on other Pythons, with the oldest torch and numpy that
+# pyproject.toml allows, in virtual environments that are made for it and removed.
 #
-#   scripts/test_pure.sh [PYTHON...]      default: python3.10 python3.12
+#   scripts/test_pure.sh [PYTHON...]      default: Python 3.10 and 3.12, where they are, on the path or pyenv's
 #
-# TORCH and NUMPY name other versions. pip's usual torch brings gigabytes of CUDA along.
+# TORCH and NUMPY name other versions. pip's usual torch brings gigabytes of CUDA along: TORCH=none leaves it out, with
+# the tests that need it. NUMPY=newest takes the newest numpy that the Python has.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 TORCH=${TORCH:-2.4.0} NUMPY=${NUMPY:-1.26.0}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-(($#)) || set -- python3.10 python3.12
-for python in "$@"; do
-    echo "== $("$python" --version), torch $TORCH, numpy $NUMPY"
-    "$python" -m venv "$scratch/venv"
-    "$scratch/venv/bin/pip" install --quiet "torch==$TORCH" "numpy==$NUMPY" omegaconf hypothesis pytest
-    "$scratch/venv/bin/pip" install --quiet --no-deps -e .
-    "$scratch/venv/bin/python" -m pytest -q -k "not verl_combines" tests/core tests/test_settings.py \
-        tests/estimators/test_worked_example.py tests/estimators/test_compositions.py
+PACKAGES=(hypothesis pytest)
+TESTS=(tests/core tests/test_settings.py tests/estimators/test_compositions.py)
+if [ "$TORCH" = none ]; then
+    TESTS+=(--ignore tests/core/test_rows.py --ignore tests/core/test_observe.py)
+else
+    PACKAGES+=("torch==$TORCH" omegaconf)
+    TESTS+=(tests/estimators/test_worked_example.py)
+fi
+if [ "$NUMPY" = newest ]; then PACKAGES+=(numpy); else PACKAGES+=("numpy==$NUMPY"); fi
+
+works() { "$1" -c "" 2>/dev/null; }
+PYTHONS=("$@")
+if ((!$#)); then
+    for version in 3.10 3.12; do
+        found=
+        for python in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python; do
+            if works "$python"; then
+                found=$python
+                break
+            fi
+        done
+        if [ -n "$found" ]; then PYTHONS+=("$found"); else echo "there is no Python $version here: left out"; fi
+    done
+fi
+
+for python in ${PYTHONS[@]+"${PYTHONS[@]}"}; do
     rm -rf "$scratch/venv"
+    "$python" -m venv "$scratch/venv"
+    "$scratch/venv/bin/pip" install --quiet --disable-pip-version-check "${PACKAGES[@]}"
+    "$scratch/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -e .
+    echo "== $("$python" --version), torch $TORCH, numpy $("$scratch/venv/bin/python" -c 'import numpy; print(numpy.__version__)')"
+    "$scratch/venv/bin/python" -m pytest -q -k "not verl_combines" "${TESTS[@]}"
 done

@@ -71,7 +71,8 @@ def train(folder: Path, data: Path, name: str, *overrides: str, steps: int = 2, 
     return run
 
 
-@pytest.mark.parametrize("name", ["gdpo", "dgpo", "hadw", "drgrpo"])
+# Without --slow hadw is trained by test_training.py, where it is killed too.
+@pytest.mark.parametrize("name", ["gdpo", "dgpo", pytest.param("hadw", marks=pytest.mark.slow), "drgrpo"])
 def test_it_trains_on_verl_s_default_trainer(name: str, tmp_path: Path, data: Path) -> None:
     run = train(tmp_path, data, name)
     assert sorted(step for step in run.metrics if step) == [1, 2]

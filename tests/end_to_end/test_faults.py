@@ -77,6 +77,7 @@ def test_the_second_run_in_one_folder_is_refused(start):
     second = start("second", *HADW, folder, steps=500, configuration="[cpu,hadw]")
     assert second.wait(TIMEOUT) == 1
     assert f"another run saves its checkpoints in {folder}: process " in second.log
+    assert "Started a local Ray instance" not in second.log
     assert not second.metrics
     assert first.process.poll() is None
     before = max(first.metrics)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.batches import Call, Rollout, call
+from tests.batches import Rollout
+from tests.calls import Call, call
 from verl_ext import RunState
 
 KEYS = {"rewards": {"keys": ["a", "b"], "weights": [1.0, 0.5]}}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.batches import Call, call
+from tests.calls import Call, call
 
 GDPO = {"rewards": {"keys": ["x", "y"]}}
 UIDS = list("aabb")

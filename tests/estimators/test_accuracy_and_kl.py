@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.batches import call, metrics_of, tensors
+from tests.calls import call, metrics_of, tensors
 from tests.estimators.small import GDPO, UIDS, X, fields
 from verl_ext import RunState, use_run_state
 from verl_ext.errors import ConfigurationError, DataError

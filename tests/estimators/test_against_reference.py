@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import reference
-from tests.batches import Rollout, call, rollouts
+from tests.batches import Rollout, rollouts
+from tests.calls import call
 from verl_ext import Batch, RunState, Settings, build
 
 KEYS = ("a", "b", "c")

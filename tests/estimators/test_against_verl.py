@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from tests import reference
-from tests.batches import ACC, FMT, LENGTHS, UIDS, Rollout, call, object_array, rollouts, tensors
+from tests.batches import ACC, FMT, LENGTHS, UIDS, Rollout, rollouts
+from tests.calls import call, object_array, tensors
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import reference
-from tests.batches import ACC, FMT, LENGTHS, UIDS, Rollout, call, rollouts
+from tests.batches import ACC, FMT, LENGTHS, UIDS, Rollout, rollouts
+from tests.calls import call
 from tests.estimators.every import components
 from tests.estimators.test_against_reference import KEYS, WEIGHTS, check
 from verl_ext import RunState

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.batches import call, metrics_of, object_array
+from tests.calls import call, metrics_of, object_array
 from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
 from verl_ext.errors import ConfigurationError, DataError
 from verl_ext.estimators import ESTIMATORS

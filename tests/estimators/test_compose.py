@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.batches import call, rollouts
+from tests.batches import rollouts
+from tests.calls import call
 from tests.estimators.every import EVERY, KEYS, components, started
 from verl_ext import Batch, RunState, Settings, Stateless, build
 from verl_ext.core.chain import Chain

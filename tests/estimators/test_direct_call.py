@@ -9,7 +9,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.batches import call, object_array, tensors
+from tests.calls import call, object_array, tensors
 from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
 from verl_ext import RunState, Settings, build, use_run_state
 from verl_ext.core.rows import Rows

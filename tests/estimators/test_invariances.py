@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from tests.batches import Rollout, call, object_array, rollouts, tensors
+from tests.batches import Rollout, rollouts
+from tests.calls import call, object_array, tensors
 from tests.estimators.every import EVERY, components, run, started
 from verl_ext import use_run_state
 from verl_ext.core.rows import Rows

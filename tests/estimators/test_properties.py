@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.batches import Rollout, call, rollouts
+from tests.batches import Rollout, rollouts
+from tests.calls import call
 from tests.estimators.every import CENTRED, ESTIMATORS, EVERY, KEEPS_DEAD, KEYS, run
 from verl_ext import RunState
 

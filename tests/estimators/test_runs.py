@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.batches import Rollout, call, metrics_of, rollouts, tensors
+from tests.batches import Rollout, rollouts
+from tests.calls import call, metrics_of, tensors
 from tests.estimators.every import EVERY, KEYS, components, run, started
 from verl_ext import RunState, use_run_state
 from verl_ext.integration.context import StepContext, activate

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.batches import ACC, FMT, LENGTHS, UIDS, call, metrics_of
+from tests.batches import ACC, FMT, LENGTHS, UIDS
+from tests.calls import call, metrics_of
 from verl_ext import Batch, RunState, Settings, build
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from tests.batches import object_array
+from tests.calls import object_array
 from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, scalar, section, sometimes, tree
 from verl_ext import Batch, RunState, Settings, build, use_run_state
 from verl_ext.errors import VerlExtError

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.batches import ACC, FMT, LENGTHS, UIDS, call
+from tests.batches import ACC, FMT, LENGTHS, UIDS
+from tests.calls import call
 from tests.integration.configs import compose
 from verl_ext.cli import main
 from verl_ext.core.state import RunState

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from tests.integration.configs import compose
 from tests.integration.hadw_runs import legacy
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import run_lock
+from verl_ext.integration.driver import wrap_checked
 
 HOLD = "import sys, time; from verl_ext.integration import run_lock; run_lock.hold(sys.argv[1])"
 
@@ -121,6 +123,52 @@ def test_a_trainer_claims_the_folder_of_its_dump(
         assert expected in str(caught.value)
     else:
         trainer._load_checkpoint()
+
+
+def driver(folder: Path, *overrides: str) -> None:
+    """What verl's entry points call before Ray starts."""
+    wrap_checked(lambda config: None)(compose(f"trainer.default_local_dir={folder}", *overrides))
+
+
+@pytest.mark.parametrize("save_freq", [1, -1])
+def test_the_driver_refuses_a_folder_that_is_held_before_anything_is_built(
+    tmp_path: Path, owner: subprocess.Popen[str], save_freq: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(run_lock.look.__kwdefaults__, "patience", 0.0)
+    saving = f"trainer.save_freq={save_freq}"
+    driver(tmp_path, saving, "algorithm.adv_estimator=grpo")
+    if save_freq > 0:
+        with pytest.raises(ConfigurationError, match=f"another run saves its checkpoints .*: process {owner.pid} on "):
+            driver(tmp_path, saving, "algorithm.adv_estimator=dgpo")
+    else:
+        driver(tmp_path, saving, "algorithm.adv_estimator=dgpo")
+    dump = f"+algorithm.verl_ext.dump_dir={tmp_path}"
+    with pytest.raises(ConfigurationError, match=f"another run saves its advantages .*: process {owner.pid} on "):
+        driver(tmp_path / "other", saving, "algorithm.adv_estimator=dgpo", dump)
+
+
+def test_the_driver_waits_for_an_owner_that_is_about_to_end_and_claims_nothing(tmp_path: Path) -> None:
+    process = other(tmp_path, then="time.sleep(1)")
+    saving = "trainer.save_freq=1", "algorithm.adv_estimator=dgpo"
+    driver(tmp_path, *saving)  # with the patience that a run has
+    assert process.wait(5) == 0
+    after = other(tmp_path, then="pass")
+    assert after.wait(10) == 0
+    driver(tmp_path / "new", *saving)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_look_lets_go_of_nothing_that_this_process_holds(tmp_path: Path) -> None:
+    run_lock.hold(tmp_path)
+    run_lock.look(tmp_path)
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"{HOLD.removesuffix(')')}, patience=0.0)", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert f"process {os.getpid()} on " in told.stderr
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL], ids=errno.errorcode.get)

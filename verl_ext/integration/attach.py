@@ -164,10 +164,8 @@ def claim_folders(trainer: Any, run: TrainerRun) -> None:
     When the trainer loads, not when it is made: the fully asynchronous one has a rollouter beside it, in a process of
     its own, which is a trainer too and saves nothing of ours.
     """
-    if (OmegaConf.select(trainer.config, "trainer.save_freq") or -1) > 0:
-        run_lock.hold(trainer.config.trainer.default_local_dir)
-    if run.settings.verl_ext.dump_dir is not None:
-        run_lock.hold(run.settings.verl_ext.dump_dir, run_lock.DUMP)
+    for folder, use in run_lock.folders(trainer.config, run.settings).items():
+        run_lock.hold(folder, use)
 
 
 def load_state(trainer: Any) -> None:

@@ -20,14 +20,18 @@ def wrap_checked(original: Callable[..., Any]) -> Callable[..., Any]:
     """`validate_config(config, ...)`, or another function of the configuration, after our own checks."""
 
     def checked(config: Any, *args: Any, **kwargs: Any) -> Any:
-        from verl_ext.integration import nodes
+        from verl_ext.integration import nodes, run_lock
         from verl_ext.integration.attach import estimator_name
         from verl_ext.integration.checks import check_run
         from verl_ext.integration.config import read_settings
 
         check_run(config, unregistered=True)
-        if estimator_name(config) in ESTIMATORS and read_settings(config.algorithm).verl_ext.check_nodes:
-            nodes.check_when_ray_runs()
+        if estimator_name(config) in ESTIMATORS:
+            settings = read_settings(config.algorithm)
+            for folder, use in run_lock.folders(config, settings).items():
+                run_lock.look(folder, use)
+            if settings.verl_ext.check_nodes:
+                nodes.check_when_ray_runs()
         return original(config, *args, **kwargs)
 
     return checked

@@ -14,8 +14,12 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from verl_ext.errors import ConfigurationError
+from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
 
@@ -40,6 +44,17 @@ DUMP = Use("algorithm.verl_ext.dump_dir", "advantages", "algorithm.verl_ext.dump
 _held: dict[Path, int] = {}
 
 
+def folders(config: Any, settings: Settings) -> dict[str, Use]:
+    """What a run with an estimator of ours writes to."""
+    found = {}
+    home = OmegaConf.select(config, "trainer.default_local_dir")
+    if home is not None and (OmegaConf.select(config, "trainer.save_freq") or -1) > 0:
+        found[str(home)] = CHECKPOINTS
+    if settings.verl_ext.dump_dir is not None:
+        found[settings.verl_ext.dump_dir] = DUMP
+    return found
+
+
 def hold(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: float = PATIENCE) -> None:
     """Claim a folder for this process until it ends; an error that names the owner if there is one."""
     home = Path(folder).resolve()
@@ -53,28 +68,14 @@ def hold(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: fl
         raise ConfigurationError(
             f"{use.what} cannot be written to {use.setting}={folder}: {error}; set another folder, or {use.without}"
         ) from error
-    deadline, waiting = time.monotonic() + patience, False
-    while True:
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                os.close(handle)
-                logger.warning("%s cannot be locked (%s): nothing stops a second run from saving there", path, error)
-                return
-        if time.monotonic() > deadline:
-            owner = _owner(handle)
+    locked = False
+    try:
+        locked = _lock(handle, path, folder, use, patience)
+    finally:
+        if not locked:
             os.close(handle)
-            raise ConfigurationError(
-                f"another run saves its {use.what} in {use.setting}={folder}: {owner}. Both would write into the "
-                "same files. Set another folder, or end that run; if its machine is gone and the "
-                f"lock is still there, delete {path}"
-            )
-        if not waiting:
-            waiting = True
-            logger.warning("%s is held by %s: waiting up to %.0f s for its end", path, _owner(handle), patience)
-        time.sleep(0.2)
+    if not locked:
+        return
     _held[home] = handle
     owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T %Z')}\n"
     try:
@@ -84,6 +85,45 @@ def hold(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: fl
         logger.warning(
             "%s is held, but cannot name its owner: %s; make room before this run writes its %s", path, error, use.what
         )
+
+
+def look(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: float = PATIENCE) -> None:
+    """The error that `hold` would raise, before anything is built; claims nothing and makes no folder."""
+    home = Path(folder).resolve()
+    if home in _held:  # closing the file would let go of it
+        return
+    path = home / FILE
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except OSError:  # nobody has held it, or this machine does not see it
+        return
+    try:
+        _lock(handle, path, folder, use, patience)
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, path: Path, folder: str | os.PathLike[str], use: Use, patience: float) -> bool:
+    """Whether the file is locked: False where its file system cannot, an error where another process has it."""
+    deadline, waiting = time.monotonic() + patience, False
+    while True:
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                logger.warning("%s cannot be locked (%s): nothing stops a second run from saving there", path, error)
+                return False
+        if time.monotonic() > deadline:
+            raise ConfigurationError(
+                f"another run saves its {use.what} in {use.setting}={folder}: {_owner(handle)}. Both would write into "
+                f"the same files. Set another folder, or end that run; if its machine is gone and the lock is still "
+                f"there, delete {path}"
+            )
+        if not waiting:
+            waiting = True
+            logger.warning("%s is held by %s: waiting up to %.0f s for its end", path, _owner(handle), patience)
+        time.sleep(0.2)
 
 
 def _owner(handle: int) -> str:
