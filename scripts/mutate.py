@@ -66,6 +66,16 @@ HARMLESS = (
     ("if np.array_equal(varies, width > TOLERANCE)", "Gt -> GtE", "the same"),
     ("numbers = [*window, 0.0 if value is None", "swapped", "all of them are looked at"),
     ("numbers = [*window, 0.0 if value is None", "0.0 -> 1.0", "either is an accuracy"),
+    ("named = {name for key, needed in", "swapped", "they become a set"),
+    ("accuracy != (None, None)", "swapped", "both are compared with None"),
+    ("accuracy = settings.compose.accuracy_key, ", "swapped", "the same"),
+    ("for kind in (", "swapped", "the order of names in a message"),
+    ("draw = np.random.default_rng(0)", " -> ", "any batch does to try a chain out"),
+    ("draw.integers(", " -> ", "the same"),
+    ("for kept in (state.get(step.name), update.state)", "swapped", "which of two wrong states is named"),
+    ("if TYPE_CHECKING:", "negated", "it imports what only annotations need"),
+    ("__all__ = ", "swapped", "the order of names"),
+    ('for name in ("accuracy_key", "accuracy_threshold")', "swapped", "which of two settings is named"),
     ("unused = [name for name in", "swapped", "the order of names in a message"),
     ("max(new.window) - min(new.window) < 0.01", "Lt -> LtE", "a warning's threshold"),
     ("abs(y - new.window[-1]) < 0.1", "Lt -> LtE", "a warning's threshold"),
@@ -151,7 +161,7 @@ def harmless(mutant: Mutant) -> bool:
 
 
 def _not_formulas(tree: ast.Module) -> Iterator[int]:
-    """Docstrings, annotations, messages of errors, and what only tells types apart."""
+    """Docstrings, annotations, messages of errors, what only tells types apart, and the order of what `in` looks at."""
     for node in ast.walk(tree):
         out: list[ast.AST] = []
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom):
@@ -163,6 +173,8 @@ def _not_formulas(tree: ast.Module) -> Iterator[int]:
                 *(ast.walk(node.returns) if node.returns else ()),
                 *(n for d in node.decorator_list for n in ast.walk(d)),
             ]
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            out = [node.comparators[0]] if isinstance(node.comparators[0], FIELDS_IN_ORDER) else []
         elif isinstance(node, ast.ExceptHandler) and node.type is not None:
             out = list(ast.walk(node.type))
         elif isinstance(node, ast.ClassDef):

@@ -86,6 +86,11 @@ def test_weigh_and_sum_skips_what_is_not_scored():
     np.testing.assert_array_equal(WeighAndSum().apply(batch.rewards, batch), [[11], [10], [NAN]])
 
 
+def test_a_single_reward_may_weigh_nothing():
+    batch = Batch.of([[1], [3]], ["g"] * 2, keys=("a",))
+    np.testing.assert_array_equal(WeighAndSum((0.0,)).apply(batch.rewards, batch), [[0], [0]])
+
+
 def test_the_kl_part_is_added_to_the_sum():
     batch = Batch.of([[1, 10], [NAN, NAN]], ["g"] * 2, keys=("a", "b"), penalty=np.array([-0.25, -0.5]))
     np.testing.assert_array_equal(WeighAndSum((2.0, 1.0)).apply(batch.rewards, batch), [[11.75], [NAN]])
@@ -131,6 +136,12 @@ def test_whitening_over_tokens_adds_to_the_variance():
 def test_whitening_keeps_exact_zeros_of_centred_groups():
     # 0.1 + 0.2 - 0.3 is 5.6e-17, not 0: the mean of such a column is rounding, no shift.
     found = apply(Whiten("sequence"), [0.1, 0.2, -0.3, 0.0])
+    assert found[3] == 0
+
+
+def test_whitening_holds_rounding_against_the_largest_size_of_either_sign():
+    # The mean is 5e-12, 6e-13 of the largest size, which is that of -8.
+    found = apply(Whiten("sequence"), [-8.0, 4.0, 4.0 + 2e-11, 0.0])
     assert found[3] == 0
 
 

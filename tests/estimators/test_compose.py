@@ -255,6 +255,9 @@ OWN = """
             return values[:, 0]
 
 
+    made = Least()
+
+
     class Broken(Stateless):
         name = "broken"
 
@@ -262,11 +265,32 @@ OWN = """
             return values / batch.unknown
 
 
+    class Listed(Stateless):
+        name = "listed"
+
+        def apply(self, values, batch):
+            return values.tolist()
+
+
+    class Fewer(Stateless):
+        name = "fewer"
+
+        def apply(self, values, batch):
+            return values[:-1]
+
+
+    class Unready(Stateless):
+        name = "unready"
+
+        def init(self):
+            raise OSError("no such table")
+
+
     class Infinite(Stateless):
         name = "infinite"
 
         def apply(self, values, batch):
-            return values + np.inf
+            return np.where(np.arange(len(values))[:, None] == 0, np.inf, values)
 """
 
 
@@ -289,6 +313,23 @@ def test_a_step_of_one_s_own_stands_in_a_list_with_its_settings(own):
     assert chain(BATCH).advantages.tolist() == [1.0, -1.0, -1.0, 1.0]
     with pytest.raises(ConfigurationError, match=r"steps\[2\] \(own_steps:Clip\).limit must be above 0, found 0"):
         composed(*SUMMED, {"step": "own_steps:Clip", "limit": 0})
+
+
+def test_a_step_that_cannot_begin_is_named(own):
+    said = r"steps\[2\]: own_steps:Unready cannot be made: OSError: no such table"
+    with pytest.raises(ConfigurationError, match=said):
+        composed(*SUMMED, "own_steps:Unready")
+
+
+def test_a_misspelt_step_of_one_s_own_is_told_the_steps_of_its_module(own):
+    with pytest.raises(ConfigurationError, match=r"'Lest' \(did you mean 'Least'\?\); valid: .*'Clip'") as caught:
+        composed("own_steps:Lest", "centre")
+    assert "'made'" not in str(caught.value)
+
+
+def test_a_step_that_is_made_already_is_no_class_to_make_one_of(own):
+    with pytest.raises(ConfigurationError, match="'own_steps:made' is no step, it lacks being a class"):
+        composed("own_steps:made", "centre")
 
 
 def test_a_step_of_one_s_own_may_stand_for_another(own):
@@ -318,6 +359,8 @@ def test_a_step_of_one_s_own_may_remember_something_that_is_saved_and_read(own):
     ("step", "message"),
     [
         ("Flat", r"step 'flat' \(own_steps:Flat\).* returns values of shape \(12,\), expected an array of one row"),
+        ("Listed", "step 'listed' .* returns list, expected an array of one row a response"),
+        ("Fewer", r"step 'fewer' .* returns values of shape \(11, 1\), expected an array of one row a response: \[12,"),
         ("Broken", "step 'broken' .* raises AttributeError: 'Batch' object has no attribute 'unknown'"),
         ("Infinite", "step 'infinite' .* returns values that are not finite"),
         ("Pair", r"the state of step 'pair' cannot be saved: state\['last'\] is \(1, 2\), a tuple; a state"),

@@ -160,7 +160,7 @@ class WeighAndSum(Stateless):
         weights = np.ones(columns) if self.weights is None else np.asarray(self.weights)
         if weights.shape != (columns,):
             raise ConfigurationError(f"{len(weights)} weights for {columns} reward keys: {listed(batch.keys)}")
-        if columns == 1 and weights[0] == 1 and batch.penalty is None:
+        if weights.tolist() == [1.0] and batch.penalty is None:
             return values
         total: Array = values @ weights
         unscored: Bools = np.isnan(total)
