@@ -42,6 +42,8 @@ def watch(run: runs.Run, steps: int) -> None:
             for step in run.metrics:
                 moments.setdefault(step, time.monotonic() - began)
             time.sleep(0.5)
+        for step in run.metrics:
+            moments.setdefault(step, time.monotonic() - began)
         if run.process.returncode or len(moments) < steps:
             sys.exit(f"the run ended with {run.process.returncode} after {len(moments)} steps:\n{run.tail()}")
     finally:

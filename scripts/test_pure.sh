@@ -22,18 +22,25 @@ else
 fi
 if [ "$NUMPY" = newest ]; then PACKAGES+=(numpy); else PACKAGES+=("numpy==$NUMPY"); fi
 
-works() { "$1" -c "" 2>/dev/null; }
-PYTHONS=("$@")
+works() { [ "$("$1" -c "print(1)" 2>/dev/null)" = 1 ]; }
+PYTHONS=()
+for python in "$@"; do
+    works "$python" || {
+        echo "$python is no Python that works here" >&2
+        exit 2
+    }
+    PYTHONS+=("$python")
+done
 if ((!$#)); then
     for version in 3.10 3.12; do
         found=
-        for python in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python; do
+        for python in "python$version" "${PYENV_ROOT:-${HOME:-}/.pyenv}/versions/$version".*/bin/python; do
             if works "$python"; then
                 found=$python
                 break
             fi
         done
-        if [ -n "$found" ]; then PYTHONS+=("$found"); else echo "there is no Python $version here: left out"; fi
+        if [ -n "$found" ]; then PYTHONS+=("$found"); else echo "NOT TESTED: there is no Python $version here"; fi
     done
 fi
 

@@ -1,7 +1,8 @@
 """A program in an interpreter that has seen neither verl nor this package, without the seconds that imports take.
 
 One process imports what verl imports from elsewhere (torch, transformers, Ray and so on, half of a test's time) and
-forks for each program. What these libraries read from the environment when they are imported, they have read by then.
+forks for each program. Unlike a new interpreter's, these libraries have been imported, each with its submodules, and
+have read the environment; `new=True` starts a new one.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
+import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 LIBRARIES = (
     "accelerate",
     "datasets",
     "fastapi",
-    "hydra",
     "pandas",
     "peft",
     "ray",
@@ -39,33 +40,51 @@ LIBRARIES = (
     "uvicorn",
     "zmq",
 )
+WAITED_FOR = ("hydra", "verl", "verl_ext")
+"""What the package's hooks wait for: no library may bring it."""
+READ_AT_IMPORT = ("HF_", "MKL_", "NUMEXPR_", "OMP_", "PYTHON", "RAY_", "TORCH")
+"""Of the environment; a program that wants another value needs a new interpreter."""
 
 
 def run(
     code: str,
     *arguments: str,
     module: bool = False,
+    new: bool = False,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
     timeout: float = 120,
 ) -> subprocess.CompletedProcess[str]:
     """What `python -c CODE` (or with `module` `python -m CODE`) does in this environment (or the one given)."""
+    given = dict(os.environ if environment is None else environment)
+    if new:
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-m" if module else "-c", code, *arguments],
+            cwd=folder,
+            env=given,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         request = {
             "code": code,
             "arguments": arguments,
             "module": module,
             "folder": str(folder or Path.cwd()),
-            "environment": dict(os.environ if environment is None else environment),
+            "environment": given,
             "streams": [f"/proc/{os.getpid()}/fd/{stream.fileno()}" for stream in (out, err)],
             "timeout": timeout,
         }
         server = _server()
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        if not (answer := server.stdout.readline()):
-            raise RuntimeError(f"the process that forks ended with {server.wait()}")
-        status = int(answer)
+        try:
+            server.stdin.write(json.dumps(request) + "\n")
+            server.stdin.flush()
+            status = int(server.stdout.readline())
+        except (BrokenPipeError, ValueError) as error:
+            _server.cache_clear()
+            raise RuntimeError(f"the process that forks ended with {server.wait()}") from error
         for stream in (out, err):
             stream.seek(0)
         done = subprocess.CompletedProcess(code, status, out.read(), err.read())
@@ -95,17 +114,17 @@ def _wait_for_a_program(requests: IO[str], answers: IO[str]) -> dict[str, Any]:
 
 def _become(request: dict[str, Any]) -> None:
     """Streams, folder, environment, arguments and path as a new interpreter has them."""
-    signal.alarm(int(request["timeout"]))
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
+    signal.setitimer(signal.ITIMER_REAL, request["timeout"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(request["streams"], start=1):
         os.dup2(os.open(path, os.O_WRONLY), number)
     os.chdir(request["folder"])
-    old = os.environ.get("PYTHONPATH")
+    old, new = dict(os.environ), request["environment"]
+    for name in sorted(old.keys() | new.keys()):
+        if name.startswith(READ_AT_IMPORT) and old.get(name) != new.get(name):
+            raise SystemExit(f"{name} is {old.get(name)!r} here, and {new.get(name)!r} asked for: needs new=True")
     os.environ.clear()
-    os.environ.update(request["environment"])
-    if (new := os.environ.get("PYTHONPATH")) != old:
-        raise SystemExit(f"PYTHONPATH is {old!r} here, and {new!r} asked for: start a process of its own")
+    os.environ.update(new)
     sys.path[0] = ""
     sys.argv = ["-c", *request["arguments"]]
 
@@ -116,32 +135,46 @@ def _run(request: dict[str, Any]) -> int:
         if request["module"]:
             runpy.run_module(request["code"], run_name="__main__", alter_sys=True)
         else:
-            exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__"})
+            main = sys.modules["__main__"] = ModuleType("__main__")
+            exec(compile(request["code"], "<string>", "exec"), vars(main))
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
         sys.stderr.write(f"{end.code}\n")
         return 1
-    except BaseException:  # noqa: BLE001  as an interpreter does
-        traceback.print_exc()
+    except KeyboardInterrupt:
+        return -signal.SIGINT
+    except BaseException as error:  # noqa: BLE001  as an interpreter does
+        sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
 
 
-if __name__ == "__main__":
-    for _name in LIBRARIES:
-        importlib.import_module(_name)
-    for _found in [name for name in sys.modules if name.partition(".")[0] in ("verl", "verl_ext")]:
-        sys.exit(f"{_found} was imported by a library")
-    gc.freeze()
-    # A program's own output must not end up among the answers.
-    _answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    _request = _wait_for_a_program(sys.stdin, _answers)
-    _become(_request)
-    _status = _run(_request)
-    # As an interpreter ends, but for the seconds of taking down the libraries.
+def _end(status: int) -> None:
+    """As an interpreter ends, but for the seconds of taking down the libraries."""
+    threading._shutdown()  # waits for those that are no daemons
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(_status)
+    if status == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status)
+
+
+def _main() -> None:
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    if found := sorted({name.partition(".")[0] for name in sys.modules} & set(WAITED_FOR)):
+        sys.exit(f"a library has imported {', '.join(found)}")
+    gc.freeze()
+    # A program's own output must not end up among the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    request = _wait_for_a_program(sys.stdin, answers)
+    _become(request)
+    _end(_run(request))
+
+
+if __name__ == "__main__":
+    _main()

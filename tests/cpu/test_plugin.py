@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tests import fresh
-from verl_ext.cpu import patches
+from verl_ext.cpu import patches, plugin
 from verl_ext.errors import IntegrationError
 
 
@@ -215,3 +215,13 @@ def test_vllms_linear_layers_keep_the_weight_that_the_trainer_replaces():
     convolution = torch.nn.Conv1d(1, 1, 1)
     module.dispatch_cpu_unquantized_gemm(convolution, remove_weight=True)
     assert convolution.repacked  # not a linear layer: vllm's own way
+
+
+def test_a_function_is_wrapped_once():
+    def auto_set_device(config):
+        return None
+
+    module = SimpleNamespace(auto_set_device=auto_set_device)
+    plugin._watch_configuration(module)
+    plugin._watch_configuration(module)
+    assert module.auto_set_device.__wrapped__ is auto_set_device

@@ -7,7 +7,7 @@ from tests.end_to_end import run as runs
 
 
 def pytest_collection_modifyitems(items):
-    """The longest tests first, so that processes which share them end together."""
+    """The longest first of all tests of the session, so that processes which share them end together."""
 
     def runs_of(item):
         mark = item.get_closest_marker("runs")

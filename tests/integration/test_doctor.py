@@ -12,9 +12,13 @@ from tests import fresh
 
 
 def doctor(before: str = "", **environment: str) -> tuple[int, str]:
-    """Exit status and output; `before` runs first, in the same interpreter."""
+    """Exit status and output; `before` runs first, in the same interpreter, which without it is a new one."""
+    given = {**os.environ, **environment}
+    if not before:
+        done = fresh.run("verl_ext", "doctor", module=True, new=True, environment=given)
+        return done.returncode, done.stdout
     code = f"{textwrap.dedent(before)}\nfrom verl_ext.cli import main\nraise SystemExit(main(['doctor']))"
-    done = fresh.run(code, environment={**os.environ, **environment})
+    done = fresh.run(code, environment=given)
     return done.returncode, done.stdout
 
 

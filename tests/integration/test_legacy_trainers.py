@@ -336,12 +336,12 @@ def test_the_fully_asynchronous_trainer_claims_its_folder_and_mends_the_tracker(
         "trainer.nnodes=1",
         "trainer.save_freq=1",
     )
-    held: list[str] = []
-    monkeypatch.setattr(run_lock, "hold", held.append)
+    held: list[tuple[str, run_lock.Use]] = []
+    monkeypatch.setattr(run_lock, "hold", lambda folder, use: held.append((folder, use)))
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("five")
     with pytest.raises(CheckpointError, match="found b'five'"):
         asyncio.run(trainer.load_checkpoint())
-    assert held == [str(tmp_path)]
+    assert held == [(str(tmp_path), run_lock.CHECKPOINTS)]
 
 
 def test_a_call_outside_any_trainer_takes_its_components_from_the_batch() -> None:

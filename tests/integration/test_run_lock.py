@@ -126,11 +126,22 @@ def test_a_trainer_claims_the_folder_of_its_dump(
 
 
 def driver(folder: Path, *overrides: str) -> None:
-    """What verl's entry points call before Ray starts."""
-    wrap_checked(lambda config: None)(compose(f"trainer.default_local_dir={folder}", *overrides))
+    """What verl's entry points call before Ray starts, and for some is all that they call."""
+    went_on = False
+
+    def original(config: Any) -> None:
+        nonlocal went_on
+        went_on = True
+
+    try:
+        wrap_checked(original)(compose(f"trainer.default_local_dir={folder}", *overrides))
+    except ConfigurationError:
+        assert not went_on
+        raise
+    assert went_on
 
 
-@pytest.mark.parametrize("save_freq", [1, -1])
+@pytest.mark.parametrize("save_freq", [1, 0, -1])
 def test_the_driver_refuses_a_folder_that_is_held_before_anything_is_built(
     tmp_path: Path, owner: subprocess.Popen[str], save_freq: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +156,9 @@ def test_the_driver_refuses_a_folder_that_is_held_before_anything_is_built(
     dump = f"+algorithm.verl_ext.dump_dir={tmp_path}"
     with pytest.raises(ConfigurationError, match=f"another run saves its advantages .*: process {owner.pid} on "):
         driver(tmp_path / "other", saving, "algorithm.adv_estimator=dgpo", dump)
+    if save_freq > 0:  # both in one folder, of which the checkpoints are the greater loss
+        with pytest.raises(ConfigurationError, match="another run saves its checkpoints"):
+            driver(tmp_path, saving, "algorithm.adv_estimator=dgpo", dump)
 
 
 def test_the_driver_waits_for_an_owner_that_is_about_to_end_and_claims_nothing(tmp_path: Path) -> None:
@@ -156,6 +170,24 @@ def test_the_driver_waits_for_an_owner_that_is_about_to_end_and_claims_nothing(t
     assert after.wait(10) == 0
     driver(tmp_path / "new", *saving)
     assert not (tmp_path / "new").exists()
+    (tmp_path / "empty").mkdir()
+    driver(tmp_path / "empty", *saving)
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_drivers_that_look_at_once_do_not_meet(tmp_path: Path) -> None:
+    other(tmp_path, then="pass").wait(10)
+    looks = "handle = os.open(sys.argv[1], os.O_RDONLY); fcntl.lockf(handle, fcntl.LOCK_SH)"
+    code = f"import fcntl, os, sys, time; {looks}; print('looks', flush=True); time.sleep(100)"
+    command = [sys.executable, "-c", code, str(tmp_path / run_lock.FILE)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "looks\n"
+    try:
+        run_lock.look(tmp_path, patience=0.0)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_look_lets_go_of_nothing_that_this_process_holds(tmp_path: Path) -> None:
@@ -181,6 +213,8 @@ def test_a_file_system_without_locks_is_a_warning(
     monkeypatch.setattr(fcntl, "lockf", lockf)
     run_lock.hold(tmp_path, patience=0.0)
     assert f"{tmp_path / run_lock.FILE} cannot be locked ([Errno {number}] " in caplog.text
+    assert "cannot name its owner" not in caplog.text
+    assert tmp_path.resolve() not in run_lock._held
 
 
 def test_the_lock_names_nobody_but_its_owner(tmp_path: Path) -> None:

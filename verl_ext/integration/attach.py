@@ -164,7 +164,7 @@ def claim_folders(trainer: Any, run: TrainerRun) -> None:
     When the trainer loads, not when it is made: the fully asynchronous one has a rollouter beside it, in a process of
     its own, which is a trainer too and saves nothing of ours.
     """
-    for folder, use in run_lock.folders(trainer.config, run.settings).items():
+    for folder, use in run_lock.folders(trainer.config, run.settings):
         run_lock.hold(folder, use)
 
 

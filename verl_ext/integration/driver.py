@@ -28,7 +28,7 @@ def wrap_checked(original: Callable[..., Any]) -> Callable[..., Any]:
         check_run(config, unregistered=True)
         if estimator_name(config) in ESTIMATORS:
             settings = read_settings(config.algorithm)
-            for folder, use in run_lock.folders(config, settings).items():
+            for folder, use in run_lock.folders(config, settings):
                 run_lock.look(folder, use)
             if settings.verl_ext.check_nodes:
                 nodes.check_when_ray_runs()

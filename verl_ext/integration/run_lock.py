@@ -44,14 +44,14 @@ DUMP = Use("algorithm.verl_ext.dump_dir", "advantages", "algorithm.verl_ext.dump
 _held: dict[Path, int] = {}
 
 
-def folders(config: Any, settings: Settings) -> dict[str, Use]:
+def folders(config: Any, settings: Settings) -> list[tuple[str, Use]]:
     """What a run with an estimator of ours writes to."""
-    found = {}
+    found = []
     home = OmegaConf.select(config, "trainer.default_local_dir")
     if home is not None and (OmegaConf.select(config, "trainer.save_freq") or -1) > 0:
-        found[str(home)] = CHECKPOINTS
+        found.append((str(home), CHECKPOINTS))
     if settings.verl_ext.dump_dir is not None:
-        found[settings.verl_ext.dump_dir] = DUMP
+        found.append((settings.verl_ext.dump_dir, DUMP))
     return found
 
 
@@ -70,7 +70,7 @@ def hold(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: fl
         ) from error
     locked = False
     try:
-        locked = _lock(handle, path, folder, use, patience)
+        locked = _lock(handle, fcntl.LOCK_EX, path, folder, use, patience)
     finally:
         if not locked:
             os.close(handle)
@@ -88,27 +88,30 @@ def hold(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: fl
 
 
 def look(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: float = PATIENCE) -> None:
-    """The error that `hold` would raise, before anything is built; claims nothing and makes no folder."""
+    """The error that `hold` would raise for a folder that is held, before anything is built; claims and makes nothing.
+
+    Of two runs that start together, or where this machine does not see the folder, only `hold` refuses the second.
+    """
     home = Path(folder).resolve()
     if home in _held:  # closing the file would let go of it
         return
     path = home / FILE
     try:
-        handle = os.open(path, os.O_RDWR)
-    except OSError:  # nobody has held it, or this machine does not see it
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # nobody has held it, or this process does not see it
         return
     try:
-        _lock(handle, path, folder, use, patience)
+        _lock(handle, fcntl.LOCK_SH, path, folder, use, patience)  # which keeps out no other that looks
     finally:
         os.close(handle)
 
 
-def _lock(handle: int, path: Path, folder: str | os.PathLike[str], use: Use, patience: float) -> bool:
+def _lock(handle: int, kind: int, path: Path, folder: str | os.PathLike[str], use: Use, patience: float) -> bool:
     """Whether the file is locked: False where its file system cannot, an error where another process has it."""
     deadline, waiting = time.monotonic() + patience, False
     while True:
         try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(handle, kind | fcntl.LOCK_NB)
             return True
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):

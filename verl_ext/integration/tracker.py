@@ -1,6 +1,6 @@
 """verl's tracker, the file that names the current checkpoint: read before verl does, and mended where it is empty.
 
-It may name a checkpoint that is gone, too, of which verl says no more than that it starts anew.
+It may also name a checkpoint that is gone; verl prints that, and starts anew.
 
 verl opens it with "w", after all else of the checkpoint is written: a process killed there, or a disk that is full,
 leaves it empty, and verl then fails on `int("")`. True of `_save_checkpoint` of the V1, the legacy and the fully
@@ -10,6 +10,7 @@ asynchronous trainer of verl 0.9.0 and 0.9.1; Megatron's `async_save` writes it 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ DATA = "data.pt"
 
 
 def mend(trainer: Any, *, stateful: bool) -> None:
-    """With `resume_mode=auto`: write the newest whole checkpoint into an empty tracker; an error for other rubbish."""
+    """With `resume_mode=auto`: an empty tracker gets the newest whole checkpoint, one that names none is an error."""
     config = trainer.config.trainer
     if config.resume_mode != "auto":
         return
@@ -48,7 +49,7 @@ def mend(trainer: Any, *, stateful: bool) -> None:
                 f"{_remedy(home)}"
             ) from error
     else:
-        if not named.exists():
+        if not os.path.exists(named):  # Path.exists raises for a name that is too long
             raise CheckpointError(
                 f"{path} names {named.name}, which is not beside it, and verl would start anew; {_remedy(home)}"
             )
