@@ -112,18 +112,19 @@ def _wait_for_a_program(requests: IO[str], answers: IO[str]) -> dict[str, Any]:
     os._exit(0)
 
 
-def _become(request: dict[str, Any]) -> None:
+def _become(request: dict[str, Any], old: Mapping[str, str], added: Mapping[str, str]) -> None:
     """Streams, folder, environment, arguments and path as a new interpreter has them."""
     signal.setitimer(signal.ITIMER_REAL, request["timeout"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(request["streams"], start=1):
         os.dup2(os.open(path, os.O_WRONLY), number)
     os.chdir(request["folder"])
-    old, new = dict(os.environ), request["environment"]
+    new = request["environment"]
     for name in sorted(old.keys() | new.keys()):
-        if name.startswith(READ_AT_IMPORT) and old.get(name) != new.get(name):
+        if name.startswith(READ_AT_IMPORT) and new.get(name) not in (old.get(name), added.get(name)):
             raise SystemExit(f"{name} is {old.get(name)!r} here, and {new.get(name)!r} asked for: needs new=True")
     os.environ.clear()
+    os.environ.update(added)
     os.environ.update(new)
     sys.path[0] = ""
     sys.argv = ["-c", *request["arguments"]]
@@ -163,8 +164,10 @@ def _end(status: int) -> None:
 
 
 def _main() -> None:
+    old = dict(os.environ)
     for name in LIBRARIES:
         importlib.import_module(name)
+    added = {name: value for name, value in os.environ.items() if old.get(name) != value}
     if found := sorted({name.partition(".")[0] for name in sys.modules} & set(WAITED_FOR)):
         sys.exit(f"a library has imported {', '.join(found)}")
     gc.freeze()
@@ -172,7 +175,7 @@ def _main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     request = _wait_for_a_program(sys.stdin, answers)
-    _become(request)
+    _become(request, old, added)
     _end(_run(request))
 
 
