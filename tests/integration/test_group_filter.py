@@ -107,6 +107,8 @@ class Queue:
 class Buffer:
     """As much of a replay buffer as the filter looks at."""
 
+    train_batch_size = 2
+
     def __init__(self, groups):
         self.finished_keys = {"train": set(groups)}
         self.partitions = {"train": {key: {} for keys in groups.values() for key in keys}}
@@ -172,6 +174,34 @@ def test_what_was_dropped_is_forgotten_and_a_new_group_is_judged():
     buffer.finished_keys["train"] = {"p"}
     buffer.partitions["train"] = {key: {} for key in GROUPS["p"]}
     assert buffer._dapo_filtered_keys("train") == (set(), Counter())
+
+
+def test_groups_that_are_dropped_again_and_again_are_said(caplog):
+    buffer, _ = installed({"q": GROUPS["q"]})
+
+    def finish(name, count=1):
+        """The group, and then another with the same rewards, and so on."""
+        buffer.partitions["train"] = {key: {} for key in GROUPS[name]}
+        for _ in range(count):
+            buffer.finished_keys["train"] = set()
+            buffer._dapo_filtered_keys("train")
+            buffer.finished_keys["train"] = {name}
+            buffer._dapo_filtered_keys("train")
+
+    finish("q", 7)
+    assert caplog.text == ""
+    finish("q")  # four batches of two
+    assert "has dropped 8 groups in a row: within none of them does 'x' or 'y' vary" in caplog.text
+    finish("q", 7)
+    assert "16 groups" not in caplog.text
+    finish("q")
+    assert "16 groups" in caplog.text
+    caplog.clear()
+    finish("p")  # of which the rewards vary
+    finish("q", 7)
+    assert caplog.text == ""
+    finish("q")
+    assert "8 groups" in caplog.text
 
 
 def test_validation_is_neither_filtered_nor_counted():

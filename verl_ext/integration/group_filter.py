@@ -1,12 +1,13 @@
 """`algorithm.filter_groups.metric=any_reward`: dynamic sampling which keeps a group while any of its rewards varies.
 
 verl's own rule looks at one number, and drops a group whose rewards differ although their sum does not. This one takes
-its place in verl's replay buffers, whose refilling it leaves
-alone, and counts what each rule would have dropped.
+its place in verl's replay buffers, whose refilling it leaves alone, and counts what each rule would have dropped. verl
+refills without end, and without a word, while every group is dropped: this says so.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -23,6 +24,8 @@ from verl_ext.errors import IntegrationError
 from verl_ext.integration import contract
 from verl_ext.integration.attach import TrainerRun, required_run
 from verl_ext.integration.components import Components
+
+logger = logging.getLogger("verl_ext")
 
 METRIC = "any_reward"
 BUFFER = "verl.trainer.ppo.v1.replay_buffer"
@@ -52,6 +55,8 @@ class GroupFilter:
         self.judged: dict[str, float | None] = {}
         """uid to None for a group that is kept, else to its score."""
         self.counts: Counter[str] = Counter()
+        self.barren, self.said_at = 0, self._first_said_at()
+        """Groups dropped since one was kept, and at how many the log says so next."""
 
     def install(self) -> None:
         """Take the place of the buffer's rule, and add the counts to what sampling reports."""
@@ -83,6 +88,24 @@ class GroupFilter:
         # verl adds up metrics named so over the updates of a step.
         return {f"filter_groups/{name}_total": float(counts[name]) for name in self._names()}
 
+    def _first_said_at(self) -> int:
+        return 4 * (getattr(self.buffer, "train_batch_size", None) or 16)
+
+    def _say_if_barren(self, kept: Bools) -> None:
+        if kept.any():
+            self.barren, self.said_at = 0, self._first_said_at()
+            return
+        self.barren += len(kept)
+        if self.barren >= self.said_at:
+            self.said_at = 2 * self.barren
+            logger.warning(
+                "algorithm.filter_groups has dropped %d groups in a row: within none of them does %s vary. verl draws "
+                "prompts until a batch is full; prompts that are too easy or too hard, or a reward that is always the "
+                "same, keep it waiting",
+                self.barren,
+                " or ".join(repr(key) for key in self.run.settings.rewards.keys or ()),
+            )
+
     def _names(self) -> list[str]:
         keys = metric_names(self.run.settings.rewards.keys or ()).values()
         return ["finished", "dropped", "score_constant", "kept_with_constant_score", *(f"{k}_constant" for k in keys)]
@@ -106,6 +129,7 @@ class GroupFilter:
         order = [components.labels[row] for row in batch.groups.order[batch.groups.starts].tolist()]
         for uid, keep, score in zip(order, kept.tolist(), mean.tolist(), strict=True):
             self.judged[str(uid)] = None if keep else score
+        self._say_if_barren(kept)
         self.counts["finished"] += len(order)
         self.counts["dropped"] += int((~kept).sum())
         self.counts["score_constant"] += int((~score_varies & several).sum())
