@@ -43,7 +43,9 @@ LIBRARIES = (
 WAITED_FOR = ("hydra", "verl", "verl_ext")
 """What the package's hooks wait for: no library may bring it."""
 READ_AT_IMPORT = ("HF_", "MKL_", "NUMEXPR_", "OMP_", "PYTHON", "RAY_", "TORCH")
-"""Of the environment; a program that wants another value needs a new interpreter."""
+"""Of the environment; a program that is given another value needs a new interpreter."""
+READ_AT_START = ("PYTHONHASHSEED", "PYTHONPATH")
+"""The same, where this process has come to another value too."""
 
 
 def run(
@@ -67,6 +69,9 @@ def run(
             timeout=timeout,
             check=False,
         )
+    for name in sorted(os.environ.keys() | given.keys()):
+        if name.startswith(READ_AT_IMPORT) and given.get(name) != os.environ.get(name):
+            raise ValueError(f"{name} is {os.environ.get(name)!r} here, and {given.get(name)!r} given: needs new=True")
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         request = {
             "code": code,
@@ -120,9 +125,9 @@ def _become(request: dict[str, Any], old: Mapping[str, str], added: Mapping[str,
         os.dup2(os.open(path, os.O_WRONLY), number)
     os.chdir(request["folder"])
     new = request["environment"]
-    for name in sorted(old.keys() | new.keys()):
-        if name.startswith(READ_AT_IMPORT) and new.get(name) not in (old.get(name), added.get(name)):
-            raise SystemExit(f"{name} is {old.get(name)!r} here, and {new.get(name)!r} asked for: needs new=True")
+    for name in READ_AT_START:
+        if new.get(name) != old.get(name):
+            raise SystemExit(f"{name} was {old.get(name)!r}, and is {new.get(name)!r} now: needs new=True")
     os.environ.clear()
     os.environ.update(added)
     os.environ.update(new)
