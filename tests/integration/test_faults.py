@@ -170,7 +170,10 @@ def kill(worker: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["reward worker", "agent loop worker", "rollout server", "standalone rollout server"])
-def test_a_worker_that_died_is_named_and_one_that_is_busy_is_not(workers_: list[Any], kind: str) -> None:
+def test_a_worker_that_died_is_named_and_one_that_is_busy_is_not(
+    workers_: list[Any], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers.dead, "__defaults__", (1.5,))  # the busy one never answers
     trainer = managed(kind, workers_)
     workers_[2].hang.remote()
     workers.require_alive(trainer, "step 1: 3 responses are missing")

@@ -128,7 +128,8 @@ def test_a_run_that_fails_is_an_error_with_the_end_of_its_log_and_is_not_finishe
             train(TRAINING, data, tmp_path / "run")
 
 
-def test_an_interruption_ends_the_process_and_its_children(data, tmp_path, verl):
+def test_an_interruption_ends_the_process_and_its_children(data, tmp_path, verl, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", 2.0)  # the child, a shell's background job, does not hear the interrupt
     verl(f"sleep 300 & echo $! > {tmp_path}/child; printf 'Training Progress: 1/2\\n'; wait")
 
     def interrupt(bar):
