@@ -10,13 +10,13 @@ usage() {
 Usage: scripts/quickstart.sh [options] [-- OVERRIDE...]
 
 Trains a model of 200 thousand parameters with verl (Ray, FSDP, rollout, reward, checkpoint) on the CPU, once with grpo
-and once with another estimator, and compares the two. Five to six minutes on two cores, after the installation.
+and once with another estimator, and compares the two. About five minutes on two cores, after the installation.
 What is there already is reused: the environment, the task, and every run that was finished with the same settings.
 
   --task NAME        tools: tool calling, two rewards of unequal size (default)
                      sums: sums in GSM8K's format, three rewards
   --estimator NAME   gdpo (default), dgpo, hadw or drgrpo; grpo alone trains no second one
-  --steps N          training steps (default: 30)
+  --steps N          training steps (default: 20)
   --seed N           of data order and sampling (default: 1)
   --ranks N          FSDP ranks, each with a rollout of its own (default: 1)
   --rollout NAME     embedded (default), or vllm: vLLM's build for CPUs, in an environment of its own
@@ -33,7 +33,7 @@ HELP
 
 task=tools
 estimator=gdpo
-steps=30
+steps=20
 seed=1
 ranks=1
 rollout=embedded
