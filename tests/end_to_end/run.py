@@ -7,6 +7,7 @@ the machine is touched.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -14,13 +15,19 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests import tiny_model
 
 MARK = "VERL_EXT_TEST_RUN"
+OWN_METRICS = {
+    "gdpo": ("gdpo/whiten_std",),
+    "dgpo": ("dgpo/balance_z", "dgpo/zero_mask_ratio", "dgpo/valid_groups"),
+    "hadw": ("hadw/capability_prior", "hadw/capability_posterior", "hadw/batch_accuracy", "hadw/eta_t"),
+    "drgrpo": (),
+}
 
 
 def processes_of(mark: str) -> list[int]:
@@ -41,6 +48,15 @@ def processes_of(mark: str) -> list[int]:
 def hear_interrupts() -> None:
     """In a new process: a shell's background jobs, and all that they start, ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def check_estimator(name: str, metrics: Mapping[int, Mapping[str, float]], steps: Iterable[int]) -> None:
+    """The estimator trained in each of the steps, and logged what is its own."""
+    for step in steps:
+        found = metrics[step]
+        assert found["actor/grad_norm"] > 0, step
+        for metric in ("advantage/mean", "advantage/std", "advantage/zero_share", *OWN_METRICS[name]):
+            assert math.isfinite(found[metric]), (step, metric)
 
 
 @dataclass
