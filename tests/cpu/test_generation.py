@@ -143,3 +143,9 @@ def test_truncation_keeps_what_transformers_keeps(seed, top_k, top_p):
 def test_truncated_rows_draw_only_what_is_kept_and_renormalise(model):
     (completion,) = run(model, [Request((5, 6, 7), Sampling(top_k=1, max_tokens=4, ignore_eos=True), seed=0)])
     assert completion.log_probs == [0.0] * 4  # one possible token: log 1
+
+
+def test_one_rows_top_p_truncates_it_beside_rows_that_take_every_token(model):
+    narrow = Request((5, 6, 7), Sampling(top_p=1e-6, max_tokens=4, ignore_eos=True), seed=0)
+    for requests in ([narrow], [*requests_of(3, max_tokens=4), narrow]):
+        assert run(model, requests)[-1].log_probs == [0.0] * 4

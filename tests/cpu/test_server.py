@@ -48,26 +48,49 @@ def ask(server, prompt, **settings):
     return asyncio.ensure_future(server.generate(prompt, {**PARAMS, **settings}, "id"))
 
 
-def test_requests_of_one_burst_share_a_batch_and_carry_the_step(make, model, monkeypatch):
-    batches = []
+@pytest.fixture
+def batches(monkeypatch):
+    """The prompts of every batch that is generated."""
+    seen = []
     original = server_module.generate
 
     def counted(model, requests, **settings):
-        batches.append(len(requests))
+        seen.append([request.prompt for request in requests])
         return original(model, requests, **settings)
 
     monkeypatch.setattr(server_module, "generate", counted)
+    return seen
 
+
+def test_requests_of_one_burst_share_a_batch_and_carry_the_step(make, model, batches):
     async def scenario():
         server = make()
         await ready(server, model, step=3)
         return await asyncio.gather(*(ask(server, [5, 6, 7 + row]) for row in range(5)))
 
     outputs = asyncio.run(scenario())
-    assert batches == [5]
+    assert [len(batch) for batch in batches] == [5]
     assert {output.stop_reason for output in outputs} == {"completed"}
     assert {output.extra_fields["global_steps"] for output in outputs} == {3}
     assert all(len(output.token_ids) == len(output.log_probs) for output in outputs)
+
+
+def test_a_batch_waits_for_the_last_of_a_burst_and_does_not_show_the_order_of_arrival(
+    make, model, batches, monkeypatch
+):
+    monkeypatch.setattr(server_module, "QUIET_SECONDS", 0.5)
+
+    async def scenario():
+        server = make()
+        await ready(server, model)
+        asked = []
+        for token in (9, 7, 8):
+            asked.append(ask(server, [5, 6, token]))
+            await asyncio.sleep(0.02)
+        await asyncio.gather(*asked)
+
+    asyncio.run(scenario())
+    assert batches == [[(5, 6, 7), (5, 6, 8), (5, 6, 9)]]
 
 
 def test_a_batch_holds_no_more_than_max_num_seqs(make, model):
@@ -80,8 +103,8 @@ def test_a_batch_holds_no_more_than_max_num_seqs(make, model):
 
 
 def test_equal_runs_draw_equal_tokens_and_a_groups_members_differ(make, model):
-    async def scenario(replica_rank=0, step=1):
-        server = make(replica_rank)
+    async def scenario(replica_rank=0, step=1, seed=7):
+        server = make(replica_rank, seed=seed)
         await ready(server, model, step)
         outputs = await asyncio.gather(*(ask(server, [5, 6, 7]) for _ in range(4)))
         return [tuple(output.token_ids) for output in outputs]
@@ -91,6 +114,7 @@ def test_equal_runs_draw_equal_tokens_and_a_groups_members_differ(make, model):
     assert len(set(first)) == 4
     assert first != asyncio.run(scenario(replica_rank=1))
     assert first != asyncio.run(scenario(step=2))
+    assert first != asyncio.run(scenario(seed=8))
 
 
 def test_draws_after_an_update_depend_on_the_step_and_not_on_what_was_drawn_before(make, model):
@@ -153,6 +177,19 @@ def test_an_abort_cuts_the_running_batch_and_the_continuation_matches(make, mode
     assert len(rest.token_ids) == 3
 
 
+def test_an_abort_returns_when_the_running_batch_has_ended(make, model):
+    async def scenario():
+        server = make(response_length=4000)
+        await ready(server, model)
+        running = ask(server, [5, 6, 7], max_tokens=4000, ignore_eos=True)
+        await asyncio.sleep(0.5)
+        await server.abort_all_requests()
+        await server.resume_generation()  # at once: it must not undo the abort
+        return await running
+
+    assert asyncio.run(scenario()).stop_reason == "aborted"
+
+
 def test_an_abort_while_a_request_waits_for_the_weights_holds_it(make, model):
     async def scenario():
         server = make()
@@ -173,7 +210,7 @@ def test_an_abort_while_a_request_waits_for_the_weights_holds_it(make, model):
     assert output.stop_reason == "completed"
 
 
-def test_a_rejecting_server_sends_requests_back_until_it_resumes(make, model):
+def test_a_rejecting_server_sends_requests_back_until_it_resumes(make, model, batches):
     async def scenario():
         server = make()
         await ready(server, model)
@@ -189,6 +226,7 @@ def test_a_rejecting_server_sends_requests_back_until_it_resumes(make, model):
     early, late, after = asyncio.run(scenario())
     assert (early.stop_reason, early.token_ids) == ("aborted", [])
     assert (late.stop_reason, late.token_ids) == ("aborted", [])
+    assert batches == [[(5, 6, 9)]]  # what was sent back is not generated after all
     assert after.stop_reason == "completed"
 
 
@@ -237,6 +275,33 @@ def test_an_incomplete_set_of_weights_is_refused_by_name(make, model):
         asyncio.run(scenario())
 
 
+def test_what_an_incomplete_update_brought_does_not_count_for_the_next(make, model):
+    async def scenario():
+        server = make()
+        for part in (weights_of(model)[:-1], weights_of(model)[-1:]):
+            await server.load_weights(part)
+            with pytest.raises(IntegrationError, match="without"):
+                await server.finish_weights(0)
+
+    asyncio.run(scenario())
+
+
+def test_weights_wait_for_the_end_of_the_running_batch(make, model, tokenizer):
+    other = tiny_model.make_model(tokenizer, seed=1)
+
+    async def scenario():
+        server = make(response_length=200)
+        await ready(server, model)
+        running = ask(server, [5, 6, 7], max_tokens=200, ignore_eos=True)
+        await asyncio.sleep(0.2)
+        await ready(server, other)
+        return running.done(), await running
+
+    done, output = asyncio.run(scenario())
+    assert done
+    assert len(output.token_ids) == 200
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [("model.norm.bias", (64,), "has no such weight"), ("model.norm.weight", (65,), r"has shape \(64,\)")],
@@ -279,6 +344,13 @@ def test_settings_out_of_range_are_refused(params, message):
         sampling_from(params, prompt_length=3, config=CONFIG)
 
 
+@pytest.mark.parametrize("configured", [False, True])
+def test_the_end_token_is_ignored_where_the_request_or_else_the_configuration_says_so(configured):
+    config = SimpleNamespace(**{**vars(CONFIG), "ignore_eos": configured})
+    assert sampling_from({}, prompt_length=3, config=config).ignore_eos is configured
+    assert sampling_from({"ignore_eos": not configured}, prompt_length=3, config=config).ignore_eos is not configured
+
+
 def test_greedy_knows_no_truncation():
     found = sampling_from({"temperature": 0, "top_k": 1, "top_p": 0.5}, prompt_length=3, config=CONFIG)
     assert (found.temperature, found.top_k, found.top_p) == (0.0, -1, 1.0)
@@ -300,6 +372,7 @@ def test_a_repetition_penalty_is_refused():
 @pytest.mark.parametrize(
     ("params", "prompt_length", "expected"),
     [
+        ({}, 3, 8),  # response_length 8, however short the prompt
         ({}, 16, 8),  # prompt_length 16 + response_length 8 - 16 = 8
         ({}, 20, 4),  # 16 + 8 - 20 = 4: a prompt over its length takes from the response
         ({}, 30, 1),  # never less than 1

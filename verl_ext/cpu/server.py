@@ -211,9 +211,9 @@ class EmbeddedServer:
         """Check that every weight arrived, and continue with them."""
         held = {self._parameters[name].data_ptr() for name in self._received}
         missing = [name for name, tensor in self._parameters.items() if tensor.data_ptr() not in held]
+        sent, self._received = len(self._received), set()  # the next update begins anew, whatever becomes of this one
         if missing:
-            raise IntegrationError(f"the trainer sent {len(self._received)} weights, without {missing}")
-        self._received.clear()
+            raise IntegrationError(f"the trainer sent {sent} weights, without {missing}")
         self._seen.clear()
         self._ready = True
         if global_steps is not None:
