@@ -62,7 +62,14 @@ def test_the_shipped_configuration_passes(group, overrides):
         (["actor_rollout_ref.model.use_liger=True"], "use_liger=False"),
         (["actor_rollout_ref.model.use_fused_kernels=True"], "use_fused_kernels=False"),
         (["actor_rollout_ref.rollout.name=embeded"], "did you mean 'embedded'.*valid: 'embedded', 'vllm'"),
-        (["actor_rollout_ref.rollout.name=sglang"], "unknown rollout 'sglang'"),
+        (
+            ["actor_rollout_ref.rollout.name=sglang"],
+            "unknown rollout 'sglang'.*set .*rollout.name=embedded",
+        ),
+        (["actor_rollout_ref.rollout.name=???"], "no rollout is named; set actor_rollout_ref.rollout.name=embedded"),
+        (["trainer.n_gpus_per_node=0"], "n_gpus_per_node is 0.*set trainer.n_gpus_per_node=1"),
+        (["trainer.nnodes=0"], "nnodes is 0.*set trainer.nnodes=1"),
+        (["actor_rollout_ref.rollout.dtype=bf16"], "unknown dtype 'bf16'.*set actor_rollout_ref.rollout.dtype=float32"),
         (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "set .*tensor_model_parallel_size=1"),
         (["actor_rollout_ref.model.lora_rank=8"], "set actor_rollout_ref.model.lora.merge=True"),
         # 3 for a rank, 1 for TransferQueue's controller, 1 for its storage unit, 1 to start the other actors: 6.

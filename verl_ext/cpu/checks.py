@@ -13,6 +13,7 @@ from verl_ext.errors import ConfigurationError, listed, unknown
 ROLLOUTS = ("embedded", "vllm")
 ATTENTION = ("sdpa", "eager")
 PROCESSED = "processed_logprobs"
+DTYPES = ("float32", "bfloat16", "float16")
 CPUS_A_RANK = 3
 """verl's `ResourcePoolManager.max_colocate_count`: CPUs that Ray reserves for each rank that trains."""
 CPUS_A_ROLLOUT = 2
@@ -43,7 +44,7 @@ def check(config: Any) -> None:
     """Refuse, with every reason at once, what cannot work without an accelerator."""
     if "actor_rollout_ref" not in config:  # another of verl's programs, supervised training for one
         return
-    problems = [
+    problems = list(_sizes(config)) or [
         problem
         for part in (_engines, _attention, _rollout, _mini_batches, _micro_batches, _ray)
         for problem in part(config)
@@ -90,6 +91,14 @@ def _models(config: Any) -> Iterator[tuple[str, Any, Any]]:
         yield "critic", config.critic.model, config.critic
 
 
+def _sizes(config: Any) -> Iterator[str]:
+    """What everything else is divided by. verl counts ranks as GPUs, of which this machine seems to need none."""
+    for key in ("trainer.n_gpus_per_node", "trainer.nnodes"):
+        name = key.partition(".")[2]
+        if config.trainer[name] < 1:
+            yield f"{key} is {config.trainer[name]}, and ranks are counted by it on the CPU too; set {key}=1"
+
+
 def _engines(config: Any) -> Iterator[str]:
     for name, _, engine in _models(config):
         if engine.strategy != "fsdp2":
@@ -120,7 +129,8 @@ def _rollout(config: Any) -> Iterator[str]:
     path = "actor_rollout_ref.rollout"
     name = None if _missing(rollout, "name") else rollout.name
     if name not in ROLLOUTS:
-        yield f"{path}.name: {unknown('rollout', name, ROLLOUTS)}"
+        found = "no rollout is named" if name is None else unknown("rollout", name, ROLLOUTS)
+        yield f"{path}.name: {found}; set {path}.name=embedded"
     elif name == "embedded":
         size = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
         if size != 1:
@@ -131,6 +141,8 @@ def _rollout(config: Any) -> Iterator[str]:
         lora = model.get("lora_rank", 0) or model.get("lora", {}).get("rank", 0)
         if lora and not model.get("lora", {}).get("merge", False):
             yield "the embedded rollout takes merged LoRA weights only; set actor_rollout_ref.model.lora.merge=True"
+        if rollout.dtype not in DTYPES:
+            yield f"{path}.dtype: {unknown('dtype', rollout.dtype, DTYPES)}; set {path}.dtype=float32"
         if rollout.logprobs_mode != PROCESSED:
             yield (
                 f"{path}.logprobs_mode is {rollout.logprobs_mode!r}, and the embedded rollout gives those of the "
