@@ -128,5 +128,10 @@ done
 say "What became of the rewards"
 supervised "$python" -m verl_ext report "${runs[@]}" --plot "$output/$task.png" --title "$task, seed $seed"
 for run in "${runs[@]}"; do
-  echo "checkpoint of ${run%%=*}: ${run#*=}/checkpoints/global_step_$steps"
+  saved=${run#*=}/checkpoints
+  if [[ -f $saved/latest_checkpointed_iteration.txt ]]; then
+    echo "checkpoint of ${run%%=*}: $saved/global_step_$(<"$saved/latest_checkpointed_iteration.txt")"
+  else
+    echo "checkpoint of ${run%%=*}: none in $saved"
+  fi
 done

@@ -29,9 +29,14 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="the task's folder; default: .cache/tiny/<task>")
     parser.add_argument("--run", type=Path, help="the run's folder; default: outputs/tiny/<name of the settings>")
     options, more = parser.parse_known_args()
-    training = Training(
-        options.task, options.estimator, options.steps, options.seed, ranks=options.ranks, rollout=options.rollout
-    )
+    if unknown := [argument for argument in more if argument.startswith("-")]:
+        parser.error(f"unknown option {' '.join(unknown)}")
+    try:
+        training = Training(
+            options.task, options.estimator, options.steps, options.seed, ranks=options.ranks, rollout=options.rollout
+        )
+    except VerlExtError as error:
+        parser.error(str(error))
     data = options.data or Path(".cache/tiny") / training.task
     run = options.run or Path("outputs/tiny") / training.name
     print(f"{training.name}: verl starts, its output is in {run}/log.txt", flush=True)
@@ -45,7 +50,7 @@ def main() -> int:
         print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     took = f"trained in {time.monotonic() - began:.0f} s" if trained else "is there already"
-    print(f"\n{training.name} {took}, checkpoint: {checkpoint(run)}")
+    print(f"\n{training.name} {took}, checkpoint: {checkpoint(run) or 'none'}")
     return 0
 
 

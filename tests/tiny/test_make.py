@@ -113,6 +113,15 @@ def test_what_was_interrupted_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_task_that_another_process_made_meanwhile_is_taken(tmp_path):
+    def other(step, loss):
+        if not (tmp_path / "sums").exists():
+            assert make(tmp_path / "sums", SMALL)
+
+    assert not make(tmp_path / "sums", SMALL, other)
+    assert [path.name for path in tmp_path.iterdir()] == ["sums"]
+
+
 def test_an_older_task_is_whole_until_the_new_one_takes_its_place(tmp_path, monkeypatch):
     folder = tmp_path / "sums"
     make(folder, SMALL)

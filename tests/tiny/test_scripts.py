@@ -64,7 +64,26 @@ def test_paths_are_meant_from_where_it_is_called(tmp_path):
         f"scripts/train_tiny.py|tools|gdpo|--run|{run}|--steps|3|--seed|1|--ranks|1|--rollout|embedded|a.b=c d|"
     )
     assert f"--plot|{tmp_path}/my runs/tools.png|" in calls[3]
-    assert f"checkpoint of gdpo: {run}/checkpoints/global_step_3" in done.stdout
+    assert f"checkpoint of gdpo: none in {run}/checkpoints" in done.stdout
+    tracker = Path(run, "checkpoints/latest_checkpointed_iteration.txt")
+    tracker.parent.mkdir(parents=True)
+    tracker.write_text("2")  # an override's word, not that of --steps
+    done = quickstart(tmp_path, "--python", "a b/python", "--output", "my runs", "--steps", "3")
+    assert f"checkpoint of gdpo: {run}/checkpoints/global_step_2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", "0"], "error: steps must be at least 1, found 0"),
+        (["--sed", "3"], "error: unknown option --sed"),
+    ],
+)
+def test_training_refuses_a_wrong_option_in_a_line(options, message, tmp_path):
+    command = [sys.executable, ROOT / "scripts/train_tiny.py", "sums", "gdpo", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"{message}\n")
 
 
 def test_a_part_that_fails_ends_it_with_its_status(tmp_path):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 
@@ -10,7 +12,7 @@ from verl_ext.errors import ConfigurationError
 from verl_ext.tiny import train as module
 from verl_ext.tiny.make import Recipe, make
 from verl_ext.tiny.tasks import tasks
-from verl_ext.tiny.train import ESTIMATORS, Training, TrainingError, overrides, train
+from verl_ext.tiny.train import ESTIMATORS, Training, TrainingError, checkpoint, overrides, train
 
 TRAINING = Training("sums", "gdpo", steps=2)
 
@@ -65,7 +67,9 @@ def test_seed_steps_and_ranks_reach_verl(tmp_path):
     assert config.actor_rollout_ref.actor.data_loader_seed == 5
 
 
-@pytest.mark.parametrize("folder", ["a b (1)", "it's", "x,y", "k=v", "über#~!&", "[a]{b}", "back\\slash"])
+@pytest.mark.parametrize(
+    "folder", ["a b (1)", "it's", "x,y", "k=v", "über#~!&", "[a]{b}", "back\\slash", "a\\'b", "\\"]
+)
 def test_any_folder_will_do(folder, tmp_path):
     pytest.importorskip("verl")
     from hydra import compose, initialize_config_module
@@ -77,6 +81,11 @@ def test_any_folder_will_do(folder, tmp_path):
     assert config.data.val_files == f"{data}/val.parquet"
     assert config.actor_rollout_ref.model.path == f"{data}/model"
     assert config.trainer.default_local_dir == f"{run}/checkpoints"
+
+
+def test_a_folder_that_hydra_takes_for_a_reference_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="contains .* name another folder"):
+        overrides(TRAINING, tmp_path / "${x}", tmp_path / "run")
 
 
 def test_progress_is_shown_the_rest_is_in_the_log_and_a_finished_run_is_not_repeated(data, tmp_path, verl):
@@ -103,6 +112,24 @@ def test_a_folder_of_something_else_is_not_overwritten(data, tmp_path, verl):
         with pytest.raises(ConfigurationError, match="is no run of a tiny task"):
             train(TRAINING, data, other)
         assert (other / name).read_text() == "mine\n"
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(data, tmp_path, verl):
+    verl("echo 'Training Progress: 1/2'")
+
+    def second(bar):
+        with pytest.raises(ConfigurationError, match=f"another process trains in {tmp_path}/run"):
+            train(TRAINING, data, tmp_path / "run")
+        assert (tmp_path / "run/log.txt").read_text().count("verl.trainer.main_ppo") == 1
+
+    assert train(TRAINING, data, tmp_path / "run", show=second)
+
+
+def test_a_run_without_a_checkpoint_names_none(tmp_path):
+    assert checkpoint(tmp_path) is None
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("20\n")
+    assert checkpoint(tmp_path) == tmp_path / "checkpoints/global_step_20"
 
 
 def test_a_run_that_was_killed_at_its_very_start_is_begun_again(data, tmp_path, verl):
@@ -163,6 +190,38 @@ def test_what_does_not_end_when_it_is_interrupted_is_killed(data, tmp_path, verl
         train(TRAINING, data, tmp_path / "run", show=interrupt)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from verl_ext.tiny import train
+sys.executable, train.PATIENCE = sys.argv[3], 2.0
+train.train(train.Training("sums", "gdpo", steps=2), Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_it_ends_verl_too(data, tmp_path, verl, number):
+    """SIGHUP: a terminal that is closed."""
+    python = sys.executable
+    verl(f"echo $$ >{tmp_path}/pid; exec sleep 300")
+    process = subprocess.Popen([python, "-c", SCRIPT, data, tmp_path / "run", sys.executable])
+    try:
+        deadline = time.monotonic() + 30
+        while not ((pid := tmp_path / "pid").exists() and pid.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+    finally:
+        process.kill()
+        process.wait()
+    child = int(pid.read_text())
+    left = alive(child)
+    if left:
+        os.kill(child, signal.SIGKILL)
+    assert not left
 
 
 @pytest.mark.parametrize("task", ["tools", "sums"])

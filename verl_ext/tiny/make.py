@@ -65,7 +65,12 @@ def make(folder: Path, recipe: Recipe, report: Callable[[int, float], None] | No
         _write(new, recipe, report)
         if found is not None:  # moved away, not removed in its place: it is whole for as long as it is there
             os.replace(folder, Path(scratch) / "old")
-        os.replace(new, folder)
+        try:
+            os.replace(new, folder)
+        except OSError:  # another process may have made it meanwhile
+            if (other := made(folder)) is None or other["recipe"] != asdict(recipe):
+                raise
+            return False
     return True
 
 

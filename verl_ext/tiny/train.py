@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -70,7 +72,10 @@ def quoted(path: Path | str) -> str:
     >>> quoted("/runs (new)/it's")
     "'/runs (new)/it\\'s'"
     """
-    return "'" + str(path).replace("'", "\\'") + "'"
+    if "${" in str(path):
+        raise ConfigurationError(f"{path} contains '${{', which Hydra takes for a reference: name another folder")
+    # A quote ends the value, and backslashes count only before one.
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + found[2].replace("'", "\\'"), str(path)) + "'"
 
 
 def overrides(training: Training, data: Path, run: Path) -> list[str]:
@@ -147,9 +152,8 @@ def train(
     settings = {**asdict(training), "data": task["recipe"], "overrides": list(more)}
     if is_finished(run, settings):
         return False
-    _begin_anew(run)
     # Ray's sockets need a short path, whatever the run's folder is called.
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
+    with _begun_anew(run) as log, tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
         arguments = [*overrides(training, data, run), f"+ray_kwargs.ray_init._temp_dir={quoted(scratch)}", *more]
         command = [sys.executable, "-u", "-m", VERL, *arguments]
         environment = {
@@ -157,29 +161,46 @@ def train(
             "VERL_FILE_LOGGER_PATH": str(run / METRICS),
             "TENSORBOARD_DIR": str(run / "tensorboard"),
         }
-        with open(run / LOG, "w", encoding="utf-8") as log, _process(command, run, environment) as process:
-            log.write(shlex.join(command) + "\n")
-            log.flush()
+        log.write(shlex.join(command) + "\n")
+        log.flush()
+        with _process(command, run, environment) as process:
             assert process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
             for bar in _bars(process.stdout, log):
                 show(bar)
             status = process.wait()
-    if status != 0:
-        raise TrainingError(f"verl ended with status {status}; the end of {run / LOG}:\n{_tail(run / LOG)}")
-    (run / FINISHED).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        log.flush()
+        if status != 0:
+            raise TrainingError(f"verl ended with status {status}; the end of {run / LOG}:\n{_tail(run / LOG)}")
+        unfinished = run / f"{FINISHED}.new"
+        unfinished.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        unfinished.replace(run / FINISHED)
     return True
 
 
-def _begin_anew(run: Path) -> None:
-    """An empty folder in the place of an earlier run; a folder of anything else is refused."""
-    if run.exists():
-        if not run.is_dir() or (any(run.iterdir()) and not _is_run(run)):
+@contextmanager
+def _begun_anew(run: Path) -> Iterator[IO[str]]:
+    """The log in a folder without anything of an earlier run; a folder of anything else, or in use, is refused."""
+    if run.exists() and (not run.is_dir() or (any(run.iterdir()) and not _is_run(run))):
+        raise ConfigurationError(
+            f"{run} is no run of a tiny task (it has no {LOG} which begins with the command), so it is not "
+            "overwritten: name another folder, or a new one in it"
+        )
+    run.mkdir(parents=True, exist_ok=True)
+    with open(run / LOG, "a", encoding="utf-8") as log:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process, however that ends
+        except BlockingIOError:
             raise ConfigurationError(
-                f"{run} is no run of a tiny task (it has no {LOG} which begins with the command), so it is not "
-                "overwritten: name another folder, or a new one in it"
-            )
-        shutil.rmtree(run)
-    run.mkdir(parents=True)
+                f"another process trains in {run}: wait for its end, or name another folder"
+            ) from None
+        (run / FINISHED).unlink(missing_ok=True)  # first: what is left of a finished run is none
+        for path in run.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != LOG:
+                path.unlink()
+        log.truncate(0)
+        yield log
 
 
 def _is_run(folder: Path) -> bool:
@@ -192,40 +213,46 @@ def _is_run(folder: Path) -> bool:
     return not first or f" -m {VERL} " in first
 
 
-def checkpoint(run: Path) -> Path:
-    """The folder of a run's last checkpoint."""
-    step = (run / CHECKPOINTS / "latest_checkpointed_iteration.txt").read_text(encoding="utf-8").strip()
-    return run / CHECKPOINTS / f"global_step_{step}"
+def checkpoint(run: Path) -> Path | None:
+    """The folder of a run's last checkpoint; None where overrides say to save none, or elsewhere."""
+    tracker = run / CHECKPOINTS / "latest_checkpointed_iteration.txt"
+    if not tracker.is_file():
+        return None
+    return tracker.parent / f"global_step_{tracker.read_text(encoding='utf-8').strip()}"
 
 
 @contextmanager
 def _process(command: Sequence[str], folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A process in a session of its own, so that it is interrupted once and by us, however we are."""
-    process = subprocess.Popen(  # noqa: S603
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    previous = None
+    previous = {}
     if threading.current_thread() is threading.main_thread():
-        previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                previous[number] = signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        yield process
+        process = subprocess.Popen(  # noqa: S603
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+                try:
+                    process.communicate(timeout=PATIENCE)
+                except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGINT)
-            try:
-                process.communicate(timeout=PATIENCE)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        if previous is not None:
-            signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _bars(output: IO[str], log: IO[str]) -> Iterator[str]:
