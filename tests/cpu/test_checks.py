@@ -76,6 +76,9 @@ def test_the_shipped_configuration_passes(group, overrides):
         (["ray_kwargs.ray_init.num_cpus=5"], "verl reserves 6 .*set ray_kwargs.ray_init.num_cpus=6"),
         # 2 ranks: 2 x 3 + 2 + 1 = 9.
         (["ray_kwargs.ray_init.num_cpus=8", "trainer.n_gpus_per_node=2"], "verl reserves 9"),
+        (["ray_kwargs.ray_init.num_cpus=8", "trainer.nnodes=2"], "verl reserves 9"),
+        # The legacy trainer has no TransferQueue: 3 + 1 = 4.
+        (["ray_kwargs.ray_init.num_cpus=3", "trainer.use_v1=False"], "verl reserves 4 "),
         (["ray_kwargs.ray_init.num_gpus=1", "trainer.n_gpus_per_node=2"], "num_gpus is 1, and each of the 2 ranks"),
         (
             # 16 x 8 = 128 rows
@@ -138,8 +141,12 @@ def test_vllm_that_is_not_installed_is_refused(monkeypatch):
 
 def test_too_few_cpus_for_a_rollout_of_its_own_processes():
     # 3 for the rank that trains, 2 for the one that generates, 1 + 1 for TransferQueue, 1 to start the others: 8.
+    few = ("ray_kwargs.ray_init.num_cpus=7", "ray_kwargs.ray_init.num_gpus=2")
     with pytest.raises(ConfigurationError, match="verl reserves 8"):
-        checks.check(configuration("ray_kwargs.ray_init.num_cpus=7", group="[cpu,separate_async]"))
+        checks.check(configuration(*few, group="[cpu,separate_async]"))
+    # Another node's rollout: 2 CPUs and a slot more.
+    with pytest.raises(ConfigurationError, match="verl reserves 10 .*\n.*num_gpus is 2, and each of the 3 ranks"):
+        checks.check(configuration(*few, "actor_rollout_ref.rollout.nnodes=2", group="[cpu,separate_async]"))
 
 
 @pytest.mark.parametrize("group", ["[cpu,separate_async]", "[cpu,vllm,separate_async]"])

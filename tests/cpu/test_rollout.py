@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica
 
-from verl_ext.cpu.rollout import EmbeddedRollout
+from verl_ext.cpu.rollout import EmbeddedReplica, EmbeddedRollout
 from verl_ext.errors import ConfigurationError
 
 MEGABYTE = 1 << 18
@@ -38,9 +40,9 @@ def send(weights, **given):
 
 
 def test_weights_go_in_buckets_of_the_configured_size_and_the_last_is_followed_by_the_end():
-    sizes = [1, 1, 1, 3, 1]  # megabytes, in buckets of 2; one that is larger goes by itself
+    sizes = [1, 1, 1, 3, 1, 1]  # megabytes, in buckets of 2; one that is larger goes by itself
     server = send([(f"w{n}", torch.zeros(size * MEGABYTE)) for n, size in enumerate(sizes)], global_steps=4)
-    assert server.buckets == [["w0", "w1"], ["w2"], ["w3"], ["w4"]]
+    assert server.buckets == [["w0", "w1"], ["w2"], ["w3"], ["w4", "w5"]]
     assert server.finished == [(4, 4)]
 
 
@@ -49,3 +51,25 @@ def test_another_format_and_unmerged_lora_are_refused():
         send([], wire_format="flattened")
     with pytest.raises(ConfigurationError, match="set model.lora.merge=True"):
         send([], peft_config={"r": 8})
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({"world_size": 2}, "parallel size 2: set .*tensor_model_parallel_size=1"),
+        ({"is_reward_model": True}, "serves the policy only"),
+        ({"is_teacher_model": True}, "serves the policy only"),
+    ],
+)
+def test_a_replica_of_several_processes_or_of_another_model_is_refused(found, message, monkeypatch):
+    members = {"world_size": 1, "is_reward_model": False, "is_teacher_model": False, **found}
+    monkeypatch.setattr(RolloutReplica, "__init__", lambda self: vars(self).update(members))
+    with pytest.raises(ConfigurationError, match=message):
+        EmbeddedReplica()
+
+
+def test_a_rank_sends_to_the_server_of_its_own_rank_unless_told_another(monkeypatch):
+    monkeypatch.setattr(BaseRollout, "__init__", lambda self, *rest: None)
+    monkeypatch.setenv("RANK", "3")
+    assert EmbeddedRollout(None, None, None).replica_rank == 3
+    assert EmbeddedRollout(None, None, None, replica_rank=1).replica_rank == 1

@@ -25,8 +25,10 @@ def make(tiny, monkeypatch):
     monkeypatch.setattr(server_module, "omega_conf_to_dataclass", lambda config: config)
     hf_config = AutoConfig.from_pretrained(tiny / "model", attn_implementation="sdpa")
 
-    def build(replica_rank=0, eos=None, **settings):
+    def build(replica_rank=0, eos=None, pad=True, **settings):
         tokenizer = tiny_model.make_tokenizer()
+        if not pad:
+            tokenizer.pad_token = None
         generation_config = None if eos is None else SimpleNamespace(eos_token_id=eos)
         model_config = SimpleNamespace(tokenizer=tokenizer, hf_config=hf_config, generation_config=generation_config)
         return EmbeddedServer(SimpleNamespace(**{**vars(CONFIG), **settings}), model_config, replica_rank)
@@ -324,6 +326,19 @@ def test_images_are_refused(make, model):
 @pytest.mark.parametrize(("configured", "expected"), [(None, {2}), (9, {2, 9}), ([2, 7, 8], {2, 7, 8})])
 def test_the_end_tokens_are_the_tokenizers_and_the_generation_configs(make, configured, expected):
     assert set(make(eos=configured)._eos) == expected
+
+
+def test_the_model_is_as_configured_evaluates_and_has_no_generation_settings_of_its_own(make):
+    from transformers import GenerationConfig
+
+    model = make(dtype="bfloat16")._model
+    assert model.dtype == torch.bfloat16
+    assert not model.training
+    assert model.generation_config == GenerationConfig()
+
+
+def test_a_tokenizer_without_a_padding_token_pads_with_its_end_token(make):
+    assert make(pad=False)._pad == 2
 
 
 def test_an_unknown_sampling_parameter_is_refused_with_the_valid_ones():

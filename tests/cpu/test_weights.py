@@ -50,3 +50,22 @@ def test_a_second_update_works_after_finalize():
     for value in (1.0, 2.0):
         ((taken,),) = transfer([("w", torch.full((2,), value))], receivers=1, bucket_size=64)
         assert taken[1].tolist() == [value, value]
+
+
+def test_rank_0_gets_the_receivers_and_nobody_else_an_address():
+    metadata = [{"address": name} for name in ("rank 0", "rank 1", "receiver 0", "receiver 1")]
+    assert SocketCheckpointEngine.build_topology(2, 2, metadata) == (
+        {"receivers": [["receiver 0", "receiver 1"], []]},
+        {"receivers": [[], []]},
+    )
+
+
+def test_finalize_closes_every_socket():
+    taker, sender = SocketCheckpointEngine(64), SocketCheckpointEngine(64, is_master=True)
+    address = taker.prepare()["address"]
+    sender.prepare()
+    sender.init_process_group([address])
+    sockets = [*taker._sockets, *sender._sockets]
+    for engine in (taker, sender):
+        engine.finalize()
+    assert [socket.closed for socket in sockets] == [True] * 3
