@@ -100,6 +100,14 @@ def test_progress_is_shown_the_rest_is_in_the_log_and_a_finished_run_is_not_repe
     assert not (tmp_path / "run/checkpoints").exists()
 
 
+def test_a_run_on_another_model_or_data_is_another_run(data, tmp_path, verl):
+    verl("exit 0")
+    assert train(TRAINING, data, tmp_path / "run")
+    other = tmp_path / "other"
+    make(other, Recipe("sums", warm_up_steps=1, train_rows=4, val_rows=4, seed=1))
+    assert train(TRAINING, other, tmp_path / "run")
+
+
 def test_a_folder_of_something_else_is_not_overwritten(data, tmp_path, verl):
     verl("exit 0")
     folder = tmp_path / "mine"
