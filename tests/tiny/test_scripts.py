@@ -105,7 +105,10 @@ def test_a_task_that_is_there_shows_no_bar(tmp_path):
     assert second.startswith("sums is there already: sampled answers score")
 
 
-FAKE = """echo "$@" >>"$CALLS"
+FAKE = """case "$*" in
+  *version_info\\[:2\\]\\)) echo 3.11 && exit ;;
+esac
+echo "$@" >>"$CALLS"
 case "$1 $2" in
   "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
 esac"""
@@ -166,3 +169,22 @@ def test_a_python_that_is_not_there_is_named(environment):
     done, _ = environment(python="/no/python")
     assert done.returncode == 1
     assert done.stderr == "there is no /no/python: install Python 3.10, 3.11 or 3.12, or set PYTHON\n"
+    environment()
+    assert "there is no /no/python" in environment(python="/no/python")[0].stderr
+
+
+def test_a_python_that_is_too_old_or_too_new_is_refused(environment, tmp_path):
+    for version in ("3.9", "3.13", "3.1", "2.7"):
+        script(tmp_path / "fake", FAKE.replace("3.11", version))
+        done, calls = environment()
+        assert (done.returncode, calls) == (1, "")
+        assert f"3.10, 3.11 or 3.12 is needed, and {tmp_path}/fake is another one" in done.stderr
+
+
+def test_an_environment_of_another_python_is_refused(environment, tmp_path):
+    environment()
+    script(tmp_path / "other", FAKE.replace("3.11", "3.12"))
+    done, calls = environment(python=tmp_path / "other")
+    assert (done.returncode, calls) == (1, "")
+    assert ".env has Python 3.11, and PYTHON names another" in done.stderr
+    assert environment()[0].returncode == 0

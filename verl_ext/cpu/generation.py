@@ -76,14 +76,14 @@ def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> 
             [-inf, -inf, 2.]])
     """
     vocabulary = logits.shape[-1]
-    keep = torch.where(top_k > 0, top_k.clamp(max=vocabulary), vocabulary)[:, None]
+    keep = torch.where(top_k > 0, top_k, vocabulary)[:, None]
     ordered, order = logits.sort(dim=-1, descending=True)
     ranks = torch.arange(vocabulary)[None, :]
     ordered = ordered.masked_fill(ranks >= keep, -torch.inf)
     probabilities = ordered.softmax(dim=-1)
-    # A token stays while the ones before it do not yet hold top_p: the best one always stays.
+    # A token stays while the ones before it do not yet hold top_p: the best one, with none before it, always.
     before = probabilities.cumsum(dim=-1) - probabilities
-    ordered = ordered.masked_fill((before >= top_p[:, None]) & (ranks > 0), -torch.inf)
+    ordered = ordered.masked_fill(before >= top_p[:, None], -torch.inf)
     return torch.empty_like(logits).scatter_(-1, order, ordered)
 
 
@@ -107,6 +107,7 @@ class _Draw(LogitsProcessor):  # type: ignore[misc]
         log_probs = logits.log_softmax(dim=-1)
         # argmax(log p + Gumbel noise) is a draw from p; with exponential noise e, argmax(p / e) is the same draw.
         noise = torch.empty_like(log_probs)
+        # Row by row: torch draws from one generator a call, and a request's numbers are its own.
         for row, generator in zip(noise, self.generators, strict=True):
             row.exponential_(generator=generator)
         drawn = (log_probs - noise.log()).argmax(dim=-1)
