@@ -174,9 +174,10 @@ def test_a_critic_has_the_attention_of_its_configuration(monkeypatch):
     )
     module = _module_with(load_valuehead_model=original)
     patches.value_model(module)
-    module.load_valuehead_model("path", "float32", SimpleNamespace(_attn_implementation="eager"), False)
-    assert seen["attn_implementation"] == "eager"
-    assert seen["dtype"] == "float32"
+    config = SimpleNamespace(_attn_implementation="eager")
+    module.load_valuehead_model("path", "float32", config, False)
+    expected = {"attn_implementation": "eager", "dtype": "float32", "trust_remote_code": False}
+    assert seen == {**expected, "config": config}
 
 
 def test_hidden_gpus_do_not_keep_ray_from_its_virtual_slots():
@@ -212,9 +213,10 @@ def test_vllms_linear_layers_keep_the_weight_that_the_trainer_replaces():
     layer.weight.data.fill_(3.0)  # as an update does
     assert layer.cpu_linear(torch.tensor([[1.0, 2.0]]), layer.weight).item() == 9.0  # 3 x 1 + 3 x 2
     assert not hasattr(layer, "repacked")
-    convolution = torch.nn.Conv1d(1, 1, 1)
-    module.dispatch_cpu_unquantized_gemm(convolution, remove_weight=True)
-    assert convolution.repacked  # not a linear layer: vllm's own way
+    # Not a linear layer, or one whose weight is not there yet: vllm's own way.
+    for other in (torch.nn.Conv1d(1, 1, 1), torch.nn.Linear(2, 1, device="meta")):
+        module.dispatch_cpu_unquantized_gemm(other, remove_weight=True)
+        assert other.repacked
 
 
 def test_a_function_is_wrapped_once():

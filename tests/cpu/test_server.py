@@ -277,6 +277,16 @@ def test_an_incomplete_set_of_weights_is_refused_by_name(make, model):
         asyncio.run(scenario())
 
 
+def test_an_update_without_a_step_leaves_the_version_of_the_weights(make, model):
+    async def scenario():
+        server = make()
+        await ready(server, model, step=3)
+        await ready(server, model, step=None)
+        return await ask(server, [5, 6, 7])
+
+    assert asyncio.run(scenario()).extra_fields["global_steps"] == 3
+
+
 def test_what_an_incomplete_update_brought_does_not_count_for_the_next(make, model):
     async def scenario():
         server = make()
