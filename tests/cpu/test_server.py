@@ -1,67 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests import tiny_model
+from tests.cpu.servers import PARAMS, ask, ready
 from verl_ext.cpu import server as server_module
-from verl_ext.cpu.server import EmbeddedServer, sampling_from
 from verl_ext.errors import ConfigurationError, IntegrationError
-
-PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-CONFIG = SimpleNamespace(
-    dtype="float32", seed=7, prompt_length=16, response_length=8, max_model_len=None, max_num_seqs=64, ignore_eos=False
-)
-
-
-@pytest.fixture
-def make(tiny, monkeypatch):
-    """A server without Ray; verl's model configuration is reduced to what the server reads."""
-    from transformers import AutoConfig
-
-    monkeypatch.setattr(server_module, "omega_conf_to_dataclass", lambda config: config)
-    hf_config = AutoConfig.from_pretrained(tiny / "model", attn_implementation="sdpa")
-
-    def build(replica_rank=0, eos=None, pad=True, **settings):
-        tokenizer = tiny_model.make_tokenizer()
-        if not pad:
-            tokenizer.pad_token = None
-        generation_config = None if eos is None else SimpleNamespace(eos_token_id=eos)
-        model_config = SimpleNamespace(tokenizer=tokenizer, hf_config=hf_config, generation_config=generation_config)
-        return EmbeddedServer(SimpleNamespace(**{**vars(CONFIG), **settings}), model_config, replica_rank)
-
-    return build
-
-
-def weights_of(model):
-    """As the trainer sends them: a tied output layer comes once."""
-    return [(name, tensor) for name, tensor in model.named_parameters()]
-
-
-async def ready(server, model, step=0):
-    await server.load_weights(weights_of(model))
-    await server.finish_weights(step)
-
-
-def ask(server, prompt, **settings):
-    return asyncio.ensure_future(server.generate(prompt, {**PARAMS, **settings}, "id"))
-
-
-@pytest.fixture
-def batches(monkeypatch):
-    """The prompts of every batch that is generated."""
-    seen = []
-    original = server_module.generate
-
-    def counted(model, requests, **settings):
-        seen.append([request.prompt for request in requests])
-        return original(model, requests, **settings)
-
-    monkeypatch.setattr(server_module, "generate", counted)
-    return seen
 
 
 def test_requests_of_one_burst_share_a_batch_and_carry_the_step(make, model, batches):
@@ -232,97 +178,6 @@ def test_a_rejecting_server_sends_requests_back_until_it_resumes(make, model, ba
     assert after.stop_reason == "completed"
 
 
-def test_it_does_not_generate_from_the_weights_it_was_born_with(make):
-    async def scenario():
-        await ask(make(), [5, 6, 7])
-
-    with pytest.raises(IntegrationError, match="before it received weights"):
-        asyncio.run(scenario())
-
-
-def test_weights_arrive_exactly_and_change_what_is_drawn(make, model, tokenizer):
-    other = tiny_model.make_model(tokenizer, seed=1)
-
-    async def scenario():
-        server = make()
-        await ready(server, model)
-        before = await ask(server, [5, 6, 7])
-        await ready(server, other)
-        return server, before, await ask(server, [5, 6, 7])
-
-    server, before, after = asyncio.run(scenario())
-    for name, tensor in other.state_dict().items():
-        assert torch.equal(server._parameters[name], tensor), name
-    assert before.token_ids != after.token_ids
-
-
-def test_nothing_is_generated_between_the_parts_of_an_update(make, model):
-    async def scenario():
-        server = make()
-        await ready(server, model)
-        await server.load_weights(weights_of(model)[:1])
-        await ask(server, [5, 6, 7])
-
-    with pytest.raises(IntegrationError, match="before it received weights"):
-        asyncio.run(scenario())
-
-
-def test_an_incomplete_set_of_weights_is_refused_by_name(make, model):
-    async def scenario():
-        server = make()
-        await server.load_weights(weights_of(model)[:-1])
-        await server.finish_weights(0)
-
-    with pytest.raises(IntegrationError, match=r"without \['model.norm.weight'\]"):
-        asyncio.run(scenario())
-
-
-def test_an_update_without_a_step_leaves_the_version_of_the_weights(make, model):
-    async def scenario():
-        server = make()
-        await ready(server, model, step=3)
-        await ready(server, model, step=None)
-        return await ask(server, [5, 6, 7])
-
-    assert asyncio.run(scenario()).extra_fields["global_steps"] == 3
-
-
-def test_what_an_incomplete_update_brought_does_not_count_for_the_next(make, model):
-    async def scenario():
-        server = make()
-        for part in (weights_of(model)[:-1], weights_of(model)[-1:]):
-            await server.load_weights(part)
-            with pytest.raises(IntegrationError, match="without"):
-                await server.finish_weights(0)
-
-    asyncio.run(scenario())
-
-
-def test_weights_wait_for_the_end_of_the_running_batch(make, model, tokenizer):
-    other = tiny_model.make_model(tokenizer, seed=1)
-
-    async def scenario():
-        server = make(response_length=200)
-        await ready(server, model)
-        running = ask(server, [5, 6, 7], max_tokens=200, ignore_eos=True)
-        await asyncio.sleep(0.2)
-        await ready(server, other)
-        return running.done(), await running
-
-    done, output = asyncio.run(scenario())
-    assert done
-    assert len(output.token_ids) == 200
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "message"),
-    [("model.norm.bias", (64,), "has no such weight"), ("model.norm.weight", (65,), r"has shape \(64,\)")],
-)
-def test_a_weight_of_another_model_is_refused(make, name, shape, message):
-    with pytest.raises(IntegrationError, match=message):
-        asyncio.run(make().load_weights([(name, torch.zeros(shape))]))
-
-
 def test_images_are_refused(make, model):
     async def scenario():
         server = make()
@@ -349,61 +204,3 @@ def test_the_model_is_as_configured_evaluates_and_has_no_generation_settings_of_
 
 def test_a_tokenizer_without_a_padding_token_pads_with_its_end_token(make):
     assert make(pad=False)._pad == 2
-
-
-def test_an_unknown_sampling_parameter_is_refused_with_the_valid_ones():
-    with pytest.raises(ConfigurationError, match=r"unknown sampling parameter 'min_p'.*'temperature'"):
-        sampling_from({"min_p": 0.1}, prompt_length=3, config=CONFIG)
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"temperature": -1.0}, "temperature must be at least 0"),
-        ({"top_p": 0.0}, "top_p must be above 0"),
-        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, found 1.5"),
-    ],
-)
-def test_settings_out_of_range_are_refused(params, message):
-    with pytest.raises(ConfigurationError, match=message):
-        sampling_from(params, prompt_length=3, config=CONFIG)
-
-
-@pytest.mark.parametrize("configured", [False, True])
-def test_the_end_token_is_ignored_where_the_request_or_else_the_configuration_says_so(configured):
-    config = SimpleNamespace(**{**vars(CONFIG), "ignore_eos": configured})
-    assert sampling_from({}, prompt_length=3, config=config).ignore_eos is configured
-    assert sampling_from({"ignore_eos": not configured}, prompt_length=3, config=config).ignore_eos is not configured
-
-
-def test_greedy_knows_no_truncation():
-    found = sampling_from({"temperature": 0, "top_k": 1, "top_p": 0.5}, prompt_length=3, config=CONFIG)
-    assert (found.temperature, found.top_k, found.top_p) == (0.0, -1, 1.0)
-
-
-def test_max_model_len_bounds_the_answer_and_refuses_a_prompt_without_room():
-    config = SimpleNamespace(**{**vars(CONFIG), "max_model_len": 12})
-    assert sampling_from({}, prompt_length=10, config=config).max_tokens == 2  # 12 - 10
-    assert sampling_from({"max_tokens": 8}, prompt_length=10, config=config).max_tokens == 2
-    with pytest.raises(ConfigurationError, match="a prompt of 12 tokens leaves no room in max_model_len=12"):
-        sampling_from({}, prompt_length=12, config=config)
-
-
-def test_a_repetition_penalty_is_refused():
-    with pytest.raises(ConfigurationError, match="repetition_penalty"):
-        sampling_from({"repetition_penalty": 1.1}, prompt_length=3, config=CONFIG)
-
-
-@pytest.mark.parametrize(
-    ("params", "prompt_length", "expected"),
-    [
-        ({}, 3, 8),  # response_length 8, however short the prompt
-        ({}, 16, 8),  # prompt_length 16 + response_length 8 - 16 = 8
-        ({}, 20, 4),  # 16 + 8 - 20 = 4: a prompt over its length takes from the response
-        ({}, 30, 1),  # never less than 1
-        ({"max_tokens": 3}, 16, 3),
-        ({"max_new_tokens": 5}, 16, 5),
-    ],
-)
-def test_the_limit_follows_verls_rules(params, prompt_length, expected):
-    assert sampling_from(params, prompt_length=prompt_length, config=CONFIG).max_tokens == expected

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from tests import tiny_model
+from tests.cpu.servers import ask, ready, weights_of
+from verl_ext.errors import IntegrationError
+
+
+def test_it_does_not_generate_from_the_weights_it_was_born_with(make):
+    async def scenario():
+        await ask(make(), [5, 6, 7])
+
+    with pytest.raises(IntegrationError, match="before it received weights"):
+        asyncio.run(scenario())
+
+
+def test_weights_arrive_exactly_and_change_what_is_drawn(make, model, tokenizer):
+    other = tiny_model.make_model(tokenizer, seed=1)
+
+    async def scenario():
+        server = make()
+        await ready(server, model)
+        before = await ask(server, [5, 6, 7])
+        await ready(server, other)
+        return server, before, await ask(server, [5, 6, 7])
+
+    server, before, after = asyncio.run(scenario())
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(server._parameters[name], tensor), name
+    assert before.token_ids != after.token_ids
+
+
+def test_nothing_is_generated_between_the_parts_of_an_update(make, model):
+    async def scenario():
+        server = make()
+        await ready(server, model)
+        await server.load_weights(weights_of(model)[:1])
+        await ask(server, [5, 6, 7])
+
+    with pytest.raises(IntegrationError, match="before it received weights"):
+        asyncio.run(scenario())
+
+
+def test_an_incomplete_set_of_weights_is_refused_by_name(make, model):
+    async def scenario():
+        server = make()
+        await server.load_weights(weights_of(model)[:-1])
+        await server.finish_weights(0)
+
+    with pytest.raises(IntegrationError, match=r"without \['model.norm.weight'\]"):
+        asyncio.run(scenario())
+
+
+def test_an_update_without_a_step_leaves_the_version_of_the_weights(make, model):
+    async def scenario():
+        server = make()
+        await ready(server, model, step=3)
+        await ready(server, model, step=None)
+        return await ask(server, [5, 6, 7])
+
+    assert asyncio.run(scenario()).extra_fields["global_steps"] == 3
+
+
+def test_what_an_incomplete_update_brought_does_not_count_for_the_next(make, model):
+    async def scenario():
+        server = make()
+        for part in (weights_of(model)[:-1], weights_of(model)[-1:]):
+            await server.load_weights(part)
+            with pytest.raises(IntegrationError, match="without"):
+                await server.finish_weights(0)
+
+    asyncio.run(scenario())
+
+
+def test_weights_wait_for_the_end_of_the_running_batch(make, model, tokenizer):
+    other = tiny_model.make_model(tokenizer, seed=1)
+
+    async def scenario():
+        server = make(response_length=200)
+        await ready(server, model)
+        running = ask(server, [5, 6, 7], max_tokens=200, ignore_eos=True)
+        await asyncio.sleep(0.2)
+        await ready(server, other)
+        return running.done(), await running
+
+    done, output = asyncio.run(scenario())
+    assert done
+    assert len(output.token_ids) == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [("model.norm.bias", (64,), "has no such weight"), ("model.norm.weight", (65,), r"has shape \(64,\)")],
+)
+def test_a_weight_of_another_model_is_refused(make, name, shape, message):
+    with pytest.raises(IntegrationError, match=message):
+        asyncio.run(make().load_weights([(name, torch.zeros(shape))]))
