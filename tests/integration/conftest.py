@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,31 @@ def cluster() -> Iterator[None]:
     ray.init(address="local", num_cpus=16, include_dashboard=False, _temp_dir=str(folder), log_to_driver=False)
     yield
     ray.shutdown()
+    end(folder)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def end(folder: Path, patience: float = 10.0) -> None:
+    """Kill what still writes into a cluster's folder after a while: one of Ray's workers may hang on its way out."""
+    deadline = time.monotonic() + patience
+    while (left := writing_into(folder)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def writing_into(folder: Path) -> list[int]:
+    """Processes with an open file under the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if any(os.readlink(file).startswith(f"{folder}/") for file in (entry / "fd").iterdir()):
+                    found.append(int(entry.name))
+            except OSError:  # gone meanwhile, or another user's
+                continue
+    return found
 
 
 @pytest.fixture(scope="session")
