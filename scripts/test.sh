@@ -3,7 +3,7 @@
 # numpy and on other Pythons, and runs of the real pipeline on the CPU.
 #
 #   scripts/test.sh                all of it but the slow runs: what CI does
-#   scripts/test.sh --fast         lint, types and unit tests: about ten minutes on two cores
+#   scripts/test.sh --fast         lint, types and unit tests: about eleven minutes on two cores, after the installation
 #   scripts/test.sh --slow         the slow runs as well
 #   scripts/test.sh -- ARGS        pytest with these arguments, in that environment
 set -euo pipefail
