@@ -1,0 +1,160 @@
+"""Draw who imports whom inside the package: rooms on floors, arrows downwards, circles if there are any.
+
+    python scripts/draw_imports.py                 # the rooms (folders) of verl_ext
+    python scripts/draw_imports.py --files         # every file, not only the rooms
+    python scripts/draw_imports.py --root OTHER    # another checkout
+
+A room is a folder, or a single file beside the folders. Imports inside functions count, imports under
+`if TYPE_CHECKING:` do not. Exit status 1 if there is a circle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+PACKAGE = "verl_ext"
+Graph = dict[str, set[str]]
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(tree: ast.AST, known: Mapping[str, Path]) -> Iterator[str]:
+    """The modules of the package that a file imports, inside functions as well."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module in known:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in known else node.module
+        yield from imported(node, known)
+
+
+def files_graph(root: Path) -> Graph:
+    """Module to the modules that it imports."""
+    known = modules(root)
+    return {
+        name: set(imported(ast.parse(path.read_text(encoding="utf-8")), known)) - {name} for name, path in known.items()
+    }
+
+
+def room_of(name: str, path: Path) -> str:
+    """The folder of a module, or the module itself where it stands beside folders.
+
+    >>> room_of("verl_ext.core.steps", Path("verl_ext/core/steps.py"))
+    'core'
+    """
+    parts = name.split(".")[1:]
+    folder = parts if path.name == "__init__.py" else parts[:-1]
+    if not folder:
+        return parts[0] if parts else "__init__"
+    has_rooms = any(child.is_dir() and any(child.glob("*.py")) for child in path.parent.iterdir())
+    return ".".join(parts if has_rooms and path.name != "__init__.py" else folder)
+
+
+def rooms_graph(root: Path) -> tuple[Graph, Counter[tuple[str, str]]]:
+    """Room to the rooms that it imports, and how many imports make each arrow."""
+    known = modules(root)
+    rooms = {name: room_of(name, path) for name, path in known.items()}
+    arrows: Counter[tuple[str, str]] = Counter()
+    for name, others in files_graph(root).items():
+        arrows.update((rooms[name], rooms[other]) for other in others if rooms[other] != rooms[name])
+    graph: Graph = {room: set() for room in rooms.values()}
+    for source, target in arrows:
+        graph[source].add(target)
+    return graph, arrows
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """The strongly connected parts with more than one member (Tarjan)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        order[node] = low[node] = len(order)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in order:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], order[other])
+        if low[node] == order[node]:
+            part = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(part) > 1:
+                found.append(sorted(part))
+
+    for node in sorted(graph):
+        if node not in order:
+            visit(node)
+    return found
+
+
+def floors(graph: Graph) -> list[list[str]]:
+    """Rooms by the longest way down, the ground first; the members of a circle share a floor."""
+    together = {name: tuple(part) for part in circles(graph) for name in part}
+    height: dict[str, int] = {}
+
+    def level(name: str) -> int:
+        if name not in height:
+            part = together.get(name, (name,))
+            below = {other for member in part for other in graph[member]} - set(part)
+            value = 1 + max((level(other) for other in below), default=-1)
+            height.update(dict.fromkeys(part, value))
+        return height[name]
+
+    grouped: defaultdict[int, list[str]] = defaultdict(list)
+    for name in sorted(graph):
+        grouped[level(name)].append(name)
+    return [grouped[at] for at in sorted(grouped)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--files", action="store_true", help="draw every file")
+    options = parser.parse_args()
+    known = modules(options.root)
+    rooms, arrows = rooms_graph(options.root)
+    graph = files_graph(options.root) if options.files else rooms
+    sizes: defaultdict[str, list[int]] = defaultdict(list)
+    for name, path in known.items():
+        where = name if options.files else room_of(name, path)
+        sizes[where].append(len(path.read_text(encoding="utf-8").splitlines()))
+    for at, floor in reversed(list(enumerate(floors(graph)))):
+        print(f"floor {at}")
+        for name in floor:
+            targets = ", ".join(
+                other if options.files else f"{other} ({arrows[name, other]})" for other in sorted(graph[name])
+            )
+            print(f"  {name}: {len(sizes[name])} files, {sum(sizes[name])} lines{' -> ' + targets if targets else ''}")
+    found = circles(graph) + ([] if options.files else circles(files_graph(options.root)))
+    count = sum(len(targets) for targets in graph.values())
+    print(
+        f"{len(graph)} {'files' if options.files else 'rooms'}, {count} arrows, {sum(map(sum, sizes.values()))} lines, "
+        f"{len(found)} circles"
+    )
+    for part in found:
+        print(f"circle: {' <-> '.join(part)}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
