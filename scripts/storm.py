@@ -157,7 +157,8 @@ def undisturbed(folder: Path, data: Path, steps: int, limit: float) -> runs.Run:
 
 def read(folder: Path) -> dict[int, dict[str, float]]:
     """The metrics of a run that is over."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    with (folder / "metrics.jsonl").open() as lines:
+        records = [json.loads(line) for line in lines]
     return {record["step"]: record["data"] for record in records}
 
 

@@ -62,6 +62,15 @@ PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest -k "not verl_combines" tests/cor
 echo "== the core and the estimators, without torch, on other Pythons"
 TORCH=none NUMPY=newest scripts/test_pure.sh
 
+BFCL=.venv/bfcl
+bfcl_environment() { # PACKAGES: these of the BFCL evaluation's environment, in the versions of the recipe
+    [ -x "$BFCL/bin/pip" ] || python -m venv "$BFCL"
+    "$BFCL/bin/pip" install --quiet --disable-pip-version-check -c recipes/tool_calling/bfcl/constraints.txt "$@"
+}
+echo "== the template of the BFCL evaluation, in its environment"
+bfcl_environment numpy pyarrow
+BFCL_PYTHON=$BFCL/bin/python python -m pytest -k template_is_taken tests/recipes/test_bfcl.py
+
 if [ "$LEVEL" = fast ]; then
     exit 0
 fi
@@ -70,5 +79,6 @@ echo "== the real pipeline on the CPU"
 python -m pytest -n 2 --dist load --maxschedchunk 1 -m "end_to_end and not slow" --durations=20 tests/end_to_end
 if [ "$LEVEL" = slow ]; then
     echo "== slow tests"
-    python -m pytest -m slow --durations=0
+    bfcl_environment bfcl-eval soundfile transformers pyarrow
+    BFCL_PYTHON=$BFCL/bin/python python -m pytest -m slow --durations=0
 fi

@@ -5,23 +5,26 @@ The data are made of ToolACE, Hammer and xLAM and are not ours to pass on: get t
     git clone https://github.com/qiancheng0/ToolRL
     python recipes/tool_calling/prepare_data.py --local_dataset_path ToolRL
 
-A folder or clone of `dataset/rlla_4k` alone will do as well. `--raw` reads `dataset/rlla_4k_raw/rlla_rl.json`.
+A folder or clone of `dataset/rlla_4k` alone will do as well. `--raw` reads `dataset/rlla_4k_raw/rlla_rl.json` and makes
+the split of ToolRL's `rlla.py`, in the same order; `extra_info.index` is then the place in that file.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from verl_ext.data import Plan, Record, Row, Split, row
 from verl_ext.data.command import main, parser
-from verl_ext.data.plan import text
 from verl_ext.errors import DataError
 from verl_ext.rewards.tool_calling import check_ground_truth
 
 SOURCE = "rlla"
-TEST_ROWS = 80
-"""Rows of ToolRL's test split."""
+SEED, TEST_SHARE = 31415, 0.02
+"""Of ToolRL's own split (dataset/rlla_4k_raw/rlla.py)."""
 WHERE = "a clone of https://github.com/qiancheng0/ToolRL (dataset/rlla_4k)"
 
 
@@ -43,10 +46,10 @@ def make_row(record: Record, index: int, split: str) -> Row:
 def raw_row(record: Record, index: int, split: str) -> Row:
     """A row of rlla_rl.json: instruction, input and output as texts."""
     messages = [
-        {"role": "system", "content": text(record, "instruction")},
-        {"role": "user", "content": text(record, "input")},
+        {"role": "system", "content": record["instruction"]},
+        {"role": "user", "content": record["input"]},
     ]
-    return _row(messages, record["output"], "tool_calling", split, index)
+    return _row(messages, record["output"], "math", split, index)  # "math" stands in ToolRL's files as well
 
 
 def _row(messages: list[dict[str, str]], truth: object, ability: str, split: str, index: int) -> Row:
@@ -63,7 +66,23 @@ def _split(name: str) -> Split:
     )
 
 
-def _raw_split(name: str, rows: slice) -> Split:
+def train_rows(records: int) -> list[int]:
+    """Those of ToolRL's training split: all but the last 2 % after shuffling."""
+    return _shuffled(records)[: records - int(records * TEST_SHARE)]
+
+
+def test_rows(records: int) -> list[int]:
+    """Those of ToolRL's test split: the last 2 % after shuffling, rounded down."""
+    return _shuffled(records)[records - int(records * TEST_SHARE) :]
+
+
+def _shuffled(records: int) -> list[int]:
+    order = np.arange(records)
+    np.random.RandomState(SEED).shuffle(order)
+    return order.tolist()
+
+
+def _raw_split(name: str, rows: Callable[[int], Sequence[int]]) -> Split:
     return Split(
         name,
         ("dataset/rlla_4k_raw/rlla_rl.json", "rlla_4k_raw/rlla_rl.json", "rlla_rl.json"),
@@ -76,7 +95,7 @@ def _raw_split(name: str, rows: slice) -> Split:
 PLAN = Plan(name="rlla_4k", splits=(_split("train"), _split("test")), hub=None, where=WHERE)
 RAW = Plan(
     name="rlla_4k, raw",
-    splits=(_raw_split("train", slice(None, -TEST_ROWS)), _raw_split("test", slice(-TEST_ROWS, None))),
+    splits=(_raw_split("train", train_rows), _raw_split("test", test_rows)),
     hub=None,
     where=WHERE,
 )
@@ -88,7 +107,7 @@ def options() -> argparse.Namespace:
     made.add_argument(
         "--raw",
         action="store_true",
-        help=f"read rlla_rl.json; its last {TEST_ROWS} rows are the test split, which need not be ToolRL's own",
+        help=f"read rlla_rl.json and split it as ToolRL does: shuffle with seed {SEED}, the last 2 %% are for the test",
     )
     return made.parse_args()
 

@@ -77,9 +77,10 @@ class Run:
         """Step to metrics, from verl's file logger; a step logged twice keeps its last values."""
         path = self.folder / "metrics.jsonl"
         steps: dict[int, dict[str, float]] = {}
-        for line in path.read_text().splitlines() if path.exists() else []:
-            record = json.loads(line)
-            steps.setdefault(record["step"], {}).update(record["data"])
+        if path.exists():
+            with path.open() as lines:
+                for record in map(json.loads, lines):
+                    steps.setdefault(record["step"], {}).update(record["data"])
         return steps
 
     def column(self, name: str) -> list[float]:

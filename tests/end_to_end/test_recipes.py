@@ -65,10 +65,10 @@ class Done:
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
-        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
         steps: dict[int, dict[str, float]] = {}
-        for record in map(json.loads, lines):
-            steps.setdefault(record["step"], {}).update(record["data"])
+        with (self.folder / "metrics.jsonl").open() as lines:
+            for record in map(json.loads, lines):
+                steps.setdefault(record["step"], {}).update(record["data"])
         return steps
 
 

@@ -294,7 +294,8 @@ class Pipeline:
             trainer = recording(cls)(self.config(scene, *overrides, prompts=prompts))
             trainer.prepare(before_advantage)
             trainer.fit(self.agents)
-        records = [json.loads(line) for line in log.read_text().splitlines()]
+        with log.open() as lines:
+            records = [json.loads(line) for line in lines]
         return Result(trainer, {record["step"]: record["data"] for record in records})
 
     def close(self) -> None:

@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 
 from recipes.tool_calling.bfcl import correct_format
-from recipes.tool_calling.bfcl.calls import as_code, as_data, calls_of
+from recipes.tool_calling.bfcl.calls import as_code, as_data
 from recipes.tool_calling.bfcl.prompt import describe, dialogue, system_prompt, template_of
 from tests.recipes.launchers import RECIPES
 
-RUN = RECIPES / "tool_calling/bfcl/run.py"
+BFCL = RECIPES / "tool_calling/bfcl"
+RUN = BFCL / "run.py"
+# bfcl-eval pins versions that do not go with verl's, so it is installed elsewhere.
+BFCL_PYTHON = os.environ.get("BFCL_PYTHON")
+needs_bfcl = pytest.mark.skipif(not BFCL_PYTHON, reason="BFCL_PYTHON names no Python with bfcl-eval==2025.7.17")
 TOOLS = [
     {"name": "f", "description": "Does f.", "parameters": {"type": "dict", "properties": {"a": {"type": "integer"}}}},
     {"name": "g.h", "description": "Two lines,\none **bold**.", "parameters": {"type": "dict", "properties": {}}},
@@ -31,12 +35,22 @@ SYSTEM = (
 CALL = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
 
 
+def without(variable: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != variable}
+
+
 def test_a_template_is_a_prompt_with_other_tools() -> None:
     template = template_of(SYSTEM)
     assert template == SYSTEM.partition("1. Name")[0] + "{tools}" + "\n\n**Output Format**\n<think>...</think>"
     assert system_prompt(template, TOOLS) == SYSTEM
-    assert system_prompt(template, TOOLS, "Be brief.").endswith("</think>\n\nBe brief.")
     assert "3." not in describe(TOOLS)
+
+
+def test_tools_are_listed_with_ascii_escapes_as_in_the_data() -> None:
+    tool = {"name": "f", "description": "in °C", "parameters": {"properties": {"t": {"description": "± 1 °C"}}}}
+    assert describe([tool]) == (
+        '1. Name: f\nDescription: in °C\nParameters: {"t": {"description": "\\u00b1 1 \\u00b0C"}}'
+    )
 
 
 @pytest.mark.parametrize("prompt", ["no tools", "1. Name: f\n\n**A**\n1. Name: g"])
@@ -50,17 +64,25 @@ def test_a_template_without_a_place_for_tools_is_refused() -> None:
         system_prompt("You call tools.", TOOLS)
 
 
-def test_a_dialogue_is_one_message() -> None:
+def test_a_dialogue_is_one_message_in_the_form_of_the_data() -> None:
+    two = CALL.replace("</tool_call>", '{"name": "g.h", "parameters": {}}\n</tool_call>')
     messages = [
         {"role": "system", "content": "not here"},
         {"role": "user", "content": " call f "},
-        {"role": "assistant", "content": CALL},
-        {"role": "tool", "name": "f(a=1)", "content": {"done": True}},
+        {"role": "assistant", "content": f"{CALL}\n"},
+        {"role": "tool", "name": "f", "content": '{"done": true, "unit": "°C"}'},
+        {"role": "assistant", "content": two},
+        {"role": "tool", "name": "f", "content": "Error during execution: no °C"},
+        {"role": "tool", "name": "g.h", "content": "12"},
+        {"role": "assistant", "content": "<think> t </think>\n<response> done </response>"},
         {"role": "user", "content": "again"},
     ]
     assert dialogue(messages) == (
-        f"**Dialogue Records History**\n<user> call f </user>\n\n{CALL}\n\n"
-        '<obs> {"done": true} </obs>\n\n<user> again </user>'
+        f"**Dialogue Records History**\n<user> call f </user>\n\n{CALL}\n"
+        '<obs> [{"name": "f", "results": {"done": true, "unit": "\\u00b0C"}}] </obs>\n\n'
+        f'{two}\n<obs> [{{"name": "f", "results": "Error during execution: no \\u00b0C"}}, '
+        '{"name": "g.h", "results": "12"}] </obs>\n\n'
+        "<think> t </think>\n<response> done </response>\n\n<user> again </user>"
     )
     with pytest.raises(ValueError, match="role 'critic'"):
         dialogue([{"role": "critic", "content": "no"}])
@@ -68,20 +90,52 @@ def test_a_dialogue_is_one_message() -> None:
 
 def test_calls_are_read_from_the_last_block() -> None:
     twice = CALL.replace('"f"', '"old"') + CALL
-    assert calls_of(twice) == [("f", {"a": 1})]
-    assert calls_of("<think> t </think>\n<response> no tool fits </response>") == []
-    assert as_data(CALL.replace("1}", '[1, "x"]}'), "Java") == [{"f": {"a": '[1, "x"]'}}]
-    assert as_data(CALL, "Python") == [{"f": {"a": 1}}]
+    assert as_data(twice) == [{"f": {"a": 1}}]
+    assert as_data(twice.removesuffix("</tool_call>")) == [{"f": {"a": 1}}]
+    assert as_data("<think> t </think>\n<response> no tool fits </response>") == []
     assert as_code(CALL.replace("1}", '"it\'s", "b": true}')) == ['f(a="it\'s", b=True)']
 
 
-@pytest.mark.parametrize(
-    "line", ["nothing", '{"name": "f"}', '{"parameters": {}}', '{"name": "f", "parameters": [1]}', "[]"]
-)
-def test_calls_that_cannot_be_read_are_an_error_for_bfcl(line: str) -> None:
-    with pytest.raises(ValueError, match="."):
-        calls_of(f"<tool_call>\n{line}\n</tool_call>")
+# A line of the block, and what is read from it: for comparing, for executing.
+LINES = {
+    "": ([], []),
+    "  ": ([], []),
+    "I call f": ([], []),
+    "[" * 100_000: ([], []),
+    '["f"]': ([], []),
+    '{"name": "f", "parameters": {"a": 1}': ([], []),
+    '{"name": "None", "parameters": {}}': ([], []),
+    '{"name": " none ", "parameters": {"a": 1}}': ([], []),
+    '{"name": "f"}': ([], ["f()"]),
+    '{"parameters": {"a": 1}}': ([], ["(a=1)"]),
+    '{"name": "f", "parameters": {"a": [1, "x"], "b": null}}': (
+        [{"f": {"a": [1, "x"], "b": None}}],
+        ["f(a=[1, 'x'], b=None)"],
+    ),
+}
 
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_that_is_no_call_is_skipped_and_the_others_count(line: str) -> None:
+    data, code = LINES[line]
+    last = '{"name": "g", "parameters": {}}'
+    answer = CALL.replace("\n</tool_call>", f"\n{line}\n{last}\n</tool_call>")
+    assert as_data(answer) == [{"f": {"a": 1}}, *data, {"g": {}}]
+    assert as_code(answer) == ["f(a=1)", *code, "g()"]
+
+
+@pytest.mark.parametrize("line", ['{"name": "f", "parameters": [1]}', '{"name": 1, "parameters": {}}'])
+def test_a_call_that_cannot_be_executed_ends_the_turn(line: str) -> None:
+    with pytest.raises(ValueError, match="an object of parameters"):
+        as_code(f"<tool_call>\n{line}\n</tool_call>")
+
+
+def test_parameters_that_are_no_object_are_left_to_bfcl() -> None:
+    assert as_data('<tool_call>\n{"name": "f", "parameters": [1]}\n</tool_call>') == [{"f": [1]}]
+
+
+# Each ends a line for str.splitlines, and none does in a file of JSON lines.
+SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 
 CORRECT = {
     CALL: True,
@@ -99,14 +153,17 @@ CORRECT = {
 def test_the_correct_format_of_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {answer: correct_format.is_correct(answer) for answer in CORRECT} == CORRECT
     simple = [{"id": f"simple_{n}", "result": answer} for n, answer in enumerate(CORRECT)]
-    turns = [{"id": "multi_turn_base_0", "result": [[CALL, "no"], [], [CALL]]}]
-    for name, records in (("BFCL_v3_simple", simple), ("BFCL_v3_multi_turn_base", turns)):
-        (tmp_path / f"{name}_result.json").write_text("".join(json.dumps(record) + "\n" for record in records))
+    turns = [{"id": "multi_turn_base_0", "result": [[CALL, "no"], [], [CALL.replace(" t ", SEPARATORS)]]}]
+    lost = [{"id": "multi_turn_base_1", "result": "Error during inference: no server", "traceback": "..."}]
+    for name, records in (("BFCL_v3_simple", simple), ("BFCL_v3_multi_turn_base", turns + lost)):
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        (tmp_path / f"{name}_result.json").write_text(lines, encoding="utf-8")
     assert correct_format.main(tmp_path) == 0
     shown = capsys.readouterr().out
     assert "4 / 9      44.44 %" in shown
     assert "2 / 3      66.67 %" in shown
     assert "6 / 12     50.00 %" in shown
+    assert "left out 1 tests" in shown
     assert correct_format.main(tmp_path / "nowhere") == 1
 
 
@@ -117,18 +174,14 @@ def test_the_template_is_taken_from_prepared_data(tmp_path: Path) -> None:
     prompt = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "u"}]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": prompt}]), tmp_path / "train.parquet")
     done = subprocess.run(
-        [sys.executable, RUN, "template", tmp_path / "train.parquet"],
-        env={**os.environ, "BFCL_PROJECT_ROOT": str(tmp_path / "home")},
+        [BFCL_PYTHON or sys.executable, RUN, "template", tmp_path / "train.parquet"],
+        env={**without("PYTHONPATH"), "BFCL_PROJECT_ROOT": str(tmp_path / "home")},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "home/template.txt").read_text() == template_of(SYSTEM)
-
-
-# bfcl-eval pins versions that do not go with verl's, so it is installed elsewhere.
-BFCL_PYTHON = os.environ.get("BFCL_PYTHON")
 
 
 class Model(BaseHTTPRequestHandler):
@@ -161,7 +214,19 @@ class Model(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.skipif(not BFCL_PYTHON, reason="BFCL_PYTHON names no Python with bfcl-eval==2025.7.17")
+@pytest.mark.slow
+@needs_bfcl
+def test_every_package_of_the_environment_is_pinned() -> None:
+    done = subprocess.run(
+        [str(BFCL_PYTHON), "-m", "pip", "freeze"], env=without("PYTHONPATH"), capture_output=True, text=True, check=True
+    )
+    pinned = {line.lower() for line in (BFCL / "constraints.txt").read_text().splitlines() if not line.startswith("#")}
+    assert set(done.stdout.lower().split()) - pinned == set()
+    assert "bfcl_eval==2025.7.17" in pinned
+
+
+@pytest.mark.slow
+@needs_bfcl
 def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path) -> None:
     """bfcl-eval's own questions, base class, checkers and tables, with a model that knows one answer."""
     from verl_ext.tiny.make import Recipe, make
@@ -170,7 +235,8 @@ def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "template.txt").write_text(template_of(SYSTEM))
-    (home / "test_case_ids_to_generate.json").write_text(json.dumps({"multi_turn_base": ["multi_turn_base_0"]}))
+    ids = {"multi_turn_base": ["multi_turn_base_0"], "live_simple": ["live_simple_66-30-0"], "java": ["java_0"]}
+    (home / "test_case_ids_to_generate.json").write_text(json.dumps(ids))
     Model.asked = []
     # simple_0 asks for the area of a triangle with a base of 10 units and a height of 5.
     Model.answer = CALL.replace('"f"', '"calculate_triangle_area"').replace(
@@ -179,7 +245,7 @@ def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     variables = {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        **without("PYTHONPATH"),
         "BFCL_PROJECT_ROOT": str(home),
         "VLLM_ENDPOINT": "127.0.0.1",
         "VLLM_PORT": str(server.server_port),
@@ -208,8 +274,14 @@ def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path) -> None:
         "1. Name: calculate_triangle_area" in prompt and "<user> Find the area" in prompt for prompt in Model.asked
     )
     assert all("You are an expert in composing functions" not in prompt for prompt in Model.asked)
-    # In several turns the model sees what it said and what came of it.
-    assert any("<obs>" in prompt and Model.answer in prompt for prompt in Model.asked)
+    # In several turns the model sees what it said and what came of it, in the form of the training data.
+    returned = '<obs> [{"name": "calculate_triangle_area", "results": "Error during execution: '
+    assert any(f"{Model.answer}\n{returned}" in prompt for prompt in Model.asked)
+    # live_simple_66 has a system message, which is dropped as in ToolRL's handler.
+    (live,) = (prompt for prompt in Model.asked if "item IDs 102" in prompt)
+    assert "Requirement Extractor" not in live
+    # Java's tools are described as bfcl-eval does it.
+    assert any("Note that the provided function is in Java 8 SDK syntax." in prompt for prompt in Model.asked)
     results = home / "result/verl-ext-tool-calling"
     assert "correct format" in run("correct-format", str(results))
     assert len((results / "BFCL_v3_multi_turn_base_result.json").read_text().splitlines()) == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -156,6 +157,17 @@ def test_gsm8k_from_jsonl_as_openai_published_it(tmp_path: Path) -> None:
     assert len(rows(tmp_path / "out/test.parquet")) == 3
 
 
+def test_a_unicode_line_separator_in_a_text_ends_no_line(tmp_path: Path) -> None:
+    question = "Half\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029of 36?"
+    lines = json.dumps({**GSM8K[0], "question": question}, ensure_ascii=False) + "\n"
+    (tmp_path / "data").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / f"data/{split}.jsonl").write_text(lines, encoding="utf-8")
+    prepare("gsm8k", tmp_path / "data", tmp_path / "out")
+    (row,) = rows(tmp_path / "out/train.parquet")
+    assert row["prompt"][1]["content"] == question
+
+
 def test_missing_files_columns_and_torn_files_are_named(tmp_path: Path) -> None:
     from verl_ext.errors import DataError
 
@@ -249,15 +261,21 @@ def test_tool_calling_bad_rows_are_named(tmp_path: Path) -> None:
     assert "train row 4: a message of the prompt is not a role with text" in message
 
 
-def test_tool_calling_from_the_raw_file(tmp_path: Path) -> None:
-    records = [{"instruction": f"i{n}", "input": f"u{n}", "output": CALL} for n in range(83)]
+def test_tool_calling_from_the_raw_file_makes_the_split_of_toolrl(tmp_path: Path) -> None:
+    records = [{"instruction": f"i{n}", "input": f" u{n}\n", "output": CALL} for n in range(160)]
     write(tmp_path / "clone/dataset/rlla_4k_raw/rlla_rl.json", records)
     done = run("tool_calling", tmp_path / "clone", tmp_path / "out", "--raw")
     assert done.returncode == 0, done.stderr
+    # ToolRL's dataset/rlla_4k_raw/rlla.py: np.random.seed(31415), np.random.shuffle(dataset), 2 % for the test.
+    shuffled = list(range(160))
+    np.random.RandomState(31415).shuffle(shuffled)
+    test_rows = int(160 * 0.02)
+    assert test_rows == 3
     train, test = rows(tmp_path / "out/train.parquet"), rows(tmp_path / "out/test.parquet")
-    assert (len(train), len(test)) == (3, 80)
-    assert [row["extra_info"]["index"] for row in (train[0], test[0], test[-1])] == [0, 3, 82]
-    assert [message["content"] for message in test[0]["prompt"]] == ["i3", "u3"]
+    assert [row["extra_info"]["index"] for row in train] == shuffled[:-3]
+    assert [row["extra_info"]["index"] for row in test] == shuffled[-3:]
+    assert [message["content"] for message in test[0]["prompt"]] == [f"i{shuffled[-3]}", f" u{shuffled[-3]}\n"]
+    assert test[0]["ability"] == "math"
 
 
 def test_tool_calling_is_on_no_hub_and_says_where_it_is(tmp_path: Path) -> None:

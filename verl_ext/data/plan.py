@@ -33,14 +33,14 @@ class Split:
     """The row for a record and its index, or `DataError`."""
     hub: str | None = None
     """The data set on the Hugging Face hub; None: the plan's."""
-    rows: slice | None = None
-    """Which of the records belong to the split; None: all."""
+    rows: Callable[[int], Sequence[int]] | None = None
+    """Of so many records, the indices of those that belong to the split, in the order to write; None: all."""
     keep: Callable[[Record], bool] = _all
     """Which of those the user asked for; the others are counted, not bad. It may raise `DataError`."""
 
-    def indices(self, records: int) -> range:
+    def indices(self, records: int) -> Sequence[int]:
         """The indices that belong to the split, of so many records."""
-        return range(records)[self.rows or slice(None)]
+        return range(records) if self.rows is None else self.rows(records)
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,14 @@ def find_dump(place: Path, step: int | None = None) -> Path:
 def read_answers(path: Path) -> list[Answer]:
     """All answers of a dump; of an answer in several parts (an agent loop's) the last counts."""
     found: dict[tuple[str, str], tuple[int, Answer]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        record = _record(line, f"{path}, line {number}")
-        prompt, session, part = _place(record, number)
-        kept = found.get((prompt, session))
-        if kept is None or part > kept[0]:
-            found[prompt, session] = part, Answer(prompt, _rewards(record))
+    # Not str.splitlines, which also ends a line at a U+2028, U+2029 or U+0085 inside an answer.
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            record = _record(line, f"{path}, line {number}")
+            prompt, session, part = _place(record, number)
+            kept = found.get((prompt, session))
+            if kept is None or part > kept[0]:
+                found[prompt, session] = part, Answer(prompt, _rewards(record))
     answers = [answer for _, answer in found.values()]
     if not answers:
         raise DataError(f"{path} is empty")

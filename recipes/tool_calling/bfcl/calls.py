@@ -1,40 +1,61 @@
-"""The calls of an answer as bfcl-eval reads them."""
+"""The calls of an answer as bfcl-eval reads them, by the rules of ToolRL's handler (benchmarks/BFCL/rlla_qwen.py).
+
+The calls stand in the last `<tool_call>` block, one JSON object a line; without a closing tag the block runs to the
+end. A blank line and one that cannot be read are skipped. A call of a tool named `None` is no call. Values stay as they
+are in every language: bfcl-eval wants text for each parameter of Java and JavaScript, and counts others as wrong.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from verl_ext.rewards.tags import has_both_tags, last_block
-from verl_ext.rewards.tool_calls import read_calls
+from verl_ext.rewards.tags import last_block
 
 
-def calls_of(answer: str) -> list[tuple[str, dict[str, Any]]]:
-    """Names and parameters of the calls in the last tool_call block; none without a block, ValueError if unreadable."""
-    if not has_both_tags(answer, "tool_call"):
+def calls_of(answer: str) -> list[dict[str, Any]]:
+    """The objects in the last block; none without a block."""
+    if "<tool_call>" not in answer:
         return []
     calls = []
-    for call in read_calls(last_block(answer, "tool_call")):
-        name, parameters = call.get("name"), call.get("parameters")
-        if not isinstance(name, str) or not isinstance(parameters, dict):
-            raise ValueError(f"a call is not a name with an object of parameters: {str(call)[:200]}")
-        calls.append((name, parameters))
+    for line in last_block(answer, "tool_call").strip().split("\n"):
+        try:
+            call = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(call, dict):
+            calls.append(call)
     return calls
 
 
-def as_data(answer: str, language: str) -> list[dict[str, dict[str, Any]]]:
-    """`[{name: {parameter: value}}]`; for Java and JavaScript, which are checked by their text, values as text."""
-    if language == "Python":
-        return [{name: given} for name, given in calls_of(answer)]
-    return [{name: {key: _as_text(value) for key, value in given.items()}} for name, given in calls_of(answer)]
+def as_data(answer: str) -> list[dict[str, Any]]:
+    """`[{name: {parameter: value}}]`, which bfcl-eval compares in its single-turn categories.
 
-
-def as_code(answer: str) -> list[str]:
-    """`name(parameter=value)`, which bfcl-eval executes in its multi-turn categories."""
+    A call without a name or without parameters is skipped. Parameters that are not an object are passed on: bfcl-eval
+    counts such an answer as wrong.
+    """
     return [
-        f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls_of(answer)
+        {call["name"]: call["parameters"]}
+        for call in calls_of(answer)
+        if isinstance(call.get("name"), str) and "parameters" in call and not _is_none(call["name"])
     ]
 
 
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def as_code(answer: str) -> list[str]:
+    """`name(parameter=value)`, which bfcl-eval executes in its multi-turn categories.
+
+    A call without parameters has none, and one without a name fails when it is executed, which the model is told.
+    `ValueError` if a name is not a string or parameters are not an object: bfcl-eval then ends the turn.
+    """
+    code = []
+    for call in calls_of(answer):
+        name, parameters = call.get("name", ""), call.get("parameters", {})
+        if not isinstance(name, str) or not isinstance(parameters, dict):
+            raise ValueError(f"a call is not a name with an object of parameters: {str(call)[:200]}")
+        if not _is_none(name):
+            code.append(f"{name}({', '.join(f'{key}={value!r}' for key, value in parameters.items())})")
+    return code
+
+
+def _is_none(name: str) -> bool:
+    return name.strip().lower() == "none"

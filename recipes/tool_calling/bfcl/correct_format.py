@@ -1,14 +1,17 @@
 """The share of a model's BFCL answers that have a correct format, by the format reward of the training.
 
-The reward knows which sections an answer should have from the ground truth; BFCL has none in that form. So an answer
-counts if it is any of the three forms that the training's prompt allows: thought and calls, thought and response, or
-all three. Each model answer counts once, so a multi-turn test counts as often as the model was asked.
+The reward knows from the ground truth which sections an answer should have; BFCL has no ground truth in that form. So
+an answer counts if it has any of the three forms that the training's prompt allows and its ground truths take: thought
+and calls, thought and response, or all three. As in the reward, the calls themselves are not read: a bad line in
+`<tool_call>` or a call of `None` leaves the format correct. Each model answer counts once, so a multi-turn test counts
+as often as the model was asked. Neither ToolRL's nor GDPO's code says how the published figure was counted.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +33,41 @@ def answers(result: Any) -> Iterator[str]:
             yield from answers(part)
 
 
-def count(path: Path) -> tuple[int, int]:
-    """Answers in a correct format, and all answers, of one file of results."""
-    right = total = 0
-    for line in path.read_text(encoding="utf-8").splitlines():
-        for answer in answers(json.loads(line)["result"]):
-            right, total = right + is_correct(answer), total + 1
-    return right, total
+@dataclass(frozen=True)
+class Counts:
+    """Of one file of results: answers in a correct format, all answers, and tests without an answer."""
+
+    right: int = 0
+    total: int = 0
+    failed: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.right + other.right, self.total + other.total, self.failed + other.failed)
+
+
+def count(path: Path) -> Counts:
+    """Count a file's answers. Where bfcl-eval failed, it writes a traceback and its own message in place of answers."""
+    counts = Counts()
+    with path.open(encoding="utf-8") as lines:
+        for record in map(json.loads, lines):
+            if "traceback" in record:
+                counts += Counts(failed=1)
+            else:
+                found = [is_correct(answer) for answer in answers(record["result"])]
+                counts += Counts(sum(found), len(found))
+    return counts
 
 
 def main(folder: Path) -> int:
     """Print the share of each category and of all; 1 if there is no result."""
     found = {path.stem.removesuffix("_result"): count(path) for path in sorted(folder.glob("**/*_result.json"))}
-    total = sum(number for _, number in found.values())
-    if not total:
+    every = sum(found.values(), Counts())
+    if not every.total:
         print(f"{folder} has no *_result.json with answers")
         return 1
-    for name, (right, number) in found.items():
-        print(f"{name:<40} {right:>6} / {number:<6} {100 * right / number if number else 0:.2f} %")
-    print(f"{'correct format':<40} {sum(right for right, _ in found.values()):>6} / {total:<6} ", end="")
-    print(f"{100 * sum(right for right, _ in found.values()) / total:.2f} %")
+    for name, counts in {**found, "correct format": every}.items():
+        share = 100 * counts.right / counts.total if counts.total else 0
+        print(f"{name:<40} {counts.right:>6} / {counts.total:<6} {share:.2f} %")
+    if every.failed:
+        print(f"left out {every.failed} tests on which bfcl-eval failed: see 'traceback' in the results")
     return 0

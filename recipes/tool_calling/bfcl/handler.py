@@ -39,16 +39,24 @@ class ToolCallingHandler(OSSHandler):
     def _format_prompt(self, messages: list[dict], function: list[dict]) -> str:
         if self.template is None:
             raise ValueError(f"the environment variable {TEMPLATE} names no template: start bfcl-eval by run.py")
-        more = "\n".join(message["content"] for message in messages if message["role"] == "system")
         prompt = [
-            {"role": "system", "content": system_prompt(self.template, function, more)},
+            {"role": "system", "content": system_prompt(self.template, function)},
             {"role": "user", "content": dialogue(messages)},
         ]
         return self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
 
     @override
-    def decode_ast(self, result: str, language: str = "Python") -> list[dict[str, dict[str, Any]]]:
-        return as_data(result, language)
+    def _add_execution_results_prompting(
+        self, inference_data: dict, execution_results: list[str], model_response_data: dict
+    ) -> dict:
+        """What the calls returned, each with its tool's name alone, as the data have it."""
+        for call, result in zip(model_response_data["model_responses_decoded"], execution_results, strict=True):
+            inference_data["message"].append({"role": "tool", "name": call.partition("(")[0], "content": result})
+        return inference_data
+
+    @override
+    def decode_ast(self, result: str, language: str = "Python") -> list[dict[str, Any]]:  # noqa: ARG002
+        return as_data(result)
 
     @override
     def decode_execute(self, result: str) -> list[str]:
