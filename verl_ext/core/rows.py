@@ -100,7 +100,8 @@ def token_counts(mask: torch.Tensor) -> Array:
         # torch takes about 30 times as long to sum bools as numpy takes for bytes. 255 ones still fit one byte.
         ones = mask.numpy().view(np.uint8)
         parts = np.add.reduceat(ones, np.arange(0, mask.shape[1], 255), axis=1, dtype=np.uint8)
-        return parts.sum(axis=1, dtype=np.float64)
+        counts: Array = parts.sum(axis=1, dtype=np.float64)
+        return counts
     narrow = mask.dtype.is_floating_point and mask.dtype.itemsize < 4  # bfloat16 counts to 256
     return mask.sum(dim=-1, dtype=torch.float32 if narrow else None).to(torch.float64).cpu().numpy()
 
