@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from verl_ext.core import rows as rows_module
 from verl_ext.core.groups import Groups
@@ -75,11 +76,27 @@ def test_a_session_whose_output_has_no_number_is_named():
         Rows.of_sessions(["u_0_0", "u_0_x"], none(2))
 
 
-def test_lengths_are_counted_in_the_mask():
-    mask = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 1]])
-    for kind in (torch.int64, torch.bool, torch.float32):
-        assert token_counts(mask.to(kind)).tolist() == [2, 0, 2]
-        assert token_counts(mask.to(kind)).dtype == np.float64
+MASKS = [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_lengths_are_counted_in_the_mask(kind):
+    mask = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 1]]).to(kind)
+    assert token_counts(mask).tolist() == [2, 0, 2]
+    assert token_counts(mask).dtype == np.float64
+    assert token_counts(mask.t()).tolist() == [2, 1, 1]
+    assert token_counts(mask[:, :0]).tolist() == [0, 0, 0]
+    assert token_counts(mask[:0]).tolist() == []
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("tokens", [254, 255, 256, 510, 511, 70_000])
+def test_long_responses_are_counted_whole(kind, tokens):
+    """One byte counts to 255, two bytes to 65,535."""
+    mask = torch.ones(2, tokens + 300).to(kind)
+    mask[:, tokens:] = 0
+    mask[1, 0] = 0
+    assert token_counts(mask).tolist() == [tokens, tokens - 1]
 
 
 def test_a_score_may_stand_behind_the_mask():
@@ -111,13 +128,48 @@ def test_double_precision_is_kept():
     assert scores(torch.tensor([[1.0, 1e-12]], dtype=torch.float64), torch.ones(1, 2)).tolist() == [1 + 1e-12]
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.float32])
-def test_an_advantage_is_broadcast_over_the_tokens_that_count(dtype, kind):
-    mask = torch.tensor([[1, 0, 1], [0, 0, 0]]).to(kind)
-    found = broadcast(np.array([-0.5, 3.0]), mask, dtype)
+@pytest.mark.parametrize("kind", MASKS)
+def test_an_advantage_is_broadcast_over_the_tokens_that_count(kind, dtype, large, monkeypatch):
+    """Bit for bit the advantage where a token counts, and 0 elsewhere: not -0 for a negative one."""
+    monkeypatch.setattr(rows_module, "HUGE", 0 if large else 2**60)
+    draw = np.random.default_rng(0)
+    per_row = np.append(draw.normal(size=61), [0.0, 6e4, -6e4])
+    mask = torch.from_numpy(draw.random((64, 37)) < 0.5)
+    mask[0], mask[1] = True, False
+    found = broadcast(per_row, mask.to(kind), dtype)
     assert found.dtype == dtype
-    assert found.tolist() == [[-0.5, 0, -0.5], [0, 0, 0]]
+    column = torch.from_numpy(per_row).to(dtype)
+    assert torch.equal(found, torch.where(mask, column[:, None], torch.zeros((), dtype=dtype)))
+    assert not torch.signbit(found[~mask]).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mask_of_weights_scales_the_advantage(dtype):
+    found = broadcast(np.array([-0.5, 3.0]), torch.tensor([[1.0, 0.25, 0.0], [0.5, 0.0, 1.0]]), dtype)
+    assert found.tolist() == [[-0.5, -0.125, 0], [1.5, 0, 3]]
+    assert not torch.signbit(found[:, 2]).any()
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool])
+def test_masks_are_converted_before_they_are_multiplied_or_summed(kind):
+    """torch multiplies floats by whole numbers, and sums bools, many times slower than floats."""
+    seen: list[tuple[str, set[torch.dtype]]] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append((function.__name__, {given.dtype for given in args if isinstance(given, torch.Tensor)}))
+            return function(*args, **(kwargs or {}))
+
+    mask = torch.ones(3, 5).to(kind)
+    with Watch():
+        broadcast(np.array([1.0, 2.0, 3.0]), mask, torch.float32)
+        token_counts(mask)
+    products = [kinds for name, kinds in seen if "mul" in name]
+    assert products == [{torch.float32}]
+    assert ("sum.dim_IntList", {torch.bool}) not in seen
+    assert "copy_" in {name.partition(".")[0] for name, _ in seen}
 
 
 def test_advantages_of_whole_numbers_are_float32():
