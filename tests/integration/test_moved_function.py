@@ -20,6 +20,7 @@ from tests.integration.pipeline import Pipeline
 from tests.integration.test_legacy_trainers import (
     DRGRPO_ON_ACC,
     HADW,
+    KEYS,
     OwnFit,
     batch,
     separate,
@@ -53,13 +54,16 @@ def call_registry(config: Any, name: str = "drgrpo") -> Any:
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["separation", "one_step_off", "fully_async"])
 def test_an_experimental_trainer_that_holds_the_bare_function_is_refused_as_it_is_made(
-    which: int, monkeypatch: pytest.MonkeyPatch
+    which: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cls = trainer_classes()[which]
     monkeypatch.setattr(separation, "compute_advantage", bare())
     with pytest.raises(IntegrationError, match=r"verl\.experimental\.separation\.ray_trainer\.compute_advantage"):
         separate(cls, *HADW)
     separate(cls, "algorithm.adv_estimator=grpo")  # verl's own estimators are verl's business
+    assert caplog.text == ""
+    separate(cls, "algorithm.adv_estimator=grpo", KEYS)
+    assert "verl.experimental.separation.ray_trainer.compute_advantage" in caplog.text
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["separation", "one_step_off", "fully_async"])

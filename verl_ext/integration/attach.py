@@ -77,8 +77,8 @@ def attach(trainer: Any, config: Any) -> TrainerRun:
             raise
         settings = Settings()
     run = TrainerRun(name, settings)
-    if run.ours:
-        _require_wrapper(type(trainer))
+    if run.watches:
+        _require_wrapper(type(trainer), run)
     if run.ours and settings.verl_ext.check_nodes:
         nodes.check_in_trainer()
     if run.ours and settings.verl_ext.dump_dir is not None:
@@ -110,18 +110,23 @@ def required_run(trainer: Any) -> TrainerRun | None:
     return run
 
 
-def _require_wrapper(cls: type) -> None:
+def _require_wrapper(cls: type, run: TrainerRun) -> None:
     """Raise if a module of verl that defines the trainer calls verl's own `compute_advantage` instead of our wrapper.
 
-    Not for the default trainer, which calls it in another module, inside a context that we have set up already.
+    With an estimator of verl's own only the curves of the rewards are lost, which is a warning. The default trainer
+    calls the function in another module, inside a context that we have set up already.
     """
     homes = {base.__module__ for base in cls.__mro__}
-    if found := [path for path in hooks.unwrapped("compute_advantage") if path.rpartition(".")[0] in homes]:
-        raise IntegrationError(
-            f"{cls.__qualname__} would compute advantages without verl_ext's wrapper: {listed(found)} is verl's own "
-            "function, so that the history would not be saved and the metrics would be lost. This verl moved what "
-            "verl_ext hooks into; `python -m verl_ext doctor` says more"
-        )
+    found = [path for path in hooks.unwrapped("compute_advantage") if path.rpartition(".")[0] in homes]
+    if not found:
+        return
+    message = (
+        f"{cls.__qualname__} computes advantages without verl_ext's wrapper: {listed(found)} is verl's own function. "
+        "This verl moved what verl_ext hooks into; `python -m verl_ext doctor` says more"
+    )
+    if run.ours:
+        raise IntegrationError(f"{message}. The history would not be saved, and the metrics would be lost")
+    logger.warning("%s. The rewards in algorithm.rewards.keys are not logged", message)
 
 
 def context_of_call(name: str, fields: Any, tensors: Any) -> StepContext:
