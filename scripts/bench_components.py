@@ -82,7 +82,7 @@ def main() -> None:
                     queue.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=THEIRS)
 
                 def ours(run, batch=batch, rows=rows):
-                    found = fetch_components(queue, batch, rows, run)
+                    found = fetch_components(batch, rows, run)
                     for key in run.settings.rewards.keys or ():
                         found.column(key, "")
 

@@ -46,8 +46,8 @@ OLD=.venv/verl-$OLDEST
 if [ ! -d "$OLD/verl" ]; then
     python -m pip install --quiet --no-deps --target "$OLD" "verl==$OLDEST"
 fi
-echo "== integration tests, verl $OLDEST"
-PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest "${SHARE[@]}" -m "not slow and not end_to_end" tests/integration tests/cpu tests/recipes/test_composition.py
+echo "== verl $OLDEST"
+scripts/test_against.sh "$OLD" --python .venv/bin/python
 
 OLDEST_NUMPY=1.26.0 # of the requirements in pyproject.toml
 OLD=.venv/numpy-$OLDEST_NUMPY

@@ -119,6 +119,7 @@ def _wait_for_a_program(requests: IO[str], answers: IO[str]) -> dict[str, Any]:
 
 def _become(request: dict[str, Any], old: Mapping[str, str], added: Mapping[str, str]) -> None:
     """Streams, folder, environment, arguments and path as a new interpreter has them."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, request["timeout"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(request["streams"], start=1):

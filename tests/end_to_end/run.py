@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests import tiny_model
+from tests.signals import as_from_a_terminal
 
 MARK = "VERL_EXT_TEST_RUN"
 OWN_METRICS = {
@@ -43,11 +44,6 @@ def processes_of(mark: str) -> list[int]:
             except OSError:  # gone meanwhile
                 continue
     return found
-
-
-def hear_interrupts() -> None:
-    """In a new process: a shell's background jobs, and all that they start, ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def check_estimator(name: str, metrics: Mapping[int, Mapping[str, float]], steps: Iterable[int]) -> None:
@@ -196,6 +192,6 @@ def start(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=hear_interrupts,
+            preexec_fn=as_from_a_terminal,
         )
     return Run(folder, process, mark, ray_folder)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.run import MARK, hear_interrupts, processes_of
+from tests.end_to_end.run import MARK, processes_of
+from tests.signals import as_from_a_terminal
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 SCRIPT = Path(__file__).parents[2] / "scripts/quickstart.sh"
@@ -33,7 +34,7 @@ def start(tmp_path):
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            preexec_fn=hear_interrupts,
+            preexec_fn=as_from_a_terminal,
         )
 
     yield begin

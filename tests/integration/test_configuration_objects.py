@@ -12,8 +12,8 @@ from verl.trainer.config import AlgoConfig
 
 from verl_ext.core.rows import scores, token_counts
 from verl_ext.integration import hooks
+from verl_ext.integration.attach import wrap_fit
 from verl_ext.integration.config import read_settings
-from verl_ext.integration.legacy import wrap_fit
 from verl_ext.integration.registry import estimator_function
 
 

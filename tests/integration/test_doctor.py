@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 
 import pytest
 
 import verl_ext
 from tests import fresh
+from verl_ext.integration.versions import TESTED
 
 
 def doctor(before: str = "", **environment: str) -> tuple[int, str]:
@@ -118,6 +120,45 @@ def test_an_experimental_trainer_whose_requirements_are_missing_is_no_failure():
     )
     assert status == 0, told
     assert "note  verl.experimental.fully_async_policy.fully_async_trainer cannot be used here" in told
+
+
+def test_a_caller_that_holds_verl_s_own_function_is_named():
+    status, told = doctor(
+        """
+        import verl
+        import verl.trainer.ppo.ray_trainer as legacy
+        import verl.trainer.ppo.v1.utils as utils
+        import verl.experimental.separation.ray_trainer as separation
+        utils.compute_advantage = separation.compute_advantage = legacy.compute_advantage.__wrapped__
+        """
+    )
+    assert status == 1
+    for module in ("verl.trainer.ppo.v1.utils", "verl.experimental.separation.ray_trainer"):
+        assert f"FAIL  {module}.compute_advantage" in told
+    assert "2 problem(s)" in told
+
+
+def versioned(version: str) -> tuple[int, str]:
+    return doctor(f"import verl\nverl.__version__ = {version!r}")
+
+
+def test_a_verl_newer_than_those_tested_is_noted_and_an_older_one_refused():
+    status, told = versioned("99.1.0.dev")
+    assert status == 0, told
+    assert f"note  verl 99.1.0.dev is newer than the last tested version {TESTED[-1]}" in told
+    assert "is newer than" not in versioned(TESTED[-1])[1]
+    assert versioned("0.8.2")[0] == 1
+
+
+def test_no_message_installs_a_package_of_our_name_from_an_index():
+    """Somebody else could take the name."""
+    told = "".join(doctor(f"import sys\nsys.modules[{name!r}] = None")[1] for name in ("verl", "verl_ext.cpu.plugin"))
+    told += doctor("import importlib.metadata as m\nm.entry_points = lambda **given: ()")[1]
+    commands = [line for line in told.splitlines() if "pip install" in line]
+    assert len(commands) >= 3
+    for line in commands:
+        assert not re.search(r"verl[_-]ext", line.partition("pip install")[2].partition(" in a clone")[0]), line
+        assert "clone" in line
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 from tests.integration.pipeline import Pipeline
 from verl_ext import Batch, Settings, build
+from verl_ext.integration import rollout_data
 from verl_ext.integration.attach import TrainerRun
 from verl_ext.integration.components import Components
 from verl_ext.integration.group_filter import GroupFilter, live
@@ -92,18 +93,6 @@ def test_the_rule(rewards, algorithm, kept):
     assert bool(live(batch, build("gdpo", settings), settings.rewards.weights).any()) is kept
 
 
-class Queue:
-    """As much of TransferQueue as the filter reads of the score."""
-
-    def __init__(self, scores):
-        self.scores, self.asked = scores, []
-
-    def kv_batch_get(self, *, keys, partition_id, select_fields):
-        self.asked += keys
-        rows = [torch.tensor([0.0, self.scores[key]]) for key in keys]
-        return {"rm_scores": torch.nested.nested_tensor(rows, layout=torch.jagged)}
-
-
 class Buffer:
     """As much of a replay buffer as the filter looks at."""
 
@@ -132,27 +121,41 @@ REWARDS = {
 }
 
 
-def fetch(queue, batch, rows, run):
+def fetch(batch, rows, run):
     keys = [batch.keys[row] for row in rows.scored.tolist()]
     columns = {name: [REWARDS[key][at] for key in keys] for at, name in enumerate(KEYS)}
     return Components(labels=[key.rsplit("_", 2)[0] for key in keys], fields=columns)
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """The keys whose scores the filter has read."""
+    found = []
+
+    def read(keys, partition_id, fields):
+        found.extend(keys)
+        rows = [torch.tensor([0.0, sum(REWARDS[key])]) for key in keys]
+        return {"rm_scores": torch.nested.nested_tensor(rows, layout=torch.jagged)}
+
+    monkeypatch.setattr(rollout_data, "read", read)
+    return found
+
+
 def installed(groups):
-    buffer, queue = Buffer(groups), Queue({key: sum(value) for key, value in REWARDS.items()})
+    buffer = Buffer(groups)
     run = TrainerRun("gdpo", Settings.parse({"rewards": {"keys": KEYS}}))
-    GroupFilter(buffer, queue, fetch, run).install()
-    return buffer, queue
+    GroupFilter(buffer, fetch, run).install()
+    return buffer
 
 
 GROUPS = {"p": ["p_0_0", "p_0_1", "p_1_0"], "q": ["q_0_0", "q_1_0"], "r": ["r_0_0"]}
 
 
-def test_groups_are_judged_once_and_counted_when_they_are_sampled():
-    buffer, queue = installed(GROUPS)
+def test_groups_are_judged_once_and_counted_when_they_are_sampled(asked):
+    buffer = installed(GROUPS)
     assert buffer._dapo_filtered_keys("train") == ({"q"}, Counter({2.0: 1}))
     assert buffer._dapo_filtered_keys("train") == ({"q"}, Counter({2.0: 1}))
-    assert sorted(queue.asked) == ["p_0_1", "p_1_0", "q_0_0", "q_1_0", "r_0_0"]
+    assert sorted(asked) == ["p_0_1", "p_1_0", "q_0_0", "q_1_0", "r_0_0"]
     batch, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=2)
     assert batch == "batch"
     assert metrics == {
@@ -168,16 +171,16 @@ def test_groups_are_judged_once_and_counted_when_they_are_sampled():
     assert {value for name, value in again.items() if name.startswith("filter")} == {0.0}
 
 
-def test_what_was_dropped_is_forgotten_and_a_new_group_is_judged():
-    buffer, _ = installed({"q": GROUPS["q"]})
+def test_what_was_dropped_is_forgotten_and_a_new_group_is_judged(asked):
+    buffer = installed({"q": GROUPS["q"]})
     assert buffer._dapo_filtered_keys("train")[0] == {"q"}
     buffer.finished_keys["train"] = {"p"}
     buffer.partitions["train"] = {key: {} for key in GROUPS["p"]}
     assert buffer._dapo_filtered_keys("train") == (set(), Counter())
 
 
-def test_groups_that_are_dropped_again_and_again_are_said(caplog):
-    buffer, _ = installed({"q": GROUPS["q"]})
+def test_groups_that_are_dropped_again_and_again_are_said(caplog, asked):
+    buffer = installed({"q": GROUPS["q"]})
 
     def finish(name, count=1):
         """The group, and then another with the same rewards, and so on."""
@@ -204,16 +207,16 @@ def test_groups_that_are_dropped_again_and_again_are_said(caplog):
     assert "8 groups" in caplog.text
 
 
-def test_validation_is_neither_filtered_nor_counted():
-    buffer, _ = installed(GROUPS)
+def test_validation_is_neither_filtered_nor_counted(asked):
+    buffer = installed(GROUPS)
     assert buffer._dapo_filtered_keys("val") == (set(), Counter())
     assert buffer.sample(global_steps=1, partition_id="val", batch_size=2) == ("batch", {"training/x": 1})
 
 
-def test_the_metrics_are_plain_numbers_whose_names_verl_adds_up():
+def test_the_metrics_are_plain_numbers_whose_names_verl_adds_up(asked):
     from verl.trainer.ppo.v1.utils import MetricsAggregator
 
-    buffer, _ = installed(GROUPS)
+    buffer = installed(GROUPS)
     buffer._dapo_filtered_keys("train")
     _, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=2)
     json.dumps(metrics)
@@ -235,13 +238,13 @@ def test_a_buffer_of_another_shape_is_refused():
     buffer = Other(GROUPS)
     run = TrainerRun("gdpo", Settings.parse({"rewards": {"keys": KEYS}}))
     with pytest.raises(IntegrationError, match="_dapo_filtered_keys takes"):
-        GroupFilter(buffer, Queue({}), fetch, run).install()
+        GroupFilter(buffer, fetch, run).install()
 
 
-def test_the_rows_of_a_group_that_never_came_are_an_error():
+def test_the_rows_of_a_group_that_never_came_are_an_error(asked):
     from verl_ext.errors import IntegrationError
 
-    buffer, _ = installed({"p": GROUPS["p"]})
+    buffer = installed({"p": GROUPS["p"]})
     buffer.finished_keys["train"].add("nobody")
     with pytest.raises(IntegrationError, match="nobody"):
         buffer._dapo_filtered_keys("train")

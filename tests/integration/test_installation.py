@@ -217,7 +217,7 @@ class SeparateTrainer:
 
 def of_v1() -> SimpleNamespace:
     queue = SimpleNamespace(kv_batch_get=lambda keys, partition_id, select_fields=None: None)
-    members = dict(vars(Trainer)) | {"_build_replay_buffer": lambda self: None}
+    members = dict(vars(Trainer)) | {"_build_replay_buffer": lambda self: None, "fit": lambda self, manager: None}
     return SimpleNamespace(PPOTrainer=type("PPOTrainer", (), members), tq=queue)
 
 
@@ -239,7 +239,6 @@ def of_core() -> SimpleNamespace:
         ADV_ESTIMATOR_REGISTRY={"gdpo": min},
         POLICY_LOSS_REGISTRY={},
         get_adv_estimator_fn=lambda name_or_enum: None,
-        compute_policy_loss_vanilla=lambda **given: None,
     )
 
 
@@ -251,6 +250,7 @@ INSTALLERS = {
 }
 TOUCHED = [
     ("v1", "PPOTrainer.__init__"),
+    ("v1", "PPOTrainer.fit"),
     ("v1", "PPOTrainer._compute_advantage"),
     ("v1", "PPOTrainer._build_replay_buffer"),
     ("v1", "PPOTrainer._save_checkpoint"),

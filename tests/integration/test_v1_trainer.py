@@ -21,6 +21,7 @@ from tests.integration.pipeline import Pipeline, Update, answers_to
 from tests.integration.stand_ins import REGISTERED, earned
 from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError
+from verl_ext.integration import rollout_data
 from verl_ext.integration.attach import attach
 from verl_ext.integration.trainer import fetch_components
 
@@ -292,7 +293,9 @@ def test_a_process_reward_model_s_field_is_the_component_and_stays_as_it_is(
     assert written[row].tolist() == [0.5, 0.5, 0.0]
 
 
-def test_what_is_not_finite_behind_the_mask_is_no_score_and_narrow_numbers_add_up() -> None:
+def test_what_is_not_finite_behind_the_mask_is_no_score_and_narrow_numbers_add_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As on the legacy trainer, whose fields are padded: here they are jagged, in the model's own type."""
     field = [torch.full((1003,), 1.0), torch.tensor([2.0, math.nan, 0.5])]
     mask = [torch.ones(1003), torch.tensor([1.0, 0.0, 1.0])]
@@ -300,15 +303,15 @@ def test_what_is_not_finite_behind_the_mask_is_no_score_and_narrow_numbers_add_u
         "token_level_scores_acc": torch.nested.as_nested_tensor(field, layout=torch.jagged).to(torch.bfloat16),
         "response_mask": torch.nested.as_nested_tensor(mask, layout=torch.jagged).long(),
     }
-    queue = SimpleNamespace(
-        kv_batch_get=lambda *, keys, partition_id, select_fields: {
-            name: stored[name] for name in select_fields if name in stored
-        }
+    monkeypatch.setattr(
+        rollout_data,
+        "read",
+        lambda keys, partition_id, fields: {name: stored[name] for name in fields if name in stored},
     )
     batch = SimpleNamespace(keys=["a_0_0", "a_1_0"], partition_id="train")
     run = attach(SimpleNamespace(), compose("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc]"))
     rows = Rows.of_sessions(batch.keys, np.zeros(2, dtype=bool))
-    assert fetch_components(queue, batch, rows, run).column("acc", "").tolist() == [1003.0, 2.5]
+    assert fetch_components(batch, rows, run).column("acc", "").tolist() == [1003.0, 2.5]
 
 
 def test_a_colocated_reward_model_s_fields_are_components(pipeline: Pipeline) -> None:

@@ -162,7 +162,7 @@ def test_more_names_than_colours_are_refused(runs, capsys):
 def test_without_matplotlib_a_picture_is_refused_with_what_to_install(runs, capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     assert main(["report", str(runs / "gdpo-1"), "--plot", str(runs / "out.png")]) == 1
-    assert "pip install 'verl_ext[plot]'" in capsys.readouterr().err
+    assert "pip install 'matplotlib>=3.7'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_nothing_is_printed_when_an_answer_takes_too_long():
 
 def test_without_math_verify_the_error_names_the_package(monkeypatch):
     monkeypatch.setattr("verl_ext.rewards.options.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"needs 'math_verify'.*pip install 'verl_ext\[math\]'"):
+    with pytest.raises(ConfigurationError, match=r"needs 'math_verify'.*pip install 'math-verify>=0.8,<0.9'"):
         check_kwargs({"timeout": 4.25})
 
 

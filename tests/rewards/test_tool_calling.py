@@ -272,7 +272,7 @@ def test_a_number_accepted_before_does_not_let_an_equal_boolean_pass():
 def test_optimal_matching_without_scipy_names_the_package(monkeypatch):
     monkeypatch.setattr("verl_ext.rewards.options.find_spec", lambda name: None)
     monkeypatch.setattr("verl_ext.rewards.options._validated", lambda cls, settings: cls(matching="optimal"))
-    with pytest.raises(ConfigurationError, match=r"matching='optimal' needs 'scipy'.*pip install 'verl_ext\[tools\]'"):
+    with pytest.raises(ConfigurationError, match=r"matching='optimal' needs 'scipy'.*pip install 'scipy>=1.10'"):
         check_kwargs({"matching": "optimal"})
 
 

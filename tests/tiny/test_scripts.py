@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from tests.signals import as_from_a_terminal, under_nohup
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,6 +96,33 @@ def test_a_part_that_fails_ends_it_with_its_status(tmp_path):
     done = quickstart(tmp_path, "--python", "./python")
     assert done.returncode == 7
     assert "Training" not in done.stdout
+
+
+@pytest.mark.parametrize(("signals", "status"), [(under_nohup, 0), (as_from_a_terminal, 129)])
+def test_under_nohup_it_outlives_its_terminal(signals, status, tmp_path):
+    """Each part waits until the terminal is closed: the script and the part are told so."""
+    body = f"echo $$ >>{tmp_path}/pids; while [[ ! -e {tmp_path}/closed ]]; do sleep 0.05; done; sleep 0.3"
+    script(tmp_path / "python", body)
+    command = [ROOT / "scripts/quickstart.sh", "--python", tmp_path / "python", "--output", tmp_path / "runs"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=signals, start_new_session=True
+    )
+    pids = tmp_path / "pids"
+    try:
+        deadline = time.monotonic() + 60
+        while not (pids.exists() and pids.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        for group in (process.pid, int(pids.read_text())):
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGHUP)
+        (tmp_path / "closed").touch()
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == status
+    assert len(pids.read_text().split()) == (4 if status == 0 else 1)  # the task, two trainings, the report
 
 
 def test_a_task_that_is_there_shows_no_bar(tmp_path):

@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 
+from tests.signals import as_from_a_terminal, in_the_background_of_a_script, under_nohup
 from verl_ext.errors import ConfigurationError
 from verl_ext.tiny import train as module
 from verl_ext.tiny.make import Recipe, make
@@ -214,22 +216,54 @@ def test_a_signal_that_ends_it_ends_verl_too(data, tmp_path, verl, number):
     """SIGHUP: a terminal that is closed."""
     python = sys.executable
     verl(f"echo $$ >{tmp_path}/pid; exec sleep 300")
-    process = subprocess.Popen([python, "-c", SCRIPT, data, tmp_path / "run", sys.executable])
-    try:
-        deadline = time.monotonic() + 30
-        while not ((pid := tmp_path / "pid").exists() and pid.read_text()):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    with training(python, data, tmp_path, as_from_a_terminal) as process:
         process.send_signal(number)
         assert process.wait(30) == 128 + number
+        assert not alive(int((tmp_path / "pid").read_text()))
+
+
+@contextmanager
+def training(python, data, folder, signals):
+    """A process that trains, in which verl has written its process's id; nothing of it is left behind."""
+    command = [python, "-c", SCRIPT, data, folder / "run", sys.executable]
+    process = subprocess.Popen(command, preexec_fn=signals, start_new_session=True)
+    pid = folder / "pid"
+    try:
+        deadline = time.monotonic() + 60
+        while not (pid.exists() and pid.read_text()):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        yield process
     finally:
         process.kill()
         process.wait()
-    child = int(pid.read_text())
-    left = alive(child)
-    if left:
-        os.kill(child, signal.SIGKILL)
-    assert not left
+        if pid.exists() and alive(int(pid.read_text())):
+            os.killpg(int(pid.read_text()), signal.SIGKILL)
+
+
+def test_a_run_under_nohup_outlives_its_terminal(data, tmp_path, verl):
+    python = sys.executable
+    verl(f"echo $$ >{tmp_path}/pid; while [[ ! -e {tmp_path}/closed ]]; do sleep 0.05; done; sleep 0.5")
+    with training(python, data, tmp_path, under_nohup) as process:
+        for pid in (process.pid, int((tmp_path / "pid").read_text())):
+            os.killpg(pid, signal.SIGHUP)
+        (tmp_path / "closed").touch()
+        assert process.wait(30) == 0
+    assert (tmp_path / "run/finished.json").exists()
+
+
+def test_verl_is_interrupted_where_an_interrupt_is_ignored(data, tmp_path, verl):
+    """A shell cannot trap what it inherits as ignored, nor does Python hear it."""
+    python = sys.executable
+    verl(f"trap 'touch {tmp_path}/heard; exit 130' INT; echo $$ >{tmp_path}/pid; while true; do sleep 0.05; done")
+    with training(python, data, tmp_path, in_the_background_of_a_script) as process:
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
+    assert (tmp_path / "heard").exists()
 
 
 @pytest.mark.parametrize("task", ["tools", "sums"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +13,11 @@ from omegaconf import OmegaConf
 
 from verl_ext.core.chain import Chain
 from verl_ext.core.state import RunState
-from verl_ext.errors import ConfigurationError, IntegrationError
+from verl_ext.errors import ConfigurationError, IntegrationError, listed
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration import checkpoint, dump, hooks, nodes, run_lock, tracker
 from verl_ext.integration.config import read_settings, readable
+from verl_ext.integration.context import StepContext, current, fit, fitting
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
@@ -75,6 +77,8 @@ def attach(trainer: Any, config: Any) -> TrainerRun:
             raise
         settings = Settings()
     run = TrainerRun(name, settings)
+    if run.watches:
+        _require_wrapper(type(trainer), run)
     if run.ours and settings.verl_ext.check_nodes:
         nodes.check_in_trainer()
     if run.ours and settings.verl_ext.dump_dir is not None:
@@ -104,6 +108,67 @@ def required_run(trainer: Any) -> TrainerRun | None:
             "entry points pass; give the trainer OmegaConf.create(...)"
         )
     return run
+
+
+def _require_wrapper(cls: type, run: TrainerRun) -> None:
+    """Raise if a module of verl that defines the trainer calls verl's own `compute_advantage` instead of our wrapper.
+
+    With an estimator of verl's own only the curves of the rewards are lost, which is a warning. The default trainer
+    calls the function in another module, inside a context that we have set up already.
+    """
+    homes = {base.__module__ for base in cls.__mro__}
+    found = [path for path in hooks.unwrapped("compute_advantage") if path.rpartition(".")[0] in homes]
+    if not found:
+        return
+    message = (
+        f"{cls.__qualname__} computes advantages without verl_ext's wrapper: {listed(found)} is verl's own function. "
+        "This verl moved what verl_ext hooks into; `python -m verl_ext doctor` says more"
+    )
+    if run.ours:
+        raise IntegrationError(f"{message}. The history would not be saved, and the metrics would be lost")
+    logger.warning("%s. The rewards in algorithm.rewards.keys are not logged", message)
+
+
+def context_of_call(name: str, fields: Any, tensors: Any) -> StepContext:
+    """The context in force; a new one for a call from outside a trainer, such as a notebook's.
+
+    While a trainer with an estimator of ours fits in this process, a call outside our wrapper is refused: its history
+    would not be saved and its metrics would be lost.
+    """
+    context, around = current(), fitting()
+    if around is not None and context is not None:
+        around.computed = True
+    elif around is not None:
+        run = required_run(around.trainer)
+        if run is not None and run.ours:
+            bare = hooks.unwrapped("compute_advantage")
+            raise IntegrationError(
+                f"{type(around.trainer).__qualname__} called the estimator {name!r} outside verl_ext's wrapper: the "
+                "history would not be saved and the metrics would be lost. Call compute_advantage of "
+                "verl.trainer.ppo.ray_trainer, imported after verl"
+                + (f"; verl's own function without the wrapper is at {listed(bare)}" if bare else "")
+            )
+    return context or StepContext(fields=fields, tensors=tensors)
+
+
+def wrap_fit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A trainer's `fit(self, ...)`, with the trainer in reach of what it calls; a coroutine stays one.
+
+    Ray runs an actor's method as a coroutine only if it is declared so.
+    """
+    if inspect.iscoroutinefunction(original):
+
+        async def fit_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with fit(self):
+                return await original(self, *args, **kwargs)
+
+        return fit_async
+
+    def fit_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with fit(self):
+            return original(self, *args, **kwargs)
+
+    return fit_sync
 
 
 def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
@@ -178,7 +243,7 @@ def load_state(trainer: Any) -> None:
 Wrappers = Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
 
 WRAPPERS: Wrappers = MappingProxyType(
-    {"__init__": wrap_init, "_save_checkpoint": wrap_save, "_load_checkpoint": wrap_load}
+    {"__init__": wrap_init, "fit": wrap_fit, "_save_checkpoint": wrap_save, "_load_checkpoint": wrap_load}
 )
 """Methods of every trainer that we wrap; the trainer modules add their own."""
 

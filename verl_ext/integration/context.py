@@ -1,4 +1,4 @@
-"""What the trainer knows and verl's call of an estimator does not pass on."""
+"""What the trainer knows and verl's call of an estimator does not pass on, and which trainer is fitting."""
 
 from __future__ import annotations
 
@@ -33,6 +33,17 @@ class StepContext:
     """Whether the estimator was called."""
 
 
+@dataclass
+class Fit:
+    """One run of a trainer's `fit`, or of its advantage step alone."""
+
+    trainer: Any
+    metrics: Metrics = field(default_factory=dict)
+    """Of the last advantages; they wait for the step's metrics."""
+    computed: bool = False
+    """Whether an estimator of ours has been called through our wrapper."""
+
+
 _current: ContextVar[StepContext | None] = ContextVar("verl_ext_step_context", default=None)
 
 
@@ -49,3 +60,26 @@ def activate(context: StepContext) -> Iterator[StepContext]:
         yield context
     finally:
         _current.reset(token)
+
+
+_fit: ContextVar[Fit | None] = ContextVar("verl_ext_fit", default=None)
+_fits: list[Fit] = []
+
+
+def fitting() -> Fit | None:
+    """The innermost fit around the caller; a thread does not inherit it and gets the last one of the process."""
+    return _fit.get() or (_fits[-1] if _fits else None)
+
+
+@contextmanager
+def fit(trainer: Any) -> Iterator[Fit]:
+    """Mark the block as a trainer's fit."""
+    found = Fit(trainer)
+    token = _fit.set(found)
+    _fits.append(found)
+    try:
+        yield found
+    finally:
+        # Two fits in one event loop may end in any order, and equal ones are not the same.
+        _fits[:] = [other for other in _fits if other is not found]
+        _fit.reset(token)

@@ -29,8 +29,6 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
             Pin("ADV_ESTIMATOR_REGISTRY", kind=dict),
             Pin("get_adv_estimator_fn", takes=("name_or_enum",), says=("ADV_ESTIMATOR_REGISTRY",)),
             Pin("POLICY_LOSS_REGISTRY", kind=dict),
-            # Whether a loss takes its mean as configured is read from its source.
-            Pin("compute_policy_loss_vanilla", says=("loss_agg_mode=loss_agg_mode",)),
         ),
         "verl.trainer.config": (
             Pin(
@@ -68,6 +66,7 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
                     "compute_advantage_for_multi_trajectories",
                 ),
             ),
+            Pin("PPOTrainer.fit", accepts=("self",)),
             Pin("PPOTrainer._build_replay_buffer", takes=("self",), says=("filter_groups_metric", "custom_sampler")),
             Pin("PPOTrainer._save_checkpoint", takes=("self",), says=(*_CHECKPOINTS[:3], _TRACKER)),
             Pin("PPOTrainer._load_checkpoint", takes=("self",), says=_CHECKPOINTS),

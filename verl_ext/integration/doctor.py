@@ -14,15 +14,15 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from verl_ext import __version__
 from verl_ext.errors import IntegrationError
 from verl_ext.estimators import ESTIMATORS
-from verl_ext.integration import contract, hooks
+from verl_ext.integration import contract, hooks, versions
 
 PLUGIN = "verl_ext.integration.plugin"
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
-OLDEST = (0, 9)
-TESTED = "0.9.0 and 0.9.1"
 _PACKAGES = ("verl", "torch", "numpy", "ray", "TransferQueue", "tensordict", "transformers", "hydra-core", "vllm")
-_REINSTALL = "the installation of verl_ext is not whole: pip install --force-reinstall --no-deps verl_ext"
-_SUPPORTED = f"supported: verl>=0.9.0, tested with {TESTED}"
+# verl_ext is on no package index: whatever had its name there would be somebody else's.
+_INSTALL = "pip install -e '.[verl]' in a clone of verl_ext"
+_REINSTALL = "the installation of verl_ext is not whole: pip install --force-reinstall --no-deps -e . in a clone of it"
+_SUPPORTED = f"supported: verl>={versions.OLDEST}, tested with {' and '.join(versions.TESTED)}"
 # Hooks there are needed by those who use it.
 _OPTIONAL = "verl.experimental."
 # What verl's default trainer imports and the base requirements of verl do not bring.
@@ -66,6 +66,7 @@ def diagnose(*, verbose: bool = False) -> int:
             _registry(report)
             _hooks(report)
             _contract(report)
+            _callers(report)
     if report.failures:
         print(f"{report.failures} problem(s): a run with these estimators would not work here")
     else:
@@ -87,13 +88,14 @@ def _verl(report: Report) -> bool:
         found = str(importlib.import_module("verl").__version__)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what the user wants to know
         remedy = "install it" if isinstance(error, ImportError) else "install it anew"
-        report.fail(f"verl cannot be imported: {error!r}", f"{remedy}: pip install 'verl_ext[verl]'", error)
+        report.fail(f"verl cannot be imported: {error!r}", f"{remedy}: {_INSTALL}", error)
         return False
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    if numbers < OLDEST:
-        report.fail(f"verl {found} has no plugins", "install verl>=0.9.0")
+    if versions.order(found) < versions.order(versions.OLDEST):
+        report.fail(f"verl {found} has no plugins", f"install verl>={versions.OLDEST}")
         return False
     report.ok(f"verl {found} from {os.path.dirname(importlib.import_module('verl').__file__ or '')}")
+    if versions.order(found) > versions.order(versions.TESTED[-1]):
+        report.note(f"verl {found} is newer than the last tested version {versions.TESTED[-1]}")
     return True
 
 
@@ -103,7 +105,7 @@ def _plugin(report: Report) -> None:
     if not points:
         report.fail(
             f"no entry point of the group verl.plugins leads to {PLUGIN}",
-            "install the package instead of putting it on PYTHONPATH: pip install verl_ext (or pip install -e .)",
+            f"install the package instead of putting it on PYTHONPATH: {_INSTALL}",
         )
     policy = os.environ.get(POLICY, "auto").strip()
     if PLUGIN in sys.modules:
@@ -139,9 +141,7 @@ def _modules(report: Report) -> None:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            report.fail(
-                f"{name} is missing: {error}", "verl's default trainer imports it: pip install 'verl_ext[verl]'"
-            )
+            report.fail(f"{name} is missing: {error}", f"verl's default trainer imports it: {_INSTALL}")
     for name in dict.fromkeys([*(hook.module for hook in hooks.HOOKS.values()), "verl.trainer.ppo.v1"]):
         try:
             importlib.import_module(name)
@@ -200,3 +200,13 @@ def _contract(report: Report) -> None:
         else:
             report.note(f"{text}: runs without a GPU (+verl_ext=cpu) would not work")
     report.ok(f"{contract.size()} functions, classes and settings looked at")
+
+
+def _callers(report: Report) -> None:
+    """After the rest, which imports all of verl that is looked at here."""
+    print("what verl's modules call")
+    name = "compute_advantage"
+    for path in hooks.unwrapped(name):
+        report.fail(f"{path} is verl's own function, without verl_ext's wrapper", _SUPPORTED)
+    if not hooks.unwrapped(name):
+        report.ok(f"{name} of every imported module has verl_ext's wrapper")

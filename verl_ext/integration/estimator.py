@@ -18,9 +18,10 @@ from verl_ext.core.state import RunState, plain_state
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
 from verl_ext.estimators import build
 from verl_ext.integration import dump, hooks
+from verl_ext.integration.attach import context_of_call
 from verl_ext.integration.components import SCORE, Components
 from verl_ext.integration.config import loss_of, plain
-from verl_ext.integration.context import StepContext, current
+from verl_ext.integration.context import StepContext
 from verl_ext.run import run_state
 from verl_ext.settings import Settings
 
@@ -46,7 +47,7 @@ def compute(
     from its context.
     """
     hooks.require()
-    context = current() or StepContext(fields=non_tensor_batch, tensors=batch)
+    context = context_of_call(name, non_tensor_batch, batch)
     context.used = True
     settings, chain = _built(name, config, context.loss_agg_mode)
     uids = _uids(index, token_level_rewards, response_mask)

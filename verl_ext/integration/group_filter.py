@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from verl_ext.core.groups import Bools
 from verl_ext.core.observe import metric_names
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import contract
+from verl_ext.integration import contract, rollout_data
 from verl_ext.integration.attach import TrainerRun, required_run
 from verl_ext.integration.components import Components
 
@@ -29,10 +29,10 @@ logger = logging.getLogger("verl_ext")
 
 METRIC = "any_reward"
 BUFFER = "verl.trainer.ppo.v1.replay_buffer"
-Fetch = Callable[[ModuleType, Any, Rows, TrainerRun], Components]
+Fetch = Callable[[Any, Rows, TrainerRun], Components]
 
 
-def wrap_build(original: Callable[..., Any], *, queue: ModuleType, fetch: Fetch) -> Callable[..., Any]:
+def wrap_build(original: Callable[..., Any], *, fetch: Fetch) -> Callable[..., Any]:
     """`PPOTrainer._build_replay_buffer(self)`, with our rule in the buffer where the configuration names it."""
 
     def _build_replay_buffer(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ def wrap_build(original: Callable[..., Any], *, queue: ModuleType, fetch: Fetch)
             run = required_run(self)
             if run is None:
                 raise IntegrationError(f"{type(self).__qualname__} filters groups by {METRIC}, but was not checked")
-            GroupFilter(buffer, queue, fetch, run).install()
+            GroupFilter(buffer, fetch, run).install()
         return buffer
 
     return _build_replay_buffer
@@ -50,8 +50,8 @@ def wrap_build(original: Callable[..., Any], *, queue: ModuleType, fetch: Fetch)
 class GroupFilter:
     """Judges every finished group of a replay buffer once."""
 
-    def __init__(self, buffer: Any, queue: ModuleType, fetch: Fetch, run: TrainerRun) -> None:
-        self.buffer, self.queue, self.fetch, self.run = buffer, queue, fetch, run
+    def __init__(self, buffer: Any, fetch: Fetch, run: TrainerRun) -> None:
+        self.buffer, self.fetch, self.run = buffer, fetch, run
         self.judged: dict[str, float | None] = {}
         """uid to None for a group that is kept, else to its score."""
         self.counts: Counter[str] = Counter()
@@ -116,7 +116,7 @@ class GroupFilter:
             raise IntegrationError(f"finished groups without a trajectory: {sorted(missing)[:5]}")
         rows = Rows.of_sessions(keys, np.zeros(len(keys), dtype=bool))
         named = SimpleNamespace(keys=keys, partition_id=partition_id)
-        components = self.fetch(self.queue, named, rows, self.run)
+        components = self.fetch(named, rows, self.run)
         names = self.run.settings.rewards.keys or ()
         columns = [components.column(name, "algorithm.rewards.keys") for name in names]
         batch = Batch.of(np.stack(columns, axis=1), components.labels, keys=names)
@@ -139,7 +139,7 @@ class GroupFilter:
 
     def _scores(self, partition_id: str, keys: list[str]) -> Any:
         """`[N]` what verl's rule looks at."""
-        field = self.queue.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["rm_scores"])["rm_scores"]
+        field = rollout_data.read(keys, partition_id, ["rm_scores"])["rm_scores"]
         return np.array([float(row.sum()) for row in field.unbind()])
 
 

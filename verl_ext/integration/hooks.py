@@ -11,6 +11,7 @@ import importlib
 import inspect
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,6 +83,19 @@ def report(message: str, error: BaseException) -> None:
 def is_wrapped(function: Any) -> bool:
     """Whether a function is a wrapper of ours; one that only copied its attributes, by `functools.wraps`, is none."""
     return getattr(function, MARK, None) == _identity(function)
+
+
+def unwrapped(name: str) -> list[str]:
+    """Where imported modules of verl hold a function of verl's by this name, from another module, without our wrapper.
+
+    A module that imports a function by name keeps what it got: a wrapper that is put in place later does not reach it.
+    """
+    found = []
+    for module, held in list(sys.modules.items()):
+        function = vars(held).get(name) if module.startswith("verl.") and isinstance(held, ModuleType) else None
+        if inspect.isfunction(function) and function.__module__ != module and not is_wrapped(function):
+            found.append(f"{module}.{name}")
+    return sorted(found)
 
 
 def _identity(function: Any) -> str:

@@ -7,10 +7,7 @@ passes every step through `compute_data_metrics`.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -21,13 +18,11 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Groups
 from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows, padding_by_uid, scores
+from verl_ext.errors import IntegrationError
 from verl_ext.integration import attach, contract, hooks
 from verl_ext.integration.components import SCORE, TOKEN_FIELD, Components
-from verl_ext.integration.context import StepContext, activate, current
+from verl_ext.integration.context import Fit, StepContext, activate, current, fit, fitting
 from verl_ext.run import use_run_state
-
-_fitting: ContextVar[Any] = ContextVar("verl_ext_legacy_trainer", default=None)
-_pending: ContextVar[dict[str, float] | None] = ContextVar("verl_ext_pending_metrics", default=None)
 
 
 def install(ray_trainer: ModuleType) -> None:
@@ -35,8 +30,8 @@ def install(ray_trainer: ModuleType) -> None:
     contract.require("verl.trainer.ppo.ray_trainer", ray_trainer)
     hooks.wrap(ray_trainer, "compute_advantage", wrap_compute_advantage)
     hooks.wrap(ray_trainer, "compute_data_metrics", wrap_compute_data_metrics)
-    own = {"fit": wrap_fit, "_fit_compute_advantage": wrap_fit_compute_advantage}
-    attach.adopt(ray_trainer.RayPPOTrainer, {**attach.WRAPPERS, **own})
+    own = {**attach.WRAPPERS, "_fit_compute_advantage": wrap_fit_compute_advantage}
+    attach.adopt(ray_trainer.RayPPOTrainer, own)
 
 
 def install_separation(separation: ModuleType) -> None:
@@ -67,18 +62,18 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
     """`compute_advantage(data, ...)` with the batch in reach of the estimator, on every trainer."""
 
     def compute_advantage(data: Any, *args: Any, **kwargs: Any) -> Any:
-        context, trainer = current(), _fitting.get()
+        context, around = current(), fitting()
         if context is not None:  # the V1 trainer's
             context.tensors, context.fields = data.batch, data.non_tensor_batch
             return original(data, *args, **kwargs)
-        run = attach.required_run(trainer) if trainer is not None else None
-        if run is None:
+        run = attach.required_run(around.trainer) if around is not None else None
+        if around is None or run is None:
             with activate(StepContext(fields=data.non_tensor_batch, tensors=data.batch)):
                 return original(data, *args, **kwargs)
         if not run.watches:
             return original(data, *args, **kwargs)
         context = StepContext(
-            trainer=trainer,
+            trainer=around.trainer,
             loss_agg_mode=run.settings.loss_agg_mode,
             fields=data.non_tensor_batch,
             # As they are now: the fields that are written below are no process reward model's.
@@ -88,9 +83,7 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
             _watch(context, data, run)
         with use_run_state(run.state), activate(context):
             result = original(data, *args, **kwargs)
-        pending = _pending.get()
-        if pending is not None:
-            pending.update(context.metrics)
+        around.metrics.update(context.metrics)
         return result
 
     return compute_advantage
@@ -129,53 +122,34 @@ def wrap_compute_data_metrics(original: Callable[..., Any]) -> Callable[..., Any
     """`compute_data_metrics(batch, ...)`: the way into the metrics that are local to `fit`."""
 
     def compute_data_metrics(*args: Any, **kwargs: Any) -> Any:
-        metrics, pending = original(*args, **kwargs), _pending.get()
-        if pending:
-            metrics.update(pending)
-            pending.clear()
+        metrics, around = original(*args, **kwargs), fitting()
+        if around is not None:
+            _require_computed(around)
+            metrics.update(around.metrics)
+            around.metrics.clear()
         return metrics
 
     return compute_data_metrics
-
-
-def wrap_fit(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`RayPPOTrainer.fit(self)` with the trainer in reach of `compute_advantage`; a coroutine stays one.
-
-    Ray runs an actor's method as a coroutine only if it is declared so.
-    """
-    if inspect.iscoroutinefunction(original):
-
-        async def fit_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with _fit(self, {}):
-                return await original(self, *args, **kwargs)
-
-        return fit_async
-
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _fit(self, {}):
-            return original(self, *args, **kwargs)
-
-    return fit
 
 
 def wrap_fit_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
     """`_fit_compute_advantage(self, batch)` of the experimental trainers, metrics included."""
 
     def _fit_compute_advantage(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        pending: dict[str, float] = {}
-        with _fit(self, pending):
+        with fit(self) as around:
             result = original(self, batch, *args, **kwargs)
-        self.metrics.update(pending)
+        _require_computed(around)
+        self.metrics.update(around.metrics)
         return result
 
     return _fit_compute_advantage
 
 
-@contextmanager
-def _fit(trainer: Any, pending: dict[str, float]) -> Iterator[None]:
-    tokens = _fitting.set(trainer), _pending.set(pending)
-    try:
-        yield
-    finally:
-        _fitting.reset(tokens[0])
-        _pending.reset(tokens[1])
+def _require_computed(around: Fit) -> None:
+    """Raise if the trainer has advantages that are not those of the run's estimator."""
+    run = attach.run_of(around.trainer)
+    if run is not None and run.ours and not around.computed:
+        raise IntegrationError(
+            f"{type(around.trainer).__qualname__} did not call the estimator {run.name!r}: its advantages are computed "
+            "without verl's compute_advantage"
+        )

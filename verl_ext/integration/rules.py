@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from verl_ext.estimators.compose import try_out
 from verl_ext.estimators.dgpo import balance_for
 from verl_ext.integration.config import select
 from verl_ext.integration.group_filter import METRIC
+from verl_ext.integration.versions import SELF_AGGREGATING
 from verl_ext.settings import SECTIONS, Settings
 
 ACTOR = "actor_rollout_ref.actor"
@@ -108,17 +108,35 @@ def _drgrpo_loss(given: Given) -> Iterator[str]:
         )
 
 
-def aggregates_itself(loss: Any) -> bool:
+def aggregates_itself(loss: Any) -> bool | None:
     """Whether one of verl's losses takes its mean in its own way, whatever `loss_agg_mode` says.
 
-    Which ones do differs between versions (gspo of verl 0.9.0), and shows in their source alone.
+    None for a version of verl that this package does not know; verl's default, `vanilla`, never does.
     """
+    import verl
     from verl.trainer.ppo import core_algos
 
     function = core_algos.POLICY_LOSS_REGISTRY.get(loss) if isinstance(loss, str) else None
-    if function is None or function.__module__ != core_algos.__name__:
+    if function is None or function.__module__ != core_algos.__name__ or loss == "vanilla":
         return False
-    return "loss_agg_mode=loss_agg_mode" not in inspect.getsource(function)
+    known = SELF_AGGREGATING.get(verl.__version__)
+    return None if known is None else loss in known
+
+
+def _unknown_aggregation(given: Given) -> Iterator[str]:
+    loss = given.select(f"{ACTOR}.policy_loss.loss_mode")
+    used, dgpo = _used(given), given.settings.dgpo
+    balance = balance_for(given.settings.loss_agg_mode) if dgpo.balance == "auto" else dgpo.balance
+    matters = ("drgrpo" in used and given.settings.drgrpo.check_loss) or ("dgpo" in used and balance == "token")
+    if matters and aggregates_itself(loss) is None:
+        import verl
+
+        yield (
+            f"{ACTOR}.policy_loss.loss_mode={loss}: whether this loss takes its mean by {ACTOR}.loss_agg_mode="
+            f"{given.settings.loss_agg_mode} is not known for verl {verl.__version__} (known for "
+            f"{', '.join(SELF_AGGREGATING)}), and {given.name} relies on it: look into verl.trainer.ppo.core_algos, or "
+            f"set {ACTOR}.policy_loss.loss_mode=vanilla"
+        )
 
 
 def _used(given: Given) -> set[str]:
@@ -261,6 +279,7 @@ def _idle_settings(given: Given) -> Iterator[str]:
 
 ERRORS = (_missing_keys, _conditions, _composed, _drgrpo_loss)
 WARNINGS = (
+    _unknown_aggregation,
     _unused_settings,
     _idle_settings,
     _filtered_groups,

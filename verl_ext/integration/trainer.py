@@ -19,7 +19,7 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import attach, contract, failures, group_filter, workers
+from verl_ext.integration import attach, contract, failures, group_filter, rollout_data, workers
 from verl_ext.integration.attach import TrainerRun
 from verl_ext.integration.components import SCORE, TOKEN_FIELD, Components, token_totals
 from verl_ext.integration.context import StepContext, activate, current
@@ -35,16 +35,15 @@ MISSING = "advantage/missing_responses"
 def install(trainer_base: ModuleType) -> None:
     """Wrap `PPOTrainer`; all registered trainers and third-party subclasses inherit it."""
     contract.require("verl.trainer.ppo.v1.trainer_base", trainer_base)
-    compute_advantage = functools.partial(wrap_compute_advantage, queue=trainer_base.tq)
-    build_replay_buffer = functools.partial(group_filter.wrap_build, queue=trainer_base.tq, fetch=fetch_components)
+    build_replay_buffer = functools.partial(group_filter.wrap_build, fetch=fetch_components)
     own = {
-        "_compute_advantage": compute_advantage,
+        "_compute_advantage": wrap_compute_advantage,
         "_build_replay_buffer": lambda original: failures.wrap_build(build_replay_buffer(original)),
     }
     attach.adopt(trainer_base.PPOTrainer, {**attach.WRAPPERS, **own})
 
 
-def wrap_compute_advantage(original: Callable[..., Any], *, queue: ModuleType) -> Callable[..., Any]:
+def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
     """`_compute_advantage(self, batch, metrics)` with the step's context in force."""
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -54,10 +53,10 @@ def wrap_compute_advantage(original: Callable[..., Any], *, queue: ModuleType) -
         padding = np.array([bool(tag.get("is_padding", False)) for tag in batch.tags], dtype=bool)
         rows = Rows.of_sessions(batch.keys, padding)
         missing = missing_responses(self, len(rows.scored), ours=run.ours)
-        components = fetch_components(queue, batch, rows, run)
+        components = fetch_components(batch, rows, run)
         context = StepContext(trainer=self, loss_agg_mode=run.settings.loss_agg_mode, rows=rows, components=components)
         if run.settings.rewards.token_scores:
-            write_token_scores(queue, batch, rows, components, run)
+            write_token_scores(batch, rows, components, run)
         with use_run_state(run.state), activate(context):
             result = original(self, batch, metrics)
         if run.ours and not context.used:
@@ -106,7 +105,7 @@ def wanted(run: TrainerRun) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def fetch_components(queue: ModuleType, batch: Any, rows: Rows, run: TrainerRun) -> Components:
+def fetch_components(batch: Any, rows: Rows, run: TrainerRun) -> Components:
     """Read the scored rows' components from TransferQueue; nothing is fetched for a run that reads the score alone.
 
     A reward function's result travels in `extra_fields["reward_extra_info"]`, a colocated reward model's entries as
@@ -119,7 +118,7 @@ def fetch_components(queue: ModuleType, batch: Any, rows: Rows, run: TrainerRun)
     fields = ["extra_fields", *names, *(TOKEN_FIELD + name for name in names)]
     if SCORE in names:
         fields.append("rm_scores")
-    data = queue.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
+    data = rollout_data.read(keys, batch.partition_id, fields)
     present = set(data.keys())
     extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
     infos = [entry.get("reward_extra_info") or {} for entry in extra if isinstance(entry, dict)]
@@ -128,9 +127,7 @@ def fetch_components(queue: ModuleType, batch: Any, rows: Rows, run: TrainerRun)
     score = data["rm_scores"] if SCORE in names and SCORE not in own else None
     if not per_token and score is None:
         return Components(labels=labels, infos=infos, fields=own)
-    mask = _dense(
-        queue.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["response_mask"])["response_mask"]
-    )
+    mask = _dense(rollout_data.read(keys, batch.partition_id, ["response_mask"])["response_mask"])
     totals = {
         name: functools.partial(token_totals, TOKEN_FIELD + name, _dense(field), mask)
         for name, field in per_token.items()
@@ -149,16 +146,12 @@ def watched_metrics(run: TrainerRun, components: Components, rows: Rows) -> dict
     return reward_metrics(Batch.of(np.stack(columns, axis=1), components.labels, keys=keys))
 
 
-def write_token_scores(queue: ModuleType, batch: Any, rows: Rows, components: Components, run: TrainerRun) -> None:
+def write_token_scores(batch: Any, rows: Rows, components: Components, run: TrainerRun) -> None:
     """Put `token_level_scores_<key>` into the batch: each reward on the last token of its response, 0 elsewhere.
 
     A field that is there already, a process reward model's, stays as it is.
     """
-    from tensordict import TensorDict
-
-    mask = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])[
-        "response_mask"
-    ]
+    mask = rollout_data.read(batch.keys, batch.partition_id, ["response_mask"])["response_mask"]
     lengths = mask.offsets().diff()
     out: dict[str, torch.Tensor] = {}
     for key in run.settings.rewards.keys or ():
@@ -167,9 +160,7 @@ def write_token_scores(queue: ModuleType, batch: Any, rows: Rows, components: Co
         values = rows.give(np.nan_to_num(components.column(key, "algorithm.rewards.keys"), nan=0.0))
         out[TOKEN_FIELD + key] = on_last_token(torch.from_numpy(values).float(), lengths)
     if out:
-        queue.kv_batch_put(
-            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(out, batch_size=len(batch.keys))
-        )
+        rollout_data.write(batch.keys, batch.partition_id, out)
 
 
 def on_last_token(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

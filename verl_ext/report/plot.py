@@ -21,7 +21,7 @@ def plot(groups: Groups, panels: Sequence[Panel], path: Path, *, smooth: int, he
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigurationError(
-            "a picture needs matplotlib: pip install 'verl_ext[plot]', or leave out --plot and --html"
+            "a picture needs matplotlib: pip install 'matplotlib>=3.7', or leave out --plot and --html"
         ) from error
     if len(groups) > len(COLOURS):
         raise ConfigurationError(f"{len(groups)} names are too many for one picture, at most {len(COLOURS)}")

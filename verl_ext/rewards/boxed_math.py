@@ -39,7 +39,7 @@ class Options:
     def __post_init__(self) -> None:
         if not 0 < self.timeout <= 3600:
             raise ConfigurationError(f"{KWARGS}.timeout must be above 0 and at most 3600, found {self.timeout}")
-        require_package("math_verify", "verl_ext[math]", "verl_ext.rewards.boxed_math")
+        require_package("math_verify", "math-verify>=0.8,<0.9", "verl_ext.rewards.boxed_math")
 
 
 def last_boxed(text: str) -> str | None:

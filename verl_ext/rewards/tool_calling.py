@@ -86,7 +86,7 @@ class Options:
                 "would have no effect; remove them"
             )
         if self.matching == "optimal":
-            require_package("scipy", "verl_ext[tools]", f"{KWARGS}.matching='optimal'")
+            require_package("scipy", "scipy>=1.10", f"{KWARGS}.matching='optimal'")
 
 
 @dataclass(frozen=True)

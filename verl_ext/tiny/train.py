@@ -229,6 +229,9 @@ def _process(command: Sequence[str], folder: Path, environment: dict[str, str]) 
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 previous[number] = signal.signal(number, lambda number, _: sys.exit(128 + number))
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # As in the background of a script. verl would inherit that, and could not be interrupted below.
+            previous[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         process = subprocess.Popen(  # noqa: S603
             command,

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Hold this package against another verl: doctor, and the tests of all that touches verl.
+#
+#   scripts/test_against.sh FOLDER                   FOLDER holds the package `verl`: a clone of verl, or what
+#                                                    `pip install --no-deps --target FOLDER verl==VERSION` leaves
+#   scripts/test_against.sh FOLDER --python PYTHON   with this Python, in which the package is installed, and its
+#                                                    extras cpu and dev; installs nothing
+#   scripts/test_against.sh FOLDER [...] -- ARGS     more arguments for pytest
+#
+# Everything else, Ray and torch too, is that of the environment: a newer verl may need newer packages.
+set -euo pipefail
+here=$PWD
+cd "$(dirname "$0")/.."
+
+usage() {
+  sed -n '2,10s/^# \{0,1\}//p' scripts/test_against.sh >&2
+  exit 2
+}
+
+(($#)) && [[ $1 != -* ]] || usage
+folder=$1
+python=""
+shift
+if [[ ${1:-} == --python ]]; then
+  (($# >= 2)) || usage
+  python=$2
+  shift 2
+fi
+if (($#)); then
+  [[ $1 == -- ]] || usage
+  shift
+fi
+[[ $folder == /* ]] || folder=$here/$folder
+[[ $python != */* || $python == /* ]] || python=$here/$python
+if [[ ! -f $folder/verl/__init__.py ]]; then
+  echo "test_against: $folder has no verl/__init__.py" >&2
+  exit 2
+fi
+if [[ -z $python ]]; then
+  source scripts/environment.sh
+  make_environment .venv cpu,dev scripts/constraints.txt
+  python=.venv/bin/python
+fi
+folder=$(cd "$folder" && pwd)
+export PYTHONPATH=$folder${PYTHONPATH:+:$PYTHONPATH}
+
+status=0
+echo "== doctor, verl $("$python" -W ignore -c 'import verl; print(verl.__version__)' 2>/dev/null | tail -n 1) in $folder"
+"$python" -m verl_ext doctor 2>/dev/null || status=1
+echo "== integration tests"
+# A file's tests stay together: many share a Ray.
+"$python" -m pytest -n 2 --dist loadfile -m "not slow and not end_to_end" \
+  tests/integration tests/cpu tests/recipes/test_composition.py "$@" || status=1
+exit $status
