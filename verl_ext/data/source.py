@@ -74,14 +74,7 @@ def _read_one(path: Path) -> list[Any]:
     if path.suffix == ".parquet":
         return _read_parquet(path)
     if path.suffix == ".jsonl":
-<<<<<<< HEAD
-        # Not str.splitlines, which also ends a line at a U+2028, U+2029 or U+0085 inside a text.
-        with path.open(encoding="utf-8") as lines:
-            numbered = enumerate(lines, start=1)
-            return [_parse(line, f"{path}, line {number}") for number, line in numbered if line.strip()]
-=======
         return [_parse(line, f"{path}, line {number}") for number, line in jsonl.lines(path)]
->>>>>>> w-report
     if path.suffix == ".json":
         found = _parse(path.read_bytes(), str(path))
         if not isinstance(found, list):
