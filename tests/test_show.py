@@ -85,11 +85,55 @@ def test_a_list_of_one_s_own_is_shown_with_its_steps(capsys):
         (["gdpo", "--config", "no/such.yaml"], "the settings cannot be read"),
         (["compose"], "needs a list of steps"),
         (["compose", "algorithm.compose.steps=[centr]"], "unknown step 'centr' (did you mean 'centre'?)"),
+        (["gdpo", "x.y=1"], "'x.y'"),
+        (["gdpo", "algorithm.gdop.scale=mad"], "did you mean 'algorithm.gdpo'?"),
+        (["gdpo", "data.train_batch_size=8"], "'data.train_batch_size'"),
+        (["gdpo", "+verl_ext=gdpo"], "'verl_ext'"),
+        (["gdpo", "~algorithm.gdpo"], "'~algorithm.gdpo'"),
+        (["gdpo", "algorithm.gdpo.epsilon=1,2"], "'algorithm.gdpo.epsilon=1,2'"),
+        (["gdpo", "${x}"], "'${x}' is not KEY=VALUE"),
+        (["gdpo", "algorithm.gdpo.scale=${x}"], "algorithm.gdpo cannot be read"),
+        (["gdpo", "algorithm.gdpo=${x}"], "algorithm.gdpo cannot be read"),
+        (
+            ["gdpo", "actor_rollout_ref.actor.loss_agg_mode=${x}"],
+            "actor_rollout_ref.actor.loss_agg_mode cannot be read",
+        ),
+        (["gdpo", "actor_rollout_ref.actor.loss_agg_mode=[a]"], "actor_rollout_ref.actor.loss_agg_mode"),
     ],
 )
-def test_what_is_wrong_is_said(arguments, message, capsys):
+def test_what_is_wrong_is_said_in_one_line_of_ours(arguments, message, capsys):
     assert main(["show", *arguments]) == 1
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.startswith("ConfigurationError: ")
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("algorithm: {gdop: {scale: mad}}\n", "did you mean algorithm.gdpo"),
+        ("algorithm: {gdpo: {scale: '${nowhere}'}}\n", "algorithm.gdpo cannot be read"),
+        ("algorithm: 3\n", "algorithm must be a section"),
+        ("[1]\n", "mapping"),
+    ],
+)
+def test_a_file_with_something_wrong_is_refused(text, part, capsys, tmp_path):
+    (tmp_path / "mine.yaml").write_text(text)
+    assert main(["show", "gdpo", "--config", str(tmp_path / "mine.yaml")]) == 1
+    assert part in capsys.readouterr().err
+
+
+def test_the_rest_of_a_whole_configuration_is_none_of_its_business(capsys, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "trainer: {nnodes: 2, name: '${nowhere}'}\n"
+        "algorithm: {adv_estimator: gae, gamma: 1.0, lam: 1.0, kl_ctrl: {type: fixed}, gdpo: {scale: '${x}'}}\n"
+        "x: mad\n"
+    )
+    text = shown(capsys, "gdpo", "--config", str(path), "algorithm.norm_adv_by_std_in_grpo=True")
+    assert "scale_by_mad" in text
 
 
 @pytest.mark.parametrize("name", ["dgpo", "hadw"])

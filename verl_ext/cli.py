@@ -1,4 +1,4 @@
-"""The command line: `verl-ext doctor`, `report` and `show`, also as `python -m verl_ext ...`."""
+"""The command line: `verl-ext check`, `doctor`, `report` and `show`, also as `python -m verl_ext ...`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from verl_ext import __version__
+from verl_ext import check as check_command
 from verl_ext import show as show_command
 from verl_ext.errors import VerlExtError, printable
 from verl_ext.report import command as report_command
@@ -34,6 +35,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="verl-ext", description="Advantage estimators and named rewards for verl.")
     parser.add_argument("--version", action="version", version=f"verl_ext {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser(
+        "check",
+        help="every error and warning of a configuration, without starting it",
+        description="Compose a configuration as `python -m verl.trainer.main_ppo` does and print every error and "
+        "warning that this package has for it. Exit status 1 if it would be refused.",
+    )
+    check_command.add_arguments(check)
     doctor = commands.add_parser(
         "doctor",
         help="say whether verl loads this package, and what does not hold",
@@ -53,7 +61,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         description="Print what an estimator does under given settings, and the list of steps that is the same.",
     )
     show_command.add_arguments(show)
-    options = parser.parse_args(arguments)
+    options = _parsed(parser, arguments)
+    if options.command == "check":
+        return _checked(options)
     if options.command == "report":
         return _printed(report_command.report, options)
     if options.command == "show":
@@ -63,11 +73,34 @@ def _run(arguments: Sequence[str] | None) -> int:
     return diagnose(verbose=options.verbose)
 
 
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Settings may stand before and after options, as on verl's command line, which argparse does not expect."""
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(options, "overrides") or any(text.startswith("-") for text in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    return options
+
+
+def _checked(options: argparse.Namespace) -> int:
+    try:
+        text, status = check_command.check(options)
+    except VerlExtError as error:
+        return _refused(error)
+    sys.stdout.write(text + "\n")
+    return status
+
+
+def _refused(error: VerlExtError) -> int:
+    sys.stderr.write(printable(f"{type(error).__name__}: {error}\n", keep="\n"))
+    return 1
+
+
 def _printed(command: Callable[[argparse.Namespace], str], options: argparse.Namespace) -> int:
     try:
         text = command(options)
     except VerlExtError as error:
-        sys.stderr.write(printable(f"{type(error).__name__}: {error}\n", keep="\n"))
-        return 1
+        return _refused(error)
     sys.stdout.write(text + "\n")
     return 0

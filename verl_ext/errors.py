@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 
@@ -50,12 +51,27 @@ def unknown(what: str, found: object, valid: Iterable[object]) -> str:
     >>> unknown("estimator", "gdop", ["gdpo", "grpo"])
     "unknown estimator 'gdop' (did you mean 'gdpo'?); valid: 'gdpo', 'grpo'"
     """
+    names = [str(name) for name in valid]
+    near = nearest(found, names)
+    hint = f" (did you mean {near!r}?)" if near is not None else ""
+    return f"unknown {what} {str(found)!r}{hint}; valid: {listed(names)}"
+
+
+def nearest(found: object, valid: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The valid name that `found` probably means, whatever its case; also where it is only the last word of `found`.
+
+    >>> nearest("GDPO", ["gdpo", "grpo"]), nearest("AdvantageEstimator.GDPO", ["gdpo", "grpo"])
+    ('gdpo', 'gdpo')
+    """
     import difflib  # here: this module is imported in every process of a run
 
-    names = [str(name) for name in valid]
-    near = difflib.get_close_matches(str(found), names, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"unknown {what} {str(found)!r}{hint}; valid: {listed(names)}"
+    folded = {name.casefold(): name for name in valid}
+    words = re.findall(r"\w+", str(found))
+    for text in (str(found), *words[-1:]):
+        near = difflib.get_close_matches(text.casefold(), folded, n=1, cutoff=cutoff)
+        if near:
+            return folded[near[0]]
+    return None
 
 
 def printable(text: object, *, keep: str = "") -> str:

@@ -15,10 +15,17 @@ from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.estimators.compose import describe, settings_of
-from verl_ext.settings import SECTIONS, Settings
+from verl_ext.settings import SECTIONS, VERL_NAMES, Settings
 
 # Sections beside an estimator's own and `rewards`, where its settings say so.
 _BASE = "hadw"
+_LOSS = "actor_rollout_ref.actor.loss_agg_mode"
+# What an estimator reads: sections of ours, then entries of verl's.
+_READ = (
+    *(f"algorithm.{name}" for name in SECTIONS),
+    *(f"algorithm.{name}" for name in (*VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward")),
+    _LOSS,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides",
         nargs="*",
         metavar="KEY=VALUE",
-        help="settings as on verl's command line, such as algorithm.gdpo.scale=mad; others than algorithm's and the "
-        "actor's loss_agg_mode are ignored",
+        help="settings as on verl's command line, such as algorithm.gdpo.scale=mad: those of this package, and the few "
+        "of verl's that an estimator reads",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a YAML file to read `algorithm` from first")
 
@@ -58,25 +65,55 @@ def _configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[st
         return {}, "token-mean"
     try:
         from hydra.core.override_parser.overrides_parser import OverridesParser
-        from hydra.errors import HydraException
         from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
+
+        from verl_ext.integration.config import misspelt, plain, select
     except ImportError as error:
         raise ConfigurationError("settings are read with Hydra, as verl's are: pip install hydra-core") from error
+    config = _loaded(path)
+    parser = OverridesParser.create()
+    for text in overrides:
+        key, value = _override(text, parser)
+        OmegaConf.update(config, key, value, force_add=True)
+    algorithm, mode = select(config, "algorithm"), select(config, _LOSS)
+    if not (algorithm is None or OmegaConf.is_dict(algorithm)) or not (mode is None or isinstance(mode, str)):
+        raise ConfigurationError(f"algorithm must be a section and {_LOSS} text, found {algorithm!r} and {mode!r}")
+    for complaint in misspelt(algorithm or ()):
+        raise ConfigurationError(complaint)
+    return plain(algorithm), mode or "token-mean"
+
+
+def _loaded(path: Path | None) -> Any:
+    """The file of settings, as OmegaConf has it."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
     try:
         config = OmegaConf.create({}) if path is None else OmegaConf.load(path)
-        for override in OverridesParser.create().parse_overrides(list(overrides)):
-            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
-        algorithm = OmegaConf.to_container(OmegaConf.select(config, "algorithm") or OmegaConf.create({}), resolve=True)
-        mode = OmegaConf.select(config, "actor_rollout_ref.actor.loss_agg_mode") or "token-mean"
-    except (OSError, OmegaConfBaseException, HydraException, ValueError) as error:
-        raise ConfigurationError(f"the settings cannot be read: {error}") from error
-    if not isinstance(algorithm, dict) or not isinstance(mode, str):
+    except (OSError, OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise ConfigurationError(f"--config={path}: the settings cannot be read: {error}") from error
+    if not OmegaConf.is_dict(config):
+        raise ConfigurationError(f"--config={path}: the settings cannot be read: the file must be a mapping")
+    return config
+
+
+def _override(text: str, parser: Any) -> tuple[str, Any]:
+    """Name and value of one setting, which must be one that an estimator reads."""
+    from hydra.errors import HydraException
+
+    try:
+        override = parser.parse_override(text)
+    except HydraException as error:
         raise ConfigurationError(
-            f"the settings cannot be read: algorithm must be a section and loss_agg_mode text, found {algorithm!r} and "
-            f"{mode!r}"
-        )
-    return {str(key): value for key, value in algorithm.items()}, mode
+            f"the settings cannot be read: {text!r} is not KEY=VALUE, such as algorithm.gdpo.scale=mad"
+        ) from error
+    if override.is_delete() or override.is_sweep_override():
+        raise ConfigurationError(f"the settings cannot be read: {text!r} does not give one setting one value")
+    key = override.key_or_group
+    if key not in _READ and not key.startswith(tuple(f"algorithm.{name}." for name in SECTIONS)):
+        raise ConfigurationError(f"{text!r}: {unknown('setting', key, _READ)}")
+    return key, override.value()
 
 
 def _indented(text: str) -> Iterator[str]:

@@ -68,8 +68,10 @@ def names(where: str, found: object) -> tuple[str, ...]:
         raise ConfigurationError(
             f"{where} must be a list of names, found {found!r}: write {where}=[format,correctness]"
         )
-    if not found or len(set(found)) != len(found):
-        raise ConfigurationError(f"{where} must name at least one reward and each once, found {list(found)!r}")
+    if not found or not all(found) or len(set(found)) != len(found):
+        raise ConfigurationError(
+            f"{where} must name at least one reward, each once and none by an empty name, found {list(found)!r}"
+        )
     return tuple(found)
 
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from verl_ext.errors import ConfigurationError, unknown
+from verl_ext.core.chain import Chain
+from verl_ext.errors import ConfigurationError, listed, nearest
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration import hooks
 from verl_ext.integration.attach import estimator_name
-from verl_ext.integration.config import read_settings, select
+from verl_ext.integration.config import has, misspelt, read_settings, select, unreadable
 from verl_ext.integration.overwritten import lost_to_presets
-from verl_ext.integration.rewards import wrong_arguments
+from verl_ext.integration.resume import wrong_ranks
+from verl_ext.integration.rewards import wrong_arguments, wrong_components
 from verl_ext.integration.rules import ERRORS, WARNINGS, Given, filter_by_reward
-from verl_ext.settings import SECTIONS, VERL_NAMES, DgpoSettings, Settings
+from verl_ext.integration.verl_settings import wrong_types, wrong_variables
+from verl_ext.settings import VERL_NAMES, DgpoSettings, Settings
 
 logger = logging.getLogger("verl_ext")
 
@@ -28,48 +29,89 @@ logger = logging.getLogger("verl_ext")
 _OVERRIDE = re.compile(r"(?<![\w.+])(?:algorithm|actor_rollout_ref|data|reward|trainer)(?:\.\w+)+(?==)")
 
 
-def check_run(config: Any, *, unregistered: bool = False) -> None:
-    """Raise one error that lists all that is wrong with a run's configuration; log what is only doubtful.
+@dataclass(frozen=True)
+class Verdict:
+    """All that this package has to say about a run's configuration."""
 
-    An estimator of verl's or of the user's is never refused for what its configuration holds. In the driver, and before
-    the trainer is built, its name may be `unregistered` still: then it is refused only if it looks misspelt.
+    name: str
+    """The estimator."""
+    settings: Settings | None
+    """None if they cannot be read."""
+    chain: Chain | None
+    """The estimator's steps; None if it is not ours, or they cannot be built."""
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def check_run(config: Any, *, unregistered: bool = False) -> None:
+    """Raise one error that lists all that is wrong with a run's configuration; log what is only doubtful."""
+    verdict = judge(config, unregistered=unregistered)
+    if verdict.errors:
+        lines = "".join(f"\n  - {text}" for text in verdict.errors)
+        raise ConfigurationError(f"algorithm.adv_estimator={verdict.name} cannot run as configured:{lines}")
+    for text in verdict.warnings:
+        logger.warning("%s", text)
+
+
+def judge(config: Any, *, unregistered: bool = False) -> Verdict:
+    """Everything that is wrong or doubtful.
+
+    An estimator of verl's or of the user's is refused only for what is certain to end its run. In the driver, and
+    before the trainer is built, its name may be `unregistered` still: then it is refused only if it looks misspelt.
     """
     name = estimator_name(config)
-    errors = list(_unknown_estimator(name, unregistered=unregistered))
-    misspelt = list(_misspelt(config))
-    errors += [*(misspelt if name in ESTIMATORS else ()), *wrong_arguments(config)]
-    errors += lost_to_presets(config)
+    ours = name in ESTIMATORS
+    errors, warnings = _estimator(config, unregistered=unregistered)
+
+    def collect(complaints: Iterable[str], into: list[str] = errors) -> None:
+        try:
+            into.extend(complaints)
+        except ConfigurationError as error:  # an entry that a rule cannot read
+            errors.append(str(error))
+
+    for look in (wrong_arguments, lost_to_presets, wrong_variables):
+        collect(look(config))
+    for look in (misspelt_of, wrong_types, wrong_ranks):
+        collect(look(config), errors if ours else warnings)
     settings = None
     try:
         settings = read_settings(config.algorithm)
-    except ConfigurationError as error:
-        if name in ESTIMATORS:
-            errors.append(str(error))
+    except ConfigurationError:
+        complaints = unreadable(config.algorithm)
+        if ours:
+            errors += complaints
         else:
-            logger.warning("not read, since algorithm.adv_estimator=%s is not verl_ext's: %s", name, error)
-    chain = None
-    if settings is not None and name in ESTIMATORS:
-        hooks.require()
-        try:
-            chain = build(name, settings)
-        except ConfigurationError as error:
-            errors.append(str(error))
-            # The steps without what stands in their way, for the rules to go on with; a list of the user's has none.
-            if name != "compose":
-                chain = build(name, replace(settings, norm_by_std=True, kl_in_reward=False, dgpo=DgpoSettings()))
+            why = f"not read, since algorithm.adv_estimator={name} is not verl_ext's"
+            warnings += [f"{why}: {text}" for text in complaints]
+    chain = _chain(name, settings, errors) if settings is not None and ours else None
     given = Given(name, settings or Settings(), chain, config)
     if settings is not None:
-        errors += filter_by_reward(given)
-    if chain is not None:
-        errors += [text for rule in ERRORS for text in rule(given)]
-    if errors:
-        lines = "".join(f"\n  - {as_overrides(text, config)}" for text in errors)
-        raise ConfigurationError(f"algorithm.adv_estimator={name} cannot run as configured:{lines}")
-    doubts = [] if name in ESTIMATORS else misspelt
-    if settings is not None:
-        doubts += [text for rule in WARNINGS for text in rule(given)]
-    for text in doubts:
-        logger.warning("%s", as_overrides(text, config))
+        collect(wrong_components(config, name, settings))
+        collect(filter_by_reward(given))
+        for rule in WARNINGS:
+            collect(rule(given), warnings)
+    for rule in ERRORS if chain is not None else ():
+        collect(rule(given))
+    return Verdict(name, settings, chain, _written(errors, config), _written(warnings, config))
+
+
+def _chain(name: str, settings: Settings, errors: list[str]) -> Chain | None:
+    """The estimator's steps; without what stands in their way, if that can be, for the rules to go on with."""
+    hooks.require()
+    attempts = [settings]
+    if name != "compose":  # a list of the user's has nothing that could be left out
+        attempts.append(replace(settings, norm_by_std=True, kl_in_reward=False, dgpo=DgpoSettings()))
+    for attempt in attempts:
+        try:
+            return build(name, attempt)
+        except ConfigurationError as error:
+            errors.append(str(error))
+    return None
+
+
+def _written(texts: Iterable[str], config: Any) -> tuple[str, ...]:
+    """Messages as the user would write their settings, each once."""
+    return tuple(dict.fromkeys(as_overrides(text, config) for text in texts))
 
 
 def as_overrides(text: str, config: Any) -> str:
@@ -79,45 +121,46 @@ def as_overrides(text: str, config: Any) -> str:
     wrote these.
     """
     for ours, theirs in VERL_NAMES.items():
-        if theirs not in text and select(config, f"algorithm.{theirs}") is not None:
+        if theirs not in text and _is_set(config, f"algorithm.{theirs}"):
             text = re.sub(rf"\balgorithm\.rewards\.{ours}\b", f"algorithm.{theirs}", text)
-    return _OVERRIDE.sub(lambda found: found[0] if _has(config, found[0]) else f"+{found[0]}", text)
+    return _OVERRIDE.sub(lambda found: found[0] if has(config, found[0]) else f"+{found[0]}", text)
 
 
-def _has(config: Any, path: str) -> bool:
-    parent, _, name = path.rpartition(".")
-    section = select(config, parent)
-    return OmegaConf.is_dict(section) and name in section
+def _is_set(config: Any, path: str) -> bool:
+    try:
+        return select(config, path) is not None
+    except ConfigurationError:  # set to something that cannot be read
+        return True
 
 
-def _misspelt(config: Any) -> Iterator[str]:
+def misspelt_of(config: Any) -> Iterator[str]:
     """Entries of `algorithm` which neither verl nor this package knows and which look like one of ours."""
     from verl.trainer.config import AlgoConfig
 
-    homes = {item.name: name for name, kind in SECTIONS.items() for item in dataclasses.fields(kind)}
-    ours = {name: f"algorithm.{name}" for name in (*SECTIONS, *VERL_NAMES.values())}
-    ours = {name: f"algorithm.{home}.{name}" for name, home in homes.items()} | ours
-    known = {item.name for item in dataclasses.fields(AlgoConfig)} | set(SECTIONS) | set(VERL_NAMES.values())
-    for key in map(str, config.algorithm):
-        near = difflib.get_close_matches(key, ours, n=1, cutoff=0.75) if key not in known else []
-        if near:
-            yield f"algorithm.{key} is unknown and would be ignored: did you mean {ours[near[0]]}?"
+    return misspelt(config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)})
 
 
 def check_registered(config: Any) -> None:
     """Refuse an estimator that nobody has registered by the time the trainer is built."""
-    for text in _unknown_estimator(estimator_name(config), unregistered=False):
+    errors, _ = _estimator(config, unregistered=False)
+    for text in errors:
         raise ConfigurationError(text)
 
 
-def _unknown_estimator(name: str, *, unregistered: bool) -> Iterator[str]:
+def _estimator(config: Any, *, unregistered: bool) -> tuple[list[str], list[str]]:
+    """Errors and warnings about the estimator's name."""
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-    near = difflib.get_close_matches(name.casefold(), ADV_ESTIMATOR_REGISTRY, n=1, cutoff=0.75)
-    if unregistered and name not in ADV_ESTIMATOR_REGISTRY and not near and name != "None":
-        logger.warning("algorithm.adv_estimator=%s is not registered yet: the trainer's process must register it", name)
-    elif name not in ADV_ESTIMATOR_REGISTRY:
-        yield (
-            f"algorithm.adv_estimator: {unknown('estimator', name, ADV_ESTIMATOR_REGISTRY)}; one of your own must be "
-            "registered in every process, by VERL_USE_EXTERNAL_MODULES or a verl.plugins entry point"
-        )
+    found, name = config.algorithm.adv_estimator, estimator_name(config)
+    if isinstance(found, str | Enum) and name in ADV_ESTIMATOR_REGISTRY:
+        return [], []
+    near = nearest(name, ADV_ESTIMATOR_REGISTRY, cutoff=0.75)
+    if unregistered and isinstance(found, str) and found and near is None:
+        text = f"algorithm.adv_estimator={name} is not registered yet: the trainer's process must register it"
+        return [], [text]
+    hint = f" (did you mean {near!r}?)" if near is not None else ""
+    text = (
+        f"algorithm.adv_estimator: unknown estimator {name!r}{hint}; valid: {listed(ADV_ESTIMATOR_REGISTRY)}; one of "
+        "your own must be registered in every process, by VERL_USE_EXTERNAL_MODULES or a verl.plugins entry point"
+    )
+    return [text], []

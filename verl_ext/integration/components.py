@@ -16,8 +16,14 @@ from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 SCORE = "score"
 TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
 
-# What verl itself puts beside the rewards; never offered as a component.
-_NOT_REWARDS = frozenset({"uid", "index", "data_source", "ability", "reward_model", "extra_info", "agent_name"})
+RESERVED = frozenset(
+    {
+        *("uid", "index", "data_source", "ability", "reward_model", "extra_info", "agent_name", "extra_fields"),
+        *("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids"),
+        *("rm_scores", "token_level_scores", "token_level_rewards", "advantages", "returns"),
+    }
+)
+"""Fields that verl puts into the batch beside the rewards: never offered as a component, and refused as one."""
 _NUMBER = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
@@ -79,7 +85,7 @@ class Components:
         for info in self._infos or ():
             found.update(str(key) for key, value in info.items() if _is_number(value))
         for key, values in self._fields.items():
-            if key not in _NOT_REWARDS and _length(values) and _is_number(next(iter(values))):
+            if key not in RESERVED and _length(values) and _is_number(next(iter(values))):
                 found.add(str(key))
         return sorted(found)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_ext.errors import ConfigurationError
-from verl_ext.settings import SECTIONS, Settings
+from verl_ext.errors import ConfigurationError, nearest
+from verl_ext.settings import SECTIONS, VERL_NAMES, Settings
 
 _READ = (
     *SECTIONS,
@@ -30,6 +31,23 @@ def read_settings(algorithm: Any, *, loss_agg_mode: str | None = None) -> Settin
     The actor's loss is looked up in the whole configuration where the section is part of one.
     """
     return Settings.parse(plain(algorithm), loss_agg_mode=loss_agg_mode or loss_of(algorithm))
+
+
+def unreadable(algorithm: DictConfig) -> Iterator[str]:
+    """What is wrong with each part of an `algorithm` section that `read_settings` would refuse, not the first alone."""
+    parts = [
+        ("rewards", *VERL_NAMES.values()),
+        *((name,) for name in _READ if name not in ("rewards", *VERL_NAMES.values())),
+    ]
+    for names in parts:
+        try:
+            Settings.parse({name: _entry(algorithm, name) for name in names})
+        except ConfigurationError as error:
+            yield str(error)
+    try:
+        loss_of(algorithm)
+    except ConfigurationError as error:
+        yield str(error)
 
 
 def plain(algorithm: Any) -> dict[str, Any]:
@@ -60,6 +78,23 @@ def select(config: Any, path: str) -> Any:
     """An entry of a configuration, None where there is none."""
     with readable(path):
         return OmegaConf.select(config, path)
+
+
+def has(config: Any, path: str) -> bool:
+    """Whether a configuration has an entry, be it null."""
+    parent, _, name = path.rpartition(".")
+    section = select(config, parent)
+    return OmegaConf.is_dict(section) and name in section
+
+
+def misspelt(algorithm: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[str]:
+    """Entries of `algorithm` that look like one of ours and are none; `known` are those that verl has."""
+    ours = {name: f"algorithm.{name}" for name in (*SECTIONS, *VERL_NAMES.values())}
+    fields = {item.name: f"algorithm.{name}.{item.name}" for name, kind in SECTIONS.items() for item in fields_of(kind)}
+    for key in map(str, algorithm):
+        near = None if key in ours or key in known else nearest(key, fields | ours, cutoff=0.75)
+        if near is not None:
+            yield f"algorithm.{key} is unknown and would be ignored: did you mean {(fields | ours)[near]}?"
 
 
 class _Unresolved(Exception):  # noqa: N818 - a signal, not an error

@@ -52,6 +52,15 @@ def _missing_keys(given: Given) -> Iterator[str]:
         )
 
 
+def _no_weight(given: Given) -> Iterator[str]:
+    weights = given.settings.rewards.weights
+    if weights is not None and not any(weights):
+        yield (
+            f"algorithm.rewards.weights={list(weights)} are all 0, so every advantage would be 0: give at least one "
+            "reward a weight, or remove algorithm.rewards.weights, which makes each 1"
+        )
+
+
 def _conditions(given: Given) -> Iterator[str]:
     keys = given.settings.rewards.keys
     if keys is None or not given.per_reward:
@@ -277,7 +286,7 @@ def _idle_settings(given: Given) -> Iterator[str]:
         )
 
 
-ERRORS = (_missing_keys, _conditions, _composed, _drgrpo_loss)
+ERRORS = (_missing_keys, _no_weight, _conditions, _composed, _drgrpo_loss)
 WARNINGS = (
     _unknown_aggregation,
     _unused_settings,

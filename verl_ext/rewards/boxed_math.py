@@ -67,6 +67,12 @@ def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
     return parse_options(Options, reward_kwargs)
 
 
+def components(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
+    """Names that `compute_score` returns beside `score`."""
+    check_kwargs(reward_kwargs)
+    return ("accuracy",)
+
+
 def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float = Options.timeout) -> str:
     """The gold answer, or `DataError` naming the row."""
     text = truth_text(row, ground_truth)

@@ -70,6 +70,12 @@ def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
     return parse_options(Options, reward_kwargs)
 
 
+def components(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
+    """Names that `compute_score` returns beside `score`."""
+    check_kwargs(reward_kwargs)
+    return ("correctness", "integer", "format")
+
+
 def check_ground_truth(ground_truth: object, row: str = "a row", strict: str = "corrected") -> str:
     """The gold answer, or `DataError` naming the row: the text after `####`, or the whole text without that mark."""
     text = truth_text(row, ground_truth)

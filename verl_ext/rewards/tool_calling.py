@@ -102,6 +102,12 @@ def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
     return parse_options(Options, reward_kwargs)
 
 
+def components(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
+    """Names that `compute_score` returns beside `score`."""
+    named = ("format", "correctness")
+    return named if check_kwargs(reward_kwargs).length == "omitted" else (*named, "length")
+
+
 def check_ground_truth(ground_truth: object, row: str = "a row") -> Truth:
     """The ground truth, read, or `DataError` naming the row."""
     text = truth_text(row, ground_truth)

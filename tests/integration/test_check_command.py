@@ -1,0 +1,175 @@
+"""`verl-ext check`: what a run would be told, without starting one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import fresh
+from tests.integration.test_driver import main_ppo
+from verl_ext.cli import main
+
+GDPO = ("+verl_ext=gdpo", "algorithm.rewards.keys=[acc,format]")
+MINE = """
+hydra: {searchpath: ['pkg://verl.trainer.config']}
+defaults: [ppo_trainer, verl_ext: gdpo, _self_]
+algorithm:
+  rewards: {keys: [acc, format], weights: [1, 0.5]}
+  gdpo: {whiten: %s}
+"""
+
+
+@pytest.fixture
+def check(capsys: pytest.CaptureFixture[str]):
+    """Exit status, output and error output of one call."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(["check", *arguments])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+def test_a_run_that_may_start_is_said_to_with_what_was_judged(check) -> None:
+    status, out, err = check(*GDPO, "algorithm.rewards.weights=[1,0.5]", "algorithm.gdpo.whiten=token")
+    assert (status, err) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["estimator", "gdpo", "(centre,", "scale_by_std,", "weigh_and_sum,", "whiten)"] in lines
+    assert ["rewards", "acc,", "format,", "weights", "1,", "0.5"] in lines
+    assert ["whiten", "over", "token"] in lines
+    assert ["loss", "vanilla,", "loss_agg_mode=token-mean,", "loss_scale_factor=None"] in lines
+    assert ["0", "errors"] in lines
+    assert ["0", "warnings"] in lines
+
+
+def test_all_errors_and_warnings_are_printed_at_once(check) -> None:
+    status, out, _ = check(
+        "algorithm.adv_estimator=gdpo",
+        "+algorithm.gdop.whiten=token",
+        "trainer.save_freq=abc",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov",
+        "++ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS=2",
+    )
+    assert status == 1
+    errors, _, warnings = out.partition("4 errors\n")[2].partition("1 warning\n")
+    for part in (
+        "did you mean algorithm.gdpo",
+        "trainer.save_freq",
+        "env_vars.OMP_NUM_THREADS='2'",
+        "+algorithm.rewards.keys=[...]",
+    ):
+        assert part in errors
+    assert "clip_cov" in warnings
+
+
+def test_each_section_that_cannot_be_read_is_named(check) -> None:
+    status, out, _ = check(
+        "algorithm.adv_estimator=gdpo",
+        "+algorithm.gdpo.whitten=token",
+        "+algorithm.rewards.keys=acc",
+        "+algorithm.dgpo=3",
+        "algorithm.norm_adv_by_std_in_grpo=perhaps",
+    )
+    assert status == 1
+    errors = out.partition("4 errors\n")[2]
+    for part in ("did you mean 'whiten'", "algorithm.rewards.keys", "algorithm.dgpo", "norm_adv_by_std_in_grpo"):
+        assert part in errors
+
+
+def test_a_warning_alone_does_not_refuse(check) -> None:
+    status, out, _ = check(*GDPO, "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov")
+    assert status == 0
+    assert "1 warning\n" in out
+
+
+def test_a_misspelt_setting_of_a_preset_is_hydra_s_error_in_our_words(check) -> None:
+    status, out, err = check("+verl_ext=gdpo", "algorithm.gdpo.whitten=token")
+    assert (status, out) == (1, "")
+    assert "algorithm.gdpo.whitten" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("whiten", ["token", "tokens"])
+def test_a_file_of_one_s_own_is_composed_as_a_run_would(check, tmp_path: Path, whiten: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINE % whiten)
+    status, out, _ = check("--config", str(path), "algorithm.rewards.weights=[1,2]")
+    assert status == (whiten == "tokens")
+    assert ("over token" if whiten == "token" else "did you mean 'token'") in out
+    assert "weights 1, 2" in out or whiten == "tokens"
+    same = check("--config-path", str(tmp_path), "algorithm.rewards.weights=[1,2]", "--config-name", "mine")
+    assert same[:2] == (status, out)
+
+
+@pytest.mark.parametrize(("keys", "status"), [("[acc,format]", 0), ("null", 1)])
+def test_a_whole_configuration_is_judged_as_what_it_was_printed_from(check, tmp_path: Path, keys: str, status: int):
+    given = ("+verl_ext=gdpo", f"algorithm.rewards.keys={keys}", "algorithm.gdpo.whiten=none")
+    printed = main_ppo(tmp_path, "--cfg", "job", *given)
+    (tmp_path / "whole.yaml").write_text(printed.stdout)
+    found = check("--config", str(tmp_path / "whole.yaml"))
+    assert found[0] == status
+    assert found == check(*given)
+
+
+def test_a_preset_on_top_of_a_file_is_judged_as_a_run_judges_it(check, tmp_path: Path) -> None:
+    """Hydra's own configuration must be in force for this one."""
+    (tmp_path / "mine.yaml").write_text(
+        MINE.replace("verl_ext: gdpo, ", "").replace("  gdpo: {whiten: %s}\n", "  dgpo: {dqw_temp: 5.0}\n")
+    )
+    status, out, _ = check("--config", str(tmp_path / "mine.yaml"), "+verl_ext=dgpo")
+    assert status == 1
+    assert "algorithm.dgpo.dqw_temp" in out
+    from hydra.core.hydra_config import HydraConfig
+
+    assert not HydraConfig.initialized()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--config", "no/such.yaml"), "no/such.yaml"),
+        (("--config", "README.md"), "README.md"),
+        (("--config-name", "gdop"), "gdop"),
+        (("--config-path", "no/such"), "no/such"),
+        (("--config", "a.yaml", "--config-name", "b"), "--config-name"),
+        (("whiten",), "whiten"),
+        (("algorithm.adv_estimator=gdpo,dgpo",), "gdpo,dgpo"),
+        (("algorithm.adv_estimator=${nowhere}",), "algorithm.adv_estimator"),
+    ],
+)
+def test_what_cannot_be_composed_is_an_error_of_ours(check, arguments: tuple[str, ...], named: str) -> None:
+    status, _, err = check(*arguments)
+    assert status == 1
+    assert err.startswith("ConfigurationError: ")
+    assert named in err
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "data: {train_batch_size: 8}\n", "[1, 2]\n", "algorithm: 3\n"])
+def test_a_file_that_is_no_configuration_of_verl_s_is_an_error_of_ours(check, tmp_path: Path, text: str) -> None:
+    (tmp_path / "odd.yaml").write_text(text)
+    status, _, err = check("--config", str(tmp_path / "odd.yaml"))
+    assert status == 1
+    assert "odd" in err
+    assert err.startswith("ConfigurationError: ")
+
+
+def test_an_option_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["check", *GDPO, "--confg-name", "gdpo"])
+    assert end.value.code == 2
+    assert "--confg-name" in capsys.readouterr().err
+
+
+def test_it_says_what_the_run_says_and_starts_no_ray(tmp_path: Path) -> None:
+    given = ("+verl_ext=drgrpo", "algorithm.rewards.keys=['']", "trainer.resume_mode=always")
+    ran = main_ppo(tmp_path, *given, f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray")
+    judged = fresh.run("verl_ext", "check", *given, module=True, folder=tmp_path)
+    assert (ran.returncode, judged.returncode) == (1, 1)
+    errors = [line for line in judged.stdout.splitlines() if line.startswith("  - ")]
+    assert len(errors) == 2
+    assert all(line in ran.stderr for line in errors)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs"]  # Hydra's, of the run
+    code = "import sys; from verl_ext.cli import main; main(['check', '+verl_ext=hadw']); import ray; "
+    assert fresh.run(code + "sys.exit(ray.is_initialized())", folder=tmp_path).returncode == 0

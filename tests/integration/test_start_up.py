@@ -1,0 +1,241 @@
+"""What would end a run after its first rollout, or in a traceback of verl's or Ray's, is refused at start-up."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.integration.configs import compose
+from tests.integration.test_driver import main_ppo
+from verl_ext.errors import ConfigurationError
+from verl_ext.integration import checks
+from verl_ext.integration.checks import check_run
+
+GDPO = ("+verl_ext=gdpo", "algorithm.rewards.keys=[acc,format]")
+ONE_UPDATE = ("data.train_batch_size=256", "actor_rollout_ref.actor.ppo_mini_batch_size=256")
+VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        check_run(compose(*overrides), unregistered=True)
+    return str(caught.value)
+
+
+def scorer(module: str, *overrides: str) -> tuple[str, ...]:
+    return (f"reward.custom_reward_function.path=pkg://verl_ext.rewards.{module}", *overrides)
+
+
+# -- rewards by name -------------------------------------------------------------------------------------------------
+
+
+COMPONENTS = {
+    "a misspelt key": (
+        ("+verl_ext=gdpo", "algorithm.rewards.keys=[corectness,format]", *scorer("gsm8k")),
+        ("algorithm.rewards.keys", "'corectness'", "did you mean 'correctness'", "'format', 'integer', 'score'"),
+    ),
+    "verl's own name for the keys": (
+        ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[formt]", *scorer("gsm8k")),
+        ("algorithm.gdpo_reward_keys", "'formt'", "did you mean 'format'"),
+    ),
+    "an accuracy that nobody returns": (
+        ("+verl_ext=dgpo", *ONE_UPDATE, "algorithm.dgpo.accuracy_key=nope", *scorer("boxed_math")),
+        ("algorithm.dgpo.accuracy_key", "'nope'", "'accuracy', 'score'"),
+    ),
+    "an accuracy of hadw": (
+        ("+verl_ext=hadw", "algorithm.hadw.accuracy_key=acuracy", *scorer("boxed_math")),
+        ("algorithm.hadw.accuracy_key", "did you mean 'accuracy'"),
+    ),
+    "a component that was not asked for": (
+        ("+verl_ext=gdpo", "algorithm.rewards.keys=[format,length]", *scorer("tool_calling")),
+        ("algorithm.rewards.keys", "'length'", "'correctness', 'format', 'score'"),
+    ),
+    "rewards that are only logged": (
+        ("algorithm.adv_estimator=grpo", "+algorithm.rewards.keys=[corectness]", *scorer("gsm8k")),
+        ("algorithm.rewards.keys", "did you mean 'correctness'"),
+    ),
+    "an empty name": (
+        ("+verl_ext=gdpo", "algorithm.rewards.keys=['',x]"),
+        ("algorithm.rewards.keys", "['', 'x']"),
+    ),
+    "a field of verl's batch": (
+        ("+verl_ext=gdpo", "algorithm.rewards.keys=[uid,score]"),
+        ("algorithm.rewards.keys", "'uid'"),
+    ),
+    "a field of verl's batch as the accuracy": (
+        ("+verl_ext=dgpo", *ONE_UPDATE, "algorithm.dgpo.accuracy_key=index"),
+        ("algorithm.dgpo.accuracy_key", "'index'"),
+    ),
+    "no weight at all": (
+        (*GDPO, "algorithm.rewards.weights=[0,0.0]"),
+        ("algorithm.rewards.weights=[0.0, 0.0]",),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COMPONENTS)
+def test_rewards_that_cannot_be_there_are_refused(case: str) -> None:
+    overrides, parts = COMPONENTS[case]
+    message = refusal(*overrides)
+    for part in parts:
+        assert part in message
+
+
+THERE = {
+    "the components and the score": ("algorithm.rewards.keys=[correctness,format,integer,score]", *scorer("gsm8k")),
+    "a weight of 0 beside another": (
+        "algorithm.rewards.keys=[correctness,format]",
+        "algorithm.rewards.weights=[0,1]",
+        *scorer("gsm8k"),
+    ),
+    "a component that was asked for": (
+        "algorithm.rewards.keys=[format,length]",
+        *scorer("tool_calling", "+reward.custom_reward_function.reward_kwargs.length=fixed"),
+    ),
+    "what verl's manager adds": (
+        "algorithm.rewards.keys=[format,overlong_reward]",
+        *scorer("gsm8k", "reward.reward_manager.name=dapo"),
+    ),
+    "a reward model beside the scorer": (
+        "algorithm.rewards.keys=[format,helpful]",
+        *scorer("gsm8k", "reward.reward_model.enable=True"),
+    ),
+    "a reward manager of the user's": (
+        "algorithm.rewards.keys=[format,helpful]",
+        *scorer("gsm8k", "reward.reward_manager.source=importlib"),
+    ),
+    "a reward function of the user's": (
+        "algorithm.rewards.keys=[corectness]",
+        "reward.custom_reward_function.path=/my/rewards.py",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", THERE)
+def test_rewards_that_may_be_there_are_not_refused(case: str) -> None:
+    check_run(compose("+verl_ext=gdpo", *THERE[case]))
+
+
+# -- the estimator's name --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("written", ["GDPO", "AdvantageEstimator.GDPO", "Gdpo", "[gdpo]", "gdop"])
+def test_another_way_to_write_an_estimator_is_refused_in_the_driver(written: str) -> None:
+    message = refusal(f"algorithm.adv_estimator={written}")
+    assert "did you mean 'gdpo'" in message
+    assert "valid: 'compose', 'dgpo', 'drgrpo'" in message
+
+
+@pytest.mark.parametrize("written", ["''", "null", "[]", "3"])
+def test_what_is_no_name_is_refused_in_the_driver(written: str) -> None:
+    assert "valid: 'compose', 'dgpo', 'drgrpo'" in refusal(f"algorithm.adv_estimator={written}")
+
+
+# -- settings of verl's ----------------------------------------------------------------------------------------------
+
+WRONG = {
+    "trainer.save_freq=abc": "'abc'",
+    "trainer.save_freq=null": "None",
+    "trainer.nnodes=two": "'two'",
+    "trainer.n_gpus_per_node=1.5": "1.5",
+    "trainer.resume_mode=atuo": "did you mean 'auto'",
+    "trainer.use_v1=maybe": "'maybe'",
+    "trainer.default_local_dir=[a]": "['a']",
+    "data.train_batch_size='8'": "'8'",
+    "data.max_response_length=long": "'long'",
+    "actor_rollout_ref.rollout.n=some": "'some'",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=x": "'x'",
+    "actor_rollout_ref.actor.use_kl_loss=no way": "'no way'",
+}
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_a_setting_of_verl_s_that_we_read_has_its_type(override: str, caplog: pytest.LogCaptureFixture) -> None:
+    path = override.partition("=")[0]
+    message = refusal(*GDPO, override)
+    assert path in message
+    assert WRONG[override] in message
+    with caplog.at_level(logging.WARNING, "verl_ext"):  # under an estimator of verl's, verl decides
+        check_run(compose("algorithm.adv_estimator=grpo", override))
+    assert path in caplog.text
+
+
+def test_verl_s_own_configurations_have_the_types_that_we_expect() -> None:
+    for name in ("ppo_trainer", "ppo_megatron_trainer"):
+        assert list(checks.wrong_types(compose(config_name=name))) == []
+
+
+def test_everything_is_said_before_ray_starts(tmp_path: Path) -> None:
+    done = main_ppo(
+        tmp_path,
+        "+verl_ext=gdpo",
+        "algorithm.rewards.keys=[corectness]",
+        *scorer("gsm8k"),
+        "trainer.save_freq=abc",
+        f"++{VARIABLES}.OMP_NUM_THREADS=2",
+        f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray",
+    )
+    assert done.returncode == 1
+    told = " ".join(done.stderr.split())
+    assert "did you mean 'correctness'" in told
+    assert "trainer.save_freq" in told
+    assert f"\"++{VARIABLES}.OMP_NUM_THREADS='2'\"" in told
+    assert not (tmp_path / "ray").exists()
+
+
+# -- one error does not hide another ---------------------------------------------------------------------------------
+
+
+def test_an_estimator_that_cannot_be_built_at_all_does_not_lose_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def build(name: str, settings: object) -> None:
+        tried.append(settings)
+        raise ConfigurationError(f"attempt {len(tried)} of {name} fails")
+
+    monkeypatch.setattr(checks, "build", build)
+    message = refusal(*GDPO, "+algorithm.gdop.whiten=token")
+    assert len(tried) == 2
+    for part in ("did you mean algorithm.gdpo", "attempt 1 of gdpo fails", "attempt 2 of gdpo fails"):
+        assert part in message
+
+
+def test_a_setting_that_cannot_be_read_does_not_lose_the_rest() -> None:
+    message = refusal(
+        "+verl_ext=gdpo", "+algorithm.gdop.whiten=token", "actor_rollout_ref.actor.policy_loss.loss_mode=${nowhere}"
+    )
+    for part in ("did you mean algorithm.gdpo", "policy_loss.loss_mode cannot be read", "algorithm.rewards.keys=[...]"):
+        assert part in message
+
+
+# -- Ray's environment variables -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("2", "2"), ("true", "true"), ("False", "false"), ("0.5", "0.5"), ("null", "")]
+)
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_a_variable_that_is_no_text_is_refused_with_the_spelling_that_works(
+    written: str, meant: str, estimator: str
+) -> None:
+    from omegaconf import OmegaConf
+    from ray.runtime_env import RuntimeEnv
+
+    rest = (f"algorithm.adv_estimator={estimator}", "+algorithm.rewards.keys=[acc,format]")
+    override = f"++{VARIABLES}.OMP_NUM_THREADS={written}"
+    with pytest.raises(TypeError):
+        RuntimeEnv(env_vars=OmegaConf.to_container(OmegaConf.select(compose(*rest, override), VARIABLES)))
+    message = refusal(*rest, override)
+    (spelling,) = re.findall(r'"(\+\+[^"]*)"', message)
+    config = compose(*rest, spelling)
+    check_run(config)
+    assert RuntimeEnv(env_vars=OmegaConf.to_container(OmegaConf.select(config, VARIABLES)))["env_vars"] == {
+        "OMP_NUM_THREADS": meant
+    }
+
+
+def test_variables_that_are_no_section_are_refused() -> None:
+    assert VARIABLES in refusal(*GDPO, f"++{VARIABLES}=[OMP_NUM_THREADS]")

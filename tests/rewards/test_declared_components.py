@@ -1,0 +1,48 @@
+"""What a scorer declares to return is what it returns, for every option that changes it."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+
+import pytest
+
+from verl_ext import rewards
+from verl_ext.errors import ConfigurationError
+
+CALL = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
+TRUTHS = {"gsm8k": "#### 18", "tool_calling": CALL, "boxed_math": "0.5"}
+CASES = [
+    ("gsm8k", {}),
+    ("gsm8k", {"strict": "reference"}),
+    ("boxed_math", {}),
+    ("boxed_math", {"timeout": 1.0}),
+    ("tool_calling", {}),
+    ("tool_calling", {"length": "omitted", "credit": "exact"}),
+    ("tool_calling", {"length": "fixed"}),
+    ("tool_calling", {"length": "growing"}),
+    ("tool_calling", {"scale": "linear", "length": "fixed"}),
+]
+
+
+@pytest.mark.parametrize(("module", "kwargs"), CASES)
+@pytest.mark.parametrize("answer", ["", "nothing of the kind", CALL, "<think>1</think>\n<answer>18</answer>"])
+def test_every_answer_has_the_declared_components_and_the_score(module: str, kwargs: dict, answer: str) -> None:
+    scorer = import_module(f"verl_ext.rewards.{module}")
+    found = scorer.compute_score("data", answer, TRUTHS[module], {"index": 1, "max_global_steps": 3}, **kwargs)
+    assert sorted(found) == sorted([*scorer.components(kwargs), "score"])
+
+
+def test_every_scorer_declares_its_components_and_the_docs_name_them() -> None:
+    table = dict(re.findall(r"^\| `verl_ext\.rewards\.(\w+)` \| (.*) \|$", rewards.__doc__ or "", re.MULTILINE))
+    assert sorted(table) == sorted(TRUTHS)
+    for module, text in table.items():
+        scorer = import_module(f"verl_ext.rewards.{module}")
+        declared = set().union(*(scorer.components(kwargs) for name, kwargs in CASES if name == module))
+        assert set(re.findall(r"`(\w+)`", text)) == declared, module
+
+
+@pytest.mark.parametrize("module", TRUTHS)
+def test_arguments_that_are_wrong_are_refused_here_too(module: str) -> None:
+    with pytest.raises(ConfigurationError, match="nonsense"):
+        import_module(f"verl_ext.rewards.{module}").components({"nonsense": 1})

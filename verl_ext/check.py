@@ -1,0 +1,162 @@
+"""`verl-ext check`: judge a configuration of verl's without starting it.
+
+The configuration is composed as `python -m verl.trainer.main_ppo` composes it, from the same folder and with the same
+presets, and judged by what judges it before a run starts. Neither Ray nor a model is started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_ext.errors import ConfigurationError, VerlExtError
+
+if TYPE_CHECKING:
+    from verl_ext.integration.checks import Verdict
+
+HOME = "verl.trainer.config"
+"""Where verl's entry point has its configurations."""
+PRIMARY = "ppo_trainer"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command: those of verl's, so that a command line can be pasted as it is."""
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings as on verl's command line")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a YAML file: a primary configuration, with `defaults`, or a whole one, as `--cfg job` prints it",
+    )
+    parser.add_argument("--config-name", "-cn", metavar="NAME", help=f"a primary configuration, {PRIMARY} by default")
+    parser.add_argument("--config-path", "-cp", type=Path, metavar="FOLDER", help=f"its folder, {HOME} by default")
+
+
+def check(options: argparse.Namespace) -> tuple[str, int]:
+    """The text to print, and the exit status: 1 if the configuration would be refused."""
+    folder, name = _where(options)
+    with _quiet(), composed(folder, name, options.overrides) as config:
+        from verl_ext.integration.checks import judge
+
+        verdict = judge(config, unregistered=True)
+        lines = [*_judged(verdict, config), *_complaints("error", verdict.errors)]
+        lines += _complaints("warning", (*verdict.warnings, *_held(verdict, config)))
+    refused = bool(verdict.errors)
+    would = "refuse this run" if refused else "let this run start (verl's own checks are not part of this)"
+    lines.append(f"verl_ext would {would}")
+    return "\n".join(lines), int(refused)
+
+
+def _where(options: argparse.Namespace) -> tuple[Path | None, str]:
+    """Folder and name of the primary configuration; no folder for verl's own."""
+    file: Path | None = options.config
+    if file is None:
+        return options.config_path, options.config_name or PRIMARY
+    if options.config_name is not None or options.config_path is not None:
+        raise ConfigurationError(f"--config={file} is folder and name in one: remove --config-name and --config-path")
+    if file.suffix != ".yaml" or not file.is_file():
+        raise ConfigurationError(f"--config={file} must be an existing file whose name ends in .yaml, as Hydra's do")
+    return file.parent, file.stem
+
+
+@contextmanager
+def composed(folder: Path | None, name: str, overrides: list[str]) -> Iterator[Any]:
+    """The configuration that verl's entry point would get, with Hydra's own beside it as within `hydra.main`."""
+    try:
+        import hydra
+        import verl  # noqa: F401 - loads our plugin, which stores the presets
+        from hydra.core.hydra_config import HydraConfig
+        from hydra.errors import HydraException
+        from omegaconf import OmegaConf, open_dict
+        from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
+    except ImportError as error:
+        raise ConfigurationError(f"a configuration is composed with verl and its Hydra: {error}") from error
+    if folder is None:
+        home = hydra.initialize_config_module(HOME, version_base=None)
+    elif folder.is_dir():
+        home = hydra.initialize_config_dir(str(folder.resolve()), version_base=None)
+    else:
+        raise ConfigurationError(f"--config-path={folder} is not a folder")
+    with home:
+        try:
+            config = hydra.compose(name, overrides=overrides, return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
+            raise ConfigurationError(f"the configuration {name} cannot be composed: {_chain_of(error)}") from error
+        HydraConfig.instance().set_config(config)
+        try:
+            with open_dict(config):
+                del config["hydra"]
+            if not OmegaConf.is_dict(config.get("algorithm")):
+                raise ConfigurationError(f"{name} has no section `algorithm`: it is not a configuration of verl's PPO")
+            yield config
+        finally:
+            HydraConfig.instance().cfg = None
+
+
+def _chain_of(error: BaseException) -> str:
+    """An error of Hydra's with what caused it, which has the detail."""
+    said = str(error)
+    cause = error.__cause__
+    return said if cause is None or str(cause) in said else f"{said}: {cause}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl's, of engines that are not installed
+        yield
+
+
+def _judged(verdict: Verdict, config: Any) -> Iterator[str]:
+    """What the verdict is about."""
+    from verl_ext.integration.config import select
+
+    actor = "actor_rollout_ref.actor"
+    yield "judged"
+    yield f"  estimator  {verdict.name}{'' if verdict.chain is None else _steps(verdict)}"
+    if verdict.settings is None:
+        yield "  settings   cannot be read, so what depends on them was not judged"
+    else:
+        rewards = verdict.settings.rewards
+        weights = "" if rewards.weights is None else f", weights {', '.join(f'{one:g}' for one in rewards.weights)}"
+        yield f"  rewards    {', '.join(rewards.keys or ('the score alone',))}{weights}"
+    if verdict.chain is not None:
+        yield f"  whiten     {_whitened(verdict)}"
+    loss = [f"{key}={select(config, f'{actor}.{key}')}" for key in ("loss_agg_mode", "loss_scale_factor")]
+    yield f"  loss       {select(config, f'{actor}.policy_loss.loss_mode')}, {', '.join(loss)}"
+
+
+def _steps(verdict: Verdict) -> str:
+    chain = verdict.chain
+    return "" if chain is None else f" ({', '.join(step.name for step in chain.steps)})"
+
+
+def _whitened(verdict: Verdict) -> str:
+    """Over what the estimator whitens, as its steps have it."""
+    steps = verdict.chain.steps if verdict.chain is not None else ()
+    return next((f"over {getattr(step, 'over', '')}" for step in steps if step.name == "whiten"), "none")
+
+
+def _complaints(kind: str, texts: tuple[str, ...]) -> Iterator[str]:
+    yield f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}"
+    for text in texts:
+        yield f"  - {text}"
+
+
+def _held(verdict: Verdict, config: Any) -> Iterator[str]:
+    """Folders of this run that another one holds now."""
+    from verl_ext.estimators import ESTIMATORS
+    from verl_ext.integration import run_lock
+
+    if verdict.settings is None or verdict.name not in ESTIMATORS or verdict.errors:
+        return
+    for folder, use in run_lock.folders(config, verdict.settings):
+        try:
+            run_lock.look(folder, use, patience=0)
+        except VerlExtError as error:
+            yield str(error)
