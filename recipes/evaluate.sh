@@ -68,4 +68,4 @@ if ((PASS_SAMPLES > 0)); then
     actor_rollout_ref.rollout.val_kwargs.top_p=1.0 actor_rollout_ref.rollout.val_kwargs.n="$PASS_SAMPLES" "$@"
 fi
 [[ -z ${DRY_RUN:-} ]] || exit 0
-"$PYTHON" -m verl_ext.evaluation "${dumps[@]}" "${right[@]}" --json "$EVALUATION_DIR/summary.json"
+"$PYTHON" -m verl_ext.recipes.evaluation "${dumps[@]}" "${right[@]}" --json "$EVALUATION_DIR/summary.json"

@@ -63,7 +63,7 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
     """What is timed, by name."""
     from verl.trainer.ppo import core_algos
 
-    from verl_ext.integration.registry import estimator_function
+    from verl_ext.integration.advantage.registry import estimator_function
 
     rewards, mask, uids = given["token_level_rewards"], given["response_mask"], given["index"]
     scores = torch.rand(len(mask))

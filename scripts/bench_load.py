@@ -72,7 +72,7 @@ def core(name: str, rows: int) -> Callable[[], object]:
 def padded(name: str, rows: int) -> Callable[[], object]:
     from omegaconf import OmegaConf
 
-    from verl_ext.integration.registry import estimator_function
+    from verl_ext.integration.advantage.registry import estimator_function
 
     rewards, uids, lengths = drawn(rows)
     ends = torch.from_numpy(lengths)

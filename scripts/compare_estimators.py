@@ -16,9 +16,9 @@ from pathlib import Path
 from train_tiny import show_bar
 
 from verl_ext.cli import main as verl_ext
+from verl_ext.cpu.tiny.tasks import tasks
+from verl_ext.cpu.tiny.train import ESTIMATORS, Training, train
 from verl_ext.errors import VerlExtError
-from verl_ext.tiny.tasks import tasks
-from verl_ext.tiny.train import ESTIMATORS, Training, train
 
 
 def main() -> int:

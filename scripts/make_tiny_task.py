@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from verl_ext.cpu.tiny.make import Recipe, made, make
+from verl_ext.cpu.tiny.tasks import task_named, tasks
 from verl_ext.errors import VerlExtError
-from verl_ext.tiny.make import Recipe, made, make
-from verl_ext.tiny.tasks import task_named, tasks
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+from verl_ext.cpu.tiny.tasks import tasks
+from verl_ext.cpu.tiny.train import ESTIMATORS, ROLLOUTS, Training, checkpoint, train
 from verl_ext.errors import VerlExtError
-from verl_ext.tiny.tasks import tasks
-from verl_ext.tiny.train import ESTIMATORS, ROLLOUTS, Training, checkpoint, train
 
 
 def main() -> int:

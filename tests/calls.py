@@ -12,8 +12,8 @@ import torch
 from omegaconf import OmegaConf
 
 from verl_ext.core.state import RunState
-from verl_ext.integration.context import StepContext, activate
-from verl_ext.integration.registry import estimator_function
+from verl_ext.integration.advantage.context import StepContext, activate
+from verl_ext.integration.advantage.registry import estimator_function
 from verl_ext.run import use_run_state
 
 

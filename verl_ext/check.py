@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from verl_ext.errors import ConfigurationError, VerlExtError
 
 if TYPE_CHECKING:
-    from verl_ext.integration.checks import Verdict
+    from verl_ext.integration.config.checks import Verdict
 
 HOME = "verl.trainer.config"
 """Where verl's entry point has its configurations."""
@@ -40,7 +40,7 @@ def check(options: argparse.Namespace) -> tuple[str, int]:
     """The text to print, and the exit status: 1 if the configuration would be refused."""
     folder, name = _where(options)
     with _quiet(), composed(folder, name, options.overrides) as config:
-        from verl_ext.integration.checks import judge
+        from verl_ext.integration.config.checks import judge
 
         verdict = judge(config, unregistered=True)
         lines = [*_judged(verdict, config), *_complaints("error", verdict.errors)]
@@ -114,7 +114,7 @@ def _quiet() -> Iterator[None]:
 
 def _judged(verdict: Verdict, config: Any) -> Iterator[str]:
     """What the verdict is about."""
-    from verl_ext.integration.config import select
+    from verl_ext.integration.config.read import select
 
     actor = "actor_rollout_ref.actor"
     yield "judged"
@@ -151,7 +151,7 @@ def _complaints(kind: str, texts: tuple[str, ...]) -> Iterator[str]:
 def _held(verdict: Verdict, config: Any) -> Iterator[str]:
     """Folders of this run that another one holds now."""
     from verl_ext.estimators import ESTIMATORS
-    from verl_ext.integration import run_lock
+    from verl_ext.integration.guards import run_lock
 
     if verdict.settings is None or verdict.name not in ESTIMATORS or verdict.errors:
         return

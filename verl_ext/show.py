@@ -67,7 +67,7 @@ def _configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[st
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from omegaconf import OmegaConf
 
-        from verl_ext.integration.config import misspelt, plain, select
+        from verl_ext.integration.config.read import misspelt, plain, select
     except ImportError as error:
         raise ConfigurationError("settings are read with Hydra, as verl's are: pip install hydra-core") from error
     config = _loaded(path)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 
-from verl_ext.data import Plan, Record, Row, Split, row
-from verl_ext.data.command import main, parser
-from verl_ext.data.plan import text
 from verl_ext.errors import DataError
+from verl_ext.recipes.data import Plan, Record, Row, Split, row
+from verl_ext.recipes.data.command import main, parser
+from verl_ext.recipes.data.plan import text
 from verl_ext.rewards.gsm8k import check_ground_truth
 
 HUB = "openai/gsm8k"

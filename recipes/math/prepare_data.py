@@ -13,10 +13,10 @@ import argparse
 import re
 import sys
 
-from verl_ext.data import Plan, Record, Row, Split, row
-from verl_ext.data.command import main, parser
-from verl_ext.data.plan import text
 from verl_ext.errors import DataError
+from verl_ext.recipes.data import Plan, Record, Row, Split, row
+from verl_ext.recipes.data.command import main, parser
+from verl_ext.recipes.data.plan import text
 from verl_ext.rewards.boxed_math import check_ground_truth, last_boxed
 
 MATH = "DigitalLearningGmbH/MATH-lighteval"

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from verl_ext.data import Plan, Record, Row, Split, row
-from verl_ext.data.command import main, parser
 from verl_ext.errors import DataError
+from verl_ext.recipes.data import Plan, Record, Row, Split, row
+from verl_ext.recipes.data.command import main, parser
 from verl_ext.rewards.tool_calling import check_ground_truth
 
 SOURCE = "rlla"

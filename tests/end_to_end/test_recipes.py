@@ -21,8 +21,8 @@ import pytest
 
 from tests.end_to_end.run import MARK, check_estimator, processes_of
 from tests.recipes.launchers import RECIPES, environment
-from verl_ext.tiny.make import Recipe, make
-from verl_ext.tiny.tasks import Example, Task
+from verl_ext.cpu.tiny.make import Recipe, make
+from verl_ext.cpu.tiny.tasks import Example, Task
 
 pytestmark = pytest.mark.end_to_end
 TIMEOUT = 540
@@ -186,7 +186,7 @@ def test_the_published_grpo_arm_trains(launch: Callable[..., Done], tiny: Any) -
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["dgpo", "hadw", "drgrpo"])
 def test_maths_trains_validates_saves_and_resumes(launch: Callable[..., Done], tmp_path: Path, algorithm: str) -> None:
-    from verl_ext.tiny.sums import draw
+    from verl_ext.cpu.tiny.sums import draw
 
     def boxed(rng: Any) -> Example:
         """A sum of the tiny task, answered in a box."""
@@ -224,9 +224,9 @@ def write_task(folder: Path, task: Task) -> None:
     """A tiny task's folder for a task which is not one of the package's."""
     import pandas
 
-    from verl_ext.tiny.make import rows
-    from verl_ext.tiny.model import make_model, warm_up
-    from verl_ext.tiny.tokenizer import make_tokenizer
+    from verl_ext.cpu.tiny.make import rows
+    from verl_ext.cpu.tiny.model import make_model, warm_up
+    from verl_ext.cpu.tiny.tokenizer import make_tokenizer
 
     tokenizer = make_tokenizer(task.words)
     model = make_model(tokenizer, seed=0)

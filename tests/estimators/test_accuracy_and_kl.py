@@ -14,7 +14,7 @@ from tests.calls import call, metrics_of, tensors
 from tests.estimators.small import GDPO, UIDS, X, fields
 from verl_ext import RunState, use_run_state
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.integration.registry import estimator_function
+from verl_ext.integration.advantage.registry import estimator_function
 
 NAN, INF = math.nan, math.inf
 

@@ -15,8 +15,8 @@ from verl_ext import RunState, Settings, build, use_run_state
 from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError
 from verl_ext.estimators import ESTIMATORS
-from verl_ext.integration.context import StepContext, activate
-from verl_ext.integration.registry import estimator_function
+from verl_ext.integration.advantage.context import StepContext, activate
+from verl_ext.integration.advantage.registry import estimator_function
 
 EVERY = pytest.mark.parametrize("name", ESTIMATORS)
 

@@ -16,8 +16,8 @@ from tests.calls import call, object_array, tensors
 from tests.estimators.every import EVERY, components, run, started
 from verl_ext import use_run_state
 from verl_ext.core.rows import Rows
-from verl_ext.integration.context import StepContext
-from verl_ext.integration.registry import estimator_function
+from verl_ext.integration.advantage.context import StepContext
+from verl_ext.integration.advantage.registry import estimator_function
 
 
 @EVERY

@@ -13,8 +13,8 @@ from tests.batches import Rollout, rollouts
 from tests.calls import call, metrics_of, tensors
 from tests.estimators.every import EVERY, KEYS, components, run, started
 from verl_ext import RunState, use_run_state
-from verl_ext.integration.context import StepContext, activate
-from verl_ext.integration.registry import estimator_function
+from verl_ext.integration.advantage.context import StepContext, activate
+from verl_ext.integration.advantage.registry import estimator_function
 
 
 @pytest.mark.parametrize("anchor", ["soft", "window"])

@@ -16,7 +16,7 @@ from tests.fuzz.rubbish import Draw, draws, many, scalar, section, sometimes, tr
 from verl_ext import Settings, build
 from verl_ext.errors import ConfigurationError, VerlExtError
 from verl_ext.estimators import ESTIMATORS
-from verl_ext.integration.config import read_settings
+from verl_ext.integration.config.read import read_settings
 from verl_ext.settings import VERL_NAMES
 
 
@@ -86,7 +86,7 @@ def test_the_actors_loss_is_read_where_it_stands(draw: Draw) -> None:
 @given(draws)
 def test_the_checks_before_ray_starts(draw: Draw) -> None:
     pytest.importorskip("verl")
-    from verl_ext.integration.checks import check_run
+    from verl_ext.integration.config.checks import check_run
 
     actor = {name: tree(draw) for name in ("loss_agg_mode", "loss_scale_factor", "use_kl_loss") if draw.random() < 0.3}
     actor["ppo_mini_batch_size"] = sometimes(draw, 0.2, scalar, 8)

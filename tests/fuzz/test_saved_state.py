@@ -20,7 +20,8 @@ from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, tree
 from verl_ext import Batch, RunState, Settings
 from verl_ext.core.observe import metric_name
 from verl_ext.errors import CheckpointError
-from verl_ext.integration import checkpoint, dump
+from verl_ext.integration.advantage import dump
+from verl_ext.integration.trainers import checkpoint
 
 SOURCE = Path(verl_ext.__file__).parent
 SOUND: dict[str, Any] = {

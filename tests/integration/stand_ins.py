@@ -13,7 +13,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from verl.workers.rollout.replica import TokenOutput
 
 REGISTERED = ("compose", "dgpo", "drgrpo", "gdpo", "hadw")
-HOME = "verl_ext.integration.registry"
+HOME = "verl_ext.integration.advantage.registry"
 FAILING = "!"
 
 # The first letter of an answer says what it earns: (accuracy, format). The rest is there for the length. Any other

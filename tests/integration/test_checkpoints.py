@@ -18,7 +18,8 @@ from tests.integration.configs import compose
 from tests.integration.hadw_runs import HADW, state
 from verl_ext.core.state import RunState
 from verl_ext.errors import CheckpointError
-from verl_ext.integration import attach, checkpoint
+from verl_ext.integration.trainers import checkpoint
+from verl_ext.integration.trainers import run as attach
 
 
 def test_what_was_saved_comes_back_exactly_and_is_plain_json(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_a_process_killed_while_it_saves_leaves_the_old_state_or_the_new(moment:
 import json, os, signal
 from verl_ext.core.history import Capability
 from verl_ext.core.state import RunState
-from verl_ext.integration import checkpoint
+from verl_ext.integration.trainers import checkpoint
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 {KILLED_AT[moment]}
 run = RunState({{"hadw": {{"weigh_by_history": Capability("soft", 0.1 + 0.2, (1 / 3, 0.1 + 0.2), 3)}}}})
@@ -150,7 +151,7 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> N
     code = f"""
 from verl_ext.core.history import Capability
 from verl_ext.core.state import RunState
-from verl_ext.integration import checkpoint
+from verl_ext.integration.trainers import checkpoint
 ticks = 1000
 while True:
     ticks += 1

@@ -9,8 +9,8 @@ import pytest
 
 from tests.integration.configs import compose
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration.checks import check_run
-from verl_ext.integration.versions import TESTED
+from verl_ext.integration.compat.versions import TESTED
+from verl_ext.integration.config.checks import check_run
 
 KEYS = "+algorithm.rewards.keys=[acc,format]"
 DRGRPO_LOSS = (
@@ -455,7 +455,7 @@ def test_several_presets_can_be_put_together() -> None:
 
 
 def test_a_preset_s_defaults_are_the_settings_defaults() -> None:
-    from verl_ext.integration.config import read_settings
+    from verl_ext.integration.config.read import read_settings
     from verl_ext.settings import Settings
 
     assert read_settings(compose(config_name="hadw").algorithm) == Settings()
@@ -476,7 +476,7 @@ def test_a_plain_file_of_the_user_works(tmp_path) -> None:
     with hydra.initialize_config_dir(str(tmp_path), version_base=None):
         config = hydra.compose("mine")
     check_run(config)
-    from verl_ext.integration.config import read_settings
+    from verl_ext.integration.config.read import read_settings
 
     settings = read_settings(config.algorithm)
     assert settings.rewards.weights == (1.0, 0.5)

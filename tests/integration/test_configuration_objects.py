@@ -11,10 +11,10 @@ import torch
 from verl.trainer.config import AlgoConfig
 
 from verl_ext.core.rows import scores, token_counts
-from verl_ext.integration import hooks
-from verl_ext.integration.attach import wrap_fit
-from verl_ext.integration.config import read_settings
-from verl_ext.integration.registry import estimator_function
+from verl_ext.integration.advantage.registry import estimator_function
+from verl_ext.integration.compat import hooks
+from verl_ext.integration.config.read import read_settings
+from verl_ext.integration.trainers.run import wrap_fit
 
 
 def gdpo(config):

@@ -14,8 +14,8 @@ import pytest
 
 import verl_ext
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import contract
-from verl_ext.integration.pins import Pin, check, words
+from verl_ext.integration.compat import contract
+from verl_ext.integration.compat.pins import Pin, check, words
 
 SOURCE = Path(verl_ext.__file__).parent
 
@@ -396,7 +396,7 @@ def test_every_module_with_a_hook_or_a_patch_is_pinned() -> None:
     import verl  # noqa: F401 - loads the plugin
 
     from verl_ext.cpu.patches import PATCHES
-    from verl_ext.integration.hooks import HOOKS
+    from verl_ext.integration.compat.hooks import HOOKS
 
     mine = {"hydra.core.config_store"}
     assert set(HOOKS) - set(contract.VERL) == mine

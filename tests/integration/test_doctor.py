@@ -10,7 +10,7 @@ import pytest
 
 import verl_ext
 from tests import fresh
-from verl_ext.integration.versions import TESTED
+from verl_ext.integration.compat.versions import TESTED
 
 
 def doctor(before: str = "", **environment: str) -> tuple[int, str]:
@@ -51,7 +51,7 @@ def test_plugins_switched_off_are_named_with_the_remedy():
 def test_a_verl_that_moved_is_named_by_function():
     status, told = doctor(
         """
-        from verl_ext.integration.imports import after_import
+        from verl_ext.integration.compat.imports import after_import
 
         def moved(module):
             def get_adv_estimator_fn(name, scope):
@@ -90,7 +90,7 @@ def test_what_runs_without_a_gpu_cannot_be_held_against_is_a_note():
         import importlib
         import verl.plugin.platform as platform
         import verl.workers.rollout.utils as utils
-        from verl_ext.integration import contract
+        from verl_ext.integration.compat import contract
         for name in (*contract.VERL, *contract.CPU):  # of which some need what is taken away next
             if "vllm" not in name:
                 importlib.import_module(name)

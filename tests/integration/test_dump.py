@@ -15,10 +15,10 @@ from tests.integration.configs import compose
 from verl_ext.cli import main
 from verl_ext.core.state import RunState
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration import dump
-from verl_ext.integration.attach import attach
-from verl_ext.integration.checks import check_run
-from verl_ext.integration.context import StepContext
+from verl_ext.integration.advantage import dump
+from verl_ext.integration.advantage.context import StepContext
+from verl_ext.integration.config.checks import check_run
+from verl_ext.integration.trainers.run import attach
 
 parquet = pytest.importorskip("pyarrow.parquet")
 FIELDS = {"acc": np.array(ACC), "fmt": np.array(FMT)}

@@ -27,7 +27,9 @@ from tests.integration.hadw_runs import HADW, saved, state, train
 from tests.integration.pipeline import Pipeline, Recording, answers_to, recording
 from verl_ext.core.state import RunState
 from verl_ext.errors import CheckpointError, DataError, RolloutError
-from verl_ext.integration import checkpoint, failures, hooks, workers
+from verl_ext.integration.compat import hooks
+from verl_ext.integration.guards import failures, workers
+from verl_ext.integration.trainers import checkpoint
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]")
 MISSING = "advantage/missing_responses"
@@ -341,7 +343,7 @@ def test_a_state_that_does_not_fit_leaves_the_old_one_and_says_where(tmp_path: P
 import resource
 from verl_ext.core.history import Capability
 from verl_ext.core.state import RunState
-from verl_ext.integration import checkpoint
+from verl_ext.integration.trainers import checkpoint
 resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
 run = RunState({{"hadw": {{"weigh_by_history": Capability("soft", 0.5, (0.25, 0.5), 3)}}}})
 checkpoint.save({str(tmp_path)!r}, run, step=2)
@@ -374,7 +376,7 @@ def test_a_full_disk_stops_the_run_before_verl_marks_the_checkpoint(
 
     where = {"write": "json.dump", "fsync": "os.fsync", "replace": "os.replace"}[call]
     with (
-        mock.patch(f"verl_ext.integration.checkpoint.{where}", fail_the_second_time),
+        mock.patch(f"verl_ext.integration.trainers.checkpoint.{where}", fail_the_second_time),
         pytest.raises(
             CheckpointError, match=f"of step 2 cannot be saved to {tmp_path}/global_step_2/verl_ext.json: .*No space"
         ),

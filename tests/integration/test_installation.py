@@ -60,7 +60,7 @@ def story(*parts: str, new: bool = False, **environment: str) -> Told:
 def breaking(module: str, statement: str) -> str:
     """A verl whose `module` differs by `statement`, run before any hook sees the module."""
     return f"""
-    from verl_ext.integration.imports import after_import
+    from verl_ext.integration.compat.imports import after_import
 
     def changed(module):
         {statement}
@@ -78,7 +78,7 @@ def test_import_verl_registers_all_four_and_keeps_what_it_replaced() -> None:
         registry = core_algos.ADV_ESTIMATOR_REGISTRY
         for name in ("dgpo", "drgrpo", "gdpo", "hadw"):
             function = core_algos.get_adv_estimator_fn(name)
-            assert function.__module__ == "verl_ext.integration.registry", name
+            assert function.__module__ == "verl_ext.integration.advantage.registry", name
             print(name, getattr(function.replaced, "__qualname__", None))
         assert core_algos.get_adv_estimator_fn(core_algos.AdvantageEstimator.GDPO) is registry["gdpo"]
         """,
@@ -98,7 +98,8 @@ def test_loading_the_plugin_again_and_reloading_verl_s_module_change_nothing() -
         import importlib
         import verl
         from verl.trainer.ppo import core_algos, ray_trainer
-        from verl_ext.integration import hooks, plugin
+        from verl_ext.integration.compat import hooks
+        from verl_ext.integration import plugin
         before = dict(core_algos.ADV_ESTIMATOR_REGISTRY)
         advantage, fit = ray_trainer.compute_advantage, ray_trainer.RayPPOTrainer.fit
         count = len(hooks.HOOKS)
@@ -111,7 +112,7 @@ def test_loading_the_plugin_again_and_reloading_verl_s_module_change_nothing() -
         # verl's module run anew: what it registers is replaced again, and no function of ours stands for another.
         importlib.reload(core_algos)
         again = core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"]
-        assert again.__module__ == "verl_ext.integration.registry"
+        assert again.__module__ == "verl_ext.integration.advantage.registry"
         assert again.replaced.__module__ == "verl.trainer.ppo.core_algos"
         assert hooks.HOOKS["verl.trainer.ppo.core_algos"].state == "holds"
         """
@@ -124,7 +125,7 @@ def test_verl_s_gdpo_is_reported_as_replaced_once_a_run() -> None:
         import verl
         from tests.integration.configs import compose
         from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-        from verl_ext.integration.attach import attach
+        from verl_ext.integration.trainers.run import attach
 
         class Trainer(PPOTrainer):
             def on_step_end(self): ...
@@ -159,7 +160,7 @@ def test_the_module_can_be_named_where_entry_points_are_off() -> None:
         """
         import verl
         from verl.trainer.ppo import core_algos
-        assert core_algos.ADV_ESTIMATOR_REGISTRY["hadw"].__module__ == "verl_ext.integration.registry"
+        assert core_algos.ADV_ESTIMATOR_REGISTRY["hadw"].__module__ == "verl_ext.integration.advantage.registry"
         """,
         VERL_USE_EXTERNAL_PLUGINS="none",
         VERL_USE_EXTERNAL_MODULES="verl_ext.integration.plugin",
@@ -243,10 +244,10 @@ def of_core() -> SimpleNamespace:
 
 
 INSTALLERS = {
-    "v1": ("verl_ext.integration.trainer:install", of_v1),
-    "legacy": ("verl_ext.integration.legacy:install", of_legacy),
-    "separation": ("verl_ext.integration.legacy:install_separation", of_separation),
-    "core": ("verl_ext.integration.registry:install", of_core),
+    "v1": ("verl_ext.integration.trainers.v1:install", of_v1),
+    "legacy": ("verl_ext.integration.trainers.legacy:install", of_legacy),
+    "separation": ("verl_ext.integration.trainers.legacy:install_separation", of_separation),
+    "core": ("verl_ext.integration.advantage.registry:install", of_core),
 }
 TOUCHED = [
     ("v1", "PPOTrainer.__init__"),

@@ -20,8 +20,8 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from tests import fresh
 from tests.integration.configs import compose
 from verl_ext.errors import CheckpointError, ConfigurationError, IntegrationError
-from verl_ext.integration import run_lock
-from verl_ext.integration.attach import run_of
+from verl_ext.integration.guards import run_lock
+from verl_ext.integration.trainers.run import run_of
 
 ACCURACY = [1, 0, 0, 0, 1, 1, 1, 0]
 FORMAT = [1, 1, 0, 0, 1, 0, 1, 1]
@@ -294,7 +294,7 @@ from ray import cloudpickle
 cls = cloudpickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
 for name in ("__init__", "fit", "_save_checkpoint", "load_checkpoint", "_fit_compute_advantage"):
     assert getattr(cls, name).__verl_ext__, name
-from verl_ext.integration import hooks
+from verl_ext.integration.compat import hooks
 assert hooks.HOOKS["verl.trainer.ppo.ray_trainer"].state == "holds"
 """
     done = fresh.run(code, str(tmp_path / "class"))

@@ -13,8 +13,8 @@ from verl.workers.config.actor import PolicyLossConfig
 
 from tests.integration.configs import compose
 from tests.integration.test_checks import DRGRPO_LOSS, ONE_UPDATE, refusal, warnings_of
-from verl_ext.integration.checks import check_run
-from verl_ext.integration.versions import SELF_AGGREGATING, TESTED
+from verl_ext.integration.compat.versions import SELF_AGGREGATING, TESTED
+from verl_ext.integration.config.checks import check_run
 
 
 def under_drgrpo(loss: str) -> tuple[str, ...]:

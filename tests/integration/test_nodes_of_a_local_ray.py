@@ -8,7 +8,7 @@ import sys
 import pytest
 import ray
 
-from verl_ext.integration import nodes
+from verl_ext.integration.guards import nodes
 
 
 def test_one_that_starts_ray_asks_nothing(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_one_that_starts_ray_asks_nothing(cluster: None, monkeypatch: pytest.Mon
 
 def test_one_that_joins_asks(cluster: None) -> None:
     code = (
-        "import verl, ray; from verl_ext.integration import nodes; "
+        "import verl, ray; from verl_ext.integration.guards import nodes; "
         f"ray.init(address={ray.get_runtime_context().gcs_address!r}, log_to_driver=False); "
         "assert not nodes.workers_have_our_environment(); nodes.check(60.0)"
     )

@@ -12,7 +12,7 @@ from tests.integration.hadw_runs import legacy, saved, state, train
 from tests.integration.pipeline import Pipeline
 from verl_ext.core.history import Capability
 from verl_ext.errors import CheckpointError
-from verl_ext.integration import checkpoint
+from verl_ext.integration.trainers import checkpoint
 
 # -- through verl's V1 trainer ---------------------------------------------------------------------------------------
 

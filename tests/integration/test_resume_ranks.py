@@ -12,7 +12,7 @@ from tests.integration.configs import compose
 from tests.integration.hadw_runs import legacy
 from tests.integration.test_driver import main_ppo
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration.checks import check_run
+from verl_ext.integration.config.checks import check_run
 
 HADW = "algorithm.adv_estimator=hadw"
 ALL = ("model", "optim", "extra_state")

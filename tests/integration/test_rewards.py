@@ -7,7 +7,7 @@ import pytest
 import verl_ext.rewards.gsm8k
 from tests.integration.configs import compose
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration.checks import check_run
+from verl_ext.integration.config.checks import check_run
 
 PATH = "reward.custom_reward_function.path"
 KWARGS = "+reward.custom_reward_function.reward_kwargs"

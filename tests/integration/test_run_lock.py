@@ -17,10 +17,10 @@ import pytest
 from tests.integration.configs import compose
 from tests.integration.hadw_runs import legacy
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration import run_lock
 from verl_ext.integration.driver import wrap_checked
+from verl_ext.integration.guards import run_lock
 
-HOLD = "import sys, time; from verl_ext.integration import run_lock; run_lock.hold(sys.argv[1])"
+HOLD = "import sys, time; from verl_ext.integration.guards import run_lock; run_lock.hold(sys.argv[1])"
 
 
 def other(folder: Path, *, then: str) -> subprocess.Popen[str]:

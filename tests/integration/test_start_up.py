@@ -11,8 +11,8 @@ import pytest
 from tests.integration.configs import compose
 from tests.integration.test_driver import main_ppo
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration import checks
-from verl_ext.integration.checks import check_run
+from verl_ext.integration.config import checks
+from verl_ext.integration.config.checks import check_run
 
 GDPO = ("+verl_ext=gdpo", "algorithm.rewards.keys=[acc,format]")
 ONE_UPDATE = ("data.train_batch_size=256", "actor_rollout_ref.actor.ppo_mini_batch_size=256")

@@ -21,9 +21,9 @@ from tests.integration.pipeline import Pipeline, Update, answers_to
 from tests.integration.stand_ins import REGISTERED, earned
 from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError
-from verl_ext.integration import rollout_data
-from verl_ext.integration.attach import attach
-from verl_ext.integration.trainer import fetch_components
+from verl_ext.integration.trainers import rollout_data
+from verl_ext.integration.trainers.run import attach
+from verl_ext.integration.trainers.v1 import fetch_components
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False")
 DGPO = ("algorithm.adv_estimator=dgpo",)

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from tests.recipes import launchers
 from tests.recipes.launchers import RECIPES, composed
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration.checks import check_run
-from verl_ext.integration.presets import defaults
+from verl_ext.integration.config.checks import check_run
+from verl_ext.integration.config.presets import defaults
 
 ALGORITHMS = ("gdpo", "grpo", "dgpo", "hadw", "drgrpo")
 ACTOR = "actor_rollout_ref.actor"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.recipes import launchers
 from verl_ext.errors import DataError
-from verl_ext.evaluation.__main__ import main
-from verl_ext.evaluation.passes import pass_at_k, passes
+from verl_ext.recipes.evaluation.__main__ import main
+from verl_ext.recipes.evaluation.passes import pass_at_k, passes
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n), st.integers(1, n))))

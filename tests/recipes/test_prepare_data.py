@@ -18,7 +18,7 @@ import pytest
 
 from tests.recipes import hub
 from tests.recipes.launchers import RECIPES
-from verl_ext.data import command
+from verl_ext.recipes.data import command
 from verl_ext.rewards import boxed_math, gsm8k, tool_calling
 
 CALL = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1, "b": [true, "x"]}}\n</tool_call>'
@@ -375,7 +375,7 @@ def test_verl_reads_the_files(recipe: str, tmp_path: Path) -> None:
     from omegaconf import OmegaConf
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    from verl_ext.tiny.tokenizer import make_tokenizer
+    from verl_ext.cpu.tiny.tokenizer import make_tokenizer
 
     source = gsm8k_clone(tmp_path / "in") if recipe == "gsm8k" else toolrl_clone(tmp_path / "in", [rlla(CALL)])
     prepare(recipe, source, tmp_path / "out")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from verl_ext.cpu.tiny.make import Recipe, code, made, make
+from verl_ext.cpu.tiny.model import IGNORED, batches, encode, make_model
+from verl_ext.cpu.tiny.tasks import tasks
+from verl_ext.cpu.tiny.tokenizer import make_tokenizer
 from verl_ext.errors import ConfigurationError
-from verl_ext.tiny.make import Recipe, code, made, make
-from verl_ext.tiny.model import IGNORED, batches, encode, make_model
-from verl_ext.tiny.tasks import tasks
-from verl_ext.tiny.tokenizer import make_tokenizer
 
 pytest.importorskip("transformers")
 TASKS = list(tasks().values())

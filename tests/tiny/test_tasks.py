@@ -5,10 +5,10 @@ from importlib import import_module
 
 import pytest
 
+from verl_ext.cpu.tiny import sums, tools
+from verl_ext.cpu.tiny.make import rows, score
+from verl_ext.cpu.tiny.tasks import task_named, tasks
 from verl_ext.errors import ConfigurationError
-from verl_ext.tiny import sums, tools
-from verl_ext.tiny.make import rows, score
-from verl_ext.tiny.tasks import task_named, tasks
 
 TASKS = list(tasks().values())
 

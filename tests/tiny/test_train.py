@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import pytest
 
 from tests.signals import as_from_a_terminal, in_the_background_of_a_script, under_nohup
+from verl_ext.cpu.tiny import train as module
+from verl_ext.cpu.tiny.make import Recipe, make
+from verl_ext.cpu.tiny.tasks import tasks
+from verl_ext.cpu.tiny.train import ESTIMATORS, Training, TrainingError, checkpoint, overrides, train
 from verl_ext.errors import ConfigurationError
-from verl_ext.tiny import train as module
-from verl_ext.tiny.make import Recipe, make
-from verl_ext.tiny.tasks import tasks
-from verl_ext.tiny.train import ESTIMATORS, Training, TrainingError, checkpoint, overrides, train
 
 TRAINING = Training("sums", "gdpo", steps=2)
 
@@ -47,7 +47,7 @@ def test_the_overrides_compose_and_pass_every_check_that_a_run_begins_with(task,
     from hydra import compose, initialize_config_module
 
     from verl_ext.cpu.checks import check
-    from verl_ext.integration.checks import check_run
+    from verl_ext.integration.config.checks import check_run
 
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides(Training(task, estimator), tmp_path, tmp_path / "run"))
@@ -205,7 +205,7 @@ def test_what_does_not_end_when_it_is_interrupted_is_killed(data, tmp_path, verl
 SCRIPT = """
 import sys
 from pathlib import Path
-from verl_ext.tiny import train
+from verl_ext.cpu.tiny import train
 sys.executable, train.PATIENCE = sys.argv[3], 2.0
 train.train(train.Training("sums", "gdpo", steps=2), Path(sys.argv[1]), Path(sys.argv[2]))
 """

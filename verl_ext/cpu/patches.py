@@ -1,6 +1,6 @@
 """What verl does not let a platform say, one small function each, applied after the module's import.
 
-Each names the function it follows, which must be as `verl_ext.integration.contract` has it.
+Each names the function it follows, which must be as `verl_ext.integration.compat.contract` has it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from verl_ext.integration.contract import member
+from verl_ext.integration.compat.contract import member
 
 
 def process_group(module: ModuleType) -> None:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from verl_ext.estimators import ESTIMATORS
-from verl_ext.integration import contract, hooks
+from verl_ext.integration.compat import contract, hooks
 
 
 def install(config_module: ModuleType) -> None:
@@ -20,10 +20,10 @@ def wrap_checked(original: Callable[..., Any]) -> Callable[..., Any]:
     """`validate_config(config, ...)`, or another function of the configuration, after our own checks."""
 
     def checked(config: Any, *args: Any, **kwargs: Any) -> Any:
-        from verl_ext.integration import nodes, run_lock
-        from verl_ext.integration.attach import estimator_name
-        from verl_ext.integration.checks import check_run
-        from verl_ext.integration.config import read_settings
+        from verl_ext.integration.config.checks import check_run
+        from verl_ext.integration.config.read import read_settings
+        from verl_ext.integration.guards import nodes, run_lock
+        from verl_ext.integration.trainers.run import estimator_name
 
         check_run(config, unregistered=True)
         if estimator_name(config) in ESTIMATORS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from verl_ext.errors import IntegrationError
 from verl_ext.estimators import ESTIMATORS
-from verl_ext.integration.imports import after_import
+from verl_ext.integration.compat.imports import after_import
 
 _HERE = "verl_ext.integration"
 
@@ -18,28 +18,32 @@ broken: Exception | None = None
 
 def _schedule() -> None:
     from verl_ext.cpu import plugin as cpu
-    from verl_ext.integration.hooks import Hook, schedule
+    from verl_ext.integration.compat.hooks import Hook, schedule
 
     schedule(
-        Hook("verl.trainer.ppo.core_algos", f"{_HERE}.registry:install", "the estimators' names"),
+        Hook("verl.trainer.ppo.core_algos", f"{_HERE}.advantage.registry:install", "the estimators' names"),
         Hook("verl.utils.config", f"{_HERE}.driver:install", "checks before Ray starts"),
         Hook(
             "verl.trainer.main_ppo", f"{_HERE}.driver:install_entry", "checks before Ray starts, experimental trainers"
         ),
-        Hook("verl.trainer.ppo.ray_trainer", f"{_HERE}.legacy:install", "the legacy trainer"),
-        Hook("verl.experimental.separation.ray_trainer", f"{_HERE}.legacy:install_separation", "experimental trainers"),
+        Hook("verl.trainer.ppo.ray_trainer", f"{_HERE}.trainers.legacy:install", "the legacy trainer"),
+        Hook(
+            "verl.experimental.separation.ray_trainer",
+            f"{_HERE}.trainers.legacy:install_separation",
+            "experimental trainers",
+        ),
         Hook(
             "verl.experimental.fully_async_policy.fully_async_trainer",
-            f"{_HERE}.legacy:install_fully_async",
+            f"{_HERE}.trainers.legacy:install_fully_async",
             "checkpoints of the fully asynchronous trainer",
         ),
         Hook(
             "verl.experimental.fully_async_policy.fully_async_rollouter",
-            f"{_HERE}.failures:install_rollouter",
+            f"{_HERE}.guards.failures:install_rollouter",
             "failures of the fully asynchronous rollout",
         ),
-        Hook("verl.trainer.ppo.v1.trainer_base", f"{_HERE}.trainer:install", "the default (V1) trainer"),
-        Hook("hydra.core.config_store", f"{_HERE}.presets:install", "configuration presets"),
+        Hook("verl.trainer.ppo.v1.trainer_base", f"{_HERE}.trainers.v1:install", "the default (V1) trainer"),
+        Hook("hydra.core.config_store", f"{_HERE}.config.presets:install", "configuration presets"),
     )
     cpu.install()
 

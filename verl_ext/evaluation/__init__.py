@@ -1,6 +1,0 @@
-"""What a validation run of verl found, answer by answer: means of every reward, and pass@k.
-
-    python -m verl_ext.evaluation FOLDER --right correctness
-
-reads what `trainer.validation_data_dir` made verl write.
-"""

@@ -1,0 +1,251 @@
+"""One advantage computation: from verl's tensors to the core and back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_ext.core.batch import Batch, check_finite, unit_accuracy
+from verl_ext.core.chain import Chain
+from verl_ext.core.groups import Array, Groups
+from verl_ext.core.observe import advantage_metrics, reward_metrics
+from verl_ext.core.rows import Rows, broadcast, padding_by_uid, scores, token_counts
+from verl_ext.core.state import RunState, plain_state
+from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
+from verl_ext.estimators import build
+from verl_ext.integration.advantage import dump
+from verl_ext.integration.advantage.components import SCORE, Components
+from verl_ext.integration.advantage.context import StepContext
+from verl_ext.integration.compat import hooks
+from verl_ext.integration.config.read import loss_of, plain
+from verl_ext.integration.trainers.run import context_of_call
+from verl_ext.run import run_state
+from verl_ext.settings import Settings
+
+logger = logging.getLogger("verl_ext")
+
+
+@torch.no_grad()
+def compute(
+    name: str,
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    *,
+    index: Any,
+    config: Any,
+    non_tensor_batch: Mapping[str, Any] | None = None,
+    batch: Mapping[str, Any] | None = None,
+    **_other: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns `[B, L]` in verl's convention; the two are one tensor, as verl's own are.
+
+    `index` are the rows' uids, `config` is the `algorithm` section, components come from `non_tensor_batch` and from
+    `token_level_scores_<key>` tensors of `batch`. verl passes the last two to `gdpo` alone: inside a trainer they come
+    from its context.
+    """
+    hooks.require()
+    context = context_of_call(name, non_tensor_batch, batch)
+    context.used = True
+    settings, chain = _built(name, config, context.loss_agg_mode)
+    uids = _uids(index, token_level_rewards, response_mask)
+    _check_mask(response_mask, run_state())
+    rows, groups = context.rows, None
+    if rows is None:
+        groups = Groups.of(uids)
+        rows = Rows.of_padding(padding_by_uid(uids, groups, response_mask))
+    if len(rows.owner) != len(uids):
+        raise IntegrationError(
+            f"{name} was called on {len(uids)} rows of a batch of {len(rows.owner)}: the trainer "
+            f"{type(context.trainer).__qualname__} must pass all rows at once"
+        )
+    labels = rows.labels(uids)
+    if not labels:
+        return _both(broadcast(np.zeros(len(uids)), response_mask, token_level_rewards.dtype))
+    source = Source(settings, name, chain, rows, labels, token_level_rewards, response_mask, context)
+    trajectories = source.batch(groups if rows.plain else None)
+    run = run_state()
+    result = chain(trajectories, run.states.get(name))
+    if name not in run.states:
+        plain_state(result.state)  # refused now, not at the first checkpoint
+    run.states[name] = result.state
+    remark(run, {**_singletons(trajectories), **result.remarks})
+    if settings.verl_ext.dump_dir is not None:
+        dump.write(settings, name, trajectories, labels, result.advantages, trainer=context.trainer, run=run)
+    context.metrics |= reward_metrics(trajectories) | advantage_metrics(result.advantages) | result.metrics
+    return _both(broadcast(rows.give(result.advantages), response_mask, token_level_rewards.dtype))
+
+
+_last: dict[str, tuple[tuple[str, str], Settings, Chain]] = {}
+
+
+def _built(name: str, config: Any, loss_agg_mode: str | None) -> tuple[Settings, Chain]:
+    """Settings and steps of this call, those of the call before where the configuration still says the same."""
+    given, mode = plain(config), loss_agg_mode or loss_of(config)
+    # As text: the caller may change its configuration in place, and 1 is not True.
+    said = repr(given), mode
+    if name in _last and _last[name][0] == said:
+        return _last[name][1:]
+    settings = Settings.parse(given, loss_agg_mode=mode)
+    chain = build(name, settings)
+    _last[name] = said, settings, chain
+    return settings, chain
+
+
+class Source:
+    """Where the rewards and the accuracy of one batch come from."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        chain: Chain,
+        rows: Rows,
+        labels: Sequence[Hashable],
+        token_level_rewards: torch.Tensor,
+        response_mask: torch.Tensor,
+        context: StepContext,
+    ) -> None:
+        self.settings, self.name, self.chain, self.rows, self.labels = settings, name, chain, rows, labels
+        self.rewards, self.mask, self.tensors = token_level_rewards, response_mask, context.tensors
+        self.components = context.components or Components.of_batch(
+            rows, labels, response_mask, context.fields, context.tensors
+        )
+        self._score: Array | None = None
+
+    def batch(self, groups: Groups | None) -> Batch:
+        """The trajectories as the core takes them; `groups` where they are known already."""
+        keys = self.settings.rewards.keys
+        if keys is None and self.chain.per_reward:
+            raise ConfigurationError(
+                f"{self.name} normalises each reward by itself and needs to know which: set "
+                f"algorithm.rewards.keys=[...] (or +algorithm.gdpo_reward_keys=[...]); the samples have "
+                f"{listed(self.components.names())}"
+            )
+        columns = [self.score()] if keys is None else [self.column(key, "algorithm.rewards.keys") for key in keys]
+        return Batch.of(
+            columns[0][:, None] if len(columns) == 1 else np.stack(columns, axis=1),
+            self.labels,
+            groups=groups,
+            keys=(SCORE,) if keys is None else keys,
+            lengths=lambda: self.rows.total(token_counts(self.mask)),
+            accuracy=self.accuracy(),
+            penalty=self.penalty(),
+        )
+
+    def column(self, key: str, setting: str) -> Array:
+        """A component by name; `score` is the batch's score where the reward function names none so."""
+        if key == SCORE and key not in self.components:
+            return self.score()
+        return self.components.column(key, setting)
+
+    def score(self) -> Array:
+        """The combined score, before any KL term."""
+        if self._score is None:
+            before = self._before_kl()
+            self._score = self.rows.take(scores(self.rewards if before is None else before, self.mask))
+        return self._score
+
+    def penalty(self) -> Array | None:
+        """The KL part of the reward, where there is one and it can be told apart."""
+        if not self.settings.kl_in_reward:
+            return None
+        if self._before_kl() is None:
+            if self.settings.rewards.keys is None:
+                return None  # the total is all that is needed, and it holds the KL part
+            raise DataError(
+                "algorithm.use_kl_in_reward=True with algorithm.rewards.keys needs the scores before KL: pass them as "
+                "batch['token_level_scores']"
+            )
+        return self.rows.take(scores(self.rewards, self.mask)) - self.score()
+
+    def _before_kl(self) -> torch.Tensor | None:
+        """Token-level scores before KL, None where they are the rewards or unknown."""
+        if not self.settings.kl_in_reward or self.tensors is None or "token_level_scores" not in self.tensors:
+            return None
+        found: torch.Tensor = self.tensors["token_level_scores"]
+        return found
+
+    def accuracy(self) -> Array | None:
+        """Accuracy for the estimators that weigh by it."""
+        if not self.chain.needs_accuracy:
+            return None
+        where = f"algorithm.{self.name}"
+        chosen, threshold = accuracy_settings(self.name, self.settings)
+        key = chosen or ("acc" if "acc" in self.components else SCORE)
+        if key == SCORE and key not in self.components and self.settings.kl_in_reward and self._before_kl() is None:
+            raise DataError(
+                f"the accuracy must be taken before KL: set {where}.accuracy_key to a component, or pass "
+                "batch['token_level_scores']"
+            )
+        values = self.column(key, f"{where}.accuracy_key")
+        check_finite(values[:, None], [key], self.labels)
+        return unit_accuracy(values, key=key, threshold=threshold, where=where)
+
+
+def accuracy_settings(name: str, settings: Settings) -> tuple[str | None, float | None]:
+    """The `accuracy_key` and `accuracy_threshold` of an estimator's own section, where it has one."""
+    own = getattr(settings, name, None)
+    return getattr(own, "accuracy_key", None), getattr(own, "accuracy_threshold", None)
+
+
+def remark(run: RunState, remarks: Mapping[str, str]) -> None:
+    """Warn of each kind of thing once a run."""
+    for kind, text in remarks.items():
+        if kind not in run.remarked:
+            run.remarked.add(kind)
+            logger.warning("%s", text)
+
+
+def _singletons(batch: Batch) -> dict[str, str]:
+    alone = int((batch.groups.sizes == 1).sum())
+    if not alone:
+        return {}
+    return {
+        "singletons": f"{alone} of {len(batch.groups)} prompts have one response: with nothing to compare it with, its "
+        "advantage is 0; a run with actor_rollout_ref.rollout.n=1 learns nothing"
+    }
+
+
+def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashable]:
+    for what, given in (("token_level_rewards", rewards), ("response_mask", mask)):
+        if not isinstance(given, torch.Tensor):
+            raise DataError(f"{what} must be a torch tensor [rows, tokens], found {type(given).__name__}")
+        if given.is_nested or given.layout is not torch.strided or given.is_complex():
+            raise DataError(f"{what} must be a dense tensor of real numbers, found {given.layout} of {given.dtype}")
+    if rewards.shape != mask.shape or mask.dim() != 2:
+        raise DataError(
+            f"token_level_rewards {tuple(rewards.shape)} and response_mask {tuple(mask.shape)} must be [rows, tokens]"
+        )
+    if index is None:
+        raise DataError("the uids are missing: pass index=<one uid a row>")
+    try:
+        uids: list[Hashable] = list(index.tolist() if hasattr(index, "tolist") else index)
+        # Tensors hash by identity: each would be its own group.
+        if any(issubclass(kind, torch.Tensor) for kind in set(map(type, uids))):
+            uids = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]
+    except TypeError as error:
+        raise DataError(f"index must be a list or an array of uids, one a row, found {index!r}") from error
+    if len(uids) != len(mask):
+        raise DataError(f"index holds {len(uids)} uids for {len(mask)} rows")
+    return uids
+
+
+def _check_mask(mask: torch.Tensor, run: RunState) -> None:
+    """A mask of floats must be 0 or 1; it is looked at once a run, for it means to read all of it.
+
+    verl's masks are whole numbers.
+    """
+    if not mask.is_floating_point() or not mask.numel() or "mask" in run.remarked:
+        return
+    low, high = torch.aminmax(mask)
+    if not (low >= 0 and high <= 1):
+        raise DataError(f"response_mask must be 0 or 1, found values from {low.item():g} to {high.item():g}")
+    run.remarked.add("mask")
+
+
+def _both(advantages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return advantages, advantages

@@ -1,0 +1,166 @@
+"""What is wrong with a configuration, said before Ray starts and again when the trainer is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from verl_ext.core.chain import Chain
+from verl_ext.errors import ConfigurationError, listed, nearest
+from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.integration.compat import hooks
+from verl_ext.integration.config.preset_conflicts import lost_to_presets
+from verl_ext.integration.config.read import has, misspelt, read_settings, select, unreadable
+from verl_ext.integration.config.resume import wrong_ranks
+from verl_ext.integration.config.reward_arguments import wrong_arguments, wrong_components
+from verl_ext.integration.config.rules import ERRORS, WARNINGS, Given, filter_by_reward
+from verl_ext.integration.config.verl_settings import wrong_types, wrong_variables
+from verl_ext.integration.trainers.run import estimator_name
+from verl_ext.settings import VERL_NAMES, DgpoSettings, Settings
+
+logger = logging.getLogger("verl_ext")
+
+# A setting of verl's configuration with a value, which is how messages write what to add.
+_OVERRIDE = re.compile(r"(?<![\w.+])(?:algorithm|actor_rollout_ref|data|reward|trainer)(?:\.\w+)+(?==)")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All that this package has to say about a run's configuration."""
+
+    name: str
+    """The estimator."""
+    settings: Settings | None
+    """None if they cannot be read."""
+    chain: Chain | None
+    """The estimator's steps; None if it is not ours, or they cannot be built."""
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def check_run(config: Any, *, unregistered: bool = False) -> None:
+    """Raise one error that lists all that is wrong with a run's configuration; log what is only doubtful."""
+    verdict = judge(config, unregistered=unregistered)
+    if verdict.errors:
+        lines = "".join(f"\n  - {text}" for text in verdict.errors)
+        raise ConfigurationError(f"algorithm.adv_estimator={verdict.name} cannot run as configured:{lines}")
+    for text in verdict.warnings:
+        logger.warning("%s", text)
+
+
+def judge(config: Any, *, unregistered: bool = False) -> Verdict:
+    """Everything that is wrong or doubtful.
+
+    An estimator of verl's or of the user's is refused only for what is certain to end its run. In the driver, and
+    before the trainer is built, its name may be `unregistered` still: then it is refused only if it looks misspelt.
+    """
+    name = estimator_name(config)
+    ours = name in ESTIMATORS
+    errors, warnings = _estimator(config, unregistered=unregistered)
+
+    def collect(complaints: Iterable[str], into: list[str] = errors) -> None:
+        try:
+            into.extend(complaints)
+        except ConfigurationError as error:  # an entry that a rule cannot read
+            errors.append(str(error))
+
+    for look in (wrong_arguments, lost_to_presets, wrong_variables):
+        collect(look(config))
+    for look in (misspelt_of, wrong_types, wrong_ranks):
+        collect(look(config), errors if ours else warnings)
+    settings = None
+    try:
+        settings = read_settings(config.algorithm)
+    except ConfigurationError:
+        complaints = unreadable(config.algorithm)
+        if ours:
+            errors += complaints
+        else:
+            why = f"not read, since algorithm.adv_estimator={name} is not verl_ext's"
+            warnings += [f"{why}: {text}" for text in complaints]
+    chain = _chain(name, settings, errors) if settings is not None and ours else None
+    given = Given(name, settings or Settings(), chain, config)
+    if settings is not None:
+        collect(wrong_components(config, name, settings))
+        collect(filter_by_reward(given))
+        for rule in WARNINGS:
+            collect(rule(given), warnings)
+    for rule in ERRORS if chain is not None else ():
+        collect(rule(given))
+    return Verdict(name, settings, chain, _written(errors, config), _written(warnings, config))
+
+
+def _chain(name: str, settings: Settings, errors: list[str]) -> Chain | None:
+    """The estimator's steps; without what stands in their way, if that can be, for the rules to go on with."""
+    hooks.require()
+    attempts = [settings]
+    if name != "compose":  # a list of the user's has nothing that could be left out
+        attempts.append(replace(settings, norm_by_std=True, kl_in_reward=False, dgpo=DgpoSettings()))
+    for attempt in attempts:
+        try:
+            return build(name, attempt)
+        except ConfigurationError as error:
+            errors.append(str(error))
+    return None
+
+
+def _written(texts: Iterable[str], config: Any) -> tuple[str, ...]:
+    """Messages as the user would write their settings, each once."""
+    return tuple(dict.fromkeys(as_overrides(text, config) for text in texts))
+
+
+def as_overrides(text: str, config: Any) -> str:
+    """The settings that a message names, as the user would write them for Hydra.
+
+    One that the configuration does not have takes a leading `+`; the rewards have verl's own names where the user
+    wrote these.
+    """
+    for ours, theirs in VERL_NAMES.items():
+        if theirs not in text and _is_set(config, f"algorithm.{theirs}"):
+            text = re.sub(rf"\balgorithm\.rewards\.{ours}\b", f"algorithm.{theirs}", text)
+    return _OVERRIDE.sub(lambda found: found[0] if has(config, found[0]) else f"+{found[0]}", text)
+
+
+def _is_set(config: Any, path: str) -> bool:
+    try:
+        return select(config, path) is not None
+    except ConfigurationError:  # set to something that cannot be read
+        return True
+
+
+def misspelt_of(config: Any) -> Iterator[str]:
+    """Entries of `algorithm` which neither verl nor this package knows and which look like one of ours."""
+    from verl.trainer.config import AlgoConfig
+
+    return misspelt(config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)})
+
+
+def check_registered(config: Any) -> None:
+    """Refuse an estimator that nobody has registered by the time the trainer is built."""
+    errors, _ = _estimator(config, unregistered=False)
+    for text in errors:
+        raise ConfigurationError(text)
+
+
+def _estimator(config: Any, *, unregistered: bool) -> tuple[list[str], list[str]]:
+    """Errors and warnings about the estimator's name."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    found, name = config.algorithm.adv_estimator, estimator_name(config)
+    if isinstance(found, str | Enum) and name in ADV_ESTIMATOR_REGISTRY:
+        return [], []
+    near = nearest(name, ADV_ESTIMATOR_REGISTRY, cutoff=0.75)
+    if unregistered and isinstance(found, str) and found and near is None:
+        text = f"algorithm.adv_estimator={name} is not registered yet: the trainer's process must register it"
+        return [], [text]
+    hint = f" (did you mean {near!r}?)" if near is not None else ""
+    text = (
+        f"algorithm.adv_estimator: unknown estimator {name!r}{hint}; valid: {listed(ADV_ESTIMATOR_REGISTRY)}; one of "
+        "your own must be registered in every process, by VERL_USE_EXTERNAL_MODULES or a verl.plugins entry point"
+    )
+    return [text], []

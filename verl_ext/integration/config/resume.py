@@ -1,0 +1,82 @@
+"""Whether the checkpoint from which a run would resume was written by as many ranks as the run has.
+
+Follows `FSDPCheckpointManager` of verl 0.9.0 and 0.9.1: each rank reads the files
+`{model,optim,extra_state}_world_size_<ranks>_rank_<rank>.pt` that it wrote itself, and ends in a FileNotFoundError for
+files of another number of ranks, after all models are loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_ext.integration.config.read import select
+from verl_ext.integration.guards.tracker import FILE, FOLDER
+
+_SHARD = re.compile(r"(model|optim|extra_state)_world_size_(\d+)_rank_\d+\.pt")
+# The name of each content in `checkpoint.load_contents`.
+_CONTENTS = {"model": "model", "optim": "optimizer", "extra_state": "extra"}
+
+
+def wrong_ranks(config: Any) -> Iterator[str]:
+    """One message for each part of the checkpoint that another number of ranks wrote.
+
+    Says nothing where the checkpoint cannot be found or looked at from here: verl and the trainer's own start do.
+    """
+    nodes, per_node = select(config, "trainer.nnodes"), select(config, "trainer.n_gpus_per_node")
+    folder = _checkpoint(config)
+    if folder is None or type(nodes) is not int or type(per_node) is not int:
+        return
+    ranks = nodes * per_node
+    parts = {"actor": "actor_rollout_ref.actor", **({"critic": "critic"} if _has_critic(config) else {})}
+    for part, section in parts.items():
+        shards = _shards(folder / part, select(config, f"{section}.checkpoint.load_contents"))
+        wrong = [sizes for sizes in shards.values() if ranks not in sizes]
+        if wrong:
+            written = " or ".join(map(str, sorted(set().union(*wrong))))
+            yield (
+                f"{folder / part} was written with world size {written}, and this run has world size {ranks}: "
+                f"trainer.nnodes={nodes} times trainer.n_gpus_per_node={per_node}. verl resumes with the same world "
+                f"size only. Set trainer.nnodes and trainer.n_gpus_per_node so that their product is {written}, or "
+                "start anew: trainer.resume_mode=disable, or another trainer.default_local_dir"
+            )
+
+
+def _checkpoint(config: Any) -> Path | None:
+    """The folder of the step from which the run would resume, None where there is none."""
+    mode = select(config, "trainer.resume_mode")
+    if mode == "resume_path":
+        path = select(config, "trainer.resume_from_path")
+        return Path(path) if isinstance(path, str) else None
+    home = select(config, "trainer.default_local_dir")
+    if mode != "auto" or not isinstance(home, str):
+        return None
+    try:
+        return Path(home) / f"{FOLDER}{int((Path(home) / FILE).read_bytes())}"
+    except (OSError, ValueError):  # no checkpoint, or a tracker that is looked at when the run loads it
+        return None
+
+
+def _has_critic(config: Any) -> bool:
+    """As verl's `need_critic`."""
+    enabled = select(config, "critic.enable")
+    return bool(enabled) if enabled is not None else select(config, "algorithm.adv_estimator") == "gae"
+
+
+def _shards(folder: Path, contents: Any) -> dict[str, set[int]]:
+    """Numbers of ranks that wrote each kind of file which the run would read; empty where there are none."""
+    found: dict[str, set[int]] = {}
+    try:
+        names = os.listdir(folder)
+    except (OSError, ValueError):  # not there, or not for us to see
+        return found
+    for name in names:
+        match = _SHARD.fullmatch(name)
+        if match and (not OmegaConf.is_list(contents) or _CONTENTS[match[1]] in contents):
+            found.setdefault(match[1], set()).add(int(match[2]))
+    return found

@@ -1,0 +1,129 @@
+"""The configured reward function, where it is one of ours: its arguments, and the components that it returns.
+
+verl's default trainer logs the exception of a reward function and goes on without the sample, so a wrong argument would
+otherwise end in a run that never gets a batch together. A wrong name of a component would end it after the first
+rollout.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_ext import rewards
+from verl_ext.errors import ConfigurationError, unknown
+from verl_ext.integration.advantage.components import RESERVED, SCORE
+from verl_ext.integration.advantage.estimator import accuracy_settings
+from verl_ext.integration.config.read import readable, select
+from verl_ext.settings import Settings
+
+FUNCTION = "reward.custom_reward_function"
+PACKAGE = rewards.__name__
+
+# verl's own reward managers, and what each adds to the components that the reward function returns.
+_MANAGERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"naive": (), "gdpo": (), "remote": (), "rate_limited": (), "dapo": ("overlong", "overlong_reward")}
+)
+
+
+def wrong_arguments(config: Any) -> Iterator[str]:
+    """What is wrong with the configured reward function, if it is one of this package's; nothing for any other."""
+    path = select(config, f"{FUNCTION}.path")
+    name = _module_name(str(path)) if path else None
+    if name is None:
+        return
+    scorers = _scorers()
+    if name not in scorers:
+        yield f"{FUNCTION}.path={path}: {unknown('reward module', name, scorers)}"
+        return
+    function = select(config, f"{FUNCTION}.name")
+    if function != "compute_score":
+        yield f"{FUNCTION}.name={function}: {name} has no such reward; set {FUNCTION}.name=compute_score"
+        return
+    try:
+        import_module(name).check_kwargs(_arguments(config))
+    except ConfigurationError as error:
+        yield str(error)
+
+
+def wrong_components(config: Any, name: str, settings: Settings) -> Iterator[str]:
+    """Settings of the estimator `name` that ask for a component which cannot be there."""
+    valid = known_components(config)
+    for setting, key in _wanted(name, settings):
+        if key in RESERVED:
+            yield (
+                f"{setting}: {key!r} is a field of verl's own batch and cannot be a reward: give the component another "
+                "name in the reward function"
+            )
+        elif valid is not None and key not in valid:
+            path = select(config, f"{FUNCTION}.path")
+            yield f"{setting}: {unknown('reward component', key, valid)} (all that {FUNCTION}.path={path} returns)"
+
+
+def known_components(config: Any) -> list[str] | None:
+    """All components of a run, `score` among them; None where somebody else's code may add to them.
+
+    That is so with a reward function, a reward manager or a reward model that is not ours or verl's.
+    """
+    module = _scorer(config)
+    manager = select(config, "reward.reward_manager.name") or "naive"
+    source = select(config, "reward.reward_manager.source") or "register"
+    reward_model = select(config, "reward.reward_model.enable")
+    if module is None or reward_model or source != "register" or manager not in _MANAGERS:
+        return None
+    try:
+        return [*module.components(_arguments(config)), *_MANAGERS[manager], SCORE]
+    except ConfigurationError:  # `wrong_arguments` says what is wrong
+        return None
+
+
+def _wanted(name: str, settings: Settings) -> Iterator[tuple[str, str]]:
+    """Components by the setting that asks for them."""
+    for key in settings.rewards.keys or ():
+        yield "algorithm.rewards.keys", key
+    accuracy, _ = accuracy_settings(name, settings)
+    if accuracy is not None:
+        yield f"algorithm.{name}.accuracy_key", accuracy
+
+
+def _scorers() -> list[str]:
+    """Modules of ours with a reward function."""
+    names = [f"{PACKAGE}.{found.name}" for found in pkgutil.iter_modules(rewards.__path__)]
+    return [name for name in names if hasattr(import_module(name), "compute_score")]
+
+
+def _scorer(config: Any) -> ModuleType | None:
+    """The module of the configured reward function, if it is one of ours."""
+    path = select(config, f"{FUNCTION}.path")
+    name = _module_name(str(path)) if path else None
+    if name not in _scorers() or select(config, f"{FUNCTION}.name") != "compute_score":
+        return None
+    return import_module(str(name))
+
+
+def _module_name(path: str) -> str | None:
+    """The module of ours that verl would load from a path: `pkg://...`, or a file."""
+    if path.startswith("pkg://"):
+        name = path.removeprefix("pkg://").replace("/", ".")
+        return name if name.startswith(f"{PACKAGE}.") else None
+    try:
+        file = Path(path.removeprefix("file://")).resolve()
+    except ValueError:  # no path at all, which verl says
+        return None
+    return f"{PACKAGE}.{file.stem}" if file.parent in (Path(at).resolve() for at in rewards.__path__) else None
+
+
+def _arguments(config: Any) -> Mapping[str, Any]:
+    """The keyword arguments that verl passes to the reward function."""
+    found = select(config, f"{FUNCTION}.reward_kwargs")
+    with readable(f"{FUNCTION}.reward_kwargs"):
+        kwargs = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ConfigurationError(f"{FUNCTION}.reward_kwargs must be a section of settings, found {kwargs!r}")
+    return kwargs or {}

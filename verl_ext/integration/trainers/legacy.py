@@ -1,0 +1,156 @@
+"""verl's legacy trainer (`trainer.use_v1=False`) and the experimental trainers that are built on it.
+
+Follows `verl.trainer.ppo.ray_trainer` of verl 0.9.0 and 0.9.1: `compute_advantage(data, ...)` has the components in
+`data.non_tensor_batch`, but hands them to `gdpo` alone; the step's metrics are local to `RayPPOTrainer.fit`, which
+passes every step through `compute_data_metrics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.groups import Groups
+from verl_ext.core.observe import reward_metrics
+from verl_ext.core.rows import Rows, padding_by_uid, scores
+from verl_ext.errors import IntegrationError
+from verl_ext.integration.advantage.components import SCORE, TOKEN_FIELD, Components
+from verl_ext.integration.advantage.context import Fit, StepContext, activate, current, fit, fitting
+from verl_ext.integration.compat import contract, hooks
+from verl_ext.integration.trainers import run as attach
+from verl_ext.run import use_run_state
+
+
+def install(ray_trainer: ModuleType) -> None:
+    """Wrap the functions by name in the module: those who import them by name later get the wrappers."""
+    contract.require("verl.trainer.ppo.ray_trainer", ray_trainer)
+    hooks.wrap(ray_trainer, "compute_advantage", wrap_compute_advantage)
+    hooks.wrap(ray_trainer, "compute_data_metrics", wrap_compute_data_metrics)
+    own = {**attach.WRAPPERS, "_fit_compute_advantage": wrap_fit_compute_advantage}
+    attach.adopt(ray_trainer.RayPPOTrainer, own)
+
+
+def install_separation(separation: ModuleType) -> None:
+    """The experimental trainers keep the step's metrics on the trainer; they were wrapped as they were defined."""
+    contract.require("verl.experimental.separation.ray_trainer", separation)
+
+
+def install_fully_async(fully_async: ModuleType) -> None:
+    """`FullyAsyncTrainer`, a Ray actor, loads its checkpoint in a method of another name."""
+    contract.require("verl.experimental.fully_async_policy.fully_async_trainer", fully_async)
+    cls = fully_async.FullyAsyncTrainer.__ray_metadata__.modified_class
+    hooks.wrap(cls, "load_checkpoint", wrap_async_load)
+
+
+def wrap_async_load(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`load_checkpoint(self)`: our state after verl's."""
+
+    async def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        attach.before_load(self)
+        result = await original(self, *args, **kwargs)
+        attach.load_state(self)
+        return result
+
+    return load_checkpoint
+
+
+def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`compute_advantage(data, ...)` with the batch in reach of the estimator, on every trainer."""
+
+    def compute_advantage(data: Any, *args: Any, **kwargs: Any) -> Any:
+        context, around = current(), fitting()
+        if context is not None:  # the V1 trainer's
+            context.tensors, context.fields = data.batch, data.non_tensor_batch
+            return original(data, *args, **kwargs)
+        run = attach.required_run(around.trainer) if around is not None else None
+        if around is None or run is None:
+            with activate(StepContext(fields=data.non_tensor_batch, tensors=data.batch)):
+                return original(data, *args, **kwargs)
+        if not run.watches:
+            return original(data, *args, **kwargs)
+        context = StepContext(
+            trainer=around.trainer,
+            loss_agg_mode=run.settings.loss_agg_mode,
+            fields=data.non_tensor_batch,
+            # As they are now: the fields that are written below are no process reward model's.
+            tensors=dict(data.batch.items()),
+        )
+        if not run.ours or run.settings.rewards.token_scores:
+            _watch(context, data, run)
+        with use_run_state(run.state), activate(context):
+            result = original(data, *args, **kwargs)
+        around.metrics.update(context.metrics)
+        return result
+
+    return compute_advantage
+
+
+def _watch(context: StepContext, data: Any, run: attach.TrainerRun) -> None:
+    """Log the named rewards for an estimator of verl's own, and write the token-score fields where asked for."""
+    mask, keys = data.batch["response_mask"], run.settings.rewards.keys or ()
+    uids = data.non_tensor_batch["uid"].tolist()
+    rows = Rows.of_padding(padding_by_uid(uids, Groups.of(uids), mask))
+    # The score, for a reward function that names none so.
+    fields = {SCORE: scores(data.batch["token_level_scores"], mask), **(context.fields or {})}
+    components = Components.of_batch(rows, rows.labels(uids), mask, fields, context.tensors)
+    columns = [components.column(key, "algorithm.rewards.keys") for key in keys]
+    if not run.ours:
+        context.metrics |= reward_metrics(Batch.of(np.stack(columns, axis=1), components.labels, keys=keys))
+    if run.settings.rewards.token_scores:
+        every, last = last_tokens(data.batch, mask)
+        for key, column in zip(keys, columns, strict=True):
+            if components.per_token(key):
+                continue  # a process reward model's, which stays as it is
+            field = torch.zeros(mask.shape, dtype=torch.float32)
+            field[every, last] = torch.from_numpy(rows.give(np.nan_to_num(column, nan=0.0))).float()[every]
+            data.batch[TOKEN_FIELD + key] = field
+
+
+def last_tokens(tensors: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that have a response, and where its last token stands, which may be one that is not trained on."""
+    width = mask.shape[1]
+    present = (tensors["attention_mask"][:, -width:] if "attention_mask" in tensors else mask).bool()
+    rows = present.any(dim=1).nonzero()[:, 0]
+    return rows, width - 1 - present[rows].flip(1).to(torch.uint8).argmax(dim=1)
+
+
+def wrap_compute_data_metrics(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`compute_data_metrics(batch, ...)`: the way into the metrics that are local to `fit`."""
+
+    def compute_data_metrics(*args: Any, **kwargs: Any) -> Any:
+        metrics, around = original(*args, **kwargs), fitting()
+        if around is not None:
+            _require_computed(around)
+            metrics.update(around.metrics)
+            around.metrics.clear()
+        return metrics
+
+    return compute_data_metrics
+
+
+def wrap_fit_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_fit_compute_advantage(self, batch)` of the experimental trainers, metrics included."""
+
+    def _fit_compute_advantage(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        with fit(self) as around:
+            result = original(self, batch, *args, **kwargs)
+        _require_computed(around)
+        self.metrics.update(around.metrics)
+        return result
+
+    return _fit_compute_advantage
+
+
+def _require_computed(around: Fit) -> None:
+    """Raise if the trainer has advantages that are not those of the run's estimator."""
+    run = attach.run_of(around.trainer)
+    if run is not None and run.ours and not around.computed:
+        raise IntegrationError(
+            f"{type(around.trainer).__qualname__} did not call the estimator {run.name!r}: its advantages are computed "
+            "without verl's compute_advantage"
+        )

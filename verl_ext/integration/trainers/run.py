@@ -1,0 +1,275 @@
+"""What this package keeps on a trainer: its settings and its state."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_ext.core.chain import Chain
+from verl_ext.core.state import RunState
+from verl_ext.errors import ConfigurationError, IntegrationError, listed
+from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.integration.advantage import dump
+from verl_ext.integration.advantage.context import StepContext, current, fit, fitting
+from verl_ext.integration.compat import hooks
+from verl_ext.integration.config.read import read_settings, readable
+from verl_ext.integration.guards import nodes, run_lock, tracker
+from verl_ext.integration.trainers import checkpoint
+from verl_ext.settings import Settings
+
+logger = logging.getLogger("verl_ext")
+
+ATTRIBUTE = "_verl_ext"
+
+
+@dataclass
+class TrainerRun:
+    """One trainer's run under this package."""
+
+    name: str
+    """verl's `algorithm.adv_estimator`."""
+    settings: Settings
+    state: RunState = field(default_factory=RunState)
+    chain: Chain | None = field(init=False, default=None)
+    """The estimator's steps, None for an estimator of verl's own."""
+
+    def __post_init__(self) -> None:
+        if self.name in ESTIMATORS:
+            self.chain = build(self.name, self.settings)
+            self.state.readers |= self.chain.readers
+
+    @property
+    def ours(self) -> bool:
+        """Whether the run's estimator is one of this package's."""
+        return self.chain is not None
+
+    @property
+    def watches(self) -> bool:
+        """Whether the run has anything to do for us: our estimator, or rewards to log for another one."""
+        return self.ours or self.settings.rewards.keys is not None
+
+    @property
+    def stateful(self) -> bool:
+        """Whether there is something to save with a checkpoint."""
+        return self.chain is not None and self.chain.stateful
+
+
+def estimator_name(config: Any) -> str:
+    """The name in `algorithm.adv_estimator`, which may be an enum."""
+    with readable("algorithm.adv_estimator"):
+        found = config.algorithm.adv_estimator
+    return str(getattr(found, "value", found))
+
+
+def attach(trainer: Any, config: Any) -> TrainerRun:
+    """Give a trainer its run, checking the configuration first."""
+    from verl_ext.integration.config import checks
+
+    checks.check_run(config, unregistered=True)
+    name = estimator_name(config)
+    try:
+        settings = read_settings(config.algorithm)
+    except ConfigurationError:  # another estimator's entries of the same names, of which `check_run` has warned
+        if name in ESTIMATORS:
+            raise
+        settings = Settings()
+    run = TrainerRun(name, settings)
+    if run.watches:
+        _require_wrapper(type(trainer), run)
+    if run.ours and settings.verl_ext.check_nodes:
+        nodes.check_in_trainer()
+    if run.ours and settings.verl_ext.dump_dir is not None:
+        dump.prepare(settings.verl_ext.dump_dir)
+    setattr(trainer, ATTRIBUTE, run)
+    if run.ours:
+        from verl.trainer.ppo import core_algos
+
+        replaced = getattr(core_algos.ADV_ESTIMATOR_REGISTRY[run.name], "replaced", None)
+        note = f", in place of {replaced.__module__}.{replaced.__qualname__}" if replaced is not None else ""
+        logger.info("advantages by verl_ext's %s%s", run.name, note)
+    return run
+
+
+def run_of(trainer: Any) -> TrainerRun | None:
+    """The run of a trainer, None before it has one."""
+    return getattr(trainer, ATTRIBUTE, None)
+
+
+def required_run(trainer: Any) -> TrainerRun | None:
+    """The run of a trainer; an error if it has none although its estimator is ours."""
+    run = run_of(trainer)
+    if run is None and estimator_name(trainer.config) in ESTIMATORS:
+        raise IntegrationError(
+            f"{type(trainer).__qualname__} runs {estimator_name(trainer.config)} unchecked, and its state would not be "
+            f"saved: its configuration is a {type(trainer.config).__qualname__}, expected the DictConfig that verl's "
+            "entry points pass; give the trainer OmegaConf.create(...)"
+        )
+    return run
+
+
+def _require_wrapper(cls: type, run: TrainerRun) -> None:
+    """Raise if a module of verl that defines the trainer calls verl's own `compute_advantage` instead of our wrapper.
+
+    With an estimator of verl's own only the curves of the rewards are lost, which is a warning. The default trainer
+    calls the function in another module, inside a context that we have set up already.
+    """
+    homes = {base.__module__ for base in cls.__mro__}
+    found = [path for path in hooks.unwrapped("compute_advantage") if path.rpartition(".")[0] in homes]
+    if not found:
+        return
+    message = (
+        f"{cls.__qualname__} computes advantages without verl_ext's wrapper: {listed(found)} is verl's own function. "
+        "This verl moved what verl_ext hooks into; `python -m verl_ext doctor` says more"
+    )
+    if run.ours:
+        raise IntegrationError(f"{message}. The history would not be saved, and the metrics would be lost")
+    logger.warning("%s. The rewards in algorithm.rewards.keys are not logged", message)
+
+
+def context_of_call(name: str, fields: Any, tensors: Any) -> StepContext:
+    """The context in force; a new one for a call from outside a trainer, such as a notebook's.
+
+    While a trainer with an estimator of ours fits in this process, a call outside our wrapper is refused: its history
+    would not be saved and its metrics would be lost.
+    """
+    context, around = current(), fitting()
+    if around is not None and context is not None:
+        around.computed = True
+    elif around is not None:
+        run = required_run(around.trainer)
+        if run is not None and run.ours:
+            bare = hooks.unwrapped("compute_advantage")
+            raise IntegrationError(
+                f"{type(around.trainer).__qualname__} called the estimator {name!r} outside verl_ext's wrapper: the "
+                "history would not be saved and the metrics would be lost. Call compute_advantage of "
+                "verl.trainer.ppo.ray_trainer, imported after verl"
+                + (f"; verl's own function without the wrapper is at {listed(bare)}" if bare else "")
+            )
+    return context or StepContext(fields=fields, tensors=tensors)
+
+
+def wrap_fit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A trainer's `fit(self, ...)`, with the trainer in reach of what it calls; a coroutine stays one.
+
+    Ray runs an actor's method as a coroutine only if it is declared so.
+    """
+    if inspect.iscoroutinefunction(original):
+
+        async def fit_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with fit(self):
+                return await original(self, *args, **kwargs)
+
+        return fit_async
+
+    def fit_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with fit(self):
+            return original(self, *args, **kwargs)
+
+    return fit_sync
+
+
+def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
+    """A trainer's `__init__(self, config, ...)`: check and attach before verl builds anything.
+
+    A subclass with an `__init__` of another shape is attached by the base's, which it then must call.
+    """
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        config = kwargs.get("config", args[0] if args else None)
+        first = run_of(self) is None and OmegaConf.is_config(config) and "algorithm" in config
+        if first:
+            attach(self, config)
+        original(self, *args, **kwargs)
+        if first:
+            from verl_ext.integration.config import checks
+
+            checks.check_registered(config)
+
+    return __init__
+
+
+def wrap_save(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_save_checkpoint(self)`: our state first, so that a checkpoint made current always has it."""
+
+    def _save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = run_of(self)
+        if run is not None:
+            checkpoint.save_for(self, run.state)
+        return original(self, *args, **kwargs)
+
+    return _save_checkpoint
+
+
+def wrap_load(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_load_checkpoint(self)`: our state after verl has found out at which step it resumes."""
+
+    def _load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before_load(self)
+        result = original(self, *args, **kwargs)
+        load_state(self)
+        return result
+
+    return _load_checkpoint
+
+
+def before_load(trainer: Any) -> None:
+    """What must hold before a trainer of ours looks for its checkpoint: the folders are its own, the tracker sound."""
+    run = run_of(trainer)
+    if run is not None and run.ours:
+        claim_folders(trainer, run)
+        tracker.mend(trainer, stateful=run.stateful)
+
+
+def claim_folders(trainer: Any, run: TrainerRun) -> None:
+    """Refuse to train where another run saves.
+
+    When the trainer loads, not when it is made: the fully asynchronous one has a rollouter beside it, in a process of
+    its own, which is a trainer too and saves nothing of ours.
+    """
+    for folder, use in run_lock.folders(trainer.config, run.settings):
+        run_lock.hold(folder, use)
+
+
+def load_state(trainer: Any) -> None:
+    """Read the estimators' state of a trainer that has found out at which step it resumes."""
+    run = run_of(trainer)
+    if run is not None and run.chain is not None and run.stateful:
+        checkpoint.load_for(trainer, run.state, name=run.name, chain=run.chain)
+
+
+Wrappers = Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
+
+WRAPPERS: Wrappers = MappingProxyType(
+    {"__init__": wrap_init, "fit": wrap_fit, "_save_checkpoint": wrap_save, "_load_checkpoint": wrap_load}
+)
+"""Methods of every trainer that we wrap; the trainer modules add their own."""
+
+
+def adopt(cls: type, wrappers: Wrappers) -> None:
+    """Wrap a trainer class now, and what its subclasses override as they are defined.
+
+    A subclass need not call `super` to keep our part: those of verl's experimental trainers do not, not even in
+    `__init__`.
+    """
+    previous = vars(cls).get("__init_subclass__")
+
+    def __init_subclass__(sub: type, **kwargs: Any) -> None:
+        (super(cls, sub).__init_subclass__ if previous is None else previous.__get__(None, sub))(**kwargs)
+        _wrap_own(sub, wrappers)
+
+    _wrap_own(cls, wrappers)
+    if not getattr(getattr(previous, "__func__", None), hooks.MARK, False):
+        setattr(__init_subclass__, hooks.MARK, True)
+        cls.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment]
+
+
+def _wrap_own(cls: type, wrappers: Wrappers) -> None:
+    for name, make in wrappers.items():
+        if name in vars(cls):
+            hooks.wrap(cls, name, make)

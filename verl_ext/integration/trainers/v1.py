@@ -1,0 +1,184 @@
+"""verl's default (V1) trainer: rewards by name, padding and sessions reach the estimators; their numbers the log.
+
+Follows `PPOTrainer._compute_advantage` of verl 0.9.0 and 0.9.1, which fetches neither the reward components nor the
+padding tags from TransferQueue.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.observe import reward_metrics
+from verl_ext.core.rows import Rows
+from verl_ext.errors import IntegrationError
+from verl_ext.integration.advantage.components import SCORE, TOKEN_FIELD, Components, token_totals
+from verl_ext.integration.advantage.context import StepContext, activate, current
+from verl_ext.integration.advantage.estimator import accuracy_settings
+from verl_ext.integration.compat import contract
+from verl_ext.integration.guards import failures, workers
+from verl_ext.integration.trainers import dynamic_sampling as group_filter
+from verl_ext.integration.trainers import rollout_data
+from verl_ext.integration.trainers import run as attach
+from verl_ext.integration.trainers.run import TrainerRun
+from verl_ext.run import use_run_state
+
+logger = logging.getLogger("verl_ext")
+
+MISSING = "advantage/missing_responses"
+"""Metric: responses that were asked for and did not come."""
+
+
+def install(trainer_base: ModuleType) -> None:
+    """Wrap `PPOTrainer`; all registered trainers and third-party subclasses inherit it."""
+    contract.require("verl.trainer.ppo.v1.trainer_base", trainer_base)
+    build_replay_buffer = functools.partial(group_filter.wrap_build, fetch=fetch_components)
+    own = {
+        "_compute_advantage": wrap_compute_advantage,
+        "_build_replay_buffer": lambda original: failures.wrap_build(build_replay_buffer(original)),
+    }
+    attach.adopt(trainer_base.PPOTrainer, {**attach.WRAPPERS, **own})
+
+
+def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_compute_advantage(self, batch, metrics)` with the step's context in force."""
+
+    def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        run, outer = attach.required_run(self), current()
+        if run is None or not run.watches or (outer is not None and outer.trainer is self):
+            return original(self, batch, metrics)
+        padding = np.array([bool(tag.get("is_padding", False)) for tag in batch.tags], dtype=bool)
+        rows = Rows.of_sessions(batch.keys, padding)
+        missing = missing_responses(self, len(rows.scored), ours=run.ours)
+        components = fetch_components(batch, rows, run)
+        context = StepContext(trainer=self, loss_agg_mode=run.settings.loss_agg_mode, rows=rows, components=components)
+        if run.settings.rewards.token_scores:
+            write_token_scores(batch, rows, components, run)
+        with use_run_state(run.state), activate(context):
+            result = original(self, batch, metrics)
+        if run.ours and not context.used:
+            raise IntegrationError(
+                f"{type(self).__qualname__}._compute_advantage did not call the estimator {run.name!r}: it overrides "
+                "verl's without using verl's registry of estimators"
+            )
+        if not run.ours:
+            context.metrics |= watched_metrics(run, components, rows)
+        metrics.update(context.metrics)
+        metrics[MISSING] = missing
+        return result
+
+    return _compute_advantage
+
+
+def missing_responses(trainer: Any, found: int, *, ours: bool) -> float:
+    """How many of the responses that were asked for are not there, with a line in the log.
+
+    In its `sync` mode verl trains on what is left when responses fail; the groups are smaller, or gone. With an
+    estimator of ours the run ends instead if they failed for a worker that has died.
+    """
+    config = trainer.config
+    updates = getattr(trainer, "parameter_sync_step", 1)
+    expected = config.data.train_batch_size // updates * config.actor_rollout_ref.rollout.n
+    missing = max(0, expected - found)
+    if missing and ours:
+        workers.require_alive(trainer, f"step {trainer.global_steps}: {missing} responses are missing")
+    if missing:
+        logger.warning(
+            "step %d: %d of %d responses are missing, which is logged as %s; verl trains on those that are left. "
+            "trainer.v1.sampler.sync_refill_failed_groups=True data.gen_batch_size=1 would replace prompts without any",
+            trainer.global_steps,
+            missing,
+            expected,
+            MISSING,
+        )
+    return float(missing)
+
+
+def wanted(run: TrainerRun) -> list[str]:
+    """Names of the components that this run reads."""
+    names = list(run.settings.rewards.keys or ())
+    if run.chain is not None and run.chain.needs_accuracy:
+        names.append(accuracy_settings(run.name, run.settings)[0] or "acc")
+    return list(dict.fromkeys(names))
+
+
+def fetch_components(batch: Any, rows: Rows, run: TrainerRun) -> Components:
+    """Read the scored rows' components from TransferQueue; nothing is fetched for a run that reads the score alone.
+
+    A reward function's result travels in `extra_fields["reward_extra_info"]`, a colocated reward model's entries as
+    fields of their own. TransferQueue leaves out fields that no row has.
+    """
+    names, keys = wanted(run), [batch.keys[row] for row in rows.scored.tolist()]
+    labels = [key.rsplit("_", 2)[0] for key in keys]
+    if not names or not keys:
+        return Components(labels=labels)
+    fields = ["extra_fields", *names, *(TOKEN_FIELD + name for name in names)]
+    if SCORE in names:
+        fields.append("rm_scores")
+    data = rollout_data.read(keys, batch.partition_id, fields)
+    present = set(data.keys())
+    extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
+    infos = [entry.get("reward_extra_info") or {} for entry in extra if isinstance(entry, dict)]
+    per_token = {name: data[TOKEN_FIELD + name] for name in names if TOKEN_FIELD + name in present}
+    own = {name: _listed(data.pop(name)) for name in names if name in present}
+    score = data["rm_scores"] if SCORE in names and SCORE not in own else None
+    if not per_token and score is None:
+        return Components(labels=labels, infos=infos, fields=own)
+    mask = _dense(rollout_data.read(keys, batch.partition_id, ["response_mask"])["response_mask"])
+    totals = {
+        name: functools.partial(token_totals, TOKEN_FIELD + name, _dense(field), mask)
+        for name, field in per_token.items()
+    }
+    if score is not None:  # for a reward function that names none so
+        own[SCORE] = token_totals("rm_scores", _dense(score), mask)
+    return Components(labels=labels, token_scores=totals, infos=infos, fields=own)
+
+
+def watched_metrics(run: TrainerRun, components: Components, rows: Rows) -> dict[str, float]:
+    """Curves of the named rewards for an estimator of verl's own."""
+    keys = run.settings.rewards.keys or ()
+    if not len(rows.scored):
+        return {}
+    columns = [components.column(key, "algorithm.rewards.keys") for key in keys]
+    return reward_metrics(Batch.of(np.stack(columns, axis=1), components.labels, keys=keys))
+
+
+def write_token_scores(batch: Any, rows: Rows, components: Components, run: TrainerRun) -> None:
+    """Put `token_level_scores_<key>` into the batch: each reward on the last token of its response, 0 elsewhere.
+
+    A field that is there already, a process reward model's, stays as it is.
+    """
+    mask = rollout_data.read(batch.keys, batch.partition_id, ["response_mask"])["response_mask"]
+    lengths = mask.offsets().diff()
+    out: dict[str, torch.Tensor] = {}
+    for key in run.settings.rewards.keys or ():
+        if components.per_token(key):
+            continue
+        values = rows.give(np.nan_to_num(components.column(key, "algorithm.rewards.keys"), nan=0.0))
+        out[TOKEN_FIELD + key] = on_last_token(torch.from_numpy(values).float(), lengths)
+    if out:
+        rollout_data.write(batch.keys, batch.partition_id, out)
+
+
+def on_last_token(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """`[B]` values as a nested tensor with one row a response, the value on its last token."""
+    ends = lengths.cumsum(0)
+    flat = torch.zeros(int(ends[-1]) if len(ends) else 0, dtype=values.dtype)
+    has_tokens = lengths > 0
+    flat[ends[has_tokens] - 1] = values[has_tokens]
+    return torch.nested.nested_tensor_from_jagged(flat, torch.nn.functional.pad(ends, (1, 0)))
+
+
+def _dense(field: torch.Tensor) -> torch.Tensor:
+    return field.to_padded_tensor(0) if field.is_nested else field
+
+
+def _listed(field: Any) -> Any:
+    return field if isinstance(field, torch.Tensor) else field.tolist()
