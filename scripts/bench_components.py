@@ -60,7 +60,7 @@ def main() -> None:
     import verl  # noqa: F401 - loads the plugin
 
     from verl_ext.core.rows import Rows
-    from verl_ext.integration.trainers.run import TrainerRun
+    from verl_ext.integration.trainers.attach import TrainerRun
     from verl_ext.integration.trainers.v1 import fetch_components
     from verl_ext.settings import Settings
 

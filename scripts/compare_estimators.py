@@ -16,14 +16,14 @@ from pathlib import Path
 from train_tiny import show_bar
 
 from verl_ext.cli import main as verl_ext
-from verl_ext.cpu.tiny.tasks import tasks
+from verl_ext.cpu.tiny.tasks import TASKS
 from verl_ext.cpu.tiny.train import ESTIMATORS, Training, train
 from verl_ext.errors import VerlExtError
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=sorted(tasks()))
+    parser.add_argument("task", choices=sorted(TASKS))
     parser.add_argument("estimators", nargs="+", metavar="estimator", help=", ".join(ESTIMATORS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--steps", type=int, default=Training.steps)

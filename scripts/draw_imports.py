@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PACKAGE = "verl_ext"
+HALLWAYS = ("", "integration")
 Graph = dict[str, set[str]]
 
 
@@ -53,17 +54,16 @@ def files_graph(root: Path) -> Graph:
 
 
 def room_of(name: str, path: Path) -> str:
-    """The folder of a module, or the module itself where it stands beside folders.
+    """The folder of a module; a file beside the rooms of a hallway is a room of its own.
 
     >>> room_of("verl_ext.core.steps", Path("verl_ext/core/steps.py"))
     'core'
+    >>> room_of("verl_ext.settings", Path("verl_ext/settings.py"))
+    'settings'
     """
     parts = name.split(".")[1:]
-    folder = parts if path.name == "__init__.py" else parts[:-1]
-    if not folder:
-        return parts[0] if parts else "__init__"
-    has_rooms = any(child.is_dir() and any(child.glob("*.py")) for child in path.parent.iterdir())
-    return ".".join(parts if has_rooms and path.name != "__init__.py" else folder)
+    folder = ".".join(parts if path.name == "__init__.py" else parts[:-1])
+    return ".".join(parts) or "__init__" if folder in HALLWAYS else folder
 
 
 def rooms_graph(root: Path) -> tuple[Graph, Counter[tuple[str, str]]]:

@@ -16,13 +16,13 @@ import torch
 from tqdm import tqdm
 
 from verl_ext.cpu.tiny.make import Recipe, made, make
-from verl_ext.cpu.tiny.tasks import task_named, tasks
+from verl_ext.cpu.tiny.tasks import TASKS, task_named
 from verl_ext.errors import VerlExtError
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=sorted(tasks()))
+    parser.add_argument("task", choices=sorted(TASKS))
     parser.add_argument("--folder", type=Path, help="default: .cache/tiny/<task>")
     parser.add_argument("--warm-up-steps", type=int, help="default: the task's own")
     parser.add_argument("--seed", type=int, default=Recipe.seed)

@@ -13,14 +13,14 @@ import sys
 import time
 from pathlib import Path
 
-from verl_ext.cpu.tiny.tasks import tasks
+from verl_ext.cpu.tiny.tasks import TASKS
 from verl_ext.cpu.tiny.train import ESTIMATORS, ROLLOUTS, Training, checkpoint, train
 from verl_ext.errors import VerlExtError
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=sorted(tasks()))
+    parser.add_argument("task", choices=sorted(TASKS))
     parser.add_argument("estimator", choices=ESTIMATORS)
     parser.add_argument("--steps", type=int, default=Training.steps)
     parser.add_argument("--seed", type=int, default=Training.seed)

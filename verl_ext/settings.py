@@ -14,6 +14,8 @@ WHITEN = ("sequence", "token", "none")
 SCALE = ("std", "mad", "none")
 BALANCE = ("auto", "token", "sequence", "none")
 ANCHOR = ("soft", "window", "fixed")
+ANY_REWARD = "any_reward"
+"""The metric of `algorithm.filter_groups` that keeps a group while any reward varies."""
 BASE = ("grpo", "drgrpo", "gdpo", "dgpo")
 VERL_NAMES: Mapping[str, str] = MappingProxyType({"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"})
 """Entries of `algorithm.rewards`, and verl's own entries of `algorithm` that mean the same."""
@@ -206,11 +208,18 @@ class VerlExtSettings:
     dump_limit_mb: float = 200.0
     """Size of the folder's files together; the oldest go first."""
     check_nodes: bool = True
-    """Refuse to start unless every node of the Ray cluster has this package, and verl, in the driver's version."""
+    """Guard: before training, every node of the Ray cluster must have this package and verl in the driver's version."""
+    lock_folders: bool = True
+    """Guard: a second run in the same `default_local_dir` or `dump_dir` is refused."""
+    repair_tracker: bool = True
+    """Guard: on resume, a `latest_checkpointed_iteration.txt` that a killed run left empty is repaired."""
+    watch_rollouts: bool = True
+    """Guard: a run whose prompts fail without end or whose workers died is ended; a stalled one logs a warning."""
 
     def __post_init__(self) -> None:
         where = "algorithm.verl_ext"
-        boolean(f"{where}.check_nodes", self.check_nodes)
+        for name in ("check_nodes", "lock_folders", "repair_tracker", "watch_rollouts"):
+            boolean(f"{where}.{name}", getattr(self, name))
         if self.dump_dir is not None and not (isinstance(self.dump_dir, str) and self.dump_dir):
             raise ConfigurationError(f"{where}.dump_dir must be a folder, found {self.dump_dir!r}")
         positive(f"{where}.dump_every", self.dump_every)

@@ -18,8 +18,7 @@ from tests.integration.configs import compose
 from tests.integration.hadw_runs import HADW, state
 from verl_ext.core.state import RunState
 from verl_ext.errors import CheckpointError
-from verl_ext.integration.trainers import checkpoint
-from verl_ext.integration.trainers import run as attach
+from verl_ext.integration.trainers import attach, checkpoint
 
 
 def test_what_was_saved_comes_back_exactly_and_is_plain_json(tmp_path: Path) -> None:
@@ -121,7 +120,7 @@ def test_another_anchor_is_noticed_when_the_state_is_read(tmp_path: Path) -> Non
 
 
 KILLED_AT = {
-    "halfway through the text": "json.dump = lambda data, file, **_: (file.write('{\"form'), file.flush(), die())",
+    "halfway through the text": "pathlib.Path.write_text = lambda path, text, **_: (path.write_bytes(text[:6].encode()), die())",
     "before the text is on the disk": "os.fsync = lambda *_: die()",
     "before the new name": "os.replace = lambda *_: die()",
     "after the new name": "r = os.replace; os.replace = lambda *a: (r(*a), die())",
@@ -132,7 +131,7 @@ KILLED_AT = {
 def test_a_process_killed_while_it_saves_leaves_the_old_state_or_the_new(moment: str, tmp_path: Path) -> None:
     checkpoint.save(tmp_path, state(2), step=1)
     code = f"""
-import json, os, signal
+import json, os, pathlib, signal
 from verl_ext.core.history import Capability
 from verl_ext.core.state import RunState
 from verl_ext.integration.trainers import checkpoint

@@ -14,7 +14,7 @@ from verl_ext.core.rows import scores, token_counts
 from verl_ext.integration.advantage.registry import estimator_function
 from verl_ext.integration.compat import hooks
 from verl_ext.integration.config.read import read_settings
-from verl_ext.integration.trainers.run import wrap_fit
+from verl_ext.integration.trainers.attach import wrap_fit
 
 
 def gdpo(config):

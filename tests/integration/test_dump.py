@@ -18,7 +18,7 @@ from verl_ext.errors import ConfigurationError
 from verl_ext.integration.advantage import dump
 from verl_ext.integration.advantage.context import StepContext
 from verl_ext.integration.config.checks import check_run
-from verl_ext.integration.trainers.run import attach
+from verl_ext.integration.trainers.attach import attach
 
 parquet = pytest.importorskip("pyarrow.parquet")
 FIELDS = {"acc": np.array(ACC), "fmt": np.array(FMT)}

@@ -12,8 +12,8 @@ from tests.integration.pipeline import Pipeline
 from verl_ext import Batch, Settings, build
 from verl_ext.integration.advantage.components import Components
 from verl_ext.integration.trainers import rollout_data
+from verl_ext.integration.trainers.attach import TrainerRun
 from verl_ext.integration.trainers.dynamic_sampling import GroupFilter, live
-from verl_ext.integration.trainers.run import TrainerRun
 
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")
 NAN = float("nan")

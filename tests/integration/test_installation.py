@@ -125,7 +125,7 @@ def test_verl_s_gdpo_is_reported_as_replaced_once_a_run() -> None:
         import verl
         from tests.integration.configs import compose
         from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-        from verl_ext.integration.trainers.run import attach
+        from verl_ext.integration.trainers.attach import attach
 
         class Trainer(PPOTrainer):
             def on_step_end(self): ...

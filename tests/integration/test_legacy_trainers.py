@@ -21,7 +21,7 @@ from tests import fresh
 from tests.integration.configs import compose
 from verl_ext.errors import CheckpointError, ConfigurationError, IntegrationError
 from verl_ext.integration.guards import run_lock
-from verl_ext.integration.trainers.run import run_of
+from verl_ext.integration.trainers.attach import run_of
 
 ACCURACY = [1, 0, 0, 0, 1, 1, 1, 0]
 FORMAT = [1, 1, 0, 0, 1, 0, 1, 1]

@@ -29,7 +29,7 @@ from tests.integration.test_legacy_trainers import (
 )
 from verl_ext.errors import DataError, IntegrationError
 from verl_ext.integration.compat import hooks
-from verl_ext.integration.trainers.run import run_of
+from verl_ext.integration.trainers.attach import run_of
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]")
 

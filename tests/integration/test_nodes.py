@@ -21,7 +21,7 @@ from tests.integration.configs import compose
 from verl_ext.errors import ClusterError, ConfigurationError
 from verl_ext.integration.driver import wrap_checked
 from verl_ext.integration.guards import nodes
-from verl_ext.integration.trainers.run import attach
+from verl_ext.integration.trainers.attach import attach
 
 EXPECTED = {"verl_ext": "1.2.0", "verl": "0.9.1", nodes.CODE: "c0de"}
 GOOD: dict[str, str | None] = {

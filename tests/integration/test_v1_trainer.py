@@ -22,7 +22,7 @@ from tests.integration.stand_ins import REGISTERED, earned
 from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError
 from verl_ext.integration.trainers import rollout_data
-from verl_ext.integration.trainers.run import attach
+from verl_ext.integration.trainers.attach import attach
 from verl_ext.integration.trainers.v1 import fetch_components
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False")

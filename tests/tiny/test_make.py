@@ -10,12 +10,12 @@ import pytest
 
 from verl_ext.cpu.tiny.make import Recipe, code, made, make
 from verl_ext.cpu.tiny.model import IGNORED, batches, encode, make_model
-from verl_ext.cpu.tiny.tasks import tasks
+from verl_ext.cpu.tiny.tasks import TASKS
 from verl_ext.cpu.tiny.tokenizer import make_tokenizer
 from verl_ext.errors import ConfigurationError
 
 pytest.importorskip("transformers")
-TASKS = list(tasks().values())
+TASKS = list(TASKS.values())
 
 
 @pytest.fixture(params=TASKS, ids=lambda task: task.name)

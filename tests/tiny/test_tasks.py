@@ -7,10 +7,10 @@ import pytest
 
 from verl_ext.cpu.tiny import sums, tools
 from verl_ext.cpu.tiny.make import rows, score
-from verl_ext.cpu.tiny.tasks import task_named, tasks
+from verl_ext.cpu.tiny.tasks import TASKS, task_named
 from verl_ext.errors import ConfigurationError
 
-TASKS = list(tasks().values())
+TASKS = list(TASKS.values())
 
 
 @pytest.fixture(params=TASKS, ids=lambda task: task.name)

@@ -12,7 +12,7 @@ import pytest
 from tests.signals import as_from_a_terminal, in_the_background_of_a_script, under_nohup
 from verl_ext.cpu.tiny import train as module
 from verl_ext.cpu.tiny.make import Recipe, make
-from verl_ext.cpu.tiny.tasks import tasks
+from verl_ext.cpu.tiny.tasks import TASKS
 from verl_ext.cpu.tiny.train import ESTIMATORS, Training, TrainingError, checkpoint, overrides, train
 from verl_ext.errors import ConfigurationError
 
@@ -40,7 +40,7 @@ def verl(tmp_path, monkeypatch):
     return become
 
 
-@pytest.mark.parametrize("task", tasks())
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_the_overrides_compose_and_pass_every_check_that_a_run_begins_with(task, estimator, tmp_path):
     pytest.importorskip("verl")
@@ -54,7 +54,7 @@ def test_the_overrides_compose_and_pass_every_check_that_a_run_begins_with(task,
     check(config)
     check_run(config)
     assert config.algorithm.adv_estimator == estimator
-    assert tuple(config.algorithm.rewards["keys"]) == tasks()[task].keys
+    assert tuple(config.algorithm.rewards["keys"]) == TASKS[task].keys
 
 
 def test_seed_steps_and_ranks_reach_verl(tmp_path):

@@ -21,17 +21,15 @@ def wrap_checked(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def checked(config: Any, *args: Any, **kwargs: Any) -> Any:
         from verl_ext.integration.config.checks import check_run
-        from verl_ext.integration.config.read import read_settings
-        from verl_ext.integration.guards import nodes, run_lock
-        from verl_ext.integration.trainers.run import estimator_name
+        from verl_ext.integration.config.read import estimator_name, read_settings
+        from verl_ext.integration.guards import guard, nodes, run_lock
 
         check_run(config, unregistered=True)
         if estimator_name(config) in ESTIMATORS:
             settings = read_settings(config.algorithm)
             for folder, use in run_lock.folders(config, settings):
-                run_lock.look(folder, use)
-            if settings.verl_ext.check_nodes:
-                nodes.check_when_ray_runs()
+                guard.attempt("lock_folders", settings.verl_ext, run_lock.look, folder, use)
+            guard.attempt("check_nodes", settings.verl_ext, nodes.check_when_ray_runs, settings.verl_ext)
         return original(config, *args, **kwargs)
 
     return checked

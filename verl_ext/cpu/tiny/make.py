@@ -13,7 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from verl_ext.cpu.tiny.tasks import Task, task_named
+from verl_ext.cpu.tiny.task import Task
+from verl_ext.cpu.tiny.tasks import task_named
 from verl_ext.errors import ConfigurationError
 
 MARKER = "task.json"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from verl_ext.cpu.tiny.tasks import Example, Task
+from verl_ext.cpu.tiny.task import Example, Task
 
 BATCH = 32
 LEARNING_RATE = 3e-3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from verl_ext.cpu.tiny.tasks import Example, Task
+from verl_ext.cpu.tiny.task import Example, Task
 
 WRONG = 0.35
 DIGITS = 3

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from verl_ext.cpu.tiny.tasks import Example, Task
+from verl_ext.cpu.tiny.task import Example, Task
 
 RIGHT, WRONG_CALL = 0.2, 0.4
 """Shares of the answers to imitate; the rest are wrong in their format."""

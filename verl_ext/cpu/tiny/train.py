@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from verl_ext.cpu.tiny.make import made
-from verl_ext.cpu.tiny.tasks import Task, task_named
+from verl_ext.cpu.tiny.task import Task
+from verl_ext.cpu.tiny.tasks import task_named
 from verl_ext.errors import ConfigurationError, VerlExtError, unknown
 
 ESTIMATORS = ("grpo", "gdpo", "dgpo", "hadw", "drgrpo")

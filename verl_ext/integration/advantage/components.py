@@ -12,17 +12,8 @@ import torch
 from verl_ext.core.groups import Array
 from verl_ext.core.rows import Rows, scores
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
+from verl_ext.integration.compat.names import RESERVED, SCORE, TOKEN_FIELD
 
-SCORE = "score"
-TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
-
-RESERVED = frozenset(
-    {
-        *("uid", "index", "data_source", "ability", "reward_model", "extra_info", "agent_name", "extra_fields"),
-        *("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids"),
-        *("rm_scores", "token_level_scores", "token_level_rewards", "advantages", "returns"),
-    }
-)
 """Fields that verl puts into the batch beside the rewards: never offered as a component, and refused as one."""
 _NUMBER = (bool, int, float, np.bool_, np.integer, np.floating)
 

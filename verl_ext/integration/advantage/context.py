@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -10,7 +10,9 @@ from typing import Any
 
 from verl_ext.core.chain import Metrics
 from verl_ext.core.rows import Rows
+from verl_ext.errors import IntegrationError, listed
 from verl_ext.integration.advantage.components import Components
+from verl_ext.integration.compat import hooks
 
 
 @dataclass
@@ -38,6 +40,8 @@ class Fit:
     """One run of a trainer's `fit`, or of its advantage step alone."""
 
     trainer: Any
+    ours: Callable[[], bool]
+    """Whether the trainer's estimator is one of this package's; an error if it is, and the run was not checked."""
     metrics: Metrics = field(default_factory=dict)
     """Of the last advantages; they wait for the step's metrics."""
     computed: bool = False
@@ -72,9 +76,9 @@ def fitting() -> Fit | None:
 
 
 @contextmanager
-def fit(trainer: Any) -> Iterator[Fit]:
+def fit(trainer: Any, ours: Callable[[], bool]) -> Iterator[Fit]:
     """Mark the block as a trainer's fit."""
-    found = Fit(trainer)
+    found = Fit(trainer, ours)
     token = _fit.set(found)
     _fits.append(found)
     try:
@@ -83,3 +87,23 @@ def fit(trainer: Any) -> Iterator[Fit]:
         # Two fits in one event loop may end in any order, and equal ones are not the same.
         _fits[:] = [other for other in _fits if other is not found]
         _fit.reset(token)
+
+
+def context_of_call(name: str, fields: Any, tensors: Any) -> StepContext:
+    """The context in force; a new one for a call from outside a trainer, such as a notebook's.
+
+    While a trainer with an estimator of ours fits in this process, a call outside our wrapper is refused: its history
+    would not be saved and its metrics would be lost.
+    """
+    context, around = current(), fitting()
+    if around is not None and context is not None:
+        around.computed = True
+    elif around is not None and around.ours():
+        bare = hooks.unwrapped("compute_advantage")
+        raise IntegrationError(
+            f"{type(around.trainer).__qualname__} called the estimator {name!r} outside verl_ext's wrapper: the "
+            "history would not be saved and the metrics would be lost. Call compute_advantage of "
+            "verl.trainer.ppo.ray_trainer, imported after verl"
+            + (f"; verl's own function without the wrapper is at {listed(bare)}" if bare else "")
+        )
+    return context or StepContext(fields=fields, tensors=tensors)

@@ -17,6 +17,7 @@ from verl_ext.core.groups import Array, divide
 from verl_ext.core.state import RunState
 from verl_ext.core.steps import WeighAndSum
 from verl_ext.errors import ConfigurationError
+from verl_ext.files import replacing
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
@@ -114,13 +115,8 @@ def save(path: Path, found: dict[str, Any]) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         pyarrow.parquet.write_table(pyarrow.table(found), temporary, compression="zstd")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def prune(folder: Path, limit: float) -> None:

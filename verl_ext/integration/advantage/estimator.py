@@ -18,11 +18,11 @@ from verl_ext.core.state import RunState, plain_state
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
 from verl_ext.estimators import build
 from verl_ext.integration.advantage import dump
-from verl_ext.integration.advantage.components import SCORE, Components
-from verl_ext.integration.advantage.context import StepContext
+from verl_ext.integration.advantage.components import Components
+from verl_ext.integration.advantage.context import StepContext, context_of_call
 from verl_ext.integration.compat import hooks
-from verl_ext.integration.config.read import loss_of, plain
-from verl_ext.integration.trainers.run import context_of_call
+from verl_ext.integration.compat.names import SCORE
+from verl_ext.integration.config.read import accuracy_settings, loss_of, plain
 from verl_ext.run import run_state
 from verl_ext.settings import Settings
 
@@ -184,12 +184,6 @@ class Source:
         values = self.column(key, f"{where}.accuracy_key")
         check_finite(values[:, None], [key], self.labels)
         return unit_accuracy(values, key=key, threshold=threshold, where=where)
-
-
-def accuracy_settings(name: str, settings: Settings) -> tuple[str | None, float | None]:
-    """The `accuracy_key` and `accuracy_threshold` of an estimator's own section, where it has one."""
-    own = getattr(settings, name, None)
-    return getattr(own, "accuracy_key", None), getattr(own, "accuracy_threshold", None)
 
 
 def remark(run: RunState, remarks: Mapping[str, str]) -> None:

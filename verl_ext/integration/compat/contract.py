@@ -16,10 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 from verl_ext.errors import IntegrationError
+from verl_ext.integration.compat.names import REPLAY_BUFFER, TRACKER
 from verl_ext.integration.compat.pins import Pin, check
 
 _CHECKPOINTS = ("global_steps", "global_step_", "default_local_dir", "resume_mode", "resume_from_path")
-_TRACKER = "latest_checkpointed_iteration.txt"
 _COMBINED_BY = ("mean", "avg", "average", "max", "min", "sum", "total", "timing_s/")
 
 VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
@@ -68,7 +68,7 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
             ),
             Pin("PPOTrainer.fit", accepts=("self",)),
             Pin("PPOTrainer._build_replay_buffer", takes=("self",), says=("filter_groups_metric", "custom_sampler")),
-            Pin("PPOTrainer._save_checkpoint", takes=("self",), says=(*_CHECKPOINTS[:3], _TRACKER)),
+            Pin("PPOTrainer._save_checkpoint", takes=("self",), says=(*_CHECKPOINTS[:3], TRACKER)),
             Pin("PPOTrainer._load_checkpoint", takes=("self",), says=_CHECKPOINTS),
             Pin("PPOTrainer", says=("local_trigger_step", "is_padding", "train_batch_size")),
             Pin("PPOTrainer", says=("reward_loop_manager", "agent_loop_manager", "llm_server_manager")),
@@ -84,7 +84,7 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
             # Named in a message as what to look for in the log.
             Pin("AgentLoopWorkerTQ._run_prompt", says=("Error in _run_prompt for uid=", "Error in _run_prompt: ")),
         ),
-        "verl.trainer.ppo.v1.replay_buffer": (
+        REPLAY_BUFFER: (
             Pin("ReplayBuffer.__init__", accepts=("filter_groups_metric",), says=("partitions",)),
             Pin(
                 "ReplayBuffer._dapo_filtered_keys", takes=("self", "partition_id"), says=("finished_keys", "partitions")
@@ -116,7 +116,7 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
                 takes=("self", "config", "tokenizer", "role_worker_mapping", "resource_pool_manager"),
             ),
             Pin("RayPPOTrainer.fit", takes=("self",), says=("compute_advantage", "compute_data_metrics")),
-            Pin("RayPPOTrainer._save_checkpoint", takes=("self",), says=(*_CHECKPOINTS[:3], _TRACKER)),
+            Pin("RayPPOTrainer._save_checkpoint", takes=("self",), says=(*_CHECKPOINTS[:3], TRACKER)),
             Pin("RayPPOTrainer._load_checkpoint", takes=("self",), says=_CHECKPOINTS),
             Pin(
                 "compute_advantage",
@@ -154,7 +154,7 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
             Pin(
                 "FullyAsyncTrainer.__ray_metadata__.modified_class._save_checkpoint",
                 takes=("self",),
-                says=("current_param_version", "default_local_dir", "global_step_", _TRACKER),
+                says=("current_param_version", "default_local_dir", "global_step_", TRACKER),
                 own=True,
             ),
             Pin("", says=("current_param_version", "local_trigger_step", "_save_checkpoint(")),

@@ -15,12 +15,11 @@ from verl_ext.errors import ConfigurationError, listed, nearest
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration.compat import hooks
 from verl_ext.integration.config.preset_conflicts import lost_to_presets
-from verl_ext.integration.config.read import has, misspelt, read_settings, select, unreadable
+from verl_ext.integration.config.read import estimator_name, has, misspelt, read_settings, select, unreadable
 from verl_ext.integration.config.resume import wrong_ranks
 from verl_ext.integration.config.reward_arguments import wrong_arguments, wrong_components
 from verl_ext.integration.config.rules import ERRORS, WARNINGS, Given, filter_by_reward
 from verl_ext.integration.config.verl_settings import wrong_types, wrong_variables
-from verl_ext.integration.trainers.run import estimator_name
 from verl_ext.settings import VERL_NAMES, DgpoSettings, Settings
 
 logger = logging.getLogger("verl_ext")

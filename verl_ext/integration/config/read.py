@@ -80,6 +80,13 @@ def select(config: Any, path: str) -> Any:
         return OmegaConf.select(config, path)
 
 
+def estimator_name(config: Any) -> str:
+    """The name in `algorithm.adv_estimator`, which may be an enum."""
+    with readable("algorithm.adv_estimator"):
+        found = config.algorithm.adv_estimator
+    return str(getattr(found, "value", found))
+
+
 def has(config: Any, path: str) -> bool:
     """Whether a configuration has an entry, be it null."""
     parent, _, name = path.rpartition(".")
@@ -156,3 +163,9 @@ def loss_of(algorithm: Any) -> str:
     if not isinstance(found, str | None):
         raise ConfigurationError(f"{'.'.join(_LOSS)} must name a mean, {_DEFAULT_LOSS} for one, found {found!r}")
     return found or _DEFAULT_LOSS
+
+
+def accuracy_settings(name: str, settings: Settings) -> tuple[str | None, float | None]:
+    """The `accuracy_key` and `accuracy_threshold` of an estimator's own section, where it has one."""
+    own = getattr(settings, name, None)
+    return getattr(own, "accuracy_key", None), getattr(own, "accuracy_threshold", None)

@@ -15,8 +15,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_ext.integration.compat.names import STEP_FOLDER, TRACKER
 from verl_ext.integration.config.read import select
-from verl_ext.integration.guards.tracker import FILE, FOLDER
 
 _SHARD = re.compile(r"(model|optim|extra_state)_world_size_(\d+)_rank_\d+\.pt")
 # The name of each content in `checkpoint.load_contents`.
@@ -57,7 +57,7 @@ def _checkpoint(config: Any) -> Path | None:
     if mode != "auto" or not isinstance(home, str):
         return None
     try:
-        return Path(home) / f"{FOLDER}{int((Path(home) / FILE).read_bytes())}"
+        return Path(home) / f"{STEP_FOLDER}{int((Path(home) / TRACKER).read_bytes())}"
     except (OSError, ValueError):  # no checkpoint, or a tracker that is looked at when the run loads it
         return None
 

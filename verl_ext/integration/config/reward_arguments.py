@@ -18,9 +18,8 @@ from omegaconf import OmegaConf
 
 from verl_ext import rewards
 from verl_ext.errors import ConfigurationError, unknown
-from verl_ext.integration.advantage.components import RESERVED, SCORE
-from verl_ext.integration.advantage.estimator import accuracy_settings
-from verl_ext.integration.config.read import readable, select
+from verl_ext.integration.compat.names import RESERVED, SCORE
+from verl_ext.integration.config.read import accuracy_settings, readable, select
 from verl_ext.settings import Settings
 
 FUNCTION = "reward.custom_reward_function"

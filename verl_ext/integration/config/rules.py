@@ -15,8 +15,7 @@ from verl_ext.estimators.compose import try_out
 from verl_ext.estimators.dgpo import balance_for
 from verl_ext.integration.compat.versions import SELF_AGGREGATING
 from verl_ext.integration.config.read import select
-from verl_ext.integration.trainers.dynamic_sampling import METRIC
-from verl_ext.settings import SECTIONS, Settings
+from verl_ext.settings import ANY_REWARD, SECTIONS, Settings
 
 ACTOR = "actor_rollout_ref.actor"
 # Losses of verl which depend on the scale of the advantages.
@@ -187,20 +186,21 @@ def _filtered_groups(given: Given) -> Iterator[str]:
     if metric == "reward" and given.per_reward:
         yield (
             "algorithm.filter_groups.metric=reward drops groups whose total does not vary although single rewards do, "
-            f"which {given.name} learns from: set algorithm.filter_groups.metric={METRIC}, which keeps them"
+            f"which {given.name} learns from: set algorithm.filter_groups.metric={ANY_REWARD}, which keeps them"
         )
-    if metric == METRIC and not given.per_reward:
+    if metric == ANY_REWARD and not given.per_reward:
         yield (
-            f"algorithm.filter_groups.metric={METRIC} keeps groups whose rewards vary although their total does not: "
-            f"{given.name}, which takes the total, learns nothing from them; set algorithm.filter_groups.metric=reward"
+            f"algorithm.filter_groups.metric={ANY_REWARD} keeps groups whose rewards vary although their total does "
+            f"not: {given.name}, which takes the total, learns nothing from them; set "
+            "algorithm.filter_groups.metric=reward"
         )
 
 
 def filter_by_reward(given: Given) -> Iterator[str]:
     """A filter of this package, which stands under any estimator, where it cannot work."""
-    if _filtering(given) != METRIC:
+    if _filtering(given) != ANY_REWARD:
         return
-    where = f"algorithm.filter_groups.metric={METRIC}"
+    where = f"algorithm.filter_groups.metric={ANY_REWARD}"
     if given.settings.rewards.keys is None:
         yield f"{where} needs the names of the rewards: set algorithm.rewards.keys=[...]"
     if given.select("trainer.use_v1") is False:

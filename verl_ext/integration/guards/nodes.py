@@ -7,6 +7,7 @@ node without the package they know neither our estimators nor our rewards, and v
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -15,6 +16,8 @@ from typing import Any
 
 from verl_ext.errors import ClusterError
 from verl_ext.integration.compat import hooks
+from verl_ext.integration.guards import guard
+from verl_ext.settings import VerlExtSettings
 
 logger = logging.getLogger("verl_ext")
 
@@ -34,7 +37,7 @@ Answer = Mapping[str, str | None] | str
 _asked: set[str] = set()
 
 
-def check_when_ray_runs() -> None:
+def check_when_ray_runs(settings: VerlExtSettings) -> None:
     """In the driver, which has not started Ray yet: check right after it has.
 
     Not in the trainer alone: Ray may put the trainer itself on a node where nothing of this package is.
@@ -44,10 +47,10 @@ def check_when_ray_runs() -> None:
     if ray.is_initialized():
         check_in_trainer()
     else:
-        hooks.wrap(ray, "init", wrap_init)
+        hooks.wrap(ray, "init", functools.partial(wrap_init, settings=settings))
 
 
-def wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_init(original: Callable[..., Any], *, settings: VerlExtSettings) -> Callable[..., Any]:
     """`ray.init(...)` with the check after it, for one call."""
 
     def init(*args: Any, **kwargs: Any) -> Any:
@@ -58,7 +61,7 @@ def wrap_init(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(variables, dict):
             variables[ASKED] = "1"
         result = original(*args, **kwargs)
-        check()
+        guard.attempt("check_nodes", settings, check)
         return result
 
     return init

@@ -1,13 +1,10 @@
-"""One run a folder: a second one would mix its checkpoints and its history, or its dump, with those of the first.
+"""One run per folder: a second one would mix its checkpoints and history, or its dump, with those of the first.
 
-The lock is the operating system's and ends with the process, however it ends. It is POSIX's (`lockf`): NFS passes it
-to other nodes, and a forked data loader does not inherit it.
+The lock is the operating system's (`filelock`) and ends with the process, however that ends.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
 import socket
@@ -16,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from verl_ext.errors import ConfigurationError
@@ -24,8 +22,9 @@ from verl_ext.settings import Settings
 logger = logging.getLogger("verl_ext")
 
 FILE = ".verl_ext.lock"
+OWNER = ".verl_ext.owner"
 PATIENCE = 60.0
-"""Seconds to wait for the lock: processes of a run whose driver was killed notice it only later."""
+"""Seconds to wait for the lock: the processes of a run whose driver was killed notice it only later."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,7 @@ class Use:
 CHECKPOINTS = Use("trainer.default_local_dir", "checkpoints", "trainer.save_freq=-1 to save none")
 DUMP = Use("algorithm.verl_ext.dump_dir", "advantages", "algorithm.verl_ext.dump_dir=null to dump none")
 
-# Folder to open file. Never closed: closing any handle on the file would drop the process's lock.
-_held: dict[Path, int] = {}
+_held: dict[Path, FileLock] = {}
 
 
 def folders(config: Any, settings: Settings) -> list[tuple[str, Use]]:
@@ -56,78 +54,53 @@ def folders(config: Any, settings: Settings) -> list[tuple[str, Use]]:
 
 
 def hold(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: float = PATIENCE) -> None:
-    """Claim a folder for this process until it ends; an error that names the owner if there is one."""
+    """Claim a folder for this process until it ends; raise with the owner's name if another run has it."""
     home = Path(folder).resolve()
     if home in _held:
         return
-    path = home / FILE
     try:
         home.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise ConfigurationError(
             f"{use.what} cannot be written to {use.setting}={folder}: {error}; set another folder, or {use.without}"
         ) from error
-    locked = False
+    _held[home] = _locked(home, use, patience)
+    owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T %Z')}"
     try:
-        locked = _lock(handle, fcntl.LOCK_EX, path, folder, use, patience)
-    finally:
-        if not locked:
-            os.close(handle)
-    if not locked:
-        return
-    _held[home] = handle
-    owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T %Z')}\n"
-    try:
-        os.ftruncate(handle, 0)
-        os.write(handle, owner.encode())
+        (home / OWNER).write_text(owner + "\n")
     except OSError as error:  # a full disk; the lock itself takes no room
-        logger.warning(
-            "%s is held, but cannot name its owner: %s; make room before this run writes its %s", path, error, use.what
-        )
+        logger.warning("%s is locked, but its owner cannot be written there: %s; make room", home, error)
 
 
 def look(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: float = PATIENCE) -> None:
-    """The error that `hold` would raise for a folder that is held, before anything is built; claims and makes nothing.
+    """Raise as `hold` would, before anything is built, and claim nothing.
 
     Of two runs that start together, or where this machine does not see the folder, only `hold` refuses the second.
     """
     home = Path(folder).resolve()
-    if home in _held:  # closing the file would let go of it
-        return
-    path = home / FILE
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:  # nobody has held it, or this process does not see it
-        return
-    try:
-        _lock(handle, fcntl.LOCK_SH, path, folder, use, patience)  # which keeps out no other that looks
-    finally:
-        os.close(handle)
+    if home not in _held and (home / FILE).exists():
+        _locked(home, use, patience).release()
 
 
-def _lock(handle: int, kind: int, path: Path, folder: str | os.PathLike[str], use: Use, patience: float) -> bool:
-    """Whether the file is locked: False where its file system cannot, an error where another process has it."""
-    deadline, waiting = time.monotonic() + patience, False
-    while True:
+def _locked(home: Path, use: Use, patience: float) -> FileLock:
+    lock = FileLock(home / FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logger.warning("%s is held by %s: waiting up to %.0f s for its end", home / FILE, _owner(home), patience)
         try:
-            fcntl.lockf(handle, kind | fcntl.LOCK_NB)
-            return True
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                logger.warning("%s cannot be locked (%s): nothing stops a second run from saving there", path, error)
-                return False
-        if time.monotonic() > deadline:
+            lock.acquire(timeout=patience)
+        except Timeout as error:
             raise ConfigurationError(
-                f"another run saves its {use.what} in {use.setting}={folder}: {_owner(handle)}. Both would write into "
-                f"the same files. Set another folder, or end that run; if its machine is gone and the lock is still "
-                f"there, delete {path}"
-            )
-        if not waiting:
-            waiting = True
-            logger.warning("%s is held by %s: waiting up to %.0f s for its end", path, _owner(handle), patience)
-        time.sleep(0.2)
+                f"another run saves its {use.what} in {use.setting}={home}: {_owner(home)}. Both would write into the "
+                f"same files. Set another folder, or end that run; if its machine is gone and the lock is still there, "
+                f"delete {home / FILE}"
+            ) from error
+    return lock
 
 
-def _owner(handle: int) -> str:
-    return os.pread(handle, 1000, 0).decode(errors="replace").strip() or "a process that is not named"
+def _owner(home: Path) -> str:
+    try:
+        return (home / OWNER).read_text().strip() or "a process that is not named"
+    except OSError:
+        return "a process that is not named"

@@ -18,26 +18,28 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_ext.errors import CheckpointError
-from verl_ext.integration.trainers import checkpoint
+from verl_ext.files import replacing
+from verl_ext.integration.compat.names import STEP_FOLDER, TRACKER
 
 logger = logging.getLogger("verl_ext")
 
-FILE = "latest_checkpointed_iteration.txt"
-FOLDER = "global_step_"
 DATA = "data.pt"
 """What every trainer of verl writes into a checkpoint after the model."""
 
 
-def mend(trainer: Any, *, stateful: bool) -> None:
-    """With `resume_mode=auto`: an empty tracker gets the newest whole checkpoint, one that names none is an error."""
+def mend(trainer: Any, *, state_file: str | None) -> None:
+    """With `resume_mode=auto`: an empty tracker gets the newest whole checkpoint, one that names none is an error.
+
+    `state_file` is what a whole checkpoint holds of the estimator's state, None for an estimator without one.
+    """
     config = trainer.config.trainer
     if config.resume_mode != "auto":
         return
     home = Path(config.default_local_dir)
-    path = home / FILE
+    path = home / TRACKER
     try:
         text = path.read_bytes()
-        named = home / f"{FOLDER}{int(text)}"
+        named = home / f"{STEP_FOLDER}{int(text)}"
     except FileNotFoundError:
         return
     except OSError as error:
@@ -57,9 +59,10 @@ def mend(trainer: Any, *, stateful: bool) -> None:
     if OmegaConf.select(trainer.config, "actor_rollout_ref.actor.checkpoint.async_save"):
         raise CheckpointError(f"{path} is empty, and with async_save the newest may not be whole; {_remedy(home)}")
     critic = ("critic",) if getattr(trainer, "use_critic", False) else ()
-    step = _newest(home, ("actor", DATA, *critic, *((checkpoint.FILE,) if stateful else ())))
+    step = _newest(home, ("actor", DATA, *critic, *((state_file,) if state_file else ())))
     try:
-        checkpoint.write_whole(path, lambda file: file.write(str(step)))
+        with replacing(path) as temporary:
+            temporary.write_text(str(step))
     except OSError as error:
         raise CheckpointError(
             f"{path} is empty and cannot be written: {error}; make room, then the run resumes at step {step}"
@@ -68,7 +71,7 @@ def mend(trainer: Any, *, stateful: bool) -> None:
         "%s was empty: a run was killed, or had no room, as it wrote it; its newest whole checkpoint is %s%d, "
         "from which this run resumes",
         path,
-        FOLDER,
+        STEP_FOLDER,
         step,
     )
 
@@ -76,19 +79,19 @@ def mend(trainer: Any, *, stateful: bool) -> None:
 def _newest(home: Path, parts: Sequence[str]) -> int:
     """The step of the checkpoint that was written last, if that is the highest too."""
     steps = []
-    for folder in home.glob(f"{FOLDER}*"):
-        number = folder.name.removeprefix(FOLDER)
+    for folder in home.glob(f"{STEP_FOLDER}*"):
+        number = folder.name.removeprefix(STEP_FOLDER)
         if number.isdecimal() and all(_filled(folder / part) for part in parts):
             steps.append(((folder / DATA).stat().st_mtime_ns, int(number)))
     if not steps:
         raise CheckpointError(
-            f"{home / FILE} is empty, and no {FOLDER}N beside it holds {', '.join(parts)}; {_remedy(home)}"
+            f"{home / TRACKER} is empty, and no {STEP_FOLDER}N beside it holds {', '.join(parts)}; {_remedy(home)}"
         )
     last, highest = max(steps)[1], max(step for _, step in steps)
     if last != highest:  # an earlier one was resumed from, and the later ones are of the run before
         raise CheckpointError(
-            f"{home / FILE} is empty, and it is not clear which checkpoint is current: {FOLDER}{last} was written "
-            f"last, {FOLDER}{highest} is the highest; {_remedy(home)}"
+            f"{home / TRACKER} is empty, and it is not clear which checkpoint is current: {STEP_FOLDER}{last} was "
+            f"written last, {STEP_FOLDER}{highest} is the highest; {_remedy(home)}"
         )
     return highest
 
@@ -102,5 +105,5 @@ def _remedy(home: Path) -> str:
     # verl's legacy trainers read it with resume_path too.
     return (
         "write the step to resume from into the file, or delete it and set trainer.resume_mode=resume_path "
-        f"trainer.resume_from_path={home}/{FOLDER}N, or trainer.resume_mode=disable to start anew"
+        f"trainer.resume_from_path={home}/{STEP_FOLDER}N, or trainer.resume_mode=disable to start anew"
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from verl_ext import __version__
 from verl_ext.core.chain import Chain
 from verl_ext.core.state import RunState
 from verl_ext.errors import CheckpointError
+from verl_ext.files import replacing, sync_folder
 
 logger = logging.getLogger("verl_ext")
 
@@ -25,31 +25,16 @@ def save(folder: str | os.PathLike[str], run: RunState, *, step: int) -> Path:
     path = Path(folder) / FILE
     data = {"format": FORMAT, "verl_ext": __version__, "global_step": step, "estimators": run.state_dict()}
     try:
-        write_whole(path, lambda file: json.dump(data, file, indent=2, allow_nan=False))
+        for left in path.parent.glob(f".{FILE}.*.tmp"):  # by a process that was killed
+            left.unlink(missing_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(data, indent=2, allow_nan=False), encoding="utf-8")
     except OSError as error:  # a full disk's error names no file
         raise CheckpointError(
             f"the estimators' state of step {step} cannot be saved to {path}: {error}; the checkpoint before stays the "
             "current one, from which the run can be resumed"
         ) from error
     return path
-
-
-def write_whole(path: Path, put: Callable[[IO[str]], Any]) -> None:
-    """Let `put` write a file that is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}.*.tmp"):  # by a process that was killed
-        left.unlink(missing_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            put(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
 
 
 def load(folder: str | os.PathLike[str], run: RunState, *, step: int | None = None) -> bool:
@@ -106,7 +91,7 @@ def remove(folder: Path) -> None:
             f"{path} is the state of another run, whose checkpoint this run writes over, and cannot be removed: "
             f"{error}; remove it, or set another trainer.default_local_dir"
         ) from error
-    _sync_folder(folder)
+    sync_folder(folder)
     logger.warning("removed %s: it was the state of another run, whose checkpoint this run writes over", path)
 
 
@@ -139,14 +124,3 @@ def step_of(trainer: Any) -> int:
     """The number in the checkpoint folder's name; the fully asynchronous trainer counts weight versions."""
     version = getattr(trainer, "current_param_version", None)
     return int(trainer.global_steps if version is None else version)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the renaming itself survive a power cut, where the file system allows it."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError:
-        logger.debug("%s cannot be synced", folder)
-    finally:
-        os.close(handle)

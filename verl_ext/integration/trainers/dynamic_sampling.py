@@ -23,13 +23,13 @@ from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
 from verl_ext.integration.advantage.components import Components
 from verl_ext.integration.compat import contract
+from verl_ext.integration.compat.names import REPLAY_BUFFER
 from verl_ext.integration.trainers import rollout_data
-from verl_ext.integration.trainers.run import TrainerRun, required_run
+from verl_ext.integration.trainers.attach import TrainerRun, required_run
+from verl_ext.settings import ANY_REWARD
 
 logger = logging.getLogger("verl_ext")
 
-METRIC = "any_reward"
-BUFFER = "verl.trainer.ppo.v1.replay_buffer"
 Fetch = Callable[[Any, Rows, TrainerRun], Components]
 
 
@@ -38,10 +38,10 @@ def wrap_build(original: Callable[..., Any], *, fetch: Fetch) -> Callable[..., A
 
     def _build_replay_buffer(self: Any, *args: Any, **kwargs: Any) -> Any:
         buffer = original(self, *args, **kwargs)
-        if getattr(buffer, "filter_groups_metric", None) == METRIC:
+        if getattr(buffer, "filter_groups_metric", None) == ANY_REWARD:
             run = required_run(self)
             if run is None:
-                raise IntegrationError(f"{type(self).__qualname__} filters groups by {METRIC}, but was not checked")
+                raise IntegrationError(f"{type(self).__qualname__} filters groups by {ANY_REWARD}, but was not checked")
             GroupFilter(buffer, fetch, run).install()
         return buffer
 
@@ -61,7 +61,7 @@ class GroupFilter:
 
     def install(self) -> None:
         """Take the place of the buffer's rule, and add the counts to what sampling reports."""
-        contract.require_members(BUFFER, "ReplayBuffer", type(self.buffer), "_dapo_filtered_keys", "sample")
+        contract.require_members(REPLAY_BUFFER, "ReplayBuffer", type(self.buffer), "_dapo_filtered_keys", "sample")
         sample = self.buffer.sample
 
         def sample_and_count(global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:

@@ -7,6 +7,7 @@ passes every step through `compute_data_metrics`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -19,10 +20,11 @@ from verl_ext.core.groups import Groups
 from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows, padding_by_uid, scores
 from verl_ext.errors import IntegrationError
-from verl_ext.integration.advantage.components import SCORE, TOKEN_FIELD, Components
+from verl_ext.integration.advantage.components import Components
 from verl_ext.integration.advantage.context import Fit, StepContext, activate, current, fit, fitting
 from verl_ext.integration.compat import contract, hooks
-from verl_ext.integration.trainers import run as attach
+from verl_ext.integration.compat.names import SCORE, TOKEN_FIELD
+from verl_ext.integration.trainers import attach
 from verl_ext.run import use_run_state
 
 
@@ -137,7 +139,7 @@ def wrap_fit_compute_advantage(original: Callable[..., Any]) -> Callable[..., An
     """`_fit_compute_advantage(self, batch)` of the experimental trainers, metrics included."""
 
     def _fit_compute_advantage(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        with fit(self) as around:
+        with fit(self, functools.partial(attach.is_ours, self)) as around:
             result = original(self, batch, *args, **kwargs)
         _require_computed(around)
         self.metrics.update(around.metrics)

@@ -19,15 +19,14 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration.advantage.components import SCORE, TOKEN_FIELD, Components, token_totals
+from verl_ext.integration.advantage.components import Components, token_totals
 from verl_ext.integration.advantage.context import StepContext, activate, current
-from verl_ext.integration.advantage.estimator import accuracy_settings
 from verl_ext.integration.compat import contract
-from verl_ext.integration.guards import failures, workers
-from verl_ext.integration.trainers import dynamic_sampling as group_filter
-from verl_ext.integration.trainers import rollout_data
-from verl_ext.integration.trainers import run as attach
-from verl_ext.integration.trainers.run import TrainerRun
+from verl_ext.integration.compat.names import SCORE, TOKEN_FIELD
+from verl_ext.integration.config.read import accuracy_settings
+from verl_ext.integration.guards import failures, guard, workers
+from verl_ext.integration.trainers import attach, dynamic_sampling, rollout_data
+from verl_ext.integration.trainers.attach import TrainerRun
 from verl_ext.run import use_run_state
 
 logger = logging.getLogger("verl_ext")
@@ -39,10 +38,10 @@ MISSING = "advantage/missing_responses"
 def install(trainer_base: ModuleType) -> None:
     """Wrap `PPOTrainer`; all registered trainers and third-party subclasses inherit it."""
     contract.require("verl.trainer.ppo.v1.trainer_base", trainer_base)
-    build_replay_buffer = functools.partial(group_filter.wrap_build, fetch=fetch_components)
+    build_replay_buffer = functools.partial(dynamic_sampling.wrap_build, fetch=fetch_components)
     own = {
         "_compute_advantage": wrap_compute_advantage,
-        "_build_replay_buffer": lambda original: failures.wrap_build(build_replay_buffer(original)),
+        "_build_replay_buffer": lambda original: wrap_build_replay_buffer(build_replay_buffer(original)),
     }
     attach.adopt(trainer_base.PPOTrainer, {**attach.WRAPPERS, **own})
 
@@ -56,7 +55,7 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, batch, metrics)
         padding = np.array([bool(tag.get("is_padding", False)) for tag in batch.tags], dtype=bool)
         rows = Rows.of_sessions(batch.keys, padding)
-        missing = missing_responses(self, len(rows.scored), ours=run.ours)
+        missing = missing_responses(self, len(rows.scored), run)
         components = fetch_components(batch, rows, run)
         context = StepContext(trainer=self, loss_agg_mode=run.settings.loss_agg_mode, rows=rows, components=components)
         if run.settings.rewards.token_scores:
@@ -77,7 +76,20 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
     return _compute_advantage
 
 
-def missing_responses(trainer: Any, found: int, *, ours: bool) -> float:
+def wrap_build_replay_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`PPOTrainer._build_replay_buffer(self)`, with the guard of the rollouts for our estimators."""
+
+    def _build_replay_buffer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        buffer, run = original(self, *args, **kwargs), attach.run_of(self)
+        if run is not None and run.ours:
+            own = run.settings.verl_ext
+            guard.attempt("watch_rollouts", own, failures.watch_buffer, buffer, self, own)
+        return buffer
+
+    return _build_replay_buffer
+
+
+def missing_responses(trainer: Any, found: int, run: TrainerRun) -> float:
     """How many of the responses that were asked for are not there, with a line in the log.
 
     In its `sync` mode verl trains on what is left when responses fail; the groups are smaller, or gone. With an
@@ -87,8 +99,9 @@ def missing_responses(trainer: Any, found: int, *, ours: bool) -> float:
     updates = getattr(trainer, "parameter_sync_step", 1)
     expected = config.data.train_batch_size // updates * config.actor_rollout_ref.rollout.n
     missing = max(0, expected - found)
-    if missing and ours:
-        workers.require_alive(trainer, f"step {trainer.global_steps}: {missing} responses are missing")
+    if missing and run.ours:
+        why = f"step {trainer.global_steps}: {missing} responses are missing"
+        guard.attempt("watch_rollouts", run.settings.verl_ext, workers.require_alive, trainer, why)
     if missing:
         logger.warning(
             "step %d: %d of %d responses are missing, which is logged as %s; verl trains on those that are left. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping
@@ -16,10 +17,11 @@ from verl_ext.core.state import RunState
 from verl_ext.errors import ConfigurationError, IntegrationError, listed
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration.advantage import dump
-from verl_ext.integration.advantage.context import StepContext, current, fit, fitting
+from verl_ext.integration.advantage.context import fit
 from verl_ext.integration.compat import hooks
-from verl_ext.integration.config.read import read_settings, readable
-from verl_ext.integration.guards import nodes, run_lock, tracker
+from verl_ext.integration.config import checks
+from verl_ext.integration.config.read import estimator_name, read_settings
+from verl_ext.integration.guards import guard, nodes, run_lock, tracker
 from verl_ext.integration.trainers import checkpoint
 from verl_ext.settings import Settings
 
@@ -60,17 +62,8 @@ class TrainerRun:
         return self.chain is not None and self.chain.stateful
 
 
-def estimator_name(config: Any) -> str:
-    """The name in `algorithm.adv_estimator`, which may be an enum."""
-    with readable("algorithm.adv_estimator"):
-        found = config.algorithm.adv_estimator
-    return str(getattr(found, "value", found))
-
-
 def attach(trainer: Any, config: Any) -> TrainerRun:
     """Give a trainer its run, checking the configuration first."""
-    from verl_ext.integration.config import checks
-
     checks.check_run(config, unregistered=True)
     name = estimator_name(config)
     try:
@@ -82,8 +75,8 @@ def attach(trainer: Any, config: Any) -> TrainerRun:
     run = TrainerRun(name, settings)
     if run.watches:
         _require_wrapper(type(trainer), run)
-    if run.ours and settings.verl_ext.check_nodes:
-        nodes.check_in_trainer()
+    if run.ours:
+        guard.attempt("check_nodes", settings.verl_ext, nodes.check_in_trainer)
     if run.ours and settings.verl_ext.dump_dir is not None:
         dump.prepare(settings.verl_ext.dump_dir)
     setattr(trainer, ATTRIBUTE, run)
@@ -113,6 +106,12 @@ def required_run(trainer: Any) -> TrainerRun | None:
     return run
 
 
+def is_ours(trainer: Any) -> bool:
+    """Whether a trainer's estimator is one of this package's; an error if it is, and the run was not checked."""
+    run = required_run(trainer)
+    return run is not None and run.ours
+
+
 def _require_wrapper(cls: type, run: TrainerRun) -> None:
     """Raise if a module of verl that defines the trainer calls verl's own `compute_advantage` instead of our wrapper.
 
@@ -132,28 +131,6 @@ def _require_wrapper(cls: type, run: TrainerRun) -> None:
     logger.warning("%s. The rewards in algorithm.rewards.keys are not logged", message)
 
 
-def context_of_call(name: str, fields: Any, tensors: Any) -> StepContext:
-    """The context in force; a new one for a call from outside a trainer, such as a notebook's.
-
-    While a trainer with an estimator of ours fits in this process, a call outside our wrapper is refused: its history
-    would not be saved and its metrics would be lost.
-    """
-    context, around = current(), fitting()
-    if around is not None and context is not None:
-        around.computed = True
-    elif around is not None:
-        run = required_run(around.trainer)
-        if run is not None and run.ours:
-            bare = hooks.unwrapped("compute_advantage")
-            raise IntegrationError(
-                f"{type(around.trainer).__qualname__} called the estimator {name!r} outside verl_ext's wrapper: the "
-                "history would not be saved and the metrics would be lost. Call compute_advantage of "
-                "verl.trainer.ppo.ray_trainer, imported after verl"
-                + (f"; verl's own function without the wrapper is at {listed(bare)}" if bare else "")
-            )
-    return context or StepContext(fields=fields, tensors=tensors)
-
-
 def wrap_fit(original: Callable[..., Any]) -> Callable[..., Any]:
     """A trainer's `fit(self, ...)`, with the trainer in reach of what it calls; a coroutine stays one.
 
@@ -162,13 +139,13 @@ def wrap_fit(original: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(original):
 
         async def fit_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with fit(self):
+            with fit(self, functools.partial(is_ours, self)):
                 return await original(self, *args, **kwargs)
 
         return fit_async
 
     def fit_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with fit(self):
+        with fit(self, functools.partial(is_ours, self)):
             return original(self, *args, **kwargs)
 
     return fit_sync
@@ -187,8 +164,6 @@ def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
             attach(self, config)
         original(self, *args, **kwargs)
         if first:
-            from verl_ext.integration.config import checks
-
             checks.check_registered(config)
 
     return __init__
@@ -219,21 +194,19 @@ def wrap_load(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def before_load(trainer: Any) -> None:
-    """What must hold before a trainer of ours looks for its checkpoint: the folders are its own, the tracker sound."""
-    run = run_of(trainer)
-    if run is not None and run.ours:
-        claim_folders(trainer, run)
-        tracker.mend(trainer, stateful=run.stateful)
-
-
-def claim_folders(trainer: Any, run: TrainerRun) -> None:
-    """Refuse to train where another run saves.
+    """Lock the run's folders and repair an empty tracker, before a trainer of ours looks for its checkpoint.
 
     When the trainer loads, not when it is made: the fully asynchronous one has a rollouter beside it, in a process of
     its own, which is a trainer too and saves nothing of ours.
     """
+    run = run_of(trainer)
+    if run is None or not run.ours:
+        return
+    own = run.settings.verl_ext
     for folder, use in run_lock.folders(trainer.config, run.settings):
-        run_lock.hold(folder, use)
+        guard.attempt("lock_folders", own, run_lock.hold, folder, use)
+    state_file = checkpoint.FILE if run.stateful else None
+    guard.attempt("repair_tracker", own, tracker.mend, trainer, state_file=state_file)
 
 
 def load_state(trainer: Any) -> None:

@@ -1,0 +1,52 @@
+"""What `python -m build` makes: a wheel with all that a run needs, and nothing of the tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command: object, **options) -> str:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600, **options)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
+    (found,) = folder.glob("verl_ext-*.whl")
+    return found
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_no_other(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "verl_ext", cwd=ROOT)
+    assert packed == {name for name in listed.splitlines() if (ROOT / name).exists()}
+
+
+def test_the_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
+    """A new environment that shares verl and what verl needs with this one, but not this package."""
+    home = tmp_path / "environment"
+    venv.create(home, with_pip=False)
+    python = home / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    (packages,) = home.glob("lib/python*/site-packages")
+    # A path in a .pth file adds the folder without its own .pth files: this checkout is not on the path.
+    (packages / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    clean = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    where = run(python, "-c", "import verl_ext; print(verl_ext.__file__)", cwd=tmp_path, env=clean)
+    assert Path(where.strip()).is_relative_to(home)
+    said = run(home / "bin" / "verl-ext", "doctor", cwd=tmp_path, env=clean)
+    for estimator in ("gdpo", "dgpo", "hadw", "drgrpo", "compose"):
+        assert estimator in said

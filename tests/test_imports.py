@@ -1,0 +1,63 @@
+"""Who may import whom: the rooms of the package stand on floors, and every import goes down."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DRAW = runpy.run_path(str(ROOT / "scripts" / "draw_imports.py"))
+
+FLOORS = (
+    ("__init__", "conf", "errors", "files", "recipes", "integration"),
+    ("core", "rewards", "jsonl", "cpu.tiny", "integration.compat"),
+    ("settings", "run", "report", "cpu", "recipes.data", "recipes.evaluation"),
+    ("estimators",),
+    ("integration.config",),
+    ("integration.advantage", "integration.guards", "integration.doctor", "show"),
+    ("integration.trainers",),
+    ("integration.driver", "integration.plugin", "check"),
+    ("cli",),
+    ("__main__",),
+)
+"""From the ground up. A room imports rooms of lower floors only."""
+HEIGHT = {room: at for at, floor in enumerate(FLOORS) for room in floor}
+PURE = ("core", "estimators", "settings", "run", "errors", "files", "__init__")
+MAY_IMPORT_VERL = ("integration", "cpu")
+
+
+def test_every_room_has_a_floor_and_imports_go_down():
+    graph, arrows = DRAW["rooms_graph"](ROOT)
+    assert set(graph) == set(HEIGHT)
+    upward = [f"{source} -> {target}" for source, target in arrows if HEIGHT[source] <= HEIGHT[target]]
+    assert not upward
+
+
+def test_no_file_imports_itself_round_a_circle():
+    assert DRAW["circles"](DRAW["files_graph"](ROOT)) == []
+
+
+def test_a_circle_and_an_upward_arrow_would_be_found():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}
+    assert DRAW["circles"](graph) == [["a", "b", "c"]]
+    assert DRAW["floors"](graph) == [["a", "b", "c"], ["d"]]
+
+
+def imports_from_outside(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield (node.module or "").partition(".")[0]
+
+
+@pytest.mark.parametrize(("name", "path"), DRAW["modules"](ROOT).items())
+def test_only_the_integration_knows_verl_and_the_core_knows_torch_and_numpy_alone(name, path):
+    room, found = DRAW["room_of"](name, path), set(imports_from_outside(path))
+    if room.split(".")[0] not in MAY_IMPORT_VERL:
+        assert not found & {"verl", "ray", "transfer_queue"}
+    if room in PURE:
+        assert not found & {"omegaconf", "hydra", "pandas", "matplotlib"}
