@@ -76,6 +76,7 @@ def composed(folder: Path | None, name: str, overrides: list[str]) -> Iterator[A
         from yaml import YAMLError
     except ImportError as error:
         raise ConfigurationError(f"a configuration is composed with verl and its Hydra: {error}") from error
+    home: Any
     if folder is None:
         home = hydra.initialize_config_module(HOME, version_base=None)
     elif folder.is_dir():

@@ -87,7 +87,7 @@ def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> 
     return torch.empty_like(logits).scatter_(-1, order, ordered)
 
 
-class _Draw(LogitsProcessor):  # type: ignore[misc]
+class _Draw(LogitsProcessor):
     """Draws a token a row, remembers its log-probability, and leaves it as the only possible one."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
@@ -116,7 +116,7 @@ class _Draw(LogitsProcessor):  # type: ignore[misc]
         return torch.full_like(scores, -torch.inf).scatter_(-1, tokens, 0.0)
 
 
-class _Stop(StoppingCriteria):  # type: ignore[misc]
+class _Stop(StoppingCriteria):
     """Ends a row at its own limit or at an end-of-sequence token, and every row on abort."""
 
     def __init__(self, requests: Sequence[Request], width: int, eos: Sequence[int], abort: threading.Event) -> None:

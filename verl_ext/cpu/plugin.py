@@ -82,11 +82,12 @@ def _store_configurations(module: ModuleType) -> None:
 def _register_platform(module: ModuleType) -> None:
     from verl_ext.cpu.platform import NAME, CPUPlatform
 
-    module.PlatformRegistry.register(NAME)(CPUPlatform)
-    current = module._current_platform
+    manager: Any = module
+    manager.PlatformRegistry.register(NAME)(CPUPlatform)
+    current = manager._current_platform
     if current is not None and current.device_name != NAME:
         # In the driver verl has looked before the configuration was read, and assumed an accelerator.
-        module._current_platform = CPUPlatform()
+        manager._current_platform = CPUPlatform()
 
 
 def _register_adapter(module: ModuleType) -> None:

@@ -41,7 +41,7 @@ class EmbeddedReplica(RolloutReplica):
         from verl_ext.cpu.server import EmbeddedServer
 
         node_id = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
-        server = (
+        server: Any = (
             ray.remote(EmbeddedServer)
             .options(
                 name=server_name(self.replica_rank),

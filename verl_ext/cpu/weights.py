@@ -53,7 +53,7 @@ class SocketCheckpointEngine(CheckpointEngine):
         nobody: list[list[str]] = [[] for _ in range(actor_wg_world_size - 1)]
         return {"receivers": [receivers, *nobody]}, {"receivers": [[] for _ in range(rollout_world_size)]}
 
-    def init_process_group(self, receivers: list[str]) -> None:
+    def init_process_group(self, receivers: list[str]) -> None:  # type: ignore[override]
         """Connect the sender."""
         for address in receivers:
             socket = self._context.socket(zmq.PUSH)
@@ -94,7 +94,7 @@ class SocketCheckpointEngine(CheckpointEngine):
         for socket in receivers:
             await asyncio.to_thread(socket.send_pyobj, bucket)
 
-    async def receive_weights(
+    async def receive_weights(  # type: ignore[override]
         self,
         global_steps: int | None = None,  # noqa: ARG002
     ) -> AsyncGenerator[tuple[str, torch.Tensor], None]:

@@ -179,7 +179,9 @@ def _registry(report: Report) -> None:
 def _hooks(report: Report) -> None:
     print("hooks into verl")
     for hook in hooks.HOOKS.values():
-        if hook.state == "holds":
+        if hook.state == "failed" and hook.guard is not None:
+            report.note(f"{hook.module}: {hook.purpose}: the guard {hook.guard} is off: {hook.error}")
+        elif hook.state == "holds":
             report.ok(f"{hook.module}: {hook.purpose}")
         elif hook.state == "pending" and hook.module.startswith(_OPTIONAL) and hook.module not in sys.modules:
             report.note(f"{hook.module}: {hook.purpose}: not used here")
@@ -194,6 +196,8 @@ def _contract(report: Report) -> None:
     print("what verl_ext touches of verl")
     for text in contract.moved():
         report.fail(text, _SUPPORTED)
+    for switch, missing in contract.guards_off().items():
+        report.note(f"the guard {switch} is off with this verl: {'; '.join(missing)}")
     for text in contract.moved(cpu=True):
         if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
             report.fail(text, _SUPPORTED)

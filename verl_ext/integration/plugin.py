@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from verl_ext.errors import IntegrationError
 from verl_ext.estimators import ESTIMATORS
+from verl_ext.integration.compat.hooks import Hook, schedule
 from verl_ext.integration.compat.imports import after_import
 
 _HERE = "verl_ext.integration"
@@ -16,35 +17,73 @@ broken: Exception | None = None
 """Why this package could not be set up in this process, if it could not."""
 
 
-def _schedule() -> None:
-    from verl_ext.cpu import plugin as cpu
-    from verl_ext.integration.compat.hooks import Hook, schedule
-
-    schedule(
-        Hook("verl.trainer.ppo.core_algos", f"{_HERE}.advantage.registry:install", "the estimators' names"),
-        Hook("verl.utils.config", f"{_HERE}.driver:install", "checks before Ray starts"),
+def hooks_into_verl() -> tuple[Hook, ...]:
+    """What is done after the import of which module of verl; the docs print this table."""
+    return (
         Hook(
-            "verl.trainer.main_ppo", f"{_HERE}.driver:install_entry", "checks before Ray starts, experimental trainers"
+            "verl.trainer.ppo.core_algos",
+            f"{_HERE}.advantage.registry:install",
+            "the estimators' names",
+            "registers the estimators in `ADV_ESTIMATOR_REGISTRY`; `gdpo` replaces verl's own, which is kept beside it",
         ),
-        Hook("verl.trainer.ppo.ray_trainer", f"{_HERE}.trainers.legacy:install", "the legacy trainer"),
+        Hook(
+            "verl.utils.config",
+            f"{_HERE}.driver:install",
+            "checks before Ray starts",
+            "wraps `validate_config`: the checks of a run's configuration come first",
+        ),
+        Hook(
+            "verl.trainer.main_ppo",
+            f"{_HERE}.driver:install_entry",
+            "checks before Ray starts, experimental trainers",
+            "wraps `run_ppo`, which the experimental entry points call, in the same way",
+        ),
+        Hook(
+            "verl.trainer.ppo.v1.trainer_base",
+            f"{_HERE}.trainers.v1:install",
+            "the default (V1) trainer",
+            "wraps `PPOTrainer.__init__`, `fit`, `_compute_advantage`, `_build_replay_buffer`, `_save_checkpoint` and "
+            "`_load_checkpoint`",
+        ),
+        Hook(
+            "verl.trainer.ppo.ray_trainer",
+            f"{_HERE}.trainers.legacy:install",
+            "the legacy trainer",
+            "wraps `compute_advantage`, `compute_data_metrics`, and `RayPPOTrainer.__init__`, `fit`, "
+            "`_save_checkpoint` and `_load_checkpoint`",
+        ),
         Hook(
             "verl.experimental.separation.ray_trainer",
             f"{_HERE}.trainers.legacy:install_separation",
             "experimental trainers",
+            "wraps `SeparateRayPPOTrainer._fit_compute_advantage`, as a subclass of `RayPPOTrainer`",
         ),
         Hook(
             "verl.experimental.fully_async_policy.fully_async_trainer",
             f"{_HERE}.trainers.legacy:install_fully_async",
             "checkpoints of the fully asynchronous trainer",
+            "wraps `FullyAsyncTrainer.load_checkpoint`",
         ),
         Hook(
             "verl.experimental.fully_async_policy.fully_async_rollouter",
             f"{_HERE}.guards.failures:install_rollouter",
             "failures of the fully asynchronous rollout",
+            "wraps `FullyAsyncRollouter._streaming_generation_main` and `fit`",
+            guard="watch_rollouts",
         ),
-        Hook("verl.trainer.ppo.v1.trainer_base", f"{_HERE}.trainers.v1:install", "the default (V1) trainer"),
-        Hook("hydra.core.config_store", f"{_HERE}.config.presets:install", "configuration presets"),
+        Hook(
+            "hydra.core.config_store",
+            f"{_HERE}.config.presets:install",
+            "configuration presets",
+            "stores the presets in Hydra's ConfigStore",
+        ),
     )
+
+
+def _schedule() -> None:
+    from verl_ext.cpu import plugin as cpu
+
+    schedule(*hooks_into_verl())
     cpu.install()
 
 

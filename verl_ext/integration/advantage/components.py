@@ -114,7 +114,7 @@ class Components:
             values = self._checked(key, list(values))
         if values.dtype.kind not in "biuf":
             raise DataError(f"reward {key!r} holds {values.dtype} ({values.flat[0]!r}), expected numbers")
-        column = values.astype(np.float64)
+        column: Array = values.astype(np.float64)
         if column.shape == (len(self.labels), 1):
             column = column[:, 0]
         if column.shape != (len(self.labels),):

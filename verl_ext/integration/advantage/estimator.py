@@ -217,7 +217,7 @@ def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashabl
     if index is None:
         raise DataError("the uids are missing: pass index=<one uid a row>")
     try:
-        uids: list[Hashable] = list(index.tolist() if hasattr(index, "tolist") else index)
+        uids: list[Any] = list(index.tolist() if hasattr(index, "tolist") else index)
         # Tensors hash by identity: each would be its own group.
         if any(issubclass(kind, torch.Tensor) for kind in set(map(type, uids))):
             uids = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]

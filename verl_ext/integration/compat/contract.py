@@ -1,4 +1,4 @@
-"""All that this package touches of verl: one table, which hooks, `doctor` and the tests check.
+"""All that this package calls or wraps of verl, by name and signature: hooks, `doctor` and the docs read this table.
 
 Where a new verl moves one of these, everything that moved is listed; it was written against verl 0.9.0 and 0.9.1. A
 module under `CPU` is touched only by runs on a machine without a GPU.
@@ -16,18 +16,15 @@ from types import MappingProxyType
 from typing import Any
 
 from verl_ext.errors import IntegrationError
-from verl_ext.integration.compat.names import REPLAY_BUFFER, TRACKER
+from verl_ext.integration.compat.names import REPLAY_BUFFER
 from verl_ext.integration.compat.pins import Pin, check
-
-_CHECKPOINTS = ("global_steps", "global_step_", "default_local_dir", "resume_mode", "resume_from_path")
-_COMBINED_BY = ("mean", "avg", "average", "max", "min", "sum", "total", "timing_s/")
 
 VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
     {
-        # -- the estimators -------------------------------------------------------------------------------------------
+        # the estimators
         "verl.trainer.ppo.core_algos": (
             Pin("ADV_ESTIMATOR_REGISTRY", kind=dict),
-            Pin("get_adv_estimator_fn", takes=("name_or_enum",), says=("ADV_ESTIMATOR_REGISTRY",)),
+            Pin("get_adv_estimator_fn", takes=("name_or_enum",)),
             Pin("POLICY_LOSS_REGISTRY", kind=dict),
         ),
         "verl.trainer.config": (
@@ -43,144 +40,77 @@ VERL: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
                 ),
             ),
         ),
-        # -- before Ray starts ----------------------------------------------------------------------------------------
+        # before Ray starts
         "verl.utils.config": (Pin("validate_config", takes=("config", "use_reference_policy", "use_critic")),),
-        "verl.trainer.main_ppo": (
-            Pin("run_ppo", takes=("config", "task_runner_class")),
-            Pin("", says=("validate_config(", "auto_set_device(")),
-        ),
-        # -- the default trainer --------------------------------------------------------------------------------------
+        "verl.trainer.main_ppo": (Pin("run_ppo", takes=("config", "task_runner_class")),),
+        # the default trainer
         "verl.trainer.ppo.v1.trainer_base": (
-            Pin("PPOTrainer.__init__", takes=("self", "config"), says=("parameter_sync_step", "_build_replay_buffer")),
-            Pin(
-                "PPOTrainer._compute_advantage",
-                takes=("self", "batch", "metrics"),
-                says=(
-                    "keys",
-                    "partition_id",
-                    "uid",
-                    "response_mask",
-                    "rm_scores",
-                    "token_level_scores",
-                    "token_level_rewards",
-                    "compute_advantage_for_multi_trajectories",
-                ),
-            ),
+            Pin("PPOTrainer.__init__", takes=("self", "config")),
+            Pin("PPOTrainer._compute_advantage", takes=("self", "batch", "metrics")),
             Pin("PPOTrainer.fit", accepts=("self",)),
-            Pin("PPOTrainer._build_replay_buffer", takes=("self",), says=("filter_groups_metric", "custom_sampler")),
-            Pin("PPOTrainer._save_checkpoint", takes=("self",), says=(*_CHECKPOINTS[:3], TRACKER)),
-            Pin("PPOTrainer._load_checkpoint", takes=("self",), says=_CHECKPOINTS),
-            Pin("PPOTrainer", says=("local_trigger_step", "is_padding", "train_batch_size")),
-            Pin("PPOTrainer", says=("reward_loop_manager", "agent_loop_manager", "llm_server_manager")),
+            Pin("PPOTrainer._build_replay_buffer", takes=("self",)),
+            Pin("PPOTrainer._save_checkpoint", takes=("self",)),
+            Pin("PPOTrainer._load_checkpoint", takes=("self",)),
             Pin("tq.kv_batch_get", takes=("keys", "partition_id", "select_fields")),
         ),
-        "verl.trainer.ppo.v1.utils": (
-            Pin("compute_advantage_for_multi_trajectories", says=("compute_advantage",)),
-            # A metric is named so that verl combines it as it should be.
-            Pin("MetricsAggregator._get_aggregation_type", takes=("self", "metric_name"), says=_COMBINED_BY),
-        ),
-        "verl.trainer.ppo.v1.agent_loop_tq": (
-            Pin("AgentLoopWorkerTQ._agent_loop_postprocess", says=("{uid}_{session_id}_{i}",)),
-            # Named in a message as what to look for in the log.
-            Pin("AgentLoopWorkerTQ._run_prompt", says=("Error in _run_prompt for uid=", "Error in _run_prompt: ")),
-        ),
         REPLAY_BUFFER: (
-            Pin("ReplayBuffer.__init__", accepts=("filter_groups_metric",), says=("partitions",)),
-            Pin(
-                "ReplayBuffer._dapo_filtered_keys", takes=("self", "partition_id"), says=("finished_keys", "partitions")
-            ),
+            Pin("ReplayBuffer.__init__", accepts=("filter_groups_metric",)),
+            Pin("ReplayBuffer._dapo_filtered_keys", takes=("self", "partition_id")),
             Pin("ReplayBuffer.sample", takes=("self", "global_steps", "partition_id", "batch_size")),
             Pin(
                 "ReplayBuffer._evict_terminal_groups",
                 takes=("self", "global_steps", "partition_id", "eviction_reasons"),
-                says=("stale_uids", "dapo_uids", "failed_uids", "dapo_counts"),
+                guard="watch_rollouts",
             ),
             Pin(
                 "ReplayBuffer._wait_for_next_poll",
                 takes=("self", "partition_id", "last_debug_time"),
-                says=("pending_keys", "running_keys", "finished_keys", "failure_keys"),
+                guard="watch_rollouts",
             ),
             Pin("ReplayBufferAsync.sample", takes=("self", "global_steps", "partition_id", "batch_size")),
-            Pin("", says=("_", "reward_extra_info", "extra_fields", "val")),
         ),
         "transfer_queue": (
             Pin("kv_batch_get", accepts=("keys", "partition_id", "select_fields")),
             Pin("kv_batch_put", accepts=("keys", "partition_id", "fields")),
             Pin("KVBatchMeta", has=("keys", "tags", "partition_id")),
         ),
-        "verl": (Pin("DataProto", has=("batch", "non_tensor_batch")), Pin("__version__", kind=str)),
-        # -- the legacy trainer, and those that are built on it -------------------------------------------------------
+        "verl": (
+            Pin("DataProto", has=("batch", "non_tensor_batch")),
+            Pin("__version__", kind=str),
+        ),
+        # the legacy trainer, and those built on it
         "verl.trainer.ppo.ray_trainer": (
             Pin(
                 "RayPPOTrainer.__init__",
                 takes=("self", "config", "tokenizer", "role_worker_mapping", "resource_pool_manager"),
             ),
-            Pin("RayPPOTrainer.fit", takes=("self",), says=("compute_advantage", "compute_data_metrics")),
-            Pin("RayPPOTrainer._save_checkpoint", takes=("self",), says=(*_CHECKPOINTS[:3], TRACKER)),
-            Pin("RayPPOTrainer._load_checkpoint", takes=("self",), says=_CHECKPOINTS),
-            Pin(
-                "compute_advantage",
-                takes=("data", "adv_estimator"),
-                says=(
-                    "get_adv_estimator_fn",
-                    "token_level_rewards",
-                    "response_mask",
-                    "config",
-                    "index",
-                    "uid",
-                    "non_tensor_batch",
-                    "batch",
-                    "advantages",
-                    "returns",
-                ),
-            ),
+            Pin("RayPPOTrainer.fit", takes=("self",)),
+            Pin("RayPPOTrainer._save_checkpoint", takes=("self",)),
+            Pin("RayPPOTrainer._load_checkpoint", takes=("self",)),
+            Pin("compute_advantage", takes=("data", "adv_estimator")),
             Pin("compute_data_metrics", takes=("batch", "use_critic")),
         ),
         "verl.experimental.separation.ray_trainer": (
-            Pin(
-                "SeparateRayPPOTrainer._fit_compute_advantage",
-                takes=("self", "batch"),
-                says=("metrics", "compute_advantage"),
-            ),
+            Pin("SeparateRayPPOTrainer._fit_compute_advantage", takes=("self", "batch")),
         ),
         "verl.experimental.fully_async_policy.fully_async_trainer": (
-            Pin(
-                "FullyAsyncTrainer.__ray_metadata__.modified_class.load_checkpoint",
-                takes=("self",),
-                says=("current_param_version", "global_step_"),
-                coroutine=True,
-            ),
-            # By another name it would save, and the wrapped one that it inherits would never be called.
-            Pin(
-                "FullyAsyncTrainer.__ray_metadata__.modified_class._save_checkpoint",
-                takes=("self",),
-                says=("current_param_version", "default_local_dir", "global_step_", TRACKER),
-                own=True,
-            ),
-            Pin("", says=("current_param_version", "local_trigger_step", "_save_checkpoint(")),
+            Pin("FullyAsyncTrainer.__ray_metadata__.modified_class.load_checkpoint", takes=("self",), coroutine=True),
+            Pin("FullyAsyncTrainer.__ray_metadata__.modified_class._save_checkpoint", takes=("self",), own=True),
         ),
         "verl.experimental.fully_async_policy.fully_async_rollouter": (
             Pin(
                 "FullyAsyncRollouter.__ray_metadata__.modified_class._streaming_generation_main",
                 takes=("self",),
                 coroutine=True,
+                guard="watch_rollouts",
             ),
             Pin(
                 "FullyAsyncRollouter.__ray_metadata__.modified_class.fit",
                 takes=("self",),
-                says=("_streaming_generation_main", "return_exceptions"),
                 coroutine=True,
+                guard="watch_rollouts",
             ),
-            Pin("", says=("config",)),
         ),
-        "verl.experimental.reward_loop.reward_loop": (Pin("RewardLoopManager", says=("reward_loop_workers",)),),
-        "verl.experimental.agent_loop.agent_loop": (Pin("AgentLoopManager", says=("agent_loop_workers",)),),
-        "verl.workers.rollout.llm_server": (Pin("LLMServerManager", says=("server_handles",)),),
-        "verl.experimental.fully_async_policy.fully_async_main": (Pin("", says=("run_ppo(",)),),
-        "verl.experimental.fully_async_policy.detach_utils": (
-            Pin("MetricsAggregator._get_aggregation_type", takes=("self", "metric_name"), says=_COMBINED_BY),
-        ),
-        "verl.experimental.one_step_off_policy.main_ppo": (Pin("", says=("run_ppo(", "validate_config(")),),
     }
 )
 
@@ -199,56 +129,28 @@ CPU: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
             Pin("need_reference_policy", takes=("config",)),
             Pin("need_critic", takes=("config",)),
         ),
-        "verl.workers.engine.fsdp.transformer_impl": (
-            Pin("CPUOffloadPolicy", accepts=("pin_memory",)),
-            Pin("", says=("CPUOffloadPolicy",)),
-        ),
-        "verl.plugin.platform": (
-            Pin("PlatformBase", implemented="verl_ext.cpu.platform:CPUPlatform"),
-            Pin("get_platform", takes=()),
-        ),
+        "verl.workers.engine.fsdp.transformer_impl": (Pin("CPUOffloadPolicy", accepts=("pin_memory",)),),
+        "verl.plugin.platform": (Pin("get_platform", takes=()),),
         "verl.plugin.platform.platform_manager": (
             Pin("PlatformRegistry.register", takes=("platform",)),
             Pin("_current_platform"),
         ),
         "verl.workers.rollout.base": (
             Pin("_ROLLOUT_REGISTRY", kind=dict),
-            Pin(
-                "BaseRollout",
-                has=("resume", "update_weights", "release"),
-                implemented="verl_ext.cpu.rollout:EmbeddedRollout",
-            ),
+            Pin("BaseRollout", has=("resume", "update_weights", "release")),
             Pin("BaseRollout.__init__", takes=("self", "config", "model_config", "device_mesh")),
         ),
         "verl.workers.rollout.replica": (
             Pin("RolloutReplicaRegistry.register", takes=("name", "loader")),
-            Pin(
-                "RolloutReplica",
-                says=(
-                    "replica_rank",
-                    "world_size",
-                    "workers",
-                    "servers",
-                    "_server_handle",
-                    "_server_address",
-                    "is_reward_model",
-                    "is_teacher_model",
-                    *_LOGICAL,
-                ),
-                has=("max_concurrency", "launch_servers"),
-                implemented="verl_ext.cpu.rollout:EmbeddedReplica",
-                served="verl_ext.cpu.server:EmbeddedServer",
-            ),
+            Pin("RolloutReplica", has=("max_concurrency", "launch_servers")),
             Pin("TokenOutput", has=("token_ids", "log_probs", "stop_reason", "num_preempted", "extra_fields")),
         ),
         "verl.workers.rollout.utils": (Pin("ensure_async_iterator", takes=("iterable",)),),
-        "verl.checkpoint_engine.base": (
-            Pin("CheckpointEngineRegistry.register", takes=("backend",)),
-            Pin("CheckpointEngine", implemented="verl_ext.cpu.weights:SocketCheckpointEngine"),
+        "verl.checkpoint_engine.base": (Pin("CheckpointEngineRegistry.register", takes=("backend",)),),
+        "importlib.metadata": (
+            Pin("version", accepts=("distribution_name",)),
+            Pin("PackageNotFoundError"),
         ),
-        "verl.third_party.vllm": (Pin("get_version", says=("version",)),),
-        # What verl asks for vLLM's version with.
-        "importlib.metadata": (Pin("version", accepts=("distribution_name",)), Pin("PackageNotFoundError")),
         "vllm.model_executor.layers.utils": (Pin("dispatch_cpu_unquantized_gemm", accepts=("layer", "remove_weight")),),
     }
 )
@@ -312,30 +214,41 @@ CPU_SETTINGS = (
 
 
 def moved(*, cpu: bool = False) -> list[str]:
-    """Everything that is not where this package expects it; with `cpu`, of what runs without a GPU touch instead.
+    """Everything essential that is not where this package expects it; with `cpu`, of what runs without a GPU touch.
 
     A module that cannot be imported because another package is not installed is no move.
     """
     table, settings = (CPU, CPU_SETTINGS) if cpu else (VERL, SETTINGS)
-    found = [text for name, pins in table.items() for text in _of_module(name, pins)]
-    return found + list(_of_settings(settings))
+    essential = {name: tuple(pin for pin in pins if pin.guard is None) for name, pins in table.items()}
+    return [*_of_table(essential), *_of_settings(settings)]
+
+
+def guards_off() -> dict[str, list[str]]:
+    """The guards that this verl does not support, each with what is missing."""
+    switches = {pin.guard for pins in VERL.values() for pin in pins if pin.guard is not None}
+    found = {}
+    for switch in sorted(switches):
+        needed = {name: tuple(pin for pin in pins if pin.guard == switch) for name, pins in VERL.items()}
+        found[switch] = list(_of_table(needed))
+    return {switch: missing for switch, missing in found.items() if missing}
 
 
 def require(name: str, module: Any) -> None:
-    """Refuse to install a hook into a module of which something moved, naming all of it; its source is not read."""
-    _refuse(text for pin in VERL[name] for text in check(name, module, pin, source=False))
+    """Raise if something that is needed of a module has moved, and name all of it; guards check what they need."""
+    essential = [pin for pin in VERL[name] if pin.guard is None]
+    _refuse(text for pin in essential or VERL[name] for text in check(name, module, pin))
 
 
 def require_members(name: str, cls: str, owner: type, *members: str) -> None:
     """The same of some members of another class, which stands for `cls` of the module: a sampler of the user's."""
     where = f"{owner.__module__}.{owner.__qualname__}"
     pins = [replace(_pinned(VERL[name], f"{cls}.{member}"), name=member) for member in members]
-    _refuse(text for pin in pins for text in check(where, owner, pin, source=False))
+    _refuse(text for pin in pins for text in check(where, owner, pin))
 
 
 def member(name: str, module: Any, path: str) -> Any:
     """A member of a module that is patched for runs without a GPU, which must be as pinned."""
-    _refuse(check(name, module, _pinned(CPU[name], path), source=False))
+    _refuse(check(name, module, _pinned(CPU[name], path)))
     return operator.attrgetter(path)(module)
 
 
@@ -357,6 +270,12 @@ def lacks_package(name: str, error: BaseException) -> bool:
     """Whether a module failed to import because another package is not installed."""
     missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     return missing not in ("", name.partition(".")[0], "verl_ext")
+
+
+def _of_table(table: Mapping[str, tuple[Pin, ...]]) -> Iterator[str]:
+    for name, pins in table.items():
+        if pins:
+            yield from _of_module(name, pins)
 
 
 def _of_module(name: str, pins: tuple[Pin, ...]) -> Iterator[str]:

@@ -37,6 +37,10 @@ class Hook:
     target: str
     """`module:function` of this package, called with that module."""
     purpose: str
+    does: str = ""
+    """What it wraps or adds, for the docs."""
+    guard: str | None = None
+    """The guard that it belongs to, by its switch; None: it is essential."""
     state: str = "pending"
     """`pending` until the module is imported, then `holds` or `failed`."""
     error: Exception | None = None
@@ -48,7 +52,10 @@ class Hook:
             getattr(importlib.import_module(home), name)(module)
         except Exception as error:  # noqa: BLE001 - verl's import must not break; the estimators raise it instead
             self.state, self.error = "failed", error
-            report(f"hook into {self.module} ({self.purpose}) does not hold", error)
+            if self.guard is None:
+                report(f"hook into {self.module} ({self.purpose}) does not hold", error)
+            else:
+                logger.warning("the guard %s is off here: %s: %s", self.guard, self.module, error)
         else:
             self.state, self.error = "holds", None
 
@@ -65,8 +72,8 @@ def schedule(*hooks: Hook) -> None:
 
 
 def require() -> None:
-    """Refuse to compute when a hook failed: training would go on with something left out."""
-    failed = [hook for hook in HOOKS.values() if hook.state == "failed"]
+    """Raise if an essential hook failed: training would go on with something left out."""
+    failed = [hook for hook in HOOKS.values() if hook.state == "failed" and hook.guard is None]
     if failed:
         lines = "".join(f"\n  {hook.module} ({hook.purpose}): {hook.error}" for hook in failed)
         raise IntegrationError(

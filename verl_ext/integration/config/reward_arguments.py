@@ -122,7 +122,7 @@ def _arguments(config: Any) -> Mapping[str, Any]:
     """The keyword arguments that verl passes to the reward function."""
     found = select(config, f"{FUNCTION}.reward_kwargs")
     with readable(f"{FUNCTION}.reward_kwargs"):
-        kwargs = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+        kwargs: Any = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise ConfigurationError(f"{FUNCTION}.reward_kwargs must be a section of settings, found {kwargs!r}")
-    return kwargs or {}
+    return {str(name): value for name, value in (kwargs or {}).items()}

@@ -59,7 +59,7 @@ def wrong_variables(config: Any) -> Iterator[str]:
     if given is None:
         return
     # verl does not resolve interpolations here, so Ray gets them as the text that they are.
-    variables = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
+    variables: Any = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
     if not isinstance(variables, Mapping):
         yield f"{VARIABLES} must be a section of environment variables, found {variables!r}"
         return

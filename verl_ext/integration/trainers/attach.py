@@ -158,7 +158,7 @@ def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
     """
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        config = kwargs.get("config", args[0] if args else None)
+        config: Any = kwargs.get("config", args[0] if args else None)
         first = run_of(self) is None and OmegaConf.is_config(config) and "algorithm" in config
         if first:
             attach(self, config)
@@ -230,16 +230,16 @@ def adopt(cls: type, wrappers: Wrappers) -> None:
     A subclass need not call `super` to keep our part: those of verl's experimental trainers do not, not even in
     `__init__`.
     """
-    previous = vars(cls).get("__init_subclass__")
+    previous: Any = vars(cls).get("__init_subclass__")
 
-    def __init_subclass__(sub: type, **kwargs: Any) -> None:
+    def __init_subclass__(sub: Any, **kwargs: Any) -> None:
         (super(cls, sub).__init_subclass__ if previous is None else previous.__get__(None, sub))(**kwargs)
         _wrap_own(sub, wrappers)
 
     _wrap_own(cls, wrappers)
     if not getattr(getattr(previous, "__func__", None), hooks.MARK, False):
         setattr(__init_subclass__, hooks.MARK, True)
-        cls.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment]
+        cls.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment, arg-type]
 
 
 def _wrap_own(cls: type, wrappers: Wrappers) -> None:
