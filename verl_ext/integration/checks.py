@@ -19,7 +19,7 @@ from verl_ext.integration.attach import estimator_name
 from verl_ext.integration.config import read_settings, select
 from verl_ext.integration.overwritten import lost_to_presets
 from verl_ext.integration.rewards import wrong_arguments
-from verl_ext.integration.rules import ERRORS, WARNINGS, Given, filter_by_reward
+from verl_ext.integration.rules import ERRORS, NOTES, WARNINGS, Given, filter_by_reward
 from verl_ext.settings import SECTIONS, VERL_NAMES, DgpoSettings, Settings
 
 logger = logging.getLogger("verl_ext")
@@ -70,6 +70,8 @@ def check_run(config: Any, *, unregistered: bool = False) -> None:
         doubts += [text for rule in WARNINGS for text in rule(given)]
     for text in doubts:
         logger.warning("%s", as_overrides(text, config))
+    for text in (text for rule in NOTES for text in rule(given)):
+        logger.info("%s", as_overrides(text, config))
 
 
 def as_overrides(text: str, config: Any) -> str:
