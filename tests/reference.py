@@ -118,6 +118,10 @@ def gdpo(
     total = weighted_total([scalers[scale](column) for column in kept.values()], weights)
     if whiten == "none":
         return learnt(total)
+    for rows in groups(uids).values():  # rewards that cancel leave rounding only
+        if not has_variance([total[row] for row in rows]):
+            for row in rows:
+                total[row] = NAN if math.isnan(total[row]) else 0.0
     counted = []  # each trajectory's sum as often as it counts
     for value, length in zip(total, lengths, strict=True):
         if not math.isnan(value):
@@ -180,7 +184,7 @@ class History:
     lambda_scale: float = 1.3
     history_window: int = 10
     eta: float = 0.1
-    eta_min: float = 0.1
+    eta_min: float = 0.05
     fixed_anchor: float = 0.5
     capability: float | None = None
     remembered: list[float] = field(default_factory=list)
@@ -215,7 +219,7 @@ class History:
             return y
         prior = self.capability
         sigma = statistics.pstdev(self.remembered) if len(self.remembered) > 1 else 1.0
-        step = min(1.0, max(0.0, self.eta * sigma, self.eta_min))
+        step = min(1.0, max(0.0, self.eta_min + self.eta * sigma))
         self.capability = (1 - step) * prior + step * y
         self.remembered = [*self.remembered, self.capability][-self.history_window :]
         return prior

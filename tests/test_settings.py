@@ -31,9 +31,9 @@ def plain(section: object) -> dict[str, Any]:
 
 
 def test_every_default_is_that_of_the_specification():
-    """A null of hadw stands for the anchor's own default: a window of 10, eta 0.1, eta_min 0.1."""
+    """A null of hadw stands for the anchor's own default: a window of 10, eta 0.1, eta_min 0.05."""
     assert plain(RewardsSettings()) == {"keys": None, "weights": None, "token_scores": False}
-    assert plain(GdpoSettings()) == {"whiten": "sequence", "scale": "std", "epsilon": 1e-6, "conditions": {}}
+    assert plain(GdpoSettings()) == {"whiten": "auto", "scale": "std", "epsilon": 1e-6, "conditions": {}}
     assert plain(DgpoSettings()) == {
         "dgae": True,
         "dqw": True,
@@ -58,7 +58,7 @@ def test_every_default_is_that_of_the_specification():
     assert (whole.norm_by_std, whole.kl_in_reward, whole.loss_agg_mode) == (True, False, "token-mean")
     history = build("hadw", whole).steps[-1]
     assert (history.anchor, history.lambda_scale) == ("soft", 1.3)
-    assert (history.window, history.eta, history.eta_min) == (10, 0.1, 0.1)
+    assert (history.window, history.eta, history.eta_min) == (10, 0.1, 0.05)
 
 
 def test_nothing_given_is_all_defaults():
@@ -71,7 +71,7 @@ def test_nothing_given_is_all_defaults():
 def test_what_is_given_is_kept():
     algorithm = {
         "rewards": {"keys": ["a", "b"], "weights": [1, 0.5], "token_scores": True},
-        "gdpo": {"whiten": "token", "scale": "mad", "epsilon": 0, "conditions": {"a": {"on": "b", "at_least": 1}}},
+        "gdpo": {"whiten": "token", "scale": "mad", "epsilon": 0.5, "conditions": {"a": {"on": "b", "at_least": 1}}},
         "dgpo": {"dgae": False, "dqw": False, "dqw_temp": 5, "balance": "none", "accuracy_key": "acc"},
         "hadw": {"base": "gdpo", "anchor": "window", "lambda_scale": 1, "history_window": 3, "accuracy_threshold": -1},
         "drgrpo": {"check_loss": False},
@@ -125,7 +125,7 @@ def test_a_section_must_be_a_section(section, found):
 
 
 CHOICES = [
-    ("gdpo", "whiten", ("sequence", "token", "none")),
+    ("gdpo", "whiten", ("auto", "sequence", "token", "none")),
     ("gdpo", "scale", ("std", "mad", "none")),
     ("dgpo", "balance", ("auto", "token", "sequence", "none")),
     ("hadw", "anchor", ("soft", "window", "fixed")),
@@ -181,7 +181,8 @@ def test_a_number_is_finite_and_a_number(section, key, wrong):
 @pytest.mark.parametrize(
     ("section", "key", "wrong", "message"),
     [
-        ("gdpo", "epsilon", -1e-9, "at least 0"),
+        ("gdpo", "epsilon", 0, "above 0"),
+        ("gdpo", "epsilon", -1e-9, "above 0"),
         ("dgpo", "dqw_temp", 0, "above 0"),
         ("dgpo", "dqw_temp", -1, "above 0"),
         ("hadw", "lambda_scale", 0, "above 0"),
@@ -201,7 +202,7 @@ def test_a_number_out_of_range_says_the_range(section, key, wrong, message):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        {"gdpo": {"epsilon": 0}},
+        {"gdpo": {"epsilon": 5e-324}},
         {"hadw": {"eta": 0, "eta_min": 0, "history_window": 1}},
         {"hadw": {"eta": 1, "eta_min": 1}},
         {"hadw": {"anchor": "fixed", "fixed_anchor": 0}},
@@ -243,6 +244,27 @@ def test_a_setting_which_the_anchor_does_not_use_is_an_error(anchor, key, homes)
         f"algorithm.hadw.{key}={value} has no effect with algorithm.hadw.anchor={anchor}",
         "or set " + " or ".join(f"algorithm.hadw.anchor={home}" for home in homes.split(" or ")),
     )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "over"),
+    [
+        ({"gdpo_reward_keys": ["a", "b"]}, "token"),
+        ({"gdpo_reward_keys": ["a", "b"], "rewards": {"keys": None, "token_scores": True}}, "token"),
+        ({"gdpo_reward_keys": ["a", "b"], "gdpo": {"whiten": "auto"}}, "token"),
+        ({"gdpo_reward_keys": ["a", "b"], "gdpo": {"whiten": "sequence"}}, "sequence"),
+        ({"gdpo_reward_keys": ["a", "b"], "gdpo": {"whiten": "none"}}, None),
+        ({"rewards": {"keys": ["a", "b"]}}, "sequence"),
+        ({"rewards": {"keys": ["a", "b"]}, "gdpo_reward_keys": None}, "sequence"),
+        ({"rewards": {"keys": ["a", "b"]}, "gdpo_reward_weights": [1, 2]}, "sequence"),
+        ({"rewards": {"keys": ["a", "b"]}, "gdpo": {"whiten": "token"}}, "token"),
+    ],
+)
+@pytest.mark.parametrize("name", ["gdpo", "hadw"])
+def test_whitening_goes_by_who_named_the_rewards(name, algorithm, over):
+    """verl's own names keep verl's numbers, over tokens."""
+    steps = build(name, Settings.parse(algorithm | {"hadw": {"base": "gdpo"}})).steps
+    assert [step.over for step in steps if step.name == "whiten"] == ([over] if over else [])
 
 
 def test_settings_reach_the_step():

@@ -10,7 +10,7 @@ from typing import Any
 from verl_ext.core.typed import LARGEST_WEIGHT, boolean, choice, names, number, numbers, positive, section
 from verl_ext.errors import ConfigurationError
 
-WHITEN = ("sequence", "token", "none")
+WHITEN = ("auto", "sequence", "token", "none")
 SCALE = ("std", "mad", "none")
 BALANCE = ("auto", "token", "sequence", "none")
 ANCHOR = ("soft", "window", "fixed")
@@ -52,19 +52,20 @@ class RewardsSettings:
 class GdpoSettings:
     """`algorithm.gdpo`."""
 
-    whiten: str = "sequence"
-    """`sequence` (the paper), `token` (NVIDIA's verl fork and verl itself), `none`."""
+    whiten: str = "auto"
+    """`sequence` (the paper), `token` (NVIDIA's verl fork and verl itself), `none`; `auto` is `token` where the rewards
+    are named by verl's own `algorithm.gdpo_reward_keys`, else `sequence`."""
     scale: str = "std"
     """Divisor of each reward in its group: `std`, `mad` (mean absolute deviation), `none`."""
     epsilon: float = 1e-6
-    """Added to the divisors."""
+    """Added to the divisors; above 0."""
     conditions: Mapping[str, Mapping[Any, Any]] | None = None
     """`{easy: {on: hard, at_least: 1.0}}`: `easy` counts only where `hard` reached the threshold."""
 
     def __post_init__(self) -> None:
         choice("algorithm.gdpo.whiten", self.whiten, WHITEN)
         choice("algorithm.gdpo.scale", self.scale, SCALE)
-        number("algorithm.gdpo.epsilon", self.epsilon, low=0.0)
+        number("algorithm.gdpo.epsilon", self.epsilon, above=0.0)
         where = "algorithm.gdpo.conditions"
         given = {} if self.conditions is None else self.conditions
         if not isinstance(given, Mapping):
@@ -123,9 +124,9 @@ class HadwSettings:
     history_window: int | None = None
     """Batches remembered, by `soft` and `window`; null: 10."""
     eta: float | None = None
-    """Step of the `soft` anchor; null: 0.1."""
+    """Factor of sigma in the step of the `soft` anchor; null: 0.1."""
     eta_min: float | None = None
-    """Least step of the `soft` anchor; null: 0.1; 0 is the literal formula, whose anchor can freeze."""
+    """Added to the step of the `soft` anchor; null: 0.05; with 0, the paper's formula, the anchor can stand still."""
     fixed_anchor: float | None = None
     """The anchor of `anchor=fixed`, in [0, 1]."""
     accuracy_key: str | None = None
@@ -261,6 +262,8 @@ class Settings:
     """verl's `algorithm.use_kl_in_reward`."""
     loss_agg_mode: str = "token-mean"
     """verl's `actor_rollout_ref.actor.loss_agg_mode`."""
+    verl_keys: bool = False
+    """Whether the rewards are named by verl's own `algorithm.gdpo_reward_keys`."""
 
     @classmethod
     def parse(cls, algorithm: Mapping[str, Any], *, loss_agg_mode: str = "token-mean") -> Settings:
@@ -275,6 +278,7 @@ class Settings:
             norm_by_std=_verl_boolean(algorithm, "norm_adv_by_std_in_grpo", default=cls.norm_by_std),
             kl_in_reward=_verl_boolean(algorithm, "use_kl_in_reward", default=cls.kl_in_reward),
             loss_agg_mode=loss_agg_mode,
+            verl_keys=algorithm.get(VERL_NAMES["keys"]) is not None,
         )
 
 

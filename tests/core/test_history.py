@@ -33,7 +33,7 @@ def follow(step: WeighByHistory, accuracies: list[float], values: float = 1.0):
 
 def test_defaults_are_those_of_the_specification():
     step = WeighByHistory()
-    assert (step.anchor, step.lambda_scale, step.window, step.eta, step.eta_min) == ("soft", 1.3, 10, 0.1, 0.1)
+    assert (step.anchor, step.lambda_scale, step.window, step.eta, step.eta_min) == ("soft", 1.3, 10, 0.1, 0.05)
     assert step.fixed is None
 
 
@@ -46,13 +46,11 @@ def test_the_soft_anchor_moves_by_eta_times_sigma():
     """
     updates = follow(WeighByHistory(eta=0.5, eta_min=0.0), [0.0, 1.0, 1.0, 1.0])
     assert [u.state.value for u in updates] == pytest.approx([0, 0.5, 0.5625, 0.617566], abs=1e-6)
-    assert [u.metrics["hadw/eta_t"] for u in updates] == pytest.approx([1, 0.5, 0.125, 0.125865], abs=1e-6)
-    assert [u.metrics["hadw/capability_prior"] for u in updates] == pytest.approx([0, 0, 0.5, 0.5625], abs=1e-6)
-    assert [u.metrics["hadw/capability_posterior"] for u in updates] == pytest.approx(
-        [0, 0.5, 0.5625, 0.617566], abs=1e-6
-    )
-    assert [u.metrics["hadw/batch_accuracy"] for u in updates] == [0, 1, 1, 1]
-    assert [u.metrics["hadw/tick"] for u in updates] == [1, 2, 3, 4]
+    assert [u.metrics["eta_t"] for u in updates] == pytest.approx([1, 0.5, 0.125, 0.125865], abs=1e-6)
+    assert [u.metrics["capability_prior"] for u in updates] == pytest.approx([0, 0, 0.5, 0.5625], abs=1e-6)
+    assert [u.metrics["capability_posterior"] for u in updates] == pytest.approx([0, 0.5, 0.5625, 0.617566], abs=1e-6)
+    assert [u.metrics["batch_accuracy"] for u in updates] == [0, 1, 1, 1]
+    assert [u.metrics["tick"] for u in updates] == [1, 2, 3, 4]
 
 
 def test_the_soft_anchor_weighs_with_its_prior():
@@ -62,18 +60,34 @@ def test_the_soft_anchor_weighs_with_its_prior():
     assert first.values.tolist() == [[1], [1]]
     np.testing.assert_allclose(second.values, [[1.3 * math.exp(-1)]] * 2)
     np.testing.assert_allclose(follow(step, [0.0, 1.0], values=-1.0)[1].values, [[-1.3 * math.exp(1)]] * 2)
-    assert first.metrics["hadw/reweighting_mean"] == 1
-    assert first.metrics["hadw/reweighting_std"] == 0
+    assert first.metrics["reweighting_mean"] == 1
+    assert first.metrics["reweighting_std"] == 0
 
 
-def test_the_floor_keeps_the_anchor_moving():
+def test_eta_min_is_added_to_eta_times_sigma():
+    """eta 0.5, eta_min 0.25, y = 0, 1, 1: sigma 1, eta_1 = 0.75, C1 = 0.75.
+
+    Posteriors 0, 0.75: population std 0.375, eta_2 = 0.25 + 0.1875 = 0.4375, C2 = 0.75 + 0.4375 * 0.25 = 0.859375.
+    """
+    updates = follow(WeighByHistory(eta=0.5, eta_min=0.25), [0.0, 1.0, 1.0])
+    assert [u.metrics["eta_t"] for u in updates] == [1, 0.75, 0.4375]
+    assert [u.state.value for u in updates] == [0, 0.75, 0.859375]
+
+
+def test_with_the_defaults_the_step_is_longer_while_the_capability_moves():
+    """0.05 + 0.1 sigma: sigma is 1 with one posterior, 0.075 of 0 and 0.15, and 0 of equal ones."""
+    assert follow(WeighByHistory(), [0.0, 1.0, 1.0])[2].metrics["eta_t"] == pytest.approx(0.05 + 0.1 * 0.075)
+    assert follow(WeighByHistory(), [0.5, 0.5, 0.5])[2].metrics["eta_t"] == 0.05
+
+
+def test_eta_min_keeps_the_anchor_moving():
     """Equal posteriors have sigma 0: eta_t = eta_min = 0.2 and C = 0.2 after y = 0, 0, 1... with eta 0.
 
     y = 0, 0, 1: C stays 0, then 0.8 * 0 + 0.2 * 1.
     """
     updates = follow(WeighByHistory(eta=0.0, eta_min=0.2), [0.0, 0.0, 1.0])
     assert [u.state.value for u in updates] == pytest.approx([0, 0, 0.2])
-    assert updates[2].metrics["hadw/eta_t"] == 0.2
+    assert updates[2].metrics["eta_t"] == 0.2
 
 
 def test_without_a_floor_the_anchor_is_pinned_for_ever():
@@ -83,7 +97,8 @@ def test_without_a_floor_the_anchor_is_pinned_for_ever():
     assert not updates[1].remarks
     for update in updates[2:]:
         assert "stood still near 0.000 over the last 3 batches while batch accuracy is 1.000" in str(update.remarks)
-        assert "eta_min=0.1" in update.remarks["hadw_frozen"]
+        assert "algorithm.hadw.eta_min=0.05" in update.remarks["hadw_frozen"]
+        assert "{step: weigh_by_history, eta_min: 0.05}" in update.remarks["hadw_frozen"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +126,7 @@ def test_an_anchor_frozen_away_from_zero_is_seen_from_either_side(y):
 def test_eta_is_cut_off_at_one():
     """eta 4 with sigma 1 would overshoot: the posterior is y."""
     second = follow(WeighByHistory(eta=4.0), [0.25, 0.75])[1]
-    assert second.metrics["hadw/eta_t"] == 1
+    assert second.metrics["eta_t"] == 1
     assert second.state.value == 0.75
 
 
@@ -134,7 +149,7 @@ def test_a_shorter_window_on_resume_counts_at_once():
     """Of 0, 0.5, 0.75 only the last two count: population std 0.125, eta_t = 0.8 * 0.125 = 0.1."""
     state = Capability("soft", 0.75, (0.0, 0.5, 0.75), 3)
     update = WeighByHistory(eta=0.8, eta_min=0.0, window=2).update(np.ones((2, 1)), batch(0.5), state)
-    assert update.metrics["hadw/eta_t"] == pytest.approx(0.1)
+    assert update.metrics["eta_t"] == pytest.approx(0.1)
     assert update.state.window == pytest.approx((0.75, 0.725))  # 0.9 * 0.75 + 0.1 * 0.5
 
 
@@ -142,11 +157,11 @@ def test_the_window_anchor_is_the_mean_with_this_batch():
     """Window 2, y = 0.2, 0.6, 1.0: C = 0.2, 0.4, 0.8; gap of the last is 0.2, easy."""
     updates = follow(WeighByHistory("window", window=2), [0.2, 0.6, 1.0])
     assert [u.state.value for u in updates] == pytest.approx([0.2, 0.4, 0.8])
-    assert [u.metrics["hadw/capability_prior"] for u in updates] == pytest.approx([0.2, 0.4, 0.8])
+    assert [u.metrics["capability_prior"] for u in updates] == pytest.approx([0.2, 0.4, 0.8])
     assert updates[2].state.window == pytest.approx((0.6, 1.0))
     np.testing.assert_allclose(updates[2].values, 1.3 * math.exp(-0.2))
     np.testing.assert_allclose(updates[0].values, 1.3)  # gap 0: Phi = lambda, in the first batch too
-    assert [u.metrics["hadw/eta_t"] for u in updates] == [0, 0, 0]
+    assert [u.metrics["eta_t"] for u in updates] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("anchor", "fixed"), [("fixed", None), ("soft", 0.5), ("window", 0.0)])
@@ -160,7 +175,7 @@ def test_the_fixed_anchor_stays():
     np.testing.assert_allclose(updates[0].values, 2 * math.exp(0.2))  # hard, a positive advantage grows
     np.testing.assert_allclose(updates[1].values, 2 * math.exp(-0.5))
     assert updates[1].state == Capability("fixed", 0.3, (), 2)
-    assert updates[1].metrics["hadw/eta_t"] == 0
+    assert updates[1].metrics["eta_t"] == 0
 
 
 def test_each_group_has_its_own_gap_and_each_sign_its_own_factor():
@@ -170,9 +185,9 @@ def test_each_group_has_its_own_gap_and_each_sign_its_own_factor():
     found = step.update(values, batch(0.25, 1.0), step.init())
     phi = [math.exp(0.25), math.exp(-0.25), math.exp(-0.5), math.exp(0.5)]
     np.testing.assert_allclose(found.values[:, 0], [phi[0], -phi[1], phi[2], -phi[3]])
-    assert found.metrics["hadw/batch_accuracy"] == 0.625
-    assert found.metrics["hadw/reweighting_mean"] == pytest.approx(np.mean(phi))
-    assert found.metrics["hadw/reweighting_std"] == pytest.approx(np.std(phi))
+    assert found.metrics["batch_accuracy"] == 0.625
+    assert found.metrics["reweighting_mean"] == pytest.approx(np.mean(phi))
+    assert found.metrics["reweighting_std"] == pytest.approx(np.std(phi))
 
 
 def test_an_advantage_of_zero_stays_zero():
@@ -184,14 +199,14 @@ def test_a_group_without_accuracy_keeps_its_advantage():
     step = WeighByHistory("fixed", fixed=0.5)
     found = step.update(np.ones((4, 1)), batch(NAN, 0.5), step.init())
     np.testing.assert_allclose(found.values[:, 0], [1, 1, 1.3, 1.3])
-    assert found.metrics["hadw/batch_accuracy"] == 0.5
+    assert found.metrics["batch_accuracy"] == 0.5
 
 
 def test_a_row_that_is_not_scored_is_no_part_of_the_logged_factors():
     step = WeighByHistory("fixed", fixed=0.5, lambda_scale=2.0)
     found = step.update(np.array([[1.0], [NAN]]), batch(0.5), step.init())
-    assert found.metrics["hadw/reweighting_mean"] == 2
-    assert found.metrics["hadw/reweighting_std"] == 0
+    assert found.metrics["reweighting_mean"] == 2
+    assert found.metrics["reweighting_std"] == 0
 
 
 @pytest.mark.parametrize("anchor", ["soft", "window", "fixed"])

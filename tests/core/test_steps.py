@@ -13,6 +13,7 @@ from tests.batches import ACC, LENGTHS, UIDS, rollouts
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain
 from verl_ext.core.history import WeighByHistory
+from verl_ext.core.observe import advantage_metrics
 from verl_ext.core.steps import (
     Balance,
     Centre,
@@ -113,7 +114,7 @@ def test_whitening_shifts_to_the_mean():
     step, (values, batch) = Whiten("sequence", 0.0), column([3.0, 1.0])
     update = step.update(values, batch, None)
     np.testing.assert_allclose(update.values[:, 0], [1 / math.sqrt(2), -1 / math.sqrt(2)])
-    assert update.metrics == pytest.approx({"gdpo/whiten_shift": 2.0, "gdpo/whiten_std": math.sqrt(2)})
+    assert update.metrics == pytest.approx({"whiten_shift": 2.0, "whiten_std": math.sqrt(2)})
 
 
 def test_whitening_shifts_up_as_well_as_down():
@@ -139,15 +140,65 @@ def test_whitening_keeps_exact_zeros_of_centred_groups():
     assert found[3] == 0
 
 
-def test_whitening_holds_rounding_against_the_largest_size_of_either_sign():
-    # The mean is 5e-12, 6e-13 of the largest size, which is that of -8.
-    found = apply(Whiten("sequence"), [-8.0, 4.0, 4.0 + 2e-11, 0.0])
-    assert found[3] == 0
+@pytest.mark.parametrize("offset", [0.0, 0.7, 10000.7, 1e9 + 0.3, -1e12])
+@pytest.mark.parametrize("scale", [(), (ScaleByStd(),), (ScaleByMad(),)], ids=["centred", "std", "mad"])
+def test_a_group_without_variance_is_exactly_zero_whatever_the_offset_of_the_others(offset, scale):
+    """Of 100 random batches each; the rewards vary by a hundred thousandth of the offset."""
+    draw = np.random.default_rng(0)
+    for _ in range(100):
+        rewards = offset + max(1.0, 1e-5 * abs(offset)) * draw.normal(size=(12, 2))
+        rewards[8:] = 0.3
+        rewards[11] += 1e-8  # one float32 step
+        batch = Batch.of(rewards, list("aaaaabbbcccc"), keys=("x", "y"))
+        result = Chain((Centre(), *scale, WeighAndSum(), Whiten()))(batch)
+        assert result.advantages[8:].tolist() == [0, 0, 0, 0]
+        assert not np.signbit(result.advantages[8:]).any()
+        assert advantage_metrics(result.advantages)["advantage/zero_share"] == pytest.approx(4 / 12)
+        assert result.metrics["whiten/shift"] == 0
 
 
-def test_whitening_does_not_take_a_small_mean_for_rounding():
-    found = apply(Whiten("sequence"), [1.0, -1.0 + 1e-9, 0.0])
-    assert found[2] < 0
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-300])
+@pytest.mark.parametrize("over", ["sequence", "token"])
+def test_rewards_that_cancel_are_exactly_zero(over, epsilon):
+    """1 - a and a, in float32 and with an offset: what is left is rounding."""
+    a = np.float64(np.float32([0.1, 0.7, 0.3, 0.9, 0.2, 0.6]))
+    for other in (1 - a, np.float64(np.float32(1 - a)), 10000.7 - a):
+        batch = Batch.of(np.stack([a, other], axis=1), list("aaabbb"), keys=("x", "y"), lengths=[1, 2, 3, 4, 5, 6])
+        chain = Chain((Centre(), ScaleByStd(), WeighAndSum(), Whiten(over, epsilon)))
+        found = chain(batch).advantages
+        assert found.tolist() == [0] * 6
+        assert not np.signbit(found).any()
+
+
+def test_a_group_whose_rewards_cancel_is_zero_beside_one_whose_rewards_do_not():
+    batch = Batch.of([[1, 0], [0, 1], [1, 1], [0, 0]], list("aabb"), keys=("x", "y"))
+    found = Chain((Centre(), ScaleByStd(), WeighAndSum(), Whiten()))(batch).advantages
+    assert found[:2].tolist() == [0, 0]
+    assert found[2] == -found[3] > 1
+
+
+@pytest.mark.parametrize("weight", [1.0, -1.0])
+def test_no_advantage_is_a_negative_zero(weight):
+    batch = Batch.of([[1.0], [1.0], [0.0], [2.0]], list("aabb"))
+    for steps in ((Centre(), WeighAndSum((weight,))), (Centre(), WeighAndSum((weight,)), Whiten())):
+        found = Chain(steps)(batch).advantages
+        assert found[:2].tolist() == [0, 0]
+        assert not np.signbit(found[:2]).any()
+
+
+def test_values_that_are_not_centred_in_their_groups_keep_their_shift():
+    """[0, 0 | 3, 3]: mean 1.5, variance 4 * 2.25 / 3 = 3. That no group varies does not matter here."""
+    found = apply(Whiten("sequence", 0.0), [0.0, 0.0, 3.0, 3.0], list("aabb"))
+    np.testing.assert_allclose(found, np.array([-1.5, -1.5, 1.5, 1.5]) / math.sqrt(3))
+
+
+@pytest.mark.parametrize(("mean", "shifted"), [(0.9e-6, False), (1.1e-6, True), (-1.1e-6, True)])
+def test_a_group_is_centred_to_within_a_millionth_of_the_largest_value(mean, shifted):
+    """1e-6 where no value is larger than 1, 1e-4 where one is 100."""
+    for largest, size in ((0.5, 1.0), (1.0, 1.0), (100.0, 100.0)):
+        values = np.array([largest, -largest, NAN, 0.0, 0.0]) + mean * size
+        values[3:] = 0.0
+        assert bool(apply(Whiten("sequence"), values, list("aaabb"))[3]) == shifted
 
 
 @pytest.mark.parametrize("over", ["sequence", "token"])
@@ -155,14 +206,14 @@ def test_whitening_does_not_take_a_small_mean_for_rounding():
 def test_whitening_of_one_value_is_zero(over):
     update = Whiten(over).update(*column([5.0, NAN]), None)
     np.testing.assert_array_equal(update.values[:, 0], [0, NAN])
-    assert update.metrics == {"gdpo/whiten_shift": 5, "gdpo/whiten_std": 0}
+    assert update.metrics == {"whiten_shift": 5, "whiten_std": 0}
 
 
 @pytest.mark.filterwarnings("error")
 def test_whitening_over_no_tokens_leaves_values_alone():
     update = Whiten("token").update(*column([1.0, -1.0], lengths=[0, 0]), None)
     assert update.values[:, 0].tolist() == [1, -1]
-    assert update.metrics == {"gdpo/whiten_shift": 0, "gdpo/whiten_std": 0}
+    assert update.metrics == {"whiten_shift": 0, "whiten_std": 0}
 
 
 def test_balance_undoes_the_share_of_groups_without_variance():
@@ -176,18 +227,20 @@ def test_balance_undoes_the_share_of_groups_without_variance():
 
 def test_balance_is_one_where_no_group_is_valid():
     step, (values, batch) = Balance("token"), column([0.0, 0.0])
-    assert step.update(values, batch, None).metrics == {"dgpo/balance_z": 1.0, "dgpo/zero_mask_ratio": 1.0}
+    wanted = {"balance_z": 1.0, "zero_mask_ratio": 1.0, "dead_share": 1.0}
+    assert step.update(values, batch, None).metrics == wanted
 
 
 def test_an_empty_batch_has_nothing_to_balance():
     batch = Batch.of([], [])
-    assert Balance().update(batch.rewards, batch, None).metrics == {"dgpo/balance_z": 1.0, "dgpo/zero_mask_ratio": 0.0}
+    wanted = {"balance_z": 1.0, "zero_mask_ratio": 1.0, "dead_share": 0.0}
+    assert Balance().update(batch.rewards, batch, None).metrics == wanted
 
 
 def test_balance_logs_the_factor_and_the_share_of_dead_rows():
     step, (values, batch) = Balance("token"), column([1.0, -1.0, 0.0, 0.0, 0.0], list("aabbb"))
     assert step.update(values, batch, None).metrics == pytest.approx(
-        {"dgpo/balance_z": 2.5, "dgpo/zero_mask_ratio": 0.6}
+        {"balance_z": 2.5, "zero_mask_ratio": 2.5, "dead_share": 0.6}  # the authors call z zero_mask_ratio
     )
 
 
@@ -200,12 +253,12 @@ def test_difficulty_weighs_hard_groups_more():
     np.testing.assert_allclose(update.values[:, 0], [1.462117, -1.462117, 1.075766, -1.075766, 0, 0], atol=1e-6)
     assert update.metrics == pytest.approx(
         {
-            "dgpo/valid_groups": 2,
-            "dgpo/all_right_groups": 1,
-            "dgpo/all_wrong_groups": 1,
-            "dgpo/difficulty_weight_mean": 1,
-            "dgpo/difficulty_weight_max": 1.462117,
-            "dgpo/difficulty_weight_min": 0.537883,
+            "valid_groups": 2,
+            "all_right_groups": 1,
+            "all_wrong_groups": 1,
+            "difficulty_weight_mean": 1,
+            "difficulty_weight_max": 1.462117,
+            "difficulty_weight_min": 0.537883,
         },
         abs=1e-6,
     )
@@ -232,8 +285,8 @@ def test_a_group_whose_accuracy_is_not_scored_counts_as_easy():
 def test_difficulty_weights_add_up_to_the_number_of_valid_groups(rollout):
     batch = Batch.of(rollout.rewards, rollout.uids, keys=("a", "b"), accuracy=rollout.accuracy)
     metrics = WeighByDifficulty(0.7).update(batch.rewards[:, :1], batch, None).metrics
-    if metrics["dgpo/valid_groups"]:
-        assert metrics["dgpo/difficulty_weight_mean"] == pytest.approx(1)
+    if metrics["valid_groups"]:
+        assert metrics["difficulty_weight_mean"] == pytest.approx(1)
 
 
 def test_condition_lets_an_easy_reward_count_where_the_hard_one_was_reached():
@@ -305,7 +358,7 @@ def test_a_chain_gathers_metrics_and_returns_new_state():
     assert before == chain.init()
     assert set(result.state) == {"weigh_by_history"}
     assert result.state["weigh_by_history"].ticks == 1
-    assert {"dgpo/balance_z", "hadw/batch_accuracy"} <= set(result.metrics)
+    assert {"balance/z", "weigh_by_history/batch_accuracy"} <= set(result.metrics)
     assert not Chain((WeighAndSum(), Centre())).stateful
 
 
@@ -317,9 +370,9 @@ def test_what_is_not_scored_gets_no_advantage():
 @pytest.mark.parametrize(
     ("kind", "name", "lowest"),
     [
-        (ScaleByStd, "epsilon", 0.0),
-        (ScaleByMad, "epsilon", 0.0),
-        (Whiten, "epsilon", 0.0),
+        (ScaleByStd, "epsilon", 1e-9),
+        (ScaleByMad, "epsilon", 1e-9),
+        (Whiten, "epsilon", 1e-9),
         (WeighByDifficulty, "temperature", 1e-9),
     ],
 )
@@ -347,16 +400,22 @@ def test_a_dead_group_leaves_no_negative_zero():
     assert not np.signbit(found).any()
 
 
+def test_an_epsilon_that_whitening_over_tokens_does_not_add_is_said():
+    assert "over=token" in Whiten.check({"over": "token", "epsilon": 1e-4})
+    for given_settings in ({}, {"over": "token"}, {"over": "sequence", "epsilon": 1e-4}, {"epsilon": 1e-4}):
+        assert Whiten.check(given_settings) is None
+
+
 def test_a_condition_on_nothing_is_said():
     assert Condition.check({}) == Condition.check({"conditions": {}})
     assert Condition.check({}).startswith("it needs conditions=")
     assert Condition.check({"conditions": {"easy": {"on": "hard", "at_least": 1}}}) is None
 
 
-@pytest.mark.parametrize("values", [[-1.0, -3.0], [1.0, 3.0], [3e-14, 1e-14]])
+@pytest.mark.parametrize("values", [[-1.0, -3.0], [1.0, 3.0], [3e-5, 1e-5]])
 def test_values_off_their_centre_are_moved_to_it(values):
     batch = Batch.of([[value] for value in values], ["g"] * 2)
     update = Whiten(epsilon=0.0).update(batch.rewards, batch, None)
-    assert update.metrics["gdpo/whiten_shift"] == pytest.approx(sum(values) / 2)
+    assert update.metrics["whiten_shift"] == pytest.approx(sum(values) / 2)
     sign = math.copysign(1, values[0] - values[1])
     assert update.values[:, 0] == pytest.approx([sign * math.sqrt(0.5), -sign * math.sqrt(0.5)])

@@ -25,7 +25,7 @@ from tests.signals import as_from_a_terminal
 MARK = "VERL_EXT_TEST_RUN"
 OWN_METRICS = {
     "gdpo": ("gdpo/whiten_std",),
-    "dgpo": ("dgpo/balance_z", "dgpo/zero_mask_ratio", "dgpo/valid_groups"),
+    "dgpo": ("dgpo/balance_z", "dgpo/dead_share", "dgpo/valid_groups"),
     "hadw": ("hadw/capability_prior", "hadw/capability_posterior", "hadw/batch_accuracy", "hadw/eta_t"),
     "drgrpo": (),
 }

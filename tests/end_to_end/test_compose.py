@@ -26,7 +26,7 @@ OWN = """
 
         def update(self, values, batch, state):
             seen = (state or self.init())["batches"] + 1
-            return Update(values / self.by, {"batches": seen}, {"shrink/batches": seen, "shrink/pid": os.getpid()})
+            return Update(values / self.by, {"batches": seen}, {"batches": seen, "pid": os.getpid()})
 """
 
 
@@ -43,7 +43,7 @@ def test_a_list_with_a_step_of_one_s_own(start, tmp_path):
     )
     run = start("run", *arguments, steps=2, env={"PYTHONPATH": path})
     assert run.wait(TIMEOUT) == 0, run.tail()
-    for name in ("advantage/std", "gdpo/whiten_std", "dgpo/valid_groups", "reward/length/mean"):
+    for name in ("advantage/std", "whiten/std", "weigh_by_difficulty/valid_groups", "reward/length/mean"):
         assert len(run.column(name)) == 2, name
         assert all(map(math.isfinite, run.column(name))), name
     assert run.column("shrink/batches") == [1, 2]
@@ -59,19 +59,22 @@ def test_a_list_with_a_step_of_one_s_own(start, tmp_path):
 @pytest.mark.parametrize(
     ("steps", "metrics"),
     {
-        "gdpo with mad": ("centre,scale_by_mad,weigh_and_sum,whiten", ["gdpo/whiten_std"]),
+        "gdpo with mad": ("centre,scale_by_mad,weigh_and_sum,whiten", ["whiten/std"]),
         "gdpo + DQW": (
             "centre,scale_by_std,weigh_and_sum,whiten,weigh_by_difficulty",
-            ["gdpo/whiten_std", "dgpo/valid_groups"],
+            ["whiten/std", "weigh_by_difficulty/valid_groups"],
         ),
-        "gdpo + hadw": ("centre,scale_by_std,weigh_and_sum,whiten,weigh_by_history", ["hadw/capability_posterior"]),
+        "gdpo + hadw": (
+            "centre,scale_by_std,weigh_and_sum,whiten,weigh_by_history",
+            ["weigh_by_history/capability_posterior"],
+        ),
         "dgpo + hadw": (
             "weigh_and_sum,centre,scale_by_mad,balance,weigh_by_difficulty,weigh_by_history",
-            ["dgpo/balance_z", "hadw/capability_posterior"],
+            ["balance/z", "weigh_by_history/capability_posterior"],
         ),
         "conditioned": (
             "{step:condition,conditions:{length:{on:score,at_least:0.1}}},centre,scale_by_std,weigh_and_sum,whiten",
-            ["gdpo/whiten_std"],
+            ["whiten/std"],
         ),
         "drgrpo per reward": ("centre,weigh_and_sum", ["reward/length/dead_groups"]),
     }.values(),

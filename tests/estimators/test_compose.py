@@ -103,7 +103,11 @@ WRONG = [
     ),
     ([*SUMMED, "weigh_by_history", "weigh_by_history"], "must not follow weigh_by_history: once"),
     ([*SUMMED, {"step": "scale_by_std", "epsilom": 1}], r"unknown setting 'epsilom' \(did you mean 'epsilon'\?\)"),
-    ([*SUMMED, {"step": "scale_by_std", "epsilon": -1}], r"\(scale_by_std\).epsilon must be at least 0, found -1"),
+    ([*SUMMED, {"step": "scale_by_std", "epsilon": -1}], r"\(scale_by_std\).epsilon must be above 0, found -1"),
+    ([*SUMMED, {"step": "scale_by_std", "epsilon": 0}], r"\(scale_by_std\).epsilon must be above 0, found 0"),
+    ([*SUMMED, {"step": "scale_by_mad", "epsilon": 0}], r"\(scale_by_mad\).epsilon must be above 0, found 0"),
+    ([*SUMMED, {"step": "whiten", "epsilon": 0}], r"\(whiten\).epsilon must be above 0, found 0"),
+    ([*SUMMED, {"step": "whiten", "epsilon": 1, "over": "token"}], "epsilon has no effect with over=token"),
     ([*SUMMED, {"step": "scale_by_std", "epsilon": "x"}], "epsilon must be a finite number, found 'x'"),
     ([*SUMMED, {"step": "balance", "over": "rows"}], "unknown value 'rows'.*; valid: 'sequence', 'token'"),
     ([*SUMMED, {"step": "weigh_by_difficulty", "temperature": 0}], "temperature must be above 0"),
@@ -220,7 +224,7 @@ OWN = """
 
         def update(self, values, batch, state):
             seen = (state or self.init())["batches"] + 1
-            return Update(values / seen, state={"batches": seen}, metrics={"slower/batches": seen})
+            return Update(values / seen, state={"batches": seen}, metrics={"batches": seen})
 
 
     class Pair(Slower):

@@ -99,7 +99,8 @@ def test_the_registered_function_gives_the_row(case):
 def test_dgpo_logs_the_numbers_of_the_row():
     metrics = metrics_of("dgpo", ACC, UIDS, lengths=LENGTHS)
     assert metrics["dgpo/balance_z"] == pytest.approx(32 / 22)
-    assert metrics["dgpo/zero_mask_ratio"] == pytest.approx(4 / 12)  # the four rows of C
+    assert metrics["dgpo/zero_mask_ratio"] == metrics["dgpo/balance_z"]  # the authors' name for z
+    assert metrics["dgpo/dead_share"] == pytest.approx(4 / 12)  # the four rows of C
     assert metrics["dgpo/difficulty_weight_max"] == pytest.approx(1.124353, abs=1e-6)
     assert metrics["dgpo/difficulty_weight_min"] == pytest.approx(0.875647, abs=1e-6)
     assert metrics["dgpo/difficulty_weight_mean"] == pytest.approx(1.0)  # they add up to B_v = 2

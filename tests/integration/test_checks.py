@@ -368,6 +368,41 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
         ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo={whiten: none, scale: none, epsilon: 1e-3}"),
         "algorithm.gdpo.epsilon=0.001 has no effect with algorithm.gdpo.scale=none and algorithm.gdpo.whiten=none",
     ),
+    "an epsilon that nothing adds, as the std is not divided by": (
+        (
+            "algorithm.adv_estimator=gdpo",
+            "++algorithm.gdpo_reward_keys=[acc,format]",
+            "+algorithm.gdpo={scale: none, epsilon: 1e-3}",
+        ),
+        "algorithm.gdpo.epsilon=0.001 has no effect with algorithm.gdpo.scale=none and +algorithm.gdpo.whiten=token",
+    ),
+    "a setting of verl's that verl's own gdpo ignores": (
+        (
+            "algorithm.adv_estimator=gdpo",
+            "++algorithm.gdpo_reward_keys=[acc,format]",
+            "algorithm.norm_adv_by_std_in_grpo=False",
+        ),
+        "algorithm.norm_adv_by_std_in_grpo=False: rewards are not divided by their std",
+    ),
+    "a window of posteriors that only counts with eta": (
+        ("algorithm.adv_estimator=hadw", "+algorithm.hadw={eta: 0, history_window: 5}"),
+        "algorithm.hadw.history_window=5 has no effect with algorithm.hadw.eta=0",
+    ),
+    "an eta beside the largest eta_min": (
+        ("algorithm.adv_estimator=hadw", "+algorithm.hadw={eta: 0.5, eta_min: 1}"),
+        "algorithm.hadw.eta=0.5 has no effect with algorithm.hadw.eta_min=1",
+    ),
+    "an anchor that never moves": (
+        ("algorithm.adv_estimator=hadw", "+algorithm.hadw={eta: 0, eta_min: 0}"),
+        "set algorithm.hadw.eta_min=0.05",
+    ),
+    "a window of a list that only counts with eta": (
+        (
+            "algorithm.adv_estimator=compose",
+            "+algorithm.compose.steps=[weigh_and_sum,centre,{step:weigh_by_history,eta:0,window:5}]",
+        ),
+        "weigh_by_history: window=5 has no effect with weigh_by_history: eta=0",
+    ),
     "a balance of several mini-batches": (
         (
             "algorithm.adv_estimator=dgpo",
@@ -397,6 +432,38 @@ def test_it_runs_with_one_warning(case: str, caplog: pytest.LogCaptureFixture) -
     overrides, part = DOUBTFUL[case]
     (message,) = warnings_of(caplog, *overrides)
     assert part in message
+
+
+def notes_of(caplog: pytest.LogCaptureFixture, *overrides: str) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "verl_ext"):
+        check_run(compose(*overrides))
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "over", "because"),
+    [
+        ((KEYS,), "sequence", "algorithm.rewards.keys"),
+        (("++algorithm.gdpo_reward_keys=[acc,format]",), "token", "algorithm.gdpo_reward_keys"),
+    ],
+)
+@pytest.mark.parametrize("name", ["gdpo", "hadw"])
+def test_the_start_says_how_gdpo_whitens_and_why(
+    name: str, overrides: tuple[str, ...], over: str, because: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = (f"algorithm.adv_estimator={name}", "+algorithm.hadw.base=gdpo")[: 1 + (name == "hadw")]
+    (note,) = notes_of(caplog, *chosen, *overrides)
+    assert f"algorithm.gdpo.whiten is {over}" in note
+    assert because in note
+
+
+def test_the_start_says_nothing_of_a_whitening_that_was_chosen_or_does_not_take_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert notes_of(caplog, "algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo.whiten=none") == []
+    assert notes_of(caplog, "algorithm.adv_estimator=hadw", KEYS) == []
+    assert notes_of(caplog, "algorithm.adv_estimator=dgpo", KEYS, *ONE_UPDATE) == []
 
 
 def test_a_name_of_the_user_s_own_may_be_registered_where_the_trainer_runs(caplog: pytest.LogCaptureFixture) -> None:

@@ -73,6 +73,14 @@ def test_what_no_run_has_logged_has_no_panel():
     assert not [title for title in titles if "hadw" in title or "time" in title]
 
 
+def test_the_capability_of_a_list_has_a_panel_too():
+    """A list of steps logs by the step's name, not by the estimator's."""
+    logged = {"weigh_by_history/capability_posterior": 0.5, "weigh_by_history/batch_accuracy": 0.6}
+    (panel,) = panels({"a": [Log(Path("x"), {1: logged})]})
+    assert panel.metrics == tuple(logged)
+    assert "weigh_by_history" in panel.title
+
+
 def test_chosen_metrics_keep_their_units():
     assert [panel.unit for panel in of_metrics(["timing_s/gen", "actor/lr", "response_length/mean"])] == [
         "seconds",

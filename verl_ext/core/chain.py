@@ -10,9 +10,9 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array
+from verl_ext.core.observe import Metrics, metric_name
 from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
-Metrics = dict[str, float]
 SUM = "weigh_and_sum"
 Order = Mapping[str, str]
 """Names of steps to the reason why they must, or must not, stand before a step."""
@@ -27,6 +27,7 @@ class Update:
     values: Array
     state: Any = None
     metrics: Metrics = field(default_factory=dict)
+    """By short names: the chain puts the step's name, or that of the estimator, before them."""
     remarks: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -67,6 +68,8 @@ class Chain:
     """
 
     steps: tuple[Step, ...]
+    log_as: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """By a step's name, what stands before its metrics; the step's own name where nothing is given."""
 
     def __post_init__(self) -> None:
         stateful = [step.name for step in self.steps if step.init() is not None]
@@ -119,7 +122,7 @@ class Chain:
         for step in self.steps:
             update = step.update(values, batch, old.get(step.name))
             values = update.values
-            metrics.update(update.metrics)
+            metrics.update({self._metric(step, name): value for name, value in update.metrics.items()})
             remarks.update(update.remarks)
             if update.state is not None:
                 new[step.name] = update.state
@@ -130,3 +133,9 @@ class Chain:
             )
         advantages = values[:, 0]
         return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, remarks)
+
+    def _metric(self, step: Step, name: str) -> str:
+        """`whiten_std` of the step `whiten` is `gdpo/whiten_std` in gdpo, and `whiten/std` in a user's list."""
+        if step.name in self.log_as:
+            return f"{self.log_as[step.name]}/{name}"
+        return f"{metric_name(step.name)}/{name.removeprefix(f'{step.name}_')}"

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import SUM, Metrics, Order, Update
+from verl_ext.core.chain import SUM, Order, Update
 from verl_ext.core.groups import Array
+from verl_ext.core.observe import Metrics
 from verl_ext.core.typed import LARGEST_WEIGHT, limited
 from verl_ext.errors import CheckpointError, ConfigurationError
 
@@ -62,8 +63,10 @@ class WeighByHistory:
     model (`p_g < C`) a positive advantage grows and a negative one shrinks; on an easy prompt the reverse.
 
     `soft`: `C` is the prior; the posterior `(1 - eta_t) C + eta_t y` is the next one, with
-    `eta_t = clip(max(eta sigma_t, eta_min), 0, 1)` and `sigma_t` the population std of the last `window` posteriors
-    (1 while there is one). The first batch sets C and has Phi = 1. `window`: `C` is the mean of y over the last
+    `eta_t = clip(eta_min + eta sigma_t, 0, 1)` and `sigma_t` the population std of the last `window` posteriors
+    (1 while there is one). `eta_min` is not in the paper: with 0, its formula, sigma_t collapses and C stands still. It
+    is added, because a floor `max(eta sigma_t, eta_min)` of 0.1 hides `eta` for good (sigma_t is at most 0.5). The
+    first batch sets C and has Phi = 1. `window`: `C` is the mean of y over the last
     `window` batches, this one included. `fixed`: `C` is given.
 
     Phi > 0, so no sign flips and 0 stays 0. A group whose accuracy is not scored has Phi = 1; a batch of which no
@@ -79,7 +82,7 @@ class WeighByHistory:
     lambda_scale: float = limited(1.3, above=0.0, high=LARGEST_WEIGHT)
     window: int = limited(10, low=1)
     eta: float = limited(0.1, low=0.0, high=1.0)
-    eta_min: float = limited(0.1, low=0.0, high=1.0)
+    eta_min: float = limited(0.05, low=0.0, high=1.0)
     fixed: float | None = limited(None, low=0.0, high=1.0)
     """The anchor of `fixed`, which has no default."""
 
@@ -132,14 +135,14 @@ class WeighByHistory:
             phi = np.ones_like(phi)
         used = phi[~np.isnan(values)]
         metrics: Metrics = {
-            "hadw/capability_prior": centre,
-            "hadw/capability_posterior": float(new.value if new.value is not None else centre),
-            "hadw/batch_accuracy": y,
-            "hadw/eta_t": eta_t,
-            "hadw/tick": float(new.ticks),
+            "capability_prior": centre,
+            "capability_posterior": float(new.value if new.value is not None else centre),
+            "batch_accuracy": y,
+            "eta_t": eta_t,
+            "tick": float(new.ticks),
         }
         if used.size:
-            metrics |= {"hadw/reweighting_mean": float(used.mean()), "hadw/reweighting_std": float(used.std())}
+            metrics |= {"reweighting_mean": float(used.mean()), "reweighting_std": float(used.std())}
         return Update(values * phi, new, metrics, self._remarks(new, y))
 
     def _move(self, old: Capability, y: float) -> tuple[float, Capability, float]:
@@ -155,7 +158,7 @@ class WeighByHistory:
             return y, Capability(self.anchor, y, (y,), ticks), 1.0
         recent = old.window[-self.window :]  # a run may resume with a shorter window than it was saved with
         sigma = float(np.std(recent)) if len(recent) > 1 else 1.0
-        eta_t = min(max(self.eta * sigma, self.eta_min, 0.0), 1.0)
+        eta_t = min(self.eta_min + self.eta * sigma, 1.0)
         posterior = (1 - eta_t) * old.value + eta_t * y
         kept = (*old.window, posterior)[-self.window :]
         return old.value, Capability(self.anchor, posterior, kept, ticks), eta_t
@@ -168,6 +171,7 @@ class WeighByHistory:
             return {}
         return {
             "hadw_frozen": f"hadw's anchor has stood still near {new.window[-1]:.3f} over the last {self.window} "
-            f"batches while batch accuracy is {y:.3f}: eta_t has collapsed; set algorithm.hadw.eta_min=0.1 (a memory "
-            "of about ten batches)"
+            f"batches while batch accuracy is {y:.3f}: its step eta_t is too small (eta_min={self.eta_min:g}); set "
+            "algorithm.hadw.eta_min=0.05, a memory of about 20 batches, or in algorithm.compose.steps "
+            "{step: weigh_by_history, eta_min: 0.05}"
         }

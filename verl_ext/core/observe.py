@@ -10,8 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import Metrics
 from verl_ext.core.groups import Array
+
+Metrics = dict[str, float]
 
 # verl combines the metrics of several updates in one step by looking for these words anywhere in a name, so that a
 # reward called `format_minimal` would be logged by its minimum. A `_` inside the word hides it.

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import SUM, Metrics, Order, Update
-from verl_ext.core.groups import Array, Bools, divide
+from verl_ext.core.chain import SUM, Order, Update
+from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
+from verl_ext.core.observe import Metrics
 from verl_ext.core.typed import limited
 from verl_ext.errors import ConfigurationError, listed
 
@@ -118,7 +119,7 @@ class ScaleByStd(Stateless):
     name: ClassVar[str] = "scale_by_std"
     after: ClassVar[Order] = _CENTRED
     not_after: ClassVar[Order] = _UNDOES
-    epsilon: float = limited(1e-6, low=0.0)
+    epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
@@ -134,7 +135,7 @@ class ScaleByMad(Stateless):
     name: ClassVar[str] = "scale_by_mad"
     after: ClassVar[Order] = _CENTRED
     not_after: ClassVar[Order] = _UNDOES
-    epsilon: float = limited(1e-4, low=0.0)
+    epsilon: float = limited(1e-4, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
@@ -178,33 +179,44 @@ class WeighAndSum(Stateless):
 class Whiten(Stateless):
     """`(x - mean(x)) / (std(x) + epsilon)` over the whole batch, by sequences or by tokens.
 
-    `over="sequence"`: over trajectories, std with n - 1; a value of 0 stays 0 when the
-    groups were centred before. `over="token"`: every trajectory counts once a token, and the divisor is
-    `sqrt(var + 1e-8)`, as in verl's `masked_whiten`; a group without variance then leaves 0.
+    `over="sequence"`: over trajectories, std with n - 1. `over="token"`: every trajectory counts once per token, and
+    the divisor is `sqrt(var + 1e-8)`, as in verl's `masked_whiten`.
+
+    Where every group is centred (its mean is 0 to within 1e-6), the mean over trajectories is 0 and what is left of it
+    is rounding. It is not subtracted, and a group without variance is exactly 0, whatever the offset of other rewards.
+    So are rewards that cancel (`r2 = C - r1`). Over tokens the mean is not 0 in general, and moves a group without
+    variance off 0, as in verl.
     """
 
     name: ClassVar[str] = "whiten"
     after: ClassVar[Order] = _SUMMED
     not_after: ClassVar[Order] = MappingProxyType({"balance": "dividing by the batch's std undoes its factor"})
     over: Literal["sequence", "token"] = "sequence"
-    epsilon: float = limited(1e-6, low=0.0)
+    epsilon: float = limited(1e-6, above=0.0)
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> str | None:
+        """An epsilon over tokens, where verl's 1e-8 is added to the variance."""
+        unused = given.get("over", cls.over) == "token" and "epsilon" in given
+        return "epsilon has no effect with over=token, whose divisor is sqrt(var + 1e-8)" if unused else None
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
+        centred = _centred(values, batch)
+        if centred is not None:
+            values = centred
         x = values.ravel()
         weights = batch.lengths.repeat(values.shape[1]) if self.over == "token" else np.ones(len(x))
         unscored = np.isnan(x)
         if unscored.any():
             x, weights = x[~unscored], weights[~unscored]
         total = float(weights.sum())
-        mean = float(weights @ x) / total if total else 0.0
-        # Centred groups add up to 0; what rounding leaves of it would move dead groups off exactly 0.
-        if abs(mean) <= 1e-12 * np.abs(x).max(initial=0.0):
-            mean = 0.0
+        zero_mean = not total or (centred is not None and self.over == "sequence")
+        mean = 0.0 if zero_mean else float(weights @ x) / total
         variance = float(weights @ np.square(x - mean)) / (total - 1) if total > 1 else 0.0
         std = math.sqrt(variance)
         divisor = math.sqrt(variance + 1e-8) if self.over == "token" else std + self.epsilon
         whitened = (values - mean) / divisor if divisor else np.where(np.isnan(values), values, 0.0)
-        return Update(whitened if total else values, metrics={"gdpo/whiten_shift": mean, "gdpo/whiten_std": std})
+        return Update(whitened if total else values, metrics={"whiten_shift": mean, "whiten_std": std})
 
 
 @dataclass(frozen=True)
@@ -213,6 +225,9 @@ class Balance(Stateless):
 
     `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = N / N_valid`. A group is valid if its
     values vary; `z = 1` when none is.
+
+    `balance_z` and `zero_mask_ratio` are both z, at least 1; the second is the name in the authors' code and TRL.
+    `dead_share` is the share of rows in groups that do not vary.
     """
 
     name: ClassVar[str] = "balance"
@@ -224,8 +239,8 @@ class Balance(Stateless):
         live = batch.groups.spread(_live(values, batch))
         valid = float(share @ live)
         z = float(share.sum()) / valid if valid else 1.0
-        zero_share = 1.0 - float(np.count_nonzero(live)) / len(live) if len(live) else 0.0
-        return Update(values * z, metrics={"dgpo/balance_z": z, "dgpo/zero_mask_ratio": zero_share})
+        dead_share = 1.0 - float(np.count_nonzero(live)) / len(live) if len(live) else 0.0
+        return Update(values * z, metrics={"balance_z": z, "zero_mask_ratio": z, "dead_share": dead_share})
 
 
 @dataclass(frozen=True)
@@ -247,16 +262,25 @@ class WeighByDifficulty(Stateless):
         solved = np.where((accuracy == 0) | np.isnan(accuracy), 1.0, accuracy)[live]
         weights = np.ones(len(live))
         metrics: Metrics = {
-            "dgpo/valid_groups": float(len(solved)),
-            "dgpo/all_right_groups": float(np.count_nonzero(accuracy >= 1)),
-            "dgpo/all_wrong_groups": float(np.count_nonzero(accuracy <= 0)),
+            "valid_groups": float(len(solved)),
+            "all_right_groups": float(np.count_nonzero(accuracy >= 1)),
+            "all_wrong_groups": float(np.count_nonzero(accuracy <= 0)),
         }
         if len(solved):
             with np.errstate(over="ignore"):  # by a tiny temperature: all weight is the hardest groups'
                 odds = np.exp((np.minimum.reduce(solved) - solved) / self.temperature)
             weights[live] = odds = odds * (len(odds) / np.add.reduce(odds))
-            metrics |= _spread_of("dgpo/difficulty_weight", odds)
+            metrics |= _spread_of("difficulty_weight", odds)
         return Update(values * batch.groups.spread(weights)[:, None], metrics=metrics)
+
+
+def _centred(values: Array, batch: Batch) -> Array | None:
+    """The values with exactly 0 in groups without variance, None unless every group's mean is 0 but for rounding."""
+    mean = batch.groups.mean(values)
+    if (np.abs(mean) > TOLERANCE * np.fmax.reduce(np.abs(values), axis=None, initial=1.0)).any():
+        return None
+    # The product keeps NaN; adding 0 leaves no -0.
+    return values * batch.groups.spread(batch.groups.varies(values, mean)) + 0.0
 
 
 def _live(values: Array, batch: Batch) -> Bools:

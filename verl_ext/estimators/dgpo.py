@@ -50,7 +50,7 @@ def dgpo(settings: Settings) -> Chain:
         steps.append(Balance("sequence"))
     if own.dqw:
         steps.append(WeighByDifficulty(own.dqw_temp))
-    return Chain(tuple(steps))
+    return Chain(tuple(steps), {Balance.name: "dgpo", WeighByDifficulty.name: "dgpo"})
 
 
 def balance_for(loss_agg_mode: str) -> str:

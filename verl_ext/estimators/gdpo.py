@@ -53,8 +53,22 @@ def gdpo(settings: Settings) -> Chain:
     elif own.scale == "std" and settings.norm_by_std:
         steps.append(ScaleByStd(own.epsilon))
     steps.append(WeighAndSum(settings.rewards.weights))
-    if own.whiten == "sequence":
+    over = whitening_of(settings)
+    if over == "sequence":
         steps.append(Whiten("sequence", own.epsilon))
-    elif own.whiten == "token":
+    elif over == "token":
         steps.append(Whiten("token"))
-    return Chain(tuple(steps))
+    return Chain(tuple(steps), {Whiten.name: "gdpo"})
+
+
+def whitening_of(settings: Settings) -> str:
+    """What `algorithm.gdpo.whiten` stands for.
+
+    `auto` goes by who named the rewards: a configuration written for verl keeps verl's numbers.
+
+    >>> whitening_of(Settings.parse({"gdpo_reward_keys": ["a"]})), whitening_of(Settings.parse({}))
+    ('token', 'sequence')
+    """
+    if settings.gdpo.whiten != "auto":
+        return settings.gdpo.whiten
+    return "token" if settings.verl_keys else "sequence"

@@ -9,11 +9,12 @@ base advantage A by how far the prompt is from what the model has been capable o
 accuracy of the batch:
 
     anchor=soft     C is the prior; the next one is (1 - eta_t) C + eta_t y,
-                    eta_t = clip(max(eta sigma_t, eta_min), 0, 1), sigma_t the std of the last posteriors
+                    eta_t = clip(eta_min + eta sigma_t, 0, 1), sigma_t the std of the last posteriors
     anchor=window   C = mean of y over the last batches, this one included
     anchor=fixed    C = fixed_anchor
 
-`eta_min` is an addition: without a floor sigma_t collapses and C freezes. `eta_min=0` is the paper's formula.
+`eta_min` is not in the paper, whose formula is `eta_min=0`: sigma_t then collapses and C stands still, and a warning
+says so. The default, 0.05, remembers about 20 batches; `eta` shortens that while the capability moves.
 
 Degenerate cases: Phi > 0, so no sign flips and 0 stays 0; groups no longer add up to 0; the first batch of the soft
 anchor sets C and has Phi = 1. The state is C, the window and the count of batches, saved with every checkpoint.
@@ -45,7 +46,7 @@ def hadw(settings: Settings) -> Chain:
     0.5
     >>> second = chain(Batch.of([[1], [0], [0], [0]], ["b"] * 4, accuracy=[1, 0, 0, 0]), first.state)
     >>> round(second.metrics["hadw/capability_posterior"], 4)
-    0.475
+    0.4625
     """
     own = settings.hadw
     for name in ("accuracy_key", "accuracy_threshold") if own.base == "dgpo" else ():
@@ -60,4 +61,5 @@ def hadw(settings: Settings) -> Chain:
         lambda_scale=own.lambda_scale,
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
-    return Chain((*BASES[own.base](settings).steps, history))
+    base = BASES[own.base](settings)
+    return Chain((*base.steps, history), {**base.log_as, history.name: "hadw"})

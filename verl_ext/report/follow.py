@@ -9,11 +9,17 @@ from typing import TextIO
 
 from verl_ext.errors import DataError, printable
 from verl_ext.report.curves import Array, Groups, curve, rewards, title
+from verl_ext.report.panels import CAPABILITY
 from verl_ext.report.table import Rows, plain
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40
-BESIDE = ("advantage/zero_share", "hadw/capability_posterior", "response_length/mean", "timing_s/step")
+BESIDE = (
+    "advantage/zero_share",
+    *(f"{name}/capability_posterior" for name in CAPABILITY),
+    "response_length/mean",
+    "timing_s/step",
+)
 """What is shown below the rewards, where it is logged."""
 
 

@@ -21,15 +21,21 @@ class Panel:
     """Steps at the start that are not shown."""
 
 
+CAPABILITY = ("hadw", "weigh_by_history")
+"""What stands before the metrics of the capability: the estimator, or the step in a list of the user's."""
+
 _BESIDE = (
     Panel("advantage: spread", "std over responses", ("advantage/std",)),
     Panel("advantage: largest and least", "advantage", ("critic/advantages/max", "critic/advantages/min")),
     Panel("advantage: exactly 0", "share of responses", ("advantage/zero_share",), share=True),
-    Panel(
-        "hadw: capability (thin: accuracy)",
-        "mean accuracy",
-        ("hadw/capability_posterior", "hadw/batch_accuracy"),
-        share=True,
+    *(
+        Panel(
+            f"{name}: capability (thin: accuracy)",
+            "mean accuracy",
+            (f"{name}/capability_posterior", f"{name}/batch_accuracy"),
+            share=True,
+        )
+        for name in CAPABILITY
     ),
     Panel("length of a response", "tokens, batch mean", ("response_length/mean",)),
     # The first step is that of starting up.

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_ext.core.chain import Metrics
+from verl_ext.core.observe import Metrics
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError, listed
 from verl_ext.integration.advantage.components import Components

@@ -18,7 +18,7 @@ from verl_ext.integration.config.preset_conflicts import lost_to_presets
 from verl_ext.integration.config.read import estimator_name, has, misspelt, read_settings, select, unreadable
 from verl_ext.integration.config.resume import wrong_ranks
 from verl_ext.integration.config.reward_arguments import wrong_arguments, wrong_components
-from verl_ext.integration.config.rules import ERRORS, WARNINGS, Given, filter_by_reward
+from verl_ext.integration.config.rules import ERRORS, NOTES, WARNINGS, Given, filter_by_reward
 from verl_ext.integration.config.verl_settings import wrong_types, wrong_variables
 from verl_ext.settings import VERL_NAMES, DgpoSettings, Settings
 
@@ -40,6 +40,8 @@ class Verdict:
     """The estimator's steps; None if it is not ours, or they cannot be built."""
     errors: tuple[str, ...]
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What was chosen by `auto`, and why."""
 
 
 def check_run(config: Any, *, unregistered: bool = False) -> None:
@@ -50,6 +52,8 @@ def check_run(config: Any, *, unregistered: bool = False) -> None:
         raise ConfigurationError(f"algorithm.adv_estimator={verdict.name} cannot run as configured:{lines}")
     for text in verdict.warnings:
         logger.warning("%s", text)
+    for text in verdict.notes:
+        logger.info("%s", text)
 
 
 def judge(config: Any, *, unregistered: bool = False) -> Verdict:
@@ -91,7 +95,8 @@ def judge(config: Any, *, unregistered: bool = False) -> Verdict:
             collect(rule(given), warnings)
     for rule in ERRORS if chain is not None else ():
         collect(rule(given))
-    return Verdict(name, settings, chain, _written(errors, config), _written(warnings, config))
+    notes = [text for rule in NOTES for text in rule(given)]
+    return Verdict(name, settings, chain, *(_written(texts, config) for texts in (errors, warnings, notes)))
 
 
 def _chain(name: str, settings: Settings, errors: list[str]) -> Chain | None:

@@ -13,7 +13,9 @@ from verl_ext.errors import listed, unknown
 from verl_ext.estimators import ESTIMATORS
 from verl_ext.estimators.compose import try_out
 from verl_ext.estimators.dgpo import balance_for
+from verl_ext.estimators.gdpo import whitening_of
 from verl_ext.integration.compat.versions import SELF_AGGREGATING
+from verl_ext.integration.config.idle import idle_history, idle_settings
 from verl_ext.integration.config.read import select
 from verl_ext.settings import ANY_REWARD, SECTIONS, Settings
 
@@ -35,6 +37,11 @@ class Given:
     def per_reward(self) -> bool:
         """Whether the estimator normalises each reward by itself."""
         return self.chain is not None and self.chain.per_reward
+
+    @property
+    def used(self) -> set[str]:
+        """The estimators in force: hadw and its base, or the estimator alone."""
+        return {self.name, self.settings.hadw.base} if self.name == "hadw" else {self.name}
 
     def select(self, path: str) -> Any:
         """An entry of the configuration, None where there is none."""
@@ -80,7 +87,7 @@ def _composed(given: Given) -> Iterator[str]:
 
 
 def _drgrpo_loss(given: Given) -> Iterator[str]:
-    if "drgrpo" not in _used(given) or not given.settings.drgrpo.check_loss:
+    if "drgrpo" not in given.used or not given.settings.drgrpo.check_loss:
         return
     length = given.select("data.max_response_length") or "<data.max_response_length>"
     factor = given.select(f"{ACTOR}.loss_scale_factor")
@@ -133,7 +140,7 @@ def aggregates_itself(loss: Any) -> bool | None:
 
 def _unknown_aggregation(given: Given) -> Iterator[str]:
     loss = given.select(f"{ACTOR}.policy_loss.loss_mode")
-    used, dgpo = _used(given), given.settings.dgpo
+    used, dgpo = given.used, given.settings.dgpo
     balance = balance_for(given.settings.loss_agg_mode) if dgpo.balance == "auto" else dgpo.balance
     matters = ("drgrpo" in used and given.settings.drgrpo.check_loss) or ("dgpo" in used and balance == "token")
     if matters and aggregates_itself(loss) is None:
@@ -147,13 +154,9 @@ def _unknown_aggregation(given: Given) -> Iterator[str]:
         )
 
 
-def _used(given: Given) -> set[str]:
-    return {given.name, given.settings.hadw.base} if given.name == "hadw" else {given.name}
-
-
 def _unused_settings(given: Given) -> Iterator[str]:
     # What stands at its default may come from a preset, and changes nothing.
-    for section in sorted(set(SECTIONS) - {"rewards", "verl_ext"} - _used(given)):
+    for section in sorted(set(SECTIONS) - {"rewards", "verl_ext"} - given.used):
         if getattr(given.settings, section) != SECTIONS[section]():
             yield (
                 f"algorithm.{section} is set, but algorithm.adv_estimator={given.name} does not use it: remove it, or "
@@ -214,7 +217,7 @@ def filter_by_reward(given: Given) -> Iterator[str]:
 
 
 def _balance(given: Given) -> Iterator[str]:
-    if "dgpo" not in _used(given):
+    if "dgpo" not in given.used:
         return
     fitting, chosen = balance_for(given.settings.loss_agg_mode), given.settings.dgpo.balance
     if chosen not in ("auto", "none", fitting):
@@ -246,12 +249,12 @@ def _minibatches(given: Given) -> Iterator[str]:
         return
     batch = given.select("data.train_batch_size")
     mini = given.select(f"{ACTOR}.ppo_mini_batch_size")
+    metric = "balance/z" if given.name == "compose" else "dgpo/balance_z"
     if isinstance(batch, int) and isinstance(mini, int) and batch > mini > 0:
         yield (
             f"the factor of the step balance is one of the whole batch, exact for one update a step; data."
             f"train_batch_size={batch} with {ACTOR}.ppo_mini_batch_size={mini} makes several (so it is in the authors' "
-            "code too): watch "
-            f"dgpo/balance_z, or set {ACTOR}.ppo_mini_batch_size={batch}"
+            f"code too): watch {metric}, or set {ACTOR}.ppo_mini_batch_size={batch}"
         )
 
 
@@ -265,24 +268,34 @@ def _scale_sensitive_loss(given: Given) -> Iterator[str]:
 
 
 def _drgrpo_kl(given: Given) -> Iterator[str]:
-    if "drgrpo" in _used(given) and given.settings.drgrpo.check_loss and given.select(f"{ACTOR}.use_kl_loss"):
+    if "drgrpo" in given.used and given.settings.drgrpo.check_loss and given.select(f"{ACTOR}.use_kl_loss"):
         yield (
             f"{ACTOR}.use_kl_loss=True: Dr. GRPO trains without a KL term; set {ACTOR}.use_kl_loss=False unless it is "
             "meant"
         )
 
 
-def _idle_settings(given: Given) -> Iterator[str]:
-    """Settings of the chosen estimator that another one of its settings puts out of use."""
-    used, dgpo, gdpo = _used(given), given.settings.dgpo, given.settings.gdpo
-    if "dgpo" in used and not dgpo.dqw:
-        for name in ("dqw_temp", *(("accuracy_key", "accuracy_threshold") if given.name == "dgpo" else ())):
-            if getattr(dgpo, name) != getattr(type(dgpo), name):
-                yield f"algorithm.dgpo.{name}={getattr(dgpo, name)} has no effect with algorithm.dgpo.dqw=False"
-    if "gdpo" in used and gdpo.epsilon != type(gdpo).epsilon and gdpo.scale == "none" and gdpo.whiten != "sequence":
+def _std_of_verl(given: Given) -> Iterator[str]:
+    settings = given.settings
+    if "gdpo" in given.used and settings.verl_keys and settings.gdpo.scale == "std" and not settings.norm_by_std:
         yield (
-            f"algorithm.gdpo.epsilon={gdpo.epsilon:g} has no effect with algorithm.gdpo.scale=none and "
-            f"algorithm.gdpo.whiten={gdpo.whiten}"
+            "algorithm.norm_adv_by_std_in_grpo=False: rewards are not divided by their std in the group; verl's own "
+            "gdpo ignores this setting and divides: set algorithm.norm_adv_by_std_in_grpo=True to keep verl's numbers"
+        )
+
+
+def _whitening(given: Given) -> Iterator[str]:
+    if "gdpo" not in given.used or given.settings.gdpo.whiten != "auto":
+        return
+    if whitening_of(given.settings) == "token":
+        yield (
+            "algorithm.gdpo.whiten is token (auto), as in verl's own gdpo, because the rewards are named by verl's "
+            "algorithm.gdpo_reward_keys; the paper has algorithm.gdpo.whiten=sequence"
+        )
+    else:
+        yield (
+            "algorithm.gdpo.whiten is sequence (auto), as in the paper, because the rewards are named by "
+            "algorithm.rewards.keys; verl's own gdpo has algorithm.gdpo.whiten=token"
         )
 
 
@@ -290,7 +303,9 @@ ERRORS = (_missing_keys, _no_weight, _conditions, _composed, _drgrpo_loss)
 WARNINGS = (
     _unknown_aggregation,
     _unused_settings,
-    _idle_settings,
+    idle_settings,
+    idle_history,
+    _std_of_verl,
     _filtered_groups,
     _balance,
     _composed_balance,
@@ -298,3 +313,5 @@ WARNINGS = (
     _scale_sensitive_loss,
     _drgrpo_kl,
 )
+NOTES = (_whitening,)
+"""What is logged at start-up for information."""
