@@ -22,7 +22,7 @@ def test_the_names_that_the_package_exports():
         "ESTIMATORS",
         "RunState",
         "Settings",
-        "Stateless",
+        "Step",
         "Update",
         "build",
         "limited",

@@ -70,7 +70,7 @@ def test_the_list_in_yaml():
     chain = build("compose", Settings.parse(yaml.safe_load(text)["algorithm"]))
     names = ["centre", "scale_by_mad", "weigh_and_sum", "whiten", "weigh_by_difficulty"]
     assert [step.name for step in chain.steps] == names
-    assert chain.steps[-1].temperature == 1.0
+    assert chain.steps[-1].dqw_temp == 1.0
 
 
 def test_what_show_prints(capsys):

@@ -59,7 +59,7 @@ def test_settings_come_from_a_file_and_the_command_line_goes_before(capsys, tmp_
         "algorithm:\n  dgpo: {dqw_temp: 5.0, dgae: false}\nactor_rollout_ref: {actor: {loss_agg_mode: token-sum}}\n"
     )
     text = shown(capsys, "--config", str(path), "dgpo", "algorithm.dgpo.dqw_temp=7")
-    assert "temperature=7" in text
+    assert "dqw_temp=7" in text
     assert "scale_by_std" in text
     assert "balance " not in text
     assert "actor_rollout_ref.actor.loss_agg_mode=token-sum" in text

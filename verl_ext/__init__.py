@@ -2,9 +2,10 @@
 
 Importing this package imports neither verl nor ray nor torch: every name below is loaded on first use.
 
-`run_state()` returns the state that the estimators carry from batch to batch, `use_run_state(RunState())` puts another
-one in force for a `with` block. `build` and `Settings` make an estimator without verl. `Stateless`, `Update` and
-`limited` are what a step of one's own is written with.
+- An estimator without verl: `build(name, Settings.parse({...}))(Batch.of(...))`.
+- What estimators remember: `run_state()` is the state in force, `use_run_state(RunState())` another one for a block.
+- A step of your own: a frozen dataclass over `Step` with `apply`, or with `update` that returns an `Update`; `limited`
+  declares a number with limits. A named estimator: a function with `@estimator`.
 """
 
 from __future__ import annotations
@@ -14,19 +15,38 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Batch": "verl_ext.core.batch",
-    "Chain": "verl_ext.core.chain",
-    "ESTIMATORS": "verl_ext.estimators",
-    "RunState": "verl_ext.core.state",
-    "Settings": "verl_ext.settings",
-    "Stateless": "verl_ext.core.steps",
-    "Update": "verl_ext.core.chain",
-    "build": "verl_ext.estimators",
-    "limited": "verl_ext.core.typed",
-    "run_state": "verl_ext.run",
-    "use_run_state": "verl_ext.run",
+_NAMES = {
+    "verl_ext.core.batch": ("Batch",),
+    "verl_ext.core.chain": ("Chain", "Step", "Update"),
+    "verl_ext.core.history": ("WeighByHistory",),
+    "verl_ext.core.state": ("RunState",),
+    "verl_ext.core.steps": (
+        "Balance",
+        "Centre",
+        "Condition",
+        "ScaleByMad",
+        "ScaleByStd",
+        "WeighAndSum",
+        "WeighByDifficulty",
+        "Whiten",
+    ),
+    "verl_ext.core.typed": ("limited",),
+    "verl_ext.errors": (
+        "CheckpointError",
+        "ClusterError",
+        "ConfigurationError",
+        "DataError",
+        "IntegrationError",
+        "RolloutError",
+        "VerlExtError",
+    ),
+    "verl_ext.estimators": ("build",),
+    "verl_ext.registry": ("ESTIMATORS", "estimator"),
+    "verl_ext.run": ("run_state", "use_run_state"),
+    "verl_ext.settings": ("Settings",),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
+_RENAMED = {"Stateless": "Step"}
 
 __all__ = ["__version__", *sorted(_HOMES)]
 
@@ -34,4 +54,8 @@ __all__ = ["__version__", *sorted(_HOMES)]
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _RENAMED:
+        raise AttributeError(
+            f"verl_ext.{name} is now called {_RENAMED[name]}: write from verl_ext import {_RENAMED[name]}"
+        )
     raise AttributeError(f"module 'verl_ext' has no attribute {name!r}")

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import Chain, Update
+from verl_ext.core.chain import Chain, Step, Update
 from verl_ext.core.history import Capability, WeighByHistory
 from verl_ext.core.steps import Centre, WeighAndSum
 from verl_ext.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class Count:
+class Count(Step):
     """A step of the user's whose state is plain data, with neither `read` nor `check_state`."""
 
     name: ClassVar[str] = "count"

@@ -34,7 +34,7 @@ STEPS = {
     "weigh by difficulty": (steps.WeighByDifficulty(), 1),
     "weigh by history, soft": (WeighByHistory("soft"), 1),
     "weigh by history, window": (WeighByHistory("window"), 1),
-    "weigh by history, fixed": (WeighByHistory("fixed", fixed=0.3), 1),
+    "weigh by history, fixed": (WeighByHistory("fixed", fixed_anchor=0.3), 1),
 }
 EVERY_STEP = pytest.mark.parametrize(("step", "columns"), STEPS.values(), ids=STEPS.keys())
 

@@ -42,7 +42,7 @@ def test_as_many_groups_as_there_are_prompts(count):
     groups = Groups.of(labels)
     x = np.concatenate([np.arange(count), np.arange(count) + 1.0])
     np.testing.assert_array_equal(groups.sum(x), 2 * np.arange(count) + 1)
-    np.testing.assert_array_equal(groups.spread(groups.sizes), np.full(2 * count, 2))
+    np.testing.assert_array_equal(groups.broadcast(groups.sizes), np.full(2 * count, 2))
 
 
 def test_statistics_leave_out_what_is_not_scored():
@@ -148,4 +148,5 @@ def test_a_group_that_is_nowhere_scored_divides_nothing_by_nothing():
 def test_a_group_varies_by_more_than_a_millionth_of_its_mean_given_or_not(values, varies):
     groups, x = Groups.of(["g", "g"]), np.array(values)
     assert groups.varies(x).tolist() == [varies]
-    assert groups.varies(x, groups.mean(x)).tolist() == [varies]
+    assert groups.variation(x)[1].tolist() == [varies]
+    assert groups.variation(x)[0].tolist() == groups.mean(x).tolist()

@@ -21,7 +21,7 @@ from verl_ext.core.steps import (
     Requirement,
     ScaleByMad,
     ScaleByStd,
-    Stateless,
+    Step,
     WeighAndSum,
     WeighByDifficulty,
     Whiten,
@@ -76,7 +76,7 @@ def test_epsilons_are_those_of_the_specification():
     assert ScaleByMad().epsilon == 1e-4
     assert Whiten().epsilon == 1e-6
     assert Whiten().over == "sequence"
-    assert WeighByDifficulty().temperature == 2.0
+    assert WeighByDifficulty().dqw_temp == 2.0
     assert Balance().over == "token"
 
 
@@ -326,7 +326,7 @@ def test_a_step_without_the_accuracy_it_needs_says_so(step):
 
 def test_a_step_must_say_what_it_does():
     with pytest.raises(NotImplementedError):
-        Stateless().update(*column([1.0]), None)
+        Step().update(*column([1.0]), None)
 
 
 def test_a_chain_must_end_with_one_value():
@@ -373,7 +373,7 @@ def test_what_is_not_scored_gets_no_advantage():
         (ScaleByStd, "epsilon", 1e-9),
         (ScaleByMad, "epsilon", 1e-9),
         (Whiten, "epsilon", 1e-9),
-        (WeighByDifficulty, "temperature", 1e-9),
+        (WeighByDifficulty, "dqw_temp", 1e-9),
     ],
 )
 def test_a_setting_may_reach_its_limit_and_not_pass_it(kind, name, lowest):

@@ -14,10 +14,10 @@ TIMEOUT = 300
 KEYS = "+algorithm.rewards.keys=[score,length]"
 OWN = """
     from dataclasses import dataclass
-    from verl_ext import Stateless, Update
+    from verl_ext import Step, Update
 
     @dataclass(frozen=True)
-    class Shrink(Stateless):
+    class Shrink(Step):
         name = "shrink"
         by: float = 2.0
 

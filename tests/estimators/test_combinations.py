@@ -49,7 +49,7 @@ def test_gdpo_with_the_mean_absolute_deviation(rollout, weights, epsilon):
 @given(rollouts(keys=KEYS, nan=False), st.sampled_from([0.5, 2.0]))
 def test_gdpo_weighed_by_difficulty(rollout, temperature):
     weights = [1.0, 0.5, 2.0]
-    steps = [*STD, {"step": "weigh_by_difficulty", "temperature": temperature}]
+    steps = [*STD, {"step": "weigh_by_difficulty", "dqw_temp": temperature}]
     wanted = by_difficulty(gdpo(rollout, weights), rollout, temperature)
     check("compose", rollout, listed(steps, weights), wanted)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.batches import rollouts
 from tests.calls import call
 from tests.estimators.every import EVERY, KEYS, components, started
-from verl_ext import Batch, RunState, Settings, Stateless, build
+from verl_ext import Batch, RunState, Settings, Step, build
 from verl_ext.core.chain import Chain
 from verl_ext.core.steps import WeighAndSum
 from verl_ext.errors import CheckpointError, ConfigurationError
@@ -110,7 +110,7 @@ WRONG = [
     ([*SUMMED, {"step": "whiten", "epsilon": 1, "over": "token"}], "epsilon has no effect with over=token"),
     ([*SUMMED, {"step": "scale_by_std", "epsilon": "x"}], "epsilon must be a finite number, found 'x'"),
     ([*SUMMED, {"step": "balance", "over": "rows"}], "unknown value 'rows'.*; valid: 'sequence', 'token'"),
-    ([*SUMMED, {"step": "weigh_by_difficulty", "temperature": 0}], "temperature must be above 0"),
+    ([*SUMMED, {"step": "weigh_by_difficulty", "dqw_temp": 0}], "dqw_temp must be above 0"),
     ([*SUMMED, {"step": "weigh_by_history", "window": 1.5}], "window must be a whole number, found 1.5"),
     ([*SUMMED, {"step": "weigh_by_history", "window": 0}], "window must be at least 1"),
     (
@@ -118,7 +118,7 @@ WRONG = [
         "eta without effect with anchor=fixed, which uses fixed",
     ),
     ([*SUMMED, {"step": "weigh_by_history", "anchor": "fixed"}], r"anchor=fixed needs fixed=NUMBER in \[0, 1\]"),
-    ([*SUMMED, {"step": "weigh_by_history", "fixed": 0.5}], "found anchor=soft, fixed=0.5"),
+    ([*SUMMED, {"step": "weigh_by_history", "fixed_anchor": 0.5}], "found anchor=soft, fixed=0.5"),
     ([{"step": "weigh_and_sum", "weights": [1]}, "centre"], "its weights are algorithm.rewards.weights"),
     ([{"step": "condition"}, *SUMMED], "it needs conditions="),
     (
@@ -191,12 +191,12 @@ OWN = """
     import numpy as np
 
     from verl_ext.core.chain import Update
-    from verl_ext.core.steps import Stateless
+    from verl_ext.core.chain import Step
     from verl_ext.core.typed import limited
 
 
     @dataclass(frozen=True)
-    class Clip(Stateless):
+    class Clip(Step):
         name: ClassVar[str] = "clip"
         limit: float = limited(1.0, above=0.0)
 
@@ -205,7 +205,7 @@ OWN = """
 
 
     @dataclass(frozen=True)
-    class Least(Stateless):
+    class Least(Step):
         "The least reward in place of the weighted sum."
         name: ClassVar[str] = "least"
         stands_for: ClassVar[tuple[str, ...]] = ("weigh_and_sum",)
@@ -215,7 +215,7 @@ OWN = """
 
 
     @dataclass(frozen=True)
-    class Slower(Stateless):
+    class Slower(Step):
         "Divides by the number of batches so far."
         name: ClassVar[str] = "slower"
 
@@ -252,7 +252,7 @@ OWN = """
             return Update(values, state={len(values) if len(values) == 4 else "more": 1})
 
 
-    class Flat(Stateless):
+    class Flat(Step):
         name = "flat"
 
         def apply(self, values, batch):
@@ -262,35 +262,35 @@ OWN = """
     made = Least()
 
 
-    class Broken(Stateless):
+    class Broken(Step):
         name = "broken"
 
         def apply(self, values, batch):
             return values / batch.unknown
 
 
-    class Listed(Stateless):
+    class Listed(Step):
         name = "listed"
 
         def apply(self, values, batch):
             return values.tolist()
 
 
-    class Fewer(Stateless):
+    class Fewer(Step):
         name = "fewer"
 
         def apply(self, values, batch):
             return values[:-1]
 
 
-    class Unready(Stateless):
+    class Unready(Step):
         name = "unready"
 
         def init(self):
             raise OSError("no such table")
 
 
-    class Infinite(Stateless):
+    class Infinite(Step):
         name = "infinite"
 
         def apply(self, values, batch):
@@ -395,7 +395,7 @@ def test_a_list_that_holds_passes_the_made_up_batch(own):
 
 
 def test_a_step_that_writes_into_its_input_is_refused_when_it_is_tried():
-    class Doubles(Stateless):
+    class Doubles(Step):
         name = "doubles"
 
         def apply(self, values, batch):

@@ -71,7 +71,7 @@ def test_epsilons_reach_the_steps():
     assert mad[1].epsilon == 0.25
     dgpo = build("dgpo", Settings.parse({"gdpo": {"epsilon": 0.25}, "dgpo": {"dqw_temp": 5}})).steps
     assert dgpo[2].epsilon == 1e-4
-    assert dgpo[4].temperature == 5
+    assert dgpo[4].dqw_temp == 5
 
 
 def test_an_unknown_estimator_names_the_nearest():

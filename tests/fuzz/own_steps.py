@@ -4,42 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 
-from verl_ext import Stateless
+from verl_ext import Step
 
 
-class Argument(Stateless):
+class Argument(Step):
     name = "argument"
 
     def __init__(self, needed):
         self.needed = needed
 
 
-class Raises(Stateless):
+class Raises(Step):
     name = "raises"
 
     def __init__(self):
         raise KeyError("on purpose")
 
 
-class RaisesAtInit(Stateless):
+class RaisesAtInit(Step):
     name = "raises_at_init"
 
     def init(self):
         raise OSError("on purpose")
 
 
-class NoName(Stateless):
+class NoName(Step):
     name = ("no", "text")
 
 
 @dataclasses.dataclass
-class Hints(Stateless):
+class Hints(Step):
     name = "hints"
     limit: NotThere = 1  # noqa: F821 - on purpose
 
 
 @dataclasses.dataclass
-class Checks(Stateless):
+class Checks(Step):
     name = "checks"
     limit: int = 1
 

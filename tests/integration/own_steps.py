@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from verl_ext.core.steps import Stateless
+from verl_ext.core.chain import Step
 
 
 @dataclass(frozen=True)
-class Clip(Stateless):
+class Clip(Step):
     """`x` between -limit and limit."""
 
     name: ClassVar[str] = "clip"
@@ -21,7 +21,7 @@ class Clip(Stateless):
         return np.clip(values, -self.limit, self.limit)
 
 
-class Broken(Stateless):
+class Broken(Step):
     name = "broken"
 
     def apply(self, values, batch):

@@ -96,7 +96,7 @@ OF_STEPS: dict[str, tuple[list[str], list[str], dict[str, tuple[Any, ...]]]] = {
     "weigh_and_sum": (["centre"], [], {}),
     "whiten": (BASE, [], {"over": ("token",), "epsilon": (0.5,)}),
     "balance": (BASE, [], {"over": ("sequence",)}),
-    "weigh_by_difficulty": (BASE, [], {"temperature": (0.5,)}),
+    "weigh_by_difficulty": (BASE, [], {"dqw_temp": (0.5,)}),
     "weigh_by_history": (
         BASE,
         [],

@@ -50,8 +50,7 @@ class Batch:
     @cached_property
     def variation(self) -> tuple[Array, Bools]:
         """`[G, K]` mean of each reward in each group, and whether it varies there."""
-        mean = self.groups.mean(self.rewards)
-        return mean, self.groups.varies(self.rewards, mean)
+        return self.groups.variation(self.rewards)
 
     @classmethod
     def of(
@@ -108,11 +107,8 @@ def unit_accuracy(values: Array, *, key: str, threshold: float | None, where: st
     if threshold is not None:
         return np.where(np.isnan(values), np.nan, (values > threshold).astype(np.float64))
     # NaN is left out of both, and compares as False.
-    low, high, prefix = (
-        np.fmin.reduce(values, initial=np.nan),
-        np.fmax.reduce(values, initial=np.nan),
-        where and f"{where}.",
-    )
+    low, high = np.fmin.reduce(values, initial=np.nan), np.fmax.reduce(values, initial=np.nan)
+    prefix = f"{where}." if where else ""
     if low < -1e-6 or high > 1 + 1e-6:
         raise ConfigurationError(
             f"accuracy must lie in [0, 1], but {key!r} ranges over [{low:g}, {high:g}]: name another "
@@ -144,7 +140,7 @@ def _accuracy(values: Sequence[float] | Array, size: int) -> Array:
 def _lengths(values: Counts, size: int) -> Array:
     found = _shaped("lengths", values, (size,))
     # Of these two, NaN is the least and the most.
-    low, high = np.minimum.reduce(found, initial=0.0), np.maximum.reduce(found, initial=0.0)
+    low, high = found.min(initial=0.0), found.max(initial=0.0)
     _between("lengths", low, high, MOST_TOKENS)
     return found
 
@@ -160,6 +156,6 @@ def _shaped(name: str, values: Sequence[Any] | Array, shape: tuple[int, ...]) ->
         found = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{name} must be numbers of shape {shape}: {error}") from error
-    if found.shape != shape and (found.size or 0 not in shape):
+    if found.shape != shape and not (found.size == 0 and 0 in shape):
         raise DataError(f"{name} has shape {found.shape}, expected {shape}: one row a trajectory")
     return found.reshape(shape)

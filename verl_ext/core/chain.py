@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +23,7 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Update:
-    """What a step returns: new values `[N, K]`, its new state, numbers to log, and remarks worth one warning each."""
+    """What a step returns: new values `[N, K]`, its new state, metrics, and warnings, each logged once per run."""
 
     values: Array
     state: Any = None
@@ -31,25 +32,69 @@ class Update:
     remarks: Mapping[str, str] = field(default_factory=dict)
 
 
-class Step(Protocol):
-    """One small transformation of the values, pure: what it remembers goes in and out as `state`."""
+class Step:
+    """One small transformation of a batch's values; a subclass is a frozen dataclass whose fields are its settings.
+
+    `name` and `apply` are all that a step needs. The rest has the defaults below:
+
+    - `update` instead of `apply`, for a step that logs metrics, warns, or remembers something from batch to batch. What
+      it remembers goes in and out as `state`; the step itself never changes.
+    - `init` and `read` for a state that is more than plain data: its first value, and the inverse of its `to_dict()`.
+    - `after`, `not_after`, `stands_for`: which steps must stand before this one in a list, and which must not.
+    - `check` and `check_state`: what is wrong with settings that are each valid, or with a saved state.
+
+    >>> @dataclass(frozen=True)
+    ... class Halve(Step):
+    ...     name = "halve"
+    ...
+    ...     def apply(self, values, batch):
+    ...         return values / 2
+    >>> Halve().update(np.array([[4.0]]), Batch.of([[4.0]], ["g"]), None).values
+    array([[2.]])
+    """
 
     name: ClassVar[str]
-    # Optional, for lists that users write: `after` and `not_after` map names of steps that must, or must not, stand
-    # before this one to the reason; `stands_for` names steps whose place it takes in such rules; `check(given)` says
-    # what is wrong with settings that are each valid; `read(data)` is the inverse of a state's `to_dict()`, for a
-    # state that is more than plain data.
+    """How a list names the step."""
+    needs_accuracy: ClassVar[bool] = False
+    """Whether it reads `batch.accuracy`."""
+    after: ClassVar[Order] = MappingProxyType({})
+    """Steps that must stand before this one, each with the reason."""
+    not_after: ClassVar[Order] = MappingProxyType({})
+    """Steps that must not stand before this one, each with the reason."""
+    stands_for: ClassVar[tuple[str, ...]] = ()
+    """Steps whose place it takes in such rules: `("weigh_and_sum",)` for another way to make one value of several."""
+    renamed: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Old names of settings to the new ones."""
+
+    def apply(self, values: Array, batch: Batch) -> Array:
+        """New values `[N, K]` from `values`; NaN is "not scored" and is passed on."""
+        raise NotImplementedError(f"the step {type(self).__name__} defines neither apply nor update")
+
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - part of the contract
+        """New values, new state, metrics and warnings."""
+        return Update(self.apply(values, batch))
 
     def init(self) -> Any:
         """State before the first batch; None for a step that remembers nothing."""
+        return None
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
-        """Transform `[N, K]` values."""
+    @staticmethod
+    def read(data: Any) -> Any:
+        """The state from what a checkpoint holds."""
+        return data
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> str | None:  # noqa: ARG003 - part of the contract
+        """What is wrong with the given settings together, None if nothing is."""
+        return None
+
+    def check_state(self, state: Any) -> None:
+        """Raise `CheckpointError` if the step cannot continue from a saved state."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Advantages `[N]`, the state to pass next time, numbers to log, remarks worth one warning each."""
+    """Advantages `[N]`, the state to pass next time, numbers to log, warnings, each logged once per run."""
 
     advantages: Array
     state: State
@@ -79,7 +124,7 @@ class Chain:
     @property
     def needs_accuracy(self) -> bool:
         """Whether a step weighs by the prompts' difficulty."""
-        return any(getattr(step, "needs_accuracy", False) for step in self.steps)
+        return any(step.needs_accuracy for step in self.steps)
 
     @property
     def per_reward(self) -> bool:
@@ -89,8 +134,7 @@ class Chain:
     @property
     def readers(self) -> dict[str, Callable[[Any], Any]]:
         """How the saved state of each stateful step is read; plain data are the state themselves."""
-        stateful = [step for step in self.steps if step.init() is not None]
-        return {step.name: getattr(step, "read", lambda data: data) for step in stateful}
+        return {step.name: step.read for step in self.steps if step.init() is not None}
 
     @property
     def stateful(self) -> bool:
@@ -109,7 +153,7 @@ class Chain:
                 f"{', '.join(step.name for step in self.steps)}"
             )
         for step in self.steps:
-            if step.name in state and hasattr(step, "check_state"):
+            if step.name in state:
                 step.check_state(state[step.name])
 
     def __call__(self, batch: Batch, state: State | None = None) -> Result:

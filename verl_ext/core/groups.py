@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,9 +61,9 @@ class Groups:
     def of(cls, labels: Iterable[Hashable]) -> Groups:
         """Group by label; labels are of any hashable type and may be mixed."""
         labels = list(labels)
-        codes: defaultdict[Hashable, int] = defaultdict(itertools.count().__next__)
+        codes: dict[Hashable, int] = {}
         try:
-            ids = np.fromiter(map(codes.__getitem__, labels), dtype=np.intp, count=len(labels))
+            ids = np.array([codes.setdefault(label, len(codes)) for label in labels], dtype=np.intp)
         except TypeError as error:
             found = next(label for label in labels if not isinstance(label, Hashable) or _unhashable(label))
             raise DataError(f"group labels must be hashable, found {found!r} ({type(found).__name__})") from error
@@ -100,20 +98,15 @@ class Groups:
         unscored: Array = np.full(total.shape, np.nan)
         return np.divide(total, count, out=unscored, where=count > 0)
 
-    def varies(self, x: Array, mean: Array | None = None) -> Bools:
-        """Whether a group has variance: `max - min > 1e-6 * max(1, |mean|)`; never for a single scored value.
+    def varies(self, x: Array) -> Bools:
+        """Whether a group has variance: `max - min > 1e-6 * max(1, |mean|)`; never for a single scored value."""
+        return self.variation(x)[1]
 
-        `mean` is the groups' mean of `x`, where the caller has it already.
-        """
-        sorted_x = x.take(self.order, axis=0)
-        high, low = np.fmax.reduceat(sorted_x, self.starts), np.fmin.reduceat(sorted_x, self.starts)
-        width = high - low
-        if mean is None:
-            varies = np.asarray(width > TOLERANCE * np.fmax(1.0, np.fmax(high, -low)))
-            if np.array_equal(varies, width > TOLERANCE):  # |mean| lies between 0 and the largest: it decides nothing
-                return varies
-            mean = self.mean(x)
-        return np.asarray(width > TOLERANCE * np.fmax(1.0, np.abs(mean)))
+    def variation(self, x: Array) -> tuple[Array, Bools]:
+        """Mean of the scored values, and whether they vary (as `varies` says)."""
+        mean, sorted_x = self.mean(x), x.take(self.order, axis=0)
+        width = np.fmax.reduceat(sorted_x, self.starts) - np.fmin.reduceat(sorted_x, self.starts)
+        return mean, np.asarray(width > TOLERANCE * np.fmax(1.0, np.abs(mean)))
 
     def sum_and_count(self, x: Array) -> tuple[Array, Array]:
         """Both at once; the counts have the sums' shape, or one column where they are the same for all."""
@@ -130,7 +123,7 @@ class Groups:
     def _counts(self) -> Array:
         return self.sizes.astype(np.float64)
 
-    def spread(self, per_group: npt.NDArray[D]) -> npt.NDArray[D]:
+    def broadcast(self, per_group: npt.NDArray[D]) -> npt.NDArray[D]:
         """One value a group to one value a trajectory: `[G, ...] -> [N, ...]`."""
         return per_group.take(self.ids, axis=0)
 

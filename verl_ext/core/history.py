@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import SUM, Order, Update
+from verl_ext.core.chain import SUM, Order, Step, Update
 from verl_ext.core.groups import Array
 from verl_ext.core.observe import Metrics
 from verl_ext.core.typed import LARGEST_WEIGHT, limited
@@ -44,30 +44,44 @@ class Capability:
         if not isinstance(data, Mapping) or set(data) != {"anchor", "value", "window", "ticks"}:
             raise CheckpointError(f"capability state needs anchor, value, window and ticks, found {data!r}")
         anchor, value, window, ticks = data["anchor"], data["value"], data["window"], data["ticks"]
-        numbers = [*window, 0.0 if value is None else value] if isinstance(window, list | tuple) else [None]
-        sound = all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n <= 1 for n in numbers)
-        sound = sound and anchor in ANCHORS and type(ticks) is int and 0 <= ticks <= MOST_TICKS
-        if sound and anchor != "fixed":
-            sound = (value is None) == (ticks == 0) and bool(window) == (ticks > 0) and len(window) <= ticks
-            sound = sound and (anchor == "window" or not window or value == window[-1])
-        if not sound:
-            raise CheckpointError(f"capability state is damaged: {dict(data)!r}")
+        if anchor not in ANCHORS:
+            raise _damaged(data, f"anchor must be one of {', '.join(ANCHORS)}")
+        if not isinstance(window, list | tuple) or not all(map(_is_share, window)):
+            raise _damaged(data, "window must be a list of numbers in [0, 1]")
+        if not (value is None or _is_share(value)):
+            raise _damaged(data, "value must be null or a number in [0, 1]")
+        if type(ticks) is not int or not 0 <= ticks <= MOST_TICKS:
+            raise _damaged(data, f"ticks must be a whole number from 0 to {MOST_TICKS}")
+        if anchor != "fixed" and ((value is None) != (ticks == 0) or bool(window) != (ticks > 0)):
+            raise _damaged(data, "value and window are there after the first batch, and only then")
+        if anchor != "fixed" and len(window) > ticks:
+            raise _damaged(data, "window holds more batches than ticks counts")
+        if anchor == "soft" and window and value != window[-1]:
+            raise _damaged(data, "value must be the last entry of window")
         return cls(anchor, None if value is None else float(value), tuple(map(float, window)), ticks)
 
 
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _damaged(data: Mapping[str, Any], why: str) -> CheckpointError:
+    return CheckpointError(f"the capability state is damaged: {why}; found {dict(data)!r}")
+
+
 @dataclass(frozen=True)
-class WeighByHistory:
+class WeighByHistory(Step):
     """`x * Phi`, `Phi = lambda exp(D M)`, `M = |p_g - C|`, `D = -sgn(x) sgn(p_g - C)` (HA-DW, eq. 7-13).
 
     `p_g` is the group's mean accuracy, `y` the batch's, `C` the model's capability. On a prompt that is hard for the
     model (`p_g < C`) a positive advantage grows and a negative one shrinks; on an easy prompt the reverse.
 
     `soft`: `C` is the prior; the posterior `(1 - eta_t) C + eta_t y` is the next one, with
-    `eta_t = clip(eta_min + eta sigma_t, 0, 1)` and `sigma_t` the population std of the last `window` posteriors
+    `eta_t = clip(eta_min + eta sigma_t, 0, 1)` and `sigma_t` the population std of the last `history_window` posteriors
     (1 while there is one). `eta_min` is not in the paper: with 0, its formula, sigma_t collapses and C stands still. It
     is added, because a floor `max(eta sigma_t, eta_min)` of 0.1 hides `eta` for good (sigma_t is at most 0.5). The
-    first batch sets C and has Phi = 1. `window`: `C` is the mean of y over the last
-    `window` batches, this one included. `fixed`: `C` is given.
+    first batch sets C and has Phi = 1. `window`: `C` is the mean of y over the last `history_window` batches, this one
+    included. `fixed`: `C` is `fixed_anchor`.
 
     Phi > 0, so no sign flips and 0 stays 0. A group whose accuracy is not scored has Phi = 1; a batch of which no
     accuracy is scored leaves the anchor as it was.
@@ -80,41 +94,34 @@ class WeighByHistory:
     )
     anchor: AnchorKind = "soft"
     lambda_scale: float = limited(1.3, above=0.0, high=LARGEST_WEIGHT)
-    window: int = limited(10, low=1)
+    history_window: int = limited(10, low=1)
+    """Batches remembered, by `soft` and `window`."""
     eta: float = limited(0.1, low=0.0, high=1.0)
+    """Factor of sigma in the step of the `soft` anchor."""
     eta_min: float = limited(0.05, low=0.0, high=1.0)
-    fixed: float | None = limited(None, low=0.0, high=1.0)
+    """Added to the step of the `soft` anchor; with 0, the paper's formula, the anchor can stand still."""
+    fixed_anchor: float | None = limited(None, low=0.0, high=1.0)
     """The anchor of `fixed`, which has no default."""
-
-    read: ClassVar[Callable[[Mapping[str, Any]], Capability]] = Capability.from_dict
+    renamed: ClassVar[Mapping[str, str]] = MappingProxyType({"window": "history_window", "fixed": "fixed_anchor"})
 
     def __post_init__(self) -> None:
-        if (self.anchor == "fixed") != (self.fixed is not None):
-            raise ConfigurationError(
-                f"step {self.name!r}: anchor=fixed needs fixed=NUMBER in [0, 1], and no other anchor takes it; found "
-                f"anchor={self.anchor}, fixed={self.fixed}"
-            )
+        check_anchor(self, f"{self.name}: ")
 
-    @classmethod
-    def check(cls, given: Mapping[str, Any]) -> str | None:
-        """A setting that the chosen anchor does not use."""
-        anchor = given.get("anchor", cls.anchor)
-        used = {"soft": ("window", "eta", "eta_min"), "window": ("window",), "fixed": ("fixed",)}[anchor]
-        unused = [name for name in ("window", "eta", "eta_min") if name in given and name not in used]
-        return (
-            f"{', '.join(unused)} without effect with anchor={anchor}, which uses {', '.join(used)}" if unused else None
-        )
+    @staticmethod
+    def read(data: Any) -> Capability:
+        """The capability from what a checkpoint holds."""
+        return Capability.from_dict(data)
 
     def init(self) -> Capability:
         """No batch seen."""
-        return Capability(self.anchor, value=self.fixed)
+        return Capability(self.anchor, value=self.fixed_anchor)
 
     def check_state(self, state: Capability) -> None:
-        """Refuse what another anchor remembered."""
+        """Raise if another anchor wrote the state."""
         if state.anchor != self.anchor:
             raise CheckpointError(
                 f"the saved capability is of anchor={state.anchor}, this run has algorithm.hadw.anchor={self.anchor}: "
-                "set the saved one, or start anew from a directory without that state"
+                "set the saved one, or start from a folder without that state"
             )
 
     def update(self, values: Array, batch: Batch, state: Capability | None) -> Update:
@@ -128,7 +135,7 @@ class WeighByHistory:
             return Update(values, old)
         y = float(batch.accuracy[scored].mean())
         centre, new, eta_t = self._move(old, y)
-        gap = batch.groups.spread(batch.groups.mean(batch.accuracy))[:, None] - centre
+        gap = batch.groups.broadcast(batch.groups.mean(batch.accuracy))[:, None] - centre
         direction = -np.sign(values) * np.sign(gap)
         phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(direction * np.abs(gap)))
         if self.anchor == "soft" and old.value is None:
@@ -148,30 +155,58 @@ class WeighByHistory:
     def _move(self, old: Capability, y: float) -> tuple[float, Capability, float]:
         """The anchor to weigh this batch with, what to remember, and the step size (soft)."""
         ticks = old.ticks + 1
-        if self.fixed is not None:
-            return self.fixed, Capability(self.anchor, self.fixed, (), ticks), 0.0
+        if self.fixed_anchor is not None:
+            return self.fixed_anchor, Capability(self.anchor, self.fixed_anchor, (), ticks), 0.0
         if self.anchor == "window":
-            kept = (*old.window, y)[-self.window :]
+            kept = (*old.window, y)[-self.history_window :]
             centre = math.fsum(kept) / len(kept)
             return centre, Capability(self.anchor, centre, kept, ticks), 0.0
         if old.value is None:
             return y, Capability(self.anchor, y, (y,), ticks), 1.0
-        recent = old.window[-self.window :]  # a run may resume with a shorter window than it was saved with
+        recent = old.window[-self.history_window :]  # a run may resume with a shorter window than it was saved with
         sigma = float(np.std(recent)) if len(recent) > 1 else 1.0
         eta_t = min(self.eta_min + self.eta * sigma, 1.0)
         posterior = (1 - eta_t) * old.value + eta_t * y
-        kept = (*old.window, posterior)[-self.window :]
+        kept = (*old.window, posterior)[-self.history_window :]
         return old.value, Capability(self.anchor, posterior, kept, ticks), eta_t
 
     def _remarks(self, new: Capability, y: float) -> dict[str, str]:
         """A warning when the soft anchor stands still while accuracy is elsewhere."""
-        still = len(new.window) == self.window > 1 and max(new.window) - min(new.window) < 0.01
+        still = len(new.window) == self.history_window > 1 and max(new.window) - min(new.window) < 0.01
         # Of the window anchor the last value is y itself, and the fixed one has no window.
         if not still or abs(y - new.window[-1]) < 0.1:
             return {}
         return {
-            "hadw_frozen": f"hadw's anchor has stood still near {new.window[-1]:.3f} over the last {self.window} "
-            f"batches while batch accuracy is {y:.3f}: its step eta_t is too small (eta_min={self.eta_min:g}); set "
-            "algorithm.hadw.eta_min=0.05, a memory of about 20 batches, or in algorithm.compose.steps "
-            "{step: weigh_by_history, eta_min: 0.05}"
+            "hadw_frozen": f"hadw's anchor has stood still near {new.window[-1]:.3f} over the last "
+            f"{self.history_window} batches while batch accuracy is {y:.3f}: its step eta_t is too small (eta_min="
+            f"{self.eta_min:g}); set algorithm.hadw.eta_min=0.05, a memory of about 20 batches, or in "
+            "algorithm.compose.steps {step: weigh_by_history, eta_min: 0.05}"
         }
+
+
+USED_BY = MappingProxyType(
+    {
+        "history_window": ("soft", "window"),
+        "eta": ("soft",),
+        "eta_min": ("soft",),
+        "fixed_anchor": ("fixed",),
+    }
+)
+"""Settings to the anchors that use them."""
+
+
+def check_anchor(settings: Any, prefix: str) -> None:
+    """Raise if a setting was changed that the chosen anchor does not use, or if the fixed anchor is missing.
+
+    `settings` is any dataclass with the settings of `WeighByHistory`; `prefix` stands before their names in messages.
+    """
+    anchor = settings.anchor
+    for name, anchors in USED_BY.items():
+        value = getattr(settings, name)
+        if anchor not in anchors and value != getattr(WeighByHistory, name):
+            homes = " or ".join(f"{prefix}anchor={home}" for home in anchors)
+            raise ConfigurationError(
+                f"{prefix}{name}={value} has no effect with {prefix}anchor={anchor}: remove it, or set {homes}"
+            )
+    if anchor == "fixed" and settings.fixed_anchor is None:
+        raise ConfigurationError(f"{prefix}anchor=fixed needs {prefix}fixed_anchor, a number in [0, 1]")

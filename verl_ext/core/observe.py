@@ -55,8 +55,8 @@ def reward_metrics(batch: Batch) -> Metrics:
     if not len(batch.rewards):
         return {}
     metrics: Metrics = {}
-    dead = 1.0 - np.add.reduce(batch.variation[1]) / len(batch.groups)
-    unscored = np.add.reduce(np.isnan(batch.rewards))
+    dead = 1.0 - batch.variation[1].mean(axis=0)
+    unscored = np.isnan(batch.rewards).sum(axis=0)
     for column, name in enumerate(metric_names(batch.keys).values()):
         values = batch.rewards[:, column]
         metrics |= _moments(f"reward/{name}", values[~np.isnan(values)] if unscored[column] else values)
@@ -77,11 +77,11 @@ def advantage_metrics(advantages: Array) -> Metrics:
 def _moments(name: str, values: Array) -> Metrics:
     if not len(values):
         return {}
-    mean = float(np.add.reduce(values)) / len(values)
+    mean = float(values.mean())
     centred = values - mean
     return {
         f"{name}/mean": mean,
         f"{name}/std": math.sqrt(float(centred @ centred) / len(values)),
-        f"{name}/min": float(np.minimum.reduce(values)),
-        f"{name}/max": float(np.maximum.reduce(values)),
+        f"{name}/min": float(values.min()),
+        f"{name}/max": float(values.max()),
     }

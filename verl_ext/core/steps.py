@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import SUM, Order, Update
+from verl_ext.core.chain import SUM, Order, Step, Update
 from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
 from verl_ext.core.observe import Metrics
 from verl_ext.core.typed import limited
@@ -28,25 +28,6 @@ _CENTRED: Order = MappingProxyType({"centre": "it divides values that are centre
 _SUMMED: Order = MappingProxyType({SUM: "it takes one value a trajectory"})
 
 
-class Stateless:
-    """A step which remembers nothing. It says what it does in `apply`, or in `update` if it has something to log."""
-
-    after: ClassVar[Order] = MappingProxyType({})
-    not_after: ClassVar[Order] = MappingProxyType({})
-    stands_for: ClassVar[tuple[str, ...]] = ()
-
-    def init(self) -> None:
-        """Nothing to remember."""
-
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
-        """Apply and log nothing."""
-        return Update(self.apply(values, batch))
-
-    def apply(self, values: Array, batch: Batch) -> Array:
-        """New values."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
 class Requirement:
     """A reward counts only where the component `on` reached `at_least`."""
@@ -56,7 +37,7 @@ class Requirement:
 
 
 @dataclass(frozen=True)
-class Condition(Stateless):
+class Condition(Step):
     """`r_k <- r_k * 1[r_on >= t]`: an easy reward counts only where the hard one was reached (GDPO, eq. 8).
 
     A row whose `on` is not scored has no `r_k` either.
@@ -96,24 +77,20 @@ class Condition(Stateless):
 
 
 @dataclass(frozen=True)
-class Centre(Stateless):
+class Centre(Step):
     """`x - mean_g(x)`, exactly 0 in a group without variance and in a group of one."""
 
     name: ClassVar[str] = "centre"
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
-        if values is batch.rewards:  # known already, from their curves
-            mean, varies = batch.variation
-        else:
-            mean = groups.mean(values)
-            varies = groups.varies(values, mean)
-        # The product keeps NaN; adding 0 leaves no -0.
-        return (values - groups.spread(mean)) * groups.spread(varies) + 0.0
+        mean, varies = batch.variation if values is batch.rewards else groups.variation(values)
+        centred = values - groups.broadcast(mean)
+        return np.where(groups.broadcast(varies) | np.isnan(centred), centred, 0.0)
 
 
 @dataclass(frozen=True)
-class ScaleByStd(Stateless):
+class ScaleByStd(Step):
     """`x / (std_g(x) + epsilon)` of centred values, std with n - 1."""
 
     name: ClassVar[str] = "scale_by_std"
@@ -125,11 +102,11 @@ class ScaleByStd(Stateless):
         groups = batch.groups
         squares, count = groups.sum_and_count(np.square(values))
         variance = divide(squares, count - 1)
-        return divide(values, groups.spread(np.sqrt(variance) + self.epsilon))
+        return divide(values, groups.broadcast(np.sqrt(variance) + self.epsilon))
 
 
 @dataclass(frozen=True)
-class ScaleByMad(Stateless):
+class ScaleByMad(Step):
     """`n_g x / (sum_g |x| + epsilon)` of centred values: divided by the mean absolute deviation (DGPO, DGAE)."""
 
     name: ClassVar[str] = "scale_by_mad"
@@ -141,11 +118,11 @@ class ScaleByMad(Stateless):
         groups = batch.groups
         deviations, count = groups.sum_and_count(np.abs(values))
         scale = divide(count, deviations + self.epsilon)
-        return values * groups.spread(scale)
+        return values * groups.broadcast(scale)
 
 
 @dataclass(frozen=True)
-class WeighAndSum(Stateless):
+class WeighAndSum(Step):
     """`sum_k w_k x_k`, plus the KL part of the reward where the batch has one.
 
     A component which is not scored contributes 0; a row of which nothing is scored is itself not scored.
@@ -168,7 +145,7 @@ class WeighAndSum(Stateless):
         if np.any(unscored):
             missing = np.isnan(values)
             total = np.where(missing, 0.0, values) @ weights
-            unscored = np.logical_and.reduce(missing, axis=1)
+            unscored = missing.all(axis=1)
         if batch.penalty is not None:
             total = total + batch.penalty
         total[unscored] = np.nan
@@ -176,7 +153,7 @@ class WeighAndSum(Stateless):
 
 
 @dataclass(frozen=True)
-class Whiten(Stateless):
+class Whiten(Step):
     """`(x - mean(x)) / (std(x) + epsilon)` over the whole batch, by sequences or by tokens.
 
     `over="sequence"`: over trajectories, std with n - 1. `over="token"`: every trajectory counts once per token, and
@@ -220,7 +197,7 @@ class Whiten(Stateless):
 
 
 @dataclass(frozen=True)
-class Balance(Stateless):
+class Balance(Step):
     """`x * z`, which undoes the share that groups without variance take in the loss's mean (DGPO, 3.2).
 
     `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = N / N_valid`. A group is valid if its
@@ -236,7 +213,7 @@ class Balance(Stateless):
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
         share = batch.lengths if self.over == "token" else np.ones(len(values))
-        live = batch.groups.spread(_live(values, batch))
+        live = batch.groups.broadcast(_live(values, batch))
         valid = float(share @ live)
         z = float(share.sum()) / valid if valid else 1.0
         dead_share = 1.0 - float(np.count_nonzero(live)) / len(live) if len(live) else 0.0
@@ -244,7 +221,7 @@ class Balance(Stateless):
 
 
 @dataclass(frozen=True)
-class WeighByDifficulty(Stateless):
+class WeighByDifficulty(Step):
     """`x * lambda_g`, `lambda = B_v softmax(-acc_g / T)` over the `B_v` valid groups, 1 elsewhere (DGPO, DQW).
 
     `acc_g` is the group's mean accuracy. A valid group with accuracy 0 varies only in another reward and counts as
@@ -254,7 +231,9 @@ class WeighByDifficulty(Stateless):
     name: ClassVar[str] = "weigh_by_difficulty"
     needs_accuracy: ClassVar[bool] = True
     after: ClassVar[Order] = _SUMMED
-    temperature: float = limited(2.0, above=0.0)
+    dqw_temp: float = limited(2.0, above=0.0)
+    """Temperature T."""
+    renamed: ClassVar[Mapping[str, str]] = MappingProxyType({"temperature": "dqw_temp"})
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
         live = _live(values, batch)
@@ -268,19 +247,23 @@ class WeighByDifficulty(Stateless):
         }
         if len(solved):
             with np.errstate(over="ignore"):  # by a tiny temperature: all weight is the hardest groups'
-                odds = np.exp((np.minimum.reduce(solved) - solved) / self.temperature)
-            weights[live] = odds = odds * (len(odds) / np.add.reduce(odds))
-            metrics |= _spread_of("difficulty_weight", odds)
-        return Update(values * batch.groups.spread(weights)[:, None], metrics=metrics)
+                lam = np.exp((solved.min() - solved) / self.dqw_temp)
+            lam *= len(lam) / lam.sum()
+            weights[live] = lam
+            metrics |= {
+                "difficulty_weight_mean": float(lam.mean()),
+                "difficulty_weight_max": float(lam.max()),
+                "difficulty_weight_min": float(lam.min()),
+            }
+        return Update(values * batch.groups.broadcast(weights)[:, None], metrics=metrics)
 
 
 def _centred(values: Array, batch: Batch) -> Array | None:
     """The values with exactly 0 in groups without variance, None unless every group's mean is 0 but for rounding."""
-    mean = batch.groups.mean(values)
+    mean, varies = batch.groups.variation(values)
     if (np.abs(mean) > TOLERANCE * np.fmax.reduce(np.abs(values), axis=None, initial=1.0)).any():
         return None
-    # The product keeps NaN; adding 0 leaves no -0.
-    return values * batch.groups.spread(batch.groups.varies(values, mean)) + 0.0
+    return np.where(batch.groups.broadcast(varies) | np.isnan(values), values, 0.0)
 
 
 def _live(values: Array, batch: Batch) -> Bools:
@@ -294,11 +277,3 @@ def _accuracy(batch: Batch, step: str) -> Array:
     if batch.accuracy is None:
         raise ConfigurationError(f"step {step!r} needs an accuracy in [0, 1] for each trajectory, the batch has none")
     return batch.accuracy
-
-
-def _spread_of(name: str, values: Array) -> Metrics:
-    return {
-        f"{name}_mean": float(np.add.reduce(values)) / len(values),
-        f"{name}_max": float(np.maximum.reduce(values)),
-        f"{name}_min": float(np.minimum.reduce(values)),
-    }

@@ -1,4 +1,4 @@
-"""Settings of a dataclass read from plain data, by the types and limits of its fields."""
+"""Dataclasses read from plain data and checked by the types and limits of their fields."""
 
 from __future__ import annotations
 
@@ -22,79 +22,63 @@ def limited(default: Any, *, low: float | None = None, above: float | None = Non
     return dataclasses.field(default=default, metadata={"low": low, "above": above, "high": high})
 
 
+def same_as(kind: type[Any], name: str) -> Any:
+    """A dataclass field with the default and the limits of another dataclass's field."""
+    (found,) = (item for item in dataclasses.fields(kind) if item.name == name)
+    return dataclasses.field(default=found.default, metadata=found.metadata)
+
+
+def shared(source: Any, kind: type[Any]) -> dict[str, Any]:
+    """The values of a dataclass's fields that another dataclass has too, by name.
+
+    >>> @dataclasses.dataclass
+    ... class Section:
+    ...     limit: float = 2.0
+    ...     base: str = "grpo"
+    >>> @dataclasses.dataclass
+    ... class Clip:
+    ...     limit: float = 3.0
+    >>> Clip(**shared(Section(), Clip))
+    Clip(limit=2.0)
+    """
+    return {item.name: getattr(source, item.name) for item in dataclasses.fields(kind) if hasattr(source, item.name)}
+
+
 def number(
-    where: str, found: object, *, low: float | None = None, above: float | None = None, high: float | None = None
+    where: str, value: object, *, low: float | None = None, above: float | None = None, high: float | None = None
 ) -> None:
-    """Refuse what is no finite number, or not within the limits."""
-    if not _finite(found):
-        raise ConfigurationError(f"{where} must be a finite number, found {found!r}")
-    value = float(found)  # type: ignore[arg-type]
-    if low is not None and value < low:
-        raise ConfigurationError(f"{where} must be at least {low:g}, found {value:g}")
-    if above is not None and value <= above:
-        raise ConfigurationError(f"{where} must be above {above:g}, found {value:g}")
-    if high is not None and value > high:
-        raise ConfigurationError(f"{where} must be at most {high:g}, found {value:g}")
+    """Raise unless the value is a finite number within the limits."""
+    if not _finite(value):
+        raise ConfigurationError(f"{where} must be a finite number, found {value!r}")
+    exact = float(value)  # type: ignore[arg-type]
+    if low is not None and exact < low:
+        raise ConfigurationError(f"{where} must be at least {low:g}, found {exact:g}")
+    if above is not None and exact <= above:
+        raise ConfigurationError(f"{where} must be above {above:g}, found {exact:g}")
+    if high is not None and exact > high:
+        raise ConfigurationError(f"{where} must be at most {high:g}, found {exact:g}")
 
 
-def _finite(found: object) -> bool:
+def _finite(value: object) -> bool:
     try:
-        return isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # a whole number beyond float64
         return False
 
 
-def positive(where: str, found: object) -> None:
-    """Refuse what is no whole number of at least 1."""
-    if type(found) is not int or found < 1:
-        raise ConfigurationError(f"{where} must be a whole number of at least 1, found {found!r}")
+def boolean(where: str, value: object) -> None:
+    """Raise unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{where} must be True or False, found {value!r}")
 
 
-def boolean(where: str, found: object) -> None:
-    """Refuse what is neither True nor False."""
-    if not isinstance(found, bool):
-        raise ConfigurationError(f"{where} must be True or False, found {found!r}")
-
-
-def choice(where: str, found: object, valid: Sequence[str]) -> None:
-    """Refuse what is none of the valid values."""
-    if found not in valid:
-        raise ConfigurationError(f"{where}: {unknown('value', found, valid)}")
-
-
-def names(where: str, found: object) -> tuple[str, ...]:
-    """A list of distinct names, at least one."""
-    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(key, str) for key in found):
-        raise ConfigurationError(
-            f"{where} must be a list of names, found {found!r}: write {where}=[format,correctness]"
-        )
-    if not found or not all(found) or len(set(found)) != len(found):
-        raise ConfigurationError(
-            f"{where} must name at least one reward, each once and none by an empty name, found {list(found)!r}"
-        )
-    return tuple(found)
-
-
-def numbers(where: str, found: object) -> tuple[float, ...]:
-    """A list of numbers whose squares are far from overflow."""
-    if isinstance(found, str) or not isinstance(found, Sequence):
-        raise ConfigurationError(f"{where} must be a list of numbers, found {found!r}")
-    for position, value in enumerate(found):
-        number(f"{where}[{position}]", value, low=-LARGEST_WEIGHT, high=LARGEST_WEIGHT)
-    return tuple(float(value) for value in found)
-
-
-def section(kind: type[T], found: object, where: str) -> T:
-    """A section's dataclass, whose own `__post_init__` checks the values, from plain data; unknown keys are refused."""
-    if found is None:
-        return kind()
-    if not isinstance(found, Mapping):
-        raise ConfigurationError(f"{where} must be a section of settings, found {found!r}")
-    valid = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    for key in found:
-        if key not in valid:
-            raise ConfigurationError(f"{where}: {unknown('setting', key, valid)}")
-    return kind(**found)
+def section(kind: type[T], given: object, where: str) -> T:
+    """A section's dataclass from plain data; null is a section without settings."""
+    if given is None:
+        return make(kind, {}, where)
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"{where} must be a section of settings, found {given!r}")
+    return make(kind, given, where)
 
 
 def make(kind: type[T], given: Mapping[Any, Any], where: str) -> T:
@@ -112,7 +96,12 @@ def make(kind: type[T], given: Mapping[Any, Any], where: str) -> T:
     hints = typing.get_type_hints(kind)
     # `on` is a boolean in YAML 1.1, which is how a file of the user's is read.
     named = {"on" if name is True and "on" in fields else name: value for name, value in given.items()}
+    renamed: Mapping[str, str] = getattr(kind, "renamed", {})
     for name in named:
+        if name in renamed:
+            raise ConfigurationError(
+                f"{where}: the setting {name!r} is now called {renamed[name]!r}: write {renamed[name]}={named[name]}"
+            )
         if name not in fields:
             raise ConfigurationError(f"{where}: {unknown('setting', name, fields)}")
     nothing = dataclasses.MISSING

@@ -4,7 +4,7 @@ r"""`adv_estimator=compose`: an estimator written as a list of steps in the conf
       adv_estimator: compose
       rewards: {keys: [correctness, format]}
       compose:
-        steps: [centre, scale_by_mad, weigh_and_sum, whiten, {step: weigh_by_difficulty, temperature: 1.0}]
+        steps: [centre, scale_by_mad, weigh_and_sum, whiten, {step: weigh_by_difficulty, dqw_temp: 1.0}]
 
 The steps are those of the named estimators, which `python -m verl_ext show NAME` prints as such lists, and any of the
 user's own: `package.module:Class` is imported where the list is read, so that it needs no registration, only to be
@@ -16,8 +16,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,10 +38,11 @@ from verl_ext.core.steps import (
 )
 from verl_ext.core.typed import make
 from verl_ext.errors import CheckpointError, ConfigurationError, unknown
+from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
 WHERE = "algorithm.compose.steps"
-STEPS: Mapping[str, type[Any]] = MappingProxyType(
+STEPS: Mapping[str, type[Step]] = MappingProxyType(
     {
         kind.name: kind
         for kind in (
@@ -60,6 +62,27 @@ STEPS: Mapping[str, type[Any]] = MappingProxyType(
 DIVIDING = frozenset({ScaleByStd.name, ScaleByMad.name})
 
 
+@dataclass(frozen=True)
+class ComposeSettings:
+    """`algorithm.compose`."""
+
+    steps: tuple[Any, ...] | None = None
+    """In order, each a name, or `{step: name, setting: value}`; `package.module:Class` is a step of your own."""
+    renamed: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {name: f"algorithm.rewards.{name}" for name in ("accuracy_key", "accuracy_threshold")}
+    )
+
+    def __post_init__(self) -> None:
+        for position, item in enumerate(self.steps or ()):
+            name = item.get("step") if isinstance(item, Mapping) else item
+            if not (isinstance(name, str) and name):
+                raise ConfigurationError(
+                    f"{WHERE}[{position}] must be a step's name, or {{step: name, setting: value}}, found "
+                    f"{dict(item) if isinstance(item, Mapping) else item!r}"
+                )
+
+
+@estimator(section=ComposeSettings)
 def compose(settings: Settings) -> Chain:
     """The chain that the list describes.
 
@@ -67,7 +90,7 @@ def compose(settings: Settings) -> Chain:
     >>> chain(Batch.of([[1], [0]], ["a", "a"])).advantages
     array([ 0.5, -0.5])
     """
-    listed = settings.compose.steps
+    listed = settings.of(ComposeSettings).steps
     if not listed:
         raise ConfigurationError(
             f"algorithm.adv_estimator=compose needs a list of steps: set {WHERE}=[...], for example "
@@ -157,13 +180,13 @@ def _step(item: str | Mapping[str, Any], where: str, settings: Settings) -> Step
         raise
     except Exception as error:  # a class of the user's may raise anything
         raise ConfigurationError(f"{where}: {name} cannot be made: {type(error).__name__}: {error}") from error
-    complaint = kind.check(given) if hasattr(kind, "check") else None
+    complaint = kind.check(given)
     if complaint:
         raise ConfigurationError(f"{where} ({name}): {complaint}")
     return step
 
 
-def _own(path: str, where: str) -> type[Any]:
+def _own(path: str, where: str) -> type[Step]:
     """The class of a user's step."""
     module, _, name = path.partition(":")
     if not module or not name:
@@ -181,17 +204,14 @@ def _own(path: str, where: str) -> type[Any]:
         ) from error
     kind: Any = getattr(home, name, None)
     if kind is None:
-        near = [key for key, value in vars(home).items() if isinstance(value, type) and hasattr(value, "update")]
+        near = [key for key, value in vars(home).items() if isinstance(value, type) and issubclass(value, Step)]
         raise ConfigurationError(f"{where}: {unknown(f'step of {module}', name, near)}")
-    missing = [part for part in ("name", "init", "update") if not hasattr(kind, part)]
-    if not missing and not isinstance(kind.name, str):
-        missing = ["a text as its name"]
-    own: type[Any] | None = kind if isinstance(kind, type) and not missing else None
-    if own is None:
+    if not (isinstance(kind, type) and issubclass(kind, Step) and isinstance(getattr(kind, "name", None), str)):
         raise ConfigurationError(
-            f"{where}: {path!r} is no step, it lacks {', '.join(missing) or 'being a class'}: write a dataclass over "
-            "verl_ext.core.steps.Stateless with a `name` and `apply(self, values, batch)`"
+            f"{where}: {path!r} is no step: write a frozen dataclass over verl_ext.Step with a `name`, a text, and "
+            "`apply(self, values, batch)`"
         )
+    own: type[Step] = kind
     if own.name in STEPS:
         raise ConfigurationError(f"{where}: the name {own.name!r} of {path!r} is that of a step of verl_ext: rename it")
     return own
@@ -203,10 +223,10 @@ def _check_order(steps: Sequence[Step]) -> None:
     side: set[str] = set()  # what was done since the beginning, or since the sum
     for at, step in enumerate(steps):
         where = f"{WHERE}[{at}]"
-        for needed, reason in getattr(step, "after", {}).items():
+        for needed, reason in step.after.items():
             if needed not in passed:
                 raise ConfigurationError(f"{where}: {step.name} must stand after {needed}, because {reason}")
-        for wrong, reason in getattr(step, "not_after", {}).items():
+        for wrong, reason in step.not_after.items():
             if wrong in passed:
                 raise ConfigurationError(f"{where}: {step.name} must not stand after {wrong}, because {reason}")
         done = "a division by the group's spread" if step.name in DIVIDING else step.name
@@ -215,7 +235,7 @@ def _check_order(steps: Sequence[Step]) -> None:
                 f"{where}: {step.name} must not follow {done}: once is all that it means; remove one"
             )
         side = set() if step.name == SUM else side | {done}
-        passed |= {step.name, *getattr(step, "stands_for", ())}
+        passed |= {step.name, *step.stands_for}
     if SUM not in passed:
         raise ConfigurationError(
             f"{WHERE} has no {SUM}: put it where the values of the rewards become one (first, to work on the total; "
@@ -237,12 +257,6 @@ def _check_against(chain: Chain, settings: Settings) -> None:
         raise ConfigurationError(
             f"algorithm.norm_adv_by_std_in_grpo=False contradicts {dividing[0]} in {WHERE}: take the step out of the "
             "list, or set norm_adv_by_std_in_grpo=True"
-        )
-    accuracy = settings.compose.accuracy_key, settings.compose.accuracy_threshold
-    if accuracy != (None, None) and not chain.needs_accuracy:
-        raise ConfigurationError(
-            "algorithm.compose.accuracy_key and accuracy_threshold have no effect: no step of the list looks at "
-            "accuracy (weigh_by_difficulty and weigh_by_history do); remove them"
         )
 
 

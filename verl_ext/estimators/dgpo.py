@@ -16,12 +16,40 @@ valid group, before z and lambda.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
 from verl_ext.core.chain import Chain, Step
 from verl_ext.core.steps import Balance, Centre, ScaleByMad, ScaleByStd, WeighAndSum, WeighByDifficulty
+from verl_ext.core.typed import same_as
 from verl_ext.errors import ConfigurationError
+from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
 
+@dataclass(frozen=True)
+class DgpoSettings:
+    """`algorithm.dgpo`."""
+
+    dgae: bool = True
+    """Divide by the mean absolute deviation; False: by the std, as GRPO does."""
+    dqw: bool = True
+    """Weigh groups by difficulty."""
+    dqw_temp: float = same_as(WeighByDifficulty, "dqw_temp")
+    """Temperature of that weighting."""
+    balance: Literal["auto", "token", "sequence", "none"] = "auto"
+    """What the loss's mean runs over: `token`, `sequence`, `none`; `auto` follows the actor's `loss_agg_mode`."""
+    renamed: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {name: f"algorithm.rewards.{name}" for name in ("accuracy_key", "accuracy_threshold")}
+    )
+
+
+LOSS = {"loss_agg_mode": "token-mean", "use_kl_loss": False}
+
+
+@estimator(section=DgpoSettings, preset={"actor_rollout_ref": {"actor": LOSS}})
 def dgpo(settings: Settings) -> Chain:
     """Scale by the mean absolute deviation, balance, weigh by difficulty.
 
@@ -32,7 +60,7 @@ def dgpo(settings: Settings) -> Chain:
     array([ 3.373, -1.124, -1.124, -1.124,  0.876,  0.876,  0.876, -2.627,
             0.   ,  0.   ,  0.   ,  0.   ])
     """
-    own = settings.dgpo
+    own = settings.of(DgpoSettings)
     if own.dgae and not settings.norm_by_std:
         raise ConfigurationError(
             "algorithm.norm_adv_by_std_in_grpo=False has no effect on dgpo, which divides by the mean absolute "

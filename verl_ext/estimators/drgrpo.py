@@ -17,11 +17,30 @@ doubles the advantages.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from verl_ext.core.chain import Chain
 from verl_ext.core.steps import Centre, WeighAndSum
+from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
 
+@dataclass(frozen=True)
+class DrgrpoSettings:
+    """`algorithm.drgrpo`."""
+
+    check_loss: bool = True
+    """Refuse to start unless the actor's loss is Dr. GRPO's: token sums divided by a constant."""
+
+
+LOSS = {
+    "loss_agg_mode": "seq-mean-token-sum-norm",
+    "loss_scale_factor": "${data.max_response_length}",
+    "use_kl_loss": False,
+}
+
+
+@estimator(section=DrgrpoSettings, preset={"actor_rollout_ref": {"actor": LOSS}})
 def drgrpo(settings: Settings) -> Chain:
     """`A = r - mean_g(r)`.
 

@@ -16,14 +16,42 @@ constant cancel. A reward which is not scored (NaN) adds 0 to its row and is lef
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from verl_ext.core.chain import Chain, Step
 from verl_ext.core.steps import Centre, Condition, Requirement, ScaleByMad, ScaleByStd, WeighAndSum, Whiten
+from verl_ext.core.typed import same_as
 from verl_ext.errors import ConfigurationError
+from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
 
+@dataclass(frozen=True)
+class GdpoSettings:
+    """`algorithm.gdpo`."""
+
+    whiten: Literal["auto", "sequence", "token", "none"] = "auto"
+    """`sequence` (the paper), `token` (NVIDIA's verl fork and verl itself), `none`; `auto` is `token` where the rewards
+    are named by verl's own `algorithm.gdpo_reward_keys`, else `sequence`."""
+    scale: Literal["std", "mad", "none"] = "std"
+    """What each reward is divided by in its group: `std`, `mad` (mean absolute deviation), `none`."""
+    epsilon: float = same_as(ScaleByStd, "epsilon")
+    """Added to the divisors; above 0. NVIDIA's TRL code has 1e-4."""
+    conditions: Mapping[str, Requirement] | None = None
+    """`{easy: {on: hard, at_least: 1.0}}`: `easy` counts only where `hard` reached the threshold."""
+
+    def __post_init__(self) -> None:
+        for key, needed in (self.conditions or {}).items():
+            if needed.on == key:
+                raise ConfigurationError(
+                    f"algorithm.gdpo.conditions.{key}.on must name another reward, found {needed.on!r}"
+                )
+
+
+@estimator(section=GdpoSettings)
 def gdpo(settings: Settings) -> Chain:
     """Normalise each reward in its group, weigh and sum, whiten.
 
@@ -33,7 +61,7 @@ def gdpo(settings: Settings) -> Chain:
     >>> gdpo(Settings())(batch).advantages.round(3)
     array([ 1.332,  0.206, -0.769, -0.769])
     """
-    own = settings.gdpo
+    own = settings.of(GdpoSettings)
     if settings.kl_in_reward:
         raise ConfigurationError(
             "algorithm.use_kl_in_reward=True cannot be honoured by gdpo: KL is added to one combined reward, and gdpo "
@@ -42,7 +70,7 @@ def gdpo(settings: Settings) -> Chain:
         )
     steps: list[Step] = [Centre()]
     if own.conditions:
-        steps.insert(0, Condition(MappingProxyType({key: Requirement(**c) for key, c in own.conditions.items()})))
+        steps.insert(0, Condition(MappingProxyType(dict(own.conditions))))
     if own.scale == "mad":
         if not settings.norm_by_std:
             raise ConfigurationError(
@@ -69,6 +97,7 @@ def whitening_of(settings: Settings) -> str:
     >>> whitening_of(Settings.parse({"gdpo_reward_keys": ["a"]})), whitening_of(Settings.parse({}))
     ('token', 'sequence')
     """
-    if settings.gdpo.whiten != "auto":
-        return settings.gdpo.whiten
+    chosen = settings.of(GdpoSettings).whiten
+    if chosen != "auto":
+        return chosen
     return "token" if settings.verl_keys else "sequence"

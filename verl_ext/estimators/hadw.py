@@ -22,20 +22,56 @@ anchor sets C and has Phi = 1. The state is C, the window and the count of batch
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
 
 from verl_ext.core.chain import Chain
-from verl_ext.core.history import AnchorKind, WeighByHistory
-from verl_ext.errors import ConfigurationError
-from verl_ext.estimators.dgpo import dgpo
-from verl_ext.estimators.drgrpo import drgrpo
-from verl_ext.estimators.gdpo import gdpo
+from verl_ext.core.history import AnchorKind, WeighByHistory, check_anchor
+from verl_ext.core.typed import same_as, shared
+from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.estimators.grpo import grpo
+from verl_ext.registry import ESTIMATORS, estimator, load
 from verl_ext.settings import Settings
 
-BASES = {"grpo": grpo, "drgrpo": drgrpo, "gdpo": gdpo, "dgpo": dgpo}
+_NO_BASE = ("compose", "hadw")  # compose has the step weigh_by_history
 
 
+def bases() -> list[str]:
+    """What `algorithm.hadw.base` may be."""
+    return ["grpo", *(name for name in ESTIMATORS if name not in _NO_BASE)]
+
+
+@dataclass(frozen=True)
+class HadwSettings:
+    """`algorithm.hadw`."""
+
+    base: str = "grpo"
+    """The advantage that is reweighted: `grpo`, or another estimator of this list."""
+    anchor: AnchorKind = WeighByHistory.anchor
+    """How the model's capability is estimated: `soft` (the paper), `window` (the authors' code), `fixed`."""
+    lambda_scale: float = same_as(WeighByHistory, "lambda_scale")
+    """Factor of every weight; 1.0 leaves a prompt at the anchor unchanged."""
+    history_window: int = same_as(WeighByHistory, "history_window")
+    """Batches remembered, by `soft` and `window`."""
+    eta: float = same_as(WeighByHistory, "eta")
+    """Factor of sigma in the step of the `soft` anchor."""
+    eta_min: float = same_as(WeighByHistory, "eta_min")
+    """Added to the step of the `soft` anchor; with 0, the paper's formula, the anchor can stand still."""
+    fixed_anchor: float | None = same_as(WeighByHistory, "fixed_anchor")
+    """The anchor of `anchor=fixed`, in [0, 1]."""
+    renamed: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {name: f"algorithm.rewards.{name}" for name in ("accuracy_key", "accuracy_threshold")}
+    )
+
+    def __post_init__(self) -> None:
+        if self.base not in bases():
+            raise ConfigurationError(f"algorithm.hadw.base: {unknown('value', self.base, bases())}")
+        check_anchor(self, "algorithm.hadw.")
+
+
+@estimator(section=HadwSettings)
 def hadw(settings: Settings) -> Chain:
     """The base's steps, then the weighing by history.
 
@@ -48,18 +84,7 @@ def hadw(settings: Settings) -> Chain:
     >>> round(second.metrics["hadw/capability_posterior"], 4)
     0.4625
     """
-    own = settings.hadw
-    for name in ("accuracy_key", "accuracy_threshold") if own.base == "dgpo" else ():
-        if getattr(settings.dgpo, name) not in (None, getattr(own, name)):
-            raise ConfigurationError(
-                f"algorithm.dgpo.{name}={getattr(settings.dgpo, name)} has no effect under hadw, whose accuracy serves "
-                f"its base as well: set algorithm.hadw.{name} instead"
-            )
-    given = {"window": own.history_window, "eta": own.eta, "eta_min": own.eta_min, "fixed": own.fixed_anchor}
-    history = WeighByHistory(
-        anchor=cast(AnchorKind, own.anchor),
-        lambda_scale=own.lambda_scale,
-        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-    )
-    base = BASES[own.base](settings)
+    own = settings.of(HadwSettings)
+    make: Callable[[Settings], Chain] = grpo if own.base == "grpo" else load(own.base)
+    base, history = make(settings), WeighByHistory(**shared(own, WeighByHistory))
     return Chain((*base.steps, history), {**base.log_as, history.name: "hadw"})

@@ -81,10 +81,10 @@ def conflict(dump: Dump) -> Array:
     `z` are the rewards normalised in their group. 0: they agree, or only one varies; 1: they add up to nothing.
     """
     groups, rewards = dump.groups, dump.rewards
-    centred = np.where(groups.spread(dump.varies), rewards - groups.spread(groups.mean(rewards)), 0.0)
+    centred = np.where(groups.broadcast(dump.varies), rewards - groups.broadcast(groups.mean(rewards)), 0.0)
     centred = np.where(np.isnan(centred), 0.0, centred)
     spread = np.stack([dump.first(f"group_std/{key}") for key in dump.keys], axis=1)
-    z = divide(centred, groups.spread(spread))
+    z = divide(centred, groups.broadcast(spread))
     apart = groups.sum(np.abs(z).sum(axis=1))
     return np.where(apart > 0, 1.0 - divide(groups.sum(np.abs(z.sum(axis=1))), apart), 0.0)
 

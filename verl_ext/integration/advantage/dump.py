@@ -86,18 +86,18 @@ def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
     """One entry a trajectory, by column; rewards are the raw ones, NaN where not scored."""
     groups = batch.groups
     mean, varies = batch.variation
-    squares, count = groups.sum_and_count(np.square(batch.rewards - groups.spread(mean)))
+    squares, count = groups.sum_and_count(np.square(batch.rewards - groups.broadcast(mean)))
     std = np.sqrt(divide(squares, np.broadcast_to(np.maximum(count - 1, 0), squares.shape)))
     found: dict[str, Any] = {
-        "responses": groups.spread(groups.sizes),
+        "responses": groups.broadcast(groups.sizes),
         "tokens": batch.lengths,
         "total": WeighAndSum(settings.rewards.weights).apply(batch.rewards, batch)[:, 0],
     }
     for column, key in enumerate(map(storable, batch.keys)):
         found[f"reward/{key}"] = batch.rewards[:, column]
-        found[f"group_mean/{key}"] = groups.spread(mean[:, column])
-        found[f"group_std/{key}"] = groups.spread(std[:, column])
-        found[f"group_varies/{key}"] = groups.spread(varies[:, column])
+        found[f"group_mean/{key}"] = groups.broadcast(mean[:, column])
+        found[f"group_std/{key}"] = groups.broadcast(std[:, column])
+        found[f"group_varies/{key}"] = groups.broadcast(varies[:, column])
     return found if batch.accuracy is None else found | {"accuracy": batch.accuracy}
 
 

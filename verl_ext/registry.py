@@ -1,0 +1,108 @@
+"""The estimators by name: those of this package, and those of other packages.
+
+To add one to this package: a file in `verl_ext/estimators/` and a line in `BUILT_IN`. Another package names its own in
+the entry-point group `verl_ext.estimators`. A name stands for `module:function`, a function from `Settings` to `Chain`.
+The function is imported on first use, because this list is read in every process of a run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from verl_ext.errors import ConfigurationError, unknown
+
+logger = logging.getLogger("verl_ext")
+
+BUILT_IN: Mapping[str, str] = MappingProxyType(
+    {
+        "compose": "verl_ext.estimators.compose:compose",
+        "dgpo": "verl_ext.estimators.dgpo:dgpo",
+        "drgrpo": "verl_ext.estimators.drgrpo:drgrpo",
+        "gdpo": "verl_ext.estimators.gdpo:gdpo",
+        "hadw": "verl_ext.estimators.hadw:hadw",
+    }
+)
+GROUP = "verl_ext.estimators"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Estimators(Mapping[str, str]):
+    """Name to `module:function`; installed packages are asked for theirs once, on first use."""
+
+    @cached_property
+    def _known(self) -> dict[str, str]:
+        from importlib.metadata import entry_points
+
+        found = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+        for name in sorted(found.keys() & BUILT_IN.keys()):
+            logger.warning(
+                "the entry point %s=%s of the group %s is skipped: verl_ext has an estimator of that name; rename it",
+                name,
+                found[name],
+                GROUP,
+            )
+        return dict(sorted((found | BUILT_IN).items()))
+
+    def __getitem__(self, name: str) -> str:
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+ESTIMATORS: Mapping[str, str] = _Estimators()
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What belongs to an estimator beside its steps."""
+
+    section: type[Any] | None = None
+    """The dataclass of its settings, which stand under `algorithm.<name>`."""
+    preset: Mapping[str, Any] = field(default_factory=dict)
+    """What `+verl_ext=<name>` sets elsewhere in verl's configuration."""
+
+
+def estimator(
+    *, section: type[Any] | None = None, preset: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[[F], F]:
+    """Declare an estimator's settings, and what its preset sets elsewhere in verl's configuration."""
+
+    def declare(function: F) -> F:
+        setattr(function, _DECLARED, Declaration(section, preset))
+        return function
+
+    return declare
+
+
+_DECLARED = "__verl_ext_estimator__"
+
+
+def load(name: str) -> Callable[[Any], Any]:
+    """The function of an estimator, from `Settings` to `Chain`."""
+    if name not in ESTIMATORS:
+        raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
+    module, _, function = ESTIMATORS[name].partition(":")
+    try:
+        found: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"the estimator {name!r} cannot be loaded from {ESTIMATORS[name]}: {type(error).__name__}: {error}; "
+            f"install its package again, or remove its entry point in the group {GROUP}"
+        ) from error
+    return found
+
+
+def declaration(name: str) -> Declaration:
+    """What an estimator declares; nothing for a function without `@estimator`."""
+    found: Declaration = getattr(load(name), _DECLARED, Declaration())
+    return found
