@@ -48,7 +48,7 @@ PHASES = ("starting", "step", "saving")
 HADW = (
     "algorithm.adv_estimator=hadw",
     # Whoever writes one "a" is right: about one in six of an untrained model's answers.
-    "algorithm.hadw.accuracy_threshold=0",
+    "algorithm.rewards.accuracy_threshold=0",
     # Slow, so that the rounding of sums whose order differs does not grow into other answers.
     "actor_rollout_ref.actor.optim.lr=1e-4",
     "trainer.save_freq=1",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -70,15 +70,20 @@ class Declaration:
     """The dataclass of its settings, which stand under `algorithm.<name>`."""
     preset: Mapping[str, Any] = field(default_factory=dict)
     """What `+verl_ext=<name>` sets elsewhere in verl's configuration."""
+    also: Callable[[], Sequence[str]] = list
+    """Names of other estimators whose sections it reads."""
 
 
 def estimator(
-    *, section: type[Any] | None = None, preset: Mapping[str, Any] = MappingProxyType({})
+    *,
+    section: type[Any] | None = None,
+    preset: Mapping[str, Any] = MappingProxyType({}),
+    also: Callable[[], Sequence[str]] = list,
 ) -> Callable[[F], F]:
-    """Declare an estimator's settings, and what its preset sets elsewhere in verl's configuration."""
+    """Declare what belongs to an estimator beside its steps; the arguments are those of `Declaration`."""
 
     def declare(function: F) -> F:
-        setattr(function, _DECLARED, Declaration(section, preset))
+        setattr(function, _DECLARED, Declaration(section, preset, also))
         return function
 
     return declare

@@ -14,18 +14,11 @@ from typing import Any
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.estimators import ESTIMATORS, build
-from verl_ext.estimators.compose import describe, settings_of
-from verl_ext.settings import SECTIONS, VERL_NAMES, Settings
+from verl_ext.estimators.compose import ComposeSettings, describe, plain, settings_of
+from verl_ext.registry import declaration
+from verl_ext.settings import VERL_NAMES, Settings, sections
 
-# Sections beside an estimator's own and `rewards`, where its settings say so.
-_BASE = "hadw"
 _LOSS = "actor_rollout_ref.actor.loss_agg_mode"
-# What an estimator reads: sections of ours, then entries of verl's.
-_READ = (
-    *(f"algorithm.{name}" for name in SECTIONS),
-    *(f"algorithm.{name}" for name in (*VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward")),
-    _LOSS,
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +48,7 @@ def show(options: argparse.Namespace) -> str:
     if name != "compose":
         lines += ["", "formula", *_indented(rest)]
     lines += ["", "steps", *_steps(chain), "", "settings in force", *_settings(name, settings)]
-    lines += ["", "the same as a list", *_as_list(name, chain, settings)]
+    lines += ["", "the same as a list", *_as_list(chain, settings)]
     return "\n".join(lines)
 
 
@@ -111,8 +104,11 @@ def _override(text: str, parser: Any) -> tuple[str, Any]:
     if override.is_delete() or override.is_sweep_override():
         raise ConfigurationError(f"the settings cannot be read: {text!r} does not give one setting one value")
     key = override.key_or_group
-    if key not in _READ and not key.startswith(tuple(f"algorithm.{name}." for name in SECTIONS)):
-        raise ConfigurationError(f"{text!r}: {unknown('setting', key, _READ)}")
+    known = sections()
+    valid = [*known, *VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward"]
+    valid = [*(f"algorithm.{name}" for name in valid), _LOSS]
+    if key not in valid and not key.startswith(tuple(f"algorithm.{name}." for name in known)):
+        raise ConfigurationError(f"{text!r}: {unknown('setting', key, valid)}")
     return key, override.value()
 
 
@@ -135,28 +131,26 @@ def _steps(chain: Chain) -> Iterator[str]:
 
 
 def _settings(name: str, settings: Settings) -> Iterator[str]:
-    sections = ["rewards", name, *([settings.hadw.base] if name == _BASE else [])]
-    for section in (section for section in sections if section in SECTIONS and section != "compose"):
-        for item in dataclasses.fields(SECTIONS[section]):
-            value = getattr(getattr(settings, section), item.name)
-            yield f"  algorithm.{section}.{item.name}={_text(value)}"
-    if name == "compose":
-        for key in ("accuracy_key", "accuracy_threshold"):
-            yield f"  algorithm.compose.{key}={_text(getattr(settings.compose, key))}"
+    own = declaration(name).section
+    shown: list[tuple[str, Any]] = [("rewards", settings.rewards)]
+    if own is not None and name != "compose":
+        shown.append((name, settings.of(own)))
+    base = getattr(settings.of(own), "base", None) if own is not None else None
+    if base in ESTIMATORS and (section := declaration(base).section) is not None:
+        shown.append((base, settings.of(section)))
+    for part, section in shown:
+        for item in dataclasses.fields(section):
+            yield f"  algorithm.{part}.{item.name}={_text(plain(getattr(section, item.name)))}"
     yield f"  algorithm.norm_adv_by_std_in_grpo={settings.norm_by_std}"
     yield f"  algorithm.use_kl_in_reward={settings.kl_in_reward}"
     yield f"  actor_rollout_ref.actor.loss_agg_mode={settings.loss_agg_mode}"
 
 
-def _as_list(name: str, chain: Chain, settings: Settings) -> Iterator[str]:
+def _as_list(chain: Chain, settings: Settings) -> Iterator[str]:
     own = any(type(step).__module__.partition(".")[0] != __name__.partition(".")[0] for step in chain.steps)
-    items = list(settings.compose.steps or ()) if own else describe(chain)
+    items = list(settings.of(ComposeSettings).steps or ()) if own else describe(chain)
     written = ",".join(_text(item) for item in items)
-    more = ""
-    for key in ("accuracy_key", "accuracy_threshold") if chain.needs_accuracy else ():
-        value = getattr(getattr(settings, name), key, None)
-        more += "" if value is None else f" +algorithm.compose.{key}={_text(value)}"
-    yield f"  algorithm.adv_estimator=compose '+algorithm.compose.steps=[{written}]'{more}"
+    yield f"  algorithm.adv_estimator=compose '+algorithm.compose.steps=[{written}]'"
 
 
 def _text(value: Any) -> str:

@@ -66,8 +66,8 @@ keys() {
 # accuracy KEY [THRESHOLD]: the reward that dgpo and hadw take for the accuracy; others take none.
 accuracy() {
   [[ $ALGORITHM == dgpo || $ALGORITHM == hadw ]] || return 0
-  echo "algorithm.$ALGORITHM.accuracy_key=$1"
-  [[ $# -eq 1 ]] || echo "algorithm.$ALGORITHM.accuracy_threshold=$2"
+  echo "algorithm.rewards.accuracy_key=$1"
+  [[ $# -eq 1 ]] || echo "algorithm.rewards.accuracy_threshold=$2"
 }
 
 # make_ready: check the data, and keep the metrics of an earlier start, whose file verl's logger begins anew.

@@ -121,7 +121,7 @@ def settings_of(step: Step, *, defaults: bool = False) -> dict[str, Any]:
         value = getattr(step, item.name)
         default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
         if (defaults or value != default) and (step.name, item.name) != (SUM, "weights"):
-            found[item.name] = _plain(value)
+            found[item.name] = plain(value)
     return found
 
 
@@ -260,9 +260,10 @@ def _check_against(chain: Chain, settings: Settings) -> None:
         )
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A setting as plain data."""
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: plain(inner) for key, inner in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     return list(value) if isinstance(value, tuple) else value

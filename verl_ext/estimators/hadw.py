@@ -71,7 +71,7 @@ class HadwSettings:
         check_anchor(self, "algorithm.hadw.")
 
 
-@estimator(section=HadwSettings)
+@estimator(section=HadwSettings, also=bases)
 def hadw(settings: Settings) -> Chain:
     """The base's steps, then the weighing by history.
 

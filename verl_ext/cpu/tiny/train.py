@@ -118,9 +118,9 @@ def _accuracy(estimator: str, task: Task) -> list[str]:
     """What the estimators that look at accuracy take for it."""
     if estimator not in ("dgpo", "hadw"):
         return []
-    settings = [f"algorithm.{estimator}.accuracy_key=correctness"]
+    settings = ["algorithm.rewards.accuracy_key=correctness"]
     if task.accuracy_threshold is not None:
-        settings.append(f"algorithm.{estimator}.accuracy_threshold={task.accuracy_threshold}")
+        settings.append(f"algorithm.rewards.accuracy_threshold={task.accuracy_threshold}")
     return settings
 
 

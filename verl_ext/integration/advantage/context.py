@@ -6,13 +6,23 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from verl_ext.core.chain import Chain
 from verl_ext.core.observe import Metrics
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError, listed
 from verl_ext.integration.advantage.components import Components
 from verl_ext.integration.compat import hooks
+from verl_ext.settings import Settings
+
+
+class Run(Protocol):
+    """What an advantage computation needs of a trainer's run."""
+
+    name: str
+    settings: Settings
+    chain: Chain | None
 
 
 @dataclass
@@ -20,7 +30,8 @@ class StepContext:
     """One advantage computation of one trainer."""
 
     trainer: Any = None
-    loss_agg_mode: str | None = None
+    run: Run | None = None
+    """The trainer's settings and steps."""
     rows: Rows | None = None
     """Padding and sessions, where the trainer knows them."""
     components: Components | None = None

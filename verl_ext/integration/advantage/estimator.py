@@ -22,7 +22,7 @@ from verl_ext.integration.advantage.components import Components
 from verl_ext.integration.advantage.context import StepContext, context_of_call
 from verl_ext.integration.compat import hooks
 from verl_ext.integration.compat.names import SCORE
-from verl_ext.integration.config.read import accuracy_settings, loss_of, plain
+from verl_ext.integration.config.read import read_settings
 from verl_ext.run import run_state
 from verl_ext.settings import Settings
 
@@ -50,7 +50,7 @@ def compute(
     hooks.require()
     context = context_of_call(name, non_tensor_batch, batch)
     context.used = True
-    settings, chain = _built(name, config, context.loss_agg_mode)
+    settings, chain = _built(name, config, context)
     uids = _uids(index, token_level_rewards, response_mask)
     _check_mask(response_mask, run_state())
     rows, groups = context.rows, None
@@ -65,37 +65,30 @@ def compute(
     labels = rows.labels(uids)
     if not labels:
         return _both(broadcast(np.zeros(len(uids)), response_mask, token_level_rewards.dtype))
-    source = Source(settings, name, chain, rows, labels, token_level_rewards, response_mask, context)
-    trajectories = source.batch(groups if rows.plain else None)
+    builder = BatchBuilder(settings, name, chain, rows, labels, token_level_rewards, response_mask, context)
+    trajectories = builder.batch(groups if rows.plain else None)
     run = run_state()
     result = chain(trajectories, run.states.get(name))
     if name not in run.states:
         plain_state(result.state)  # refused now, not at the first checkpoint
     run.states[name] = result.state
-    remark(run, {**_singletons(trajectories), **result.remarks})
+    warn_once(run, {**_singletons(trajectories), **result.remarks})
     if settings.verl_ext.dump_dir is not None:
         dump.write(settings, name, trajectories, labels, result.advantages, trainer=context.trainer, run=run)
     context.metrics |= reward_metrics(trajectories) | advantage_metrics(result.advantages) | result.metrics
     return _both(broadcast(rows.give(result.advantages), response_mask, token_level_rewards.dtype))
 
 
-_last: dict[str, tuple[tuple[str, str], Settings, Chain]] = {}
+def _built(name: str, config: Any, context: StepContext) -> tuple[Settings, Chain]:
+    """The settings and steps of the trainer's run; of the configuration for a call from outside a trainer."""
+    run = context.run
+    if run is not None and run.name == name and run.chain is not None:
+        return run.settings, run.chain
+    settings = read_settings(config)
+    return settings, build(name, settings)
 
 
-def _built(name: str, config: Any, loss_agg_mode: str | None) -> tuple[Settings, Chain]:
-    """Settings and steps of this call, those of the call before where the configuration still says the same."""
-    given, mode = plain(config), loss_agg_mode or loss_of(config)
-    # As text: the caller may change its configuration in place, and 1 is not True.
-    said = repr(given), mode
-    if name in _last and _last[name][0] == said:
-        return _last[name][1:]
-    settings = Settings.parse(given, loss_agg_mode=mode)
-    chain = build(name, settings)
-    _last[name] = said, settings, chain
-    return settings, chain
-
-
-class Source:
+class BatchBuilder:
     """Where the rewards and the accuracy of one batch come from."""
 
     def __init__(
@@ -173,9 +166,8 @@ class Source:
         """Accuracy for the estimators that weigh by it."""
         if not self.chain.needs_accuracy:
             return None
-        where = f"algorithm.{self.name}"
-        chosen, threshold = accuracy_settings(self.name, self.settings)
-        key = chosen or ("acc" if "acc" in self.components else SCORE)
+        where, own = "algorithm.rewards", self.settings.rewards
+        key = own.accuracy_key or ("acc" if "acc" in self.components else SCORE)
         if key == SCORE and key not in self.components and self.settings.kl_in_reward and self._before_kl() is None:
             raise DataError(
                 f"the accuracy must be taken before KL: set {where}.accuracy_key to a component, or pass "
@@ -183,11 +175,11 @@ class Source:
             )
         values = self.column(key, f"{where}.accuracy_key")
         check_finite(values[:, None], [key], self.labels)
-        return unit_accuracy(values, key=key, threshold=threshold, where=where)
+        return unit_accuracy(values, key=key, threshold=own.accuracy_threshold, where=where)
 
 
-def remark(run: RunState, remarks: Mapping[str, str]) -> None:
-    """Warn of each kind of thing once a run."""
+def warn_once(run: RunState, remarks: Mapping[str, str]) -> None:
+    """Log each warning once per run."""
     for kind, text in remarks.items():
         if kind not in run.remarked:
             run.remarked.add(kind)

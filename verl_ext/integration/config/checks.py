@@ -20,7 +20,7 @@ from verl_ext.integration.config.resume import wrong_ranks
 from verl_ext.integration.config.reward_arguments import wrong_arguments, wrong_components
 from verl_ext.integration.config.rules import ERRORS, NOTES, WARNINGS, Given, filter_by_reward
 from verl_ext.integration.config.verl_settings import wrong_types, wrong_variables
-from verl_ext.settings import VERL_NAMES, DgpoSettings, Settings
+from verl_ext.settings import VERL_NAMES, Settings
 
 logger = logging.getLogger("verl_ext")
 
@@ -89,7 +89,7 @@ def judge(config: Any, *, unregistered: bool = False) -> Verdict:
     chain = _chain(name, settings, errors) if settings is not None and ours else None
     given = Given(name, settings or Settings(), chain, config)
     if settings is not None:
-        collect(wrong_components(config, name, settings))
+        collect(wrong_components(config, settings))
         collect(filter_by_reward(given))
         for rule in WARNINGS:
             collect(rule(given), warnings)
@@ -104,7 +104,7 @@ def _chain(name: str, settings: Settings, errors: list[str]) -> Chain | None:
     hooks.require()
     attempts = [settings]
     if name != "compose":  # a list of the user's has nothing that could be left out
-        attempts.append(replace(settings, norm_by_std=True, kl_in_reward=False, dgpo=DgpoSettings()))
+        attempts.append(replace(settings, norm_by_std=True, kl_in_reward=False))
     for attempt in attempts:
         try:
             return build(name, attempt)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from verl_ext.core.history import WeighByHistory
-from verl_ext.estimators.gdpo import whitening_of
+from verl_ext.estimators.dgpo import DgpoSettings
+from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
 
 if TYPE_CHECKING:
     from verl_ext.integration.config.rules import Given
@@ -14,11 +15,9 @@ if TYPE_CHECKING:
 
 def idle_settings(given: Given) -> Iterator[str]:
     """Settings of the chosen estimator that another one of its settings puts out of use."""
-    used, dgpo, gdpo = given.used, given.settings.dgpo, given.settings.gdpo
-    if "dgpo" in used and not dgpo.dqw:
-        for name in ("dqw_temp", *(("accuracy_key", "accuracy_threshold") if given.name == "dgpo" else ())):
-            if getattr(dgpo, name) != getattr(type(dgpo), name):
-                yield f"algorithm.dgpo.{name}={getattr(dgpo, name)} has no effect with algorithm.dgpo.dqw=False"
+    used, dgpo, gdpo = given.used, given.settings.of(DgpoSettings), given.settings.of(GdpoSettings)
+    if "dgpo" in used and not dgpo.dqw and dgpo.dqw_temp != type(dgpo).dqw_temp:
+        yield f"algorithm.dgpo.dqw_temp={dgpo.dqw_temp:g} has no effect with algorithm.dgpo.dqw=False"
     over = whitening_of(given.settings)
     undivided = "algorithm.gdpo.scale=none" if gdpo.scale == "none" else "algorithm.norm_adv_by_std_in_grpo=False"
     if (
@@ -32,18 +31,31 @@ def idle_settings(given: Given) -> Iterator[str]:
         )
 
 
+def idle_accuracy(given: Given) -> Iterator[str]:
+    """An accuracy that no step looks at."""
+    if given.chain is None or given.chain.needs_accuracy:
+        return
+    for name in ("accuracy_key", "accuracy_threshold"):
+        value = getattr(given.settings.rewards, name)
+        if value is not None:
+            yield (
+                f"algorithm.rewards.{name}={value} has no effect: no step of this estimator looks at accuracy "
+                "(weigh_by_difficulty and weigh_by_history do)"
+            )
+
+
 def idle_history(given: Given) -> Iterator[str]:
     """Settings of the soft anchor that another one of its settings puts out of use, in hadw or in a user's list."""
     for step in given.chain.steps if given.chain is not None else ():
         if not isinstance(step, WeighByHistory) or step.anchor != "soft":
             continue
         hadw = given.name == "hadw"
-        where, window = ("algorithm.hadw.", "history_window") if hadw else ("weigh_by_history: ", "window")
+        where = "algorithm.hadw." if hadw else "weigh_by_history: "
         if step.eta_min == 1 and step.eta != WeighByHistory.eta:
             yield f"{where}eta={step.eta:g} has no effect with {where}eta_min=1: the step eta_t is at most 1"
-        if step.window != WeighByHistory.window and (step.eta == 0 or step.eta_min == 1):
+        if step.history_window != WeighByHistory.history_window and (step.eta == 0 or step.eta_min == 1):
             other = "eta=0" if step.eta == 0 else "eta_min=1"
-            yield f"{where}{window}={step.window} has no effect with {where}{other}"
+            yield f"{where}history_window={step.history_window} has no effect with {where}{other}"
         if step.eta == step.eta_min == 0:
             yield (
                 f"{where}eta=0 and {where}eta_min=0: the anchor stays at the first batch's accuracy; set {where}"

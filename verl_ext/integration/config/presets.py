@@ -1,37 +1,19 @@
 """Hydra presets: what each estimator needs, settable without `+`, typed and refused when misspelt.
 
 As the primary configuration (`--config-name gdpo`), or on top of one's own (`+verl_ext=gdpo`). The values are the
-defaults of `verl_ext.settings`, plus what the paper asks for elsewhere in verl's configuration.
+defaults of the sections, plus what the paper asks for elsewhere in verl's configuration.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from verl_ext.estimators import ESTIMATORS
-from verl_ext.settings import SECTIONS
+from verl_ext.registry import ESTIMATORS, declaration
+from verl_ext.settings import sections
 
 GROUP = "verl_ext"
-
-# The sections an estimator reads beside its own and `rewards`: hadw those of its bases.
-_MORE_SECTIONS: Mapping[str, tuple[str, ...]] = {"hadw": ("gdpo", "dgpo", "drgrpo")}
-
-# Elsewhere in verl's configuration. Learning rates, batch sizes and the like belong to recipes.
-_ELSEWHERE: Mapping[str, Mapping[str, Any]] = {
-    "drgrpo": {
-        "actor_rollout_ref": {
-            "actor": {
-                "loss_agg_mode": "seq-mean-token-sum-norm",
-                "loss_scale_factor": "${data.max_response_length}",
-                "use_kl_loss": False,
-            }
-        }
-    },
-    "dgpo": {"actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean", "use_kl_loss": False}}},
-}
 
 
 def install(config_store: ModuleType) -> None:
@@ -45,11 +27,15 @@ def install(config_store: ModuleType) -> None:
 
 def preset(name: str) -> dict[str, Any]:
     """The preset of one estimator as plain data."""
-    own = ("rewards", name, *_MORE_SECTIONS.get(name, ()), "verl_ext")
-    sections = {section: defaults(section) for section in own if section in SECTIONS}
-    return {"algorithm": {"adv_estimator": name, **sections}, **_ELSEWHERE.get(name, {})}
+    declared = declaration(name)
+    own = ("rewards", name, *declared.also(), "verl_ext")
+    known = sections()
+    return {
+        "algorithm": {"adv_estimator": name, **{part: defaults(known[part]) for part in own if part in known}},
+        **declared.preset,
+    }
 
 
-def defaults(section: str) -> dict[str, Any]:
+def defaults(section: type[Any]) -> dict[str, Any]:
     """A section's settings with their defaults, as plain data."""
-    return {item.name: item.default for item in dataclasses.fields(SECTIONS[section])}
+    return {item.name: item.default for item in dataclasses.fields(section)}

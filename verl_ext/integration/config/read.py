@@ -12,16 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_ext.errors import ConfigurationError, nearest
-from verl_ext.settings import SECTIONS, VERL_NAMES, Settings
+from verl_ext.registry import ESTIMATORS
+from verl_ext.settings import COMMON, VERL_NAMES, Settings, sections
 
-_READ = (
-    *SECTIONS,
-    "gdpo_reward_keys",
-    "gdpo_reward_weights",
-    "norm_adv_by_std_in_grpo",
-    "use_kl_in_reward",
-)
-_LOSS = ("actor_rollout_ref", "actor", "loss_agg_mode")
+OF_VERL = (*VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward")
+"""Entries of verl's own in `algorithm` that are read."""
+_LOSS = "actor_rollout_ref.actor.loss_agg_mode"
 _DEFAULT_LOSS = "token-mean"
 
 
@@ -33,11 +29,16 @@ def read_settings(algorithm: Any, *, loss_agg_mode: str | None = None) -> Settin
     return Settings.parse(plain(algorithm), loss_agg_mode=loss_agg_mode or loss_of(algorithm))
 
 
+def entries() -> tuple[str, ...]:
+    """The entries of `algorithm` that are read."""
+    return (*COMMON, *ESTIMATORS, *OF_VERL)
+
+
 def unreadable(algorithm: DictConfig) -> Iterator[str]:
     """What is wrong with each part of an `algorithm` section that `read_settings` would refuse, not the first alone."""
     parts = [
         ("rewards", *VERL_NAMES.values()),
-        *((name,) for name in _READ if name not in ("rewards", *VERL_NAMES.values())),
+        *((name,) for name in entries() if name not in ("rewards", *VERL_NAMES.values())),
     ]
     for names in parts:
         try:
@@ -55,12 +56,12 @@ def plain(algorithm: Any) -> dict[str, Any]:
     if algorithm is None:
         return {}
     if isinstance(algorithm, DictConfig):
-        return _plain_config(algorithm)
+        return {name: value for name in entries() if (value := _entry(algorithm, name)) is not None}
     # verl's AlgoConfig is a Mapping too, of which `in` raises: its fields are attributes.
     if isinstance(algorithm, Mapping) and not is_dataclass(algorithm):
-        found = {name: algorithm[name] for name in _READ if name in algorithm}
+        found = {name: algorithm[name] for name in entries() if name in algorithm}
     else:
-        found = {name: value for name in _READ if (value := getattr(algorithm, name, None)) is not None}
+        found = {name: value for name in entries() if (value := getattr(algorithm, name, None)) is not None}
     return {name: _resolved(f"algorithm.{name}", value) for name, value in found.items()}
 
 
@@ -96,29 +97,14 @@ def has(config: Any, path: str) -> bool:
 
 def misspelt(algorithm: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[str]:
     """Entries of `algorithm` that look like one of ours and are none; `known` are those that verl has."""
-    ours = {name: f"algorithm.{name}" for name in (*SECTIONS, *VERL_NAMES.values())}
-    fields = {item.name: f"algorithm.{name}.{item.name}" for name, kind in SECTIONS.items() for item in fields_of(kind)}
+    known_sections = sections()
+    ours = {name: f"algorithm.{name}" for name in (*known_sections, *VERL_NAMES.values())}
+    every = ((name, item.name) for name, kind in known_sections.items() for item in fields_of(kind))
+    fields = {item: f"algorithm.{name}.{item}" for name, item in every}
     for key in map(str, algorithm):
         near = None if key in ours or key in known else nearest(key, fields | ours, cutoff=0.75)
         if near is not None:
             yield f"algorithm.{key} is unknown and would be ignored: did you mean {(fields | ours)[near]}?"
-
-
-class _Unresolved(Exception):  # noqa: N818 - a signal, not an error
-    """A node which is more than plain data."""
-
-
-def _plain_config(config: DictConfig) -> dict[str, Any]:
-    """Plain data of a DictConfig.
-
-    OmegaConf takes 150 microseconds for it, as long as the statistics of a thousand rows, and the estimator is called
-    with a configuration every time. Where nothing has to be resolved, its nodes' contents are the data already.
-    """
-    try:
-        content = config._content
-        return {name: _raw(content[name]) for name in _READ if name in content}
-    except (_Unresolved, AttributeError, TypeError):
-        return {name: value for name in _READ if (value := _entry(config, name)) is not None}
 
 
 def _entry(config: DictConfig, name: str) -> Any:
@@ -136,36 +122,11 @@ def _resolved(path: str, value: Any) -> Any:
         return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
 
 
-def _raw(node: Any) -> Any:
-    inside = vars(node)
-    value = inside["_content"] if "_content" in inside else inside.get("_val", _Unresolved)
-    if isinstance(value, dict):
-        return {key: _raw(child) for key, child in value.items()}
-    if isinstance(value, list):
-        return [_raw(child) for child in value]
-    if value is _Unresolved or (isinstance(value, str) and ("${" in value or value == "???")):
-        raise _Unresolved
-    return value
-
-
 def loss_of(algorithm: Any) -> str:
     """The actor's `loss_agg_mode` in the configuration that `algorithm` is a section of; verl's default without one."""
     if not isinstance(algorithm, DictConfig):
         return _DEFAULT_LOSS
-    root = algorithm._get_root()
-    try:
-        node = root
-        for name in _LOSS:
-            node = node._content[name]
-        found = _raw(node)
-    except (_Unresolved, AttributeError, KeyError, TypeError):
-        found = select(root, ".".join(_LOSS))
+    found = select(algorithm._get_root(), _LOSS)
     if not isinstance(found, str | None):
-        raise ConfigurationError(f"{'.'.join(_LOSS)} must name a mean, {_DEFAULT_LOSS} for one, found {found!r}")
+        raise ConfigurationError(f"{_LOSS} must name a mean, {_DEFAULT_LOSS} for one, found {found!r}")
     return found or _DEFAULT_LOSS
-
-
-def accuracy_settings(name: str, settings: Settings) -> tuple[str | None, float | None]:
-    """The `accuracy_key` and `accuracy_threshold` of an estimator's own section, where it has one."""
-    own = getattr(settings, name, None)
-    return getattr(own, "accuracy_key", None), getattr(own, "accuracy_threshold", None)

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from verl_ext import rewards
 from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.integration.compat.names import RESERVED, SCORE
-from verl_ext.integration.config.read import accuracy_settings, readable, select
+from verl_ext.integration.config.read import readable, select
 from verl_ext.settings import Settings
 
 FUNCTION = "reward.custom_reward_function"
@@ -51,10 +51,10 @@ def wrong_arguments(config: Any) -> Iterator[str]:
         yield str(error)
 
 
-def wrong_components(config: Any, name: str, settings: Settings) -> Iterator[str]:
-    """Settings of the estimator `name` that ask for a component which cannot be there."""
+def wrong_components(config: Any, settings: Settings) -> Iterator[str]:
+    """Settings that ask for a component which cannot be there."""
     valid = known_components(config)
-    for setting, key in _wanted(name, settings):
+    for setting, key in _wanted(settings):
         if key in RESERVED:
             yield (
                 f"{setting}: {key!r} is a field of verl's own batch and cannot be a reward: give the component another "
@@ -82,13 +82,12 @@ def known_components(config: Any) -> list[str] | None:
         return None
 
 
-def _wanted(name: str, settings: Settings) -> Iterator[tuple[str, str]]:
+def _wanted(settings: Settings) -> Iterator[tuple[str, str]]:
     """Components by the setting that asks for them."""
     for key in settings.rewards.keys or ():
         yield "algorithm.rewards.keys", key
-    accuracy, _ = accuracy_settings(name, settings)
-    if accuracy is not None:
-        yield f"algorithm.{name}.accuracy_key", accuracy
+    if settings.rewards.accuracy_key is not None:
+        yield "algorithm.rewards.accuracy_key", settings.rewards.accuracy_key
 
 
 def _scorers() -> list[str]:

@@ -12,12 +12,14 @@ from verl_ext.core.chain import Chain
 from verl_ext.errors import listed, unknown
 from verl_ext.estimators import ESTIMATORS
 from verl_ext.estimators.compose import try_out
-from verl_ext.estimators.dgpo import balance_for
-from verl_ext.estimators.gdpo import whitening_of
+from verl_ext.estimators.dgpo import DgpoSettings, balance_for
+from verl_ext.estimators.drgrpo import DrgrpoSettings
+from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
+from verl_ext.estimators.hadw import HadwSettings
 from verl_ext.integration.compat.versions import SELF_AGGREGATING
-from verl_ext.integration.config.idle import idle_history, idle_settings
+from verl_ext.integration.config.idle import idle_accuracy, idle_history, idle_settings
 from verl_ext.integration.config.read import select
-from verl_ext.settings import ANY_REWARD, SECTIONS, Settings
+from verl_ext.settings import ANY_REWARD, Settings
 
 ACTOR = "actor_rollout_ref.actor"
 # Losses of verl which depend on the scale of the advantages.
@@ -41,7 +43,7 @@ class Given:
     @property
     def used(self) -> set[str]:
         """The estimators in force: hadw and its base, or the estimator alone."""
-        return {self.name, self.settings.hadw.base} if self.name == "hadw" else {self.name}
+        return {self.name, self.settings.of(HadwSettings).base} if self.name == "hadw" else {self.name}
 
     def select(self, path: str) -> Any:
         """An entry of the configuration, None where there is none."""
@@ -87,7 +89,7 @@ def _composed(given: Given) -> Iterator[str]:
 
 
 def _drgrpo_loss(given: Given) -> Iterator[str]:
-    if "drgrpo" not in given.used or not given.settings.drgrpo.check_loss:
+    if "drgrpo" not in given.used or not given.settings.of(DrgrpoSettings).check_loss:
         return
     length = given.select("data.max_response_length") or "<data.max_response_length>"
     factor = given.select(f"{ACTOR}.loss_scale_factor")
@@ -140,9 +142,11 @@ def aggregates_itself(loss: Any) -> bool | None:
 
 def _unknown_aggregation(given: Given) -> Iterator[str]:
     loss = given.select(f"{ACTOR}.policy_loss.loss_mode")
-    used, dgpo = given.used, given.settings.dgpo
+    used, dgpo = given.used, given.settings.of(DgpoSettings)
     balance = balance_for(given.settings.loss_agg_mode) if dgpo.balance == "auto" else dgpo.balance
-    matters = ("drgrpo" in used and given.settings.drgrpo.check_loss) or ("dgpo" in used and balance == "token")
+    matters = ("drgrpo" in used and given.settings.of(DrgrpoSettings).check_loss) or (
+        "dgpo" in used and balance == "token"
+    )
     if matters and aggregates_itself(loss) is None:
         import verl
 
@@ -156,12 +160,11 @@ def _unknown_aggregation(given: Given) -> Iterator[str]:
 
 def _unused_settings(given: Given) -> Iterator[str]:
     # What stands at its default may come from a preset, and changes nothing.
-    for section in sorted(set(SECTIONS) - {"rewards", "verl_ext"} - given.used):
-        if getattr(given.settings, section) != SECTIONS[section]():
-            yield (
-                f"algorithm.{section} is set, but algorithm.adv_estimator={given.name} does not use it: remove it, or "
-                f"set algorithm.adv_estimator={section}"
-            )
+    for section in sorted(given.settings.own.keys() - given.used):
+        yield (
+            f"algorithm.{section} is set, but algorithm.adv_estimator={given.name} does not use it: remove it, or "
+            f"set algorithm.adv_estimator={section}"
+        )
     if given.name not in ESTIMATORS and given.settings.verl_ext.dump_dir is not None:
         yield (
             f"algorithm.verl_ext.dump_dir has no effect on verl's {given.name}: only advantages of verl_ext's "
@@ -219,7 +222,7 @@ def filter_by_reward(given: Given) -> Iterator[str]:
 def _balance(given: Given) -> Iterator[str]:
     if "dgpo" not in given.used:
         return
-    fitting, chosen = balance_for(given.settings.loss_agg_mode), given.settings.dgpo.balance
+    fitting, chosen = balance_for(given.settings.loss_agg_mode), given.settings.of(DgpoSettings).balance
     if chosen not in ("auto", "none", fitting):
         yield (
             f"algorithm.dgpo.balance={chosen} does not fit {ACTOR}.loss_agg_mode={given.settings.loss_agg_mode}, whose "
@@ -268,7 +271,7 @@ def _scale_sensitive_loss(given: Given) -> Iterator[str]:
 
 
 def _drgrpo_kl(given: Given) -> Iterator[str]:
-    if "drgrpo" in given.used and given.settings.drgrpo.check_loss and given.select(f"{ACTOR}.use_kl_loss"):
+    if "drgrpo" in given.used and given.settings.of(DrgrpoSettings).check_loss and given.select(f"{ACTOR}.use_kl_loss"):
         yield (
             f"{ACTOR}.use_kl_loss=True: Dr. GRPO trains without a KL term; set {ACTOR}.use_kl_loss=False unless it is "
             "meant"
@@ -277,7 +280,12 @@ def _drgrpo_kl(given: Given) -> Iterator[str]:
 
 def _std_of_verl(given: Given) -> Iterator[str]:
     settings = given.settings
-    if "gdpo" in given.used and settings.verl_keys and settings.gdpo.scale == "std" and not settings.norm_by_std:
+    if (
+        "gdpo" in given.used
+        and settings.verl_keys
+        and settings.of(GdpoSettings).scale == "std"
+        and not settings.norm_by_std
+    ):
         yield (
             "algorithm.norm_adv_by_std_in_grpo=False: rewards are not divided by their std in the group; verl's own "
             "gdpo ignores this setting and divides: set algorithm.norm_adv_by_std_in_grpo=True to keep verl's numbers"
@@ -285,7 +293,7 @@ def _std_of_verl(given: Given) -> Iterator[str]:
 
 
 def _whitening(given: Given) -> Iterator[str]:
-    if "gdpo" not in given.used or given.settings.gdpo.whiten != "auto":
+    if "gdpo" not in given.used or given.settings.of(GdpoSettings).whiten != "auto":
         return
     if whitening_of(given.settings) == "token":
         yield (
@@ -304,6 +312,7 @@ WARNINGS = (
     _unknown_aggregation,
     _unused_settings,
     idle_settings,
+    idle_accuracy,
     idle_history,
     _std_of_verl,
     _filtered_groups,

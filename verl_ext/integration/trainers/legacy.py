@@ -77,7 +77,7 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(data, *args, **kwargs)
         context = StepContext(
             trainer=around.trainer,
-            loss_agg_mode=run.settings.loss_agg_mode,
+            run=run,
             fields=data.non_tensor_batch,
             # As they are now: the fields that are written below are no process reward model's.
             tensors=dict(data.batch.items()),

@@ -23,7 +23,6 @@ from verl_ext.integration.advantage.components import Components, token_totals
 from verl_ext.integration.advantage.context import StepContext, activate, current
 from verl_ext.integration.compat import contract
 from verl_ext.integration.compat.names import SCORE, TOKEN_FIELD
-from verl_ext.integration.config.read import accuracy_settings
 from verl_ext.integration.guards import failures, guard, workers
 from verl_ext.integration.trainers import attach, dynamic_sampling, rollout_data
 from verl_ext.integration.trainers.attach import TrainerRun
@@ -57,7 +56,7 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
         rows = Rows.of_sessions(batch.keys, padding)
         missing = missing_responses(self, len(rows.scored), run)
         components = fetch_components(batch, rows, run)
-        context = StepContext(trainer=self, loss_agg_mode=run.settings.loss_agg_mode, rows=rows, components=components)
+        context = StepContext(trainer=self, run=run, rows=rows, components=components)
         if run.settings.rewards.token_scores:
             write_token_scores(batch, rows, components, run)
         with use_run_state(run.state), activate(context):
@@ -118,7 +117,7 @@ def wanted(run: TrainerRun) -> list[str]:
     """Names of the components that this run reads."""
     names = list(run.settings.rewards.keys or ())
     if run.chain is not None and run.chain.needs_accuracy:
-        names.append(accuracy_settings(run.name, run.settings)[0] or "acc")
+        names.append(run.settings.rewards.accuracy_key or "acc")
     return list(dict.fromkeys(names))
 
 
