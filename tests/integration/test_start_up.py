@@ -11,7 +11,7 @@ import pytest
 from tests.integration.configs import compose
 from tests.integration.test_driver import main_ppo
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration import checks
+from verl_ext.integration import checks, contract, verl_settings
 from verl_ext.integration.checks import check_run
 
 GDPO = ("+verl_ext=gdpo", "algorithm.rewards.keys=[acc,format]")
@@ -166,6 +166,7 @@ def test_a_setting_of_verl_s_that_we_read_has_its_type(override: str, caplog: py
 def test_verl_s_own_configurations_have_the_types_that_we_expect() -> None:
     for name in ("ppo_trainer", "ppo_megatron_trainer"):
         assert list(checks.wrong_types(compose(config_name=name))) == []
+    assert set(verl_settings.KINDS) - set(contract.SETTINGS) == set()
 
 
 def test_everything_is_said_before_ray_starts(tmp_path: Path) -> None:
