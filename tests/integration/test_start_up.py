@@ -166,6 +166,7 @@ def test_a_setting_of_verl_s_that_we_read_has_its_type(override: str, caplog: py
 def test_verl_s_own_configurations_have_the_types_that_we_expect() -> None:
     for name in ("ppo_trainer", "ppo_megatron_trainer"):
         assert list(checks.wrong_types(compose(config_name=name))) == []
+    assert set(verl_settings.KINDS) - set(contract.SETTINGS) == set()
 
 
 def test_everything_is_said_before_ray_starts(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
 ResumeMode = Literal["auto", "disable", "resume_path"]
 
 # What this package reads of verl's configuration, as verl's own files have it.
-_KINDS: Mapping[str, Any] = MappingProxyType(
+KINDS: Mapping[str, Any] = MappingProxyType(
     {
         f"{ACTOR}.policy_loss.loss_mode": str,
         f"{ACTOR}.ppo_mini_batch_size": int,
@@ -44,7 +44,7 @@ _KINDS: Mapping[str, Any] = MappingProxyType(
 
 def wrong_types(config: Any) -> Iterator[str]:
     """Settings of verl's with a value of another type than verl's own."""
-    for path, kind in _KINDS.items():
+    for path, kind in KINDS.items():
         try:
             found = select(config, path)
             if found is not None or has(config, path):
