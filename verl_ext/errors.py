@@ -56,3 +56,15 @@ def unknown(what: str, found: object, valid: Iterable[object]) -> str:
     near = difflib.get_close_matches(str(found), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"unknown {what} {str(found)!r}{hint}; valid: {listed(names)}"
+
+
+def printable(text: object, *, keep: str = "") -> str:
+    r"""Text for a terminal: characters that would steer it, or that it would not show, as their escapes.
+
+    >>> printable("red\x1b[31m\n")
+    'red\\x1b[31m\\n'
+    """
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode("ascii")
+        for char in str(text)
+    )

@@ -1,22 +1,42 @@
 from __future__ import annotations
 
 import json
+import math
+import tracemalloc
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from verl_ext.cli import main
 from verl_ext.errors import DataError
-from verl_ext.report.log import find_log, read_log, read_logs
+from verl_ext.report.log import Log
+from verl_ext.report.reader import find_log, read_logs
 
 
 def line(step, **data):
     return json.dumps({"step": step, "data": data}) + "\n"
 
 
+def read_log(path):
+    return read_logs([path])
+
+
+def steps_of(log):
+    """What is logged, as a dict of dicts."""
+    found = {int(step): {} for step in log.steps}
+    for metric in log.metrics:
+        for step, value in zip(*log.series(metric), strict=True):
+            found[int(step)][metric] = float(value)
+    return found
+
+
 def test_a_torn_last_line_is_left_out_and_counted(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1, a=0.5) + line(2, a=1.5)[:-8])
     log = read_log(path)
-    assert log.steps == {1: {"a": 0.5}}
+    assert steps_of(log) == {1: {"a": 0.5}}
     assert log.unreadable == 1
 
 
@@ -25,7 +45,83 @@ def test_a_line_that_is_no_record_is_counted(tmp_path, text):
     path = tmp_path / "metrics.jsonl"
     path.write_text(text + line(1, a=1))
     log = read_log(path)
-    assert (log.steps, log.unreadable) == ({1: {"a": 1.0}}, 1)
+    assert (steps_of(log), log.unreadable) == ({1: {"a": 1.0}}, 1)
+
+
+TORN = {
+    "a number of 400 digits": b'{"step": 2, "data": {"a": ' + b"9" * 400 + b"}}",
+    "a number of 5000 digits": b'{"step": 2, "data": {"a": -' + b"9" * 5000 + b"}}",
+    "a step that no run reaches": b'{"step": ' + b"9" * 30 + b', "data": {"a": 1}}',
+    "deep nesting": b'{"step": 2, "data": {"a": ' + b"[" * 100_000,
+    "closed deep nesting": b'{"step": 2, "data": {"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}",
+    "half a surrogate pair": b'{"step": 2, "data": {"a\\ud800": 1}}',
+    "the other half, in capitals": b'{"step": 2, "data": {"\\uDFFF": 1}}',
+    "half a surrogate pair in bytes": b'{"step": 2, "data": {"\xed\xa0\x80": 1}}',
+    "half a character": b'{"step": 2, "data": {"\xc3": 1}}',
+}
+
+
+@pytest.mark.parametrize("case", TORN)
+@pytest.mark.parametrize("more", [[], ["--html", "page.html", "--markdown", "table.md"]])
+def test_a_line_that_nothing_can_use_is_counted_and_the_rest_is_reported(case, more, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(
+        line(1, **{"reward/x/mean": 1}).encode() + TORN[case] + b"\n" + line(3, **{"reward/x/mean": 2}).encode()
+    )
+    assert main(["report", f"run={path}", *more]) == 0
+    text = capsys.readouterr().out
+    assert "1 unreadable line" in text
+    assert text.splitlines()[2].split()[:5] == ["x", "run", "1", "1-3", "1.500"]
+
+
+def test_a_surrogate_pair_is_a_character_like_any_other(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "data": {"\\ud83d\\ude00": 1}}\n' + line(2, **{"\\ud800": 2}))
+    assert steps_of(read_log(path)) == {1: {"\N{GRINNING FACE}": 1.0}, 2: {"\\ud800": 2.0}}
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x7f"])
+def test_only_a_newline_ends_a_line(mark, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1, "data": {{"a{mark}b": 1}}}}\r\n\n', encoding="utf-8")
+    log = read_log(path)
+    assert (steps_of(log), log.unreadable) == ({1: {f"a{mark}b": 1.0}}, 0)
+
+
+VALUES = st.one_of(st.floats(), st.integers(-5, 5), st.none(), st.booleans(), st.text(max_size=1))
+RECORDS = st.lists(st.tuples(st.integers(0, 6), st.dictionaries(st.sampled_from("abc"), VALUES)), min_size=1)
+
+
+@given(RECORDS)
+def test_a_log_holds_what_a_dict_of_dicts_would(records):
+    expected, last, resumed = {}, 0, []
+    for step, data in records:
+        if step < last:
+            expected = {known: values for known, values in expected.items() if known <= step}
+            resumed.append(max((known for known in expected if known < step), default=0))
+        last = step
+        numbers = {name: value for name, value in data.items() if type(value) in (int, float) and math.isfinite(value)}
+        expected.setdefault(step, {}).update(numbers)
+    log = Log(Path("x"))
+    for record in records:
+        log.add(*record)
+    assert steps_of(log) == expected
+    assert list(log.steps) == sorted(expected)
+    assert log.resumed_after == resumed
+    assert log.metrics == set().union(*expected.values()) == {name for name in "abcd" if name in log}
+
+
+def test_reading_takes_less_memory_than_the_file(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    data = {f"reward/metric_{at}/mean": at / 7 for at in range(100)}
+    path.write_text("".join(line(step, **data) for step in range(1, 1001)))
+    tracemalloc.start()
+    log = read_log(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(log.steps) == 1000
+    assert peak < path.stat().st_size
 
 
 def test_of_a_step_that_was_logged_twice_the_later_values_count(tmp_path):
@@ -33,8 +129,8 @@ def test_of_a_step_that_was_logged_twice_the_later_values_count(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1, a=1) + line(2, a=2, b=5) + "\n" + line(2, a=20, c=3))
     log = read_log(path)
-    assert log.steps == {1: {"a": 1.0}, 2: {"a": 20.0, "b": 5.0, "c": 3.0}}
-    assert log.resumed_after == ()
+    assert steps_of(log) == {1: {"a": 1.0}, 2: {"a": 20.0, "b": 5.0, "c": 3.0}}
+    assert log.resumed_after == []
 
 
 def test_what_a_resumed_run_has_left_behind_is_left_out(tmp_path):
@@ -43,8 +139,8 @@ def test_what_a_resumed_run_has_left_behind_is_left_out(tmp_path):
     first = "".join(line(step, a=step) for step in range(1, 6))
     path.write_text(first + line(6, a=6)[:-9] + "\n" + line(3, a=30))
     log = read_log(path)
-    assert list(log.steps.items()) == [(1, {"a": 1.0}), (2, {"a": 2.0}), (3, {"a": 30.0})]
-    assert log.resumed_after == (2,)
+    assert list(steps_of(log).items()) == [(1, {"a": 1.0}), (2, {"a": 2.0}), (3, {"a": 30.0})]
+    assert log.resumed_after == [2]
     assert log.unreadable == 1
 
 
@@ -52,7 +148,7 @@ def test_the_validation_before_a_resumed_training_keeps_the_step_of_the_checkpoi
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(line(step, a=step) for step in range(1, 6)) + line(3, val=9) + line(4, a=40))
     log = read_log(path)
-    assert list(log.steps.items()) == [
+    assert list(steps_of(log).items()) == [
         (1, {"a": 1.0}), (2, {"a": 2.0}), (3, {"a": 3.0, "val": 9.0}), (4, {"a": 40.0})
     ]  # fmt: skip
 
@@ -62,13 +158,13 @@ def test_the_parts_of_a_run_are_read_one_after_the_other(tmp_path):
     (tmp_path / "1.jsonl").write_text("".join(line(step, a=step) for step in (1, 2, 3)))
     (tmp_path / "2.jsonl").write_text("".join(line(step, a=10 * step) for step in (3, 4)))
     log = read_logs([tmp_path / "1.jsonl", tmp_path / "2.jsonl"])
-    assert [values["a"] for values in log.steps.values()] == [1, 2, 30, 40]
+    assert [values["a"] for values in steps_of(log).values()] == [1, 2, 30, 40]
 
 
 def test_missing_lines_leave_a_gap(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1, a=1) + line(4, a=4))
-    assert list(read_log(path).steps) == [1, 4]
+    assert list(steps_of(read_log(path))) == [1, 4]
 
 
 @pytest.fixture
@@ -86,8 +182,8 @@ def events(tmp_path):
 
 def test_a_tensorboard_folder_is_read_like_a_log_resumed_parts_and_all(events):
     log = read_log(events)
-    assert [values["reward/a/mean"] for values in log.steps.values()] == [1, 2, 30, 40]
-    assert {values["timing_s/step"] for values in log.steps.values()} == {0.5}
+    assert [values["reward/a/mean"] for values in steps_of(log).values()] == [1, 2, 30, 40]
+    assert {values["timing_s/step"] for values in steps_of(log).values()} == {0.5}
     assert find_log(events) == events
     assert find_log(events.parent) == events  # a run's folder with a tensorboard folder in it
     (events.parent / "metrics.jsonl").write_text(line(1, a=1))
@@ -97,7 +193,7 @@ def test_a_tensorboard_folder_is_read_like_a_log_resumed_parts_and_all(events):
 def test_what_is_no_number_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1, a=1, text="x", flag=True, nothing=None, nan=float("nan"), inf=float("inf")))
-    assert read_log(path).steps == {1: {"a": 1.0}}
+    assert steps_of(read_log(path)) == {1: {"a": 1.0}}
 
 
 def test_a_log_without_any_record_is_an_error_that_says_what_was_expected(tmp_path):

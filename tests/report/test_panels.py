@@ -29,7 +29,14 @@ LOGGED = {
 
 def log(offset=0.0, steps=range(1, 7), leave_out=()):
     data = {name: value for name, value in LOGGED.items() if name not in leave_out}
-    return Log(Path("x"), {step: {name: value + offset for name, value in data.items()} for step in steps})
+    return log_of({step: {name: value + offset for name, value in data.items()} for step in steps})
+
+
+def log_of(steps):
+    found = Log(Path("x"))
+    for step, data in steps.items():
+        found.add(step, data)
+    return found
 
 
 def drawn(groups, shown, tmp_path, monkeypatch, smooth=1):
@@ -99,7 +106,23 @@ def test_lines_bands_labels_and_units(tmp_path, monkeypatch):
 
 def test_what_does_not_move_is_not_drawn_as_noise(tmp_path, monkeypatch):
     steps = {step: {"advantage/std": 0.996 + 1e-9 * step} for step in range(1, 9)}
-    groups = {"a": [Log(Path("x"), steps)]}
+    groups = {"a": [log_of(steps)]}
     (ax,) = drawn(groups, of_metrics(["advantage/std"]), tmp_path, monkeypatch).axes
     low, high = ax.get_ylim()
     assert high - low > 0.01
+
+
+def test_names_are_drawn_as_they_are_written(tmp_path, monkeypatch):
+    """Two `$` are no formula, a name that begins with `_` is in the legend, a newline stays in its line."""
+    names = ["$a$", "_b", "c\nd\x1b[31m"]
+    metric = "reward/$x_1$/mean"
+    groups = {name: [log_of({1: {metric: 1.0}, 2: {metric: 2.0}})] for name in names}
+    groups["_b"].append(log_of({2: {"other": 1.0}}))
+    groups["_e"] = groups["$a$"]
+    figure = drawn(groups, panels(groups), tmp_path, monkeypatch)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["$a$", "c\\nd\\x1b[31m", "_e"]
+    (ax,) = figure.axes
+    assert ax.get_title() == "$x_1$"
+    assert [text.get_text() for text in ax.texts] == ["not logged: _b"]
+    assert not [text for text in [*legend.get_texts(), ax.title, *ax.texts] if text.get_parse_math()]

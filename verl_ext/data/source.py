@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from verl_ext import jsonl
 from verl_ext.data.plan import Plan, Split
 from verl_ext.errors import DataError, listed
 
@@ -74,12 +74,9 @@ def _read_one(path: Path) -> list[Any]:
     if path.suffix == ".parquet":
         return _read_parquet(path)
     if path.suffix == ".jsonl":
-        # Not str.splitlines, which also ends a line at a U+2028, U+2029 or U+0085 inside a text.
-        with path.open(encoding="utf-8") as lines:
-            numbered = enumerate(lines, start=1)
-            return [_parse(line, f"{path}, line {number}") for number, line in numbered if line.strip()]
+        return [_parse(line, f"{path}, line {number}") for number, line in jsonl.lines(path)]
     if path.suffix == ".json":
-        found = _parse(path.read_text(encoding="utf-8"), str(path))
+        found = _parse(path.read_bytes(), str(path))
         if not isinstance(found, list):
             raise DataError(f"{path} must hold a list of records, found {type(found).__name__}")
         return found
@@ -98,8 +95,8 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _parse(content: str, where: str) -> Any:
+def _parse(content: bytes, where: str) -> Any:
     try:
-        return json.loads(content)
-    except ValueError as error:
-        raise DataError(f"{where} is not JSON: {error}") from error
+        return jsonl.parse(content)
+    except DataError as error:
+        raise DataError(f"{where} is not JSON that can be read: {error}") from error

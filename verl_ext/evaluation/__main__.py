@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_ext.errors import DataError, VerlExtError, unknown
+from verl_ext.errors import DataError, VerlExtError, printable, unknown
 from verl_ext.evaluation.answers import Answer, find_dump, read_answers
 from verl_ext.evaluation.passes import passes
 
@@ -37,7 +37,9 @@ def summary(answers: Sequence[Answer], right: str | None, above: float) -> dict[
 def text(path: Path, found: dict[str, Any]) -> str:
     """The summary for a reader."""
     lines = [f"{path}: {found['answers']} answers to {found['prompts']} prompts"]
-    lines += [f"  mean {name:<20} {value:.4f}" for name, value in found["mean"].items()]
+    if found["unreadable_lines"]:
+        lines.append(f"  {found['unreadable_lines']} unreadable line(s) left out")
+    lines += [f"  mean {printable(name):<20} {value:.4f}" for name, value in found["mean"].items()]
     lines += [f"  {f'pass@{k}':<25} {value:.4f}" for k, value in found.get("pass", {}).items()]
     return "\n".join(lines)
 
@@ -55,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = {}
         for place in options.dumps:
             path = find_dump(place, options.step)
-            found[str(path)] = summary(read_answers(path), options.right, options.above)
+            answers, torn = read_answers(path)
+            found[str(path)] = {**summary(answers, options.right, options.above), "unreadable_lines": torn}
             sys.stdout.write(text(path, found[str(path)]) + "\n")
         if options.json is not None:
             options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_ext import jsonl
 from verl_ext.errors import DataError, listed
 
 NOT_REWARDS = {"input", "output", "gts", "step", "uid"}
@@ -35,36 +36,31 @@ def find_dump(place: Path, step: int | None = None) -> Path:
     return dumps[chosen]
 
 
-def read_answers(path: Path) -> list[Answer]:
-    """All answers of a dump; of an answer in several parts (an agent loop's) the last counts."""
+def read_answers(path: Path) -> tuple[list[Answer], int]:
+    """All answers of a dump, and how many of its lines are torn; of an answer in several parts the last counts."""
     found: dict[tuple[str, str], tuple[int, Answer]] = {}
-    # Not str.splitlines, which also ends a line at a U+2028, U+2029 or U+0085 inside an answer.
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            record = _record(line, f"{path}, line {number}")
-            prompt, session, part = _place(record, number)
-            kept = found.get((prompt, session))
-            if kept is None or part > kept[0]:
-                found[prompt, session] = part, Answer(prompt, _rewards(record))
+    torn = 0
+    for number, line in jsonl.lines(path):
+        try:
+            record = jsonl.parse(line)
+        except DataError:
+            torn += 1
+            continue
+        if not isinstance(record, dict) or "output" not in record:
+            raise DataError(f"{path}, line {number} is no answer of verl's validation: it has no 'output'")
+        prompt, session, part = _place(record, number)
+        kept = found.get((prompt, session))
+        if kept is None or part > kept[0]:
+            found[prompt, session] = part, Answer(prompt, _rewards(record))
     answers = [answer for _, answer in found.values()]
     if not answers:
-        raise DataError(f"{path} is empty")
+        raise DataError(f"{path} has {torn} unreadable line(s) and no others" if torn else f"{path} is empty")
     for answer in answers:
         if set(answer.rewards) != set(answers[0].rewards):
             raise DataError(
                 f"{path}: answers have different rewards: {listed(answers[0].rewards)} and {listed(answer.rewards)}"
             )
-    return answers
-
-
-def _record(line: str, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where} is not JSON: {error}") from error
-    if not isinstance(record, dict) or "output" not in record:
-        raise DataError(f"{where} is no answer of verl's validation: it has no 'output'")
-    return record
+    return answers, torn
 
 
 def _place(record: Mapping[str, Any], number: int) -> tuple[str, str, int]:

@@ -6,15 +6,17 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.errors import ConfigurationError, DataError, printable
 from verl_ext.report import follow
 from verl_ext.report import groups as dumped
 from verl_ext.report.curves import Groups, check_metrics, rewards
-from verl_ext.report.log import Log, find_log, read_logs
+from verl_ext.report.log import Log
 from verl_ext.report.page import page
 from verl_ext.report.panels import Panel, of_metrics, panels
+from verl_ext.report.reader import Reader, find_log
 from verl_ext.report.table import Rows, markdown, plain, rows
 
 
@@ -25,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="[NAME=]RUN",
         help="a run's folder, its .jsonl log or its tensorboard folder; A+B are parts of one run, before and after it "
-        "was resumed; runs of one NAME are seeds of one experiment (default: the folder's)",
+        "was resumed; runs given the same NAME are seeds of one experiment (default: its folder's, unless shared)",
     )
     parser.add_argument(
         "--metrics", nargs="+", metavar="METRIC", help="default: every named reward, and what is beside"
@@ -61,6 +63,7 @@ def report(options: argparse.Namespace) -> str:
         return dumped.report([path for run in options.runs for path in named(run)[1]], top=options.top)
     if options.follow:
         return _follow(options)
+    _check_outputs(options)
     found = read_runs(options.runs)
     if options.metrics:
         check_metrics(options.metrics, found)
@@ -72,39 +75,78 @@ def report(options: argparse.Namespace) -> str:
     shown = of_metrics(options.metrics) if options.metrics else panels(found)
     if options.plot is not None:
         _picture(found, shown, options.plot, options)
-        text.append(f"picture: {options.plot}")
+        text.append(f"picture: {printable(options.plot)}")
     if options.markdown is not None:
         _write(options.markdown, markdown(lines) + "\n")
-        text.append(f"table: {options.markdown}")
+        text.append(f"table: {printable(options.markdown)}")
     if options.html is not None:
         _write(options.html, _page(found, shown, lines, options, len(metrics)))
-        text.append(f"page: {options.html}")
+        text.append(f"page: {printable(options.html)}")
     return "\n".join(text)
 
 
-def read_runs(runs: list[str]) -> dict[str, list[Log]]:
-    """Logs by name, in the order of the arguments."""
+Readers = dict[tuple[Path, ...], Reader]
+
+
+def read_runs(runs: list[str], *, running: Readers | None = None) -> dict[str, list[Log]]:
+    """Logs by name, in the order of the arguments; the readers of `running` trainings go on at the next call."""
+    readers: Readers = {} if running is None else running
     groups: dict[str, list[Log]] = {}
-    for run in runs:
-        name, parts = named(run)
-        groups.setdefault(name, []).append(read_logs([find_log(part) for part in parts]))
+    read: set[tuple[str, Path]] = set()
+    for name, paths in _names(runs):
+        parts = tuple(find_log(path) for path in paths)
+        for part in parts:
+            if (name, part.resolve()) in read:
+                raise ConfigurationError(f"{part} is given twice under the name {name!r}, as two seeds: leave one out")
+            read.add((name, part.resolve()))
+        log = readers.setdefault(parts, Reader(parts)).read(running=running is not None)
+        groups.setdefault(name, []).append(log)
     return groups
 
 
+def _names(runs: list[str]) -> list[tuple[str, list[Path]]]:
+    """The name and the parts of each run. A name that nobody gave does not make two runs seeds of one experiment."""
+    found = [named(run) for run in runs]
+    names = [name or base(paths[0]) for name, paths in found]
+    for run, name, (given, _) in zip(runs, names, found, strict=True):
+        same = [other for other, called in zip(runs, names, strict=True) if called == name]
+        if not given and len(same) > 1:
+            raise ConfigurationError(
+                f"{len(same)} runs are called {name!r}: {', '.join(same)}. Give each its own name, as in ONE={run}, "
+                f"or, if they are seeds of one experiment, each the same name, as in {name}={run}"
+            )
+    return [(name, paths) for name, (_, paths) in zip(names, found, strict=True)]
+
+
 def named(run: str) -> tuple[str, list[Path]]:
-    """The name and the parts of `NAME=RUN`, or of a path alone, which may hold an `=` or a `+` if it exists."""
+    """The name, empty if none is given, and the parts of `NAME=RUN`; a path that exists may hold an `=` or a `+`."""
     name, equals, rest = run.partition("=")
     if not (equals and name and not Path(run).exists()):
         name, rest = "", run
-    parts = [Path(rest)] if Path(rest).exists() else [Path(part) for part in rest.split("+")]
-    path = parts[0]
-    return name or (path.resolve().parent if path.is_file() else path.resolve()).name, parts
+    return name, [Path(rest)] if Path(rest).exists() else [Path(part) for part in rest.split("+")]
+
+
+def base(path: Path) -> str:
+    """What a run without a name is called: its folder's name."""
+    return (path.resolve().parent if path.is_file() else path.resolve()).name
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Raise before the logs are read for what could not be written after it."""
+    for option, path in (("plot", options.plot), ("html", options.html), ("markdown", options.markdown)):
+        if path is not None and path.is_dir():
+            raise ConfigurationError(f"--{option} {path} is a folder; name a file, in it for instance")
+    if options.plot is not None or options.html is not None:
+        from verl_ext.report.plot import check_picture
+
+        check_picture(options.plot)
 
 
 def _picture(found: Groups, shown: list[Panel], path: Path, options: argparse.Namespace) -> None:
     from verl_ext.report.plot import plot
 
-    plot(found, shown, path, smooth=options.smooth, heading=options.title)
+    with _writing(path):
+        plot(found, shown, path, smooth=options.smooth, heading=options.title)
 
 
 def _page(found: Groups, shown: list[Panel], lines: Rows, options: argparse.Namespace, count: int) -> str:
@@ -122,26 +164,24 @@ def _page(found: Groups, shown: list[Panel], lines: Rows, options: argparse.Name
 
 
 def _read(log: Log) -> str:
-    steps = list(log.steps)
     resumed = f"; resumed after step {', '.join(map(str, log.resumed_after))}" if log.resumed_after else ""
     torn = f"; {log.unreadable} unreadable line(s) left out" if log.unreadable else ""
-    return f"{log.path}, steps {steps[0]} to {steps[-1]}, {len(steps)} logged{resumed}{torn}"
+    return f"{log.path}, steps {log.steps[0]} to {log.steps[-1]}, {len(log.steps)} logged{resumed}{torn}"
 
 
 def _remarks(found: Groups) -> Iterator[str]:
     for log in (log for logs in found.values() for log in logs):
         if log.unreadable:
-            yield f"{log.path}: {log.unreadable} unreadable line(s) left out"
+            yield f"{printable(log.path)}: {log.unreadable} unreadable line(s) left out"
         if log.resumed_after:
-            yield f"{log.path}: resumed after step {', '.join(map(str, log.resumed_after))}"
+            yield f"{printable(log.path)}: resumed after step {', '.join(map(str, log.resumed_after))}"
 
 
 def _follow(options: argparse.Namespace) -> str:
-    paths = [part for run in options.runs for part in named(run)[1]]
+    readers: Readers = {}
     follow.follow(
-        paths,
-        lambda: read_runs(options.runs),
-        lambda found: follow.frame(found, options.metrics, window=options.window),
+        lambda: read_runs(options.runs, running=readers),
+        lambda found: "\n".join([follow.frame(found, options.metrics, window=options.window), *_remarks(found)]),
         sys.stdout,
         interval=options.interval,
     )
@@ -149,5 +189,14 @@ def _follow(options: argparse.Namespace) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    with _writing(path):
+        path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -69,11 +70,12 @@ def spread(values: Array) -> Array:
 
 def curve(logs: Sequence[Log], metric: str) -> Curve:
     """A metric of several runs, at the steps at which all of them logged it."""
-    steps = sorted(set.intersection(*({step for step in log.steps if metric in log.steps[step]} for log in logs)))
-    if not steps:
+    series = [log.series(metric) for log in logs]
+    steps = reduce(np.intersect1d, (found for found, _ in series))
+    if not len(steps):
         paths = ", ".join(str(log.path) for log in logs)
         raise DataError(f"no step has {metric!r} in all of {paths}")
-    return Curve(np.array(steps), np.array([[log.steps[step][metric] for step in steps] for log in logs]))
+    return Curve(steps, np.array([values[np.searchsorted(found, steps)] for found, values in series]))
 
 
 def rewards(groups: Groups) -> list[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TextIO
 
-from verl_ext.errors import DataError
+from verl_ext.errors import DataError, printable
 from verl_ext.report.curves import Array, Groups, curve, rewards, title
 from verl_ext.report.table import Rows, plain
 
@@ -39,7 +38,7 @@ def frame(groups: Groups, metrics: Sequence[str] | None, *, window: int) -> str:
     lines: Rows = [("metric", "name", "runs", "step", f"mean of last {window}", "lowest", "highest", "curve")]
     for metric in [*chosen, *(extra for extra in BESIDE if not metrics and extra not in chosen)]:
         for name, logs in groups.items():
-            present = [log for log in logs if metric in log.metrics]
+            present = [log for log in logs if metric in log]
             if not present:
                 continue
             try:
@@ -54,7 +53,6 @@ def frame(groups: Groups, metrics: Sequence[str] | None, *, window: int) -> str:
 
 
 def follow(
-    paths: Sequence[Path],
     read: Callable[[], Groups],
     draw: Callable[[Groups], str],
     out: TextIO,
@@ -63,35 +61,17 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Draw until interrupted; a log that is not there yet is waited for."""
-    seen: object = None
     shown = ""
     try:
         while True:
-            sizes = [_size(path) for path in paths]
-            if sizes != seen:
-                seen = sizes
-                try:
-                    text = draw(read())
-                except DataError as error:  # nothing is logged yet
-                    text = f"waiting: {error}"
-                if text != shown:
-                    shown = text
-                    out.write(("\x1b[H\x1b[2J" if out.isatty() else "") + text + "\n")
-                    out.flush()
+            try:
+                text = draw(read())
+            except DataError as error:  # nothing is logged yet
+                text = printable(f"waiting: {error}")
+            if text != shown:
+                shown = text
+                out.write(("\x1b[H\x1b[2J" if out.isatty() else "") + text + "\n")
+                out.flush()
             sleep(interval)
     except KeyboardInterrupt:
         out.write("\n")
-
-
-def _size(path: Path) -> int:
-    """How much is logged in a file or below a folder."""
-    try:
-        if path.is_dir():
-            return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and _is_log(file))
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _is_log(file: Path) -> bool:
-    return file.suffix == ".jsonl" or file.name.startswith("events.out.tfevents")

@@ -7,6 +7,7 @@ import html
 from collections.abc import Iterable
 from pathlib import Path
 
+from verl_ext.errors import printable
 from verl_ext.report.table import Rows
 
 _STYLE = (
@@ -21,23 +22,27 @@ def page(heading: str, picture: Path, alt: str, tables: Iterable[tuple[str, Rows
     """The whole document."""
     image = base64.b64encode(picture.read_bytes()).decode("ascii")
     body = [
-        f"<h1>{html.escape(heading)}</h1>",
-        f'<img src="data:image/png;base64,{image}" alt="{html.escape(alt, quote=True)}">',
+        f"<h1>{_text(heading)}</h1>",
+        f'<img src="data:image/png;base64,{image}" alt="{_text(alt)}">',
     ]
     for caption, lines in tables:
-        body += [f"<h2>{html.escape(caption)}</h2>", _table(lines)]
-    body += ["<h2>Runs</h2>", "<ul>", *(f"<li>{html.escape(note)}</li>" for note in notes), "</ul>"]
+        body += [f"<h2>{_text(caption)}</h2>", _table(lines)]
+    body += ["<h2>Runs</h2>", "<ul>", *(f"<li>{_text(note)}</li>" for note in notes), "</ul>"]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n'
-        f"<title>{html.escape(heading)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{_text(heading)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         + "\n".join(body)
         + "\n</body>\n</html>\n"
     )
 
 
+def _text(text: str) -> str:
+    return html.escape(printable(text))
+
+
 def _table(lines: Rows) -> str:
     def row(cells: Iterable[str], kind: str) -> str:
-        return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells) + "</tr>"
+        return "<tr>" + "".join(f"<{kind}>{_text(cell)}</{kind}>" for cell in cells) + "</tr>"
 
     return "\n".join(["<table>", row(lines[0], "th"), *(row(line, "td") for line in lines[1:]), "</table>"])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import ConfigurationError, printable
 from verl_ext.report.curves import Curve, Groups, curve
 from verl_ext.report.panels import Panel, columns
 
@@ -15,66 +15,86 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 
 
-def plot(groups: Groups, panels: Sequence[Panel], path: Path, *, smooth: int, heading: str | None = None) -> None:
-    """Write the picture, in the format that the path's ending names."""
+def check_picture(path: Path | None) -> None:
+    """Raise if pictures cannot be drawn here, or not in the format that the path's ending names."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigurationError(
             "a picture needs matplotlib: pip install 'verl_ext[plot]', or leave out --plot and --html"
         ) from error
+    endings = [f".{ending}" for ending in sorted(Figure().canvas.get_supported_filetypes()) if ending != "pgf"]
+    if path is not None and path.suffix.lower() not in endings:
+        found = f"ends in {path.suffix}" if path.suffix else "has no ending"
+        raise ConfigurationError(f"--plot {path} {found}; valid endings: {', '.join(endings)}")
+
+
+def plot(groups: Groups, panels: Sequence[Panel], path: Path, *, smooth: int, heading: str | None = None) -> None:
+    """Write the picture, in the format that the path's ending names."""
+    from matplotlib import rc_context
+
     if len(groups) > len(COLOURS):
         raise ConfigurationError(f"{len(groups)} names are too many for one picture, at most {len(COLOURS)}")
+    with rc_context({"text.parse_math": False}):  # a name with two `$` is no formula
+        _figure(groups, panels, smooth, heading).savefig(path, dpi=130)
+
+
+def _figure(groups: Groups, panels: Sequence[Panel], smooth: int, heading: str | None) -> Any:
+    from matplotlib.figure import Figure
+
     across = columns(len(panels))
     down = -(-len(panels) // across)
     figure = Figure(figsize=(4.6 * across, 3.0 * down + 0.9), layout="constrained")
     axes = figure.subplots(down, across, squeeze=False).ravel()
+    drawn: dict[str, Any] = {}
     for panel, ax in zip(panels, axes, strict=False):
         absent = []
         for (name, logs), colour, style in zip(groups.items(), COLOURS, STYLES, strict=False):
-            if any(panel.metrics[0] not in log.metrics for log in logs):
-                absent.append(name)
-            label = f"{name} ({len(logs)} runs)" if len(logs) > 1 else name
+            if any(panel.metrics[0] not in log for log in logs):
+                absent.append(printable(name))
+            label = f"{printable(name)} ({len(logs)} runs)" if len(logs) > 1 else printable(name)
             for thin, metric in enumerate(panel.metrics):
-                if all(metric in log.metrics for log in logs):
-                    look = {"color": colour, "linestyle": style, "label": None if thin else label}
-                    _draw(ax, curve(logs, metric).after(panel.skip), smooth, look, thin=bool(thin))
+                if all(metric in log for log in logs):
+                    look = {"color": colour, "linestyle": style}
+                    line = _draw(ax, curve(logs, metric).after(panel.skip), smooth, look, thin=bool(thin))
+                    if not thin:
+                        drawn[label] = line
         _finish(ax, panel, absent)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     for ax in axes[max(0, len(panels) - across) : len(panels)]:
         ax.set_xlabel("training step")
-    handles: dict[str, Any] = {}
-    for ax in axes[: len(panels)]:
-        handles |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
+    # matplotlib leaves out labels that begin with `_`: they are set afterwards.
     legend = figure.legend(
-        handles.values(),
-        handles.keys(),
+        drawn.values(),
+        map(str, range(len(drawn))),
         loc="outside upper center",
-        ncols=len(handles),
+        ncols=len(drawn),
         frameon=False,
         handlelength=3.5,
-        title="\n".join(filter(None, (heading, _note(groups, smooth)))) or None,
+        title="\n".join(filter(None, (heading and printable(heading, keep="\n"), _note(groups, smooth)))) or None,
     )
+    for text, label in zip(legend.get_texts(), drawn, strict=True):
+        text.set_text(label)
     legend.get_title().set_multialignment("center")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    return figure
 
 
-def _draw(ax: Any, raw: Curve, smooth: int, look: dict[str, Any], *, thin: bool) -> None:
+def _draw(ax: Any, raw: Curve, smooth: int, look: dict[str, Any], *, thin: bool) -> Any:
     found = raw.smooth(smooth)
-    ax.plot(found.steps, found.mean, **look, linewidth=1.0 if thin else 2.0)
+    (line,) = ax.plot(found.steps, found.mean, **look, linewidth=1.0 if thin else 2.0)
     if len(found.values) > 1:
         low, high = found.mean - found.spread, found.mean + found.spread
         ax.fill_between(found.steps, low, high, color=look["color"], alpha=0.08 if thin else 0.18, linewidth=0)
     elif smooth > 1 and not thin:
         ax.plot(raw.steps, raw.mean, color=look["color"], linewidth=0.8, alpha=0.4)
+    return line
 
 
 def _finish(ax: Any, panel: Panel, absent: Sequence[str]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    ax.set_title(panel.title)
+    ax.set_title(printable(panel.title))
     ax.set_ylabel(panel.unit)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)

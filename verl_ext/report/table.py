@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from verl_ext.errors import printable
 from verl_ext.report.curves import Array, Groups, curve, spread, title
 
 Rows = list[tuple[str, ...]]
@@ -18,7 +19,7 @@ def rows(groups: Groups, metrics: Sequence[str], *, window: int) -> Rows:
     lines: Rows = [("reward", "name", "runs", "steps", f"first {window}", f"final {window}", f"best {window}", "area")]
     for metric in metrics:
         for name, logs in groups.items():
-            if any(metric not in log.metrics for log in logs):
+            if any(metric not in log for log in logs):
                 lines.append((title(metric), name, str(len(logs)), "not logged", "", "", "", ""))
                 continue
             found = curve(logs, metric)
@@ -37,6 +38,7 @@ def table(groups: Groups, metrics: Sequence[str], *, window: int) -> str:
 
 def plain(lines: Rows) -> str:
     """Columns under a ruled head."""
+    lines = [tuple(map(printable, line)) for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     return "\n".join([padded[0], "-" * len(padded[0]), *padded[1:]])
@@ -50,7 +52,7 @@ def markdown(lines: Rows) -> str:
     |---|---|
     | 1 | x\|y |
     """
-    written = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    written = ["| " + " | ".join(printable(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
     return "\n".join([written[0], "|" + "---|" * len(lines[0]), *written[1:]])
 
 
