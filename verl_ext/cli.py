@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from verl_ext import __version__
 from verl_ext import show as show_command
-from verl_ext.errors import VerlExtError
+from verl_ext.errors import VerlExtError, printable
 from verl_ext.report import command as report_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0 when all is well."""
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:  # not the standard output
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        if isinstance(error, BrokenPipeError):  # the reader, `head` for instance, has seen enough
+            return 128 + signal.SIGPIPE
+        sys.stderr.write(f"the output cannot be written: {error}\n")
+        return 1
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="verl-ext", description="Advantage estimators and named rewards for verl.")
     parser.add_argument("--version", action="version", version=f"verl_ext {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -50,7 +67,7 @@ def _printed(command: Callable[[argparse.Namespace], str], options: argparse.Nam
     try:
         text = command(options)
     except VerlExtError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.write(printable(f"{type(error).__name__}: {error}\n", keep="\n"))
         return 1
     sys.stdout.write(text + "\n")
     return 0

@@ -1,0 +1,151 @@
+"""Names, paths and outputs that a report cannot take as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verl_ext.cli import main
+
+
+def write(folder, name="metrics.jsonl", metric="reward/x/mean", value=0.5):
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"step": step, "data": {metric: value}}) + "\n" for step in (1, 2, 3)]
+    (folder / name).write_text("".join(lines))
+    return folder / name
+
+
+def refused(capsys, *arguments):
+    """What is said of arguments that end in exit status 1."""
+    assert main(["report", *map(str, arguments)]) == 1
+    return capsys.readouterr().err
+
+
+def test_two_runs_whose_folders_share_a_name_are_not_taken_for_seeds(tmp_path, capsys):
+    first, second = write(tmp_path / "a/run").parent, write(tmp_path / "b/run").parent
+    said = refused(capsys, first, second)
+    assert str(first) in said
+    assert str(second) in said
+    assert f"run={first}" in said  # what to write if they are seeds
+    refused(capsys, f"run={first}", second)
+    assert main(["report", f"run={first}", f"run={second}"]) == 0
+    assert capsys.readouterr().out.splitlines()[2].split()[2] == "2"
+    assert main(["report", f"a={first}", str(second)]) == 0
+
+
+def test_two_logs_of_one_folder_are_not_taken_for_seeds(tmp_path, capsys):
+    first, second = write(tmp_path, "one.jsonl"), write(tmp_path, "two.jsonl")
+    assert "one.jsonl" in refused(capsys, first, second)
+
+
+@pytest.mark.parametrize("more", [(), ("--follow",)])
+def test_a_run_that_is_given_twice_is_not_two_seeds(more, tmp_path, capsys):
+    log = write(tmp_path / "run")
+    (tmp_path / "link").symlink_to(log.parent)
+    for again in (log, log.parent, tmp_path / "link"):
+        assert "metrics.jsonl is given twice" in refused(capsys, f"run={log}", f"run={again}", *more)
+    assert "metrics.jsonl is given twice" in refused(capsys, f"run={log}+{log.parent}", *more)
+    refused(capsys, log.parent, log.parent, *more)
+
+
+def test_one_run_may_have_two_names(tmp_path, capsys):
+    log = write(tmp_path / "run")
+    assert main(["report", f"a={log}", f"b={log}"]) == 0
+
+
+@pytest.mark.parametrize("outputs", [[], ["--markdown"], ["--html"]])
+def test_names_cannot_steer_a_terminal_or_break_a_table(outputs, tmp_path, capsys):
+    if "--html" in outputs:
+        pytest.importorskip("matplotlib")
+    name = "run\x1b[31m\n| x | y |\u202e\u2028"
+    (tmp_path / name).mkdir()
+    log = write(tmp_path / name, metric="reward/a\x1b]0;b\x07\r\n/mean")
+    with log.open("a") as file:
+        file.write("torn")
+    more = [part for output in outputs for part in (output, str(tmp_path / "out"))]
+    assert main(["report", str(log), *more]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[2].split()[0].startswith("a\\x1b]0;b")
+    assert len(text.splitlines()) == 4 + len(outputs)  # head, rule, one row, the torn line, the outputs
+    if outputs:
+        text += (tmp_path / "out").read_text()
+    assert not [char for char in text if not char.isprintable() and char != "\n"]
+    assert "unknown metric" in refused(capsys, log, "--metrics", "\x1b[31m")
+
+
+def test_what_an_error_says_cannot_steer_a_terminal(tmp_path, capsys):
+    assert "\x1b" not in refused(capsys, tmp_path / "\x1b[31m")
+
+
+@pytest.mark.parametrize("option", ["--plot", "--html", "--markdown"])
+def test_a_folder_is_refused_as_an_output(option, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    log = write(tmp_path)
+    said = refused(capsys, log, option, tmp_path)
+    assert option in said
+    assert str(tmp_path) in said
+
+
+@pytest.mark.parametrize("name", ["picture.xyz", "picture", "picture.jsonl"])
+def test_an_ending_that_is_no_format_is_refused_with_those_that_are(name, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    log = write(tmp_path)
+    said = refused(capsys, log, "--plot", tmp_path / name)
+    assert name in said
+    for ending in (".png", ".svg", ".pdf"):
+        assert ending in said
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("ending", ["png", "PNG", "svg", "pdf"])
+def test_pictures_of_several_formats(ending, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    log = write(tmp_path)
+    assert main(["report", f"$\\frac$={log}", "--plot", str(tmp_path / f"out.{ending}"), "--title", "$\\x$"]) == 0
+    assert (tmp_path / f"out.{ending}").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("option", ["--plot", "--html", "--markdown"])
+def test_an_output_that_cannot_be_written_is_an_error(option, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    log = write(tmp_path)
+    path = log / "below/a/file.png"
+    assert str(path) in refused(capsys, log, option, path)
+
+
+def test_a_full_disk_is_an_error(tmp_path, capsys):
+    assert "/dev/full" in refused(capsys, write(tmp_path), "--markdown", "/dev/full")
+
+
+def run(*arguments, stdout):
+    """The exit status and the errors of the command in a process of its own."""
+    command = [sys.executable, "-m", "verl_ext", "report", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, timeout=120)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("more", [(), ("--follow", "--interval", "0.1")])
+def test_a_reader_that_has_seen_enough_ends_the_report_without_a_word(more, tmp_path):
+    """As `| head` does; the status is that of a program that SIGPIPE ended."""
+    log = write(tmp_path)
+    receive, send = os.pipe()
+    os.close(receive)
+    try:
+        assert run(log, *more, stdout=send) == (128 + signal.SIGPIPE, "")
+    finally:
+        os.close(send)
+
+
+def test_a_standard_output_that_cannot_be_written_is_an_error(tmp_path):
+    with open("/dev/full", "w") as full:
+        status, said = run(write(tmp_path), stdout=full)
+    assert status == 1
+    assert len(said.splitlines()) == 1
+    assert "No space left" in said
