@@ -199,7 +199,10 @@ def test_what_is_no_dump_is_an_error(tmp_path, capsys):
     path = tmp_path / "advantages-1.parquet"
     path.write_bytes(b"torn")
     assert main(["report", "--groups", str(tmp_path)]) == 1
-    assert "cannot be read" in capsys.readouterr().err
+    assert f"{path}: " in capsys.readouterr().err
     parquet.write_table(pyarrow.table({"a": [1]}), path)
     assert main(["report", "--groups", str(path)]) == 1
-    assert "is no dump of advantages: it has the columns a" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{path}: " in said
+    assert "'advantage'" in said  # one of the columns that it lacks
+    assert "a (int64)" in said  # the one that it has

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.core.groups import Array, Bools, Groups, divide
-from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.errors import ConfigurationError, DataError, listed, printable
 from verl_ext.report.table import Rows, plain
 
 PATTERN = "advantages-*.parquet"
@@ -21,6 +22,8 @@ class Dump:
     """Every dumped trajectory, and the groups they form; a prompt in two steps is two groups."""
 
     files: int
+    left_out: tuple[str, ...]
+    """Files that are not dumps, and why."""
     table: dict[str, Any]
     """Columns by name, one entry a trajectory."""
     keys: tuple[str, ...]
@@ -54,7 +57,7 @@ def report(paths: Sequence[Path], *, top: int) -> str:
     lines = [
         f"{dump.files} files, steps {steps.min()} to {steps.max()}, {count} groups, {len(steps)} responses",
         f"dead, no reward varies: {_share(dead)}",
-        *(f"  {key} does not vary: {_share(~varies[:, at])}" for at, key in enumerate(dump.keys)),
+        *(f"  {printable(key)} does not vary: {_share(~varies[:, at])}" for at, key in enumerate(dump.keys)),
         f"the total does not vary although a reward does: {_share(~total_varies & ~dead)}",
     ]
     live = np.flatnonzero(~dead)
@@ -67,6 +70,8 @@ def report(paths: Sequence[Path], *, top: int) -> str:
         fighting = np.flatnonzero(against > 0)
         worst = fighting[np.argsort(-against[fighting], kind="stable")][:top]
         lines += _section(dump, "most conflicting (1: the rewards cancel out)", worst, "conflict", against)
+    if dump.left_out:
+        lines += ["", f"{len(dump.left_out)} unreadable file(s) left out:", *map(printable, dump.left_out)]
     return "\n".join(lines)
 
 
@@ -91,21 +96,69 @@ def read(paths: Sequence[Path]) -> Dump:
         import pyarrow.parquet
     except ImportError as error:
         raise ConfigurationError("dumped advantages are parquet files: pip install pyarrow") from error
-    files = [file for path in paths for file in (sorted(path.glob(PATTERN)) if path.is_dir() else [path])]
-    if not files:
-        raise DataError(
-            f"{', '.join(map(str, paths))} holds no {PATTERN}; expected a folder that algorithm.verl_ext.dump_dir named"
-        )
-    try:
-        found = pyarrow.concat_tables([pyarrow.parquet.read_table(file) for file in files], promote_options="default")
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise DataError(f"the dumped advantages cannot be read: {error}") from error
-    table = {name: found[name].to_numpy() for name in found.column_names}
-    keys = tuple(name.removeprefix("reward/") for name in table if name.startswith("reward/"))
-    if not keys or not {"step", "update", "uid", "total", "advantage"} <= set(table):
-        raise DataError(f"{files[0]} is no dump of advantages: it has the columns {', '.join(table)}")
+    files = [file for path in paths for file in _files(path)]
+    twice = [file for file, count in Counter(file.resolve() for file in files).items() if count > 1]
+    if twice:
+        raise ConfigurationError(f"given twice: {listed(twice)}; leave one out")
+    tables: dict[Path, Any] = {}
+    left_out = []
+    for file in files:
+        try:
+            with pyarrow.parquet.ParquetFile(file) as opened:
+                found = opened.read()
+            _check_columns({field.name: field.type for field in found.schema})
+            tables[file] = found
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
+            left_out.append(f"{file}: {error}")
+    if not any(found.num_rows for found in tables.values()):
+        raise DataError("\n".join([f"no row can be read from {listed(paths)}", *left_out]))
+    first, *others = tables
+    for other in others:
+        if differ := set(tables[first].schema) ^ set(tables[other].schema):
+            raise DataError(
+                f"{first} and {other} have different columns, report them one by one: they differ in "
+                f"{listed({field.name for field in differ})}"
+            )
+    joined = pyarrow.concat_tables([found.select(tables[first].column_names) for found in tables.values()])
+    table = {name: joined[name].to_numpy() for name in joined.column_names}
     labels = zip(table["step"].tolist(), table["update"].tolist(), table["uid"].tolist(), strict=True)
-    return Dump(len(files), table, keys, Groups.of(labels))
+    return Dump(len(tables), tuple(left_out), table, _keys(table), Groups.of(labels))
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        if not path.exists():
+            raise DataError(f"{path} does not exist")
+        return [path]
+    found = sorted(path.glob(PATTERN))
+    if not found:
+        raise DataError(f"{path} holds no {PATTERN}; expected a folder that algorithm.verl_ext.dump_dir named")
+    return found
+
+
+def _check_columns(types: Mapping[str, Any]) -> None:
+    """Raise unless a file has what `algorithm.verl_ext.dump_dir` makes a run write."""
+    from pyarrow.types import is_boolean, is_floating, is_integer, is_string
+
+    keys = _keys(types) or ("*",)
+    needed = {"step", "update", "uid", "tokens", "total", "advantage", *({"accuracy"} & set(types))}
+    needed |= {f"{of}/{key}" for key in keys for of in ("reward", "group_mean", "group_std", "group_varies")}
+
+    def is_valid(name: str, kind: Any) -> bool:
+        if name.startswith("group_varies/"):
+            return bool(is_boolean(kind))
+        return bool(is_string(kind) if name == "uid" else is_integer(kind) or is_floating(kind))
+
+    wrong = [name for name in needed if name not in types or not is_valid(name, types[name])]
+    if wrong:
+        has = ", ".join(f"{name} ({kind})" for name, kind in types.items())
+        raise DataError(
+            f"not dumped advantages: the column {listed(wrong)} is missing or of a wrong type; it has {has}"
+        )
+
+
+def _keys(columns: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name.removeprefix("reward/") for name in columns if name.startswith("reward/"))
 
 
 def _section(dump: Dump, title: str, chosen: Any, named: str, values: Array) -> list[str]:
