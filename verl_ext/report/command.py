@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="[NAME=]RUN",
         help="a run's folder, its .jsonl log or its tensorboard folder; A+B are parts of one run, before and after it "
-        "was resumed; runs given the same NAME are seeds of one experiment (default: the folder's, for one run)",
+        "was resumed; runs given the same NAME are seeds of one experiment (default: its folder's, unless shared)",
     )
     parser.add_argument(
         "--metrics", nargs="+", metavar="METRIC", help="default: every named reward, and what is beside"
