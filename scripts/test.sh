@@ -41,7 +41,7 @@ echo "== unit tests, verl $(python -c 'from importlib.metadata import version; p
 SHARE=(-n 2 --dist loadfile)
 python -m pytest "${SHARE[@]}" -m "not slow and not end_to_end"
 
-OLDEST=0.9.0
+OLDEST=$(python -c 'from verl_ext.integration.versions import OLDEST; print(OLDEST)')
 OLD=.venv/verl-$OLDEST
 if [ ! -d "$OLD/verl" ]; then
     python -m pip install --quiet --no-deps --target "$OLD" "verl==$OLDEST"
