@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from verl_ext.data.plan import Split
-from verl_ext.data.source import read
-from verl_ext.evaluation.__main__ import main
 
 from tests.report.test_log import TORN
 from verl_ext import jsonl
 from verl_ext.errors import DataError
+from verl_ext.recipes.data.plan import Split
+from verl_ext.recipes.data.source import read
+from verl_ext.recipes.evaluation.__main__ import main
 
 BAD = {name: line.replace(b'"data"', b'"output"') for name, line in TORN.items() if "step" not in name}
 

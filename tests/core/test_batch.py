@@ -96,8 +96,8 @@ def test_accuracy_outside_the_unit_interval_names_key_range_and_remedy(values):
         unit_accuracy(np.array([*values, NAN]), key="reward", threshold=None, where="algorithm.dgpo")
     text = str(error.value)
     assert f"'reward' ranges over [{min(values):g}, {max(values):g}]" in text
-    assert "algorithm.dgpo.accuracy_key" in text
-    assert "algorithm.dgpo.accuracy_threshold=t" in text
+    assert "algorithm.rewards.accuracy_key" in text
+    assert "algorithm.rewards.accuracy_threshold=t" in text
 
 
 def test_rounding_at_the_ends_of_the_unit_interval_is_cut_off():

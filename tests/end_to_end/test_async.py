@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 
 ESTIMATORS = {
     "gdpo": ("algorithm.rewards.keys=[score,length]",),
-    "dgpo": ("algorithm.dgpo.accuracy_threshold=0",),
-    "hadw": ("algorithm.hadw.accuracy_threshold=0",),
+    "dgpo": ("algorithm.rewards.accuracy_threshold=0",),
+    "hadw": ("algorithm.rewards.accuracy_threshold=0",),
     "drgrpo": (),
 }
 # Preset, overrides, and the updates of one step.

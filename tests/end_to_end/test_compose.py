@@ -38,7 +38,8 @@ def test_a_list_with_a_step_of_one_s_own(start, tmp_path):
     arguments = (
         "algorithm.adv_estimator=compose",
         KEYS,
-        f"+algorithm.compose={{steps:[{steps}],accuracy_threshold:0}}",
+        f"+algorithm.compose.steps=[{steps}]",
+        "+algorithm.rewards.accuracy_threshold=0",
         "trainer.save_freq=1",
     )
     run = start("run", *arguments, steps=2, env={"PYTHONPATH": path})
@@ -80,12 +81,13 @@ def test_a_list_with_a_step_of_one_s_own(start, tmp_path):
     }.values(),
 )
 def test_the_combinations_train(start, steps, metrics):
-    threshold = ",accuracy_threshold:0" if "weigh_by" in steps else ""
+    threshold = ["+algorithm.rewards.accuracy_threshold=0"] if "weigh_by" in steps else []
     run = start(
         "run",
         "algorithm.adv_estimator=compose",
         KEYS,
-        f"+algorithm.compose={{steps:[{steps}]{threshold}}}",
+        f"+algorithm.compose.steps=[{steps}]",
+        *threshold,
         steps=2,
     )
     assert run.wait(TIMEOUT) == 0, run.tail()

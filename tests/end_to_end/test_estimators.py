@@ -20,11 +20,11 @@ pytestmark = pytest.mark.end_to_end
 
 KEYS = "algorithm.rewards.keys=[score,length]"
 # The score is a share of characters; above 0 counts as right.
-ACCURACY = "accuracy_threshold=0"
+ACCURACY = "algorithm.rewards.accuracy_threshold=0"
 OVERRIDES: dict[str, tuple[str, ...]] = {
     "gdpo": (KEYS,),
-    "dgpo": (f"algorithm.dgpo.{ACCURACY}",),
-    "hadw": (f"algorithm.hadw.{ACCURACY}",),
+    "dgpo": (ACCURACY,),
+    "hadw": (ACCURACY,),
     "drgrpo": (),
 }
 

@@ -17,7 +17,7 @@ from tests.end_to_end.test_training import TIMEOUT, latest, state
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 
-HADW = ("algorithm.adv_estimator=hadw", "algorithm.hadw.accuracy_threshold=0", "trainer.save_freq=1")
+HADW = ("algorithm.adv_estimator=hadw", "algorithm.rewards.accuracy_threshold=0", "trainer.save_freq=1")
 # Less than this after a worker's death verl's driver has ended.
 END_OF_VERL = 90
 

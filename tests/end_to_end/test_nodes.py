@@ -157,7 +157,7 @@ def test_machines_without_the_package_or_with_another_version_are_named(network,
     run = train(
         a,
         "algorithm.adv_estimator=hadw",
-        "algorithm.hadw.accuracy_threshold=0",
+        "algorithm.rewards.accuracy_threshold=0",
         "trainer.nnodes=3",
         "data.train_batch_size=12",  # which three ranks can share
         "actor_rollout_ref.actor.ppo_mini_batch_size=12",
@@ -188,7 +188,7 @@ def test_a_submitted_job_brings_the_package_to_machines_without_it(network, trai
     run = train(
         a,
         "algorithm.adv_estimator=hadw",
-        "algorithm.hadw.accuracy_threshold=0",
+        "algorithm.rewards.accuracy_threshold=0",
         "trainer.nnodes=2",
         "trainer.save_freq=2",
         through=(*RAY, "job", "submit", address, "--runtime-env-json", json.dumps(runtime_env), "--"),

@@ -22,7 +22,7 @@ import pytest
 from tests.end_to_end.run import MARK, check_estimator, processes_of
 from tests.recipes.launchers import RECIPES, environment
 from verl_ext.cpu.tiny.make import Recipe, make
-from verl_ext.cpu.tiny.tasks import Example, Task
+from verl_ext.cpu.tiny.task import Example, Task
 
 pytestmark = pytest.mark.end_to_end
 TIMEOUT = 540

@@ -47,7 +47,7 @@ def test_reward_rises_rollout_and_trainer_agree_and_everything_is_logged(start):
 
 @pytest.mark.runs(2)
 def test_two_ranks_train_and_resume(start):
-    dgpo = ("algorithm.adv_estimator=dgpo", "algorithm.dgpo.accuracy_threshold=0")
+    dgpo = ("algorithm.adv_estimator=dgpo", "algorithm.rewards.accuracy_threshold=0")
     begin = functools.partial(start, "run", *dgpo, "trainer.n_gpus_per_node=2", configuration="[cpu,dgpo]")
     run = begin("trainer.save_freq=2", steps=2)
     assert run.wait(TIMEOUT) == 0, run.tail()
@@ -83,7 +83,7 @@ def latest(run):
 
 @pytest.mark.runs(4)
 def test_a_run_killed_in_training_and_while_it_saves_goes_on_exactly(start):
-    hadw = ("algorithm.adv_estimator=hadw", "algorithm.hadw.accuracy_threshold=0.1")
+    hadw = ("algorithm.adv_estimator=hadw", "algorithm.rewards.accuracy_threshold=0.1")
 
     def begin(name, *overrides, steps):
         return start(name, *hadw, *overrides, steps=steps, configuration="[cpu,hadw]")

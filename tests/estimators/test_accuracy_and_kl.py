@@ -25,13 +25,13 @@ def test_scores_of_plus_and_minus_one_are_no_accuracy(name):
         call(name, [1.0, -1.0, -1.0, 1.0], UIDS)
     text = str(error.value)
     assert "'score' ranges over [-1, 1]" in text
-    assert f"algorithm.{name}.accuracy_key" in text
-    assert f"algorithm.{name}.accuracy_threshold=t" in text
+    assert "algorithm.rewards.accuracy_key" in text
+    assert "algorithm.rewards.accuracy_threshold=t" in text
 
 
 @pytest.mark.parametrize("name", ["dgpo", "hadw"])
 def test_a_threshold_makes_an_accuracy_of_plus_and_minus_one(name):
-    config = {name: {"accuracy_threshold": 0.0}} | {"rewards": {"keys": ["x"]}}
+    config = {"rewards": {"keys": ["x"], "accuracy_threshold": 0.0}}
     scores = [1.0, -1.0, -1.0, -1.0, 1.0, 1.0, 1.0, -1.0]
     uids, columns = list("aaaabbbb"), {"x": np.array(scores)}
     state = RunState()
@@ -56,16 +56,16 @@ def test_the_accuracy_is_acc_else_the_score_else_what_is_named(name):
     found = [
         of()[watched],
         of(components=columns)[watched],
-        of(components=columns, config={name: {"accuracy_key": "mine"}})[watched],
-        of(components=columns, config={name: {"accuracy_key": "score"}})[watched],
+        of(components=columns, config={"rewards": {"accuracy_key": "mine"}})[watched],
+        of(components=columns, config={"rewards": {"accuracy_key": "score"}})[watched],
     ]
     assert found == ([1, 0, 0, 1] if name == "dgpo" else [0.25, 0.5, 0.75, 0.25])
 
 
 @pytest.mark.parametrize("name", ["dgpo", "hadw"])
 def test_an_accuracy_key_that_no_sample_has_is_named(name):
-    with pytest.raises(ConfigurationError, match=f"algorithm.{name}.accuracy_key: unknown reward component 'correct'"):
-        call(name, X, UIDS, config={name: {"accuracy_key": "correct"}}, components=fields())
+    with pytest.raises(ConfigurationError, match="algorithm.rewards.accuracy_key: unknown reward component 'correct'"):
+        call(name, X, UIDS, config={"rewards": {"accuracy_key": "correct"}}, components=fields())
 
 
 def test_dgpo_without_weighing_needs_no_accuracy():
@@ -112,7 +112,7 @@ def test_accuracy_is_taken_before_kl():
 
 @pytest.mark.parametrize("name", ["dgpo", "hadw"])
 def test_accuracy_which_cannot_be_told_from_kl_is_an_error(name):
-    with pytest.raises(DataError, match=f"accuracy must be taken before KL: set algorithm.{name}.accuracy_key"):
+    with pytest.raises(DataError, match="accuracy must be taken before KL: set algorithm.rewards.accuracy_key"):
         call(name, X, UIDS, config={"use_kl_in_reward": True})
 
 

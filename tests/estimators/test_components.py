@@ -61,7 +61,7 @@ def test_an_infinite_component_names_key_and_uid():
 def test_an_infinite_accuracy_is_refused_even_with_a_threshold(name):
     columns = {"acc": np.array([INF, 0.0, 0.0, 1.0])}
     with pytest.raises(DataError, match="reward 'acc' of uid 'a' is inf"):
-        call(name, X, UIDS, config={name: {"accuracy_threshold": 0.5}}, components=columns)
+        call(name, X, UIDS, config={"rewards": {"accuracy_threshold": 0.5}}, components=columns)
 
 
 @pytest.mark.parametrize(

@@ -216,15 +216,6 @@ def test_dgae_refuses_to_be_told_not_to_divide(name, more):
         call(name, X, UIDS, config={"norm_adv_by_std_in_grpo": False} | more)
 
 
-@pytest.mark.parametrize("setting", [{"accuracy_key": "x"}, {"accuracy_threshold": 0.5}])
-def test_the_accuracy_of_dgpo_under_hadw_is_hadws(setting):
-    config = {"hadw": {"base": "dgpo"}, "dgpo": setting}
-    name = next(iter(setting))
-    with pytest.raises(ConfigurationError, match=rf"algorithm.dgpo.{name}=.* has no effect under hadw"):
-        call("hadw", [1.0, 0.0, 0.0, 1.0], UIDS, config=config, components=fields())
-    assert build("hadw", Settings.parse(config | {"hadw": {"base": "dgpo"} | setting}))
-
-
 def test_what_is_no_tensor_is_refused_by_name():
     function = estimator_function("drgrpo")
     with pytest.raises(DataError, match="token_level_rewards must be a torch tensor .*, found ndarray"):

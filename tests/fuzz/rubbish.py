@@ -14,7 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from verl_ext.estimators.compose import STEPS
-from verl_ext.settings import SECTIONS, VERL_NAMES
+from verl_ext.settings import VERL_NAMES, sections
+
+SECTIONS = sections()
 
 many = settings(max_examples=max(200, settings().max_examples))
 """For a property that costs little: more cases than the profile's, where that is a quick one."""

@@ -15,7 +15,7 @@ import pytest
 import verl_ext
 from verl_ext.errors import IntegrationError
 from verl_ext.integration.compat import contract
-from verl_ext.integration.compat.pins import Pin, check, words
+from verl_ext.integration.compat.pins import Pin, check
 
 SOURCE = Path(verl_ext.__file__).parent
 

@@ -23,14 +23,18 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from tests.integration.configs import compose
 from verl_ext.errors import VerlExtError
 from verl_ext.estimators.compose import STEPS
-from verl_ext.integration import nodes
-from verl_ext.settings import SECTIONS
+from verl_ext.integration.guards import nodes
+from verl_ext.settings import sections
+
+SECTIONS = sections()
 
 HARD = {"on": "b", "at_least": 0.5}
 # Other values than the default, of which one at least must show in every run where the setting is accepted.
 OTHER: dict[str, tuple[Any, ...]] = {
     "rewards.keys": (["b"], ["b", "a"], ["a", "b", "acc"]),
     "rewards.weights": ([1.0, 0.25], [1.0]),
+    "rewards.accuracy_key": ("b",),
+    "rewards.accuracy_threshold": (0.3,),
     "rewards.token_scores": (True,),
     "gdpo.whiten": ("sequence", "token", "none"),
     "gdpo.scale": ("mad", "none"),
@@ -40,8 +44,6 @@ OTHER: dict[str, tuple[Any, ...]] = {
     "dgpo.dqw": (False,),
     "dgpo.dqw_temp": (0.5,),
     "dgpo.balance": ("sequence", "none"),
-    "dgpo.accuracy_key": ("b",),
-    "dgpo.accuracy_threshold": (0.3,),
     "hadw.base": ("drgrpo", "dgpo"),
     "hadw.anchor": ("window",),
     "hadw.lambda_scale": (1.0,),
@@ -49,16 +51,15 @@ OTHER: dict[str, tuple[Any, ...]] = {
     "hadw.eta": (0.5, 0.0),
     "hadw.eta_min": (0.5, 0.0),
     "hadw.fixed_anchor": (0.7,),
-    "hadw.accuracy_key": ("b",),
-    "hadw.accuracy_threshold": (0.3,),
     "drgrpo.check_loss": (False,),
     "compose.steps": (["weigh_and_sum", "centre", "scale_by_std"],),
-    "compose.accuracy_key": ("b",),
-    "compose.accuracy_threshold": (0.3,),
     "verl_ext.dump_dir": ("other",),
     "verl_ext.dump_every": (2,),
     "verl_ext.dump_limit_mb": (0.001,),
     "verl_ext.check_nodes": (False,),
+    "verl_ext.lock_folders": (False,),
+    "verl_ext.repair_tracker": (False,),
+    "verl_ext.watch_rollouts": (False,),
 }
 KEYS = {"rewards": {"keys": ["a", "b"]}}
 LOSS = {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 9, "use_kl_loss": False}
@@ -103,10 +104,10 @@ OF_STEPS: dict[str, tuple[list[str], list[str], dict[str, tuple[Any, ...]]]] = {
         {
             "anchor": ("window",),
             "lambda_scale": (1.0,),
-            "window": (2,),
+            "history_window": (2,),
             "eta": (0.5,),
             "eta_min": (0.5,),
-            "fixed": (0.7,),
+            "fixed_anchor": (0.7,),
         },
     ),
 }  # fmt: skip

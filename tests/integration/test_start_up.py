@@ -11,7 +11,8 @@ import pytest
 from tests.integration.configs import compose
 from tests.integration.test_driver import main_ppo
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration.config import checks
+from verl_ext.integration.compat import contract
+from verl_ext.integration.config import checks, verl_settings
 from verl_ext.integration.config.checks import check_run
 
 GDPO = ("+verl_ext=gdpo", "algorithm.rewards.keys=[acc,format]")
@@ -42,12 +43,12 @@ COMPONENTS = {
         ("algorithm.gdpo_reward_keys", "'formt'", "did you mean 'format'"),
     ),
     "an accuracy that nobody returns": (
-        ("+verl_ext=dgpo", *ONE_UPDATE, "algorithm.dgpo.accuracy_key=nope", *scorer("boxed_math")),
-        ("algorithm.dgpo.accuracy_key", "'nope'", "'accuracy', 'score'"),
+        ("+verl_ext=dgpo", *ONE_UPDATE, "algorithm.rewards.accuracy_key=nope", *scorer("boxed_math")),
+        ("algorithm.rewards.accuracy_key", "'nope'", "'accuracy', 'score'"),
     ),
     "an accuracy of hadw": (
-        ("+verl_ext=hadw", "algorithm.hadw.accuracy_key=acuracy", *scorer("boxed_math")),
-        ("algorithm.hadw.accuracy_key", "did you mean 'accuracy'"),
+        ("+verl_ext=hadw", "algorithm.rewards.accuracy_key=acuracy", *scorer("boxed_math")),
+        ("algorithm.rewards.accuracy_key", "did you mean 'accuracy'"),
     ),
     "a component that was not asked for": (
         ("+verl_ext=gdpo", "algorithm.rewards.keys=[format,length]", *scorer("tool_calling")),
@@ -66,8 +67,8 @@ COMPONENTS = {
         ("algorithm.rewards.keys", "'uid'"),
     ),
     "a field of verl's batch as the accuracy": (
-        ("+verl_ext=dgpo", *ONE_UPDATE, "algorithm.dgpo.accuracy_key=index"),
-        ("algorithm.dgpo.accuracy_key", "'index'"),
+        ("+verl_ext=dgpo", *ONE_UPDATE, "algorithm.rewards.accuracy_key=index"),
+        ("algorithm.rewards.accuracy_key", "'index'"),
     ),
     "no weight at all": (
         (*GDPO, "algorithm.rewards.weights=[0,0.0]"),

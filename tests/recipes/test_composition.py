@@ -153,7 +153,7 @@ WEIGHED = {
     "algorithm.hadw.base": "grpo",
     "algorithm.hadw.anchor": "soft",
     "algorithm.hadw.lambda_scale": 1.3,
-    "algorithm.hadw.accuracy_key": "accuracy",
+    "algorithm.rewards.accuracy_key": "accuracy",
 }
 DRGRPO = {
     **MATHS,
@@ -166,8 +166,10 @@ DRGRPO_LOSS = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}.us
 
 
 def dgpo(**settings: Any) -> dict[str, Any]:
-    found = {"dgae": True, "dqw": True, "dqw_temp": 2.0, "balance": "auto", "accuracy_key": "accuracy", **settings}
-    return {f"algorithm.dgpo.{name}": value for name, value in found.items()}
+    accuracy = settings.pop("accuracy_key", "accuracy")
+    found = {"dgae": True, "dqw": True, "dqw_temp": 2.0, "balance": "auto", **settings}
+    of_dgpo = {f"algorithm.dgpo.{name}": value for name, value in found.items()}
+    return {"algorithm.rewards.accuracy_key": accuracy, **of_dgpo}
 
 
 # recipe, variables, what is expected of the composed configuration; the first line of each recipe is its default
@@ -197,12 +199,22 @@ ARMS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "tools dgpo": (
         "tool_calling",
         {"ALGORITHM": "dgpo"},
-        {**TOOLS, **NO_KL, "algorithm.dgpo.accuracy_key": "correctness", "algorithm.dgpo.accuracy_threshold": 2.999},
+        {
+            **TOOLS,
+            **NO_KL,
+            "algorithm.rewards.accuracy_key": "correctness",
+            "algorithm.rewards.accuracy_threshold": 2.999,
+        },
     ),
     "tools hadw": (
         "tool_calling",
         {"ALGORITHM": "hadw"},
-        {**TOOLS, **NO_KL, "algorithm.hadw.accuracy_key": "correctness", "algorithm.hadw.accuracy_threshold": 2.999},
+        {
+            **TOOLS,
+            **NO_KL,
+            "algorithm.rewards.accuracy_key": "correctness",
+            "algorithm.rewards.accuracy_threshold": 2.999,
+        },
     ),
     "tools drgrpo": (
         "tool_calling",
@@ -220,11 +232,11 @@ ARMS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
         {**GSM8K, f"{FUNCTION}.reward_kwargs": {"strict": "reference"}},
     ),
     "gsm8k grpo": ("gsm8k", {"ALGORITHM": "grpo"}, GSM8K),
-    "gsm8k hadw": ("gsm8k", {"ALGORITHM": "hadw"}, {**GSM8K, "algorithm.hadw.accuracy_key": "correctness"}),
+    "gsm8k hadw": ("gsm8k", {"ALGORITHM": "hadw"}, {**GSM8K, "algorithm.rewards.accuracy_key": "correctness"}),
     "gsm8k dgpo": (
         "gsm8k",
         {"ALGORITHM": "dgpo"},
-        {**GSM8K, f"{ACTOR}.use_kl_loss": False, "algorithm.dgpo.accuracy_key": "correctness"},
+        {**GSM8K, f"{ACTOR}.use_kl_loss": False, "algorithm.rewards.accuracy_key": "correctness"},
     ),
     "gsm8k drgrpo": (
         "gsm8k",

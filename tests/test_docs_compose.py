@@ -1,4 +1,4 @@
-"""The README's page on composing, followed to the letter."""
+"""The page on composing, followed to the letter."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from verl_ext import Batch, Settings, build
 from verl_ext.cli import main
 from verl_ext.integration.config.checks import check_run
 
-TEXT = (Path(__file__).parents[1] / "README.md").read_text()
-PAGE = TEXT[TEXT.index("## An estimator from parts") : TEXT.index("## What a run does")]
+PAGE = (Path(__file__).parents[1] / "docs" / "pages" / "compose.md").read_text()
 KEYS = "+algorithm.rewards.keys=[correctness,format]"
 ROWS = [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]
 UIDS = list("aaaabb")
