@@ -30,7 +30,7 @@ def blocks(language):
 
 @pytest.fixture
 def my_steps(tmp_path, monkeypatch):
-    (code,) = blocks("python")
+    code, _ = blocks("python")
     assert code.startswith("# my_steps.py\n")
     (tmp_path / "my_steps.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -81,7 +81,7 @@ def test_what_show_prints(capsys):
 
 
 def test_every_combination_of_the_table_is_accepted():
-    table = PAGE[PAGE.index("Combinations that are worth") :]
+    table = PAGE[PAGE.index("Combinations worth a try") :]
     lists = re.findall(r"^\| (.*?) \| `(\[.*?\])`", table, re.MULTILINE)
     assert len(lists) == 6
     for _, steps in lists:

@@ -13,19 +13,20 @@ DRAW = runpy.run_path(str(ROOT / "scripts" / "draw_imports.py"))
 
 FLOORS = (
     ("__init__", "conf", "errors", "files", "recipes", "integration"),
+    ("registry",),
     ("core", "rewards", "jsonl", "cpu.tiny", "integration.compat"),
     ("settings", "run", "report", "cpu", "recipes.data", "recipes.evaluation"),
     ("estimators",),
     ("integration.config",),
     ("integration.advantage", "integration.guards", "integration.doctor", "show"),
     ("integration.trainers",),
-    ("integration.driver", "integration.plugin", "check"),
+    ("integration.driver", "integration.plugin", "integration.check"),
     ("cli",),
     ("__main__",),
 )
 """From the ground up. A room imports rooms of lower floors only."""
 HEIGHT = {room: at for at, floor in enumerate(FLOORS) for room in floor}
-PURE = ("core", "estimators", "settings", "run", "errors", "files", "__init__")
+PURE = ("core", "estimators", "settings", "registry", "run", "errors", "files", "__init__")
 MAY_IMPORT_VERL = ("integration", "cpu")
 
 

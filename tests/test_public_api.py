@@ -17,22 +17,20 @@ from verl_ext.integration.advantage.registry import estimator_function
 def test_the_names_that_the_package_exports():
     assert verl_ext.__all__ == [
         "__version__",
-        "Batch",
-        "Chain",
-        "ESTIMATORS",
-        "RunState",
-        "Settings",
-        "Step",
-        "Update",
-        "build",
-        "limited",
-        "run_state",
-        "use_run_state",
+        *("Balance", "Batch", "Centre", "Chain", "CheckpointError", "ClusterError", "Condition", "ConfigurationError"),
+        *("DataError", "ESTIMATORS", "IntegrationError", "RolloutError", "RunState", "ScaleByMad", "ScaleByStd"),
+        *("Settings", "Step", "Update", "VerlExtError", "WeighAndSum", "WeighByDifficulty", "WeighByHistory", "Whiten"),
+        *("build", "estimator", "limited", "run_state", "use_run_state"),
     ]
     for name in verl_ext.__all__:
         assert getattr(verl_ext, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'rewards_of'"):
         _ = verl_ext.rewards_of
+
+
+def test_an_old_name_ends_in_an_error_with_the_new_one():
+    with pytest.raises(AttributeError, match="Step"):
+        _ = verl_ext.Stateless
 
 
 def test_the_estimators_by_name():

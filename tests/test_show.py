@@ -140,4 +140,4 @@ def test_the_rest_of_a_whole_configuration_is_none_of_its_business(capsys, tmp_p
 def test_the_list_has_the_accuracy_settings_in_force(name, capsys):
     main(["show", name, "algorithm.rewards.accuracy_key=x", "algorithm.rewards.accuracy_threshold=0"])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "algorithm.adv_estimator=compose" in line]
-    assert line.endswith(" +algorithm.rewards.accuracy_key=x +algorithm.rewards.accuracy_threshold=0")
+    assert line.endswith(" +algorithm.rewards.accuracy_key=x +algorithm.rewards.accuracy_threshold=0.0")

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from verl_ext import __version__
-from verl_ext import check as check_command
 from verl_ext import show as show_command
 from verl_ext.errors import VerlExtError, printable
+from verl_ext.integration import check as check_command
 from verl_ext.report import command as report_command
 
 

@@ -150,7 +150,11 @@ def _as_list(chain: Chain, settings: Settings) -> Iterator[str]:
     own = any(type(step).__module__.partition(".")[0] != __name__.partition(".")[0] for step in chain.steps)
     items = list(settings.of(ComposeSettings).steps or ()) if own else describe(chain)
     written = ",".join(_text(item) for item in items)
-    yield f"  algorithm.adv_estimator=compose '+algorithm.compose.steps=[{written}]'"
+    more = ""
+    for key in ("accuracy_key", "accuracy_threshold") if chain.needs_accuracy else ():
+        value = getattr(settings.rewards, key)
+        more += "" if value is None else f" +algorithm.rewards.{key}={_text(value)}"
+    yield f"  algorithm.adv_estimator=compose '+algorithm.compose.steps=[{written}]'{more}"
 
 
 def _text(value: Any) -> str:

@@ -93,7 +93,7 @@ def test_a_threshold_makes_an_accuracy_of_any_score():
 @pytest.mark.parametrize("values", [[-1.0, 1.0], [0.0, 2.0], [0.0, 1 + 2e-6], [-2e-6, 0.5]])
 def test_accuracy_outside_the_unit_interval_names_key_range_and_remedy(values):
     with pytest.raises(ConfigurationError) as error:
-        unit_accuracy(np.array([*values, NAN]), key="reward", threshold=None, where="algorithm.dgpo")
+        unit_accuracy(np.array([*values, NAN]), key="reward", threshold=None, where="algorithm.rewards")
     text = str(error.value)
     assert f"'reward' ranges over [{min(values):g}, {max(values):g}]" in text
     assert "algorithm.rewards.accuracy_key" in text

@@ -58,7 +58,7 @@ def test_gdpo_weighed_by_difficulty(rollout, temperature):
 @given(batches=st.lists(rollouts(keys=KEYS), min_size=1, max_size=4), window=st.sampled_from([1, 3, 10]))
 def test_gdpo_and_dgpo_weighed_by_history(base, steps, batches, window):
     weights = [1.0, 0.5, 2.0]
-    config = listed([*steps, {"step": "weigh_by_history", "window": window, "lambda_scale": 1.0}], weights)
+    config = listed([*steps, {"step": "weigh_by_history", "history_window": window, "lambda_scale": 1.0}], weights)
     memory, run = reference.History("soft", 1.0, window), RunState()
     for rollout in batches:
         if base == "gdpo":

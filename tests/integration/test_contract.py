@@ -357,11 +357,6 @@ def test_a_source_that_cannot_be_read_is_said() -> None:
     assert told.startswith("m.cut has a source that cannot be read, in which keys would be looked for: ")
 
 
-def test_words_are_those_of_the_code_not_of_comments() -> None:
-    assert "gone" not in words('x = 1  # gone\n"""gone, as it was"""')
-    assert {"f", "mode=m", "mode", "global_step_"} <= words('f(mode=m, at=f"global_step_{n}")')
-
-
 # -- nothing of verl's is touched that is not pinned ------------------------------------------------------------------
 
 

@@ -208,6 +208,11 @@ def test_the_server_has_every_method_that_is_called(module, name, ours):
     assert all(hasattr(getattr(importlib.import_module(home), own), method) for method in called)
 
 
+def test_words_are_those_of_the_code_not_of_comments() -> None:
+    assert "gone" not in words('x = 1  # gone\n"""gone, as it was"""')
+    assert {"f", "mode=m", "mode", "global_step_"} <= words('f(mode=m, at=f"global_step_{n}")')
+
+
 @functools.cache
 def words(source: str) -> set[str]:
     """Names, attributes, keywords, calls and text constants of a piece of source; no comments.

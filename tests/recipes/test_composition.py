@@ -77,6 +77,7 @@ TOOLS = {
     "trainer.save_freq": 5,
     "trainer.test_freq": 10,
 }
+RIGHT_CALL = {"algorithm.rewards.accuracy_key": "correctness", "algorithm.rewards.accuracy_threshold": 2.999}
 TOOLS_KL = {
     "algorithm.use_kl_in_reward": True,
     "algorithm.kl_ctrl.kl_coef": 0.001,

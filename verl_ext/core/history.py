@@ -105,7 +105,7 @@ class WeighByHistory(Step):
     renamed: ClassVar[Mapping[str, str]] = MappingProxyType({"window": "history_window", "fixed": "fixed_anchor"})
 
     def __post_init__(self) -> None:
-        check_anchor(self, f"{self.name}: ")
+        check_anchor(self, who=f"{self.name}: ")
 
     @staticmethod
     def read(data: Any) -> Capability:
@@ -195,10 +195,10 @@ USED_BY = MappingProxyType(
 """Settings to the anchors that use them."""
 
 
-def check_anchor(settings: Any, prefix: str) -> None:
+def check_anchor(settings: Any, *, prefix: str = "", who: str = "") -> None:
     """Raise if a setting was changed that the chosen anchor does not use, or if the fixed anchor is missing.
 
-    `settings` is any dataclass with the settings of `WeighByHistory`; `prefix` stands before their names in messages.
+    `settings` is any dataclass with the settings of `WeighByHistory`; messages put `prefix` before their names.
     """
     anchor = settings.anchor
     for name, anchors in USED_BY.items():
@@ -206,7 +206,7 @@ def check_anchor(settings: Any, prefix: str) -> None:
         if anchor not in anchors and value != getattr(WeighByHistory, name):
             homes = " or ".join(f"{prefix}anchor={home}" for home in anchors)
             raise ConfigurationError(
-                f"{prefix}{name}={value} has no effect with {prefix}anchor={anchor}: remove it, or set {homes}"
+                f"{who}{prefix}{name}={value} has no effect with {prefix}anchor={anchor}: remove it, or set {homes}"
             )
     if anchor == "fixed" and settings.fixed_anchor is None:
-        raise ConfigurationError(f"{prefix}anchor=fixed needs {prefix}fixed_anchor, a number in [0, 1]")
+        raise ConfigurationError(f"{who}{prefix}anchor=fixed needs {prefix}fixed_anchor, a number in [0, 1]")

@@ -68,7 +68,7 @@ class HadwSettings:
     def __post_init__(self) -> None:
         if self.base not in bases():
             raise ConfigurationError(f"algorithm.hadw.base: {unknown('value', self.base, bases())}")
-        check_anchor(self, "algorithm.hadw.")
+        check_anchor(self, prefix="algorithm.hadw.")
 
 
 @estimator(section=HadwSettings, also=bases)
