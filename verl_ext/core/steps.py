@@ -140,7 +140,8 @@ class ScaleByMad(Stateless):
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
         deviations, count = groups.sum_and_count(np.abs(values))
-        scale = divide(count, deviations + self.epsilon)
+        # 0 where no value deviates: a tiny epsilon alone would make it infinite.
+        scale = divide(count, np.where(deviations > 0, deviations + self.epsilon, 0.0))
         return values * groups.spread(scale)
 
 
