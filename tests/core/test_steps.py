@@ -65,10 +65,12 @@ def test_scale_by_mad_uses_the_number_of_the_scored():
     np.testing.assert_allclose(found, [0.8, NAN, -0.8, 3 / 3.5])
 
 
-@pytest.mark.parametrize("step", [ScaleByStd(0.0), ScaleByMad(0.0), Whiten("sequence", 0.0), Whiten("token")])
+@pytest.mark.parametrize("epsilon", [0.0, 5e-324])
+@pytest.mark.parametrize("kind", [ScaleByStd, ScaleByMad, Whiten])
 @pytest.mark.filterwarnings("error")
-def test_zeros_stay_zero_whatever_epsilon(step):
-    assert (apply(step, [0.0, 0.0, 0.0]) == 0).all()
+def test_zeros_stay_zero_whatever_epsilon(kind, epsilon):
+    assert (apply(kind(epsilon=epsilon), [0.0, 0.0, 0.0]) == 0).all()
+    assert (apply(Whiten("token"), [0.0, 0.0, 0.0]) == 0).all()
 
 
 def test_epsilons_are_those_of_the_specification():

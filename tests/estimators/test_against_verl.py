@@ -72,6 +72,17 @@ def test_gdpo_whitened_over_tokens_is_verls(rollout, weights, norm_by_std):
     torch.testing.assert_close(found.tensor, wanted, atol=1e-6, rtol=1e-6)
 
 
+def test_verl_whitens_the_rounding_of_constant_groups_and_we_do_not():
+    """Two prompts without variance: 0.3 and 0.2, six responses each, have a std of about 1e-8 in float32."""
+    rollout = Rollout(list("aaaaaabbbbbb"), {"x": [0.3] * 6 + [0.2] * 6}, [1] * 12, [0.0] * 12)
+    assert verl_gdpo(rollout, None).abs().max() > 0.5
+    found = call(
+        "gdpo", [0.0] * 12, rollout.uids, config={"gdpo_reward_keys": ["x"]},
+        components={"x": np.array(rollout.columns["x"], dtype=np.float32)},
+    )  # fmt: skip
+    assert found.rows.tolist() == [0.0] * 12
+
+
 def test_the_worked_example_is_verls():
     rollout = Rollout(UIDS[:8], {"acc": ACC[:8], "fmt": FMT[:8]}, LENGTHS[:8], ACC[:8])
     wanted = [1.491430, 0.043456, -1.210526, -1.210526, *[0.502445, -0.945528] * 2]

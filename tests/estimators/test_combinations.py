@@ -117,7 +117,7 @@ def test_the_mean_absolute_deviation_per_reward_by_hand():
     # acc: A +-3/4, -1/4 by 3/8; B the reverse; C 0. fmt: A +-1/2 by 1/2; B 1/4, -3/4 by 3/8; C -1/4, 3/4 by 3/8.
     acc = [2, -2 / 3, -2 / 3, -2 / 3, 2 / 3, 2 / 3, 2 / 3, -2, 0, 0, 0, 0]
     fmt = [1, 1, -1, -1, 2 / 3, -2, 2 / 3, 2 / 3, -2 / 3, 2, -2 / 3, -2 / 3]
-    found = worked("centre", {"step": "scale_by_mad", "epsilon": 0}, "weigh_and_sum")
+    found = worked("centre", {"step": "scale_by_mad", "epsilon": 1e-15}, "weigh_and_sum")
     np.testing.assert_allclose(found, np.add(acc, fmt), atol=1e-12)
 
 

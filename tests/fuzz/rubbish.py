@@ -79,7 +79,7 @@ NUMBERS = (
 VALID: dict[str, tuple[Any, ...]] = {
     "keys": (["correctness", "format"], ["score"], ["a/b", "../x"]),
     "weights": ([1.0, 0.5], [1], [0, 0], [1e30, -1e30]),
-    "whiten": ("sequence", "token", "none"),
+    "whiten": ("auto", "sequence", "token", "none"),
     "scale": ("std", "mad", "none"),
     "conditions": (
         {"format": {"on": "correctness", "at_least": 1.0}},

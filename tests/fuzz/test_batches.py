@@ -23,7 +23,7 @@ KEYS = ("a", "b/../c", "ключ")
 CONFIGS: tuple[dict[str, Any], ...] = (
     {},
     {"gdpo": {"whiten": "token"}},
-    {"gdpo": {"whiten": "none", "scale": "mad", "epsilon": 0.0}},
+    {"gdpo": {"whiten": "none", "scale": "mad", "epsilon": 5e-324}},
     {"gdpo": {"scale": "none"}},
     {"dgpo": {"dgae": False, "dqw_temp": 5e-324, "balance": "sequence"}},
     {"dgpo": {"dqw_temp": 1e308}},

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from omegaconf import OmegaConf
 from verl import DataProto
 from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from tests.integration.configs import compose
+from tests.integration.test_legacy_trainers import data_of
 from verl_ext.errors import VerlExtError
 from verl_ext.estimators.compose import STEPS
 from verl_ext.integration.guards import nodes
@@ -122,27 +122,7 @@ def batches() -> list[DataProto]:
         a, b = draw.integers(0, 3, 16) * 2.0, draw.integers(0, 5, 16) / 4
         b[4:8] = 0.25
         a[12:] = b[12:] = 1.0
-        mask = (torch.arange(5) < torch.tensor(lengths)[:, None]).long()
-        scores = torch.zeros(16, 5)
-        scores[torch.arange(16), torch.tensor(lengths) - 1] = torch.tensor(acc).float()
-        found.append(
-            DataProto.from_dict(
-                tensors={
-                    "response_mask": mask,
-                    "token_level_scores": scores,
-                    "token_level_rewards": scores.clone(),
-                    "prompts": torch.ones(16, 2, dtype=torch.long),
-                    "responses": torch.ones(16, 5, dtype=torch.long),
-                    "attention_mask": torch.cat([torch.ones(16, 2, dtype=torch.long), mask], dim=1),
-                },
-                non_tensors={
-                    "uid": np.repeat(np.array(list("ABCD"), dtype=object), 4),
-                    "acc": acc,
-                    "a": a,
-                    "b": b,
-                },
-            )
-        )
+        found.append(data_of(np.repeat(list("ABCD"), 4), lengths, acc, {"acc": acc, "a": a, "b": b}))
     return found
 
 

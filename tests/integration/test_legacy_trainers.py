@@ -35,24 +35,27 @@ GDPO = [1.705880, 0.263915, -0.984898, -0.984898, 0.720983, -0.720983, 0.720983,
 
 
 def batch() -> DataProto:
-    """Two groups of four responses of up to five tokens; the score, accuracy + format, on the last one."""
-    mask = (torch.arange(5) < torch.tensor(LENGTHS)[:, None]).long()
-    scores = torch.zeros(8, 5)
-    scores[torch.arange(8), torch.tensor(LENGTHS) - 1] = torch.tensor(ACCURACY).float() + torch.tensor(FORMAT).float()
+    """Two groups of four responses of up to five tokens; the score is accuracy + format."""
+    fields = {"acc": np.array(ACCURACY, dtype=float), "format": np.array(FORMAT, dtype=object)}
+    return data_of(UIDS, LENGTHS, np.add(ACCURACY, FORMAT), fields)
+
+
+def data_of(uids: Any, lengths: Any, scores: Any, fields: dict[str, Any]) -> DataProto:
+    """A batch of responses of up to five tokens, the score on the last one, as verl's trainers pass it."""
+    size = len(lengths)
+    mask = (torch.arange(5) < torch.as_tensor(lengths)[:, None]).long()
+    token_level = torch.zeros(size, 5)
+    token_level[torch.arange(size), torch.as_tensor(lengths) - 1] = torch.as_tensor(scores).float()
     return DataProto.from_dict(
         tensors={
             "response_mask": mask,
-            "token_level_scores": scores,
-            "token_level_rewards": scores.clone(),
-            "prompts": torch.ones(8, 2, dtype=torch.long),
-            "responses": torch.ones(8, 5, dtype=torch.long),
-            "attention_mask": torch.cat([torch.ones(8, 2, dtype=torch.long), mask], dim=1),
+            "token_level_scores": token_level,
+            "token_level_rewards": token_level.clone(),
+            "prompts": torch.ones(size, 2, dtype=torch.long),
+            "responses": torch.ones(size, 5, dtype=torch.long),
+            "attention_mask": torch.cat([torch.ones(size, 2, dtype=torch.long), mask], dim=1),
         },
-        non_tensors={
-            "uid": np.array(UIDS, dtype=object),
-            "acc": np.array(ACCURACY, dtype=float),
-            "format": np.array(FORMAT, dtype=object),
-        },
+        non_tensors={"uid": np.array(uids, dtype=object), **fields},
     )
 
 

@@ -78,7 +78,7 @@ class Condition(Step):
 
 @dataclass(frozen=True)
 class Centre(Step):
-    """`x - mean_g(x)`, exactly 0 in a group without variance and in a group of one."""
+    """`x - mean_g(x)`, exactly 0 in a group of one or with a range of at most `1e-6 max(1, |mean|)` (no variance)."""
 
     name: ClassVar[str] = "centre"
 
@@ -117,7 +117,8 @@ class ScaleByMad(Step):
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
         deviations, count = groups.sum_and_count(np.abs(values))
-        scale = divide(count, deviations + self.epsilon)
+        # 0 where no value deviates: a tiny epsilon alone would make it infinite.
+        scale = divide(count, np.where(deviations > 0, deviations + self.epsilon, 0.0))
         return values * groups.broadcast(scale)
 
 
@@ -159,10 +160,9 @@ class Whiten(Step):
     `over="sequence"`: over trajectories, std with n - 1. `over="token"`: every trajectory counts once per token, and
     the divisor is `sqrt(var + 1e-8)`, as in verl's `masked_whiten`.
 
-    Where every group is centred (its mean is 0 to within 1e-6), the mean over trajectories is 0 and what is left of it
-    is rounding. It is not subtracted, and a group without variance is exactly 0, whatever the offset of other rewards.
-    So are rewards that cancel (`r2 = C - r1`). Over tokens the mean is not 0 in general, and moves a group without
-    variance off 0, as in verl.
+    Where every group is centred (its mean is 0 to within 1e-6), values of groups without variance are exactly 0, those
+    of rewards that cancel (`r2 = C - r1`) too. The mean over trajectories is then 0 but for rounding, and is not
+    subtracted, so that they stay 0. Over tokens the mean is not 0 in general and moves them, as in verl.
     """
 
     name: ClassVar[str] = "whiten"
@@ -178,16 +178,14 @@ class Whiten(Step):
         return "epsilon has no effect with over=token, whose divisor is sqrt(var + 1e-8)" if unused else None
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
-        centred = _centred(values, batch)
-        if centred is not None:
-            values = centred
+        values, centred = _without_rounding(values, batch)
         x = values.ravel()
         weights = batch.lengths.repeat(values.shape[1]) if self.over == "token" else np.ones(len(x))
         unscored = np.isnan(x)
         if unscored.any():
             x, weights = x[~unscored], weights[~unscored]
         total = float(weights.sum())
-        zero_mean = not total or (centred is not None and self.over == "sequence")
+        zero_mean = not total or (centred and self.over == "sequence")
         mean = 0.0 if zero_mean else float(weights @ x) / total
         variance = float(weights @ np.square(x - mean)) / (total - 1) if total > 1 else 0.0
         std = math.sqrt(variance)
@@ -201,10 +199,8 @@ class Balance(Step):
     """`x * z`, which undoes the share that groups without variance take in the loss's mean (DGPO, 3.2).
 
     `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = N / N_valid`. A group is valid if its
-    values vary; `z = 1` when none is.
-
-    `balance_z` and `zero_mask_ratio` are both z, at least 1; the second is the name in the authors' code and TRL.
-    `dead_share` is the share of rows in groups that do not vary.
+    values vary; `z = 1` when none is. `balance_z` and `zero_mask_ratio` are both z; the second is the name in the
+    authors' code and TRL. `dead_share` is the share of rows in groups that are not valid.
     """
 
     name: ClassVar[str] = "balance"
@@ -258,12 +254,12 @@ class WeighByDifficulty(Step):
         return Update(values * batch.groups.broadcast(weights)[:, None], metrics=metrics)
 
 
-def _centred(values: Array, batch: Batch) -> Array | None:
-    """The values with exactly 0 in groups without variance, None unless every group's mean is 0 but for rounding."""
+def _without_rounding(values: Array, batch: Batch) -> tuple[Array, bool]:
+    """Whether every group's mean is 0 but for rounding; then exactly 0 in groups without variance."""
     mean, varies = batch.groups.variation(values)
     if (np.abs(mean) > TOLERANCE * np.fmax.reduce(np.abs(values), axis=None, initial=1.0)).any():
-        return None
-    return np.where(batch.groups.broadcast(varies) | np.isnan(values), values, 0.0)
+        return values, False
+    return np.where(batch.groups.broadcast(varies) | np.isnan(values), values, 0.0), True
 
 
 def _live(values: Array, batch: Batch) -> Bools:

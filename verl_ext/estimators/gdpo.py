@@ -6,12 +6,21 @@ Each reward is normalised in its group by itself, so that a reward of small scal
     S_i  = sum_k w_k A_ik
     A_i  = (S_i - mean(S)) / (std(S) + epsilon)                 over the responses of the batch
 
-`whiten=token` takes the last mean and std over tokens instead, as NVIDIA's verl fork and verl's own `gdpo` do. Before
-all this, a reward may be made to count only where another one was reached (eq. 8, `conditions`).
+`whiten=token` takes the last mean and std over tokens instead, as NVIDIA's verl fork and verl's own `gdpo` do.
+`whiten=auto`, the default, is `token` where the rewards are named by verl's own `algorithm.gdpo_reward_keys`, and
+`sequence` otherwise. Before all this, a reward may be made to count only where another one was reached (eq. 8,
+`conditions`).
 
-Degenerate cases: a reward that does not vary in a group adds 0 there; with `whiten=sequence` a group in which none
-varies has advantage exactly 0. A single reward is still whitened, so it is not GRPO. Two rewards that add up to a
-constant cancel. A reward which is not scored (NaN) adds 0 to its row and is left out of the group's mean and std.
+Degenerate cases: a reward whose range in a group is at most 1e-6 max(1, |mean|) does not vary and adds 0 there. verl
+and NVIDIA's code whiten the float32 rounding of such groups: of 0.3 and 0.2, six responses each, verl makes +-0.957,
+and this package 0. With `whiten=sequence` a group in which no reward varies has advantage exactly 0. Two rewards that
+add up to a constant cancel, and the advantage is 0. A single reward is still whitened, so it is not GRPO. A reward
+which is not scored (NaN) adds 0 to its row and is left out of the group's mean and std.
+
+`whiten=token` is verl's own function to about 1e-6 where every group has two responses or more, every reward varies in
+every group and is scored, rewards are not large beside their spread, and they do not cancel. verl computes in float32:
+rewards drawn from N(0, 1) agree to 5e-7, from N(10, 1) to 8e-6, from N(1000, 1) to 7e-4. A group of one has its raw
+reward in verl and 0 here.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     A_i = (r_i - mean_g(r)) / (std_g(r) + 1e-6)        std with n - 1
 
 `algorithm.norm_adv_by_std_in_grpo=False` leaves the division out. A group of one has advantage 0 here, the raw reward
-in verl.
+in verl; so has a group with a range of at most 1e-6 max(1, |mean|), whose float32 rounding verl divides by its std.
 """
 
 from __future__ import annotations
