@@ -17,7 +17,7 @@ from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration import hooks
 from verl_ext.integration.attach import estimator_name
 from verl_ext.integration.config import read_settings, select
-from verl_ext.integration.overwritten import lost_to_presets
+from verl_ext.integration.overwritten import preset_conflicts
 from verl_ext.integration.rewards import wrong_arguments
 from verl_ext.integration.rules import ERRORS, WARNINGS, Given, filter_by_reward
 from verl_ext.settings import SECTIONS, VERL_NAMES, DgpoSettings, Settings
@@ -31,14 +31,15 @@ _OVERRIDE = re.compile(r"(?<![\w.+])(?:algorithm|actor_rollout_ref|data|reward|t
 def check_run(config: Any, *, unregistered: bool = False) -> None:
     """Raise one error that lists all that is wrong with a run's configuration; log what is only doubtful.
 
-    An estimator of verl's or of the user's is never refused for what its configuration holds. In the driver, and before
-    the trainer is built, its name may be `unregistered` still: then it is refused only if it looks misspelt.
+    An estimator of verl's or of the user's is never refused for what its configuration holds, except a preset of ours.
+    In the driver, and before the trainer is built, its name may be `unregistered` still: then it is refused only if it
+    looks misspelt.
     """
     name = estimator_name(config)
     errors = list(_unknown_estimator(name, unregistered=unregistered))
     misspelt = list(_misspelt(config))
     errors += [*(misspelt if name in ESTIMATORS else ()), *wrong_arguments(config)]
-    errors += lost_to_presets(config)
+    errors += preset_conflicts(config, name)
     settings = None
     try:
         settings = read_settings(config.algorithm)

@@ -7,7 +7,8 @@ defaults of `verl_ext.settings`, plus what the paper asks for elsewhere in verl'
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,11 @@ from verl_ext.estimators import ESTIMATORS
 from verl_ext.settings import SECTIONS
 
 GROUP = "verl_ext"
+MARKER = "verl_ext_presets"
+"""Top-level entry in which every preset leaves its name, so that the checks know which ones were composed.
+
+Hydra's `runtime.choices` does not have those in lists (`[cpu,gdpo]`) or primary configurations.
+"""
 
 # The sections an estimator reads beside its own and `rewards`: hadw those of its bases.
 _MORE_SECTIONS: Mapping[str, tuple[str, ...]] = {"hadw": ("gdpo", "dgpo", "drgrpo")}
@@ -36,18 +42,35 @@ _ELSEWHERE: Mapping[str, Mapping[str, Any]] = {
 
 def install(config_store: ModuleType) -> None:
     """Store the presets where `hydra.main` looks for configurations."""
+    _store(config_store, {name: preset(name) for name in ESTIMATORS})
+
+
+@contextmanager
+def without_values(config_store: ModuleType) -> Iterator[None]:
+    """Presets that declare the same keys but set none of them: Hydra never merges `???` over a value."""
+    _store(config_store, {name: _missing(preset(name)) for name in ESTIMATORS})
+    try:
+        yield
+    finally:
+        install(config_store)
+
+
+def _store(config_store: ModuleType, bodies: Mapping[str, Mapping[str, Any]]) -> None:
     store = config_store.ConfigStore.instance()
-    for name in ESTIMATORS:
-        body = preset(name)
+    for name, body in bodies.items():
         store.store(name=name, node={"defaults": ["ppo_trainer", "_self_"], **body}, provider=GROUP)
         store.store(group=GROUP, name=name, package="_global_", node=body, provider=GROUP)
+
+
+def _missing(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _missing(value) if isinstance(value, Mapping) else "???" for name, value in body.items()}
 
 
 def preset(name: str) -> dict[str, Any]:
     """The preset of one estimator as plain data."""
     own = ("rewards", name, *_MORE_SECTIONS.get(name, ()), "verl_ext")
     sections = {section: defaults(section) for section in own if section in SECTIONS}
-    return {"algorithm": {"adv_estimator": name, **sections}, **_ELSEWHERE.get(name, {})}
+    return {"algorithm": {"adv_estimator": name, **sections}, **_ELSEWHERE.get(name, {}), MARKER: {name: True}}
 
 
 def defaults(section: str) -> dict[str, Any]:
