@@ -232,7 +232,7 @@ def test_the_estimator_of_a_file_is_replaced_by_a_preset_on_the_command_line_onl
 
 
 def test_a_file_of_verls_own_holds_nothing_that_anyone_chose(tmp_path: Path) -> None:
-    """It sets loss_agg_mode=token-mean, which the preset replaces."""
+    """The preset replaces verl's own loss_agg_mode=token-mean there."""
     arguments = ("+verl_ext=drgrpo", "async_training=null", "algorithm.drgrpo.check_loss=maybe")
     program = "verl.experimental.fully_async_policy.fully_async_main"
     done = main_ppo(tmp_path, *arguments, program=program)
