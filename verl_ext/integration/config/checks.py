@@ -14,7 +14,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, listed, nearest
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration.compat import hooks
-from verl_ext.integration.config.preset_conflicts import lost_to_presets
+from verl_ext.integration.config.preset_conflicts import preset_conflicts
 from verl_ext.integration.config.read import estimator_name, has, misspelt, read_settings, select, unreadable
 from verl_ext.integration.config.resume import wrong_ranks
 from verl_ext.integration.config.reward_arguments import wrong_arguments, wrong_components
@@ -59,8 +59,9 @@ def check_run(config: Any, *, unregistered: bool = False) -> None:
 def judge(config: Any, *, unregistered: bool = False) -> Verdict:
     """Everything that is wrong or doubtful.
 
-    An estimator of verl's or of the user's is refused only for what is certain to end its run. In the driver, and
-    before the trainer is built, its name may be `unregistered` still: then it is refused only if it looks misspelt.
+    An estimator of verl's or of the user's is refused only for what is certain to end its run, or for a preset of ours.
+    In the driver, and before the trainer is built, its name may be `unregistered` still: then it is refused only if it
+    looks misspelt.
     """
     name = estimator_name(config)
     ours = name in ESTIMATORS
@@ -72,8 +73,9 @@ def judge(config: Any, *, unregistered: bool = False) -> Verdict:
         except ConfigurationError as error:  # an entry that a rule cannot read
             errors.append(str(error))
 
-    for look in (wrong_arguments, lost_to_presets, wrong_variables):
+    for look in (wrong_arguments, wrong_variables):
         collect(look(config))
+    collect(preset_conflicts(config, name))
     for look in (misspelt_of, wrong_types, wrong_ranks):
         collect(look(config), errors if ours else warnings)
     settings = None

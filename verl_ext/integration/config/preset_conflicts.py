@@ -1,77 +1,102 @@
-"""Settings of the user's own file which a preset on the command line would put back to their defaults.
-
-Hydra merges a group that the command line adds after the primary configuration, so `--config-name mine +verl_ext=gdpo`
-would silently replace what `mine.yaml` says by the preset's values.
-"""
+"""Conflicts between the presets that a configuration was composed with and the rest of it."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_ext.estimators import ESTIMATORS
-from verl_ext.integration.config.presets import GROUP, preset
+from verl_ext.errors import listed
+from verl_ext.integration.config.presets import GROUP, MARKER, preset, without_values
 
-VERL = "ppo_trainer"
+logger = logging.getLogger("verl_ext")
+
+ESTIMATOR = "algorithm.adv_estimator"
+VERLS = "hydra.searchpath=[pkg://verl.trainer.config]"
 
 
-def lost_to_presets(config: Any) -> Iterator[str]:
-    """One message for all that is lost; nothing outside `hydra.main`, where no command line is known."""
+def preset_conflicts(config: Any, estimator: str) -> Iterator[str]:
+    """What is wrong with the presets of a run whose `algorithm.adv_estimator` is `estimator`."""
+    composed = _plain(config)
+    marks = [path.rpartition(f"{MARKER}.") for path, _ in _leaves(composed)]
+    names = [name for place, mark, name in marks if mark and not place]
+    for place, mark, name in marks:
+        if mark and place:
+            yield (
+                f"the preset {name} was put under {place[:-1]}, where nothing reads it: write +{GROUP}={name} "
+                f"(in a file {GROUP}: {name}), without a package"
+            )
+    if len(names) > 1:
+        yield (
+            f"a run has one estimator, but these presets were composed: {listed(names)}; keep one of "
+            + ", ".join(f"+{GROUP}={name} (in a file {GROUP}: {name})" for name in names)
+        )
+    elif names:
+        (name,) = names
+        if name != estimator:
+            yield (
+                f"the preset {name} was composed, but {ESTIMATOR}={estimator} is in force and does not use the "
+                f"preset's settings: remove {ESTIMATOR}={estimator} (in a file adv_estimator: {estimator}) to train "
+                f"with {name} (in a file's defaults the preset comes after ppo_trainer), or remove +{GROUP}={name} (in "
+                f"a file {GROUP}: {name}) to train with {estimator}"
+            )
+        yield from _replaced(composed, name)
+
+
+def _replaced(composed: Mapping[str, Any], name: str) -> Iterator[str]:
+    """One message for all values that the preset took the place of.
+
+    The configuration is composed again with a preset that sets nothing. Needs the run of `hydra.main`, which knows the
+    files and the command line.
+    """
+    import hydra
+    from hydra.core import config_store
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
 
-    if not HydraConfig.initialized():
+    if not (HydraConfig.initialized() and GlobalHydra.instance().is_initialized()):
         return
-    hydra = HydraConfig.get()
-    primary = hydra.job.config_name
-    added = [match for text in hydra.overrides.task if (match := re.fullmatch(rf"\+*{GROUP}=(.*)", text))]
-    if not added or primary in (None, VERL, *ESTIMATORS) or _is_verls(hydra, primary):
+    run = HydraConfig.get()
+    # Hydra refuses `~KEY` where the key has no value, as it does here. What is deleted is not replaced either.
+    overrides = [text for text in (*run.overrides.hydra, *run.overrides.task) if not text.startswith("~")]
+    # `+verl_ext=NAME` on the command line is there to choose the estimator.
+    chosen = any(re.match(rf"\+?{GROUP}(@[^=]*)?=.*\b{name}\b", text) for text in run.overrides.task)
+    try:
+        with without_values(config_store):
+            own = _plain(hydra.compose(run.job.config_name, overrides))
+            replaced = [
+                (path, found, value)
+                for path, value in _leaves(preset(name))
+                if _at(composed, path) == value
+                and (found := _at(own, path)) not in ("???", value)
+                and not (path == ESTIMATOR and chosen)
+            ]
+            verls = _plain(hydra.compose(name, [VERLS])) if replaced else {}
+    except HydraException as error:
+        logger.warning("could not check whether the preset %s replaced values of your own: %s", name, error)
         return
-    mine, base = _composed(primary), _composed(VERL)
-    names = [name for match in added for name in re.findall(r"\w+", match[1]) if name in ESTIMATORS]
-    lost = [
-        f"{path}={found} (by {value})"
-        for name in names
-        for path, value in _leaves(preset(name))
-        if path != "algorithm.adv_estimator"
-        and (found := OmegaConf.select(mine, path)) not in (None, value, OmegaConf.select(base, path))
-        and OmegaConf.select(config, path) != found
-    ]
+    lost = [f"{path}={found} (by {value})" for path, found, value in replaced if found != _at(verls, path)]
     if lost:
         yield (
-            f"{added[0][0]} on the command line comes after {primary}.yaml and replaces what stands there: "
-            f"{', '.join(lost)}; put the preset into the file, before its own values (defaults: [{VERL}, "
-            f"{GROUP}: {names[0]}, _self_]), or repeat these on the command line"
+            f"the preset {name} comes after the file that sets these values, and replaces them: {', '.join(lost)}; put "
+            f"it right after ppo_trainer in the file's defaults (defaults: [ppo_trainer, {GROUP}: {name}, _self_]), or "
+            "give the values that you want on the command line"
         )
 
 
-def _is_verls(hydra: Any, primary: str) -> bool:
-    """Whether it is a file of verl's, an experimental trainer's, whose values nobody has chosen."""
-    import verl
-
-    home = Path(verl.__file__).parent
-    for source in hydra.runtime.config_sources:
-        if source.schema == "pkg" and source.path.split(".")[0] == "verl":
-            folder = home.joinpath(*source.path.split(".")[1:])
-        else:
-            folder = Path(source.path)
-        if (folder / f"{primary}.yaml").is_file():
-            return folder.is_relative_to(home)
-    return False
+def _plain(config: Any) -> dict[str, Any]:
+    found: dict[str, Any] = OmegaConf.to_container(config, resolve=False)
+    return found
 
 
-def _composed(name: str) -> Any:
-    """A primary configuration by itself; empty where the user's search path does not have it."""
-    import hydra
-    from hydra.errors import MissingConfigException
-
-    try:
-        return hydra.compose(name)
-    except MissingConfigException:
-        return OmegaConf.create({})
+def _at(tree: Any, path: str) -> Any:
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def _leaves(body: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,8 @@ defaults of the sections, plus what the paper asks for elsewhere in verl's confi
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -14,15 +16,37 @@ from verl_ext.registry import ESTIMATORS, declaration
 from verl_ext.settings import sections
 
 GROUP = "verl_ext"
+MARKER = "verl_ext_presets"
+"""Top-level entry in which every preset leaves its name, so that the checks know which ones were composed.
+
+Hydra's `runtime.choices` does not have those in lists (`[cpu,gdpo]`) or primary configurations.
+"""
 
 
 def install(config_store: ModuleType) -> None:
     """Store the presets where `hydra.main` looks for configurations."""
+    _store(config_store, {name: preset(name) for name in ESTIMATORS})
+
+
+@contextmanager
+def without_values(config_store: ModuleType) -> Iterator[None]:
+    """Presets that declare the same keys but set none of them: Hydra never merges `???` over a value."""
+    _store(config_store, {name: _missing(preset(name)) for name in ESTIMATORS})
+    try:
+        yield
+    finally:
+        install(config_store)
+
+
+def _store(config_store: ModuleType, bodies: Mapping[str, Mapping[str, Any]]) -> None:
     store = config_store.ConfigStore.instance()
-    for name in ESTIMATORS:
-        body = preset(name)
+    for name, body in bodies.items():
         store.store(name=name, node={"defaults": ["ppo_trainer", "_self_"], **body}, provider=GROUP)
         store.store(group=GROUP, name=name, package="_global_", node=body, provider=GROUP)
+
+
+def _missing(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _missing(value) if isinstance(value, Mapping) else "???" for name, value in body.items()}
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -33,6 +57,7 @@ def preset(name: str) -> dict[str, Any]:
     return {
         "algorithm": {"adv_estimator": name, **{part: defaults(known[part]) for part in own if part in known}},
         **declared.preset,
+        MARKER: {name: True},
     }
 
 
