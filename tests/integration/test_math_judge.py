@@ -11,15 +11,14 @@ import pytest
 import ray
 from ray.exceptions import TaskCancelledError
 
-SLOW_LIBRARY = """
-import time
+LIBRARY = """
 LatexExtractionConfig = dict
 def parse(text, *args, **kwargs):
     return [text]
 def verify(left, right, **kwargs):
-    time.sleep(0.1)
     return left == right
 """
+TASKS, ROUNDS = 4, 8
 
 
 @ray.remote(num_cpus=1)
@@ -33,26 +32,29 @@ def verdicts(library: str, gold: str, answer: str, running: str | None = None) -
     if running:
         Path(running).write_text(str(os.getpid()))
     while running or len(found) < 4:
-        found.append(JUDGE.equal(gold, answer, 5.0))
+        found = [*found[-3:], JUDGE.equal(gold, answer, 5.0)]
+    time.sleep(0.2)  # so that another worker takes the next task
     return os.getpid(), found
 
 
 def test_after_ray_cancel_every_verdict_is_that_of_its_question(cluster: None, tmp_path: Path) -> None:
-    (tmp_path / "math_verify.py").write_text(SLOW_LIBRARY)
+    (tmp_path / "math_verify.py").write_text(LIBRARY)
     library = str(tmp_path)
     cancelled, asked_again = set(), set()
-    for number in range(5):
-        running = tmp_path / f"running{number}"
-        task = verdicts.remote(library, "1", "1", str(running))
+    for number in range(ROUNDS):
+        files = [tmp_path / f"running{number}_{task}" for task in range(TASKS)]
+        tasks = [verdicts.remote(library, "1", "1", str(file)) for file in files]
         deadline = time.monotonic() + 120
-        while not running.exists() or not running.read_text():
+        while not all(file.exists() and file.read_text() for file in files):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        cancelled.add(int(running.read_text()))
-        ray.cancel(task)
-        with pytest.raises(TaskCancelledError):
-            ray.get(task, timeout=120)
-        for process, found in ray.get([verdicts.remote(library, "1", "2") for _ in range(2)], timeout=120):
+        cancelled |= {int(file.read_text()) for file in files}
+        for task in tasks:
+            ray.cancel(task)
+        for task in tasks:
+            with pytest.raises(TaskCancelledError):
+                ray.get(task, timeout=120)
+        for process, found in ray.get([verdicts.remote(library, "1", "2") for _ in range(TASKS)], timeout=120):
             asked_again.add(process)
             assert found == [False] * 4
     assert cancelled & asked_again

@@ -14,8 +14,8 @@ The formula is ToolRL's, with two consequences:
 - Guessing pays. For one call with two parameters, five calls of which one is right earn 2.8 in all, one call with one
   wrong value 2.5 (with `credit=per_call` 1.6 and 1.0), so guesses pay for a model that is right less than one time in
   five. `credit=exact` does not reward them; `names=ordered` does not for a single call with a single wrong value.
-- A call inside the think section earns full correctness, though no format. No argument changes that. In a run,
-  `algorithm.gdpo.conditions` can make correctness count only where `format` is 1.
+- A call inside the think section earns full correctness, though no format. No argument changes that, and neither does
+  a condition of gdpo on `format`: it would give such answers 0, which is more than the -3 of a wrong call.
 
 Values are compared as Python does, so that `1`, `1.0` and `true` are equal. Time is linear in the length of the answer.
 """
