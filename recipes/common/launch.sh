@@ -45,6 +45,10 @@ presets=()
 [[ $DEVICE == gpu ]] || presets+=(cpu)
 [[ $ALGORITHM == grpo ]] || presets+=("$ALGORITHM")
 
+# Dual clip (arXiv 1912.09729) is verl's default, at 3. For the experiments whose code has none: a bound that no ratio
+# of probabilities reaches.
+NO_DUAL_CLIP=1e6
+
 # What needs a GPU; +verl_ext=cpu stands in for all of it.
 gpu=()
 if [[ $DEVICE == gpu ]]; then

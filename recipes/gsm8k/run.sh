@@ -21,8 +21,8 @@ MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-512}
 MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-1024}
 LEARNING_RATE=${LEARNING_RATE:-5e-6}
 EPOCHS=${EPOCHS:-1}
-SAVE_FREQ=${SAVE_FREQ:-50}
-TEST_FREQ=${TEST_FREQ:-25}
+SAVE_FREQ=${SAVE_FREQ:-20} # the reference keeps the last checkpoint only: trainer.max_actor_ckpt_to_keep=1
+TEST_FREQ=${TEST_FREQ:-25} # ours: the reference does not evaluate
 # How numbers are read: `corrected`, or `reference` for the faults of the reference code. See verl_ext/rewards/gsm8k.py.
 STRICT=${STRICT:-corrected}
 # The KL loss of the experiment. DGPO and Dr. GRPO are methods without one.
@@ -58,11 +58,13 @@ actor=(
   # verl reads these two and not clip_ratio.
   actor_rollout_ref.actor.clip_ratio_low=0.2
   actor_rollout_ref.actor.clip_ratio_high=0.2
+  actor_rollout_ref.actor.clip_ratio_c="$NO_DUAL_CLIP"
   actor_rollout_ref.actor.use_kl_loss="$USE_KL_LOSS"
   actor_rollout_ref.actor.kl_loss_coef=0.04
   actor_rollout_ref.actor.kl_loss_type=low_var_kl
 )
-# The preset of drgrpo brings a loss of its own.
+# The preset of drgrpo brings a loss of its own. The reference (TRL's `bnpo`) averages over the tokens of each micro-batch
+# of 16 answers and then over micro-batches; verl 0.9 averages over all tokens of the batch.
 [[ $ALGORITHM == drgrpo ]] || actor+=(actor_rollout_ref.actor.loss_agg_mode=token-mean)
 
 rollout=(

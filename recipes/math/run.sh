@@ -22,37 +22,45 @@ one_of LOSS grpo gspo dapo
   fail "LOSS=$LOSS is for ALGORITHM=grpo and hadw, and ALGORITHM is $ALGORITHM, which has a loss of its own: leave LOSS out"
 
 case $SETUP in
-  mathforge)
+  mathforge) # scripts_mathforge/Qwen2.5-Math-7B_MATH and its config_grpo.yaml
     MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-Math-7B}
     TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-32}
     MINI_BATCH_SIZE=${MINI_BATCH_SIZE:-$TRAIN_BATCH_SIZE}
     MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-512}
     MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-1024}
     LEARNING_RATE=${LEARNING_RATE:-5e-7}
+    WEIGHT_DECAY=${WEIGHT_DECAY:-0}
     EPOCHS=${EPOCHS:-1}
+    TEST_FREQ=${TEST_FREQ:-10}
+    SAVE_FREQ=${SAVE_FREQ:-50} # ours: the script saves the last model only
     ;;
-  hadw)
+  hadw) # the paper; gspo_hadw.sh, its code's only script that is not empty, differs where a comment says so
     MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-4B-Base}
     TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-256}
     MINI_BATCH_SIZE=${MINI_BATCH_SIZE:-16}
-    MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-1024}
+    MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-1024} # the script: 2048
     MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-4096}
     LEARNING_RATE=${LEARNING_RATE:-1e-6}
+    WEIGHT_DECAY=${WEIGHT_DECAY:-0.1} # the script: verl's default, 0.01; and no warm-up, where the paper has 10 steps
+    # The script: 3, and at most 200 steps, which 3 epochs of MATH (87 steps) do not reach.
     EPOCHS=${EPOCHS:-$([[ $LOSS == dapo ]] && echo 9 || echo 3)}
+    TEST_FREQ=${TEST_FREQ:-20}
+    SAVE_FREQ=${SAVE_FREQ:-20}
     ;;
-  drgrpo)
+  drgrpo) # examples/qwen2.5-math-7b.sh of understand-r1-zero, with oat's defaults
     MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-Math-7B}
     TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-128}
     MINI_BATCH_SIZE=${MINI_BATCH_SIZE:-16}
     MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-1024}
     MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-3000}
     LEARNING_RATE=${LEARNING_RATE:-1e-6}
-    EPOCHS=${EPOCHS:-5} # ours: the sources behind this set-up do not say how long it trains
+    WEIGHT_DECAY=${WEIGHT_DECAY:-0}
+    EPOCHS=${EPOCHS:-20}
+    TEST_FREQ=${TEST_FREQ:-16}
+    SAVE_FREQ=${SAVE_FREQ:-50} # ours: the script saves nothing on the way
     ;;
 esac
 SAMPLES=${SAMPLES:-8}
-SAVE_FREQ=${SAVE_FREQ:-50}
-TEST_FREQ=${TEST_FREQ:-20}
 DATA_DIR=${DATA_DIR:-$ROOT/data/math}
 TRAIN_FILES=${TRAIN_FILES:-$DATA_DIR/train.parquet}
 VAL_FILES=${VAL_FILES:-$DATA_DIR/math500.parquet}
@@ -105,28 +113,47 @@ actor=(
   actor_rollout_ref.actor.ppo_mini_batch_size="$MINI_BATCH_SIZE"
   actor_rollout_ref.actor.optim.lr="$LEARNING_RATE"
   actor_rollout_ref.actor.optim.lr_scheduler_type=constant
+  actor_rollout_ref.actor.optim.weight_decay="$WEIGHT_DECAY"
   actor_rollout_ref.actor.use_kl_loss=False
 )
-[[ $SETUP != hadw ]] || actor+=(
-  actor_rollout_ref.actor.optim.lr_warmup_steps=10
-  actor_rollout_ref.actor.optim.weight_decay=0.1
-)
+case $SETUP in
+  mathforge)
+    actor+=(
+      actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.03
+      actor_rollout_ref.actor.clip_ratio_c="$NO_DUAL_CLIP"
+    )
+    ;;
+  hadw) # a fork of verl, with its dual clip
+    actor+=(
+      actor_rollout_ref.actor.optim.lr_warmup_steps=10
+      actor_rollout_ref.actor.clip_ratio_c=3.0
+    )
+    ;;
+  drgrpo)
+    actor+=(
+      "actor_rollout_ref.actor.optim.betas=[0.9,0.95]"
+      actor_rollout_ref.actor.clip_ratio_c="$NO_DUAL_CLIP"
+    )
+    ;;
+esac
 case $LOSS in
   grpo)
     actor+=(actor_rollout_ref.actor.clip_ratio_low=0.2 actor_rollout_ref.actor.clip_ratio_high=0.2)
-    # DGPO's mean is over tokens, that of HA-DW's GRPO over responses; Dr. GRPO's comes with its preset.
+    # DGPO's mean is over all tokens, that of HA-DW's GRPO over responses; Dr. GRPO's comes with its preset. MathForge's
+    # GRPO (TRL's `bnpo`) averages over the tokens of each GPU's micro-batch; here they are all tokens of the batch.
     if [[ $ALGORITHM != drgrpo ]]; then
       [[ $SETUP == hadw ]] && mean=seq-mean-token-mean || mean=token-mean
       [[ $ALGORITHM != dgpo ]] || mean=token-mean
       actor+=(actor_rollout_ref.actor.loss_agg_mode=$mean)
     fi
     ;;
-  gspo) # the clip range of verl's GSPO example
+  gspo) # HA-DW's script leaves verl's clip range as it is; elsewhere that of verl's GSPO example
+    [[ $SETUP == hadw ]] && clip=(0.2 0.2) || clip=(3e-4 4e-4)
     actor+=(
       actor_rollout_ref.actor.policy_loss.loss_mode=gspo
       actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean
-      actor_rollout_ref.actor.clip_ratio_low=3e-4
-      actor_rollout_ref.actor.clip_ratio_high=4e-4
+      actor_rollout_ref.actor.clip_ratio_low="${clip[0]}"
+      actor_rollout_ref.actor.clip_ratio_high="${clip[1]}"
     )
     ;;
   dapo) # clip-higher, the mean over tokens, and groups without variance replaced by others
@@ -147,6 +174,7 @@ rollout=(
   actor_rollout_ref.rollout.n="$SAMPLES"
 )
 
+# HA-DW's script compares the text of the answers instead.
 reward=(
   reward.custom_reward_function.path=pkg://verl_ext.rewards.boxed_math
 )

@@ -35,7 +35,8 @@ MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-2048}
 MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-1024}
 LEARNING_RATE=${LEARNING_RATE:-1e-6}
 EPOCHS=${EPOCHS:-15}
-STEPS=${STEPS:-100}
+# null: all epochs, 15 times 7 steps. The reference code stops one step before its last, after 104 of 105.
+STEPS=${STEPS:-null}
 SAVE_FREQ=${SAVE_FREQ:-5}
 TEST_FREQ=${TEST_FREQ:-10}
 
@@ -66,10 +67,12 @@ actor=(
   # verl reads these two and not clip_ratio.
   actor_rollout_ref.actor.clip_ratio_low=0.2
   actor_rollout_ref.actor.clip_ratio_high=0.2
+  actor_rollout_ref.actor.clip_ratio_c="$NO_DUAL_CLIP"
   actor_rollout_ref.actor.entropy_coeff=0.001
   actor_rollout_ref.actor.use_kl_loss=False
 )
-# The preset of drgrpo brings a loss of its own.
+# The preset of drgrpo brings a loss of its own. The reference averages over the tokens of each micro-batch and weighs
+# micro-batches by their answers; verl 0.9 averages over all tokens of a mini-batch.
 [[ $ALGORITHM == drgrpo ]] || actor+=(actor_rollout_ref.actor.loss_agg_mode=token-mean)
 
 rollout=(

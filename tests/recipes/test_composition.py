@@ -25,6 +25,18 @@ FUNCTION = "reward.custom_reward_function"
 NO_KL = {"algorithm.use_kl_in_reward": False, f"{ACTOR}.use_kl_loss": False}
 CLIP = {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.2}
 TOKENS = {f"{ACTOR}.loss_agg_mode": "token-mean"}
+NO_DUAL_CLIP = {f"{ACTOR}.clip_ratio_c": 1e6}
+# What all the published scripts have in common, mostly by their frameworks' defaults.
+PUBLISHED = {
+    f"{ACTOR}.grad_clip": 1.0,
+    f"{ACTOR}.ppo_epochs": 1,
+    f"{ACTOR}.optim.min_lr_ratio": 0.0,
+    f"{ROLLOUT}.temperature": 1.0,
+    f"{ROLLOUT}.top_p": 1,
+    f"{ROLLOUT}.top_k": -1,
+    f"{ROLLOUT}.val_kwargs.do_sample": False,
+    f"{ROLLOUT}.val_kwargs.n": 1,
+}
 ON_A_GPU = {
     f"{ACTOR}.use_dynamic_bsz": True,
     f"{MODEL}.use_remove_padding": True,
@@ -49,24 +61,34 @@ def sizes(batch: int, mini: int, samples: int, prompt: int, response: int) -> di
     }
 
 
-def rate(lr: float, schedule: str = "constant", decay: float | None = None, **warm_up: float) -> dict[str, Any]:
-    found = {f"{ACTOR}.optim.lr": lr, f"{ACTOR}.optim.lr_scheduler_type": schedule}
-    if decay is not None:
-        found[f"{ACTOR}.optim.weight_decay"] = decay
-    return found | {f"{ACTOR}.optim.lr_warmup_{name}": value for name, value in warm_up.items()}
+def optim(lr: float, decay: float, **settings: Any) -> dict[str, Any]:
+    """A constant rate without warm-up, unless the settings say otherwise. Warm-up in steps goes before its ratio."""
+    plain = {
+        "lr_scheduler_type": "constant",
+        "lr_warmup_steps": -1,
+        "lr_warmup_steps_ratio": 0,
+        "betas": [0.9, 0.999],
+    }
+    found = {"lr": lr, "weight_decay": decay, **plain, **settings}
+    return {f"{ACTOR}.optim.{name}": value for name, value in found.items()}
+
+
+def every(test: int, save: int) -> dict[str, Any]:
+    return {"trainer.test_freq": test, "trainer.save_freq": save}
 
 
 TOOLS = {
     **ON_A_GPU,
     **sizes(512, 128, 4, 2048, 1024),
-    **rate(1e-6, decay=0.01),
+    **PUBLISHED,
+    **optim(1e-6, decay=0.01),
     **CLIP,
+    **NO_DUAL_CLIP,
     **TOKENS,
+    **every(test=10, save=5),
     "data.truncation": "left",
     f"{MODEL}.path": "Qwen/Qwen2.5-1.5B-Instruct",
     f"{ACTOR}.entropy_coeff": 0.001,
-    f"{ROLLOUT}.val_kwargs.do_sample": False,
-    f"{ROLLOUT}.val_kwargs.n": 1,
     f"{FUNCTION}.path": "pkg://verl_ext.rewards.tool_calling",
     f"{FUNCTION}.name": "compute_score",
     f"{FUNCTION}.reward_kwargs": {"matching": "greedy"},
@@ -74,22 +96,24 @@ TOOLS = {
     "algorithm.rewards.keys": ["correctness", "format"],
     "algorithm.norm_adv_by_std_in_grpo": True,
     "trainer.total_epochs": 15,
-    "trainer.total_training_steps": 100,
-    "trainer.save_freq": 5,
-    "trainer.test_freq": 10,
+    "trainer.total_training_steps": None,
 }
 RIGHT_CALL = {"algorithm.rewards.accuracy_key": "correctness", "algorithm.rewards.accuracy_threshold": 2.999}
 TOOLS_KL = {
     "algorithm.use_kl_in_reward": True,
     "algorithm.kl_ctrl.kl_coef": 0.001,
     "algorithm.kl_ctrl.type": "fixed",
+    "algorithm.kl_penalty": "kl",
     f"{ACTOR}.use_kl_loss": False,
 }
 GSM8K = {
     **ON_A_GPU,
     **sizes(32, 32, 16, 512, 1024),
-    **rate(5e-6, "cosine", decay=0, steps_ratio=0.1),
+    **PUBLISHED,
+    **optim(5e-6, decay=0, lr_scheduler_type="cosine", lr_warmup_steps_ratio=0.1),
     **CLIP,
+    **NO_DUAL_CLIP,
+    **every(test=25, save=20),
     **TOKENS,
     f"{MODEL}.path": "Qwen/Qwen2.5-1.5B-Instruct",
     f"{ACTOR}.use_kl_loss": True,
@@ -105,6 +129,7 @@ GSM8K = {
 }
 MATHS = {
     **ON_A_GPU,
+    **PUBLISHED,
     **NO_KL,
     f"{ACTOR}.entropy_coeff": 0,
     f"{FUNCTION}.path": "pkg://verl_ext.rewards.boxed_math",
@@ -113,8 +138,10 @@ MATHS = {
 MATHFORGE = {
     **MATHS,
     **sizes(32, 32, 8, 512, 1024),
-    **rate(5e-7),
+    **optim(5e-7, decay=0, lr_warmup_steps_ratio=0.03),
     **CLIP,
+    **NO_DUAL_CLIP,
+    **every(test=10, save=50),
     **TOKENS,
     f"{MODEL}.path": "Qwen/Qwen2.5-Math-7B",
     "trainer.total_epochs": 1,
@@ -122,7 +149,9 @@ MATHFORGE = {
 HADW = {
     **MATHS,
     **sizes(256, 16, 8, 1024, 4096),
-    **rate(1e-6, decay=0.1, steps=10),
+    **optim(1e-6, decay=0.1, lr_warmup_steps=10),
+    f"{ACTOR}.clip_ratio_c": 3.0,
+    **every(test=20, save=20),
     f"{MODEL}.path": "Qwen/Qwen3-4B-Base",
     "trainer.total_epochs": 3,
 }
@@ -135,11 +164,11 @@ HADW_GRPO = {
 }
 HADW_GSPO = {
     **HADW,
+    **CLIP,
     f"{ACTOR}.policy_loss.loss_mode": "gspo",
     f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean",
-    f"{ACTOR}.clip_ratio_low": 3e-4,
-    f"{ACTOR}.clip_ratio_high": 4e-4,
 }
+GSPO_CLIP = {f"{ACTOR}.clip_ratio_low": 3e-4, f"{ACTOR}.clip_ratio_high": 4e-4}  # verl's GSPO example
 HADW_DAPO = {
     **HADW,
     **TOKENS,
@@ -160,9 +189,12 @@ WEIGHED = {
 DRGRPO = {
     **MATHS,
     **sizes(128, 16, 8, 1024, 3000),
-    **rate(1e-6),
+    **optim(1e-6, decay=0, betas=[0.9, 0.95]),
     **CLIP,
+    **NO_DUAL_CLIP,
+    **every(test=16, save=50),
     f"{MODEL}.path": "Qwen/Qwen2.5-Math-7B",
+    "trainer.total_epochs": 20,
 }
 DRGRPO_LOSS = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}.use_kl_loss": False}
 
@@ -255,6 +287,11 @@ ARMS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "maths dgpo, another temperature": ("math", {"DQW_TEMP": "5"}, {**MATHFORGE, **dgpo(dqw_temp=5)}),
     "maths dgpo, no balancing": ("math", {"BALANCE": "none"}, {**MATHFORGE, **dgpo(balance="none")}),
     "maths grpo": ("math", {"ALGORITHM": "grpo"}, MATHFORGE),
+    "maths gspo": (
+        "math",
+        {"ALGORITHM": "grpo", "LOSS": "gspo"},
+        {**MATHFORGE, f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean", **GSPO_CLIP},
+    ),
     "maths gdpo": ("math", {"ALGORITHM": "gdpo"}, MATHFORGE),
     "maths hadw over grpo": ("math", {"ALGORITHM": "hadw"}, {**HADW_GRPO, **WEIGHED}),
     "maths hadw over gspo": ("math", {"ALGORITHM": "hadw", "LOSS": "gspo"}, {**HADW_GSPO, **WEIGHED}),

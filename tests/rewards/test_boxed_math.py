@@ -1,11 +1,5 @@
-import os
 import resource
-import subprocess
-import sys
-import textwrap
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -64,7 +58,19 @@ def test_unequal_answers(gold, answer):
     [
         ("", None),
         ("5", None),
-        (r"\boxed 5", None),
+        (r"\boxed 5", "5"),
+        (r"so $x = \boxed 12$.", "12"),
+        (r"\boxed5.", "5"),
+        (r"\boxed 2.5, then", "2.5"),
+        (r"\boxed{1}, no, \boxed 2", "2"),
+        (r"\boxed 1, no, \boxed{2}", "2"),
+        (r"\boxed{1 + \boxed 2}", "2"),
+        (r"\boxed", None),
+        (r"\boxed $5$", None),
+        (r"\boxed \frac{1}{2}", None),
+        (r"\boxedx{5}", None),
+        (r"\fbox{5}", "5"),
+        (r"\fbox 5", "5"),
         (r"\boxed{", None),
         (r"\boxed{5", None),
         (r"\boxed{\frac{1}{2}", None),
@@ -103,7 +109,32 @@ def test_the_gold_is_its_last_box_or_all_of_it():
     assert accuracy(r"\boxed{5}", r"\boxed{5}") == 1
 
 
-@pytest.mark.parametrize("gold", [None, 5, "", r"\frac{2}{3", r"\boxed{}", "5" * 2001, r"\boxed{\ud800", "\\"])
+READABLE = [
+    r"0.\overline{72}",
+    r"4.\overline{054}",
+    r"\boxed 5",
+    r"\fbox{5}",
+    r"We get $\boxed 12$.",
+    r"3\,:\,4 \;",
+    "?",
+]
+
+
+@pytest.mark.parametrize("gold", READABLE)
+def test_a_gold_of_a_public_set_is_read_as_it_is(gold):
+    assert accuracy(rf"\boxed{{{last_boxed(gold) or gold}}}", gold) == 1
+    assert accuracy(r"\boxed{173}", gold) == 0
+
+
+def test_a_repeating_decimal_equals_only_itself():
+    assert accuracy(r"$\boxed{0.\overline{72}}$", r"0.\overline{72}") == 1
+    for other in (r"0.\overline{73}", "0.72", r"\frac{8}{11}", r"\overline{72}"):
+        assert accuracy(rf"\boxed{{{other}}}", r"0.\overline{72}") == 0
+
+
+@pytest.mark.parametrize(
+    "gold", [None, 5, "", r"\frac{2}{3", r"\boxed{}", "5" * 2001, r"\boxed{\ud800", "\\", "}{", "{"]
+)
 def test_a_gold_that_cannot_be_read_is_an_error_that_names_the_row(gold):
     for solution in (r"\boxed{5}", ""):
         with pytest.raises(DataError, match=r"^row 3 of 'math': the ground truth "):
@@ -111,7 +142,7 @@ def test_a_gold_that_cannot_be_read_is_an_error_that_names_the_row(gold):
 
 
 def test_a_gold_that_takes_too_long_is_an_error():
-    with pytest.raises(DataError, match=r"cannot be read by math-verify in 0.3 s"):
+    with pytest.raises(DataError, match=r"took over 0.3 s"):
         compute_score("math", r"\boxed{5}", "(" * 900, timeout=0.03)
 
 
@@ -119,7 +150,7 @@ def test_an_endless_answer_is_wrong_after_the_timeout_and_the_next_one_is_judged
     began = time.monotonic()
     assert accuracy(ENDLESS, "5", timeout=0.3) == 0
     assert time.monotonic() - began < 30  # far from endless, even on a busy machine
-    assert "math-verify took over 0.3 s, counted as wrong" in caplog.text
+    assert "0.3 s" in caplog.text
     assert accuracy(r"\boxed{5}", "5", timeout=0.3) == 1
 
 
@@ -129,180 +160,10 @@ def test_a_long_answer_is_wrong_without_being_judged(monkeypatch):
     assert accuracy(rf"\boxed{{5{' ' * 3000}6}}", "5") == 0
 
 
-def test_threads_get_their_own_verdicts():
-    def score(number: int) -> float:
-        assert threading.current_thread() is not threading.main_thread()
-        return accuracy(rf"\boxed{{{number // 2}}}", str(number - number // 2))
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(score, range(60))) == [float(number % 2 == 0) for number in range(60)]
-
-
-def test_the_process_is_restarted_if_it_was_ended(caplog):
-    assert accuracy(r"\boxed{5}", "5") == 1
-    process = math_judge.JUDGE._process
-    process.kill()
-    process.wait()
-    assert accuracy(r"\boxed{5}", "5") == 1
-    assert math_judge.JUDGE._process.pid != process.pid
-    assert not caplog.text
-
-
-def test_a_process_that_ends_twice_is_reported(monkeypatch, caplog):
-    def fails() -> subprocess.Popen:
-        return subprocess.Popen(
-            [sys.executable, "-c", "input(); raise SystemExit(7)"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    monkeypatch.setattr(math_judge, "_start", fails)
-    assert math_judge.Judge().equal("5", "5", 5.0) is False
-    assert "ended twice (7), counted as wrong: '5'" in caplog.text
-
-
-def run(script: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
-
-
-def test_a_forked_process_has_a_judge_of_its_own():
-    script = r"""
-        import os
-        from verl_ext.rewards.boxed_math import compute_score
-        from verl_ext.rewards.math_judge import JUDGE
-        compute_score("math", r"\boxed{5}", "5")
-        mine = JUDGE._process.pid
-        JUDGE._lock.acquire()  # as if another thread were asking
-        child = os.fork()
-        if not child:
-            right = compute_score("math", r"\boxed{5}", "5")["score"] == 1 and JUDGE._process.pid != mine
-            JUDGE.close()
-            os._exit(0 if right else 1)
-        status = os.waitpid(child, 0)[1]
-        JUDGE._lock.release()
-        print(status, compute_score("math", r"\boxed{6}", "5")["score"], JUDGE._process.pid == mine)
-    """
-    assert run(script) == "0 0.0 True\n"
-
-
-def test_the_process_ends_when_its_caller_dies():
-    script = r"""
-        import os
-        from verl_ext.rewards.boxed_math import compute_score
-        from verl_ext.rewards.math_judge import JUDGE
-        compute_score("math", r"\boxed{5}", "5")
-        print(JUDGE._process.pid, flush=True)
-        os._exit(0)
-    """
-    judge = int(run(script))
-    deadline = time.monotonic() + 30
-    while alive(judge):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def test_the_timeout_works_where_the_caller_ignores_or_blocks_its_signal():
-    script = rf"""
-        import logging, signal
-        logging.disable()
-        signal.signal(signal.SIGPROF, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGPROF}})
-        from verl_ext.rewards.boxed_math import compute_score
-        print(compute_score("math", r"{ENDLESS}", "5", timeout=0.3))
-    """
-    assert run(script) == "{'accuracy': 0.0, 'score': 0.0}\n"
-
-
-def test_the_process_does_not_hear_the_keyboard_interrupts_of_its_caller():
-    assert accuracy(r"\boxed{5}", "5") == 1
-    assert os.getpgid(math_judge.JUDGE._process.pid) != os.getpgid(0)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit is set on Linux only")
-def test_the_process_has_a_limit_of_memory(tmp_path, monkeypatch):
-    (tmp_path / "math_verify.py").write_text(
-        "def parse(text, *args, **kwargs):\n"
-        "    try:\n"
-        "        return [text, len(bytearray((5 << 30) * ('big' in text)))]\n"
-        "    except MemoryError:\n"
-        "        return ['limited']\n"
-        "LatexExtractionConfig = dict\nverify = lambda left, right, **kwargs: left == right\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    judge = math_judge.Judge()
-    assert judge.equal("big 1", "big 2", 5.0)
-    assert not judge.equal("1", "2", 5.0)
-    judge.close()
-
-
-def test_nothing_is_printed_when_an_answer_takes_too_long():
-    script = rf"""
-        import logging
-        logging.disable()
-        from verl_ext.rewards.boxed_math import compute_score
-        compute_score("math", r"{ENDLESS}", "5", timeout=0.3)
-        compute_score("math", r"\boxed{{5}}", "5")
-    """
-    assert run(script) == ""
-
-
 def test_without_math_verify_the_error_names_the_package(monkeypatch):
     monkeypatch.setattr("verl_ext.rewards.options.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"needs 'math_verify'.*pip install 'math-verify>=0.8,<0.9'"):
         check_kwargs({"timeout": 4.25})
-
-
-def test_a_math_verify_that_cannot_be_imported_is_reported_with_its_reason(tmp_path, monkeypatch):
-    (tmp_path / "math_verify.py").write_text("raise ImportError('Unsupported ANTLR version 4.7')")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"does not work here: ImportError: Unsupported ANTLR version 4.7"):
-        math_judge.Judge().equal("5", "5", 5.0)
-
-
-def test_a_math_verify_that_cannot_read_percentages_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "math_verify.py").write_text(
-        "LatexExtractionConfig = dict\nparse = lambda text, *args, **kwargs: [] if '%' in text else [text]\n"
-        "verify = lambda left, right, **kwargs: bool(left) and left == right\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"cannot read 10\\%.*pip install 'math-verify>=0.8,<0.9'"):
-        math_judge.Judge().equal("5", "5", 5.0)
-
-
-def test_a_math_verify_that_crashes_is_reported(tmp_path, monkeypatch):
-    (tmp_path / "math_verify.py").write_text("import os; os._exit(9)")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"does not work here: its process ended with status 9"):
-        math_judge.Judge().equal("5", "5", 5.0)
-
-
-def test_what_a_library_prints_is_no_reply(tmp_path, monkeypatch):
-    (tmp_path / "math_verify.py").write_text(
-        "print('true')\nLatexExtractionConfig = dict\nparse = lambda text, *args, **kwargs: print('x') or [text]\n"
-        "verify = lambda left, right, **kwargs: left == right\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    judge = math_judge.Judge()
-    assert [judge.equal("5", other, 5.0) for other in ("5", "6", "5")] == [True, False, True]
-    judge.close()
 
 
 @pytest.mark.parametrize(
@@ -398,11 +259,8 @@ def test_an_adversarial_box_takes_the_judge_less_than_a_second(box):
 
 def test_golds_are_read_once(monkeypatch):
     asked = []
-    monkeypatch.setattr(boxed_math.JUDGE, "equal", lambda gold, answer, timeout: asked.append(answer) or True)
+    for name in ("ask", "equal"):
+        monkeypatch.setattr(boxed_math.JUDGE, name, lambda gold, answer, timeout: asked.append(answer) or True)
     for _ in range(3):
         compute_score("math", r"\boxed{1}", "a gold of this test only")
     assert asked == ["a gold of this test only", "1", "1", "1"]
-
-
-def test_an_idle_process_leaves_with_its_caller_at_exit():
-    assert run(r"from verl_ext.rewards.boxed_math import check_ground_truth as c; print(c('5'))") == "5\n"

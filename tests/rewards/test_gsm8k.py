@@ -2,7 +2,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from verl_ext.errors import ConfigurationError, DataError
@@ -68,7 +68,7 @@ def test_the_corrected_rules_are_the_default():
 
 FORMATS = {
     "well-formed": (answer("18"), 1, 1),
-    "space around": (f" \n{answer('18')}\n", 1, 1),
+    "a line break at the end": (f"{answer('18')}\n", 1, 1),
     "lines inside": ("<think>\na\nb\n</think>\n<answer>\n18\n</answer>", 1, 1),
     "no tags": ("18", 1, 0),
     "no think": ("<answer>18</answer>", 1, 0),
@@ -91,6 +91,22 @@ FORMATS = {
 def test_format_and_the_answer_that_counts(text, correct, form, strict):
     score = compute_score("gsm8k", text, "18", strict=strict)
     assert (score["correctness"], score["format"]) == (correct, form)
+
+
+SPACE = {
+    "at the start": f" {answer('18')}",
+    "a line break at the start": f"\n{answer('18')}",
+    "at the end": f"{answer('18')} ",
+    "two line breaks at the end": f"{answer('18')}\n\n",
+    "a carriage return at the end": f"{answer('18')}\r\n",
+}
+
+
+@pytest.mark.parametrize("text", SPACE.values(), ids=SPACE)
+def test_space_around_the_answer_costs_the_format_in_the_reference_alone(text):
+    for strict, form in (("reference", 0), ("corrected", 1)):
+        score = compute_score("gsm8k", text, "18", strict=strict)
+        assert score == {"correctness": 1, "integer": 1, "format": form, "score": 2 + form}
 
 
 @pytest.mark.parametrize("gold", ["18", " 18\n", "9 * 2 = <<9*2=18>>18\n#### 18", "####18"])
@@ -126,6 +142,24 @@ def test_any_answer_gets_rewards_of_0_or_1(text, gold, strict):
         assert {score[name] for name in ("correctness", "integer", "format")} <= {0.0, 1.0}
         assert score["score"] == score["correctness"] + score["integer"] + score["format"]
         assert {type(value) for value in score.values()} == {float}
+
+
+LAYOUT = ["<think>", "</think>", "\n", "<answer>", "</answer>"]
+
+
+@given(
+    st.lists(st.sampled_from([*LAYOUT, " ", "18", "\r", "x"]), max_size=14).map("".join)
+    | st.permutations(LAYOUT).map("".join)
+)
+@example("<think></think>\n<answer>18</answer>\n")
+@example("<think></think>\n<answer></answer>")
+@example("<think></think>\n<answer></answer>\n\n")
+@example(" <think></think>\n<answer>18</answer>")
+def test_the_format_of_the_reference_is_its_regular_expression(text):
+    for whole in (text, f"<think>{text}", f"<think></think>\n<answer>{text}"):
+        once = whole.count("<answer>") == whole.count("</answer>") == 1
+        expected = once and re.search(r"^<think>.*?</think>\n<answer>.*?</answer>$", whole, re.DOTALL) is not None
+        assert compute_score("gsm8k", whole, "18", strict="reference")["format"] == expected
 
 
 @given(st.integers(), st.sampled_from(["{}", "{:,}", "{:+}", "{:+,}", "{:08}"]), st.sampled_from(["{}", "{:,}"]))

@@ -139,6 +139,35 @@ def test_credit_per_call_counts_equal_calls():
     assert correctness(ONE, calls('{"name": "f", "arguments": {}}'), credit="per_call") == 6 * 1 / 2 - 3
 
 
+# Of two parameters one is guessed: wrongly once, or five times with the right value among them.
+GUESS, GUESSES = calls(call("f", a=2, b="x")), calls(*[call("f", a=value, b="x") for value in (2, 3, 4, 5, 1)])
+
+
+@pytest.mark.parametrize(
+    ("credit", "one", "five"),
+    [
+        ("partial", 1 + 6 * (1 + 1 + 1) / 4 - 3, 1 + 6 * (1 / 5 + 3) / 4 - 3),  # 2.5 and 2.8
+        ("per_call", 1 + 6 * (1 + 0) / 2 - 3, 1 + 6 * (1 / 5 + 1) / 2 - 3),  # 1.0 and 1.6
+        ("exact", -2, -2),
+    ],
+)
+def test_five_guesses_earn_more_than_a_wrong_one_unless_lists_must_be_equal(credit, one, five):
+    scores = [compute_score("rlla", answer, ONE, credit=credit)["score"] for answer in (GUESS, GUESSES)]
+    assert scores == pytest.approx([one, five])
+
+
+def test_ordered_names_take_the_gain_of_guessing_away_for_one_call_but_not_for_two():
+    assert correctness(ONE, GUESSES, names="ordered") == correctness(ONE, GUESS, names="ordered") == 1.5
+    guess = [call(tool, a=2, b="x") for tool in "fg"]
+    assert correctness(TWO, calls(*guess, F, G), names="ordered") > correctness(TWO, calls(*guess), names="ordered")
+
+
+@pytest.mark.parametrize("credit", ["partial", "per_call", "exact"])
+def test_a_call_inside_the_think_section_is_correct_but_not_in_the_format(credit):
+    score = compute_score("rlla", calls("nothing", think=f"<tool_call>\n{F}\n</tool_call>"), ONE, credit=credit)
+    assert score == {"format": 0, "correctness": 3, "score": 3}
+
+
 def test_ordered_names_count_only_in_order():
     assert correctness(TWO, calls(G, F), names="ordered") == pytest.approx(6 * (0 + 3 + 3) / 7 - 3)
     swapped = calls('{"name": "f", "parameters": {"b": "x", "a": 2}}')
@@ -155,10 +184,10 @@ def test_the_range_of_correctness_is_a_setting():
 @pytest.mark.parametrize(
     ("scale", "step", "best", "worst"),
     [  # (format, correctness)
-        ("two_stage", 0, (1, 1), (0, -1)),
+        ("two_stage", 1, (1, 1), (0, -1)),
         ("two_stage", 29, (1, 1), (0, -1)),
         ("two_stage", 30, (0.5, 3), (0, -3)),
-        ("linear", 0, (2, 2), (-2, -2)),
+        ("linear", 1, (2 - 1 / 150, 2 + 1 / 150), (2 / 150 - 2, -2 - 1 / 150)),
         ("linear", 30, (1.8, 2.2), (-1.6, -2.2)),  # p = 0.2
         ("linear", 75, (1.5, 2.5), (-1, -2.5)),
         ("linear", 120, (1.2, 2.8), (-1, -2.8)),  # 2 * 0.8 - 2 = -0.4 is above -1
@@ -167,7 +196,7 @@ def test_the_range_of_correctness_is_a_setting():
     ],
 )
 def test_a_scale_moves_the_ranges_with_the_step(scale, step, best, worst):
-    info = {"max_global_steps": step}
+    info = {"max_global_steps": step - 1}  # steps that are finished when the answer is written
     good, bad = (compute_score("rlla", answer, ONE, info, scale=scale) for answer in (ONE, ""))
     assert (good["format"], good["correctness"]) == pytest.approx(best)
     assert (bad["format"], bad["correctness"]) == pytest.approx(worst)
@@ -182,9 +211,9 @@ def test_a_scale_moves_the_ranges_with_the_step(scale, step, best, worst):
         ({"length": "fixed"}, None, 509, 0.99),  # 509 / 512 = 0.994
         ({"length": "fixed"}, None, 512, 1),
         ({"length": "fixed"}, None, 2000, 1),
-        ({"length": "growing"}, 0, 96, 0.25),  # 96 / 384
-        ({"length": "growing"}, 105, 96, 0.15),  # 96 / 640
-        ({"length": "growing"}, 210, 96, 0.11),  # 96 / 896 = 0.107
+        ({"length": "growing"}, 0, 348, 0.9),  # the first step: 348 / 386.4 = 0.901
+        ({"length": "growing"}, 104, 96, 0.15),  # step 105: 96 / 640
+        ({"length": "growing"}, 209, 96, 0.11),  # 96 / 896 = 0.107
     ],
 )
 def test_length_counts_the_words_of_the_think_section(kwargs, step, words, length):
@@ -219,7 +248,7 @@ def test_scores_are_plain_floats():
 
 
 def test_the_step_may_be_a_numpy_integer():
-    assert correctness(ONE, ONE, {"max_global_steps": np.int64(75)}, scale="linear") == 2.5
+    assert correctness(ONE, ONE, {"max_global_steps": np.int64(74)}, scale="linear") == 2.5
 
 
 NO_STEPS = [{"max_global_steps": step} for step in (None, -1, "3", 2.5)]

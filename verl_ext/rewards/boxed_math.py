@@ -1,14 +1,15 @@
 r"""Accuracy of the answer in \boxed{...}, judged by math-verify.
 
 `accuracy` is 1 if the last complete \boxed{...} of the answer equals the ground truth, else 0, and `score` is the same.
-The ground truth is the answer alone, or a solution with its own \boxed{...}. What is equal is math-verify's decision:
-`\frac{1}{2}` equals `0.5`, and `x=5` equals `5`.
+The ground truth is the answer alone, or a solution with its own box. `\fbox{5}` and `\boxed 5` are boxes too. What is
+equal is math-verify's decision: `\frac{1}{2}` equals `0.5`, and `x=5` equals `5`. What it cannot read, such as
+`0.\overline{72}`, equals the same text alone.
 
 math-verify guards itself against endless computations (`\boxed{9^{9^{9^9}}}`) with a signal, which Python allows in the
 main thread only. verl calls scorers in worker threads, where one such computation would also stop all other threads. So
 the judging is done in a process of its own, one for each process that calls (see `math_judge`). An answer that takes it
 more than `timeout` seconds of CPU time, or is longer than 2,000 characters, is wrong. A ground truth may take ten times
-as long, for it is read once; one that takes longer, or that math-verify cannot read, is a `DataError`.
+as long, because it is read once; one that takes longer, is empty or has unbalanced braces is a `DataError`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from functools import lru_cache
 from typing import Any
 
 from verl_ext.errors import ConfigurationError
-from verl_ext.rewards.math_judge import JUDGE
+from verl_ext.rewards.math_judge import JUDGE, NoVerdictError
 from verl_ext.rewards.options import KWARGS, bad_truth, parse_options, require_package, row_name, truth_text
 
 MAX_CHARACTERS = 2000
 GOLD_PATIENCE = 10
 
-# Escaped characters are tokens of their own, so that \{ does not count as a brace.
-_TOKEN = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+# A box opens with a brace, or holds one bare word (MATH has both). Escaped characters are tokens of their own, so that
+# \{ does not count as a brace.
+_TOKEN = re.compile(
+    r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(?P<brace>\{)|(?P<bare>[^\s{}$\\]*[^\s{}$\\.,;:]))|\\.|[{}]", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ def last_boxed(text: str) -> str | None:
 
     >>> last_boxed(r"\boxed{1}, no: \boxed{\frac{1}{2}}, or \boxed{3")
     '\\frac{1}{2}'
+    >>> last_boxed(r"The sum is $\boxed 12$.")
+    '12'
     """
     open_at: list[int | None] = []  # for each open brace where the box begins, None for a plain brace
     start, end = -1, -1
@@ -57,8 +63,10 @@ def last_boxed(text: str) -> str | None:
                 start, end = began, token.start()
         elif token[0] == "{":
             open_at.append(None)
-        elif token[0].endswith("{") and token[0].startswith(r"\boxed"):
+        elif token["brace"]:
             open_at.append(token.end())
+        elif token["bare"]:
+            start, end = token.span("bare")
     return None if start < 0 else text[start:end].strip()
 
 
@@ -80,14 +88,20 @@ def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float 
     gold = text if boxed is None else boxed
     if len(gold) > MAX_CHARACTERS:
         raise bad_truth(row, f"is an answer of {len(gold)} characters", ground_truth, f"at most {MAX_CHARACTERS}")
-    if not _can_be_read(gold, patience := GOLD_PATIENCE * timeout):
-        raise bad_truth(row, f"cannot be read by math-verify in {patience:g} s", ground_truth, "an answer in LaTeX")
+    problem = _why_unreadable(gold, GOLD_PATIENCE * timeout)
+    if problem:
+        raise bad_truth(row, problem, ground_truth, "an answer in LaTeX")
     return gold
 
 
 @lru_cache(maxsize=65536)  # the samples of a group share their ground truth, and epochs repeat it
-def _can_be_read(gold: str, timeout: float) -> bool:
-    return JUDGE.equal(gold, gold, timeout)
+def _why_unreadable(gold: str, timeout: float) -> str | None:
+    if last_boxed(rf"\boxed{{{gold}}}") != gold:
+        return "has unbalanced braces"
+    try:
+        return None if JUDGE.ask(gold, gold, timeout) else "is nothing that math-verify can read"
+    except NoVerdictError as error:
+        return f"cannot be read: {error}"
 
 
 def compute_score(

@@ -10,8 +10,9 @@ The answer should be `<think>...</think>\n<answer>18</answer>`. With x the strip
 `strict` chooses how numbers are read:
 
 - `corrected`, the default: `1,000`, `+1000` and `1000.0` are the number 1000, and `-5` and `1,000` are integers.
-- `reference`: what the reference code does, x == gold and `x.isdigit()`. So a gold of `1,000` or `-5` rules out being
-  both right and an integer (98 of GSM8K's 8,792), `18.0` is wrong for 18, and superscript digits are an integer.
+- `reference`: what NVIDIA's code does, x == gold and `x.isdigit()`. So a gold of `1,000` or `-5` rules out being both
+  right and an integer (98 of GSM8K's 8,792), `18.0` is wrong for 18, and superscript digits are an integer. The answer
+  is not stripped for `format`: space around it costs the reward, but for one line break at the end.
 """
 
 from __future__ import annotations
@@ -111,9 +112,11 @@ def compute_score(
         number, wanted = read_number(found), read_number(gold)
         correct = number is not None and wanted is not None and number.equals(wanted)
         integer = number is not None and number.is_integer
+    # As a regular expression's `$`: at the end, or before a line break there.
+    whole = solution_str.removesuffix("\n") if options.strict == "reference" else solution_str.strip()
     components = {
         "correctness": float(correct),
         "integer": float(integer),
-        "format": float(follows_layout(solution_str.strip(), _LAYOUT)),
+        "format": float(follows_layout(whole, _LAYOUT)),
     }
     return {**components, "score": sum(components.values())}

@@ -9,6 +9,14 @@ A ground truth is a whole answer, `<think>...</think>\n<tool_call>\n{...}\n</too
   full match. -3 if the answer's first tool_call block cannot be read, 0 if the ground truth calls no tool.
 - `length`, 0 to 1, if asked for: words of the last think section / target, rounded to 2 places.
 
+The formula is ToolRL's, with two consequences:
+
+- Guessing pays. For one call with two parameters, five calls of which one is right earn 2.8 in all, one call with one
+  wrong value 2.5 (with `credit=per_call` 1.6 and 1.0), so guesses pay for a model that is right less than one time in
+  five. `credit=exact` does not reward them; `names=ordered` does not for a single call with a single wrong value.
+- A call inside the think section earns full correctness, though no format. No argument changes that, and neither does
+  a condition of gdpo on `format`: it would give such answers 0, which is more than the -3 of a wrong call.
+
 Values are compared as Python does, so that `1`, `1.0` and `true` are equal. Time is linear in the length of the answer.
 """
 
@@ -194,7 +202,7 @@ def target_words(options: Options, step: int) -> float:
 def score_ranges(options: Options, step: int) -> tuple[tuple[float, float], tuple[float, float]]:
     """The lowest and highest format, and the lowest and highest correctness.
 
-    As in ToolRL's code, `two_stage` is format 0 to 1 and correctness -1 to 1 for 30 steps, then 0 to 0.5 and -3 to 3;
+    As in ToolRL's code, `two_stage` is format 0 to 1 and correctness -1 to 1 before step 30, then 0 to 0.5 and -3 to 3;
     `linear`, with p = min(step / 150, 1), is format min(2p - 2, -1) to 2 - p and correctness -2 - p to 2 + p.
     """
     if options.scale == "two_stage":
@@ -206,12 +214,16 @@ def score_ranges(options: Options, step: int) -> tuple[tuple[float, float], tupl
 
 
 def training_step(options: Options, extra_info: Mapping[str, Any] | None) -> int:
-    """The number of weight updates behind the answer, for a schedule; 0 without one.
+    """The training step that the answer is for, the first being 1 as in ToolRL's code; 0 without a schedule.
 
-    The rollout reports the version of its weights, the trainer's global step, with each answer, and verl's `naive`,
-    `remote` and `rate_limited` reward managers hand it over as `extra_info["max_global_steps"]`. So all reward workers
-    agree, a resumed run goes on where it stopped, and validation is scored as its step trains. A counter of calls would
-    do none of these: verl spreads the samples over several workers at random, and mixes in those of validation.
+    The rollout reports the version of its weights, which is the number of finished steps, with each answer, and verl's
+    `naive`, `remote` and `rate_limited` reward managers hand it over as `extra_info["max_global_steps"]`. So all reward
+    workers agree, and a resumed run goes on where it stopped. A counter of calls would do neither: verl spreads the
+    samples over several workers at random, and mixes in those of validation.
+
+    Validation differs from ToolRL's by one step: it is scored as the next step trains (step 31 after step 30, and 1
+    before training), there as the step before it (30, and 0). Nothing that a scorer is given says which answers are
+    for validation.
     """
     if options.scale == "constant" and options.length != "growing":
         return 0
@@ -222,4 +234,4 @@ def training_step(options: Options, extra_info: Mapping[str, Any] | None) -> int
             f"extra_info['max_global_steps'], found {step!r} (keys: {listed(extra_info or {})}); set "
             "reward.reward_manager.name=naive, or scale=constant and length=omitted or fixed"
         )
-    return int(step)
+    return int(step) + 1

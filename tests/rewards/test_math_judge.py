@@ -1,0 +1,305 @@
+"""The process that runs math-verify: whatever happens to it or to its caller, a reply belongs to its question."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from verl_ext.errors import ConfigurationError
+from verl_ext.rewards.boxed_math import compute_score
+from verl_ext.rewards.math_judge import JUDGE, Judge, NoVerdictError
+
+ENDLESS = r"\boxed{9^{9^{9^9}}}"
+
+
+@pytest.fixture
+def fake_library(tmp_path, monkeypatch):
+    """Write a math_verify whose expressions are texts, and which loads at once."""
+
+    def write(verify: str = "left == right", parse: str = "[text[7:-1]]", first: str = "") -> None:
+        (tmp_path / "math_verify.py").write_text(
+            f"import os, sys, time\n{first}\nLatexExtractionConfig = dict\n"
+            f"def parse(text, *args, **kwargs):\n    return {parse}\n"
+            f"def verify(left, right, **kwargs):\n    return {verify}\n"
+        )
+
+    monkeypatch.syspath_prepend(tmp_path)
+    return write
+
+
+@pytest.fixture
+def judge():
+    made = Judge()
+    yield made
+    made.close()
+
+
+def run(script: str, *, cwd: Path | None = None, path: Path | str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(path), *sys.path]))},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+INTERRUPTED = """
+    import random, signal, threading, warnings
+    from verl_ext.rewards.math_judge import Judge
+
+    warnings.simplefilter("ignore", ResourceWarning)  # of what an interruption drops
+    judge, draw = Judge(), random.Random(1)
+
+    def interrupt(*_):
+        raise draw.choice([KeyboardInterrupt, TimeoutError, ValueError])
+
+    signal.signal(signal.SIGALRM, interrupt)
+    stop, wrong, hit = threading.Event(), [], 0
+
+    def others():
+        for number in range(10**9):
+            if stop.is_set():
+                return
+            if judge.equal(str(number // 2), str(number - number // 2), 5.0) is not (number % 2 == 0):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=others) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for number in range(150):
+        signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0005, 0.004))
+        try:
+            while True:
+                judge.equal(str(number), str(number), 5.0)
+        except (KeyboardInterrupt, TimeoutError, ValueError):
+            hit += 1
+        if judge.equal(str(number), "other", 5.0):
+            wrong.append(number)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    judge.close()
+    print(hit, wrong)
+"""
+
+
+@pytest.mark.parametrize("threads", [0, 2])  # 300 interruptions in all
+def test_random_interruptions_leave_no_wrong_verdict(fake_library, tmp_path, threads):
+    fake_library(verify="time.sleep(0.001) or left == right")
+    assert run(INTERRUPTED.replace("THREADS", str(threads)), path=tmp_path) == "150 []\n"
+
+
+def test_an_interrupted_process_is_replaced(judge):
+    def interrupt(*_):
+        raise TimeoutError
+
+    assert judge.equal("5", "5", 5.0)
+    process = judge._idle.popen
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(TimeoutError):
+            judge.equal("5", "9^{9^{9^9}}", 60.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert process.returncode == -signal.SIGKILL
+    assert not judge.equal("1", "2", 5.0)
+    assert judge.equal("5", "5", 5.0)
+
+
+def test_an_endless_question_is_a_no_after_its_time_and_says_so(judge, caplog):
+    with pytest.raises(NoVerdictError, match=r"0\.3 s"):
+        judge.ask("5", "9^{9^{9^9}}", 0.3)
+    assert not judge.equal("5", "9^{9^{9^9}}", 0.3)
+    assert "0.3 s" in caplog.text
+    assert judge.equal("5", "5", 0.3)
+
+
+def test_threads_get_their_own_verdicts():
+    def score(number: int) -> float:
+        assert threading.current_thread() is not threading.main_thread()
+        return compute_score("math", rf"\boxed{{{number // 2}}}", str(number - number // 2))["score"]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(score, range(60))) == [float(number % 2 == 0) for number in range(60)]
+
+
+def test_a_process_that_was_killed_is_replaced(judge, caplog):
+    assert judge.equal("5", "5", 5.0)
+    process = judge._idle.popen
+    os.kill(process.pid, signal.SIGKILL)
+    assert judge.equal("5", "5", 5.0)
+    assert judge._idle.popen.pid != process.pid
+    assert not caplog.text
+
+
+def test_a_process_that_is_killed_while_it_judges_is_replaced_and_asked_again(fake_library, tmp_path, judge, caplog):
+    once = tmp_path / "killed"
+    fake_library(
+        first=f"once = {str(once)!r}",
+        verify="left == right if left != ['x'] or os.path.exists(once)"
+        " else open(once, 'w').close() or os.kill(os.getpid(), 9)",
+    )
+    assert judge.equal("x", "x", 5.0)
+    assert once.exists()
+    assert not caplog.text
+
+
+def test_a_process_that_dies_of_a_question_is_reported_with_what_it_printed(fake_library, judge, caplog):
+    fake_library(verify="left == right if left != ['bad'] else os.write(2, b'last words') and os._exit(7)")
+    with pytest.raises(NoVerdictError, match=r"status 7: last words"):
+        judge.ask("bad", "5", 5.0)
+    assert not judge.equal("bad", "5", 5.0)
+    assert "last words" in caplog.text
+    assert judge.equal("5", "5", 5.0)
+
+
+def test_what_was_printed_about_an_earlier_question_is_not_reported(fake_library, judge):
+    fake_library(verify="os.write(2, b'printed about ' + left[0].encode()) and (left == ['bad'] and os._exit(7))")
+    with pytest.raises(ConfigurationError):  # it has to say yes once
+        judge.ask("5", "5", 5.0)
+    fake_library(verify="os.write(2, b'about ' + left[0].encode()) and (left != ['bad'] or os._exit(7))")
+    assert judge.ask("earlier", "5", 5.0)
+    with pytest.raises(NoVerdictError) as error:
+        judge.ask("bad", "5", 5.0)
+    assert "about bad" in str(error.value)
+    assert "earlier" not in str(error.value)
+
+
+def test_a_forked_process_has_a_judge_of_its_own():
+    script = r"""
+        import os
+        from verl_ext.rewards.boxed_math import compute_score
+        from verl_ext.rewards.math_judge import JUDGE
+        compute_score("math", r"\boxed{5}", "5")
+        mine = JUDGE._idle.popen.pid
+        JUDGE._lock.acquire()  # as if another thread were asking
+        child = os.fork()
+        if not child:
+            right = compute_score("math", r"\boxed{5}", "5")["score"] == 1 and JUDGE._idle.popen.pid != mine
+            JUDGE.close()
+            os._exit(0 if right else 1)
+        status = os.waitpid(child, 0)[1]
+        JUDGE._lock.release()
+        print(status, compute_score("math", r"\boxed{6}", "5")["score"], JUDGE._idle.popen.pid == mine)
+    """
+    assert run(script) == "0 0.0 True\n"
+
+
+def test_the_process_ends_when_its_caller_dies():
+    script = r"""
+        import os
+        from verl_ext.rewards.boxed_math import compute_score
+        from verl_ext.rewards.math_judge import JUDGE
+        compute_score("math", r"\boxed{5}", "5")
+        print(JUDGE._idle.popen.pid, flush=True)
+        os._exit(0)
+    """
+    judge = int(run(script))
+    deadline = time.monotonic() + 30
+    while alive(judge):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_an_idle_process_leaves_with_its_caller_at_exit():
+    assert run(r"from verl_ext.rewards.boxed_math import check_ground_truth as c; print(c('5'))") == "5\n"
+
+
+def test_the_timeout_works_where_the_caller_ignores_or_blocks_its_signal():
+    script = rf"""
+        import logging, signal
+        logging.disable()
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGPROF}})
+        from verl_ext.rewards.boxed_math import compute_score
+        print(compute_score("math", r"{ENDLESS}", "5", timeout=0.3))
+    """
+    assert run(script) == "{'accuracy': 0.0, 'score': 0.0}\n"
+
+
+def test_time_that_the_process_waits_does_not_count(fake_library, judge):
+    fake_library(verify="time.sleep(0.5) or left == right")
+    assert judge.equal("5", "5", 0.2)
+
+
+def test_the_process_does_not_hear_the_keyboard_interrupts_of_its_caller():
+    assert JUDGE.equal("5", "5", 5.0)
+    assert os.getpgid(JUDGE._idle.popen.pid) != os.getpgid(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is set on Linux only")
+def test_the_process_has_a_limit_of_memory(tmp_path, fake_library, judge):
+    fake_library(first="def size(text):\n    try:\n        return len(bytearray((5 << 30) * ('big' in text)))\n"
+                 "    except MemoryError:\n        return 'limited'", parse="[size(text) or text]")  # fmt: skip
+    assert judge.equal("big 1", "big 2", 5.0)
+    assert not judge.equal("1", "2", 5.0)
+
+
+def test_nothing_is_printed_when_an_answer_takes_too_long():
+    script = rf"""
+        import logging
+        logging.disable()
+        from verl_ext.rewards.boxed_math import compute_score
+        compute_score("math", r"{ENDLESS}", "5", timeout=0.3)
+        compute_score("math", r"\boxed{{5}}", "5")
+    """
+    assert run(script) == ""
+
+
+@pytest.mark.parametrize("module", ["antlr4", "sympy", "math_verify", "json", "logging", "pickle"])
+def test_a_file_of_the_working_folder_stands_in_for_no_library(tmp_path, module):
+    (tmp_path / f"{module}.py").write_text("raise ImportError('not the library')")
+    script = """
+        import os, sys
+        sys.path.remove("")  # the caller's own imports are not in question
+        from verl_ext.rewards.math_judge import JUDGE
+        sys.path[:0] = ["", os.getcwd()]
+        print(JUDGE.equal("1/2", "0.5", 5.0))
+    """
+    assert run(script, cwd=tmp_path) == "True\n"
+
+
+def test_a_math_verify_that_cannot_be_imported_is_reported_with_its_reason(fake_library, judge):
+    fake_library(first="raise ImportError('Unsupported ANTLR version 4.7')")
+    with pytest.raises(ConfigurationError, match=r"(?s)ImportError: Unsupported ANTLR version 4\.7.*math-verify>=0\.8"):
+        judge.equal("5", "5", 5.0)
+
+
+def test_a_math_verify_that_cannot_read_percentages_is_refused(fake_library, judge):
+    fake_library(parse="[] if '%' in text else [text]", verify="bool(left) and left == right")
+    with pytest.raises(ConfigurationError, match=r"10\\%.*pip install 'math-verify>=0\.8,<0\.9'"):
+        judge.equal("5", "5", 5.0)
+
+
+def test_a_math_verify_that_crashes_is_reported(fake_library, judge):
+    fake_library(first="os.write(2, b'no such instruction'); os._exit(9)")
+    with pytest.raises(ConfigurationError, match=r"status 9: no such instruction"):
+        judge.equal("5", "5", 5.0)
+
+
+def test_what_a_library_prints_is_no_reply(fake_library, judge):
+    fake_library(first="print('true')", parse="print('x') or [text]")
+    assert [judge.equal("5", other, 5.0) for other in ("5", "6", "5")] == [True, False, True]
