@@ -27,7 +27,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-OURS = ("drgrpo", "gdpo", "dgpo", "hadw")
+from verl_ext.registry import ESTIMATORS
+
+OURS = tuple(name for name in ESTIMATORS if name != "compose")
 SIZES = tuple(2**power for power in range(10, 19))
 TOKENS = 16384
 GROUP = 8

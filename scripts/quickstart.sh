@@ -15,7 +15,7 @@ What is there already is reused: the environment, the task, and every run that w
 
   --task NAME        tools: tool calling, two rewards of unequal size (default)
                      sums: sums in GSM8K's format, three rewards
-  --estimator NAME   gdpo (default), dgpo, hadw or drgrpo; grpo alone trains no second one
+  --estimator NAME   any of the package, gdpo by default; grpo alone trains no second one
   --steps N          training steps (default: 20)
   --seed N           of data order and sampling (default: 1)
   --ranks N          FSDP ranks, each with a rollout of its own (default: 1)
@@ -62,7 +62,9 @@ while (($#)); do
   esac
 done
 [[ $task =~ ^(tools|sums)$ ]] || fail "--task is '$task', valid: tools, sums"
-[[ $estimator =~ ^(grpo|gdpo|dgpo|hadw|drgrpo)$ ]] || fail "--estimator is '$estimator', valid: gdpo, dgpo, hadw, drgrpo, grpo"
+# The environment, in which Python could be asked, is made later.
+known=$(sed -n 's/^ *"\([a-z_]*\)": "verl_ext\.estimators\..*/\1/p' verl_ext/registry.py | grep -vx compose | paste -sd '|')
+[[ -n $known && $estimator =~ ^(grpo|$known)$ ]] || fail "--estimator is '$estimator', valid: ${known//|/, }, grpo"
 [[ $rollout =~ ^(embedded|vllm)$ ]] || fail "--rollout is '$rollout', valid: embedded, vllm"
 for name in steps ranks; do
   [[ ${!name} =~ ^[1-9][0-9]{0,8}$ ]] || fail "--$name is '${!name}', expected a whole number from 1"

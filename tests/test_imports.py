@@ -14,10 +14,10 @@ DRAW = runpy.run_path(str(ROOT / "scripts" / "draw_imports.py"))
 FLOORS = (
     ("__init__", "conf", "errors", "files", "recipes", "integration"),
     ("registry",),
-    ("core", "rewards", "jsonl", "cpu.tiny", "integration.compat"),
+    ("core", "rewards", "jsonl", "integration.compat"),
     ("settings", "run", "report", "cpu", "recipes.data", "recipes.evaluation"),
     ("estimators",),
-    ("integration.config",),
+    ("integration.config", "cpu.tiny"),
     ("integration.advantage", "integration.guards", "integration.doctor", "show"),
     ("integration.trainers",),
     ("integration.driver", "integration.plugin", "integration.check"),

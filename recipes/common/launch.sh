@@ -4,7 +4,7 @@
 #
 # Variables every recipe takes, beside its own:
 #
-#   ALGORITHM   gdpo, grpo, dgpo, hadw or drgrpo
+#   ALGORITHM   grpo, or an estimator of this package (default: gdpo)
 #   MODEL_PATH  a model of the hub, or a folder
 #   DATA_DIR    where prepare_data.py wrote; TRAIN_FILES and VAL_FILES name other files
 #   OUTPUT_DIR  checkpoints and metrics.jsonl
@@ -36,7 +36,9 @@ DEVICE=${DEVICE:-gpu}
 PYTHON=${PYTHON:-python}
 NNODES=${NNODES:-1}
 LOGGER=${LOGGER:-[console,file]}
-one_of ALGORITHM gdpo grpo dgpo hadw drgrpo
+# The estimators of the list in the package; compose has no default to train with.
+mapfile -t ESTIMATORS < <(sed -n 's/^ *"\([a-z_]*\)": "verl_ext\.estimators\..*/\1/p' "$ROOT/verl_ext/registry.py" | grep -vx compose)
+one_of ALGORITHM grpo "${ESTIMATORS[@]}"
 one_of DEVICE gpu cpu
 NGPUS_PER_NODE=${NGPUS_PER_NODE:-$([[ $DEVICE == cpu ]] && echo 1 || echo 8)}
 

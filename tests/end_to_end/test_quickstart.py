@@ -94,4 +94,4 @@ def test_a_wrong_option_is_refused_before_anything_starts(start):
     process = start("--estimator", "ppo")
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 2
-    assert "--estimator is 'ppo', valid: gdpo, dgpo, hadw, drgrpo, grpo" in output
+    assert "--estimator is 'ppo', valid: dgpo, drgrpo, gdpo, hadw, grpo" in output

@@ -12,7 +12,9 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.workers.rollout.replica import TokenOutput
 
-REGISTERED = ("compose", "dgpo", "drgrpo", "gdpo", "hadw")
+from verl_ext.registry import ESTIMATORS
+
+REGISTERED = tuple(ESTIMATORS)
 HOME = "verl_ext.integration.advantage.registry"
 FAILING = "!"
 

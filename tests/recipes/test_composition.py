@@ -409,7 +409,7 @@ REFUSED = {
     "an algorithm that does not exist": (
         "gsm8k",
         {"ALGORITHM": "gdop"},
-        "ALGORITHM is 'gdop', valid: gdpo, grpo, dgpo",
+        "ALGORITHM is 'gdop', valid: grpo, dgpo, drgrpo, gdpo",
     ),
     "a device that does not exist": ("math", {"DEVICE": "tpu"}, "DEVICE is 'tpu', valid: gpu, cpu"),
     "a way to read numbers": ("gsm8k", {"STRICT": "yes"}, "STRICT is 'yes', valid: corrected, reference"),

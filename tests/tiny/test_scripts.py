@@ -46,7 +46,7 @@ def quickstart(folder, *options, **environment):
         (["--seed", "-1"], "--seed is '-1', expected a whole number from 0"),
         (["--seed", "99999999999"], "--seed is '99999999999'"),
         (["--task", "sum"], "--task is 'sum', valid: tools, sums"),
-        (["--estimator", "ppo"], "--estimator is 'ppo', valid: gdpo, dgpo, hadw, drgrpo, grpo"),
+        (["--estimator", "ppo"], "--estimator is 'ppo', valid: dgpo, drgrpo, gdpo, hadw, grpo"),
         (["--rollout", "sglang"], "--rollout is 'sglang', valid: embedded, vllm"),
         (["--bogus"], "unknown option --bogus"),
     ],

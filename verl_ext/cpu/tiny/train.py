@@ -19,12 +19,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from verl_ext import registry
 from verl_ext.cpu.tiny.make import made
 from verl_ext.cpu.tiny.task import Task
 from verl_ext.cpu.tiny.tasks import task_named
 from verl_ext.errors import ConfigurationError, VerlExtError, unknown
+from verl_ext.estimators import build
+from verl_ext.settings import Settings
 
-ESTIMATORS = ("grpo", "gdpo", "dgpo", "hadw", "drgrpo")
+ESTIMATORS = ("grpo", *(name for name in registry.ESTIMATORS if name != "compose"))
+"""verl's own grpo, and ours; a list of steps has no default to train with."""
 ROLLOUTS = ("embedded", "vllm")
 METRICS, LOG, CHECKPOINTS, FINISHED = "metrics.jsonl", "log.txt", "checkpoints", "finished.json"
 VERL = "verl.trainer.main_ppo"
@@ -116,7 +120,7 @@ def overrides(training: Training, data: Path, run: Path) -> list[str]:
 
 def _accuracy(estimator: str, task: Task) -> list[str]:
     """What the estimators that look at accuracy take for it."""
-    if estimator not in ("dgpo", "hadw"):
+    if estimator not in registry.ESTIMATORS or not build(estimator, Settings()).needs_accuracy:
         return []
     settings = ["algorithm.rewards.accuracy_key=correctness"]
     if task.accuracy_threshold is not None:

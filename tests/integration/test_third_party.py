@@ -1,0 +1,133 @@
+"""An estimator of another package, found by its entry point: registered, checked, saved and shown as our own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests import fresh
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "other-estimators"
+version = "1.0"
+
+[project.entry-points."verl_ext.estimators"]
+fading = "other_estimators:fading"
+dgpo = "other_estimators:fading"
+
+[tool.hatch.build.targets.wheel]
+packages = ["other_estimators.py"]
+"""
+MODULE = '''
+"""Fading: centred rewards, fading with the number of batches.
+
+    A_i = (r_i - mean_g(r)) * rate^t
+"""
+
+from dataclasses import dataclass
+
+from verl_ext import Centre, Chain, Step, Update, WeighAndSum, estimator, limited
+
+
+@dataclass(frozen=True)
+class Fade(Step):
+    """`x * rate^t`."""
+
+    name = "fade"
+    rate: float = limited(0.5, above=0.0, high=1.0)
+
+    def init(self):
+        return {"batches": 0}
+
+    def update(self, values, batch, state):
+        seen = state or self.init()
+        factor = self.rate ** seen["batches"]
+        return Update(values * factor, {"batches": seen["batches"] + 1}, {"fade_factor": factor})
+
+
+@dataclass(frozen=True)
+class FadingSettings:
+    """`algorithm.fading`."""
+
+    rate: float = limited(0.5, above=0.0, high=1.0)
+    """Factor per batch."""
+
+
+@estimator(section=FadingSettings)
+def fading(settings):
+    """Centre and fade."""
+    return Chain((WeighAndSum(settings.rewards.weights), Centre(), Fade(settings.of(FadingSettings).rate)))
+'''
+STORY = """
+import logging
+logging.basicConfig(level=logging.WARNING)
+import torch
+from verl.trainer.ppo import core_algos
+from verl_ext import run_state
+from verl_ext.cli import main
+from verl_ext.errors import ConfigurationError
+from verl_ext.integration.config.presets import preset
+
+scores, mask = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.ones(2, 2, dtype=torch.int64)
+call = dict(token_level_rewards=scores, response_mask=mask, index=["a", "a"], config={"fading": {"rate": 0.25}})
+function = core_algos.get_adv_estimator_fn("fading")
+print("FIRST", function(**call)[0][0, 0].item())
+saved = run_state().state_dict()
+print("SECOND", function(**call)[0][0, 0].item(), saved)
+run_state().load_state_dict(saved)
+print("AGAIN", function(**call)[0][0, 0].item())
+try:
+    function(**{**call, "config": {"fading": {"rate": 2}}})
+except ConfigurationError as error:
+    print("REFUSED", error)
+print("PRESET", preset("fading")["algorithm"]["fading"])
+print("DGPO", core_algos.get_adv_estimator_fn("dgpo").__name__)
+main(["show", "fading", "algorithm.fading.rate=0.75"])
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The package, installed into a folder."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    (source / "pyproject.toml").write_text(PYPROJECT)
+    (source / "other_estimators.py").write_text(MODULE)
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        target,
+    ]
+    done = subprocess.run([*map(str, install), str(source)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def test_it_is_registered_checked_logged_saved_and_shown(installed, tmp_path):
+    path = os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH")]))
+    done = fresh.run(textwrap.dedent(STORY), new=True, environment=os.environ | {"PYTHONPATH": path})
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    told = done.stdout
+    assert "FIRST 0.5" in told
+    assert "SECOND 0.125 {'fading': {'fade': {'batches': 1}}}" in told
+    assert "AGAIN 0.125" in told  # the saved state was read
+    assert "REFUSED algorithm.fading.rate must be at most 1, found 2" in told
+    assert "PRESET {'rate': 0.5}" in told
+    assert "algorithm.fading.rate=0.75" in told
+    assert "DGPO compute_dgpo_advantage" in told
+    assert "dgpo=other_estimators:fading" in done.stderr  # ours stays, and a warning says so
