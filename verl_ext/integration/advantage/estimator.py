@@ -68,6 +68,7 @@ def compute(
     builder = BatchBuilder(settings, name, chain, rows, labels, token_level_rewards, response_mask, context)
     trajectories = builder.batch(groups if rows.plain else None)
     run = run_state()
+    run.readers |= chain.readers
     result = chain(trajectories, run.states.get(name))
     if name not in run.states:
         plain_state(result.state)  # refused now, not at the first checkpoint
