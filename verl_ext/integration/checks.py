@@ -31,15 +31,14 @@ _OVERRIDE = re.compile(r"(?<![\w.+])(?:algorithm|actor_rollout_ref|data|reward|t
 def check_run(config: Any, *, unregistered: bool = False) -> None:
     """Raise one error that lists all that is wrong with a run's configuration; log what is only doubtful.
 
-    An estimator of verl's or of the user's is never refused for what its configuration holds, except a preset of ours.
-    In the driver, and before the trainer is built, its name may be `unregistered` still: then it is refused only if it
-    looks misspelt.
+    An estimator of verl's or of the user's is never refused for what its configuration holds. In the driver, and before
+    the trainer is built, its name may be `unregistered` still: then it is refused only if it looks misspelt.
     """
     name = estimator_name(config)
     errors = list(_unknown_estimator(name, unregistered=unregistered))
     misspelt = list(_misspelt(config))
     errors += [*(misspelt if name in ESTIMATORS else ()), *wrong_arguments(config)]
-    errors += preset_conflicts(config, name)
+    errors += preset_conflicts(config)
     settings = None
     try:
         settings = read_settings(config.algorithm)

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_ext.errors import listed
+from verl_ext.integration.attach import estimator_name
 from verl_ext.integration.presets import GROUP, MARKER, preset, without_values
 
 logger = logging.getLogger("verl_ext")
@@ -18,9 +19,9 @@ ESTIMATOR = "algorithm.adv_estimator"
 VERLS = "hydra.searchpath=[pkg://verl.trainer.config]"
 
 
-def preset_conflicts(config: Any, estimator: str) -> Iterator[str]:
-    """What is wrong with the presets of a run whose `algorithm.adv_estimator` is `estimator`."""
-    composed = _plain(config)
+def preset_conflicts(config: Any) -> Iterator[str]:
+    """What is wrong with the presets that a configuration was composed with."""
+    composed, estimator = _plain(config), estimator_name(config)
     marks = [path.rpartition(f"{MARKER}.") for path, _ in _leaves(composed)]
     names = [name for place, mark, name in marks if mark and not place]
     for place, mark, name in marks:
