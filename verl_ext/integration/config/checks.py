@@ -73,9 +73,8 @@ def judge(config: Any, *, unregistered: bool = False) -> Verdict:
         except ConfigurationError as error:  # an entry that a rule cannot read
             errors.append(str(error))
 
-    for look in (wrong_arguments, wrong_variables):
+    for look in (wrong_arguments, preset_conflicts, wrong_variables):
         collect(look(config))
-    collect(preset_conflicts(config, name))
     for look in (misspelt_of, wrong_types, wrong_ranks):
         collect(look(config), errors if ours else warnings)
     settings = None

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from verl_ext.errors import listed
 from verl_ext.integration.config.presets import GROUP, MARKER, preset, without_values
+from verl_ext.integration.config.read import estimator_name
 
 logger = logging.getLogger("verl_ext")
 
@@ -18,9 +19,9 @@ ESTIMATOR = "algorithm.adv_estimator"
 VERLS = "hydra.searchpath=[pkg://verl.trainer.config]"
 
 
-def preset_conflicts(config: Any, estimator: str) -> Iterator[str]:
-    """What is wrong with the presets of a run whose `algorithm.adv_estimator` is `estimator`."""
-    composed = _plain(config)
+def preset_conflicts(config: Any) -> Iterator[str]:
+    """What is wrong with the presets that a configuration was composed with."""
+    composed, estimator = _plain(config), estimator_name(config)
     marks = [path.rpartition(f"{MARKER}.") for path, _ in _leaves(composed)]
     names = [name for place, mark, name in marks if mark and not place]
     for place, mark, name in marks:
