@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Mapping
 
@@ -77,11 +76,9 @@ def advantage_metrics(advantages: Array) -> Metrics:
 def _moments(name: str, values: Array) -> Metrics:
     if not len(values):
         return {}
-    mean = float(values.mean())
-    centred = values - mean
     return {
-        f"{name}/mean": mean,
-        f"{name}/std": math.sqrt(float(centred @ centred) / len(values)),
+        f"{name}/mean": float(values.mean()),
+        f"{name}/std": float(values.std()),
         f"{name}/min": float(values.min()),
         f"{name}/max": float(values.max()),
     }

@@ -186,8 +186,8 @@ class Whiten(Step):
             x, weights = x[~unscored], weights[~unscored]
         total = float(weights.sum())
         zero_mean = not total or (centred and self.over == "sequence")
-        mean = 0.0 if zero_mean else float(weights @ x) / total
-        variance = float(weights @ np.square(x - mean)) / (total - 1) if total > 1 else 0.0
+        mean = 0.0 if zero_mean else float((weights * x).sum()) / total
+        variance = float((weights * np.square(x - mean)).sum()) / (total - 1) if total > 1 else 0.0
         std = math.sqrt(variance)
         divisor = math.sqrt(variance + 1e-8) if self.over == "token" else std + self.epsilon
         whitened = (values - mean) / divisor if divisor else np.where(np.isnan(values), values, 0.0)
@@ -210,7 +210,7 @@ class Balance(Step):
     def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
         share = batch.lengths if self.over == "token" else np.ones(len(values))
         live = batch.groups.broadcast(_live(values, batch))
-        valid = float(share @ live)
+        valid = float((share * live).sum())
         z = float(share.sum()) / valid if valid else 1.0
         dead_share = 1.0 - float(np.count_nonzero(live)) / len(live) if len(live) else 0.0
         return Update(values * z, metrics={"balance_z": z, "zero_mask_ratio": z, "dead_share": dead_share})
