@@ -3,6 +3,7 @@
 # numpy and on other Pythons, and runs of the real pipeline on the CPU.
 #
 #   scripts/test.sh                all of it but the slow runs: what CI does
+#   scripts/test.sh --quick        lint, types of what changed since the last commit, the pure parts: about a minute
 #   scripts/test.sh --fast         lint, types and unit tests: about eleven minutes on two cores, after the installation
 #   scripts/test.sh --slow         the slow runs as well
 #   scripts/test.sh -- ARGS        pytest with these arguments, in that environment
@@ -11,11 +12,11 @@ cd "$(dirname "$0")/.."
 
 LEVEL=normal
 case ${1:-} in
-    --fast | --slow) LEVEL=${1#--} ;;
+    --quick | --fast | --slow) LEVEL=${1#--} ;;
     --) LEVEL=only && shift ;;
     "") ;;
     *)
-        sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+        sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
         exit 2
         ;;
 esac
@@ -31,8 +32,19 @@ fi
 echo "== lint"
 ruff check .
 ruff format --check .
+if [ "$LEVEL" = quick ]; then
+    echo "== types of what changed"
+    mapfile -t CHANGED < <({ git diff --name-only HEAD -- 'verl_ext/*.py'; git ls-files --others --exclude-standard 'verl_ext/*.py'; } | sort -u)
+    if ((${#CHANGED[@]})); then mypy --follow-imports=silent "${CHANGED[@]}"; fi
+    echo "== the pure parts"
+    exec python -m pytest -q -n 2 --dist loadfile tests/core tests/estimators/test_worked_example.py \
+        tests/estimators/test_compose.py tests/estimators/test_compositions.py tests/test_settings.py tests/test_imports.py
+fi
 echo "== types"
 mypy
+echo "== docs"
+python scripts/make_docs.py --check
+NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict --config-file docs/mkdocs.yml
 echo "== installation"
 python -m verl_ext doctor 2>/dev/null
 
@@ -41,7 +53,7 @@ echo "== unit tests, verl $(python -c 'from importlib.metadata import version; p
 SHARE=(-n 2 --dist loadfile)
 python -m pytest "${SHARE[@]}" -m "not slow and not end_to_end"
 
-OLDEST=$(python -c 'from verl_ext.integration.versions import OLDEST; print(OLDEST)')
+OLDEST=$(python -c 'from verl_ext.integration.compat.versions import OLDEST; print(OLDEST)')
 OLD=.venv/verl-$OLDEST
 if [ ! -d "$OLD/verl" ]; then
     python -m pip install --quiet --no-deps --target "$OLD" "verl==$OLDEST"
