@@ -81,8 +81,6 @@ class Condition(Stateless):
         return None if given.get("conditions") else "it needs conditions={reward: {on: other reward, at_least: number}}"
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        if not self.conditions:
-            return values
         named = {name for key, needed in self.conditions.items() for name in (key, needed.on)}
         if missing := named - set(batch.keys):
             raise ConfigurationError(f"conditions name {listed(missing)}, the reward keys are {listed(batch.keys)}")
@@ -97,7 +95,10 @@ class Condition(Stateless):
 
 @dataclass(frozen=True)
 class Centre(Stateless):
-    """`x - mean_g(x)`, exactly 0 in a group of one or with a range of at most `1e-6 max(1, |mean|)` (no variance)."""
+    """`x - mean_g(x)`, exactly 0 in a group without variance and in a group of one.
+
+    A group whose range is at most `1e-6 max(1, |mean|)` has no variance.
+    """
 
     name: ClassVar[str] = "centre"
 
@@ -208,8 +209,7 @@ class Whiten(Stateless):
         if unscored.any():
             x, weights = x[~unscored], weights[~unscored]
         total = float(weights.sum())
-        zero_mean = not total or (centred and self.over == "sequence")
-        mean = 0.0 if zero_mean else float(weights @ x) / total
+        mean = 0.0 if not total or (centred and self.over == "sequence") else float(weights @ x) / total
         variance = float(weights @ np.square(x - mean)) / (total - 1) if total > 1 else 0.0
         std = math.sqrt(variance)
         divisor = math.sqrt(variance + 1e-8) if self.over == "token" else std + self.epsilon
