@@ -32,7 +32,8 @@ def test_verls_own_dataclass_is_read():
     settings = read_settings(config)
     assert settings.rewards.keys == ("x",)
     assert settings.norm_by_std is False
-    assert gdpo(config) == gdpo({"rewards": {"keys": ["x"]}, "norm_adv_by_std_in_grpo": False})
+    ours = {"rewards": {"keys": ["x"]}, "gdpo": {"whiten": "token"}, "norm_adv_by_std_in_grpo": False}
+    assert gdpo(config) == gdpo(ours)
 
 
 def test_a_configuration_changed_in_place_is_read_again():

@@ -62,8 +62,6 @@ class Condition(Step):
         return None if given.get("conditions") else "it needs conditions={reward: {on: other reward, at_least: number}}"
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        if not self.conditions:
-            return values
         named = {name for key, needed in self.conditions.items() for name in (key, needed.on)}
         if missing := named - set(batch.keys):
             raise ConfigurationError(f"conditions name {listed(missing)}, the reward keys are {listed(batch.keys)}")
@@ -78,7 +76,10 @@ class Condition(Step):
 
 @dataclass(frozen=True)
 class Centre(Step):
-    """`x - mean_g(x)`, exactly 0 in a group of one or with a range of at most `1e-6 max(1, |mean|)` (no variance)."""
+    """`x - mean_g(x)`, exactly 0 in a group without variance and in a group of one.
+
+    A group whose range is at most `1e-6 max(1, |mean|)` has no variance.
+    """
 
     name: ClassVar[str] = "centre"
 
