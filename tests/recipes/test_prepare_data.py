@@ -327,6 +327,15 @@ def test_maths_from_clones_of_both(tmp_path: Path) -> None:
     assert boxed_math.compute_score("d", r"\boxed{0.5}", test[0]["reward_model"]["ground_truth"])["score"] == 1
 
 
+def test_maths_boxes_without_braces_framed_boxes_and_repeating_decimals_are_golds(tmp_path: Path) -> None:
+    solutions = [r"so $x = \boxed 12$.", r"Hence $\fbox{6}$.", r"It is $\boxed{0.\overline{72}}$.", r"$\boxed5$"]
+    prepare_math(math_folder(tmp_path / "maths", [math(text) for text in solutions]), tmp_path / "out")
+    golds = [row["reward_model"]["ground_truth"] for row in rows(tmp_path / "out/train.parquet")]
+    assert golds == ["12", "6", r"0.\overline{72}", "5"]
+    for solution, gold in zip(solutions, golds, strict=True):
+        assert boxed_math.compute_score("d", solution, gold)["score"] == 1
+
+
 def test_maths_levels_leave_out_what_was_not_asked_for_and_say_so(tmp_path: Path) -> None:
     solutions = [math(rf"\boxed{{{n}}}", f"Level {n}") for n in (1, 2, 3, 4, 5)]
     text = prepare_math(math_folder(tmp_path / "maths", solutions), tmp_path / "out", 3, 4, 5)
