@@ -399,9 +399,9 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
     "a window of a list that only counts with eta": (
         (
             "algorithm.adv_estimator=compose",
-            "+algorithm.compose.steps=[weigh_and_sum,centre,{step:weigh_by_history,eta:0,window:5}]",
+            "+algorithm.compose.steps=[weigh_and_sum,centre,{step:weigh_by_history,eta:0,history_window:5}]",
         ),
-        "weigh_by_history: window=5 has no effect with weigh_by_history: eta=0",
+        "weigh_by_history: history_window=5 has no effect with weigh_by_history: eta=0",
     ),
     "a balance of several mini-batches": (
         (
@@ -543,12 +543,15 @@ def test_a_plain_file_of_the_user_works(tmp_path) -> None:
     with hydra.initialize_config_dir(str(tmp_path), version_base=None):
         config = hydra.compose("mine")
     check_run(config)
+    from verl_ext.core.steps import Requirement
+    from verl_ext.estimators.gdpo import GdpoSettings
     from verl_ext.integration.config.read import read_settings
 
     settings = read_settings(config.algorithm)
     assert settings.rewards.weights == (1.0, 0.5)
-    assert settings.gdpo.whiten == "token"
-    assert settings.gdpo.conditions["format"] == {"on": "acc", "at_least": 1}
+    gdpo = settings.of(GdpoSettings)
+    assert gdpo.whiten == "token"
+    assert gdpo.conditions["format"] == Requirement("acc", 1.0)
 
 
 def test_the_estimator_s_name_may_be_verl_s_enum() -> None:

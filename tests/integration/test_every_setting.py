@@ -23,7 +23,8 @@ from tests.integration.configs import compose
 from tests.integration.test_legacy_trainers import data_of
 from verl_ext.errors import VerlExtError
 from verl_ext.estimators.compose import STEPS
-from verl_ext.integration.guards import nodes
+from verl_ext.integration.guards import guard
+from verl_ext.integration.trainers import attach, v1
 from verl_ext.settings import sections
 
 SECTIONS = sections()
@@ -133,6 +134,8 @@ class Fits(RayPPOTrainer):
 
     def fit(self, given: list[DataProto]) -> list[Any]:
         seen: list[Any] = []
+        attach.before_load(self)
+        v1.wrap_build_replay_buffer(lambda trainer: None)(self)
         for data in given:
             self.global_steps += 1
             done = ray_trainer.compute_advantage(
@@ -151,7 +154,9 @@ class Fits(RayPPOTrainer):
 def plain() -> Any:
     """What the checks look at of verl's configuration, as plain data: the whole takes long to copy."""
     one_update = ("data.train_batch_size=256", "actor_rollout_ref.actor.ppo_mini_batch_size=256")
-    whole = OmegaConf.to_container(compose(*one_update, "data.max_response_length=9"), resolve=True)
+    whole = OmegaConf.to_container(
+        compose(*one_update, "data.max_response_length=9", "trainer.save_freq=1"), resolve=True
+    )
     actor = whole["actor_rollout_ref"]["actor"]
     flat = {name: value for name, value in actor.items() if not isinstance(value, dict) or name == "policy_loss"}
     return {name: whole[name] for name in ("algorithm", "data", "reward", "trainer")} | {
@@ -165,7 +170,12 @@ class Shown:
     def __init__(self, algorithm: dict[str, Any], plain: Any, folder: Path, caplog: Any, monkeypatch: Any) -> None:
         folder.mkdir(parents=True)
         asked: list[str] = []
-        monkeypatch.setattr(nodes, "check_in_trainer", lambda: asked.append("nodes"))
+
+        def attempt(switch: str, settings: Any, *_: Any, **__: Any) -> None:
+            if getattr(settings, switch):
+                asked.append(switch)
+
+        monkeypatch.setattr(guard, "attempt", attempt)
         config = OmegaConf.create(plain)
         given = copy.deepcopy(algorithm)
         config.actor_rollout_ref.actor.update(given.pop("actor", {}))
@@ -257,7 +267,7 @@ def test_a_step_s_setting_shows_in_a_list(step, plain, tmp_path, caplog, monkeyp
     assert not before.refused
     for name, values in settings.items():
         for value in values:
-            more = {"anchor": "fixed"} if name == "fixed" else {}
+            more = {"anchor": "fixed"} if name == "fixed_anchor" else {}
             after = shown(f"{name}={values.index(value)}", {name: value, **more})
             assert not after.refused
             assert after.seen != before.seen, name

@@ -130,7 +130,10 @@ CPU: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
             Pin("need_critic", takes=("config",)),
         ),
         "verl.workers.engine.fsdp.transformer_impl": (Pin("CPUOffloadPolicy", accepts=("pin_memory",)),),
-        "verl.plugin.platform": (Pin("get_platform", takes=()),),
+        "verl.plugin.platform": (
+            Pin("PlatformBase"),
+            Pin("get_platform", takes=()),
+        ),
         "verl.plugin.platform.platform_manager": (
             Pin("PlatformRegistry.register", takes=("platform",)),
             Pin("_current_platform"),
@@ -146,7 +149,10 @@ CPU: Mapping[str, tuple[Pin, ...]] = MappingProxyType(
             Pin("TokenOutput", has=("token_ids", "log_probs", "stop_reason", "num_preempted", "extra_fields")),
         ),
         "verl.workers.rollout.utils": (Pin("ensure_async_iterator", takes=("iterable",)),),
-        "verl.checkpoint_engine.base": (Pin("CheckpointEngineRegistry.register", takes=("backend",)),),
+        "verl.checkpoint_engine.base": (
+            Pin("CheckpointEngine"),
+            Pin("CheckpointEngineRegistry.register", takes=("backend",)),
+        ),
         "importlib.metadata": (
             Pin("version", accepts=("distribution_name",)),
             Pin("PackageNotFoundError"),
