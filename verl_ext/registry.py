@@ -47,7 +47,7 @@ class _Estimators(Mapping[str, str]):
                 found[name],
                 GROUP,
             )
-        return dict(sorted((found | BUILT_IN).items()))
+        return dict(sorted({**found, **BUILT_IN}.items()))
 
     def __getitem__(self, name: str) -> str:
         return self._known[name]

@@ -135,7 +135,7 @@ def _settings(name: str, settings: Settings) -> Iterator[str]:
     shown: list[tuple[str, Any]] = [("rewards", settings.rewards)]
     if own is not None and name != "compose":
         shown.append((name, settings.of(own)))
-    base = getattr(settings.of(own), "base", None) if own is not None else None
+    base = str(getattr(settings.of(own), "base", None)) if own is not None else ""
     if base in ESTIMATORS and (section := declaration(base).section) is not None:
         shown.append((base, settings.of(section)))
     for part, section in shown:

@@ -147,7 +147,7 @@ class WeighAndSum(Step):
         if np.any(unscored):
             missing = np.isnan(values)
             total = np.where(missing, 0.0, values) @ weights
-            unscored = missing.all(axis=1)
+            unscored = np.asarray(missing.all(axis=1))
         if batch.penalty is not None:
             total = total + batch.penalty
         total[unscored] = np.nan

@@ -90,8 +90,8 @@ def _replaced(composed: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    found: dict[str, Any] = OmegaConf.to_container(config, resolve=False)
-    return found
+    found: Any = OmegaConf.to_container(config, resolve=False)
+    return dict(found)
 
 
 def _at(tree: Any, path: str) -> Any:

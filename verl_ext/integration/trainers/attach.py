@@ -230,10 +230,11 @@ def adopt(cls: type, wrappers: Wrappers) -> None:
     A subclass need not call `super` to keep our part: those of verl's experimental trainers do not, not even in
     `__init__`.
     """
+    owner: Any = cls
     previous: Any = vars(cls).get("__init_subclass__")
 
     def __init_subclass__(sub: Any, **kwargs: Any) -> None:
-        (super(cls, sub).__init_subclass__ if previous is None else previous.__get__(None, sub))(**kwargs)
+        (super(owner, sub).__init_subclass__ if previous is None else previous.__get__(None, sub))(**kwargs)
         _wrap_own(sub, wrappers)
 
     _wrap_own(cls, wrappers)
