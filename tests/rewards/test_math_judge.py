@@ -42,15 +42,9 @@ def judge():
 
 
 def run(script: str, *, cwd: Path | None = None, path: Path | str = "") -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(path), *sys.path]))},
-    )
+    command = [sys.executable, "-W", "always", "-c", textwrap.dedent(script)]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(path), *sys.path]))}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env=variables)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -103,15 +97,12 @@ def test_random_interruptions_leave_no_wrong_verdict(fake_library, tmp_path, thr
 
 
 def test_an_interrupted_process_is_replaced(judge):
-    def interrupt(*_):
-        raise TimeoutError
-
     assert judge.equal("5", "5", 5.0)
     process = judge._idle.popen
-    before = signal.signal(signal.SIGALRM, interrupt)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(KeyboardInterrupt):
             judge.equal("5", "9^{9^{9^9}}", 60.0)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -169,9 +160,6 @@ def test_a_process_that_dies_of_a_question_is_reported_with_what_it_printed(fake
 
 
 def test_what_was_printed_about_an_earlier_question_is_not_reported(fake_library, judge):
-    fake_library(verify="os.write(2, b'printed about ' + left[0].encode()) and (left == ['bad'] and os._exit(7))")
-    with pytest.raises(ConfigurationError):  # it has to say yes once
-        judge.ask("5", "5", 5.0)
     fake_library(verify="os.write(2, b'about ' + left[0].encode()) and (left != ['bad'] or os._exit(7))")
     assert judge.ask("earlier", "5", 5.0)
     with pytest.raises(NoVerdictError) as error:
@@ -282,22 +270,26 @@ def test_a_file_of_the_working_folder_stands_in_for_no_library(tmp_path, module)
     assert run(script, cwd=tmp_path) == "True\n"
 
 
-def test_a_math_verify_that_cannot_be_imported_is_reported_with_its_reason(fake_library, judge):
-    fake_library(first="raise ImportError('Unsupported ANTLR version 4.7')")
-    with pytest.raises(ConfigurationError, match=r"(?s)ImportError: Unsupported ANTLR version 4\.7.*math-verify>=0\.8"):
+UNFIT = {
+    "it cannot be imported": (
+        {"first": "raise ImportError('Unsupported ANTLR version 4.7')"},
+        r"(?s)status 1: .*ImportError: Unsupported ANTLR version 4\.7",
+    ),
+    "it cannot read percentages": (
+        {"parse": "[] if '%' in text else [text]", "verify": "bool(left) and left == right"},
+        r"10\\%",
+    ),
+    "it crashes": ({"first": "os.write(2, b'no such instruction'); os._exit(9)"}, r"status 9: no such instruction"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_math_verify_that_does_not_work_is_refused_with_the_reason(case, fake_library, judge):
+    library, reason = UNFIT[case]
+    fake_library(**library)
+    with pytest.raises(ConfigurationError, match=reason) as error:
         judge.equal("5", "5", 5.0)
-
-
-def test_a_math_verify_that_cannot_read_percentages_is_refused(fake_library, judge):
-    fake_library(parse="[] if '%' in text else [text]", verify="bool(left) and left == right")
-    with pytest.raises(ConfigurationError, match=r"10\\%.*pip install 'math-verify>=0\.8,<0\.9'"):
-        judge.equal("5", "5", 5.0)
-
-
-def test_a_math_verify_that_crashes_is_reported(fake_library, judge):
-    fake_library(first="os.write(2, b'no such instruction'); os._exit(9)")
-    with pytest.raises(ConfigurationError, match=r"status 9: no such instruction"):
-        judge.equal("5", "5", 5.0)
+    assert "pip install 'math-verify>=0.8,<0.9'" in str(error.value)
 
 
 def test_what_a_library_prints_is_no_reply(fake_library, judge):
