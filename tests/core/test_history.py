@@ -115,6 +115,19 @@ def test_no_remark_where_nothing_is_wrong(accuracies, window):
     assert not any(update.remarks for update in follow(step, accuracies))
 
 
+@pytest.mark.parametrize("eta_min", [WeighByHistory.eta_min, 0.08])
+def test_no_remark_where_eta_min_keeps_the_anchor_moving(eta_min):
+    """One odd batch after many equal ones is no frozen anchor, and there is no larger eta_min to advise."""
+    step = WeighByHistory(eta_min=eta_min, history_window=3)
+    assert not any(update.remarks for update in follow(step, [0.5, 0.5, 0.5, 0.5, 0.62]))
+
+
+def test_a_remark_where_eta_min_is_too_small():
+    *before, last = follow(WeighByHistory(eta_min=0.001, history_window=3), [0.5, 0.5, 0.5, 0.5, 0.9])
+    assert not any(update.remarks for update in before)
+    assert "eta_min=0.001" in last.remarks["hadw_frozen"]
+
+
 @pytest.mark.parametrize("y", [0.67, 0.0])
 def test_an_anchor_frozen_away_from_zero_is_seen_from_either_side(y):
     """C stays at 0.21 while accuracy is 0.67, or falls to 0."""

@@ -324,6 +324,14 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
         ("algorithm.adv_estimator=grpo", KEYS, "+algorithm.rewards.weights=[1,2]"),
         "algorithm.rewards.weights has no effect on verl's grpo",
     ),
+    "an accuracy under verl's own estimator": (
+        ("algorithm.adv_estimator=grpo", "+algorithm.rewards.accuracy_key=acc"),
+        "algorithm.rewards.accuracy_key=acc has no effect",
+    ),
+    "a threshold under verl's own estimator": (
+        ("algorithm.adv_estimator=grpo", KEYS, "+algorithm.rewards.accuracy_threshold=0.5"),
+        "algorithm.rewards.accuracy_threshold=0.5 has no effect",
+    ),
     "groups filtered by their total": (
         (
             "algorithm.adv_estimator=gdpo",

@@ -171,7 +171,12 @@ class WeighByHistory(Step):
         return old.value, Capability(self.anchor, posterior, kept, ticks), eta_t
 
     def _remarks(self, new: Capability, y: float) -> dict[str, str]:
-        """A warning when the soft anchor stands still while accuracy is elsewhere."""
+        """A warning when the soft anchor stands still while accuracy is elsewhere.
+
+        From the default `eta_min` up it cannot: a single odd batch is all that would be seen.
+        """
+        if self.eta_min >= type(self).eta_min:
+            return {}
         still = len(new.window) == self.history_window > 1 and max(new.window) - min(new.window) < 0.01
         # Of the window anchor the last value is y itself, and the fixed one has no window.
         if not still or abs(y - new.window[-1]) < 0.1:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from verl_ext.core.history import WeighByHistory
+from verl_ext.estimators import ESTIMATORS
 from verl_ext.estimators.dgpo import DgpoSettings
 from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
 
@@ -33,14 +34,16 @@ def idle_settings(given: Given) -> Iterator[str]:
 
 def idle_accuracy(given: Given) -> Iterator[str]:
     """An accuracy that no step looks at."""
-    if given.chain is None or given.chain.needs_accuracy:
+    ours = given.name in ESTIMATORS
+    if ours and (given.chain is None or given.chain.needs_accuracy):
         return
+    who = "no step of this estimator looks" if ours else f"verl's {given.name} does not look"
     for name in ("accuracy_key", "accuracy_threshold"):
         value = getattr(given.settings.rewards, name)
         if value is not None:
             yield (
-                f"algorithm.rewards.{name}={value} has no effect: no step of this estimator looks at accuracy "
-                "(weigh_by_difficulty and weigh_by_history do)"
+                f"algorithm.rewards.{name}={value} has no effect: {who} at accuracy (weigh_by_difficulty and "
+                "weigh_by_history do): remove it"
             )
 
 
