@@ -78,10 +78,13 @@ def test_all_that_moved_is_listed_and_what_only_the_cpu_needs_is_a_note():
         """
     )
     assert status == 1
-    assert "FAIL  verl.trainer.ppo.v1.replay_buffer.ReplayBuffer._evict_terminal_groups is not there any more" in told
+    missing = "ReplayBuffer._evict_terminal_groups is not there any more"
+    assert any(
+        line.lstrip().startswith("note") and "watch_rollouts" in line and missing in line for line in told.splitlines()
+    )
     assert "FAIL  verl.trainer.ppo.ray_trainer.compute_data_metrics takes (batch), expected (batch, use_critic)" in told
     assert "note  verl.utils.model.load_valuehead_model is not there any more: runs without a GPU" in told
-    assert "2 problem(s)" in told
+    assert "1 problem(s)" in told
 
 
 def test_what_runs_without_a_gpu_cannot_be_held_against_is_a_note():
@@ -94,12 +97,12 @@ def test_what_runs_without_a_gpu_cannot_be_held_against_is_a_note():
         for name in (*contract.VERL, *contract.CPU):  # of which some need what is taken away next
             if "vllm" not in name:
                 importlib.import_module(name)
-        platform.PlatformBase = type("PlatformBase", (), {})
+        del platform.PlatformBase
         del utils.ensure_async_iterator
         """
     )
     assert status == 0, told
-    assert "note  verl.plugin.platform.PlatformBase is no abstract class any more" in told
+    assert "note  verl.plugin.platform.PlatformBase is not there any more" in told
     assert "note  verl.workers.rollout.utils.ensure_async_iterator is not there any more: runs without a GPU" in told
     assert "note  verl.workers.rollout.base.BaseRollout cannot be held against verl_ext.cpu.rollout.Embedded" in told
     assert "functions, classes and settings looked at" in told

@@ -135,7 +135,7 @@ def test_a_folder_that_cannot_be_written_is_refused_at_start(tmp_path):
     [
         ("dump_dirs=x", "unknown setting 'dump_dirs' (did you mean 'dump_dir'?)"),
         ("dump_every=2", "dump_every has no effect without algorithm.verl_ext.dump_dir"),
-        ("dump_every=0", "dump_every must be a whole number of at least 1"),
+        ("dump_every=0", "dump_every must be at least 1"),
         ("dump_limit_mb=0", "dump_limit_mb must be above 0"),
     ],
 )
