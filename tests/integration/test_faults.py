@@ -74,7 +74,8 @@ def test_responses_that_did_not_come_are_left_out_counted_and_said(
     }
     assert found == {name: pytest.approx(sorted(values)) for name, values in advantages.items()}
     assert result.metrics[1][MISSING] == missing
-    assert f"step 1: {missing} of {expected} responses are missing, which is logged as {MISSING}" in caplog.text
+    assert f"step 1: {missing} of {expected} responses are missing" in caplog.text
+    assert MISSING in caplog.text
     assert "sync_refill_failed_groups=True" in caplog.text
 
 
@@ -180,7 +181,7 @@ def test_a_worker_that_died_is_named_and_one_that_is_busy_is_not(
     workers_[2].hang.remote()
     workers.require_alive(trainer, "step 1: 3 responses are missing")
     kill(workers_[1])
-    with pytest.raises(RolloutError, match=f"^step 1: 3 responses are missing, and {kind} 1 died: the step is not tra"):
+    with pytest.raises(RolloutError, match=f"^step 1: 3 responses are missing, and {kind} 1 died: "):
         workers.require_alive(trainer, "step 1: 3 responses are missing")
 
 
@@ -227,7 +228,7 @@ def test_a_trainer_that_extends_verls_is_guarded_once(pipeline: Pipeline) -> Non
 def test_a_buffer_of_the_users_own_is_said_not_to_be_watched(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "verl_ext"):
         failures.guard(Buffer(), None)
-    assert "Buffer is no ReplayBuffer of verl's: prompts that all fail" in caplog.text
+    assert "Buffer is not verl's ReplayBuffer" in caplog.text
 
 
 def test_a_failed_rollout_ends_the_fully_asynchronous_trainer_with_an_error() -> None:
@@ -315,7 +316,7 @@ def test_a_reward_function_that_hangs_is_said_in_the_log(
     with caplog.at_level(logging.WARNING, "verl_ext"):
         result = pipeline.run("hanging", *DRGRPO)
     assert "s (partition train: 0 pending, 1 running, 1 finished, 0 failed prompts)" in caplog.text
-    assert "A reward function that hangs looks like this" in caplog.text
+    assert "py-spy dump --pid" in caplog.text
     (update,) = result.updates
     assert update.by_answer() == pytest.approx(answers_to("hanging", [0.5, -0.5, -0.5, 0.5], [0.5, 0.5, -0.5, -0.5]))
 
