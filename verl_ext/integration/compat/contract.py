@@ -250,19 +250,19 @@ def guards_off() -> dict[str, list[str]]:
 def require(name: str, module: Any) -> None:
     """Raise one error that lists what a module lacks. Of a module that only guards need, check what they need."""
     essential = [pin for pin in VERL[name] if pin.guard is None]
-    _refuse(text for pin in essential or VERL[name] for text in check(name, module, pin))
+    _raise_if_any(text for pin in essential or VERL[name] for text in check(name, module, pin))
 
 
 def require_members(name: str, cls: str, owner: type, *members: str) -> None:
     """The same for members of another class that is used like the module's `cls`: a sampler of the user's."""
     where = f"{owner.__module__}.{owner.__qualname__}"
     pins = [replace(_pinned(VERL[name], f"{cls}.{member}"), name=member) for member in members]
-    _refuse(text for pin in pins for text in check(where, owner, pin))
+    _raise_if_any(text for pin in pins for text in check(where, owner, pin))
 
 
 def member(name: str, module: Any, path: str) -> Any:
     """A member of a module that is patched for runs without a GPU; raise unless it is as pinned."""
-    _refuse(check(name, module, _pinned(CPU[name], path)))
+    _raise_if_any(check(name, module, _pinned(CPU[name], path)))
     return operator.attrgetter(path)(module)
 
 
@@ -270,8 +270,8 @@ def _pinned(pins: tuple[Pin, ...], path: str) -> Pin:
     return next(pin for pin in pins if pin.name == path)
 
 
-def _refuse(found: Iterable[str]) -> None:
-    if complaints := list(found):
+def _raise_if_any(messages: Iterable[str]) -> None:
+    if complaints := list(messages):
         raise IntegrationError(f"{'; '.join(complaints)}: this verl moved what verl_ext hooks into")
 
 

@@ -72,7 +72,7 @@ def _kind(path: str, value: Any, pin: Pin) -> Iterator[str]:
 def _own(path: str, value: Any, pin: Pin) -> Iterator[str]:
     home = str(getattr(value, "__module__", None))
     if pin.own and not path.startswith(f"{home}."):
-        yield f"{path} is {home}.{getattr(value, '__qualname__', pin.name)}, expected its own definition"
+        yield f"{path} is {home}.{getattr(value, '__qualname__', pin.name)}, expected its own"
 
 
 def _has(path: str, value: Any, pin: Pin) -> Iterator[str]:
