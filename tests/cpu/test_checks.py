@@ -66,7 +66,7 @@ def test_the_shipped_configuration_passes(group, overrides):
             ["actor_rollout_ref.rollout.name=sglang"],
             "unknown rollout 'sglang'.*set .*rollout.name=embedded",
         ),
-        (["actor_rollout_ref.rollout.name=???"], "no rollout is named; set actor_rollout_ref.rollout.name=embedded"),
+        (["actor_rollout_ref.rollout.name=???"], "no rollout is set; set actor_rollout_ref.rollout.name=embedded"),
         (["trainer.n_gpus_per_node=0"], "n_gpus_per_node is 0.*set trainer.n_gpus_per_node=1"),
         (["trainer.nnodes=0"], "nnodes is 0.*set trainer.nnodes=1"),
         (["actor_rollout_ref.rollout.dtype=bf16"], "unknown dtype 'bf16'.*set actor_rollout_ref.rollout.dtype=float32"),
@@ -79,7 +79,7 @@ def test_the_shipped_configuration_passes(group, overrides):
         (["ray_kwargs.ray_init.num_cpus=8", "trainer.nnodes=2"], "verl reserves 9"),
         # The legacy trainer has no TransferQueue: 3 + 1 = 4.
         (["ray_kwargs.ray_init.num_cpus=3", "trainer.use_v1=False"], "verl reserves 4 "),
-        (["ray_kwargs.ray_init.num_gpus=1", "trainer.n_gpus_per_node=2"], "num_gpus is 1, and each of the 2 ranks"),
+        (["ray_kwargs.ray_init.num_gpus=1", "trainer.n_gpus_per_node=2"], "num_gpus is 1, .*2 ranks"),
         (
             # 16 x 8 = 128 rows
             [
@@ -87,7 +87,7 @@ def test_the_shipped_configuration_passes(group, overrides):
                 "actor_rollout_ref.actor.ppo_mini_batch_size=16",
                 "actor_rollout_ref.rollout.n=8",
             ],
-            "a mini batch has 128 rows, which 3 ranks do not divide; set trainer.n_gpus_per_node to a divisor of 128",
+            "a mini-batch has 128 rows, which 3 ranks do not divide; set trainer.n_gpus_per_node to a divisor of 128",
         ),
         # 8 x 3 = 24 rows on 1 rank, which 16 does not divide.
         (
@@ -97,7 +97,7 @@ def test_the_shipped_configuration_passes(group, overrides):
                 "data.train_batch_size=8",
                 "actor_rollout_ref.rollout.n=3",
             ],
-            "a rank has 24 rows, which micro batches of 16 do not divide",
+            "a rank has 24 rows, which micro-batches of 16 do not divide",
         ),
     ],
 )
@@ -145,7 +145,7 @@ def test_too_few_cpus_for_a_rollout_of_its_own_processes():
     with pytest.raises(ConfigurationError, match="verl reserves 8"):
         checks.check(configuration(*few, group="[cpu,separate_async]"))
     # Another node's rollout: 2 CPUs and a slot more.
-    with pytest.raises(ConfigurationError, match="verl reserves 10 .*\n.*num_gpus is 2, and each of the 3 ranks"):
+    with pytest.raises(ConfigurationError, match="verl reserves 10 .*\n.*num_gpus is 2, .*3 ranks"):
         checks.check(configuration(*few, "actor_rollout_ref.rollout.nnodes=2", group="[cpu,separate_async]"))
 
 

@@ -113,14 +113,14 @@ def _module_with(**members):
 @pytest.mark.parametrize(
     ("patch", "members", "message"),
     [
-        (patches.process_group, {}, "distributed.initialize_global_process_group_ray is not there any more"),
+        (patches.process_group, {}, "distributed.initialize_global_process_group_ray does not exist any more"),
         (
             patches.process_group,
             {"initialize_global_process_group_ray": lambda timeout_second=None: None},
             "does not take backend any more",
         ),
         (patches.replay_buffer, {"ReplayBuffer": type("ReplayBuffer", (), {})}, "does not take poll_interval any more"),
-        (patches.offload_policy, {"CPUOffloadPolicy": None}, "CPUOffloadPolicy is no function any more"),
+        (patches.offload_policy, {"CPUOffloadPolicy": None}, "CPUOffloadPolicy is not a function any more"),
         (patches.value_model, {"load_valuehead_model": lambda path: None}, "does not take"),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_patch_says_what_moved_in_verl(patch, members, message):
 
 
 def test_a_module_that_lost_a_class_is_named_too():
-    with pytest.raises(IntegrationError, match=r"replay_buffer\.ReplayBuffer\.__init__ is not there any more"):
+    with pytest.raises(IntegrationError, match=r"replay_buffer\.ReplayBuffer\.__init__ does not exist any more"):
         patches.replay_buffer(_module_with())
 
 

@@ -47,7 +47,7 @@ def test_weights_go_in_buckets_of_the_configured_size_and_the_last_is_followed_b
 
 
 def test_another_format_and_unmerged_lora_are_refused():
-    with pytest.raises(ConfigurationError, match="'named_tensors' only"):
+    with pytest.raises(ConfigurationError, match="'named_tensors', found"):
         send([], wire_format="flattened")
     with pytest.raises(ConfigurationError, match="set model.lora.merge=True"):
         send([], peft_config={"r": 8})
@@ -57,8 +57,8 @@ def test_another_format_and_unmerged_lora_are_refused():
     ("found", "message"),
     [
         ({"world_size": 2}, "parallel size 2: set .*tensor_model_parallel_size=1"),
-        ({"is_reward_model": True}, "serves the policy only"),
-        ({"is_teacher_model": True}, "serves the policy only"),
+        ({"is_reward_model": True}, "serves only the policy"),
+        ({"is_teacher_model": True}, "serves only the policy"),
     ],
 )
 def test_a_replica_of_several_processes_or_of_another_model_is_refused(found, message, monkeypatch):

@@ -127,7 +127,7 @@ def test_a_number_beyond_float64_is_refused():
 @pytest.mark.parametrize("uids", [UIDS, ["a", "a", "b", "pad"]])
 def test_a_component_must_have_one_entry_a_row(column, found, uids):
     lengths = [1, 1, 1, 0 if uids[3] == "pad" else 1]
-    with pytest.raises(DataError, match=rf"reward 'y' is .*{found}.*, expected 4 numbers: one a row of the batch"):
+    with pytest.raises(DataError, match=rf"reward 'y' is .*{found}.*, expected 4 numbers"):
         call("gdpo", [0.0] * 4, uids, lengths, config=GDPO, components=fields(y=column))
 
 
@@ -153,7 +153,7 @@ def test_gdpo_without_keys_lists_what_the_samples_have():
 
 
 def test_hadw_on_gdpo_needs_keys_as_well():
-    with pytest.raises(ConfigurationError, match="hadw normalises each reward by itself"):
+    with pytest.raises(ConfigurationError, match=r"hadw .*algorithm\.rewards\.keys"):
         call("hadw", X, UIDS, config={"hadw": {"base": "gdpo"}}, components=fields())
 
 

@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "hadw on gdpo without keys": (
         ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gdpo"),
-        ("hadw normalises each reward by itself", "set +algorithm.rewards.keys=[...]"),
+        ("hadw normalises each reward separately", "set +algorithm.rewards.keys=[...]"),
     ),
     "token scores of no keys": (
         ("algorithm.adv_estimator=dgpo", "+algorithm.rewards.token_scores=True"),
@@ -102,11 +102,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "drgrpo with a factor of nothing": (
         ("algorithm.adv_estimator=drgrpo", DRGRPO_LOSS[0], "data.max_response_length=512"),
-        ("loss_scale_factor=null, which divides each micro-batch", "Add actor_rollout_ref.actor.loss_scale_factor=512"),
+        ("loss_scale_factor=null", "Add actor_rollout_ref.actor.loss_scale_factor=512"),
     ),
     "drgrpo with a loss that aggregates in its own way": (
         ("algorithm.adv_estimator=drgrpo", *DRGRPO_LOSS, "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"),
-        ("loss_mode=geo_mean, which aggregates in its own way", "Add actor_rollout_ref.actor.policy_loss.loss_mode="),
+        ("loss_mode=geo_mean", "Add actor_rollout_ref.actor.policy_loss.loss_mode="),
     ),
     "hadw on drgrpo with verl's default loss": (
         ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=drgrpo"),
@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "trainer.use_v1=False",
             "trainer.v1.sampler.custom_sampler.path=/my/sampler.py",
         ),
-        ("remove trainer.use_v1=False", "custom_sampler.path=/my/sampler.py filters by itself"),
+        ("remove trainer.use_v1=False", "custom_sampler.path=/my/sampler.py"),
     ),
     "a step that does not exist": (
         ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weigh_and_sum,center]"),
@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a list that needs the rewards' names": (
         ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[centre,weigh_and_sum]"),
-        ("compose normalises each reward by itself", "set +algorithm.rewards.keys=[...]"),
+        ("compose normalises each reward separately", "set +algorithm.rewards.keys=[...]"),
     ),
     "a condition of a list on a reward that is no key": (
         (
@@ -344,7 +344,7 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
     "a balance that does not fit the loss": (
         ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "+algorithm.dgpo.balance=sequence"),
         "algorithm.dgpo.balance=sequence does not fit actor_rollout_ref.actor.loss_agg_mode=token-mean, whose mean "
-        "calls for token: set algorithm.dgpo.balance=auto",
+        "needs token: set algorithm.dgpo.balance=auto",
     ),
     "a filter by rewards under an estimator of the total": (
         (
@@ -353,7 +353,7 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
             "++algorithm.filter_groups.enable=True",
             "++algorithm.filter_groups.metric=any_reward",
         ),
-        "grpo, which takes the total, learns nothing from them; set algorithm.filter_groups.metric=reward",
+        "grpo, which uses the total, learns nothing from them; set algorithm.filter_groups.metric=reward",
     ),
     "a balance of a list that does not fit the loss": (
         (
@@ -362,11 +362,11 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
             "+algorithm.compose.steps=[weigh_and_sum,centre,{step:balance,over:sequence}]",
         ),
         "algorithm.compose.steps: balance over=sequence does not fit actor_rollout_ref.actor.loss_agg_mode=token-mean, "
-        "whose mean calls for token: write {step: balance, over: token}",
+        "whose mean needs token: write {step: balance, over: token}",
     ),
     "a balance over tokens for a loss of its own": (
         ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "actor_rollout_ref.actor.policy_loss.loss_mode=sapo"),
-        "takes its mean over sequences whatever loss_agg_mode says: set +algorithm.dgpo.balance=sequence",
+        "averages over sequences and ignores loss_agg_mode: set +algorithm.dgpo.balance=sequence",
     ),
     "settings of a weighting which is off": (
         ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "+algorithm.dgpo={dqw: false, dqw_temp: 9}"),

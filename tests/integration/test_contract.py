@@ -42,10 +42,10 @@ def test_all_that_moved_is_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     told = contract.moved()
     expected = [
         "verl.trainer.ppo.core_algos.ADV_ESTIMATOR_REGISTRY is a list, expected a dict",
-        "verl.trainer.ppo.core_algos.get_adv_estimator_fn is not there any more",
+        "verl.trainer.ppo.core_algos.get_adv_estimator_fn does not exist any more",
         "verl.trainer.config.AlgoConfig has no gdpo_reward_keys any more",
         "verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_advantage takes (self, batch), expected (self, batch, ",
-        "verl.trainer.ppo.v1.replay_buffer.ReplayBuffer._dapo_filtered_keys is not there any more",
+        "verl.trainer.ppo.v1.replay_buffer.ReplayBuffer._dapo_filtered_keys does not exist any more",
         "verl.trainer.ppo.ray_trainer.compute_data_metrics takes (batch, critic), expected (batch, use_critic)",
         "verl's configuration ppo_trainer has no trainer.renamed any more",
         "verl's configuration ppo_trainer has no gone.by any more",
@@ -55,7 +55,7 @@ def test_all_that_moved_is_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_hook_names_all_that_moved_in_its_module_too() -> None:
     module = types.SimpleNamespace(ADV_ESTIMATOR_REGISTRY={}, get_adv_estimator_fn=lambda name: None)
-    with pytest.raises(IntegrationError, match=r"takes \(name\), expected .*POLICY_LOSS_REGISTRY is not there"):
+    with pytest.raises(IntegrationError, match=r"takes \(name\), expected .*POLICY_LOSS_REGISTRY does not exist"):
         contract.require("verl.trainer.ppo.core_algos", module)
 
 
@@ -69,7 +69,7 @@ def test_a_sampler_of_the_users_is_held_against_verls() -> None:
     with pytest.raises(IntegrationError) as told:
         contract.require_members(home, "ReplayBuffer", Buffer, "sample", "_dapo_filtered_keys")
     assert f"{__name__}.Buffer.sample takes (self, step), expected (self, global_steps, " in str(told.value)
-    assert f"{__name__}.Buffer._dapo_filtered_keys is not there any more" in str(told.value)
+    assert f"{__name__}.Buffer._dapo_filtered_keys does not exist any more" in str(told.value)
 
 
 def test_a_module_that_is_gone_is_listed_and_a_package_that_is_not_installed_is_not(
@@ -116,7 +116,8 @@ def test_a_configuration_of_another_name_is_listed(monkeypatch: pytest.MonkeyPat
     contract._configuration.cache_clear()
     (told,) = contract.moved(cpu=cpu)
     number = len(contract.CPU_SETTINGS if cpu else contract.SETTINGS)
-    assert told.startswith(f"verl's configuration ppo_trainer cannot be composed any more, so that none of {number} ")
+    assert told.startswith("verl's configuration ppo_trainer cannot be composed ")
+    assert f"{number} settings" in told
     assert "MissingConfigException: Cannot find primary config 'ppo_trainer_renamed'" in told
 
 
@@ -129,9 +130,8 @@ def test_a_section_that_cannot_be_resolved_is_listed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(contract, "SETTINGS", ("trainer.save_freq", "data.n", "data.m"))
     told = contract.moved()
     assert len(told) == 2
-    assert told[0].startswith(
-        "verl's configuration ppo_trainer has no trainer in which trainer.save_freq can be looked "
-    )
+    assert told[0].startswith("verl's configuration ppo_trainer has no section trainer")
+    assert "trainer.save_freq" in told[0]
     assert "gone" in told[0]
     assert told[1] == "verl's configuration ppo_trainer has no data.m any more"
 
@@ -163,7 +163,7 @@ def test_the_version_of_verl_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(verl, "__version__")
     monkeypatch.setattr(contract, "SETTINGS", ())
     monkeypatch.setattr(contract, "VERL", {"verl": contract.VERL["verl"]})
-    assert contract.moved() == ["verl.__version__ is not there any more"]
+    assert contract.moved() == ["verl.__version__ does not exist any more"]
 
 
 # -- each kind of pin -------------------------------------------------------------------------------------------------
@@ -194,16 +194,16 @@ HERE = types.SimpleNamespace(
     number=3,
 )
 KINDS = {
-    "there": (Pin("absent"), "m.absent is not there any more"),
-    "nested": (Pin("Fields.absent"), "m.Fields.absent is not there any more"),
+    "there": (Pin("absent"), "m.absent does not exist any more"),
+    "nested": (Pin("Fields.absent"), "m.Fields.absent does not exist any more"),
     "takes": (Pin("plain", takes=("keys",)), "m.plain takes (keys, over), expected (keys)"),
-    "takes, of no function": (Pin("number", takes=("keys",)), "m.number is no function any more"),
+    "takes, of no function": (Pin("number", takes=("keys",)), "m.number is not a function any more"),
     "takes, in another order": (
         Pin("plain", takes=("over", "keys")),
         "m.plain takes (keys, over), expected (over, keys)",
     ),
-    "accepts": (Pin("plain", accepts=("over", "axis")), "m.plain does not take axis any more, but (keys, over)"),
-    "accepts, of no function": (Pin("number", accepts=("keys",)), "m.number is no function any more"),
+    "accepts": (Pin("plain", accepts=("over", "axis")), "m.plain does not take axis any more; it takes (keys, over)"),
+    "accepts, of no function": (Pin("number", accepts=("keys",)), "m.number is not a function any more"),
     "has": (Pin("Fields", has=("kept", "lost")), "m.Fields has no lost any more"),
     "kind": (Pin("number", kind=dict), "m.number is a int, expected a dict"),
     "coroutine": (Pin("plain", coroutine=True), "m.plain is not a coroutine function any more"),

@@ -35,7 +35,7 @@ def test_where_all_is_well_it_names_versions_estimators_and_hooks():
         "ok    gdpo by verl_ext, in place of verl.trainer.ppo.core_algos.compute_gdpo_outcome_advantage",
         "ok    hadw by verl_ext",
         "ok    verl.trainer.ppo.v1.trainer_base: the default (V1) trainer",
-        "functions, classes and settings looked at",
+        "functions, classes and settings checked",
     ):
         assert line in told
 
@@ -78,12 +78,12 @@ def test_all_that_moved_is_listed_and_what_only_the_cpu_needs_is_a_note():
         """
     )
     assert status == 1
-    missing = "ReplayBuffer._evict_terminal_groups is not there any more"
+    missing = "ReplayBuffer._evict_terminal_groups does not exist any more"
     assert any(
         line.lstrip().startswith("note") and "watch_rollouts" in line and missing in line for line in told.splitlines()
     )
     assert "FAIL  verl.trainer.ppo.ray_trainer.compute_data_metrics takes (batch), expected (batch, use_critic)" in told
-    assert "note  verl.utils.model.load_valuehead_model is not there any more: runs without a GPU" in told
+    assert "note  verl.utils.model.load_valuehead_model does not exist any more: runs without a GPU" in told
     assert "1 problem(s)" in told
 
 
@@ -102,10 +102,10 @@ def test_what_runs_without_a_gpu_cannot_be_held_against_is_a_note():
         """
     )
     assert status == 0, told
-    assert "note  verl.plugin.platform.PlatformBase is not there any more" in told
-    assert "note  verl.workers.rollout.utils.ensure_async_iterator is not there any more: runs without a GPU" in told
+    assert "note  verl.plugin.platform.PlatformBase does not exist any more" in told
+    assert "note  verl.workers.rollout.utils.ensure_async_iterator does not exist any more: runs without a GPU" in told
     assert "note  verl.workers.rollout.base.BaseRollout cannot be held against verl_ext.cpu.rollout.Embedded" in told
-    assert "functions, classes and settings looked at" in told
+    assert "functions, classes and settings checked" in told
 
 
 def test_an_experimental_trainer_whose_requirements_are_missing_is_no_failure():
@@ -169,7 +169,7 @@ def test_no_message_installs_a_package_of_our_name_from_an_index():
     [
         ("verl", "FAIL  verl cannot be imported"),
         ("cachetools", "FAIL  cachetools is missing"),
-        ("verl_ext.cpu.plugin", "FAIL  the plugin could not set itself up: ModuleNotFoundError"),
+        ("verl_ext.cpu.plugin", "FAIL  the plugin could not be set up: ModuleNotFoundError"),
     ],
 )
 def test_what_cannot_be_imported_is_named(missing: str, message: str):

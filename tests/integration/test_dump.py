@@ -99,7 +99,7 @@ def test_a_disk_that_fails_stops_the_dump_and_not_the_run(tmp_path, monkeypatch,
         for step in (1, 2):
             assert dumped(tmp_path, step=step, state=run).rows.any()
     assert [record.getMessage() for record in caplog.records] == [
-        f"algorithm.verl_ext.dump_dir={tmp_path}: No space left on device; no more advantages are dumped"
+        f"algorithm.verl_ext.dump_dir={tmp_path}: No space left on device; this run dumps no more advantages"
     ]
 
 

@@ -110,7 +110,7 @@ def test_the_one_node_of_a_cluster_that_ran_already_is_asked(
     with caplog.at_level(logging.INFO, "verl_ext"):
         nodes.check()
     assert cluster.asked == [["id1"], ["id1"]]
-    assert "the one node has verl_ext 1.2.0 and verl 0.9.1; asked in" in caplog.text
+    assert "the one node has verl_ext 1.2.0 and verl 0.9.1; " in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -147,16 +147,16 @@ def test_every_node_that_differs_is_named_and_none_that_does_not(cluster: Cluste
         nodes.check()
     said = str(caught.value)
     assert "8 of the 9 nodes of the Ray cluster cannot take part" in said
-    assert "every node: verl_ext 1.2.0 and verl 0.9.1, as here" in said
+    assert "every node: verl_ext 1.2.0 and verl 0.9.1" in said
     wanted = [
         "host2 (10.0.0.2, node id id2): verl_ext cannot be imported (ModuleNotFoundError: No module named 'verl_ext')",
         "host3 (10.0.0.3, node id id3): verl_ext 1.1.0 (in /site/verl_ext), expected 1.2.0",
         "host4 (10.0.0.4, node id id4): verl_ext 1.1.0 (in /site/verl_ext), expected 1.2.0; verl 0.9.0 (in /site/verl)",
-        "host5 (10.0.0.5, node id id5): verl does not load the plugin: verl_ext is in /site/verl_ext, and no installed",
+        "host5 (10.0.0.5, node id id5): verl does not load the plugin: verl_ext is in /site/verl_ext, but no installed",
         "host6 (10.0.0.6, node id id6): verl does not load the plugin: VERL_USE_EXTERNAL_PLUGINS=none",
         "host7 (10.0.0.7, node id id7): no answer within 300 s",
-        "host8 (10.0.0.8, node id id8): verl_ext 1.2.0 with other code than here (in /site/verl_ext)",
-        "host9 (10.0.0.9, node id id9): verl does not load the plugin: verl_ext is in /site/verl_ext, and no installed",
+        "host8 (10.0.0.8, node id id8): verl_ext 1.2.0, but its code differs from ours (in /site/verl_ext)",
+        "host9 (10.0.0.9, node id id9): verl does not load the plugin: verl_ext is in /site/verl_ext, but no installed",
     ]
     lines = said.splitlines()[1:-1]
     assert len(lines) == len(wanted)
@@ -170,7 +170,7 @@ def test_every_node_that_differs_is_named_and_none_that_does_not(cluster: Cluste
 
 def test_a_plugin_that_is_broken_there_is_said(cluster: Cluster) -> None:
     cluster.answers = {"id2": {**GOOD, "plugin": "this verl moved what verl_ext hooks into"}}
-    with pytest.raises(ClusterError, match="could not set itself up: this verl moved"):
+    with pytest.raises(ClusterError, match="plugin.*: this verl moved what verl_ext hooks into"):
         nodes.check()
 
 
@@ -250,7 +250,7 @@ def test_a_plugin_that_is_not_loaded_says_whether_it_was_switched_off(policy: st
     said = str(nodes.trouble({**GOOD, "plugin": None, "policy": policy}, EXPECTED))
     off = policy in ("none", "other")
     assert (f"VERL_USE_EXTERNAL_PLUGINS={policy}" in said) is off
-    assert ("no installed package brings its entry point" in said) is not off
+    assert ("VERL_USE_EXTERNAL_MODULES=verl_ext.integration.plugin" in said) is not off
 
 
 def test_a_copy_that_is_not_installed_is_the_same_version_and_the_same_code(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_a_slow_node_is_named_and_waited_for(asked: Asked, caplog: pytest.LogCap
     asked.answers = {"id1": (1.0, GOOD), "id2": (299.0, GOOD)}
     assert nodes.ask([node(1), node(2)], 300.0) == {"id1": GOOD, "id2": GOOD}
     assert [record.getMessage() for record in caplog.records] == [
-        "waiting for an answer of host2 (10.0.0.2, node id id2)"
+        "waiting for an answer from host2 (10.0.0.2, node id id2)"
     ]
     assert asked.waits == [nodes.SLOW, 300.0 - nodes.SLOW]
     assert asked.cancelled == []
@@ -381,7 +381,7 @@ def test_a_node_that_could_not_be_asked_says_why(asked: Asked) -> None:
     asked.answers = {"id1": (1.0, GOOD), "id2": (2.0, ray.exceptions.RuntimeEnvSetupError("no such wheel"))}
     found = nodes.ask([node(1), node(2)], 300.0)
     assert found["id1"] == GOOD
-    assert str(found["id2"]).startswith("it could not be asked: RuntimeEnvSetupError: ")
+    assert "RuntimeEnvSetupError: " in str(found["id2"])
     assert "no such wheel" in str(found["id2"])
     assert asked.cancelled == []
 

@@ -146,7 +146,7 @@ def driver(folder: Path, *overrides: str) -> None:
 def test_the_driver_refuses_a_folder_that_is_held_before_anything_is_built(
     tmp_path: Path, owner: subprocess.Popen[str], save_freq: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(run_lock.look.__kwdefaults__, "patience", 0.0)
+    monkeypatch.setitem(run_lock.require_free.__kwdefaults__, "patience", 0.0)
     saving = f"trainer.save_freq={save_freq}"
     driver(tmp_path, saving, "algorithm.adv_estimator=grpo")
     if save_freq > 0:
@@ -178,7 +178,7 @@ def test_the_driver_waits_for_an_owner_that_is_about_to_end_and_claims_nothing(t
 
 def test_a_look_lets_go_of_nothing_that_this_process_holds(tmp_path: Path) -> None:
     run_lock.hold(tmp_path)
-    run_lock.look(tmp_path)
+    run_lock.require_free(tmp_path)
     told = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", f"{HOLD.removesuffix(')')}, patience=0.0)", str(tmp_path)],
         capture_output=True,

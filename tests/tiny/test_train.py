@@ -86,7 +86,7 @@ def test_any_folder_will_do(folder, tmp_path):
 
 
 def test_a_folder_that_hydra_takes_for_a_reference_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="contains .* name another folder"):
+    with pytest.raises(ConfigurationError, match="contains .* choose another folder"):
         overrides(TRAINING, tmp_path / "${x}", tmp_path / "run")
 
 
@@ -119,7 +119,7 @@ def test_a_folder_of_something_else_is_not_overwritten(data, tmp_path, verl):
         other = tmp_path / name.partition(".")[0]
         other.mkdir()
         (other / name).write_text("mine\n")
-        with pytest.raises(ConfigurationError, match="is no run of a tiny task"):
+        with pytest.raises(ConfigurationError, match="is not a run of a tiny task"):
             train(TRAINING, data, other)
         assert (other / name).read_text() == "mine\n"
 

@@ -1,4 +1,4 @@
-"""Whether a configuration asks for the CPU, and what cannot work there, said before Ray starts."""
+"""Find out whether a run is meant for the CPU, and check before Ray starts that it can work there."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ATTENTION = ("sdpa", "eager")
 PROCESSED = "processed_logprobs"
 DTYPES = ("float32", "bfloat16", "float16")
 CPUS_A_RANK = 3
-"""verl's `ResourcePoolManager.max_colocate_count`: CPUs that Ray reserves for each rank that trains."""
+"""verl's `ResourcePoolManager.max_colocate_count`: CPUs that Ray reserves per training rank."""
 CPUS_A_ROLLOUT = 2
-"""The same for a rollout of its own processes: `RolloutReplica.init_standalone`."""
+"""CPUs that Ray reserves per rollout in separate processes: `RolloutReplica.init_standalone`."""
 
 
 def asks_for_cpu(config: Any) -> bool:
@@ -34,15 +34,15 @@ def asks_for_cpu(config: Any) -> bool:
 
 
 def _environment(config: Any) -> Any:
-    """The variables that Ray's workers get."""
+    """The environment variables of Ray's workers."""
     from omegaconf import OmegaConf
 
     return OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars", default=None) or {}
 
 
 def check(config: Any) -> None:
-    """Refuse, with every reason at once, what cannot work without an accelerator."""
-    if "actor_rollout_ref" not in config:  # another of verl's programs, supervised training for one
+    """Raise one error that lists everything that cannot work without an accelerator."""
+    if "actor_rollout_ref" not in config:  # another program of verl, for example supervised training
         return
     problems = list(_sizes(config)) or [
         problem
@@ -57,10 +57,10 @@ def check(config: Any) -> None:
 
 
 def required_cpus(config: Any) -> int:
-    """What verl reserves of Ray's `num_cpus`; with less it waits for ever.
+    """The number of Ray's CPUs that verl reserves; with fewer it waits for ever.
 
-    A rank takes 3, a rollout process of its own 2, TransferQueue's controller and each storage unit 1; the other
-    actors need 1 between them, because Ray counts theirs only while they start.
+    A rank takes 3, a separate rollout process 2, TransferQueue's controller and each storage unit 1. All other actors
+    need 1 together, because Ray counts theirs only while they start.
     """
     ranks, rollouts = _ranks(config), _own_rollouts(config)
     units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units if config.trainer.use_v1 else 0
@@ -92,11 +92,11 @@ def _models(config: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _sizes(config: Any) -> Iterator[str]:
-    """What everything else is divided by. verl counts ranks as GPUs, of which this machine seems to need none."""
+    """The numbers of ranks, by which the other checks divide. verl counts ranks as GPUs, also on the CPU."""
     for key in ("trainer.n_gpus_per_node", "trainer.nnodes"):
         name = key.partition(".")[2]
         if config.trainer[name] < 1:
-            yield f"{key} is {config.trainer[name]}, and ranks are counted by it on the CPU too; set {key}=1"
+            yield f"{key} is {config.trainer[name]}, but it is the number of ranks on the CPU too; set {key}=1"
 
 
 def _engines(config: Any) -> Iterator[str]:
@@ -110,18 +110,18 @@ def _engines(config: Any) -> Iterator[str]:
 
 def _attention(config: Any) -> Iterator[str]:
     seen = set()
-    for name, model, _ in _models(config):
-        path = "critic.model" if name == "critic" else "actor_rollout_ref.model"
+    for part, model, _ in _models(config):
+        path = "critic.model" if part == "critic" else "actor_rollout_ref.model"
         if path in seen:
             continue
         seen.add(path)
-        found = model.override_config.get("attn_implementation", "flash_attention_2")
-        if found not in ATTENTION:
+        name = model.override_config.get("attn_implementation", "flash_attention_2")
+        if name not in ATTENTION:
             key = f"{path}.override_config.attn_implementation"
-            yield f"{key} is {found!r}, and flash attention needs a GPU; valid: {listed(ATTENTION)}; set ++{key}=sdpa"
+            yield f"{key} is {name!r}, but flash attention needs a GPU; valid: {listed(ATTENTION)}; set ++{key}=sdpa"
         for switch in ("use_remove_padding", "use_liger", "use_fused_kernels"):
             if model.get(switch, False):
-                yield f"{path}.{switch} is true, and its kernels need a GPU; set {path}.{switch}=False"
+                yield f"{path}.{switch} is true, but its kernels need a GPU; set {path}.{switch}=False"
 
 
 def _rollout(config: Any) -> Iterator[str]:
@@ -129,33 +129,33 @@ def _rollout(config: Any) -> Iterator[str]:
     path = "actor_rollout_ref.rollout"
     name = None if _missing(rollout, "name") else rollout.name
     if name not in ROLLOUTS:
-        found = "no rollout is named" if name is None else unknown("rollout", name, ROLLOUTS)
-        yield f"{path}.name: {found}; set {path}.name=embedded"
+        problem = "no rollout is set" if name is None else unknown("rollout", name, ROLLOUTS)
+        yield f"{path}.name: {problem}; set {path}.name=embedded"
     elif name == "embedded":
         size = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
         if size != 1:
             yield (
-                f"{path}: tensor x data x pipeline parallel size is {size}, and a replica of the embedded rollout is "
+                f"{path}: tensor x data x pipeline parallel size is {size}, but a replica of the embedded rollout is "
                 f"one process; set {path}.tensor_model_parallel_size=1"
             )
         lora = model.get("lora_rank", 0) or model.get("lora", {}).get("rank", 0)
         if lora and not model.get("lora", {}).get("merge", False):
-            yield "the embedded rollout takes merged LoRA weights only; set actor_rollout_ref.model.lora.merge=True"
+            yield "the embedded rollout accepts only merged LoRA weights; set actor_rollout_ref.model.lora.merge=True"
         if rollout.dtype not in DTYPES:
             yield f"{path}.dtype: {unknown('dtype', rollout.dtype, DTYPES)}; set {path}.dtype=float32"
         if rollout.logprobs_mode != PROCESSED:
             yield (
-                f"{path}.logprobs_mode is {rollout.logprobs_mode!r}, and the embedded rollout gives those of the "
-                f"distribution it draws from; set {path}.logprobs_mode={PROCESSED}"
+                f"{path}.logprobs_mode is {rollout.logprobs_mode!r}, but the embedded rollout returns those of the "
+                f"distribution it samples from; set {path}.logprobs_mode={PROCESSED}"
             )
         if "VLLM_CPU_KVCACHE_SPACE" in _environment(config):
             yield (
-                f"{path}.name is 'embedded' beside the settings of the preset `vllm`; presets are applied in their "
-                "order: write +verl_ext=[cpu,vllm], or leave vllm out"
+                f"{path}.name is 'embedded', but the settings of the preset `vllm` are set too; presets apply in "
+                "order: write +verl_ext=[cpu,vllm], or remove vllm"
             )
     else:
         yield from _padded_vocabulary(model)
-        if not _runs_already(config):  # there the nodes' packages count, not this machine's
+        if not _runs_already(config):  # in a running cluster the nodes' packages count, not ours
             yield from _vllm_companions()
     if _own_rollouts(config) and rollout.checkpoint_engine.backend != "socket":
         yield (
@@ -171,9 +171,9 @@ def _missing(config: Any, key: str) -> bool:
 
 
 def _padded_vocabulary(model: Any) -> Iterator[str]:
-    """Under verl vLLM draws only the tokenizer's tokens, and the trainer normalises over the model's."""
+    """With verl, vLLM samples only the tokenizer's tokens, but the trainer normalises over the model's vocabulary."""
     path = Path(model.path).expanduser() / "config.json"
-    if not path.is_file():  # a name on a hub: not fetched for this
+    if not path.is_file():  # a model on a hub is not downloaded for this
         return
     from transformers import AutoTokenizer
 
@@ -181,13 +181,13 @@ def _padded_vocabulary(model: Any) -> Iterator[str]:
     length = len(AutoTokenizer.from_pretrained(path.parent, trust_remote_code=model.get("trust_remote_code", False)))
     if size is not None and size != length:
         yield (
-            f"{model.path} has vocab_size {size} and a tokenizer of {length} tokens: vLLM and the trainer would not "
-            "agree on log-probabilities; make them equal, or set actor_rollout_ref.rollout.name=embedded"
+            f"{model.path} has vocab_size {size} and a tokenizer of {length} tokens: vLLM and the trainer would "
+            "compute different log-probabilities; make both sizes equal, or set actor_rollout_ref.rollout.name=embedded"
         )
 
 
 def _vllm_companions() -> Iterator[str]:
-    """vllm-cpu, and not the builds for CUDA it depends on: beside them `import vllm` misses operators."""
+    """Check for vllm-cpu, and against the CUDA builds that it depends on: they break `import vllm`."""
     from importlib import metadata, util
 
     import torch
@@ -207,19 +207,19 @@ def _vllm_companions() -> Iterator[str]:
             broken.append(name)
     if broken:
         yield (
-            f"{', '.join(broken)} are builds for CUDA beside a torch without it, and break `import vllm`; "
+            f"{', '.join(broken)} are builds for CUDA, but torch is not, and they break `import vllm`; "
             f"run: pip uninstall -y {' '.join(broken)}"
         )
 
 
 def _mini_batches(config: Any) -> Iterator[str]:
-    """verl asserts it in the first update, after the whole start and a rollout."""
+    """verl asserts this only in the first update, after start-up and a rollout."""
     ranks, n = _ranks(config), config.actor_rollout_ref.rollout.n
     for name, _, engine in _models(config):
         size = engine.get("ppo_mini_batch_size")  # a reference model has none
         if size and size * n % ranks:
             yield (
-                f"{name}.ppo_mini_batch_size is {size}, so that a mini batch has {size * n} rows, which {ranks} ranks "
+                f"{name}.ppo_mini_batch_size is {size}, so a mini-batch has {size * n} rows, which {ranks} ranks "
                 f"do not divide; set trainer.n_gpus_per_node to a divisor of {size * n}"
             )
 
@@ -232,14 +232,14 @@ def _micro_batches(config: Any) -> Iterator[str]:
     rows = config.data.train_batch_size * rollout.n // _ranks(config)
     if rows % size:
         yield (
-            f"a rank has {rows} rows, which micro batches of {size} do not divide; set "
+            f"a rank has {rows} rows, which micro-batches of {size} do not divide; set "
             "actor_rollout_ref.actor.use_dynamic_bsz=True, or "
             f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu to a divisor of {rows}"
         )
 
 
 def _runs_already(config: Any) -> bool:
-    """Whether Ray joins a cluster; the address "local" starts one."""
+    """Whether the run joins a running Ray cluster; the address "local" starts a new one."""
     address = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
     return bool(address) and address != "local"
 
@@ -247,23 +247,23 @@ def _runs_already(config: Any) -> bool:
 def _ray(config: Any) -> Iterator[str]:
     init = config.ray_kwargs.ray_init
     if _runs_already(config):
-        # A cluster that runs already brings its own numbers, and Ray takes no others.
+        # A running cluster has its own numbers, and Ray rejects others.
         for name in ("num_cpus", "num_gpus"):
             if init.get(name) is not None:
                 key = f"ray_kwargs.ray_init.{name}"
-                yield f"{key} is {init[name]}, and the Ray cluster that this run joins has its own; set {key}=null"
+                yield f"{key} is {init[name]}, but the Ray cluster that this run joins has its own; set {key}=null"
         return
     needed = required_cpus(config)
     cpus = init.get("num_cpus")
-    found = os.cpu_count() or 1 if cpus is None else cpus
-    if found < needed:
+    available = os.cpu_count() or 1 if cpus is None else cpus
+    if available < needed:
         yield (
-            f"ray_kwargs.ray_init.num_cpus is {cpus} ({found} slots), and verl reserves {needed} and would wait for "
-            f"ever; they are slots, not cores; set ray_kwargs.ray_init.num_cpus={needed}"
+            f"ray_kwargs.ray_init.num_cpus is {cpus} ({available} slots), but verl reserves {needed} and would wait "
+            f"for ever; these are slots, not cores; set ray_kwargs.ray_init.num_cpus={needed}"
         )
     slots, ranks = init.get("num_gpus") or 0, _ranks(config) + _own_rollouts(config)
     if slots < ranks:
         yield (
-            f"ray_kwargs.ray_init.num_gpus is {slots}, and each of the {ranks} ranks takes one, which is a virtual "
+            f"ray_kwargs.ray_init.num_gpus is {slots}, but each of the {ranks} ranks takes one, which is a virtual "
             f"slot here; set ++ray_kwargs.ray_init.num_gpus={ranks}"
         )

@@ -1,11 +1,10 @@
-"""Batched sampling with transformers' own `generate`, one set of settings and one random stream a request.
+"""Batched sampling with transformers' `generate`, with settings and a random stream per request.
 
-`generate` brings what is easy to get wrong and differs between models: left padding and positions, the key/value
-cache, the end-of-sequence bookkeeping. It lacks three things that a rollout needs, and takes them as plug-ins: a
-`LogitsProcessor` which draws each row's token with that row's settings and generator, keeps its log-probability and
-leaves `generate` a distribution with one possible token; and a `StoppingCriteria` with a limit for each row and an
-abort flag. A row's random numbers depend on its request only, so a result does not change with what else happens to
-be in the batch.
+`generate` handles what is easy to get wrong and differs between models: left padding and positions, the key/value
+cache, the end of sequences. Two plug-ins add what a rollout needs. A `LogitsProcessor` samples each row's token with
+that row's settings and generator, stores its log-probability, and leaves `generate` a distribution with one possible
+token. A `StoppingCriteria` has a limit per row and an abort flag. A row's random numbers depend only on its request, so
+the result does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from verl_ext.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to draw a token. Greedy is temperature 0; top_k below 1 and top_p of 1 mean every token.
+    """How to sample a token. Temperature 0 is greedy; top_k below 1 and top_p of 1 do not truncate.
 
-    The log-probability returned is that of the distribution which was sampled, after temperature and truncation
-    (verl's `logprobs_mode=processed_logprobs`); without truncation it is the trainer's own. A greedy token's
-    is taken at temperature 1.
+    The log-probability is that of the sampled distribution, after temperature and truncation (verl's
+    `logprobs_mode=processed_logprobs`); without truncation it equals the trainer's. For a greedy token it is taken at
+    temperature 1.
     """
 
     temperature: float = 1.0
@@ -81,14 +80,14 @@ def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> 
     ranks = torch.arange(vocabulary)[None, :]
     ordered = ordered.masked_fill(ranks >= keep, -torch.inf)
     probabilities = ordered.softmax(dim=-1)
-    # A token stays while the ones before it do not yet hold top_p: the best one, with none before it, always.
+    # Keep a token while the ones before it sum to less than top_p; so the best one is always kept.
     before = probabilities.cumsum(dim=-1) - probabilities
     ordered = ordered.masked_fill(before >= top_p[:, None], -torch.inf)
     return torch.empty_like(logits).scatter_(-1, order, ordered)
 
 
 class _Draw(LogitsProcessor):
-    """Draws a token a row, remembers its log-probability, and leaves it as the only possible one."""
+    """Samples one token per row, stores its log-probability, and makes it the only possible one."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         settings = [request.sampling for request in requests]
@@ -105,9 +104,9 @@ class _Draw(LogitsProcessor):
         if self.truncated:
             logits = truncate(logits, self.top_k, self.top_p)
         log_probs = logits.log_softmax(dim=-1)
-        # argmax(log p + Gumbel noise) is a draw from p; with exponential noise e, argmax(p / e) is the same draw.
+        # argmax(log p + Gumbel noise) samples from p; with exponential noise e, argmax(p / e) does the same.
         noise = torch.empty_like(log_probs)
-        # Row by row: torch draws from one generator a call, and a request's numbers are its own.
+        # Row by row, because a call of torch uses one generator and each request has its own.
         for row, generator in zip(noise, self.generators, strict=True):
             row.exponential_(generator=generator)
         drawn = (log_probs - noise.log()).argmax(dim=-1)
@@ -117,7 +116,7 @@ class _Draw(LogitsProcessor):
 
 
 class _Stop(StoppingCriteria):
-    """Ends a row at its own limit or at an end-of-sequence token, and every row on abort."""
+    """Ends a row at its limit or at an end-of-sequence token, and all rows on abort."""
 
     def __init__(self, requests: Sequence[Request], width: int, eos: Sequence[int], abort: threading.Event) -> None:
         self.width = width
@@ -133,7 +132,7 @@ class _Stop(StoppingCriteria):
 
 
 def neutral(model: Any) -> Any:
-    """Drop a model's own generation settings, a repetition penalty for one: `generate` would apply them."""
+    """Remove a model's generation settings, such as a repetition penalty: `generate` would apply them."""
     model.generation_config = GenerationConfig()
     return model
 
@@ -142,7 +141,7 @@ def neutral(model: Any) -> Any:
 def generate(
     model: Any, requests: Sequence[Request], *, eos: Sequence[int], pad: int, abort: threading.Event
 ) -> list[Completion]:
-    """Continue every prompt of a `neutral` model; an end token is kept as the last token of its completion."""
+    """Continue every prompt with a `neutral` model; a completion includes its end token."""
     width = max(len(request.prompt) for request in requests)
     input_ids = torch.full((len(requests), width), pad)
     attention_mask = torch.zeros_like(input_ids)
@@ -157,7 +156,7 @@ def generate(
         attention_mask=attention_mask,
         logits_processor=LogitsProcessorList([draw]),
         stopping_criteria=StoppingCriteriaList([stop]),
-        # No end-of-sequence token here: the criteria end the rows, so that a request can ask to run over it.
+        # No end-of-sequence token here: the criteria end the rows, so that a request can ignore it.
         generation_config=GenerationConfig(
             max_new_tokens=int(stop.limits.max()), do_sample=False, pad_token_id=pad, eos_token_id=None
         ),

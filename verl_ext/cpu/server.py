@@ -1,4 +1,4 @@
-"""The embedded rollout's server: a transformers model in a Ray actor, fed with requests and with weights."""
+"""The embedded rollout's server: a transformers model in a Ray actor that takes requests and weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LIMIT_KEYS = ("max_tokens", "max_new_tokens")
 
 
 def sampling_from(params: dict[str, Any], *, prompt_length: int, config: Any) -> Sampling:
-    """What verl asks for as our settings, with the limits of `vLLMHttpServer.generate` (verl 0.9.1)."""
+    """Convert verl's sampling parameters, with the limits of `vLLMHttpServer.generate` (verl 0.9.1)."""
     for key in params:
         if key not in _SAMPLING_KEYS + _LIMIT_KEYS:
             raise ConfigurationError(unknown("sampling parameter", key, _SAMPLING_KEYS + _LIMIT_KEYS))
@@ -44,7 +44,7 @@ def sampling_from(params: dict[str, Any], *, prompt_length: int, config: Any) ->
             )
         limit = min(limit, config.max_model_len - prompt_length)
     temperature = float(params.get("temperature", 1.0))
-    greedy = temperature == 0.0  # the best token is never cut off; vLLM drops the two settings as well
+    greedy = temperature == 0.0  # then top_k and top_p have no effect; vLLM ignores them as well
     return Sampling(
         temperature=temperature,
         top_k=-1 if greedy else int(params.get("top_k", -1)),
@@ -55,7 +55,7 @@ def sampling_from(params: dict[str, Any], *, prompt_length: int, config: Any) ->
 
 
 def seed_of(*parts: object) -> int:
-    """A seed from whatever a request's random numbers shall depend on.
+    """A seed that depends on the given values.
 
     >>> seed_of(1, [2, 3]) == seed_of(1, [2, 3]), seed_of(1, [2, 3]) == seed_of(1, [3, 2])
     (True, False)
@@ -64,11 +64,11 @@ def seed_of(*parts: object) -> int:
 
 
 class EmbeddedServer:
-    """One model, one batch at a time. The methods are those which verl's replicas call on a rollout server.
+    """One model that runs one batch at a time, with the methods that verl's replicas call on a rollout server.
 
-    Requests wait in a queue; a thread generates a batch of all that wait; what arrives meanwhile makes the next
-    batch. Weights are replaced between batches. After `abort_all_requests` nothing starts until
-    `resume_generation`; requests cut short return what they have, marked as aborted, and verl sends them again.
+    Requests wait in a queue. A thread generates a batch of the waiting requests, and those that arrive meanwhile form
+    the next batch. Weights are replaced between batches. After `abort_all_requests` no batch starts until
+    `resume_generation`. Interrupted requests return their tokens marked as aborted, and verl sends them again.
     """
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
@@ -102,10 +102,10 @@ class EmbeddedServer:
         video_data: Any = None,
         **other: Any,
     ) -> TokenOutput:
-        """Continue one prompt, in whatever batch it lands."""
-        refused = {"image_data": image_data, "video_data": video_data, **other}
-        if given := [name for name, value in refused.items() if value is not None]:
-            raise ConfigurationError(f"the embedded rollout generates from text only, and was given {given}")
+        """Continue one prompt."""
+        unsupported = {"image_data": image_data, "video_data": video_data, **other}
+        if names := [name for name, value in unsupported.items() if value is not None]:
+            raise ConfigurationError(f"the embedded rollout generates only from text, found {names}")
         if self._rejecting:
             return self._output(Completion([], [], aborted=True))
         prompt = tuple(int(token) for token in prompt_ids)
@@ -137,14 +137,14 @@ class EmbeddedServer:
                 self._arrived.clear()
                 await asyncio.sleep(QUIET_SECONDS)
             async with self._busy:
-                # Aborted while it waited for the weights: the queue stays until generation resumes.
+                # Aborted while waiting for the weights: keep the queue until generation resumes.
                 if not self._admitting.is_set():
                     self._arrived.set()
                     continue
                 await self._run_batch()
 
     async def _run_batch(self) -> None:
-        # In an order that does not depend on the network, so that equal runs make equal batches.
+        # Sort, so that the order does not depend on the network and equal runs form equal batches.
         self._waiting.sort(key=lambda item: (item[1].prompt, item[0]))
         batch, self._waiting = self._waiting[: self.config.max_num_seqs], self._waiting[self.config.max_num_seqs :]
         if self._waiting:
@@ -162,9 +162,9 @@ class EmbeddedServer:
                 pad=self._pad,
                 abort=self._abort,
             )
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the callers that wait
+        except Exception as error:  # noqa: BLE001 - any failure goes to the waiting callers
             for _, _, future in batch:
-                if not future.done():  # a caller may have gone; the loop must not end with it
+                if not future.done():  # a caller may have cancelled; the loop must go on
                     future.set_exception(error)
             return
         for (_, _, future), completion in zip(batch, completions, strict=True):
@@ -172,7 +172,7 @@ class EmbeddedServer:
                 future.set_result(completion)
 
     async def abort_all_requests(self, reject_request: bool = False) -> None:
-        """Stop the running batch and hold what waits; with `reject_request` send that back as aborted too."""
+        """Stop the running batch and hold the queue; with `reject_request` return the queue as aborted."""
         self._admitting.clear()
         self._rejecting = reject_request
         self._abort.set()
@@ -185,7 +185,7 @@ class EmbeddedServer:
             self._waiting.clear()
 
     async def resume_generation(self) -> None:
-        """Take up the queue again after `abort_all_requests`."""
+        """Resume the queue after `abort_all_requests`."""
         self._abort.clear()
         self._rejecting = False
         self._admitting.set()
@@ -193,9 +193,9 @@ class EmbeddedServer:
     # -- weights -------------------------------------------------------------------------------------------------
 
     async def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy some of the model's weights; `finish_weights` ends the update."""
+        """Copy a bucket of weights into the model; `finish_weights` ends the update."""
         async with self._busy:
-            # No batch may run on half of the new weights.
+            # No batch may run with a part of the new weights.
             self._ready = False
             for name, tensor in tensors:
                 target = self._parameters.get(name)
@@ -208,18 +208,18 @@ class EmbeddedServer:
                 self._received.add(name)
 
     async def finish_weights(self, global_steps: int | None) -> None:
-        """Check that every weight arrived, and continue with them."""
+        """Check that every weight arrived, and allow generation with them."""
         held = {self._parameters[name].data_ptr() for name in self._received}
         missing = [name for name, tensor in self._parameters.items() if tensor.data_ptr() not in held]
-        sent, self._received = len(self._received), set()  # the next update begins anew, whatever becomes of this one
+        sent, self._received = len(self._received), set()  # reset for the next update even if this one fails
         if missing:
-            raise IntegrationError(f"the trainer sent {sent} weights, without {missing}")
+            raise IntegrationError(f"the trainer sent {sent} weights, but not {missing}")
         self._seen.clear()
         self._ready = True
         if global_steps is not None:
             self.global_steps = global_steps
 
-    # -- what has nothing to do here: a model in plain memory does not sleep, and keeps no cache between batches ----
+    # -- no-ops: a model in plain memory does not sleep and keeps no cache between batches ---------------------------
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Nothing to wake."""
@@ -228,13 +228,13 @@ class EmbeddedServer:
         """Nothing to free."""
 
     async def clear_kv_cache(self) -> None:
-        """Every batch makes its own cache."""
+        """Nothing to clear: every batch has its own cache."""
 
     async def release_kv_cache(self) -> None:
-        """As `clear_kv_cache`."""
+        """Like `clear_kv_cache`."""
 
     async def resume_kv_cache(self) -> None:
-        """As `clear_kv_cache`."""
+        """Like `clear_kv_cache`."""
 
     async def start_profile(self, **_kwargs: Any) -> None:
         """No profiler."""
@@ -244,7 +244,7 @@ class EmbeddedServer:
 
 
 def _build(model_config: Any, dtype: str) -> tuple[Any, list[int], int]:
-    """The trainer's architecture, whose weights the first update brings; end tokens; a token to pad with."""
+    """The model, whose weights come with the first update; its end tokens; its padding token."""
     from transformers import AutoModelForCausalLM
 
     tokenizer = model_config.tokenizer

@@ -1,4 +1,4 @@
-"""Weights from the trainer's ranks to rollout servers of other processes, over plain sockets.
+"""Send weights from the trainer's ranks to rollout servers in other processes, over plain sockets.
 
 verl's own checkpoint engines for a separate rollout (nccl, nixl, ...) all need an accelerator.
 """
@@ -15,14 +15,14 @@ import zmq
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 BACKEND = "socket"
-"""`actor_rollout_ref.rollout.checkpoint_engine.backend` of this engine."""
+"""The value of `actor_rollout_ref.rollout.checkpoint_engine.backend` for this engine."""
 
 
 @CheckpointEngineRegistry.register(BACKEND)
 class SocketCheckpointEngine(CheckpointEngine):
-    """Every receiver listens; the trainer's rank 0 connects to all and sends bucket after bucket, then None.
+    """Every receiver listens; the trainer's rank 0 connects to all of them and sends buckets, then None.
 
-    The methods are called in the order of `CheckpointEngineManager.update_weights` (verl 0.9.0 and 0.9.1):
+    verl calls the methods in the order of `CheckpointEngineManager.update_weights` (verl 0.9.0 and 0.9.1):
     `prepare`, `build_topology`, `init_process_group`, then sending and receiving at once, and `finalize`.
     """
 
@@ -33,7 +33,7 @@ class SocketCheckpointEngine(CheckpointEngine):
         self._sockets: list[zmq.Socket[bytes]] = []
 
     def prepare(self) -> dict[str, Any]:
-        """Listen, and tell where. The trainer's ranks listen too: at this point nobody has told them apart."""
+        """Listen, and return the address. The trainer's ranks listen too: they do not know their role yet."""
         address = ray.util.get_node_ip_address().strip("[]")
         socket = self._context.socket(zmq.PULL)
         socket.setsockopt(zmq.LINGER, 0)
@@ -50,8 +50,8 @@ class SocketCheckpointEngine(CheckpointEngine):
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """Rank 0 of the trainer gets every receiver's address, all others none."""
         receivers = [entry["address"] for entry in metadata[actor_wg_world_size:]]
-        nobody: list[list[str]] = [[] for _ in range(actor_wg_world_size - 1)]
-        return {"receivers": [receivers, *nobody]}, {"receivers": [[] for _ in range(rollout_world_size)]}
+        none: list[list[str]] = [[] for _ in range(actor_wg_world_size - 1)]
+        return {"receivers": [receivers, *none]}, {"receivers": [[] for _ in range(rollout_world_size)]}
 
     def init_process_group(self, receivers: list[str]) -> None:  # type: ignore[override]
         """Connect the sender."""

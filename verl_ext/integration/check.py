@@ -1,7 +1,7 @@
-"""`verl-ext check`: judge a configuration of verl's without starting it.
+"""`verl-ext check`: check a configuration of verl without starting the run.
 
-The configuration is composed as `python -m verl.trainer.main_ppo` composes it, from the same folder and with the same
-presets, and judged by what judges it before a run starts. Neither Ray nor a model is started.
+The configuration is composed as by `python -m verl.trainer.main_ppo`, from the same folder and with the same presets,
+and gets the same checks as before a run. Neither Ray nor a model is started.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from verl_ext.integration.config.checks import Verdict
 
 HOME = "verl.trainer.config"
-"""Where verl's entry point has its configurations."""
+"""The module with the configurations of verl's entry point."""
 PRIMARY = "ppo_trainer"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command: those of verl's, so that a command line can be pasted as it is."""
+    """The arguments of the command: the same as verl's, so that a command line can be pasted."""
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings as on verl's command line")
     parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help="a YAML file: a primary configuration, with `defaults`, or a whole one, as `--cfg job` prints it",
+        help="a YAML file: a primary configuration with `defaults`, or a complete one as printed by `--cfg job`",
     )
     parser.add_argument("--config-name", "-cn", metavar="NAME", help=f"a primary configuration, {PRIMARY} by default")
     parser.add_argument("--config-path", "-cp", type=Path, metavar="FOLDER", help=f"its folder, {HOME} by default")
 
 
 def check(options: argparse.Namespace) -> tuple[str, int]:
-    """The text to print, and the exit status: 1 if the configuration would be refused."""
+    """The text to print, and the exit status: 1 if there are errors."""
     folder, name = _where(options)
     with _quiet(), composed(folder, name, options.overrides) as config:
         from verl_ext.integration.config.checks import judge
@@ -52,7 +52,7 @@ def check(options: argparse.Namespace) -> tuple[str, int]:
 
 
 def _where(options: argparse.Namespace) -> tuple[Path | None, str]:
-    """Folder and name of the primary configuration; no folder for verl's own."""
+    """Folder and name of the primary configuration; the folder is None for verl's own."""
     file: Path | None = options.config
     if file is None:
         return options.config_path, options.config_name or PRIMARY
@@ -65,7 +65,7 @@ def _where(options: argparse.Namespace) -> tuple[Path | None, str]:
 
 @contextmanager
 def composed(folder: Path | None, name: str, overrides: list[str]) -> Iterator[Any]:
-    """The configuration that verl's entry point would get, with Hydra's own beside it as within `hydra.main`."""
+    """The configuration that verl's entry point would get; Hydra's global state is set as within `hydra.main`."""
     try:
         import hydra
         import verl  # noqa: F401 - loads our plugin, which stores the presets
@@ -75,7 +75,7 @@ def composed(folder: Path | None, name: str, overrides: list[str]) -> Iterator[A
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError
     except ImportError as error:
-        raise ConfigurationError(f"a configuration is composed with verl and its Hydra: {error}") from error
+        raise ConfigurationError(f"this command needs verl and Hydra to compose a configuration: {error}") from error
     home: Any
     if folder is None:
         home = hydra.initialize_config_module(HOME, version_base=None)
@@ -100,21 +100,21 @@ def composed(folder: Path | None, name: str, overrides: list[str]) -> Iterator[A
 
 
 def _chain_of(error: BaseException) -> str:
-    """An error of Hydra's with what caused it, which has the detail."""
-    said = str(error)
+    """The message of Hydra's error with that of its cause, which has the details."""
+    message = str(error)
     cause = error.__cause__
-    return said if cause is None or str(cause) in said else f"{said}: {cause}"
+    return message if cause is None or str(cause) in message else f"{message}: {cause}"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl's, of engines that are not installed
+        warnings.simplefilter("ignore")  # verl warns about engines that are not installed
         yield
 
 
 def _judged(verdict: Verdict, config: Any) -> Iterator[str]:
-    """What the verdict is about."""
+    """Lines about the run that was checked."""
     from verl_ext.integration.config.read import select
 
     actor = "actor_rollout_ref.actor"
@@ -138,7 +138,7 @@ def _steps(verdict: Verdict) -> str:
 
 
 def _whitened(verdict: Verdict) -> str:
-    """Over what the estimator whitens, as its steps have it."""
+    """What the estimator's step `whiten` averages over."""
     steps = verdict.chain.steps if verdict.chain is not None else ()
     return next((f"over {getattr(step, 'over', '')}" for step in steps if step.name == "whiten"), "none")
 
@@ -150,7 +150,7 @@ def _complaints(kind: str, texts: tuple[str, ...]) -> Iterator[str]:
 
 
 def _held(verdict: Verdict, config: Any) -> Iterator[str]:
-    """Folders of this run that another one holds now."""
+    """Messages about folders of this run that another run has locked."""
     from verl_ext.estimators import ESTIMATORS
     from verl_ext.integration.guards import run_lock
 
@@ -158,6 +158,6 @@ def _held(verdict: Verdict, config: Any) -> Iterator[str]:
         return
     for folder, use in run_lock.folders(config, verdict.settings):
         try:
-            run_lock.look(folder, use, patience=0)
+            run_lock.require_free(folder, use, patience=0)
         except VerlExtError as error:
             yield str(error)

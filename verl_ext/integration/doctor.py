@@ -1,4 +1,4 @@
-"""`python -m verl_ext doctor`: whether verl loads this package here, and whether everything holds."""
+"""`python -m verl_ext doctor`: check that verl loads this package here and that all hooks work."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from verl_ext.integration.compat import contract, hooks, versions
 PLUGIN = "verl_ext.integration.plugin"
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 _PACKAGES = ("verl", "torch", "numpy", "ray", "TransferQueue", "tensordict", "transformers", "hydra-core", "vllm")
-# verl_ext is on no package index: whatever had its name there would be somebody else's.
+# verl_ext is not on a package index; a package of that name there would not be ours.
 _INSTALL = "pip install -e '.[verl]' in a clone of verl_ext"
-_REINSTALL = "the installation of verl_ext is not whole: pip install --force-reinstall --no-deps -e . in a clone of it"
+_REINSTALL = "the installation of verl_ext is incomplete: pip install --force-reinstall --no-deps -e . in a clone of it"
 _SUPPORTED = f"supported: verl>={versions.OLDEST}, tested with {' and '.join(versions.TESTED)}"
-# Hooks there are needed by those who use it.
+# Runs that do not use these modules do not need the hooks into them.
 _OPTIONAL = "verl.experimental."
-# What verl's default trainer imports and the base requirements of verl do not bring.
+# Packages that verl's default trainer imports and verl's base requirements lack.
 _NEEDED = ("transfer_queue", "cachetools", "fastapi", "uvicorn")
 
 
 class Report:
-    """Lines on the terminal; remembers whether one of them was a failure."""
+    """Prints lines and counts the failures."""
 
     def __init__(self, *, verbose: bool) -> None:
         self.verbose, self.failures = verbose, 0
 
     def ok(self, text: str) -> None:
-        """Something that holds."""
+        """Print a check that passed."""
         print(f"  ok    {text}")
 
     def note(self, text: str) -> None:
-        """Something worth knowing."""
+        """Print information."""
         print(f"  note  {text}")
 
     def fail(self, text: str, remedy: str, error: BaseException | None = None) -> None:
-        """Something that would break a run, and what to do about it."""
+        """Print a problem that would break a run, and its remedy."""
         self.failures += 1
         print(f"  FAIL  {text}\n        {remedy}")
         if self.verbose and error is not None:
@@ -59,7 +59,7 @@ def diagnose(*, verbose: bool = False) -> int:
     for line in _versions():
         print(f"        {line}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl warns of every engine that is not installed
+        warnings.simplefilter("ignore")  # verl warns about engines that are not installed
         if _verl(report):
             _plugin(report)
             _modules(report)
@@ -86,8 +86,8 @@ def _verl(report: Report) -> bool:
     print("verl")
     try:
         found = str(importlib.import_module("verl").__version__)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the user wants to know
-        remedy = "install it" if isinstance(error, ImportError) else "install it anew"
+    except Exception as error:  # noqa: BLE001 - report any failure
+        remedy = "install it" if isinstance(error, ImportError) else "reinstall it"
         report.fail(f"verl cannot be imported: {error!r}", f"{remedy}: {_INSTALL}", error)
         return False
     if versions.order(found) < versions.order(versions.OLDEST):
@@ -104,7 +104,7 @@ def _plugin(report: Report) -> None:
     points = [point for point in entry_points(group="verl.plugins") if point.value == PLUGIN]
     if not points:
         report.fail(
-            f"no entry point of the group verl.plugins leads to {PLUGIN}",
+            f"no entry point in the group verl.plugins has the value {PLUGIN}",
             f"install the package instead of putting it on PYTHONPATH: {_INSTALL}",
         )
     policy = os.environ.get(POLICY, "auto").strip()
@@ -113,7 +113,7 @@ def _plugin(report: Report) -> None:
         if error is None:
             report.ok("verl loaded the plugin")
         else:
-            report.fail(f"the plugin could not set itself up: {type(error).__name__}: {error}", _REINSTALL, error)
+            report.fail(f"the plugin could not be set up: {type(error).__name__}: {error}", _REINSTALL, error)
     elif policy.lower() != "auto":
         names = ", ".join(sorted({point.name for point in points})) or "verl_ext"
         report.fail(
@@ -122,7 +122,7 @@ def _plugin(report: Report) -> None:
     elif points:
         try:
             points[0].load()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what verl hid
+        except Exception as error:  # noqa: BLE001 - report any failure, because verl hides it
             report.fail(
                 f"the plugin cannot be imported: {type(error).__name__}: {error}",
                 f"verl hides this error: {_REINSTALL}",
@@ -145,7 +145,7 @@ def _modules(report: Report) -> None:
     for name in dict.fromkeys([*(hook.module for hook in hooks.HOOKS.values()), "verl.trainer.ppo.v1"]):
         try:
             importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - any failure to import is the finding
+        except Exception as error:  # noqa: BLE001 - report any failure to import
             if name.startswith(_OPTIONAL) and contract.lacks_package(name, error):
                 report.note(f"{name} cannot be used here: {error}")
             else:
@@ -159,14 +159,14 @@ def _registry(report: Report) -> None:
     try:
         registry = importlib.import_module("verl.trainer.ppo.core_algos").ADV_ESTIMATOR_REGISTRY
     except (ImportError, AttributeError) as error:
-        report.fail(f"verl's registry of estimators is not there: {error}", "see --verbose", error)
+        report.fail(f"verl's registry of estimators is missing: {error}", "see --verbose", error)
         return
     for name in ESTIMATORS:
         function = registry.get(name)
         if function is None:
             report.fail(f"{name} is not registered", "see the plugin and hooks sections")
         elif function.__module__ == PLUGIN:
-            report.fail(f"{name} refuses to run", "see the plugin section")
+            report.fail(f"{name} raises an error when it is called", "see the plugin section")
         elif not getattr(function, hooks.MARK, False):
             report.fail(f"{name} is registered by {function.__module__}", "another package replaced it, or see above")
         else:
@@ -186,10 +186,10 @@ def _hooks(report: Report) -> None:
         elif hook.state == "pending" and hook.module.startswith(_OPTIONAL) and hook.module not in sys.modules:
             report.note(f"{hook.module}: {hook.purpose}: not used here")
         else:
-            found = hook.error if hook.error is not None else "it never ran"
+            reason = hook.error if hook.error is not None else "it never ran"
             moved = isinstance(hook.error, IntegrationError | AttributeError)
             remedy = _SUPPORTED if moved or hook.error is None else _REINSTALL
-            report.fail(f"{hook.module}: {hook.purpose}: {found}", remedy, hook.error)
+            report.fail(f"{hook.module}: {hook.purpose}: {reason}", remedy, hook.error)
 
 
 def _contract(report: Report) -> None:
@@ -203,11 +203,11 @@ def _contract(report: Report) -> None:
             report.fail(text, _SUPPORTED)
         else:
             report.note(f"{text}: runs without a GPU (+verl_ext=cpu) would not work")
-    report.ok(f"{contract.size()} functions, classes and settings looked at")
+    report.ok(f"{contract.size()} functions, classes and settings checked")
 
 
 def _callers(report: Report) -> None:
-    """After the rest, which imports all of verl that is looked at here."""
+    """Check what verl's modules call. Runs last, because the other checks import these modules."""
     print("what verl's modules call")
     name = "compute_advantage"
     for path in hooks.unwrapped(name):

@@ -1,4 +1,4 @@
-"""The driver's entry into our checks, before Ray starts; loaded in every process, so it imports them on first use."""
+"""Run our checks in the driver, before Ray starts. Every process loads this module, so it imports the checks lazily."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def install(config_module: ModuleType) -> None:
 
 
 def wrap_checked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`validate_config(config, ...)`, or another function of the configuration, after our own checks."""
+    """`validate_config(config, ...)` or another function of the configuration, preceded by our checks."""
 
     def checked(config: Any, *args: Any, **kwargs: Any) -> Any:
         from verl_ext.integration.config.checks import check_run
@@ -28,7 +28,7 @@ def wrap_checked(original: Callable[..., Any]) -> Callable[..., Any]:
         if estimator_name(config) in ESTIMATORS:
             settings = read_settings(config.algorithm)
             for folder, use in run_lock.folders(config, settings):
-                guard.attempt("lock_folders", settings.verl_ext, run_lock.look, folder, use)
+                guard.attempt("lock_folders", settings.verl_ext, run_lock.require_free, folder, use)
             guard.attempt("check_nodes", settings.verl_ext, nodes.check_when_ray_runs, settings.verl_ext)
         return original(config, *args, **kwargs)
 
@@ -36,9 +36,9 @@ def wrap_checked(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install_entry(main_ppo: ModuleType) -> None:
-    """Wrap `run_ppo`, which the experimental entry points import; that of the fully asynchronous one is all it calls.
+    """Wrap `run_ppo`, which the experimental entry points import; the fully asynchronous one calls nothing else.
 
-    `python -m verl.trainer.main_ppo` itself is `__main__`, not this module, and calls `validate_config`.
+    `python -m verl.trainer.main_ppo` runs as `__main__`, which this does not wrap; that calls `validate_config`.
     """
     contract.require("verl.trainer.main_ppo", main_ppo)
     hooks.wrap(main_ppo, "run_ppo", wrap_checked)

@@ -1,7 +1,7 @@
-"""What verl imports in every process, through the `verl.plugins` entry point.
+"""The plugin: verl imports this module in every process, through the `verl.plugins` entry point.
 
-verl calls nothing here and swallows whatever this module raises, so that registering is a side effect of importing it
-and a failure is reported by ourselves. Nothing of verl or torch is imported before verl imports it.
+verl calls nothing here and hides any exception of this module. So importing it registers the hooks, and it reports its
+own failures. It does not import verl or torch.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from verl_ext.integration.compat.imports import after_import
 _HERE = "verl_ext.integration"
 
 broken: Exception | None = None
-"""Why this package could not be set up in this process, if it could not."""
+"""The error that kept this package from being set up in this process, if any."""
 
 
 def hooks_into_verl() -> tuple[Hook, ...]:
-    """What is done after the import of which module of verl; the docs print this table."""
+    """The hooks, each with the module of verl after whose import it runs; the docs print this table."""
     return (
         Hook(
             "verl.trainer.ppo.core_algos",
@@ -87,8 +87,8 @@ def _schedule() -> None:
     cpu.install()
 
 
-def _say_broken(error: Exception) -> None:
-    """Log, warn, and give verl estimators that raise the cause: verl itself would hide it at debug level."""
+def _report_broken(error: Exception) -> None:
+    """Log, warn, and register estimators that raise the error: verl itself logs it only at debug level."""
     import logging
     import warnings
 
@@ -98,16 +98,16 @@ def _say_broken(error: Exception) -> None:
     logging.getLogger("verl_ext").error(message, exc_info=error)
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
-    def refuse(*_args: object, **_kwargs: object) -> None:
+    def raise_cause(*_args: object, **_kwargs: object) -> None:
         raise IntegrationError(f"{message}; `python -m verl_ext doctor` says more") from error
 
     after_import(
         "verl.trainer.ppo.core_algos",
-        lambda module: module.ADV_ESTIMATOR_REGISTRY.update(dict.fromkeys(ESTIMATORS, refuse)),
+        lambda module: module.ADV_ESTIMATOR_REGISTRY.update(dict.fromkeys(ESTIMATORS, raise_cause)),
     )
 
 
 try:
     _schedule()
-except Exception as error:  # noqa: BLE001 - whatever it is, it must be said, and verl must go on
-    _say_broken(error)
+except Exception as error:  # noqa: BLE001 - report any failure, and let verl go on
+    _report_broken(error)

@@ -21,7 +21,7 @@ MARKER = "task.json"
 
 
 def code() -> str:
-    """A digest of the modules that make a task: other code makes another task under the same settings."""
+    """A digest of the modules that make a task: a change of the code makes another task."""
     files = sorted(path for path in Path(__file__).parent.glob("*.py") if path.name != "train.py")
     return hashlib.blake2b(b"".join(path.read_bytes() for path in files), digest_size=8).hexdigest()
 
@@ -45,26 +45,28 @@ class Recipe:
 
 
 def made(folder: Path) -> dict[str, Any] | None:
-    """What `task.json` of a finished folder says; None where there is none."""
+    """The content of a finished folder's `task.json`, or None."""
     path = folder / MARKER
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def make(folder: Path, recipe: Recipe, report: Callable[[int, float], None] | None = None) -> bool:
-    """Write the folder unless the same recipe has done it already; whether it was written.
+    """Write the folder unless it was made by the same recipe; return whether it was written.
 
-    It is made beside its place and moved there whole, so a folder is finished or not there.
+    It is made in a temporary folder and moved, so a folder is either finished or missing.
     """
-    found = made(folder)
-    if found is not None and found["recipe"] == asdict(recipe):
+    marker = made(folder)
+    if marker is not None and marker["recipe"] == asdict(recipe):
         return False
-    if folder.exists() and found is None:
-        raise ConfigurationError(f"{folder} is no tiny task (it has no {MARKER}), so it is not overwritten")
+    if folder.exists() and marker is None:
+        raise ConfigurationError(
+            f"{folder} is not a tiny task (it has no {MARKER}), so it is not overwritten: choose another folder"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         new = Path(scratch) / "task"
         _write(new, recipe, report)
-        if found is not None:  # moved away, not removed in its place: it is whole for as long as it is there
+        if marker is not None:  # moved, not removed in place: so it is complete as long as it exists
             os.replace(folder, Path(scratch) / "old")
         try:
             os.replace(new, folder)
@@ -76,7 +78,7 @@ def make(folder: Path, recipe: Recipe, report: Callable[[int, float], None] | No
 
 
 def rows(task: Task, count: int, *, seed: str) -> list[dict[str, Any]]:
-    """Rows of verl's parquet format, from a random stream of their own."""
+    """Rows in verl's parquet format, drawn with their own seed."""
     rng = random.Random(seed)
     examples = [task.draw(rng) for _ in range(count)]
     return [
@@ -95,7 +97,7 @@ def score(task: Task, answers: list[tuple[Any, str]]) -> dict[str, float]:
     """The mean of each reward over examples with their answers."""
     reward = import_module(task.reward)
     scores = [reward.compute_score(task.data_source, text, example.ground_truth) for example, text in answers]
-    return {key: sum(found[key] for found in scores) / len(scores) for key in task.keys}
+    return {key: sum(result[key] for result in scores) / len(scores) for key in task.keys}
 
 
 def _write(folder: Path, recipe: Recipe, report: Callable[[int, float], None] | None) -> None:

@@ -1,4 +1,4 @@
-"""A Qwen2-shaped model, trained with supervision until it answers about as well as the examples it imitates."""
+"""A small Qwen2 model, trained with supervision until it answers about as well as its examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verl_ext.cpu.tiny.task import Example, Task
 BATCH = 32
 LEARNING_RATE = 3e-3
 IGNORED = -100
-"""transformers' label of a token that takes no part in the loss."""
+"""transformers' label of a token that does not count in the loss."""
 
 
 def make_model(tokenizer: Any, *, seed: int) -> Any:
@@ -30,7 +30,7 @@ def make_model(tokenizer: Any, *, seed: int) -> Any:
         num_key_value_heads=2,
         max_position_embeddings=256,
         tie_word_embeddings=True,
-        initializer_range=0.1,  # with the usual 0.02 so narrow a model takes ten times as long to learn to copy
+        initializer_range=0.1,  # with the usual 0.02 so narrow a model learns to copy ten times slower
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -40,7 +40,7 @@ def make_model(tokenizer: Any, *, seed: int) -> Any:
 
 
 def encode(tokenizer: Any, example: Example) -> tuple[list[int], list[int]]:
-    """Tokens of prompt and answer, as verl's rollout sees the one and should write the other."""
+    """The tokens of the prompt, as verl's rollout gets it, and of the answer, with its end token."""
     prompt = tokenizer.apply_chat_template(list(example.messages), add_generation_prompt=True, tokenize=False)
     answer = tokenizer.encode(example.answer, add_special_tokens=False)
     return tokenizer.encode(prompt, add_special_tokens=False), [*answer, tokenizer.eos_token_id]

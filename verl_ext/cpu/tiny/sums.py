@@ -1,7 +1,7 @@
 """Sums of numbers with one to three digits, answered as in GDPO's GSM8K experiment.
 
-The thought is the sum written backwards, in the order in which it is computed, so answers have several lengths. Of the
-answers to imitate 35 % are wrong in one thing: the number, the format, or the way an integer is written.
+The thought is the sum written backwards, in the order in which it is computed, so the answers' lengths differ. Of the
+answers to imitate, 35 % are wrong in one respect: the number, the format, or the notation of the integer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def answer(thought: str, result: str) -> str:
 
 
 def draw(rng: random.Random) -> Example:
-    """A question with its ground truth and an answer that may be wrong in one thing."""
+    """A question with its ground truth and an answer that may be wrong in one respect."""
     digits = rng.randint(1, DIGITS)
     low, high = (0 if digits == 1 else 10 ** (digits - 1)), 10**digits - 1
     first, second = rng.randint(low, high), rng.randint(low, high)
@@ -39,7 +39,7 @@ def _answer_to(total: int, rng: random.Random) -> str:
         return answer(str(other)[::-1], str(other))
     if kind == 1:
         return rng.choice([right.partition("\n")[2], right.replace("\n", ""), right + "\nok"])
-    return answer(str(total)[::-1], f"{total}.0")  # the right number, and no integer
+    return answer(str(total)[::-1], f"{total}.0")  # the right number, but not an integer
 
 
 TASK = Task(

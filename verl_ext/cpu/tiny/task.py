@@ -1,4 +1,4 @@
-"""What a tiny task is."""
+"""The dataclasses of a tiny task."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Task:
     data_source: str
     draw: Callable[[random.Random], Example]
     words: tuple[str, ...]
-    """Words of its own which are one token each."""
+    """The task's own words, which are one token each."""
     reward: str
     """The module whose `compute_score` is the reward."""
     keys: tuple[str, ...]
     """The reward's components."""
     accuracy_threshold: float | None
-    """Correctness above it is a right answer; None: it is 0 or 1 already."""
+    """An answer with a larger correctness is right; None: correctness is 0 or 1."""
     warm_up_steps: int
-    """Supervised ones, a minute of one core."""
+    """Steps of supervised training, about a minute on one core."""
     prompt_length: int
     response_length: int
     learning_rate: float
-    """For reinforcement learning."""
+    """Of the reinforcement learning."""

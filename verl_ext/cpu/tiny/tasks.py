@@ -13,7 +13,7 @@ TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in (tools
 
 
 def task_named(name: str) -> Task:
-    """The task, or an error that lists the names."""
+    """The task of this name; raise an error that lists the names if there is none."""
     if name not in TASKS:
         raise ConfigurationError(unknown("tiny task", name, TASKS))
     return TASKS[name]

@@ -1,4 +1,4 @@
-"""One token a character, and one for each of the words that the tiny tasks repeat in every answer."""
+"""A tokenizer with one token per character, and one per word that the tiny tasks repeat in every answer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CHAT_TEMPLATE = (
 def make_tokenizer(words: tuple[str, ...] = ()) -> Any:
     """`<pad>`, `<s>`, `</s>`, `<unk>`, characters and words: a Qwen2 tokenizer without merges.
 
-    transformers reads a Qwen2 model's tokenizer as a byte-level one whatever was saved, so this is one. The words are
-    no special tokens: verl decodes answers without those before it scores them.
+    It is byte-level, because transformers always loads a Qwen2 model's tokenizer as such. The words are not special
+    tokens: verl drops those when it decodes answers for scoring.
     """
     from transformers import AddedToken, Qwen2Tokenizer
 

@@ -1,9 +1,9 @@
 """Tool calling with made-up tools, answered as in ToolRL's `rlla` data.
 
 A question offers two tools, and its words name one of them and two values. One call answers it. Of the answers to
-imitate 20 % are right, 40 % call wrongly in the right format, and 40 % call rightly in a wrong format: what is wrong
-with an answer is wrong with that alone. So the two rewards pull apart at first, and the larger one, correctness from -3
-to 3, can drown the smaller, format 0 or 1.
+imitate, 20 % are right, 40 % have a wrong call in the right format, and 40 % have the right call in a wrong format: an
+answer is wrong in one respect only. So the two rewards conflict at first, and the larger one, correctness from -3 to 3,
+can drown the smaller one, format 0 or 1.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def describe(names: Sequence[str]) -> str:
 
 
 def draw(rng: random.Random) -> Example:
-    """A question with its ground truth and an answer that may be wrong in one thing."""
+    """A question with its ground truth and an answer that may be wrong in one respect."""
     name, other = rng.sample(sorted(TOOLS), 2)
     call = Call(name, rng.choice(NUMBERS), rng.choice(VALUES))
     offered = [name, other] if rng.random() < 0.5 else [other, name]
@@ -66,13 +66,13 @@ def draw(rng: random.Random) -> Example:
     truth = answer(call.text, name)
     luck = rng.random()
     if luck < RIGHT:
-        given = truth
+        attempt = truth
     elif luck < RIGHT + WRONG_CALL:
-        given = answer(_wrong_call(call, other, rng), name)
+        attempt = answer(_wrong_call(call, other, rng), name)
     else:
-        given = rng.choice(WRONG_FORMATS)(truth)
+        attempt = rng.choice(WRONG_FORMATS)(truth)
     messages = [{"role": "system", "content": describe(offered)}, {"role": "user", "content": question}]
-    return Example(messages, truth, given)
+    return Example(messages, truth, attempt)
 
 
 def _wrong_call(call: Call, other: str, rng: random.Random) -> str:

@@ -28,12 +28,12 @@ from verl_ext.estimators import build
 from verl_ext.settings import Settings
 
 ESTIMATORS = ("grpo", *(name for name in registry.ESTIMATORS if name != "compose"))
-"""verl's own grpo, and ours; a list of steps has no default to train with."""
+"""verl's own grpo, and our estimators except compose, which has no default list of steps."""
 ROLLOUTS = ("embedded", "vllm")
 METRICS, LOG, CHECKPOINTS, FINISHED = "metrics.jsonl", "log.txt", "checkpoints", "finished.json"
 VERL = "verl.trainer.main_ppo"
 PATIENCE = 30.0
-"""Seconds that verl and Ray get to end by themselves when they are interrupted."""
+"""Seconds to wait for verl and Ray to end after an interrupt, before they are killed."""
 
 
 class TrainingError(VerlExtError, RuntimeError):
@@ -62,7 +62,7 @@ class Training:
 
     @property
     def name(self) -> str:
-        """A name for the run's folder: equal settings, equal name.
+        """A name for the run's folder; equal settings give equal names.
 
         >>> Training("tools", "gdpo", seed=3, ranks=2).name
         'tools-gdpo-50steps-seed3-2ranks'
@@ -72,15 +72,15 @@ class Training:
 
 
 def quoted(path: Path | str) -> str:
-    r"""A path as a value of Hydra's overrides, in which brackets, commas and letters beyond ASCII have to be quoted.
+    r"""A path quoted as a value of a Hydra override; brackets, commas and non-ASCII letters need that.
 
     >>> quoted("/runs (new)/it's")
     "'/runs (new)/it\\'s'"
     """
     if "${" in str(path):
-        raise ConfigurationError(f"{path} contains '${{', which Hydra takes for a reference: name another folder")
-    # A quote ends the value, and backslashes count only before one.
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + found[2].replace("'", "\\'"), str(path)) + "'"
+        raise ConfigurationError(f"{path} contains '${{', which Hydra reads as a reference: choose another folder")
+    # Hydra reads a backslash as an escape only before a quote.
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + match[2].replace("'", "\\'"), str(path)) + "'"
 
 
 def overrides(training: Training, data: Path, run: Path) -> list[str]:
@@ -119,7 +119,7 @@ def overrides(training: Training, data: Path, run: Path) -> list[str]:
 
 
 def _accuracy(estimator: str, task: Task) -> list[str]:
-    """What the estimators that look at accuracy take for it."""
+    """The accuracy settings, for an estimator that uses accuracy."""
     if estimator not in registry.ESTIMATORS or not build(estimator, Settings()).needs_accuracy:
         return []
     settings = ["algorithm.rewards.accuracy_key=correctness"]
@@ -129,7 +129,7 @@ def _accuracy(estimator: str, task: Task) -> list[str]:
 
 
 def is_finished(run: Path, settings: dict[str, Any]) -> bool:
-    """Whether the folder holds a run with these settings that reached its last step."""
+    """Whether the folder has a run with these settings that reached its last step."""
     path = run / FINISHED
     return path.is_file() and json.loads(path.read_text(encoding="utf-8")) == settings
 
@@ -142,10 +142,10 @@ def train(
     more: Sequence[str] = (),
     show: Callable[[str], object] = str,
 ) -> bool:
-    """Train in the folder `run` unless that has been done; whether it trained. `show` gets verl's progress bar.
+    """Train in the folder `run` unless that is done already; return whether it trained. `show` gets the progress bar.
 
-    A run that was interrupted, or had other settings, is begun again. Whatever ends this call ends all of verl's
-    processes.
+    A run that was interrupted, or had other settings, starts from scratch. However this call ends, it ends all of
+    verl's processes.
     """
     data, run = data.resolve(), run.resolve()
     task = made(data)
@@ -157,8 +157,8 @@ def train(
     settings = {**asdict(training), "data": task["recipe"], "overrides": list(more)}
     if is_finished(run, settings):
         return False
-    # Ray's sockets need a short path, whatever the run's folder is called.
-    with _begun_anew(run) as log, tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
+    # Ray's sockets need a short path, and the run's folder may have a long one.
+    with _clean_folder(run) as log, tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
         arguments = [*overrides(training, data, run), f"+ray_kwargs.ray_init._temp_dir={quoted(scratch)}", *more]
         command = [sys.executable, "-u", "-m", VERL, *arguments]
         environment = {
@@ -183,22 +183,22 @@ def train(
 
 
 @contextmanager
-def _begun_anew(run: Path) -> Iterator[IO[str]]:
-    """The log in a folder without anything of an earlier run; a folder of anything else, or in use, is refused."""
+def _clean_folder(run: Path) -> Iterator[IO[str]]:
+    """Remove an earlier run from the folder and open its log; raise if it is not a run's folder, or in use."""
     if run.exists() and (not run.is_dir() or (any(run.iterdir()) and not _is_run(run))):
         raise ConfigurationError(
-            f"{run} is no run of a tiny task (it has no {LOG} which begins with the command), so it is not "
-            "overwritten: name another folder, or a new one in it"
+            f"{run} is not a run of a tiny task (it has no {LOG} that begins with the command), so it is not "
+            "overwritten: choose another folder, or a new one in it"
         )
     run.mkdir(parents=True, exist_ok=True)
     with open(run / LOG, "a", encoding="utf-8") as log:
         try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with this process, however that ends
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when this process ends
         except BlockingIOError:
             raise ConfigurationError(
-                f"another process trains in {run}: wait for its end, or name another folder"
+                f"another process trains in {run}: wait for it to end, or choose another folder"
             ) from None
-        (run / FINISHED).unlink(missing_ok=True)  # first: what is left of a finished run is none
+        (run / FINISHED).unlink(missing_ok=True)  # first, because a partly removed run is not finished
         for path in run.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -209,7 +209,7 @@ def _begun_anew(run: Path) -> Iterator[IO[str]]:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether `train` made the folder: its log begins with the command, or with nothing where it was killed early."""
+    """Whether `train` made the folder: its log begins with the command, or is empty after an early kill."""
     path = folder / LOG
     if not path.is_file():
         return False
@@ -219,7 +219,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def checkpoint(run: Path) -> Path | None:
-    """The folder of a run's last checkpoint; None where overrides say to save none, or elsewhere."""
+    """The folder of a run's last checkpoint; None if overrides turn saving off, or save elsewhere."""
     tracker = run / CHECKPOINTS / "latest_checkpointed_iteration.txt"
     if not tracker.is_file():
         return None
@@ -228,14 +228,14 @@ def checkpoint(run: Path) -> Path | None:
 
 @contextmanager
 def _process(command: Sequence[str], folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in a session of its own, so that it is interrupted once and by us, however we are."""
+    """Start a process in its own session, so that only we interrupt it, and only once."""
     previous = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 previous[number] = signal.signal(number, lambda number, _: sys.exit(128 + number))
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            # As in the background of a script. verl would inherit that, and could not be interrupted below.
+            # As in a script's background. verl would inherit this, and the interrupt below would have no effect.
             previous[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         process = subprocess.Popen(  # noqa: S603
@@ -264,7 +264,7 @@ def _process(command: Sequence[str], folder: Path, environment: dict[str, str]) 
 
 
 def _bars(output: IO[str], log: IO[str]) -> Iterator[str]:
-    """Write the output to the log, and yield the progress bars in it: text mode ends lines at carriage returns."""
+    """Write the output to the log and yield its progress bars; in text mode a carriage return ends a line."""
     for line in output:
         log.write(line)
         if line.startswith("Training Progress"):

@@ -1,4 +1,4 @@
-"""The named rewards of a batch, wherever verl put them, as columns of numbers."""
+"""Read the named rewards of a batch from all places where verl puts them, as columns of numbers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from verl_ext.core.rows import Rows, scores
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 from verl_ext.integration.compat.names import RESERVED, SCORE, TOKEN_FIELD
 
-"""Fields that verl puts into the batch beside the rewards: never offered as a component, and refused as one."""
 _NUMBER = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
 class Components:
-    """Columns by name, one value a trajectory.
+    """Columns by name, with one value per trajectory.
 
-    A component is, in this order: the sum over the response of the batch field `token_level_scores_<key>` (a process
-    reward model's), the entry that the reward function returned, a field of its own (a colocated reward model's).
+    A component comes from the first of these that exists: the sum over the response of the batch field
+    `token_level_scores_<key>` (of a process reward model), the reward function's result, a field of that name (of a
+    colocated reward model).
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Components:
         fields: Mapping[str, Any] | None = None,
         rows: Rows | None = None,
     ) -> None:
-        """`token_scores` are summed when asked for; `fields` hold one entry a trajectory, or a row with `rows`."""
+        """`token_scores` are computed on demand; `fields` have one entry per trajectory, or per row with `rows`."""
         self.labels = labels
         self._rows = rows
         self._token_scores = dict(token_scores or {})
@@ -50,11 +50,11 @@ class Components:
         fields: Mapping[str, Any] | None,
         tensors: Mapping[str, Any] | None,
     ) -> Components:
-        """From verl's `non_tensor_batch` and `batch`, one entry a row."""
-        given = {} if tensors is None else tensors
+        """From verl's `non_tensor_batch` and `batch`, which have one entry per row."""
+        present = {} if tensors is None else tensors
         token_scores = {
-            name.removeprefix(TOKEN_FIELD): lambda name=name: rows.take(token_totals(name, given[name], mask))
-            for name in map(str, given.keys())
+            name.removeprefix(TOKEN_FIELD): lambda name=name: rows.take(token_totals(name, present[name], mask))
+            for name in map(str, present.keys())
             if name.startswith(TOKEN_FIELD)
         }
         return cls(labels=labels, token_scores=token_scores, fields=fields, rows=rows)
@@ -71,35 +71,35 @@ class Components:
         return set().union(*self._infos) if self._infos else set()
 
     def names(self) -> list[str]:
-        """Names that could be meant: those of numbers, and the score, which every batch has."""
-        found = {SCORE, *self._token_scores}
+        """The valid names: all numeric components, and the score, which every batch has."""
+        names = {SCORE, *self._token_scores}
         for info in self._infos or ():
-            found.update(str(key) for key, value in info.items() if _is_number(value))
+            names.update(str(key) for key, value in info.items() if _is_number(value))
         for key, values in self._fields.items():
             if key not in RESERVED and _length(values) and _is_number(next(iter(values))):
-                found.add(str(key))
-        return sorted(found)
+                names.add(str(key))
+        return sorted(names)
 
     def column(self, key: str, setting: str) -> Array:
-        """`[N]` values; NaN is "not scored". `setting` is the configuration line that named the key."""
+        """`[N]` values; NaN means "not scored". `setting` is the setting that names the key."""
         if key in self._token_scores:
             return self._token_scores[key]()
         if self._infos is not None and key in self._seen_in_infos:
             values = [info.get(key) for info in self._infos]
             if any(value is None for value in values):
-                self._refuse_missing(key, setting)
+                self._raise_missing(key, setting)
             return self._numbers(key, values)
         if key in self._fields:
             return self._numbers(key, self._taken(key))
         raise ConfigurationError(f"{setting}: {unknown('reward component', key, self.names())}")
 
     def _taken(self, key: str) -> Any:
-        """A field's entries of the scored rows."""
+        """A field's entries for the scored rows."""
         values = self._fields[key]
         size = len(self.labels) if self._rows is None else len(self._rows.owner)
         if (length := _length(values)) != size:
-            found = repr(values) if length is None else f"{type(values).__name__} of length {length}"
-            raise DataError(f"reward {key!r} is {found}, expected {size} numbers: one a row of the batch")
+            what = repr(values) if length is None else f"{type(values).__name__} of length {length}"
+            raise DataError(f"reward {key!r} is {what}, expected {size} numbers: one per row of the batch")
         if self._rows is None or self._rows.plain:
             return values
         if isinstance(values, np.ndarray | torch.Tensor):
@@ -107,7 +107,7 @@ class Components:
         return [values[row] for row in self._rows.scored.tolist()]
 
     def _numbers(self, key: str, values: Any) -> Array:
-        """One finite-or-NaN number a row."""
+        """The values as floats, one per trajectory."""
         if isinstance(values, torch.Tensor):
             values = values.detach().to(torch.float64).cpu().numpy()
         elif not (isinstance(values, np.ndarray) and values.dtype.kind in "biuf"):
@@ -118,7 +118,7 @@ class Components:
         if column.shape == (len(self.labels), 1):
             column = column[:, 0]
         if column.shape != (len(self.labels),):
-            raise DataError(f"reward {key!r} has shape {column.shape}, expected ({len(self.labels)},): one a sample")
+            raise DataError(f"reward {key!r} has shape {column.shape}, expected ({len(self.labels)},): one per sample")
         return column
 
     def _checked(self, key: str, values: list[Any]) -> np.ndarray[Any, Any]:
@@ -128,15 +128,15 @@ class Components:
             if wrong is not None:
                 raise DataError(
                     f"reward {key!r} of uid {self.labels[wrong]!r} is {values[wrong]!r} "
-                    f"({type(values[wrong]).__name__}), expected one number a sample (NaN for 'not scored')"
+                    f"({type(values[wrong]).__name__}), expected one number per sample (NaN for 'not scored')"
                 )
         try:
             plain = [value.item() if isinstance(value, np.ndarray | torch.Tensor) else value for value in values]
             return np.array([float(value) for value in plain], dtype=np.float64)
-        except OverflowError as error:  # a whole number beyond float64
+        except OverflowError as error:  # an integer beyond float64's range
             raise DataError(f"reward {key!r} holds a number too large for float64: {error}") from error
 
-    def _refuse_missing(self, key: str, setting: str) -> None:
+    def _raise_missing(self, key: str, setting: str) -> None:
         infos = self._infos or ()
         missing = [row for row, info in enumerate(infos) if info.get(key) is None]
         raise DataError(
@@ -147,18 +147,18 @@ class Components:
 
 
 def token_totals(name: str, field: torch.Tensor, mask: torch.Tensor) -> Array:
-    """`[B]` sums over the response of a batch field with one value a token."""
-    found = tuple(field.shape) if isinstance(field, torch.Tensor) else type(field).__name__
-    if found != tuple(mask.shape):
-        raise DataError(f"batch field {name!r} is {found}, expected a tensor {tuple(mask.shape)} as response_mask")
+    """`[B]` sums over the response of a batch field with one value per token."""
+    shape = tuple(field.shape) if isinstance(field, torch.Tensor) else type(field).__name__
+    if shape != tuple(mask.shape):
+        raise DataError(f"batch field {name!r} is {shape}, expected a tensor {tuple(mask.shape)} like response_mask")
     return scores(field, mask)
 
 
 def _length(values: Any) -> int | None:
-    """How many entries, None for what is no list of them."""
+    """The number of entries; None if the value is not a list of entries."""
     try:
         return None if isinstance(values, str | Mapping) else len(values)
-    except TypeError:  # a number, or an array of no dimension
+    except TypeError:  # a number, or an array without dimensions
         return None
 
 

@@ -1,4 +1,4 @@
-"""What the trainer knows and verl's call of an estimator does not pass on, and which trainer is fitting."""
+"""Pass data from a trainer to an estimator that verl's call does not pass on, and track which trainer runs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class StepContext:
     run: Run | None = None
     """The trainer's settings and steps."""
     rows: Rows | None = None
-    """Padding and sessions, where the trainer knows them."""
+    """Padding and sessions, if the trainer knows them."""
     components: Components | None = None
-    """Named rewards, where they do not come with the batch."""
+    """Named rewards, if they are not in the batch."""
     fields: Mapping[str, Any] | None = None
     """verl's `non_tensor_batch`."""
     tensors: Mapping[str, Any] | None = None
@@ -48,13 +48,13 @@ class StepContext:
 
 @dataclass
 class Fit:
-    """One run of a trainer's `fit`, or of its advantage step alone."""
+    """One call of a trainer's `fit`, or of its advantage step alone."""
 
     trainer: Any
     ours: Callable[[], bool]
-    """Whether the trainer's estimator is one of this package's; an error if it is, and the run was not checked."""
+    """Whether the trainer's estimator is ours; raises if it is and the run was not checked."""
     metrics: Metrics = field(default_factory=dict)
-    """Of the last advantages; they wait for the step's metrics."""
+    """Metrics of the last advantages, until they are added to those of the step."""
     computed: bool = False
     """Whether an estimator of ours has been called through our wrapper."""
 
@@ -63,13 +63,13 @@ _current: ContextVar[StepContext | None] = ContextVar("verl_ext_step_context", d
 
 
 def current() -> StepContext | None:
-    """The context in force, None for a call from outside a trainer."""
+    """The active context, or None for a call from outside a trainer."""
     return _current.get()
 
 
 @contextmanager
 def activate(context: StepContext) -> Iterator[StepContext]:
-    """Put a context in force for the block."""
+    """Make a context the active one within the block."""
     token = _current.set(context)
     try:
         yield context
@@ -82,29 +82,29 @@ _fits: list[Fit] = []
 
 
 def fitting() -> Fit | None:
-    """The innermost fit around the caller; a thread does not inherit it and gets the last one of the process."""
+    """The innermost fit around the caller; in a new thread, the last fit of the process."""
     return _fit.get() or (_fits[-1] if _fits else None)
 
 
 @contextmanager
 def fit(trainer: Any, ours: Callable[[], bool]) -> Iterator[Fit]:
     """Mark the block as a trainer's fit."""
-    found = Fit(trainer, ours)
-    token = _fit.set(found)
-    _fits.append(found)
+    entered = Fit(trainer, ours)
+    token = _fit.set(entered)
+    _fits.append(entered)
     try:
-        yield found
+        yield entered
     finally:
-        # Two fits in one event loop may end in any order, and equal ones are not the same.
-        _fits[:] = [other for other in _fits if other is not found]
+        # Two fits in one event loop may end in any order. Compare by identity: two fits may be equal.
+        _fits[:] = [other for other in _fits if other is not entered]
         _fit.reset(token)
 
 
 def context_of_call(name: str, fields: Any, tensors: Any) -> StepContext:
-    """The context in force; a new one for a call from outside a trainer, such as a notebook's.
+    """The active context; a new one for a call from outside a trainer, for example in a notebook.
 
-    While a trainer with an estimator of ours fits in this process, a call outside our wrapper is refused: its history
-    would not be saved and its metrics would be lost.
+    Raise for a call outside our wrapper while a trainer with an estimator of ours runs in this process: the history
+    would not be saved and the metrics would be lost.
     """
     context, around = current(), fitting()
     if around is not None and context is not None:

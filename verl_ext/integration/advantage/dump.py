@@ -1,4 +1,4 @@
-"""What the advantages of an update were, trajectory by trajectory, as a parquet file: `algorithm.verl_ext.dump_dir`."""
+"""`algorithm.verl_ext.dump_dir`: write the advantages of each update to a parquet file, one row per trajectory."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ logger = logging.getLogger("verl_ext")
 
 PATTERN = "advantages-*.parquet"
 FAILED = "dump"
-"""What a run remembers of a dump that failed."""
+"""The key by which a run remembers that a dump failed."""
 STALE = 3600.0
-"""Seconds after which a file that is half written belongs to a process that was killed."""
-_calls = itertools.count()  # names the files of direct calls, which have no step
+"""The age in seconds at which a temporary file must be that of a killed process."""
+_calls = itertools.count()  # the "step" in the file names of direct calls
 
 
 def prepare(folder: str) -> None:
-    """Refuse at start what would fail at the first step."""
+    """Raise at start-up if dumping would fail at the first step."""
     try:
-        import pyarrow.parquet  # noqa: F401 - that it can be imported is the check
+        import pyarrow.parquet  # noqa: F401 - checks that it can be imported
     except ImportError as error:
         raise ConfigurationError(f"algorithm.verl_ext.dump_dir={folder} needs pyarrow: pip install pyarrow") from error
     try:
@@ -58,9 +58,9 @@ def write(
     trainer: Any,
     run: RunState,
 ) -> None:
-    """One file for this update, and the oldest ones away; a full disk stops the dump, with a warning, not the run.
+    """Write one file for this update and remove the oldest files.
 
-    The file of a step that a resumed run takes again replaces the old one.
+    A resumed run replaces the files of the steps that it repeats. If the disk is full, log a warning and stop dumping.
     """
     own = settings.verl_ext
     step = int(trainer.global_steps) if trainer is not None else next(_calls)
@@ -71,38 +71,38 @@ def write(
     try:
         folder = Path(own.dump_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        found = columns(settings, batch)
+        values = columns(settings, batch)
         size = len(advantages)
         where = {"step": np.full(size, step), "update": np.full(size, update), "estimator": [name] * size}
         ends = {"uid": [storable(label) for label in labels], "advantage": advantages}
-        save(folder / f"advantages-{step:08d}-{update:03d}.parquet", where | ends | found)
+        save(folder / f"advantages-{step:08d}-{update:03d}.parquet", where | ends | values)
         prune(folder, own.dump_limit_mb * 1e6)
     except OSError as error:
         run.remarked.add(FAILED)
-        logger.warning("algorithm.verl_ext.dump_dir=%s: %s; no more advantages are dumped", own.dump_dir, error)
+        logger.warning("algorithm.verl_ext.dump_dir=%s: %s; this run dumps no more advantages", own.dump_dir, error)
 
 
 def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
-    """One entry a trajectory, by column; rewards are the raw ones, NaN where not scored."""
+    """By column: one entry per trajectory. Rewards are raw, NaN where not scored."""
     groups = batch.groups
     mean, varies = batch.variation
     squares, count = groups.sum_and_count(np.square(batch.rewards - groups.broadcast(mean)))
     std = np.sqrt(divide(squares, np.broadcast_to(np.maximum(count - 1, 0), squares.shape)))
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "responses": groups.broadcast(groups.sizes),
         "tokens": batch.lengths,
         "total": WeighAndSum(settings.rewards.weights).apply(batch.rewards, batch)[:, 0],
     }
     for column, key in enumerate(map(storable, batch.keys)):
-        found[f"reward/{key}"] = batch.rewards[:, column]
-        found[f"group_mean/{key}"] = groups.broadcast(mean[:, column])
-        found[f"group_std/{key}"] = groups.broadcast(std[:, column])
-        found[f"group_varies/{key}"] = groups.broadcast(varies[:, column])
-    return found if batch.accuracy is None else found | {"accuracy": batch.accuracy}
+        values[f"reward/{key}"] = batch.rewards[:, column]
+        values[f"group_mean/{key}"] = groups.broadcast(mean[:, column])
+        values[f"group_std/{key}"] = groups.broadcast(std[:, column])
+        values[f"group_varies/{key}"] = groups.broadcast(varies[:, column])
+    return values if batch.accuracy is None else values | {"accuracy": batch.accuracy}
 
 
 def storable(name: object) -> str:
-    r"""Text that a file can hold: half a surrogate pair, which data may have, is no character.
+    r"""Text that a file can hold: a lone surrogate, which data may contain, cannot be encoded.
 
     >>> storable(("p", 1)), storable("\ud800")
     ("('p', 1)", '\\ud800')
@@ -110,17 +110,17 @@ def storable(name: object) -> str:
     return str(name).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def save(path: Path, found: dict[str, Any]) -> None:
-    """Write whole or not at all."""
+def save(path: Path, columns_by_name: dict[str, Any]) -> None:
+    """Write a parquet file atomically."""
     import pyarrow
     import pyarrow.parquet
 
     with replacing(path) as temporary:
-        pyarrow.parquet.write_table(pyarrow.table(found), temporary, compression="zstd")
+        pyarrow.parquet.write_table(pyarrow.table(columns_by_name), temporary, compression="zstd")
 
 
 def prune(folder: Path, limit: float) -> None:
-    """Remove the oldest files until the rest fit; the last one stays."""
+    """Remove the oldest files until the rest fit into `limit` bytes; the newest stays."""
     files = sorted(folder.glob(PATTERN))
     sizes = [path.stat().st_size for path in files]
     total = sum(sizes)

@@ -1,4 +1,4 @@
-"""One advantage computation: from verl's tensors to the core and back."""
+"""Compute advantages: convert verl's tensors for the core, and the result back."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def compute(
     batch: Mapping[str, Any] | None = None,
     **_other: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns `[B, L]` in verl's convention; the two are one tensor, as verl's own are.
+    """Advantages and returns `[B, L]` in verl's convention; both are the same tensor, as in verl's own estimators.
 
-    `index` are the rows' uids, `config` is the `algorithm` section, components come from `non_tensor_batch` and from
-    `token_level_scores_<key>` tensors of `batch`. verl passes the last two to `gdpo` alone: inside a trainer they come
-    from its context.
+    `index` holds the rows' uids and `config` is the `algorithm` section. Components come from `non_tensor_batch` and
+    from the tensors `token_level_scores_<key>` of `batch`. verl passes these two only to `gdpo`; within a trainer they
+    come from its context.
     """
     hooks.require()
     context = context_of_call(name, non_tensor_batch, batch)
@@ -59,8 +59,8 @@ def compute(
         rows = Rows.of_padding(padding_by_uid(uids, groups, response_mask))
     if len(rows.owner) != len(uids):
         raise IntegrationError(
-            f"{name} was called on {len(uids)} rows of a batch of {len(rows.owner)}: the trainer "
-            f"{type(context.trainer).__qualname__} must pass all rows at once"
+            f"{name} was called with {len(uids)} rows of a batch of {len(rows.owner)}: the trainer "
+            f"{type(context.trainer).__qualname__} must pass all rows in one call"
         )
     labels = rows.labels(uids)
     if not labels:
@@ -71,7 +71,7 @@ def compute(
     run.readers |= chain.readers
     result = chain(trajectories, run.states.get(name))
     if name not in run.states:
-        plain_state(result.state)  # refused now, not at the first checkpoint
+        plain_state(result.state)  # raise now, not at the first checkpoint
     run.states[name] = result.state
     warn_once(run, {**_singletons(trajectories), **result.remarks})
     if settings.verl_ext.dump_dir is not None:
@@ -81,7 +81,7 @@ def compute(
 
 
 def _built(name: str, config: Any, context: StepContext) -> tuple[Settings, Chain]:
-    """The settings and steps of the trainer's run; of the configuration for a call from outside a trainer."""
+    """The settings and steps of the trainer's run, or from the configuration for a call from outside a trainer."""
     run = context.run
     if run is not None and run.name == name and run.chain is not None:
         return run.settings, run.chain
@@ -90,7 +90,7 @@ def _built(name: str, config: Any, context: StepContext) -> tuple[Settings, Chai
 
 
 class BatchBuilder:
-    """Where the rewards and the accuracy of one batch come from."""
+    """Builds the core's `Batch` from verl's tensors: rewards, accuracy, KL term."""
 
     def __init__(
         self,
@@ -111,11 +111,11 @@ class BatchBuilder:
         self._score: Array | None = None
 
     def batch(self, groups: Groups | None) -> Batch:
-        """The trajectories as the core takes them; `groups` where they are known already."""
+        """The trajectories for the core; pass `groups` if they are known already."""
         keys = self.settings.rewards.keys
         if keys is None and self.chain.per_reward:
             raise ConfigurationError(
-                f"{self.name} normalises each reward by itself and needs to know which: set "
+                f"{self.name} normalises each reward separately and needs their names: set "
                 f"algorithm.rewards.keys=[...] (or +algorithm.gdpo_reward_keys=[...]); the samples have "
                 f"{listed(self.components.names())}"
             )
@@ -131,25 +131,25 @@ class BatchBuilder:
         )
 
     def column(self, key: str, setting: str) -> Array:
-        """A component by name; `score` is the batch's score where the reward function names none so."""
+        """A component by name; `score` is the batch's score unless a component has that name."""
         if key == SCORE and key not in self.components:
             return self.score()
         return self.components.column(key, setting)
 
     def score(self) -> Array:
-        """The combined score, before any KL term."""
+        """The score of each trajectory, before any KL term."""
         if self._score is None:
             before = self._before_kl()
             self._score = self.rows.take(scores(self.rewards if before is None else before, self.mask))
         return self._score
 
     def penalty(self) -> Array | None:
-        """The KL part of the reward, where there is one and it can be told apart."""
+        """The KL term of the reward, or None if there is none or it need not be separated."""
         if not self.settings.kl_in_reward:
             return None
         if self._before_kl() is None:
             if self.settings.rewards.keys is None:
-                return None  # the total is all that is needed, and it holds the KL part
+                return None  # only the total is needed, and it contains the KL term
             raise DataError(
                 "algorithm.use_kl_in_reward=True with algorithm.rewards.keys needs the scores before KL: pass them as "
                 "batch['token_level_scores']"
@@ -157,14 +157,14 @@ class BatchBuilder:
         return self.rows.take(scores(self.rewards, self.mask)) - self.score()
 
     def _before_kl(self) -> torch.Tensor | None:
-        """Token-level scores before KL, None where they are the rewards or unknown."""
+        """Token-level scores before KL; None if there is no KL term or the scores are unknown."""
         if not self.settings.kl_in_reward or self.tensors is None or "token_level_scores" not in self.tensors:
             return None
-        found: torch.Tensor = self.tensors["token_level_scores"]
-        return found
+        before: torch.Tensor = self.tensors["token_level_scores"]
+        return before
 
     def accuracy(self) -> Array | None:
-        """Accuracy for the estimators that weigh by it."""
+        """The accuracy, or None if no step uses it."""
         if not self.chain.needs_accuracy:
             return None
         where, own = "algorithm.rewards", self.settings.rewards
@@ -192,39 +192,39 @@ def _singletons(batch: Batch) -> dict[str, str]:
     if not alone:
         return {}
     return {
-        "singletons": f"{alone} of {len(batch.groups)} prompts have one response: with nothing to compare it with, its "
+        "singletons": f"{alone} of {len(batch.groups)} prompts have one response: with nothing to compare it to, its "
         "advantage is 0; a run with actor_rollout_ref.rollout.n=1 learns nothing"
     }
 
 
 def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashable]:
-    for what, given in (("token_level_rewards", rewards), ("response_mask", mask)):
-        if not isinstance(given, torch.Tensor):
-            raise DataError(f"{what} must be a torch tensor [rows, tokens], found {type(given).__name__}")
-        if given.is_nested or given.layout is not torch.strided or given.is_complex():
-            raise DataError(f"{what} must be a dense tensor of real numbers, found {given.layout} of {given.dtype}")
+    for name, value in (("token_level_rewards", rewards), ("response_mask", mask)):
+        if not isinstance(value, torch.Tensor):
+            raise DataError(f"{name} must be a torch tensor [rows, tokens], found {type(value).__name__}")
+        if value.is_nested or value.layout is not torch.strided or value.is_complex():
+            raise DataError(f"{name} must be a dense tensor of real numbers, found {value.layout} of {value.dtype}")
     if rewards.shape != mask.shape or mask.dim() != 2:
         raise DataError(
             f"token_level_rewards {tuple(rewards.shape)} and response_mask {tuple(mask.shape)} must be [rows, tokens]"
         )
     if index is None:
-        raise DataError("the uids are missing: pass index=<one uid a row>")
+        raise DataError("the uids are missing: pass index=<one uid per row>")
     try:
         uids: list[Any] = list(index.tolist() if hasattr(index, "tolist") else index)
-        # Tensors hash by identity: each would be its own group.
+        # Tensors hash by identity, so each would be a group of its own.
         if any(issubclass(kind, torch.Tensor) for kind in set(map(type, uids))):
             uids = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]
     except TypeError as error:
-        raise DataError(f"index must be a list or an array of uids, one a row, found {index!r}") from error
+        raise DataError(f"index must be a list or an array of uids, one per row, found {index!r}") from error
     if len(uids) != len(mask):
         raise DataError(f"index holds {len(uids)} uids for {len(mask)} rows")
     return uids
 
 
 def _check_mask(mask: torch.Tensor, run: RunState) -> None:
-    """A mask of floats must be 0 or 1; it is looked at once a run, for it means to read all of it.
+    """Raise unless a mask of floats is within 0 and 1. Checked once per run, because it reads the whole mask.
 
-    verl's masks are whole numbers.
+    verl's own masks are integers and need no check.
     """
     if not mask.is_floating_point() or not mask.numel() or "mask" in run.remarked:
         return

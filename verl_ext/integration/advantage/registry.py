@@ -1,4 +1,4 @@
-"""The estimators' names in verl's registry."""
+"""Register the estimators with verl."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from verl_ext.integration.compat.hooks import MARK
 def install(core_algos: ModuleType) -> None:
     """Put our functions into verl's `ADV_ESTIMATOR_REGISTRY`, all of them or none.
 
-    `register_adv_est` refuses a name that exists, and verl has a `gdpo` of its own (which cannot run on the default
-    trainer): it is replaced, and kept as the new function's `replaced`.
+    verl has its own `gdpo`, which cannot run on the default trainer. It is replaced, and kept as the new function's
+    attribute `replaced`. `register_adv_est` is not used because it raises for a name that exists.
     """
     contract.require("verl.trainer.ppo.core_algos", core_algos)
     registry = core_algos.ADV_ESTIMATOR_REGISTRY
@@ -26,7 +26,7 @@ def install(core_algos: ModuleType) -> None:
 
 
 def estimator_function(name: str) -> Callable[..., Any]:
-    """A function in verl's convention for estimators; it returns `(advantages, returns)`, one tensor twice."""
+    """An estimator in verl's convention; it returns `(advantages, returns)`, the same tensor twice."""
 
     def compute_advantage(
         token_level_rewards: Any, response_mask: Any, index: Any = None, config: Any = None, **given: Any

@@ -1,7 +1,7 @@
-"""All that this package calls or wraps of verl, by name and signature: hooks, `doctor` and the docs read this table.
+"""All that this package calls or wraps of verl, by name and signature. Hooks, `doctor` and the docs read these tables.
 
-Where a new verl moves one of these, everything that moved is listed; it was written against verl 0.9.0 and 0.9.1. A
-module under `CPU` is touched only by runs on a machine without a GPU.
+They were written for verl 0.9.0 and 0.9.1. If another verl has moved something, the errors list everything that moved.
+The modules in `CPU` are used only by runs on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ SETTINGS = (
     "trainer.v1.sampler.custom_sampler.path",
     "trainer.v1.trainer_mode",
 )
-"""Entries of verl's `ppo_trainer` configuration that are read, or named in a message as what to set."""
+"""Entries of verl's `ppo_trainer` configuration that this package reads, or that a message tells the user to set."""
 
 CPU_SETTINGS = (
     "actor_rollout_ref.actor.strategy",
@@ -228,9 +228,9 @@ CPU_SETTINGS = (
 
 
 def moved(*, cpu: bool = False) -> list[str]:
-    """Everything essential that is not where this package expects it; with `cpu`, of what runs without a GPU touch.
+    """One message for each essential thing that this verl lacks; with `cpu`, for what runs without a GPU need.
 
-    A module that cannot be imported because another package is not installed is no move.
+    A module that cannot be imported because another package is not installed does not count.
     """
     table, settings = (CPU, CPU_SETTINGS) if cpu else (VERL, SETTINGS)
     essential = {name: tuple(pin for pin in pins if pin.guard is None) for name, pins in table.items()}
@@ -238,7 +238,7 @@ def moved(*, cpu: bool = False) -> list[str]:
 
 
 def guards_off() -> dict[str, list[str]]:
-    """The guards that this verl does not support, each with what is missing."""
+    """The guards that do not work with this verl, each with what is missing."""
     switches = {pin.guard for pins in VERL.values() for pin in pins if pin.guard is not None}
     found = {}
     for switch in sorted(switches):
@@ -248,21 +248,21 @@ def guards_off() -> dict[str, list[str]]:
 
 
 def require(name: str, module: Any) -> None:
-    """Raise if something that is needed of a module has moved, and name all of it; guards check what they need."""
+    """Raise one error that lists what a module lacks. Of a module that only guards need, check what they need."""
     essential = [pin for pin in VERL[name] if pin.guard is None]
-    _refuse(text for pin in essential or VERL[name] for text in check(name, module, pin))
+    _raise_if_any(text for pin in essential or VERL[name] for text in check(name, module, pin))
 
 
 def require_members(name: str, cls: str, owner: type, *members: str) -> None:
-    """The same of some members of another class, which stands for `cls` of the module: a sampler of the user's."""
+    """The same for members of another class that is used like the module's `cls`: a sampler of the user's."""
     where = f"{owner.__module__}.{owner.__qualname__}"
     pins = [replace(_pinned(VERL[name], f"{cls}.{member}"), name=member) for member in members]
-    _refuse(text for pin in pins for text in check(where, owner, pin))
+    _raise_if_any(text for pin in pins for text in check(where, owner, pin))
 
 
 def member(name: str, module: Any, path: str) -> Any:
-    """A member of a module that is patched for runs without a GPU, which must be as pinned."""
-    _refuse(check(name, module, _pinned(CPU[name], path)))
+    """A member of a module that is patched for runs without a GPU; raise unless it is as pinned."""
+    _raise_if_any(check(name, module, _pinned(CPU[name], path)))
     return operator.attrgetter(path)(module)
 
 
@@ -270,8 +270,8 @@ def _pinned(pins: tuple[Pin, ...], path: str) -> Pin:
     return next(pin for pin in pins if pin.name == path)
 
 
-def _refuse(found: Iterable[str]) -> None:
-    if complaints := list(found):
+def _raise_if_any(messages: Iterable[str]) -> None:
+    if complaints := list(messages):
         raise IntegrationError(f"{'; '.join(complaints)}: this verl moved what verl_ext hooks into")
 
 
@@ -297,7 +297,7 @@ def _of_module(name: str, pins: tuple[Pin, ...]) -> Iterator[str]:
         return
     try:
         module = importlib.import_module(name)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs on the list
+    except Exception as error:  # noqa: BLE001 - any failure is listed
         if not lacks_package(name, error):
             yield f"{name} cannot be imported any more: {type(error).__name__}: {error}"
         return
@@ -319,10 +319,10 @@ def _of_settings(paths: tuple[str, ...]) -> Iterator[str]:
 
     try:
         config = _configuration()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs on the list
+    except Exception as error:  # noqa: BLE001 - any failure is listed
         yield (
-            f"verl's configuration ppo_trainer cannot be composed any more, so that none of {len(paths)} settings in "
-            f"it can be looked for: {type(error).__name__}: {error}"
+            f"verl's configuration ppo_trainer cannot be composed any more, so {len(paths)} settings in it cannot be "
+            f"checked: {type(error).__name__}: {error}"
         )
         return
     for path in paths:
@@ -330,7 +330,7 @@ def _of_settings(paths: tuple[str, ...]) -> Iterator[str]:
         try:
             above = OmegaConf.select(config, section)
         except OmegaConfBaseException as error:
-            yield f"verl's configuration ppo_trainer has no {section} in which {path} can be looked for: {error}"
+            yield f"verl's configuration ppo_trainer has no section {section}, which should hold {path}: {error}"
             continue
         if not (OmegaConf.is_dict(above) and (name in above or OmegaConf.is_missing(above, name))):
             yield f"verl's configuration ppo_trainer has no {path} any more"

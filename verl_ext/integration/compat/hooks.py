@@ -1,7 +1,7 @@
-"""The points at which this package enters verl, and whether they hold.
+"""The hooks by which this package enters verl.
 
-A hook runs right after verl's module has been imported. It checks what it is about to touch, then installs; if verl is
-not what was expected it says so at once and the estimators refuse to run, while everything else of verl goes on.
+A hook runs right after a module of verl has been imported. It checks what it will wrap, then wraps it. If this verl
+differs from what the hook expects, the hook logs an error and the estimators raise; the rest of verl works as before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from verl_ext.errors import IntegrationError
 from verl_ext.integration.compat.imports import after_import
 
 logger = logging.getLogger("verl_ext")
-# As verl's own loggers: its root handler shows warnings only, unless a logger asks for more.
+# Like verl's own loggers: the root handler shows only warnings unless a logger sets its level.
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO").upper())
 
 MARK = "__verl_ext__"
@@ -33,24 +33,24 @@ class Hook:
     """One entry point into verl, in this process."""
 
     module: str
-    """verl's module, after whose import the hook runs."""
+    """The hook runs after the import of this module."""
     target: str
     """`module:function` of this package, called with that module."""
     purpose: str
     does: str = ""
     """What it wraps or adds, for the docs."""
     guard: str | None = None
-    """The guard that it belongs to, by its switch; None: it is essential."""
+    """The switch of the guard it belongs to; None: it is essential."""
     state: str = "pending"
     """`pending` until the module is imported, then `holds` or `failed`."""
     error: Exception | None = None
 
     def run(self, module: ModuleType) -> None:
-        """Install, remembering how it went."""
+        """Call the target and store the outcome."""
         home, name = self.target.split(":")
         try:
             getattr(importlib.import_module(home), name)(module)
-        except Exception as error:  # noqa: BLE001 - verl's import must not break; the estimators raise it instead
+        except Exception as error:  # noqa: BLE001 - verl's import must not break; the estimators raise it
             self.state, self.error = "failed", error
             if self.guard is None:
                 report(f"hook into {self.module} ({self.purpose}) does not hold", error)
@@ -64,7 +64,7 @@ HOOKS: dict[str, Hook] = {}
 
 
 def schedule(*hooks: Hook) -> None:
-    """Register hooks, once each however often the plugin is loaded."""
+    """Register hooks, each one once even if the plugin is loaded again."""
     for hook in hooks:
         if hook.module not in HOOKS:
             HOOKS[hook.module] = hook
@@ -72,7 +72,7 @@ def schedule(*hooks: Hook) -> None:
 
 
 def require() -> None:
-    """Raise if an essential hook failed: training would go on with something left out."""
+    """Raise if an essential hook failed: training would go on without a part of this package."""
     failed = [hook for hook in HOOKS.values() if hook.state == "failed" and hook.guard is None]
     if failed:
         lines = "".join(f"\n  {hook.module} ({hook.purpose}): {hook.error}" for hook in failed)
@@ -82,27 +82,27 @@ def require() -> None:
 
 
 def report(message: str, error: BaseException) -> None:
-    """Say a failure twice: in the log, and as a warning for processes whose log is not shown."""
+    """Log a failure, and warn about it for processes whose log is not shown."""
     logger.error("%s: %s", message, error, exc_info=error)
     warnings.warn(f"verl_ext: {message}: {error}", RuntimeWarning, stacklevel=3)
 
 
 def is_wrapped(function: Any) -> bool:
-    """Whether a function is a wrapper of ours; one that only copied its attributes, by `functools.wraps`, is none."""
+    """Whether a function is our wrapper; False for one that copied its attributes by `functools.wraps`."""
     return getattr(function, MARK, None) == _identity(function)
 
 
 def unwrapped(name: str) -> list[str]:
-    """Where imported modules of verl hold a function of verl's by this name, from another module, without our wrapper.
+    """The imported modules of verl that hold another module's function by this name without our wrapper.
 
-    A module that imports a function by name keeps what it got: a wrapper that is put in place later does not reach it.
+    A module that imported the function before it was wrapped still has the original.
     """
-    found = []
+    paths = []
     for module, held in list(sys.modules.items()):
         function = vars(held).get(name) if module.startswith("verl.") and isinstance(held, ModuleType) else None
         if inspect.isfunction(function) and function.__module__ != module and not is_wrapped(function):
-            found.append(f"{module}.{name}")
-    return sorted(found)
+            paths.append(f"{module}.{name}")
+    return sorted(paths)
 
 
 def _identity(function: Any) -> str:
@@ -111,14 +111,14 @@ def _identity(function: Any) -> str:
 
 
 def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace `owner.name` by `make(original)`, once; the original stays as `__wrapped__`."""
+    """Replace `owner.name` by `make(original)` unless that is done; the original is kept as `__wrapped__`."""
     original = getattr(owner, name)
     if is_wrapped(original):
         return
     wrapper = functools.wraps(original)(make(original))
     if inspect.iscoroutinefunction(original) != inspect.iscoroutinefunction(wrapper):
         raise IntegrationError(
-            f"{owner.__name__}.{name} became a coroutine function, or is none any more: this verl moved what verl_ext "
+            f"{owner.__name__}.{name} became a coroutine function or no longer is one: this verl moved what verl_ext "
             "hooks into"
         )
     setattr(wrapper, MARK, _identity(wrapper))

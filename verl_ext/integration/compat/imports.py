@@ -1,7 +1,7 @@
 """Run a callback right after a module has been imported, without importing it ourselves.
 
-verl imports its plugins in every process, so what a plugin imports is paid for everywhere: importing verl's
-`core_algos` from there costs 0.4 s a process, a finder on `sys.meta_path` some microseconds.
+verl imports its plugins in every process, so a plugin's own imports slow every process down: importing verl's
+`core_algos` takes 0.4 s, while a finder on `sys.meta_path` takes some microseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Callback = Callable[[ModuleType], None]
 
 
 class _AfterImport(MetaPathFinder):
-    """A finder which finds nothing itself: it lets the next finders work and wraps the loader they return."""
+    """A finder that asks the next finders and wraps the loader they return."""
 
     def __init__(self) -> None:
         self.callbacks: dict[str, list[Callback]] = {}
@@ -42,7 +42,7 @@ class _AfterImport(MetaPathFinder):
                 for callback in self.callbacks.get(fullname, ()):
                     callback(module)
 
-            # On the instance: the loader keeps its type, and importlib makes one loader a module.
+            # Set on the instance, so that the loader keeps its type; importlib makes one loader per module.
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
@@ -51,17 +51,16 @@ _finder = _AfterImport()
 
 
 def after_import(module_name: str, callback: Callback) -> None:
-    """Call `callback(module)` once the module has run, now if it has already, and again should it be reloaded.
+    """Call `callback(module)` after the module's import, now if it is imported already, and after each reload.
 
-    An exception of the callback reaches the code that imports the module: callbacks which must not break verl's
-    import catch their own (`verl_ext.integration.compat.hooks`).
+    An exception of the callback reaches the code that imports the module. A callback that must not break verl's import
+    catches its own (`verl_ext.integration.compat.hooks`).
     """
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _finder.callbacks.setdefault(module_name, []).append(callback)
     module = sys.modules.get(module_name)
     spec = getattr(module, "__spec__", None)
-    # A module that is being imported at this very moment runs the callback when its loader is done, unless its
-    # loader was made before this finder knew of it; `_initializing` tells the two apart.
+    # A module that is being imported at this moment has `_initializing`; its loader will run the callback.
     if module is not None and not getattr(spec, "_initializing", False):
         callback(module)

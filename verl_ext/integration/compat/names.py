@@ -1,4 +1,4 @@
-"""Names that are verl's: fields of a batch, files and folders of a checkpoint."""
+"""Names that verl uses: fields of a batch, files and folders of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ RESERVED = frozenset(
         *("rm_scores", "token_level_scores", "token_level_rewards", "advantages", "returns"),
     }
 )
+"""Fields of verl's batch that are not rewards; a component must not have such a name."""
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """The file that names the current checkpoint."""

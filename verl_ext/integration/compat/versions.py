@@ -1,4 +1,4 @@
-"""The versions of verl that this package is tested with, and what differs between them."""
+"""The versions of verl that this package is tested with, and the differences between them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SELF_AGGREGATING: Mapping[str, frozenset[str]] = MappingProxyType(
         "0.9.1": frozenset({"sapo", "geo_mean"}),
     }
 )
-"""The policy losses of each tested version that take their mean in their own way, whatever `loss_agg_mode` says."""
+"""The policy losses of each tested version that average token losses in their own way and ignore `loss_agg_mode`."""
 
 TESTED = tuple(SELF_AGGREGATING)
 
 
 def order(version: str) -> Any:
-    """A version to compare with another one; what follows its numbers (rc1, .dev) does not count.
+    """A sort key for a version; what follows its numbers (rc1, .dev) does not count.
 
     >>> order("0.10.0.dev") > order("0.9.1") > order("0.9")
     True

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, said before Ray starts and again when the trainer is built."""
+"""Check a run's configuration before Ray starts, and again when the trainer is built."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from verl_ext.integration.config.preset_conflicts import preset_conflicts
 from verl_ext.integration.config.read import estimator_name, has, misspelt, read_settings, select, unreadable
 from verl_ext.integration.config.resume import wrong_ranks
 from verl_ext.integration.config.reward_arguments import wrong_arguments, wrong_components
-from verl_ext.integration.config.rules import ERRORS, NOTES, WARNINGS, Given, filter_by_reward
+from verl_ext.integration.config.rules import ERRORS, NOTES, WARNINGS, RunConfig, filter_by_reward
 from verl_ext.integration.config.verl_settings import wrong_types, wrong_variables
 from verl_ext.settings import VERL_NAMES, Settings
 
 logger = logging.getLogger("verl_ext")
 
-# A setting of verl's configuration with a value, which is how messages write what to add.
+# `setting=value` in a message.
 _OVERRIDE = re.compile(r"(?<![\w.+])(?:algorithm|actor_rollout_ref|data|reward|trainer)(?:\.\w+)+(?==)")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """All that this package has to say about a run's configuration."""
+    """The result of checking a run's configuration."""
 
     name: str
     """The estimator."""
@@ -41,11 +41,11 @@ class Verdict:
     errors: tuple[str, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What was chosen by `auto`, and why."""
+    """What `auto` chose, and why."""
 
 
 def check_run(config: Any, *, unregistered: bool = False) -> None:
-    """Raise one error that lists all that is wrong with a run's configuration; log what is only doubtful."""
+    """Raise one error that lists everything wrong with a run's configuration; log the warnings and notes."""
     verdict = judge(config, unregistered=unregistered)
     if verdict.errors:
         lines = "".join(f"\n  - {text}" for text in verdict.errors)
@@ -57,11 +57,11 @@ def check_run(config: Any, *, unregistered: bool = False) -> None:
 
 
 def judge(config: Any, *, unregistered: bool = False) -> Verdict:
-    """Everything that is wrong or doubtful.
+    """Collect the errors, warnings and notes about a configuration.
 
-    An estimator of verl's or of the user's is refused only for what is certain to end its run, or for a preset of ours.
-    In the driver, and before the trainer is built, its name may be `unregistered` still: then it is refused only if it
-    looks misspelt.
+    With an estimator that is not ours, only what surely ends the run, or a conflict with our presets, is an error. With
+    `unregistered` its name need not be registered yet (in the driver, and before the trainer is built): then it is an
+    error only if it looks misspelt.
     """
     name = estimator_name(config)
     ours = name in ESTIMATORS
@@ -88,23 +88,23 @@ def judge(config: Any, *, unregistered: bool = False) -> Verdict:
             why = f"not read, since algorithm.adv_estimator={name} is not verl_ext's"
             warnings += [f"{why}: {text}" for text in complaints]
     chain = _chain(name, settings, errors) if settings is not None and ours else None
-    given = Given(name, settings or Settings(), chain, config)
+    run = RunConfig(name, settings or Settings(), chain, config)
     if settings is not None:
         collect(wrong_components(config, settings))
-        collect(filter_by_reward(given))
+        collect(filter_by_reward(run))
         for rule in WARNINGS:
-            collect(rule(given), warnings)
+            collect(rule(run), warnings)
     for rule in ERRORS if chain is not None else ():
-        collect(rule(given))
-    notes = [text for rule in NOTES for text in rule(given)]
+        collect(rule(run))
+    notes = [text for rule in NOTES for text in rule(run)]
     return Verdict(name, settings, chain, *(_written(texts, config) for texts in (errors, warnings, notes)))
 
 
 def _chain(name: str, settings: Settings, errors: list[str]) -> Chain | None:
-    """The estimator's steps; without what stands in their way, if that can be, for the rules to go on with."""
+    """The estimator's steps, for the rules; if they cannot be built, try without the settings that prevent it."""
     hooks.require()
     attempts = [settings]
-    if name != "compose":  # a list of the user's has nothing that could be left out
+    if name != "compose":  # there the user's list decides
         attempts.append(replace(settings, norm_by_std=True, kl_in_reward=False))
     for attempt in attempts:
         try:
@@ -115,38 +115,38 @@ def _chain(name: str, settings: Settings, errors: list[str]) -> Chain | None:
 
 
 def _written(texts: Iterable[str], config: Any) -> tuple[str, ...]:
-    """Messages as the user would write their settings, each once."""
+    """Messages without duplicates, with their settings as the user would write them."""
     return tuple(dict.fromkeys(as_overrides(text, config) for text in texts))
 
 
 def as_overrides(text: str, config: Any) -> str:
-    """The settings that a message names, as the user would write them for Hydra.
+    """A message with its settings as the user would write them for Hydra.
 
-    One that the configuration does not have takes a leading `+`; the rewards have verl's own names where the user
-    wrote these.
+    A setting that the configuration lacks gets a leading `+`. If the user wrote verl's own names of the rewards, the
+    message uses them too.
     """
     for ours, theirs in VERL_NAMES.items():
         if theirs not in text and _is_set(config, f"algorithm.{theirs}"):
             text = re.sub(rf"\balgorithm\.rewards\.{ours}\b", f"algorithm.{theirs}", text)
-    return _OVERRIDE.sub(lambda found: found[0] if has(config, found[0]) else f"+{found[0]}", text)
+    return _OVERRIDE.sub(lambda match: match[0] if has(config, match[0]) else f"+{match[0]}", text)
 
 
 def _is_set(config: Any, path: str) -> bool:
     try:
         return select(config, path) is not None
-    except ConfigurationError:  # set to something that cannot be read
+    except ConfigurationError:  # it is set, but cannot be read
         return True
 
 
 def misspelt_of(config: Any) -> Iterator[str]:
-    """Entries of `algorithm` which neither verl nor this package knows and which look like one of ours."""
+    """Messages for unknown entries of `algorithm` that look like one of ours."""
     from verl.trainer.config import AlgoConfig
 
     return misspelt(config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)})
 
 
 def check_registered(config: Any) -> None:
-    """Refuse an estimator that nobody has registered by the time the trainer is built."""
+    """Raise unless the estimator is registered; called when the trainer is built."""
     errors, _ = _estimator(config, unregistered=False)
     for text in errors:
         raise ConfigurationError(text)
@@ -156,11 +156,11 @@ def _estimator(config: Any, *, unregistered: bool) -> tuple[list[str], list[str]
     """Errors and warnings about the estimator's name."""
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-    found, name = config.algorithm.adv_estimator, estimator_name(config)
-    if isinstance(found, str | Enum) and name in ADV_ESTIMATOR_REGISTRY:
+    value, name = config.algorithm.adv_estimator, estimator_name(config)
+    if isinstance(value, str | Enum) and name in ADV_ESTIMATOR_REGISTRY:
         return [], []
     near = nearest(name, ADV_ESTIMATOR_REGISTRY, cutoff=0.75)
-    if unregistered and isinstance(found, str) and found and near is None:
+    if unregistered and isinstance(value, str) and value and near is None:
         text = f"algorithm.adv_estimator={name} is not registered yet: the trainer's process must register it"
         return [], [text]
     hint = f" (did you mean {near!r}?)" if near is not None else ""

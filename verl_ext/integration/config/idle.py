@@ -1,4 +1,4 @@
-"""Warnings about settings without effect: another setting of the same estimator puts them out of use."""
+"""Warnings about settings that have no effect because of another setting of the same estimator."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from verl_ext.estimators.dgpo import DgpoSettings
 from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
 
 if TYPE_CHECKING:
-    from verl_ext.integration.config.rules import Given
+    from verl_ext.integration.config.rules import RunConfig
 
 
-def idle_settings(given: Given) -> Iterator[str]:
-    """Settings of the chosen estimator that another one of its settings puts out of use."""
-    used, dgpo, gdpo = given.used, given.settings.of(DgpoSettings), given.settings.of(GdpoSettings)
+def idle_settings(run: RunConfig) -> Iterator[str]:
+    """Settings of the chosen estimator that have no effect because of another one."""
+    used, dgpo, gdpo = run.used, run.settings.of(DgpoSettings), run.settings.of(GdpoSettings)
     if "dgpo" in used and not dgpo.dqw and dgpo.dqw_temp != type(dgpo).dqw_temp:
         yield f"algorithm.dgpo.dqw_temp={dgpo.dqw_temp:g} has no effect with algorithm.dgpo.dqw=False"
-    over = whitening_of(given.settings)
+    over = whitening_of(run.settings)
     undivided = "algorithm.gdpo.scale=none" if gdpo.scale == "none" else "algorithm.norm_adv_by_std_in_grpo=False"
     if (
         "gdpo" in used
         and gdpo.epsilon != type(gdpo).epsilon
-        and (gdpo.scale == "none" or not given.settings.norm_by_std)
+        and (gdpo.scale == "none" or not run.settings.norm_by_std)
         and over != "sequence"
     ):
         yield (
@@ -32,14 +32,14 @@ def idle_settings(given: Given) -> Iterator[str]:
         )
 
 
-def idle_accuracy(given: Given) -> Iterator[str]:
+def idle_accuracy(run: RunConfig) -> Iterator[str]:
     """An accuracy that no step looks at."""
-    ours = given.name in ESTIMATORS
-    if ours and (given.chain is None or given.chain.needs_accuracy):
+    ours = run.name in ESTIMATORS
+    if ours and (run.chain is None or run.chain.needs_accuracy):
         return
     who = "no step of this estimator looks" if ours else f"verl's {given.name} does not look"
     for name in ("accuracy_key", "accuracy_threshold"):
-        value = getattr(given.settings.rewards, name)
+        value = getattr(run.settings.rewards, name)
         if value is not None:
             yield (
                 f"algorithm.rewards.{name}={value} has no effect: {who} at accuracy (weigh_by_difficulty and "
@@ -47,12 +47,12 @@ def idle_accuracy(given: Given) -> Iterator[str]:
             )
 
 
-def idle_history(given: Given) -> Iterator[str]:
-    """Settings of the soft anchor that another one of its settings puts out of use, in hadw or in a user's list."""
-    for step in given.chain.steps if given.chain is not None else ():
+def idle_history(run: RunConfig) -> Iterator[str]:
+    """Settings of the soft anchor that have no effect because of another one, in hadw or in a user's list."""
+    for step in run.chain.steps if run.chain is not None else ():
         if not isinstance(step, WeighByHistory) or step.anchor != "soft":
             continue
-        hadw = given.name == "hadw"
+        hadw = run.name == "hadw"
         where = "algorithm.hadw." if hadw else "weigh_by_history: "
         if step.eta_min == 1 and step.eta != WeighByHistory.eta:
             yield f"{where}eta={step.eta:g} has no effect with {where}eta_min=1: the step eta_t is at most 1"

@@ -1,4 +1,4 @@
-"""Conflicts between the presets that a configuration was composed with and the rest of it."""
+"""Find conflicts between the presets in a configuration and the rest of it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ VERLS = "hydra.searchpath=[pkg://verl.trainer.config]"
 
 
 def preset_conflicts(config: Any) -> Iterator[str]:
-    """What is wrong with the presets that a configuration was composed with."""
+    """Messages about presets that are misplaced, mixed, or in conflict with the estimator or the user's values."""
     composed, estimator = _plain(config), estimator_name(config)
     marks = [path.rpartition(f"{MARKER}.") for path, _ in _leaves(composed)]
     names = [name for place, mark, name in marks if mark and not place]
     for place, mark, name in marks:
         if mark and place:
             yield (
-                f"the preset {name} was put under {place[:-1]}, where nothing reads it: write +{GROUP}={name} "
+                f"the preset {name} is under {place[:-1]}, where it has no effect: write +{GROUP}={name} "
                 f"(in a file {GROUP}: {name}), without a package"
             )
     if len(names) > 1:
         yield (
-            f"a run has one estimator, but these presets were composed: {listed(names)}; keep one of "
+            f"a run has one estimator, but these presets are combined: {listed(names)}; keep one of "
             + ", ".join(f"+{GROUP}={name} (in a file {GROUP}: {name})" for name in names)
         )
     elif names:
         (name,) = names
         if name != estimator:
             yield (
-                f"the preset {name} was composed, but {ESTIMATOR}={estimator} is in force and does not use the "
-                f"preset's settings: remove {ESTIMATOR}={estimator} (in a file adv_estimator: {estimator}) to train "
+                f"the preset {name} is set, but so is {ESTIMATOR}={estimator}, which does not use the preset's "
+                f"settings: remove {ESTIMATOR}={estimator} (in a file adv_estimator: {estimator}) to train "
                 f"with {name} (in a file's defaults the preset comes after ppo_trainer), or remove +{GROUP}={name} (in "
                 f"a file {GROUP}: {name}) to train with {estimator}"
             )
@@ -48,10 +48,10 @@ def preset_conflicts(config: Any) -> Iterator[str]:
 
 
 def _replaced(composed: Mapping[str, Any], name: str) -> Iterator[str]:
-    """One message for all values that the preset took the place of.
+    """One message for all the user's values that the preset replaced.
 
-    The configuration is composed again with a preset that sets nothing. Needs the run of `hydra.main`, which knows the
-    files and the command line.
+    This composes the configuration again with a preset that sets nothing, and compares. It needs Hydra's global state
+    within `hydra.main`, which holds the files and the command line.
     """
     import hydra
     from hydra.core import config_store
@@ -62,36 +62,36 @@ def _replaced(composed: Mapping[str, Any], name: str) -> Iterator[str]:
     if not (HydraConfig.initialized() and GlobalHydra.instance().is_initialized()):
         return
     run = HydraConfig.get()
-    # Hydra refuses `~KEY` where the key has no value, as it does here. What is deleted is not replaced either.
+    # Hydra rejects `~KEY` for a key without a value, as here; a deleted value is not replaced anyway.
     overrides = [text for text in (*run.overrides.hydra, *run.overrides.task) if not text.startswith("~")]
-    # `+verl_ext=NAME` on the command line is there to choose the estimator.
+    # With `+verl_ext=NAME` on the command line the user chose the estimator.
     chosen = any(re.match(rf"\+?{GROUP}(@[^=]*)?=.*\b{name}\b", text) for text in run.overrides.task)
     try:
         with without_values(config_store):
             own = _plain(hydra.compose(run.job.config_name, overrides))
             replaced = [
-                (path, found, value)
+                (path, before, value)
                 for path, value in _leaves(preset(name))
                 if _at(composed, path) == value
-                and (found := _at(own, path)) not in ("???", value)
+                and (before := _at(own, path)) not in ("???", value)
                 and not (path == ESTIMATOR and chosen)
             ]
             verls = _plain(hydra.compose(name, [VERLS])) if replaced else {}
     except HydraException as error:
         logger.warning("could not check whether the preset %s replaced values of your own: %s", name, error)
         return
-    lost = [f"{path}={found} (by {value})" for path, found, value in replaced if found != _at(verls, path)]
+    lost = [f"{path}={before} (by {value})" for path, before, value in replaced if before != _at(verls, path)]
     if lost:
         yield (
-            f"the preset {name} comes after the file that sets these values, and replaces them: {', '.join(lost)}; put "
-            f"it right after ppo_trainer in the file's defaults (defaults: [ppo_trainer, {GROUP}: {name}, _self_]), or "
-            "give the values that you want on the command line"
+            f"the preset {name} comes after the file with these values and replaces them: {', '.join(lost)}; put it "
+            f"right after ppo_trainer in the file's defaults (defaults: [ppo_trainer, {GROUP}: {name}, _self_]), or "
+            "set the values on the command line"
         )
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    found: Any = OmegaConf.to_container(config, resolve=False)
-    return dict(found)
+    container: Any = OmegaConf.to_container(config, resolve=False)
+    return dict(container)
 
 
 def _at(tree: Any, path: str) -> Any:

@@ -1,7 +1,7 @@
-"""Hydra presets: what each estimator needs, settable without `+`, typed and refused when misspelt.
+"""Hydra presets: with one, an estimator's settings need no `+`, and a misspelt one is an error.
 
-As the primary configuration (`--config-name gdpo`), or on top of one's own (`+verl_ext=gdpo`). The values are the
-defaults of the sections, plus what the paper asks for elsewhere in verl's configuration.
+A preset is the primary configuration (`--config-name gdpo`) or an addition to the user's own (`+verl_ext=gdpo`). It
+holds the defaults of the estimator's sections and what the paper sets elsewhere in verl's configuration.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from verl_ext.settings import sections
 
 GROUP = "verl_ext"
 MARKER = "verl_ext_presets"
-"""Top-level entry in which every preset leaves its name, so that the checks know which ones were composed.
+"""Top-level entry to which every preset adds its name, for the checks.
 
-Hydra's `runtime.choices` does not have those in lists (`[cpu,gdpo]`) or primary configurations.
+Hydra's `runtime.choices` lacks presets from a list (`[cpu,gdpo]`) and primary configurations.
 """
 
 
 def install(config_store: ModuleType) -> None:
-    """Store the presets where `hydra.main` looks for configurations."""
+    """Store the presets in Hydra's ConfigStore."""
     _store(config_store, {name: preset(name) for name in ESTIMATORS})
 
 
 @contextmanager
 def without_values(config_store: ModuleType) -> Iterator[None]:
-    """Presets that declare the same keys but set none of them: Hydra never merges `???` over a value."""
+    """Store presets with the same keys but no values (`???`, which Hydra never merges over a value)."""
     _store(config_store, {name: _missing(preset(name)) for name in ESTIMATORS})
     try:
         yield
@@ -50,7 +50,7 @@ def _missing(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The preset of one estimator as plain data."""
+    """The preset of one estimator, as a dict."""
     declared = declaration(name)
     own = ("rewards", name, *declared.also(), "verl_ext")
     known = sections()
@@ -62,5 +62,5 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def defaults(section: type[Any]) -> dict[str, Any]:
-    """A section's settings with their defaults, as plain data."""
+    """A section's settings with their defaults, as a dict."""
     return {item.name: item.default for item in dataclasses.fields(section)}

@@ -1,4 +1,4 @@
-"""From verl's configuration objects to `Settings`."""
+"""Read `Settings` from verl's configuration objects."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import COMMON, VERL_NAMES, Settings, sections
 
 OF_VERL = (*VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward")
-"""Entries of verl's own in `algorithm` that are read."""
+"""verl's own entries of `algorithm` that this package reads."""
 _LOSS = "actor_rollout_ref.actor.loss_agg_mode"
 _DEFAULT_LOSS = "token-mean"
 
 
 def read_settings(algorithm: Any, *, loss_agg_mode: str | None = None) -> Settings:
-    """Settings of an `algorithm` section: a DictConfig, verl's `AlgoConfig`, a plain mapping, or None for defaults.
+    """Settings of an `algorithm` section: a DictConfig, verl's `AlgoConfig`, a mapping, or None for the defaults.
 
-    The actor's loss is looked up in the whole configuration where the section is part of one.
+    The actor's loss comes from the whole configuration if the section is part of one.
     """
     return Settings.parse(plain(algorithm), loss_agg_mode=loss_agg_mode or loss_of(algorithm))
 
 
 def entries() -> tuple[str, ...]:
-    """The entries of `algorithm` that are read."""
+    """The entries of `algorithm` that this package reads."""
     return (*COMMON, *ESTIMATORS, *OF_VERL)
 
 
 def unreadable(algorithm: DictConfig) -> Iterator[str]:
-    """What is wrong with each part of an `algorithm` section that `read_settings` would refuse, not the first alone."""
+    """One message for each part of an `algorithm` section that `read_settings` cannot read, not only the first."""
     parts = [
         ("rewards", *VERL_NAMES.values()),
         *((name,) for name in entries() if name not in ("rewards", *VERL_NAMES.values())),
@@ -52,31 +52,31 @@ def unreadable(algorithm: DictConfig) -> Iterator[str]:
 
 
 def plain(algorithm: Any) -> dict[str, Any]:
-    """The entries we read, as plain data, of those that are there."""
+    """Those entries that this package reads and the section has, as a dict."""
     if algorithm is None:
         return {}
     if isinstance(algorithm, DictConfig):
         return {name: value for name in entries() if (value := _entry(algorithm, name)) is not None}
-    # verl's AlgoConfig is a Mapping too, of which `in` raises: its fields are attributes.
+    # verl's AlgoConfig is a Mapping too, but its `in` raises: its fields are attributes.
     if isinstance(algorithm, Mapping) and not is_dataclass(algorithm):
-        found = {name: algorithm[name] for name in entries() if name in algorithm}
+        values = {name: algorithm[name] for name in entries() if name in algorithm}
     else:
-        found = {name: value for name in entries() if (value := getattr(algorithm, name, None)) is not None}
-    return {name: _resolved(f"algorithm.{name}", value) for name, value in found.items()}
+        values = {name: value for name in entries() if (value := getattr(algorithm, name, None)) is not None}
+    return {name: _resolved(f"algorithm.{name}", value) for name, value in values.items()}
 
 
 @contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Name the entry that OmegaConf cannot make a value of."""
+    """Turn an error of OmegaConf into one that names the entry."""
     try:
         yield
     except (OmegaConfBaseException, RecursionError) as error:
-        said = str(error).partition("\n")[0]
-        raise ConfigurationError(f"{path} cannot be read: {type(error).__name__}: {said}") from error
+        line = str(error).partition("\n")[0]
+        raise ConfigurationError(f"{path} cannot be read: {type(error).__name__}: {line}") from error
 
 
 def select(config: Any, path: str) -> Any:
-    """An entry of a configuration, None where there is none."""
+    """An entry of a configuration, or None."""
     with readable(path):
         return OmegaConf.select(config, path)
 
@@ -84,19 +84,19 @@ def select(config: Any, path: str) -> Any:
 def estimator_name(config: Any) -> str:
     """The name in `algorithm.adv_estimator`, which may be an enum."""
     with readable("algorithm.adv_estimator"):
-        found = config.algorithm.adv_estimator
-    return str(getattr(found, "value", found))
+        name = config.algorithm.adv_estimator
+    return str(getattr(name, "value", name))
 
 
 def has(config: Any, path: str) -> bool:
-    """Whether a configuration has an entry, be it null."""
+    """Whether a configuration has an entry, which may be null."""
     parent, _, name = path.rpartition(".")
     section = select(config, parent)
     return OmegaConf.is_dict(section) and name in section
 
 
 def misspelt(algorithm: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[str]:
-    """Entries of `algorithm` that look like one of ours and are none; `known` are those that verl has."""
+    """Messages for entries of `algorithm` that look like a misspelt one of ours; `known` are verl's."""
     known_sections = sections()
     ours = {name: f"algorithm.{name}" for name in (*known_sections, *VERL_NAMES.values())}
     every = ((name, item.name) for name, kind in known_sections.items() for item in fields_of(kind))
@@ -123,10 +123,10 @@ def _resolved(path: str, value: Any) -> Any:
 
 
 def loss_of(algorithm: Any) -> str:
-    """The actor's `loss_agg_mode` in the configuration that `algorithm` is a section of; verl's default without one."""
+    """The actor's `loss_agg_mode` in the configuration around `algorithm`; verl's default if there is none."""
     if not isinstance(algorithm, DictConfig):
         return _DEFAULT_LOSS
-    found = select(algorithm._get_root(), _LOSS)
-    if not isinstance(found, str | None):
-        raise ConfigurationError(f"{_LOSS} must name a mean, {_DEFAULT_LOSS} for one, found {found!r}")
-    return found or _DEFAULT_LOSS
+    name = select(algorithm._get_root(), _LOSS)
+    if not isinstance(name, str | None):
+        raise ConfigurationError(f"{_LOSS} must be the name of a mean, such as {_DEFAULT_LOSS}, found {name!r}")
+    return name or _DEFAULT_LOSS

@@ -1,8 +1,8 @@
-"""Whether the checkpoint from which a run would resume was written by as many ranks as the run has.
+"""Check that the checkpoint from which a run resumes was written with the run's number of ranks.
 
-Follows `FSDPCheckpointManager` of verl 0.9.0 and 0.9.1: each rank reads the files
-`{model,optim,extra_state}_world_size_<ranks>_rank_<rank>.pt` that it wrote itself, and ends in a FileNotFoundError for
-files of another number of ranks, after all models are loaded.
+Follows `FSDPCheckpointManager` of verl 0.9.0 and 0.9.1. Each rank reads its own files
+`{model,optim,extra_state}_world_size_<ranks>_rank_<rank>.pt`. With another number of ranks that raises a
+FileNotFoundError, but only after all models are loaded.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _CONTENTS = {"model": "model", "optim": "optimizer", "extra_state": "extra"}
 
 
 def wrong_ranks(config: Any) -> Iterator[str]:
-    """One message for each part of the checkpoint that another number of ranks wrote.
+    """One message for each part of the checkpoint that was written with another number of ranks.
 
-    Says nothing where the checkpoint cannot be found or looked at from here: verl and the trainer's own start do.
+    Nothing if the checkpoint cannot be found or read here: verl or the trainer reports that later.
     """
     nodes, per_node = select(config, "trainer.nnodes"), select(config, "trainer.n_gpus_per_node")
     folder = _checkpoint(config)
@@ -41,14 +41,14 @@ def wrong_ranks(config: Any) -> Iterator[str]:
             written = " or ".join(map(str, sorted(set().union(*wrong))))
             yield (
                 f"{folder / part} was written with world size {written}, and this run has world size {ranks}: "
-                f"trainer.nnodes={nodes} times trainer.n_gpus_per_node={per_node}. verl resumes with the same world "
-                f"size only. Set trainer.nnodes and trainer.n_gpus_per_node so that their product is {written}, or "
-                "start anew: trainer.resume_mode=disable, or another trainer.default_local_dir"
+                f"trainer.nnodes={nodes} times trainer.n_gpus_per_node={per_node}. verl resumes only with the same "
+                f"world size. Set trainer.nnodes and trainer.n_gpus_per_node so that their product is {written}, or "
+                "start from scratch with trainer.resume_mode=disable or another trainer.default_local_dir"
             )
 
 
 def _checkpoint(config: Any) -> Path | None:
-    """The folder of the step from which the run would resume, None where there is none."""
+    """The folder of the checkpoint from which the run would resume, or None."""
     mode = select(config, "trainer.resume_mode")
     if mode == "resume_path":
         path = select(config, "trainer.resume_from_path")
@@ -58,25 +58,25 @@ def _checkpoint(config: Any) -> Path | None:
         return None
     try:
         return Path(home) / f"{STEP_FOLDER}{int((Path(home) / TRACKER).read_bytes())}"
-    except (OSError, ValueError):  # no checkpoint, or a tracker that is looked at when the run loads it
+    except (OSError, ValueError):  # no checkpoint, or a broken tracker, which is reported when the run loads it
         return None
 
 
 def _has_critic(config: Any) -> bool:
-    """As verl's `need_critic`."""
+    """The same as verl's `need_critic`."""
     enabled = select(config, "critic.enable")
     return bool(enabled) if enabled is not None else select(config, "algorithm.adv_estimator") == "gae"
 
 
 def _shards(folder: Path, contents: Any) -> dict[str, set[int]]:
-    """Numbers of ranks that wrote each kind of file which the run would read; empty where there are none."""
-    found: dict[str, set[int]] = {}
+    """By kind of file that the run would read: the numbers of ranks with which such files were written."""
+    sizes: dict[str, set[int]] = {}
     try:
         names = os.listdir(folder)
-    except (OSError, ValueError):  # not there, or not for us to see
-        return found
+    except (OSError, ValueError):  # it does not exist, or we may not read it
+        return sizes
     for name in names:
         match = _SHARD.fullmatch(name)
         if match and (not OmegaConf.is_list(contents) or _CONTENTS[match[1]] in contents):
-            found.setdefault(match[1], set()).add(int(match[2]))
-    return found
+            sizes.setdefault(match[1], set()).add(int(match[2]))
+    return sizes

@@ -1,8 +1,7 @@
-"""The configured reward function, where it is one of ours: its arguments, and the components that it returns.
+"""Check the arguments and the components of the configured reward function, if it is one of ours.
 
-verl's default trainer logs the exception of a reward function and goes on without the sample, so a wrong argument would
-otherwise end in a run that never gets a batch together. A wrong name of a component would end it after the first
-rollout.
+verl's default trainer logs the exception of a reward function and drops the sample. With a wrong argument it would
+never fill a batch. A wrong name of a component would end the run after the first rollout.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from verl_ext.settings import Settings
 FUNCTION = "reward.custom_reward_function"
 PACKAGE = rewards.__name__
 
-# verl's own reward managers, and what each adds to the components that the reward function returns.
+# verl's own reward managers, with the components that each adds to those of the reward function.
 _MANAGERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"naive": (), "gdpo": (), "remote": (), "rate_limited": (), "dapo": ("overlong", "overlong_reward")}
 )
 
 
 def wrong_arguments(config: Any) -> Iterator[str]:
-    """What is wrong with the configured reward function, if it is one of this package's; nothing for any other."""
+    """Messages about the configured reward function, if it is one of ours."""
     path = select(config, f"{FUNCTION}.path")
     name = _module_name(str(path)) if path else None
     if name is None:
@@ -43,7 +42,7 @@ def wrong_arguments(config: Any) -> Iterator[str]:
         return
     function = select(config, f"{FUNCTION}.name")
     if function != "compute_score":
-        yield f"{FUNCTION}.name={function}: {name} has no such reward; set {FUNCTION}.name=compute_score"
+        yield f"{FUNCTION}.name={function}: {name} has no such function; set {FUNCTION}.name=compute_score"
         return
     try:
         import_module(name).check_kwargs(_arguments(config))
@@ -52,23 +51,23 @@ def wrong_arguments(config: Any) -> Iterator[str]:
 
 
 def wrong_components(config: Any, settings: Settings) -> Iterator[str]:
-    """Settings that ask for a component which cannot be there."""
+    """Messages about settings that name a component which the run cannot have."""
     valid = known_components(config)
     for setting, key in _wanted(settings):
         if key in RESERVED:
             yield (
-                f"{setting}: {key!r} is a field of verl's own batch and cannot be a reward: give the component another "
-                "name in the reward function"
+                f"{setting}: {key!r} is a field of verl's batch and cannot be a reward: rename the component in the "
+                "reward function"
             )
         elif valid is not None and key not in valid:
             path = select(config, f"{FUNCTION}.path")
-            yield f"{setting}: {unknown('reward component', key, valid)} (all that {FUNCTION}.path={path} returns)"
+            yield f"{setting}: {unknown('reward component', key, valid)} (what {FUNCTION}.path={path} returns)"
 
 
 def known_components(config: Any) -> list[str] | None:
-    """All components of a run, `score` among them; None where somebody else's code may add to them.
+    """All components of a run, including `score`; None if code that is not ours or verl's may add to them.
 
-    That is so with a reward function, a reward manager or a reward model that is not ours or verl's.
+    Such code is the user's reward function, reward manager or reward model.
     """
     module = _scorer(config)
     manager = select(config, "reward.reward_manager.name") or "naive"
@@ -78,12 +77,12 @@ def known_components(config: Any) -> list[str] | None:
         return None
     try:
         return [*module.components(_arguments(config)), *_MANAGERS[manager], SCORE]
-    except ConfigurationError:  # `wrong_arguments` says what is wrong
+    except ConfigurationError:  # `wrong_arguments` reports it
         return None
 
 
 def _wanted(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Components by the setting that asks for them."""
+    """Pairs of a setting and the component that it names."""
     for key in settings.rewards.keys or ():
         yield "algorithm.rewards.keys", key
     if settings.rewards.accuracy_key is not None:
@@ -91,8 +90,8 @@ def _wanted(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _scorers() -> list[str]:
-    """Modules of ours with a reward function."""
-    names = [f"{PACKAGE}.{found.name}" for found in pkgutil.iter_modules(rewards.__path__)]
+    """Our modules with a reward function."""
+    names = [f"{PACKAGE}.{module.name}" for module in pkgutil.iter_modules(rewards.__path__)]
     return [name for name in names if hasattr(import_module(name), "compute_score")]
 
 
@@ -106,22 +105,22 @@ def _scorer(config: Any) -> ModuleType | None:
 
 
 def _module_name(path: str) -> str | None:
-    """The module of ours that verl would load from a path: `pkg://...`, or a file."""
+    """The name of our module that verl would load from a path (`pkg://...` or a file), or None."""
     if path.startswith("pkg://"):
         name = path.removeprefix("pkg://").replace("/", ".")
         return name if name.startswith(f"{PACKAGE}.") else None
     try:
         file = Path(path.removeprefix("file://")).resolve()
-    except ValueError:  # no path at all, which verl says
+    except ValueError:  # not a valid path, which verl reports
         return None
     return f"{PACKAGE}.{file.stem}" if file.parent in (Path(at).resolve() for at in rewards.__path__) else None
 
 
 def _arguments(config: Any) -> Mapping[str, Any]:
     """The keyword arguments that verl passes to the reward function."""
-    found = select(config, f"{FUNCTION}.reward_kwargs")
+    section = select(config, f"{FUNCTION}.reward_kwargs")
     with readable(f"{FUNCTION}.reward_kwargs"):
-        kwargs: Any = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+        kwargs: Any = OmegaConf.to_container(section, resolve=True) if OmegaConf.is_config(section) else section
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise ConfigurationError(f"{FUNCTION}.reward_kwargs must be a section of settings, found {kwargs!r}")
     return {str(name): value for name, value in (kwargs or {}).items()}

@@ -1,4 +1,4 @@
-"""Settings of verl's that end a run late when they are wrong: what we read of them, and Ray's environment variables."""
+"""Check verl's settings that we read, and Ray's environment variables: a wrong one would end the run late."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
 
 ResumeMode = Literal["auto", "disable", "resume_path"]
 
-# What this package reads of verl's configuration, as verl's own files have it.
+# Entries of verl's configuration that this package reads, with the types in verl's own files.
 KINDS: Mapping[str, Any] = MappingProxyType(
     {
         f"{ACTOR}.policy_loss.loss_mode": str,
@@ -43,23 +43,23 @@ KINDS: Mapping[str, Any] = MappingProxyType(
 
 
 def wrong_types(config: Any) -> Iterator[str]:
-    """Settings of verl's with a value of another type than verl's own."""
+    """Messages about settings of verl whose value has the wrong type."""
     for path, kind in KINDS.items():
         try:
-            found = select(config, path)
-            if found is not None or has(config, path):
-                value_of(path, found, kind)
+            value = select(config, path)
+            if value is not None or has(config, path):
+                value_of(path, value, kind)
         except ConfigurationError as error:
             yield str(error)
 
 
 def wrong_variables(config: Any) -> Iterator[str]:
-    """Environment variables for Ray's processes that are not text: Ray takes nothing else."""
-    given = select(config, VARIABLES)
-    if given is None:
+    """Messages about environment variables for Ray's processes that are not text: Ray accepts only text."""
+    section = select(config, VARIABLES)
+    if section is None:
         return
-    # verl does not resolve interpolations here, so Ray gets them as the text that they are.
-    variables: Any = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given
+    # verl does not resolve interpolations here, so Ray gets their text.
+    variables: Any = OmegaConf.to_container(section) if OmegaConf.is_config(section) else section
     if not isinstance(variables, Mapping):
         yield f"{VARIABLES} must be a section of environment variables, found {variables!r}"
         return
@@ -67,14 +67,14 @@ def wrong_variables(config: Any) -> Iterator[str]:
         if not isinstance(name, str):
             yield f"{VARIABLES} has the name {name!r}, which is not text: write '{name}' in quotes"
         elif value is None:
-            yield f"{VARIABLES}.{name} has no value, and Ray takes text only: remove it, or write {_quoted(name, '')}"
+            yield f"{VARIABLES}.{name} has no value, but Ray accepts only text: remove it, or write {_quoted(name, '')}"
         elif not isinstance(value, str):
             yield (
-                f"{VARIABLES}.{name}={value} is {type(value).__name__}, and Ray takes text only: write "
+                f"{VARIABLES}.{name}={value} is {type(value).__name__}, but Ray accepts only text: write "
                 f"{_quoted(name, str(value).lower() if isinstance(value, bool) else str(value))}"
             )
 
 
 def _quoted(name: str, value: str) -> str:
-    """How a value is written as text, on the command line and in a file."""
+    """How to write a value as text, on the command line and in a file."""
     return f"\"++{VARIABLES}.{name}='{value}'\" on the command line (with both quotes), {name}: '{value}' in a file"

@@ -1,9 +1,9 @@
 """Stop runs whose rollouts keep failing, and log a warning when no response comes.
 
-verl's asynchronous samplers replace a prompt whose responses failed by the next one. When a reward worker has died, or
-the reward function raises for everything, they replace thousands of prompts a minute and never finish a step. When a
+verl's asynchronous samplers replace a prompt whose responses failed by the next one. If a reward worker has died, or
+the reward function raises for every prompt, they replace thousands of prompts per minute and never finish a step. If a
 response never comes, because the reward function hangs or a tool does not answer, verl waits and logs nothing. The
-fully asynchronous trainer ends at the first response that fails, as if it had reached its last step.
+fully asynchronous trainer ends at the first failed response as if it had reached its last step.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ logger = logging.getLogger("verl_ext")
 ENDED_BY = "_verl_ext_ended_by"
 WATCHED = "_verl_ext_watched"
 FEWEST = 32
+"""The limit of failed prompts in a row is at least this."""
 ASK_EVERY = 10.0
-"""Seconds from one question for dead workers to the next."""
+"""Seconds between two checks for dead workers."""
 QUIET = 300.0
-"""Seconds without a new response after which the log says so; again after twice, four times as many, ..."""
+"""Seconds without a new response before the first warning; the next ones come after 2, 4, 8, ... times as many."""
 
 
 def watch_buffer(buffer: Any, trainer: Any, settings: VerlExtSettings) -> None:
     """Limit a replay buffer's failures in a row, and log a warning when no response comes."""
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-    if hasattr(buffer, WATCHED):  # a subclass of the trainer that calls `super` comes twice
+    if hasattr(buffer, WATCHED):  # a trainer's subclass that calls `super` gets here twice
         return
     setattr(buffer, WATCHED, True)
-    if not isinstance(buffer, ReplayBuffer):  # it has its own rules
+    if not isinstance(buffer, ReplayBuffer):
         logger.warning(
-            "%s.%s is not a ReplayBuffer of verl's: prompts that all fail, and responses that never come, are not "
-            "watched",
+            "%s.%s is not verl's ReplayBuffer: prompts that keep failing and responses that never come are not "
+            "detected",
             type(buffer).__module__,
             type(buffer).__qualname__,
         )
@@ -56,7 +57,7 @@ def watch_buffer(buffer: Any, trainer: Any, settings: VerlExtSettings) -> None:
 
 
 def limit(buffer: Any, most: int, settings: VerlExtSettings, trainer: Any = None) -> None:
-    """Let a replay buffer replace up to `most` failed prompts in a row, and none for a worker that has died."""
+    """Raise when `most` prompts in a row have failed, or when a prompt failed and a worker has died."""
     evict = buffer._evict_terminal_groups
     seen: set[str] = set()
     failed = 0
@@ -74,9 +75,9 @@ def limit(buffer: Any, most: int, settings: VerlExtSettings, trainer: Any = None
             workers.require_alive(trainer, f"step {global_steps}: {new} prompts failed")
         if failed >= most:
             raise RolloutError(
-                f"step {global_steps}: the last {failed} prompts all failed, and verl would replace failing prompts "
-                "without end. The log has the reason after 'Error in _run_prompt': most often a reward function that "
-                "raises. Repair it and resume from the last checkpoint"
+                f"step {global_steps}: the last {failed} prompts all failed, and verl would go on replacing them for "
+                "ever. The log has the reason after 'Error in _run_prompt': most often a reward function that raises. "
+                "Fix it and resume from the last checkpoint"
             )
 
     def evict_and_count(global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
@@ -88,12 +89,12 @@ def limit(buffer: Any, most: int, settings: VerlExtSettings, trainer: Any = None
 
 
 def watch(buffer: Any, settings: VerlExtSettings, clock: Callable[[], float] = time.monotonic) -> None:
-    """Have a replay buffer log a warning when no response has come for long, and which prompts it waits for."""
+    """Log a warning when no response has come for `QUIET` seconds, with the number of prompts in each state."""
     wait = buffer._wait_for_next_poll
     before: Any = None
     since = due = 0.0
 
-    def look(partition_id: str) -> None:
+    def warn_if_quiet(partition_id: str) -> None:
         nonlocal before, since, due
         states = {
             "pending": buffer.pending_keys[partition_id],
@@ -101,30 +102,31 @@ def watch(buffer: Any, settings: VerlExtSettings, clock: Callable[[], float] = t
             "finished": buffer.finished_keys[partition_id],
             "failed": buffer.failure_keys[partition_id],
         }
-        # Responses of a prompt that is not finished are listed as well.
-        now = clock(), (partition_id, len(buffer.partitions[partition_id]), *map(frozenset, states.values()))
-        if now[1] != before:
-            before, since, due = now[1], now[0], now[0] + QUIET
-        elif now[0] >= due:
+        now = clock()
+        # The partition also holds the responses of prompts that are not finished.
+        progress = (partition_id, len(buffer.partitions[partition_id]), *map(frozenset, states.values()))
+        if progress != before:
+            before, since, due = progress, now, now + QUIET
+        elif now >= due:
             due = since + 2 * (due - since)
             logger.warning(
-                "no response has come for %.0f s (partition %s: %s prompts). Either a reward function hangs or a tool "
-                "does not answer: `py-spy dump --pid` of the ray::RewardLoopWorker and ray::AgentLoopWorker processes "
-                "shows where. verl keeps waiting",
-                now[0] - since,
+                "no response has come for %.0f s (partition %s: %s prompts), and verl keeps waiting. Either a reward "
+                "function hangs or a tool does not answer: run `py-spy dump --pid` on the ray::RewardLoopWorker and "
+                "ray::AgentLoopWorker processes to see where",
+                now - since,
                 partition_id,
                 ", ".join(f"{len(keys)} {state}" for state, keys in states.items()),
             )
 
-    def wait_and_look(partition_id: str, last_debug_time: float) -> Any:
-        guard.attempt("watch_rollouts", settings, look, partition_id)
+    def warn_and_wait(partition_id: str, last_debug_time: float) -> Any:
+        guard.attempt("watch_rollouts", settings, warn_if_quiet, partition_id)
         return wait(partition_id, last_debug_time)
 
-    buffer._wait_for_next_poll = wait_and_look
+    buffer._wait_for_next_poll = warn_and_wait
 
 
 def install_rollouter(fully_async: ModuleType) -> None:
-    """`FullyAsyncRollouter`, a Ray actor: what ends its generation ends the run with an error."""
+    """Wrap `FullyAsyncRollouter`, a Ray actor: an error in its generation ends the run with an error."""
     contract.require("verl.experimental.fully_async_policy.fully_async_rollouter", fully_async)
     cls = fully_async.FullyAsyncRollouter.__ray_metadata__.modified_class
     hooks.wrap(cls, "_streaming_generation_main", wrap_generation)
@@ -132,7 +134,7 @@ def install_rollouter(fully_async: ModuleType) -> None:
 
 
 def wrap_generation(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`_streaming_generation_main(self)`, which verl awaits without a look at its exception."""
+    """`_streaming_generation_main(self)`: remember its exception, which verl ignores."""
 
     async def _streaming_generation_main(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -145,15 +147,15 @@ def wrap_generation(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrap_rollouter_fit(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`FullyAsyncRollouter.fit(self)`: verl would end as if the training had reached its last step."""
+    """`FullyAsyncRollouter.fit(self)`: raise if generation failed; verl would end as if after its last step."""
 
     async def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = await original(self, *args, **kwargs)
         error = getattr(self, ENDED_BY, None)
         if error is not None and estimator_name(self.config) in ESTIMATORS and _is_on(self.config):
             raise RolloutError(
-                f"the rollout ended before its last prompt: {type(error).__name__}: {error}. Resume from the last "
-                "checkpoint when it is mended"
+                f"the rollout ended before its last prompt: {type(error).__name__}: {error}. Fix this and resume from "
+                "the last checkpoint"
             ) from error
         return result
 

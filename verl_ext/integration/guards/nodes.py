@@ -1,8 +1,8 @@
-"""Whether every node of the Ray cluster has this package as we have it, asked before training starts.
+"""Check before training that every node of the Ray cluster has the driver's versions of this package and of verl.
 
-verl spreads a run's processes over the cluster, where they have the environment of `ray start`, not the driver's. On a
-node without the package they know neither our estimators nor our rewards, and verl says so late or, since it has a
-`gdpo` of its own, not at all.
+verl places a run's processes on all nodes of the cluster. There they use the environment of `ray start`, not the
+driver's. On a node without this package our estimators and rewards are unknown. verl reports that late, or never, since
+it has a `gdpo` of its own.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from verl_ext.settings import VerlExtSettings
 logger = logging.getLogger("verl_ext")
 
 PATIENCE = 300.0
-"""Seconds for a node to answer: Ray first installs the run's `runtime_env` there, which may be a pip environment."""
+"""Seconds to wait for a node: Ray first installs the run's `runtime_env` there, which may be a pip environment."""
 SLOW = 30.0
-"""Seconds after which the log names the nodes that are waited for."""
+"""Seconds after which a warning names the nodes that have not answered."""
 ASKED = "VERL_EXT_NODES_ASKED"
-"""Environment variable of a run's processes: the driver asks, so that they need not."""
+"""Environment variable of a run's processes: it is 1 if the driver has checked the nodes already."""
 SWITCH = "algorithm.verl_ext.check_nodes"
 CODE = "code of verl_ext"
 
 Answer = Mapping[str, str | None] | str
-"""What a node said; a text where it could not say anything."""
+"""What a node answered, or a text that says why it did not."""
 
-# Ray jobs whose nodes this process has asked: verl checks a configuration in several places.
+# Ray jobs whose nodes this process has checked: verl checks a configuration in several places.
 _asked: set[str] = set()
 
 
 def check_when_ray_runs(settings: VerlExtSettings) -> None:
-    """In the driver, which has not started Ray yet: check right after it has.
+    """Check the nodes now if Ray runs, otherwise right after `ray.init`. The driver calls this.
 
-    Not in the trainer alone: Ray may put the trainer itself on a node where nothing of this package is.
+    The check in the trainer is not enough: Ray may place the trainer on a node without this package.
     """
     import ray
 
@@ -51,7 +51,7 @@ def check_when_ray_runs(settings: VerlExtSettings) -> None:
 
 
 def wrap_init(original: Callable[..., Any], *, settings: VerlExtSettings) -> Callable[..., Any]:
-    """`ray.init(...)` with the check after it, for one call."""
+    """`ray.init(...)`, followed by the check; the next call is verl's own again."""
 
     def init(*args: Any, **kwargs: Any) -> Any:
         import ray
@@ -68,15 +68,15 @@ def wrap_init(original: Callable[..., Any], *, settings: VerlExtSettings) -> Cal
 
 
 def check_in_trainer() -> None:
-    """Check, unless the driver that started this process has."""
+    """Check the nodes unless the driver has done it."""
     if os.environ.get(ASKED) != "1":
         check()
 
 
 def check(patience: float = PATIENCE) -> None:
-    """Raise one error that names every node which lacks the package, or has it or verl in another version.
+    """Raise one error that names every node without the package, or with another version of it or of verl.
 
-    Nothing is asked where there is no cluster, or none beside the node that we are on, where workers are as we are.
+    Skip the check if Ray does not run, or if this node is the only one and its workers have our environment.
     """
     import ray
 
@@ -100,20 +100,22 @@ def check(patience: float = PATIENCE) -> None:
     if lines:
         raise ClusterError(
             f"{len(lines)} of the {len(nodes)} nodes of the Ray cluster cannot take part in this run. Expected on "
-            f"every node: {_said(expected)}, as here, and that verl loads the plugin. Found:{''.join(lines)}\n"
-            "Install the same versions in the environment from which `ray start` is run on these nodes, or give the "
-            "run a Ray runtime_env which brings the package (pip, py_modules), or take the nodes out of the cluster. "
-            f"If nothing of this run is placed on them, ++{SWITCH}=False starts it without asking"
+            f"every node: {_versions_text(expected)}, as in this process, and that verl loads the plugin. Found:"
+            f"{''.join(lines)}\n"
+            "Install the same versions in the environment in which `ray start` is run on these nodes, or give the run "
+            "a Ray runtime_env that installs the package (pip, py_modules), or remove the nodes from the cluster. If "
+            f"no process of this run is placed on them, ++{SWITCH}=False skips this check"
         )
     _asked.add(context.get_job_id())
     have = "the one node has" if len(nodes) == 1 else f"all {len(nodes)} nodes have"
-    logger.info("%s %s; asked in %.1f s", have, _said(expected), time.monotonic() - began)
+    logger.info("%s %s; checked in %.1f s", have, _versions_text(expected), time.monotonic() - began)
 
 
 def workers_have_our_environment() -> bool:
-    """Whether Ray's workers on this node are sure to be as this process is: it is one, or it has started Ray.
+    """Whether Ray's workers on this node surely have our environment: we are one of them, or we started Ray.
 
-    Ray says neither in public; where it keeps what is looked at elsewhere one day, the node is asked.
+    This reads private attributes, because Ray has no public call for it. If they move, the answer is False and the
+    node is asked.
     """
     import ray
 
@@ -125,18 +127,18 @@ def workers_have_our_environment() -> bool:
 
 
 def usable(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The alive nodes on which verl can start a process, by name: each of its placements asks for a CPU."""
-    found = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
-    return sorted(found, key=lambda node: (str(node.get("NodeManagerHostname")), node["NodeManagerAddress"]))
+    """The alive nodes on which verl can start a process, sorted by name: each of its placements needs a CPU."""
+    alive = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+    return sorted(alive, key=lambda node: (str(node.get("NodeManagerHostname")), node["NodeManagerAddress"]))
 
 
 def describe(node: Mapping[str, Any]) -> str:
-    """A node as its owner knows it: host, address, Ray's id."""
+    """A node in a message: host, address, Ray's id."""
     return f"{node.get('NodeManagerHostname') or 'node'} ({node['NodeManagerAddress']}, node id {node['NodeID']})"
 
 
 def versions() -> dict[str, str]:
-    """What every node should have: what this process has."""
+    """The versions of this process, which every node should have."""
     import verl
 
     import verl_ext
@@ -145,35 +147,38 @@ def versions() -> dict[str, str]:
     return {"verl_ext": verl_ext.__version__, "verl": verl.__version__, CODE: code}
 
 
-def _said(expected: Mapping[str, str]) -> str:
+def _versions_text(expected: Mapping[str, str]) -> str:
     return " and ".join(f"{name} {version}" for name, version in expected.items() if name != CODE)
 
 
 def fingerprint() -> Callable[[str], str]:
-    """What tells two sources apart that call themselves the same version; made anew as `question` is."""
+    """A function that hashes a package's source, since two sources may have one version.
+
+    A new function per call, like that of `question`.
+    """
 
     def code_in(folder: str) -> str:
         import hashlib
         import os
 
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for path, folders, names in os.walk(folder):
             folders.sort()
             for name in sorted(name for name in names if name.endswith(".py")):
                 full = os.path.join(path, name)
                 with open(full, "rb") as file:
                     content = file.read()
-                found.update(f"{os.path.relpath(full, folder)} {len(content)}\n".encode() + content)
-        return found.hexdigest()
+                digest.update(f"{os.path.relpath(full, folder)} {len(content)}\n".encode() + content)
+        return digest.hexdigest()
 
     return code_in
 
 
 def question() -> Callable[[], dict[str, str | None]]:
-    """What a worker process is asked.
+    """The function that each node runs in a worker process.
 
-    Made anew by each call: Ray sends such a function whole, where it would send one of a module by name and fail on a
-    node that does not have the module.
+    A new function per call: Ray pickles a nested function whole. One of a module it would send by name, and that fails
+    on a node without the module.
     """
     code_in, code = fingerprint(), CODE
 
@@ -182,26 +187,26 @@ def question() -> Callable[[], dict[str, str | None]]:
         import os
         import sys
 
-        found: dict[str, str | None] = {}
+        facts: dict[str, str | None] = {}
         for name in ("verl", "verl_ext"):
             try:
                 module = importlib.import_module(name)
-                found[name] = str(module.__version__)
-                found[f"{name} from"] = os.path.dirname(module.__file__ or "")
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-                found[f"{name} failed"] = f"{type(error).__name__}: {error}"
-        folder = found.get("verl_ext from")
-        found[code] = code_in(folder) if folder else None
+                facts[name] = str(module.__version__)
+                facts[f"{name} from"] = os.path.dirname(module.__file__ or "")
+            except Exception as error:  # noqa: BLE001 - any failure is the answer
+                facts[f"{name} failed"] = f"{type(error).__name__}: {error}"
+        folder = facts.get("verl_ext from")
+        facts[code] = code_in(folder) if folder else None
         plugin = sys.modules.get("verl_ext.integration.plugin")
-        found["plugin"] = None if plugin is None else str(getattr(plugin, "broken", None) or "loaded")
-        found["policy"] = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
-        return found
+        facts["plugin"] = None if plugin is None else str(getattr(plugin, "broken", None) or "loaded")
+        facts["policy"] = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
+        return facts
 
     return answer
 
 
 def trouble(answer: Answer, expected: Mapping[str, str]) -> str | None:
-    """What is wrong with a node, None if nothing is."""
+    """What is wrong with a node, or None."""
     if isinstance(answer, str):
         return answer
     problems = []
@@ -211,26 +216,26 @@ def trouble(answer: Answer, expected: Mapping[str, str]) -> str | None:
         elif answer[name] != expected[name]:
             problems.append(f"{name} {answer[name]} (in {answer[f'{name} from']}), expected {expected[name]}")
         elif name == "verl_ext" and answer[CODE] != expected[CODE]:
-            problems.append(f"{name} {answer[name]} with other code than here (in {answer[f'{name} from']})")
+            problems.append(f"{name} {answer[name]}, but its code differs from ours (in {answer[f'{name} from']})")
     if not problems and answer["plugin"] is None:
         policy = answer["policy"]
         problems.append(
             f"verl does not load the plugin: VERL_USE_EXTERNAL_PLUGINS={policy}"
             if policy not in (None, "", "auto")
-            else f"verl does not load the plugin: verl_ext is in {answer['verl_ext from']}, and no installed package "
-            "brings its entry point; install it there, or set VERL_USE_EXTERNAL_MODULES=verl_ext.integration.plugin"
+            else f"verl does not load the plugin: verl_ext is in {answer['verl_ext from']}, but no installed package "
+            "has its entry point; install it there, or set VERL_USE_EXTERNAL_MODULES=verl_ext.integration.plugin"
         )
     elif not problems and answer["plugin"] != "loaded":
-        problems.append(f"the plugin could not set itself up: {answer['plugin']}")
+        problems.append(f"the plugin could not be set up: {answer['plugin']}")
     return "; ".join(problems) or None
 
 
 def ask(nodes: Sequence[Mapping[str, Any]], patience: float) -> dict[str, Answer]:
-    """Each node's answer, by its id; all are asked at once, each in a worker process of its own."""
+    """Each node's answer, by its id. All nodes are asked at once, each in a new worker process."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # One call a process: one that has imported verl for this would keep its memory for the whole run.
+    # One call per process: a worker that has imported verl would hold that memory for the whole run.
     task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(question())
     pending = {
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(): node
@@ -239,19 +244,19 @@ def ask(nodes: Sequence[Mapping[str, Any]], patience: float) -> dict[str, Answer
     answers: dict[str, Answer] = {}
     _collect(pending, answers, min(SLOW, patience))
     if pending:
-        logger.warning("waiting for an answer of %s", ", ".join(map(describe, pending.values())))
+        logger.warning("waiting for an answer from %s", ", ".join(map(describe, pending.values())))
         _collect(pending, answers, max(0.0, patience - SLOW))
     for reference, node in pending.items():
         answers[node["NodeID"]] = (
-            f"no answer within {patience:.0f} s: no worker process started there in this time, or importing verl took "
-            "longer"
+            f"no answer within {patience:.0f} s: by then no worker process had started there, or it was still "
+            "importing verl"
         )
         ray.cancel(reference, force=True)
     return answers
 
 
 def _collect(pending: dict[Any, Mapping[str, Any]], answers: dict[str, Answer], patience: float) -> None:
-    """Move what arrives in time from `pending` to `answers`."""
+    """Move the answers that arrive in time from `pending` to `answers`."""
     import ray
 
     done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=patience)
@@ -259,5 +264,5 @@ def _collect(pending: dict[Any, Mapping[str, Any]], answers: dict[str, Answer], 
         try:
             answers[pending[reference]["NodeID"]] = ray.get(reference)
         except ray.exceptions.RayError as error:
-            answers[pending[reference]["NodeID"]] = f"it could not be asked: {type(error).__name__}: {error}".strip()
+            answers[pending[reference]["NodeID"]] = f"asking it failed: {type(error).__name__}: {error}".strip()
         del pending[reference]

@@ -1,6 +1,6 @@
-"""One run per folder: a second one would mix its checkpoints and history, or its dump, with those of the first.
+"""Lock a run's output folders: a second run would mix its checkpoints, history or dump with those of the first.
 
-The lock is the operating system's (`filelock`) and ends with the process, however that ends.
+The operating system holds the lock (`filelock`) and frees it when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ logger = logging.getLogger("verl_ext")
 FILE = ".verl_ext.lock"
 OWNER = ".verl_ext.owner"
 PATIENCE = 60.0
-"""Seconds to wait for the lock: the processes of a run whose driver was killed notice it only later."""
+"""Seconds to wait for the lock: after a driver is killed, its other processes end a little later."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """What a folder is claimed for, in the words of the messages."""
+    """What a folder is used for, in the words of the messages."""
 
     setting: str
     what: str
@@ -43,18 +43,18 @@ _held: dict[Path, FileLock] = {}
 
 
 def folders(config: Any, settings: Settings) -> list[tuple[str, Use]]:
-    """What a run with an estimator of ours writes to."""
-    found = []
+    """The folders that a run with an estimator of ours writes to."""
+    used = []
     home = OmegaConf.select(config, "trainer.default_local_dir")
     if home is not None and (OmegaConf.select(config, "trainer.save_freq") or -1) > 0:
-        found.append((str(home), CHECKPOINTS))
+        used.append((str(home), CHECKPOINTS))
     if settings.verl_ext.dump_dir is not None:
-        found.append((settings.verl_ext.dump_dir, DUMP))
-    return found
+        used.append((settings.verl_ext.dump_dir, DUMP))
+    return used
 
 
 def hold(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: float = PATIENCE) -> None:
-    """Claim a folder for this process until it ends; raise with the owner's name if another run has it."""
+    """Lock a folder until this process ends; raise an error that names the owner if another run holds it."""
     home = Path(folder).resolve()
     if home in _held:
         return
@@ -68,14 +68,14 @@ def hold(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: fl
     owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T %Z')}"
     try:
         (home / OWNER).write_text(owner + "\n")
-    except OSError as error:  # a full disk; the lock itself takes no room
-        logger.warning("%s is locked, but its owner cannot be written there: %s; make room", home, error)
+    except OSError as error:  # for example a full disk; the lock itself needs no space
+        logger.warning("%s is locked, but the owner's name cannot be written there: %s; free disk space", home, error)
 
 
-def look(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: float = PATIENCE) -> None:
-    """Raise as `hold` would, before anything is built, and claim nothing.
+def require_free(folder: str | os.PathLike[str], use: Use = CHECKPOINTS, *, patience: float = PATIENCE) -> None:
+    """Raise as `hold` would, but lock nothing: for a check before anything is built.
 
-    Of two runs that start together, or where this machine does not see the folder, only `hold` refuses the second.
+    If two runs start together, or this machine does not see the folder, only `hold` stops the second run.
     """
     home = Path(folder).resolve()
     if home not in _held and (home / FILE).exists():
@@ -87,13 +87,13 @@ def _locked(home: Path, use: Use, patience: float) -> FileLock:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        logger.warning("%s is held by %s: waiting up to %.0f s for its end", home / FILE, _owner(home), patience)
+        logger.warning("%s is held by %s: waiting up to %.0f s for it to end", home / FILE, _owner(home), patience)
         try:
             lock.acquire(timeout=patience)
         except Timeout as error:
             raise ConfigurationError(
-                f"another run saves its {use.what} in {use.setting}={home}: {_owner(home)}. Both would write into the "
-                f"same files. Set another folder, or end that run; if its machine is gone and the lock is still there, "
+                f"another run saves its {use.what} in {use.setting}={home}: {_owner(home)}. Both would write the same "
+                f"files. Set another folder, or end that run. If its machine is gone and the lock is still held, "
                 f"delete {home / FILE}"
             ) from error
     return lock
@@ -101,6 +101,6 @@ def _locked(home: Path, use: Use, patience: float) -> FileLock:
 
 def _owner(home: Path) -> str:
     try:
-        return (home / OWNER).read_text().strip() or "a process that is not named"
+        return (home / OWNER).read_text().strip() or "an unknown process"
     except OSError:
-        return "a process that is not named"
+        return "an unknown process"

@@ -1,10 +1,11 @@
-"""verl's tracker, the file that names the current checkpoint: read before verl does, and mended where it is empty.
+"""Check the tracker, verl's file that names the current checkpoint, and repair an empty one before verl reads it.
 
-It may also name a checkpoint that is gone; verl prints that, and starts anew.
+verl opens the tracker with "w" after it has written the rest of the checkpoint. If the process is killed there, or the
+disk is full, the file is empty, and verl fails on `int("")` when the run resumes. If the tracker names a checkpoint
+that is gone, verl prints that and starts from scratch; here it is an error.
 
-verl opens it with "w", after all else of the checkpoint is written: a process killed there, or a disk that is full,
-leaves it empty, and verl then fails on `int("")`. True of `_save_checkpoint` of the V1, the legacy and the fully
-asynchronous trainer of verl 0.9.0 and 0.9.1; Megatron's `async_save` writes it from a worker, and is not mended.
+This holds for `_save_checkpoint` of the V1, legacy and fully asynchronous trainers of verl 0.9.0 and 0.9.1. Megatron's
+`async_save` writes the tracker from a worker; such a tracker is not repaired.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from verl_ext.integration.compat.names import STEP_FOLDER, TRACKER
 logger = logging.getLogger("verl_ext")
 
 DATA = "data.pt"
-"""What every trainer of verl writes into a checkpoint after the model."""
+"""The file that every trainer of verl writes into a checkpoint after the model."""
 
 
-def mend(trainer: Any, *, state_file: str | None) -> None:
-    """With `resume_mode=auto`: an empty tracker gets the newest whole checkpoint, one that names none is an error.
+def repair(trainer: Any, *, state_file: str | None) -> None:
+    """With `resume_mode=auto`, write the newest complete checkpoint into an empty tracker; raise if it names none.
 
-    `state_file` is what a whole checkpoint holds of the estimator's state, None for an estimator without one.
+    `state_file` is the file of the estimator's state in a checkpoint, None for an estimator without state.
     """
     config = trainer.config.trainer
     if config.resume_mode != "auto":
@@ -47,17 +48,19 @@ def mend(trainer: Any, *, state_file: str | None) -> None:
     except ValueError as error:
         if text.strip():
             raise CheckpointError(
-                f"{path} names the current checkpoint, expected the number of its step, found {text!r:.80}; "
-                f"{_remedy(home)}"
+                f"{path} must hold the number of the current checkpoint's step, found {text!r:.80}; {_remedy(home)}"
             ) from error
     else:
         if not os.path.exists(named):  # Path.exists raises for a name that is too long
             raise CheckpointError(
-                f"{path} names {named.name}, which is not beside it, and verl would start anew; {_remedy(home)}"
+                f"{path} names {named.name}, which does not exist in {home}, and verl would start from scratch; "
+                f"{_remedy(home)}"
             )
         return
     if OmegaConf.select(trainer.config, "actor_rollout_ref.actor.checkpoint.async_save"):
-        raise CheckpointError(f"{path} is empty, and with async_save the newest may not be whole; {_remedy(home)}")
+        raise CheckpointError(
+            f"{path} is empty; async_save may leave the newest checkpoint incomplete; {_remedy(home)}"
+        )
     critic = ("critic",) if getattr(trainer, "use_critic", False) else ()
     step = _newest(home, ("actor", DATA, *critic, *((state_file,) if state_file else ())))
     try:
@@ -65,11 +68,11 @@ def mend(trainer: Any, *, state_file: str | None) -> None:
             temporary.write_text(str(step))
     except OSError as error:
         raise CheckpointError(
-            f"{path} is empty and cannot be written: {error}; make room, then the run resumes at step {step}"
+            f"{path} is empty and cannot be written: {error}; free disk space, then the run resumes at step {step}"
         ) from error
     logger.warning(
-        "%s was empty: a run was killed, or had no room, as it wrote it; its newest whole checkpoint is %s%d, "
-        "from which this run resumes",
+        "%s was empty: a run was killed, or its disk was full, while it wrote the file. This run resumes from the "
+        "newest complete checkpoint, %s%d",
         path,
         STEP_FOLDER,
         step,
@@ -77,7 +80,7 @@ def mend(trainer: Any, *, state_file: str | None) -> None:
 
 
 def _newest(home: Path, parts: Sequence[str]) -> int:
-    """The step of the checkpoint that was written last, if that is the highest too."""
+    """The step of the checkpoint that was written last; raise unless it is also the highest step."""
     steps = []
     for folder in home.glob(f"{STEP_FOLDER}*"):
         number = folder.name.removeprefix(STEP_FOLDER)
@@ -85,10 +88,10 @@ def _newest(home: Path, parts: Sequence[str]) -> int:
             steps.append(((folder / DATA).stat().st_mtime_ns, int(number)))
     if not steps:
         raise CheckpointError(
-            f"{home / TRACKER} is empty, and no {STEP_FOLDER}N beside it holds {', '.join(parts)}; {_remedy(home)}"
+            f"{home / TRACKER} is empty, and no {STEP_FOLDER}N folder beside it has {', '.join(parts)}; {_remedy(home)}"
         )
     last, highest = max(steps)[1], max(step for _, step in steps)
-    if last != highest:  # an earlier one was resumed from, and the later ones are of the run before
+    if last != highest:  # a run resumed from an earlier checkpoint, and the later ones belong to the run before
         raise CheckpointError(
             f"{home / TRACKER} is empty, and it is not clear which checkpoint is current: {STEP_FOLDER}{last} was "
             f"written last, {STEP_FOLDER}{highest} is the highest; {_remedy(home)}"
@@ -97,13 +100,13 @@ def _newest(home: Path, parts: Sequence[str]) -> int:
 
 
 def _filled(path: Path) -> bool:
-    """Whether a file or a folder is there and holds something."""
+    """Whether a path is a file or a folder that is not empty."""
     return any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size > 0
 
 
 def _remedy(home: Path) -> str:
-    # verl's legacy trainers read it with resume_path too.
+    # verl's legacy trainers read the tracker with resume_path as well.
     return (
         "write the step to resume from into the file, or delete it and set trainer.resume_mode=resume_path "
-        f"trainer.resume_from_path={home}/{STEP_FOLDER}N, or trainer.resume_mode=disable to start anew"
+        f"trainer.resume_from_path={home}/{STEP_FOLDER}N, or set trainer.resume_mode=disable to start from scratch"
     )

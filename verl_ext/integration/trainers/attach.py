@@ -1,4 +1,4 @@
-"""What this package keeps on a trainer: its settings and its state."""
+"""Attach this package's settings and state to a trainer, and wrap the trainer's methods."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ATTRIBUTE = "_verl_ext"
 
 @dataclass
 class TrainerRun:
-    """One trainer's run under this package."""
+    """The settings, steps and state of one trainer."""
 
     name: str
     """verl's `algorithm.adv_estimator`."""
@@ -53,7 +53,7 @@ class TrainerRun:
 
     @property
     def watches(self) -> bool:
-        """Whether the run has anything to do for us: our estimator, or rewards to log for another one."""
+        """Whether this package takes part: the estimator is ours, or rewards are logged for another one."""
         return self.ours or self.settings.rewards.keys is not None
 
     @property
@@ -63,12 +63,12 @@ class TrainerRun:
 
 
 def attach(trainer: Any, config: Any) -> TrainerRun:
-    """Give a trainer its run, checking the configuration first."""
+    """Check the configuration and attach a `TrainerRun` to the trainer."""
     checks.check_run(config, unregistered=True)
     name = estimator_name(config)
     try:
         settings = read_settings(config.algorithm)
-    except ConfigurationError:  # another estimator's entries of the same names, of which `check_run` has warned
+    except ConfigurationError:  # another estimator's entries; `check_run` has logged a warning
         if name in ESTIMATORS:
             raise
         settings = Settings()
@@ -90,40 +90,40 @@ def attach(trainer: Any, config: Any) -> TrainerRun:
 
 
 def run_of(trainer: Any) -> TrainerRun | None:
-    """The run of a trainer, None before it has one."""
+    """The run attached to a trainer, or None."""
     return getattr(trainer, ATTRIBUTE, None)
 
 
 def required_run(trainer: Any) -> TrainerRun | None:
-    """The run of a trainer; an error if it has none although its estimator is ours."""
+    """The run attached to a trainer; raise if there is none although the estimator is ours."""
     run = run_of(trainer)
     if run is None and estimator_name(trainer.config) in ESTIMATORS:
         raise IntegrationError(
-            f"{type(trainer).__qualname__} runs {estimator_name(trainer.config)} unchecked, and its state would not be "
-            f"saved: its configuration is a {type(trainer.config).__qualname__}, expected the DictConfig that verl's "
-            "entry points pass; give the trainer OmegaConf.create(...)"
+            f"{type(trainer).__qualname__} runs {estimator_name(trainer.config)} unchecked, and the estimator's state "
+            f"would not be saved: its configuration is a {type(trainer.config).__qualname__}, expected the DictConfig "
+            "that verl's entry points pass; give the trainer OmegaConf.create(...)"
         )
     return run
 
 
 def is_ours(trainer: Any) -> bool:
-    """Whether a trainer's estimator is one of this package's; an error if it is, and the run was not checked."""
+    """Whether a trainer's estimator is ours; raise if it is and the run was not checked."""
     run = required_run(trainer)
     return run is not None and run.ours
 
 
 def _require_wrapper(cls: type, run: TrainerRun) -> None:
-    """Raise if a module of verl that defines the trainer calls verl's own `compute_advantage` instead of our wrapper.
+    """Raise if a module that defines the trainer calls verl's own `compute_advantage` instead of our wrapper.
 
-    With an estimator of verl's own only the curves of the rewards are lost, which is a warning. The default trainer
-    calls the function in another module, inside a context that we have set up already.
+    With an estimator of verl's own only the reward metrics are lost, so that is a warning. The default trainer calls
+    the function in another module, inside the context that our wrapper of its method has set.
     """
-    homes = {base.__module__ for base in cls.__mro__}
-    found = [path for path in hooks.unwrapped("compute_advantage") if path.rpartition(".")[0] in homes]
-    if not found:
+    modules = {base.__module__ for base in cls.__mro__}
+    bare = [path for path in hooks.unwrapped("compute_advantage") if path.rpartition(".")[0] in modules]
+    if not bare:
         return
     message = (
-        f"{cls.__qualname__} computes advantages without verl_ext's wrapper: {listed(found)} is verl's own function. "
+        f"{cls.__qualname__} computes advantages without verl_ext's wrapper: {listed(bare)} is verl's own function. "
         "This verl moved what verl_ext hooks into; `python -m verl_ext doctor` says more"
     )
     if run.ours:
@@ -132,9 +132,9 @@ def _require_wrapper(cls: type, run: TrainerRun) -> None:
 
 
 def wrap_fit(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A trainer's `fit(self, ...)`, with the trainer in reach of what it calls; a coroutine stays one.
+    """A trainer's `fit(self, ...)`, in a context from which our other wrappers get the trainer.
 
-    Ray runs an actor's method as a coroutine only if it is declared so.
+    A coroutine function stays one: Ray awaits an actor's method only if it is declared with `async def`.
     """
     if inspect.iscoroutinefunction(original):
 
@@ -154,7 +154,7 @@ def wrap_fit(original: Callable[..., Any]) -> Callable[..., Any]:
 def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
     """A trainer's `__init__(self, config, ...)`: check and attach before verl builds anything.
 
-    A subclass with an `__init__` of another shape is attached by the base's, which it then must call.
+    A subclass whose `__init__` has other parameters is attached when it calls the base's.
     """
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -170,7 +170,7 @@ def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def wrap_save(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`_save_checkpoint(self)`: our state first, so that a checkpoint made current always has it."""
+    """`_save_checkpoint(self)`: save our state first, so that the current checkpoint always has it."""
 
     def _save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
         run = run_of(self)
@@ -182,7 +182,7 @@ def wrap_save(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrap_load(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`_load_checkpoint(self)`: our state after verl has found out at which step it resumes."""
+    """`_load_checkpoint(self)`: load our state once verl knows the step from which it resumes."""
 
     def _load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
         before_load(self)
@@ -194,10 +194,10 @@ def wrap_load(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def before_load(trainer: Any) -> None:
-    """Lock the run's folders and repair an empty tracker, before a trainer of ours looks for its checkpoint.
+    """Lock the output folders and repair an empty tracker, before a trainer with our estimator loads its checkpoint.
 
-    When the trainer loads, not when it is made: the fully asynchronous one has a rollouter beside it, in a process of
-    its own, which is a trainer too and saves nothing of ours.
+    This runs at loading, not in `__init__`: the fully asynchronous trainer has a rollouter in another process. That is
+    a trainer too, and it must not take the lock.
     """
     run = run_of(trainer)
     if run is None or not run.ours:
@@ -206,11 +206,11 @@ def before_load(trainer: Any) -> None:
     for folder, use in run_lock.folders(trainer.config, run.settings):
         guard.attempt("lock_folders", own, run_lock.hold, folder, use)
     state_file = checkpoint.FILE if run.stateful else None
-    guard.attempt("repair_tracker", own, tracker.mend, trainer, state_file=state_file)
+    guard.attempt("repair_tracker", own, tracker.repair, trainer, state_file=state_file)
 
 
 def load_state(trainer: Any) -> None:
-    """Read the estimators' state of a trainer that has found out at which step it resumes."""
+    """Load the estimator's state for a trainer that knows the step from which it resumes."""
     run = run_of(trainer)
     if run is not None and run.chain is not None and run.stateful:
         checkpoint.load_for(trainer, run.state, name=run.name, chain=run.chain)
@@ -221,13 +221,13 @@ Wrappers = Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
 WRAPPERS: Wrappers = MappingProxyType(
     {"__init__": wrap_init, "fit": wrap_fit, "_save_checkpoint": wrap_save, "_load_checkpoint": wrap_load}
 )
-"""Methods of every trainer that we wrap; the trainer modules add their own."""
+"""Wrappers for the methods of every trainer; the modules `v1` and `legacy` add their own."""
 
 
 def adopt(cls: type, wrappers: Wrappers) -> None:
-    """Wrap a trainer class now, and what its subclasses override as they are defined.
+    """Wrap the methods of a trainer class now, and those that a subclass overrides when it is defined.
 
-    A subclass need not call `super` to keep our part: those of verl's experimental trainers do not, not even in
+    So a subclass keeps our part even if it does not call `super`; verl's experimental trainers do not, not even in
     `__init__`.
     """
     owner: Any = cls

@@ -1,4 +1,4 @@
-"""The estimators' state beside a checkpoint of verl: one JSON file, written whole or not at all."""
+"""Save the estimators' state in verl's checkpoints, and load it: one JSON file, written atomically."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ FORMAT = 1
 
 
 def save(folder: str | os.PathLike[str], run: RunState, *, step: int) -> Path:
-    """Write the state into `folder`, atomically: a reader sees the old file or the new one."""
+    """Write the state into `folder` atomically: a reader sees the old file or the new one."""
     path = Path(folder) / FILE
     data = {"format": FORMAT, "verl_ext": __version__, "global_step": step, "estimators": run.state_dict()}
     try:
-        for left in path.parent.glob(f".{FILE}.*.tmp"):  # by a process that was killed
+        for left in path.parent.glob(f".{FILE}.*.tmp"):  # left by a killed process
             left.unlink(missing_ok=True)
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(data, indent=2, allow_nan=False), encoding="utf-8")
     except OSError as error:  # a full disk's error names no file
         raise CheckpointError(
-            f"the estimators' state of step {step} cannot be saved to {path}: {error}; the checkpoint before stays the "
-            "current one, from which the run can be resumed"
+            f"the estimators' state of step {step} cannot be saved to {path}: {error}; the previous checkpoint stays "
+            "current, and the run can resume from it"
         ) from error
     return path
 
 
 def load(folder: str | os.PathLike[str], run: RunState, *, step: int | None = None) -> bool:
-    """Read the state of `folder` into `run`; False if there is none, an error naming the file if it is damaged.
+    """Load the state in `folder` into `run`; False if there is no file. Raise if the file is damaged.
 
-    With `step`, it must have been written at that step.
+    With `step`, also raise unless the file was written at that step.
     """
     path = Path(folder) / FILE
     try:
@@ -52,7 +52,7 @@ def load(folder: str | os.PathLike[str], run: RunState, *, step: int | None = No
     try:
         data = json.loads(text)
         if not isinstance(data, dict) or not isinstance(data.get("estimators"), dict):
-            raise CheckpointError("it holds no estimators")
+            raise CheckpointError("it has no section 'estimators'")
         if data.get("format") != FORMAT:
             raise CheckpointError(f"it has format {data.get('format')!r}, this version reads {FORMAT}")
         if step is not None and data.get("global_step") != step:
@@ -60,16 +60,16 @@ def load(folder: str | os.PathLike[str], run: RunState, *, step: int | None = No
         run.load_state_dict(data["estimators"])
     except (ValueError, RecursionError, CheckpointError) as error:
         raise CheckpointError(
-            f"{path} is damaged: {error}; resume from another checkpoint, or delete the file to start the estimator's "
-            "history anew on purpose"
+            f"{path} is damaged: {error}; resume from another checkpoint, or delete the file to start with an empty "
+            "history"
         ) from error
     return True
 
 
 def save_for(trainer: Any, run: RunState) -> None:
-    """Before verl's own save, whose tracker file makes the checkpoint current.
+    """Save the state before verl saves, because verl's tracker file then makes the checkpoint current.
 
-    A run without a state takes away that of an earlier run whose checkpoint it writes over.
+    A run without state removes the state of an earlier run whose checkpoint it overwrites.
     """
     step = step_of(trainer)
     folder = Path(trainer.config.trainer.default_local_dir) / f"global_step_{step}"
@@ -80,7 +80,7 @@ def save_for(trainer: Any, run: RunState) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Take the state of another run away from a checkpoint that is written over."""
+    """Remove another run's state from a checkpoint that this run overwrites."""
     path = folder / FILE
     try:
         path.unlink()
@@ -88,15 +88,15 @@ def remove(folder: Path) -> None:
         return
     except OSError as error:
         raise CheckpointError(
-            f"{path} is the state of another run, whose checkpoint this run writes over, and cannot be removed: "
+            f"{path} is the state of another run, whose checkpoint this run overwrites, and it cannot be removed: "
             f"{error}; remove it, or set another trainer.default_local_dir"
         ) from error
     sync_folder(folder)
-    logger.warning("removed %s: it was the state of another run, whose checkpoint this run writes over", path)
+    logger.warning("removed %s: it was the state of another run, whose checkpoint this run overwrites", path)
 
 
 def load_for(trainer: Any, run: RunState, *, name: str, chain: Chain) -> None:
-    """After verl's own load; a resumed run whose history is not there says so."""
+    """Load the state after verl has loaded its checkpoint; log a warning if there is none to resume from."""
     config = trainer.config.trainer
     if config.resume_mode == "disable" or step_of(trainer) <= 0:
         return
@@ -106,14 +106,14 @@ def load_for(trainer: Any, run: RunState, *, name: str, chain: Chain) -> None:
         folder = Path(config.default_local_dir) / f"global_step_{step_of(trainer)}"
     if load(folder, run, step=step_of(trainer)):
         if name not in run.states:
-            logger.warning("%s holds no state of %s: its history starts anew", folder / FILE, name)
+            logger.warning("%s has no state of %s: its history starts empty", folder / FILE, name)
         else:
             chain.check_state(run.states[name])
             logger.info("read the estimators' state from %s", folder / FILE)
     else:
         logger.warning(
-            "resuming at step %d, but %s does not exist: the history of %s starts anew in the middle of the run "
-            "(the checkpoint was written by another estimator, or without verl_ext)",
+            "resuming at step %d, but %s does not exist: the history of %s starts empty in the middle of the run "
+            "(the checkpoint was written with another estimator, or without verl_ext)",
             step_of(trainer),
             folder / FILE,
             name,
@@ -121,6 +121,6 @@ def load_for(trainer: Any, run: RunState, *, name: str, chain: Chain) -> None:
 
 
 def step_of(trainer: Any) -> int:
-    """The number in the checkpoint folder's name; the fully asynchronous trainer counts weight versions."""
+    """The number in the checkpoint folder's name: the step, or the weights' version when fully asynchronous."""
     version = getattr(trainer, "current_param_version", None)
     return int(trainer.global_steps if version is None else version)

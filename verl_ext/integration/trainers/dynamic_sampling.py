@@ -1,8 +1,8 @@
-"""`algorithm.filter_groups.metric=any_reward`: dynamic sampling which keeps a group while any of its rewards varies.
+"""`algorithm.filter_groups.metric=any_reward`: dynamic sampling that keeps a group if any of its rewards varies.
 
-verl's own rule looks at one number, and drops a group whose rewards differ although their sum does not. This one takes
-its place in verl's replay buffers, whose refilling it leaves alone, and counts what each rule would have dropped. verl
-refills without end, and without a word, while every group is dropped: this says so.
+verl's own rule looks at one number per response, so it drops a group whose rewards vary while their sum does not. This
+rule replaces it in verl's replay buffers and counts the groups that each rule drops. verl still refills the batch. If
+all groups are dropped, verl refills for ever and logs nothing; this module then logs a warning.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Fetch = Callable[[Any, Rows, TrainerRun], Components]
 
 
 def wrap_build(original: Callable[..., Any], *, fetch: Fetch) -> Callable[..., Any]:
-    """`PPOTrainer._build_replay_buffer(self)`, with our rule in the buffer where the configuration names it."""
+    """`PPOTrainer._build_replay_buffer(self)`: install our rule in the buffer if the configuration asks for it."""
 
     def _build_replay_buffer(self: Any, *args: Any, **kwargs: Any) -> Any:
         buffer = original(self, *args, **kwargs)
@@ -49,18 +49,19 @@ def wrap_build(original: Callable[..., Any], *, fetch: Fetch) -> Callable[..., A
 
 
 class GroupFilter:
-    """Judges every finished group of a replay buffer once."""
+    """Decides once for each finished group of a replay buffer whether to keep it."""
 
     def __init__(self, buffer: Any, fetch: Fetch, run: TrainerRun) -> None:
         self.buffer, self.fetch, self.run = buffer, fetch, run
-        self.judged: dict[str, float | None] = {}
-        """uid to None for a group that is kept, else to its score."""
+        self.decided: dict[str, float | None] = {}
+        """By uid: None for a group that is kept, its mean score for one that is dropped."""
         self.counts: Counter[str] = Counter()
-        self.barren, self.said_at = 0, self._first_said_at()
-        """Groups dropped since one was kept, and at how many the log says so next."""
+        self.dropped_in_a_row = 0
+        self.warn_at = self._first_warning()
+        """The number of groups dropped in a row at which the next warning is logged."""
 
     def install(self) -> None:
-        """Take the place of the buffer's rule, and add the counts to what sampling reports."""
+        """Replace the buffer's rule, and add the counts to the metrics that `sample` returns."""
         contract.require_members(REPLAY_BUFFER, "ReplayBuffer", type(self.buffer), "_dapo_filtered_keys", "sample")
         sample = self.buffer.sample
 
@@ -72,46 +73,46 @@ class GroupFilter:
         self.buffer.sample = sample_and_count
 
     def filtered(self, partition_id: str) -> tuple[set[str], Counter[float]]:
-        """Groups to drop, and how many of them have which score: what verl's own method returns."""
+        """The uids of the groups to drop, and a count per score, as verl's own method returns them."""
         if partition_id == "val":
             return set(), Counter()
         finished = self.buffer.finished_keys[partition_id]
-        for uid in self.judged.keys() - finished:
-            del self.judged[uid]
-        if new := finished - self.judged.keys():
-            self._judge(partition_id, new)
-        dropped = {uid: score for uid, score in self.judged.items() if score is not None}
+        for uid in self.decided.keys() - finished:
+            del self.decided[uid]
+        if new := finished - self.decided.keys():
+            self._decide(partition_id, new)
+        dropped = {uid: score for uid, score in self.decided.items() if score is not None}
         return set(dropped), Counter(dropped.values())
 
     def take_counts(self) -> dict[str, float]:
         """The counts since the last call."""
         counts, self.counts = self.counts, Counter()
-        # verl adds up metrics named so over the updates of a step.
+        # verl sums metrics whose names end in _total over the updates of a step.
         return {f"filter_groups/{name}_total": float(counts[name]) for name in self._names()}
 
-    def _first_said_at(self) -> int:
+    def _first_warning(self) -> int:
         return 4 * (getattr(self.buffer, "train_batch_size", None) or 16)
 
-    def _say_if_barren(self, kept: Bools) -> None:
+    def _warn_if_all_dropped(self, kept: Bools) -> None:
         if kept.any():
-            self.barren, self.said_at = 0, self._first_said_at()
+            self.dropped_in_a_row, self.warn_at = 0, self._first_warning()
             return
-        self.barren += len(kept)
-        if self.barren >= self.said_at:
-            self.said_at = 2 * self.barren
+        self.dropped_in_a_row += len(kept)
+        if self.dropped_in_a_row >= self.warn_at:
+            self.warn_at = 2 * self.dropped_in_a_row
             logger.warning(
-                "algorithm.filter_groups has dropped %d groups in a row: within none of them does %s vary. verl draws "
-                "prompts until a batch is full; prompts that are too easy or too hard, or a reward that is always the "
-                "same, keep it waiting",
-                self.barren,
-                " or ".join(repr(key) for key in self.run.settings.rewards.keys or ()),
+                "algorithm.filter_groups has dropped %d groups in a row: %s did not vary in any of them. verl "
+                "draws prompts until a batch is full, so it keeps waiting: the prompts are too easy or too hard, or "
+                "the rewards never vary",
+                self.dropped_in_a_row,
+                " and ".join(repr(key) for key in self.run.settings.rewards.keys or ()),
             )
 
     def _names(self) -> list[str]:
         keys = metric_names(self.run.settings.rewards.keys or ()).values()
         return ["finished", "dropped", "score_constant", "kept_with_constant_score", *(f"{k}_constant" for k in keys)]
 
-    def _judge(self, partition_id: str, uids: set[str]) -> None:
+    def _decide(self, partition_id: str, uids: set[str]) -> None:
         keys = [key for key in self.buffer.partitions[partition_id] if key.rsplit("_", 2)[0] in uids]
         if missing := uids - {key.rsplit("_", 2)[0] for key in keys}:
             raise IntegrationError(f"finished groups without a trajectory: {sorted(missing)[:5]}")
@@ -123,14 +124,14 @@ class GroupFilter:
         batch = Batch.of(np.stack(columns, axis=1), components.labels, keys=names)
         varies = live(batch, self.run.chain, self.run.settings.rewards.weights)
         scores = self._scores(partition_id, [keys[row] for row in rows.scored.tolist()])
-        # A group of one has nothing to compare; verl keeps it as well.
+        # A group of one response cannot vary; verl keeps it as well.
         several = batch.groups.sizes > 1
         score_varies, kept = batch.groups.varies(scores), varies.any(axis=1) | ~several
         mean = batch.groups.mean(scores)
         order = [components.labels[row] for row in batch.groups.order[batch.groups.starts].tolist()]
         for uid, keep, score in zip(order, kept.tolist(), mean.tolist(), strict=True):
-            self.judged[str(uid)] = None if keep else score
-        self._say_if_barren(kept)
+            self.decided[str(uid)] = None if keep else score
+        self._warn_if_all_dropped(kept)
         self.counts["finished"] += len(order)
         self.counts["dropped"] += int((~kept).sum())
         self.counts["score_constant"] += int((~score_varies & several).sum())
@@ -139,13 +140,13 @@ class GroupFilter:
             self.counts[f"{name}_constant"] += int((~batch.variation[1][:, at] & several).sum())
 
     def _scores(self, partition_id: str, keys: list[str]) -> Any:
-        """`[N]` what verl's rule looks at."""
+        """`[N]` scores, which verl's rule looks at."""
         field = rollout_data.read(keys, partition_id, ["rm_scores"])["rm_scores"]
         return np.array([float(row.sum()) for row in field.unbind()])
 
 
 def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:
-    """`[G, K]` whether a reward that counts varies: conditions applied, rewards of weight 0 left out."""
+    """`[G, K]` whether each reward varies after the conditions; False for a reward of weight 0."""
     values = batch.rewards
     for step in chain.steps if chain is not None else ():
         if step.name != "condition":

@@ -1,8 +1,8 @@
-"""verl's legacy trainer (`trainer.use_v1=False`) and the experimental trainers that are built on it.
+"""Hooks into verl's legacy trainer (`trainer.use_v1=False`) and the experimental trainers that are built on it.
 
-Follows `verl.trainer.ppo.ray_trainer` of verl 0.9.0 and 0.9.1: `compute_advantage(data, ...)` has the components in
-`data.non_tensor_batch`, but hands them to `gdpo` alone; the step's metrics are local to `RayPPOTrainer.fit`, which
-passes every step through `compute_data_metrics`.
+Follows `verl.trainer.ppo.ray_trainer` of verl 0.9.0 and 0.9.1. There `compute_advantage(data, ...)` has the components
+in `data.non_tensor_batch`, but passes them to `gdpo` only. The step's metrics are a local variable of
+`RayPPOTrainer.fit`, which calls `compute_data_metrics` in every step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from verl_ext.run import use_run_state
 
 
 def install(ray_trainer: ModuleType) -> None:
-    """Wrap the functions by name in the module: those who import them by name later get the wrappers."""
+    """Wrap the module's functions and `RayPPOTrainer`; a module that imports them later gets the wrappers."""
     contract.require("verl.trainer.ppo.ray_trainer", ray_trainer)
     hooks.wrap(ray_trainer, "compute_advantage", wrap_compute_advantage)
     hooks.wrap(ray_trainer, "compute_data_metrics", wrap_compute_data_metrics)
@@ -38,19 +38,19 @@ def install(ray_trainer: ModuleType) -> None:
 
 
 def install_separation(separation: ModuleType) -> None:
-    """The experimental trainers keep the step's metrics on the trainer; they were wrapped as they were defined."""
+    """Check the experimental trainers; `attach.adopt` wrapped their classes when they were defined."""
     contract.require("verl.experimental.separation.ray_trainer", separation)
 
 
 def install_fully_async(fully_async: ModuleType) -> None:
-    """`FullyAsyncTrainer`, a Ray actor, loads its checkpoint in a method of another name."""
+    """Wrap `FullyAsyncTrainer.load_checkpoint`: this Ray actor does not call `_load_checkpoint`."""
     contract.require("verl.experimental.fully_async_policy.fully_async_trainer", fully_async)
     cls = fully_async.FullyAsyncTrainer.__ray_metadata__.modified_class
     hooks.wrap(cls, "load_checkpoint", wrap_async_load)
 
 
 def wrap_async_load(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`load_checkpoint(self)`: our state after verl's."""
+    """`load_checkpoint(self)`: load our state after verl's."""
 
     async def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
         attach.before_load(self)
@@ -62,7 +62,7 @@ def wrap_async_load(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`compute_advantage(data, ...)` with the batch in reach of the estimator, on every trainer."""
+    """`compute_advantage(data, ...)`, in a context from which the estimator gets the batch, for every trainer."""
 
     def compute_advantage(data: Any, *args: Any, **kwargs: Any) -> Any:
         context, around = current(), fitting()
@@ -79,11 +79,11 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
             trainer=around.trainer,
             run=run,
             fields=data.non_tensor_batch,
-            # As they are now: the fields that are written below are no process reward model's.
+            # A copy, because `_log_and_write` adds fields that are not a process reward model's.
             tensors=dict(data.batch.items()),
         )
         if not run.ours or run.settings.rewards.token_scores:
-            _watch(context, data, run)
+            _log_and_write(context, data, run)
         with use_run_state(run.state), activate(context):
             result = original(data, *args, **kwargs)
         around.metrics.update(context.metrics)
@@ -92,12 +92,12 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
     return compute_advantage
 
 
-def _watch(context: StepContext, data: Any, run: attach.TrainerRun) -> None:
-    """Log the named rewards for an estimator of verl's own, and write the token-score fields where asked for."""
+def _log_and_write(context: StepContext, data: Any, run: attach.TrainerRun) -> None:
+    """Log the named rewards if the estimator is verl's own, and write the token-score fields if they are set."""
     mask, keys = data.batch["response_mask"], run.settings.rewards.keys or ()
     uids = data.non_tensor_batch["uid"].tolist()
     rows = Rows.of_padding(padding_by_uid(uids, Groups.of(uids), mask))
-    # The score, for a reward function that names none so.
+    # The batch's score, unless the reward function returns a component of that name.
     fields = {SCORE: scores(data.batch["token_level_scores"], mask), **(context.fields or {})}
     components = Components.of_batch(rows, rows.labels(uids), mask, fields, context.tensors)
     columns = [components.column(key, "algorithm.rewards.keys") for key in keys]
@@ -107,14 +107,14 @@ def _watch(context: StepContext, data: Any, run: attach.TrainerRun) -> None:
         every, last = last_tokens(data.batch, mask)
         for key, column in zip(keys, columns, strict=True):
             if components.per_token(key):
-                continue  # a process reward model's, which stays as it is
+                continue  # keep a process reward model's field
             field = torch.zeros(mask.shape, dtype=torch.float32)
             field[every, last] = torch.from_numpy(rows.give(np.nan_to_num(column, nan=0.0))).float()[every]
             data.batch[TOKEN_FIELD + key] = field
 
 
 def last_tokens(tensors: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows that have a response, and where its last token stands, which may be one that is not trained on."""
+    """The rows with a response, and the position of its last token; the response mask may be 0 there."""
     width = mask.shape[1]
     present = (tensors["attention_mask"][:, -width:] if "attention_mask" in tensors else mask).bool()
     rows = present.any(dim=1).nonzero()[:, 0]
@@ -122,7 +122,7 @@ def last_tokens(tensors: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def wrap_compute_data_metrics(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`compute_data_metrics(batch, ...)`: the way into the metrics that are local to `fit`."""
+    """`compute_data_metrics(batch, ...)`: add our metrics, since those of the step are local to `fit`."""
 
     def compute_data_metrics(*args: Any, **kwargs: Any) -> Any:
         metrics, around = original(*args, **kwargs), fitting()
@@ -136,7 +136,7 @@ def wrap_compute_data_metrics(original: Callable[..., Any]) -> Callable[..., Any
 
 
 def wrap_fit_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`_fit_compute_advantage(self, batch)` of the experimental trainers, metrics included."""
+    """`_fit_compute_advantage(self, batch)` of the experimental trainers: add our metrics to `self.metrics`."""
 
     def _fit_compute_advantage(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         with fit(self, functools.partial(attach.is_ours, self)) as around:
@@ -149,7 +149,7 @@ def wrap_fit_compute_advantage(original: Callable[..., Any]) -> Callable[..., An
 
 
 def _require_computed(around: Fit) -> None:
-    """Raise if the trainer has advantages that are not those of the run's estimator."""
+    """Raise if the trainer computed advantages without the run's estimator."""
     run = attach.run_of(around.trainer)
     if run is not None and run.ours and not around.computed:
         raise IntegrationError(

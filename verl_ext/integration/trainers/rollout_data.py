@@ -1,4 +1,4 @@
-"""The rollouts that verl's default trainer keeps between its steps: the one place that calls TransferQueue."""
+"""Read and write the rollouts of verl's default trainer; only this module calls TransferQueue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read(keys: Sequence[str], partition_id: str, fields: Sequence[str]) -> Any:
-    """A TensorDict with one row a key; fields that no row has are left out."""
+    """A TensorDict with one row per key; fields that no row has are left out."""
     import transfer_queue
 
     return transfer_queue.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)

@@ -1,6 +1,6 @@
-"""verl's default (V1) trainer: rewards by name, padding and sessions reach the estimators; their numbers the log.
+"""Hooks into verl's default (V1) trainer: give the estimators named rewards, padding and sessions, and log metrics.
 
-Follows `PPOTrainer._compute_advantage` of verl 0.9.0 and 0.9.1, which fetches neither the reward components nor the
+Follows `PPOTrainer._compute_advantage` of verl 0.9.0 and 0.9.1, which does not fetch the reward components or the
 padding tags from TransferQueue.
 """
 
@@ -31,11 +31,11 @@ from verl_ext.run import use_run_state
 logger = logging.getLogger("verl_ext")
 
 MISSING = "advantage/missing_responses"
-"""Metric: responses that were asked for and did not come."""
+"""Metric: the number of expected responses that did not arrive."""
 
 
 def install(trainer_base: ModuleType) -> None:
-    """Wrap `PPOTrainer`; all registered trainers and third-party subclasses inherit it."""
+    """Wrap `PPOTrainer`; registered trainers and third-party subclasses inherit from it."""
     contract.require("verl.trainer.ppo.v1.trainer_base", trainer_base)
     build_replay_buffer = functools.partial(dynamic_sampling.wrap_build, fetch=fetch_components)
     own = {
@@ -46,7 +46,7 @@ def install(trainer_base: ModuleType) -> None:
 
 
 def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`_compute_advantage(self, batch, metrics)` with the step's context in force."""
+    """`_compute_advantage(self, batch, metrics)`, in a context from which the estimator gets the batch."""
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         run, outer = attach.required_run(self), current()
@@ -76,7 +76,7 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrap_build_replay_buffer(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`PPOTrainer._build_replay_buffer(self)`, with the guard of the rollouts for our estimators."""
+    """`PPOTrainer._build_replay_buffer(self)`: install the guard of the rollouts for our estimators."""
 
     def _build_replay_buffer(self: Any, *args: Any, **kwargs: Any) -> Any:
         buffer, run = original(self, *args, **kwargs), attach.run_of(self)
@@ -89,10 +89,10 @@ def wrap_build_replay_buffer(original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def missing_responses(trainer: Any, found: int, run: TrainerRun) -> float:
-    """How many of the responses that were asked for are not there, with a line in the log.
+    """How many of the expected responses are missing; log a warning if there are any.
 
-    In its `sync` mode verl trains on what is left when responses fail; the groups are smaller, or gone. With an
-    estimator of ours the run ends instead if they failed for a worker that has died.
+    In `sync` mode verl trains on the responses that are left when others fail: groups get smaller, or vanish. With an
+    estimator of ours, raise if a worker has died.
     """
     config = trainer.config
     updates = getattr(trainer, "parameter_sync_step", 1)
@@ -103,8 +103,8 @@ def missing_responses(trainer: Any, found: int, run: TrainerRun) -> float:
         guard.attempt("watch_rollouts", run.settings.verl_ext, workers.require_alive, trainer, why)
     if missing:
         logger.warning(
-            "step %d: %d of %d responses are missing, which is logged as %s; verl trains on those that are left. "
-            "trainer.v1.sampler.sync_refill_failed_groups=True data.gen_batch_size=1 would replace prompts without any",
+            "step %d: %d of %d responses are missing (metric %s); verl trains on the rest. To replace prompts without "
+            "any response set trainer.v1.sampler.sync_refill_failed_groups=True data.gen_batch_size=1",
             trainer.global_steps,
             missing,
             expected,
@@ -122,10 +122,10 @@ def wanted(run: TrainerRun) -> list[str]:
 
 
 def fetch_components(batch: Any, rows: Rows, run: TrainerRun) -> Components:
-    """Read the scored rows' components from TransferQueue; nothing is fetched for a run that reads the score alone.
+    """Read the components of the scored rows from TransferQueue; nothing for a run that needs only the score.
 
-    A reward function's result travels in `extra_fields["reward_extra_info"]`, a colocated reward model's entries as
-    fields of their own. TransferQueue leaves out fields that no row has.
+    A reward function's result is in `extra_fields["reward_extra_info"]`; a colocated reward model's entries are fields.
+    TransferQueue leaves out fields that no row has.
     """
     names, keys = wanted(run), [batch.keys[row] for row in rows.scored.tolist()]
     labels = [key.rsplit("_", 2)[0] for key in keys]
@@ -148,13 +148,13 @@ def fetch_components(batch: Any, rows: Rows, run: TrainerRun) -> Components:
         name: functools.partial(token_totals, TOKEN_FIELD + name, _dense(field), mask)
         for name, field in per_token.items()
     }
-    if score is not None:  # for a reward function that names none so
+    if score is not None:  # the reward function returns no component of that name
         own[SCORE] = token_totals("rm_scores", _dense(score), mask)
     return Components(labels=labels, token_scores=totals, infos=infos, fields=own)
 
 
 def watched_metrics(run: TrainerRun, components: Components, rows: Rows) -> dict[str, float]:
-    """Curves of the named rewards for an estimator of verl's own."""
+    """Metrics of the named rewards for an estimator of verl's own."""
     keys = run.settings.rewards.keys or ()
     if not len(rows.scored):
         return {}
@@ -163,9 +163,9 @@ def watched_metrics(run: TrainerRun, components: Components, rows: Rows) -> dict
 
 
 def write_token_scores(batch: Any, rows: Rows, components: Components, run: TrainerRun) -> None:
-    """Put `token_level_scores_<key>` into the batch: each reward on the last token of its response, 0 elsewhere.
+    """Write `token_level_scores_<key>` into the batch: each reward on the last token of its response, 0 elsewhere.
 
-    A field that is there already, a process reward model's, stays as it is.
+    A field that exists already, a process reward model's, is kept.
     """
     mask = rollout_data.read(batch.keys, batch.partition_id, ["response_mask"])["response_mask"]
     lengths = mask.offsets().diff()
@@ -180,7 +180,7 @@ def write_token_scores(batch: Any, rows: Rows, components: Components, run: Trai
 
 
 def on_last_token(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """`[B]` values as a nested tensor with one row a response, the value on its last token."""
+    """`[B]` values as a nested tensor with one row per response and the value on its last token."""
     ends = lengths.cumsum(0)
     flat = torch.zeros(int(ends[-1]) if len(ends) else 0, dtype=values.dtype)
     has_tokens = lengths > 0
