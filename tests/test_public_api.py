@@ -58,7 +58,7 @@ def test_the_modules_that_are_errors():
         (Batch.of, ["rewards", "labels", "*groups", "*keys", "*lengths", "*accuracy", "*penalty"]),
         (Chain.__call__, ["self", "batch", "state"]),
         (Chain.init, ["self"]),
-        (RunState, ["states", "remarked"]),
+        (RunState, ["states", "warned"]),
         (RunState.reset, ["self"]),
         (RunState.state_dict, ["self"]),
         (RunState.load_state_dict, ["self", "data"]),

@@ -29,7 +29,7 @@ class Update:
     state: Any = None
     metrics: Metrics = field(default_factory=dict)
     """By short names: the chain puts the step's name, or that of the estimator, before them."""
-    remarks: Mapping[str, str] = field(default_factory=dict)
+    warnings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Step:
@@ -99,7 +99,7 @@ class Result:
     advantages: Array
     state: State
     metrics: Metrics
-    remarks: Mapping[str, str]
+    warnings: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -161,13 +161,13 @@ class Chain:
         old = self.init() if state is None else state
         new: dict[str, Any] = {}
         metrics: Metrics = {}
-        remarks: dict[str, str] = {}
+        warnings: dict[str, str] = {}
         values = batch.rewards
         for step in self.steps:
             update = step.update(values, batch, old.get(step.name))
             values = update.values
             metrics.update({self._metric(step, name): value for name, value in update.metrics.items()})
-            remarks.update(update.remarks)
+            warnings.update(update.warnings)
             if update.state is not None:
                 new[step.name] = update.state
         if values.shape != (len(batch.rewards), 1):
@@ -176,7 +176,7 @@ class Chain:
                 f"{[step.name for step in self.steps]} need a weigh_and_sum"
             )
         advantages = values[:, 0]
-        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, remarks)
+        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, warnings)
 
     def _metric(self, step: Step, name: str) -> str:
         """`whiten_std` of the step `whiten` is `gdpo/whiten_std` in gdpo, and `whiten/std` in a user's list."""

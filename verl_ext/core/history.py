@@ -150,7 +150,7 @@ class WeighByHistory(Step):
         }
         if used.size:
             metrics |= {"reweighting_mean": float(used.mean()), "reweighting_std": float(used.std())}
-        return Update(values * phi, new, metrics, self._remarks(new, y))
+        return Update(values * phi, new, metrics, self._warnings(new, y))
 
     def _move(self, old: Capability, y: float) -> tuple[float, Capability, float]:
         """The anchor to weigh this batch with, what to remember, and the step size (soft)."""
@@ -170,7 +170,7 @@ class WeighByHistory(Step):
         kept = (*old.window, posterior)[-self.history_window :]
         return old.value, Capability(self.anchor, posterior, kept, ticks), eta_t
 
-    def _remarks(self, new: Capability, y: float) -> dict[str, str]:
+    def _warnings(self, new: Capability, y: float) -> dict[str, str]:
         """A warning when the soft anchor stands still while accuracy is elsewhere."""
         still = len(new.window) == self.history_window > 1 and max(new.window) - min(new.window) < 0.01
         # Of the window anchor the last value is y itself, and the fixed one has no window.

@@ -27,15 +27,15 @@ class RunState:
     """
 
     states: dict[str, State] = field(default_factory=dict)
-    remarked: set[str] = field(default_factory=set)
-    """Kinds of remarks that were already given once."""
+    warned: set[str] = field(default_factory=set)
+    """Keys of the warnings that were already logged: each is logged once per run."""
     readers: dict[str, Callable[[Any], Any]] = field(default_factory=lambda: dict(_READERS), init=False, repr=False)
     """How the saved state of each step is read; a chain with steps of the user's brings its own."""
 
     def reset(self) -> None:
         """Forget everything: the next batch is the first."""
         self.states.clear()
-        self.remarked.clear()
+        self.warned.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

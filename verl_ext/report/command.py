@@ -71,7 +71,7 @@ def report(options: argparse.Namespace) -> str:
     if not metrics:
         raise DataError("no run has logged a named reward (`reward/.../mean`) or a score: choose by --metrics")
     lines = rows(found, metrics, window=options.window)
-    text = [plain(lines), *_remarks(found)]
+    text = [plain(lines), *_warnings(found)]
     shown = of_metrics(options.metrics) if options.metrics else panels(found)
     if options.plot is not None:
         _picture(found, shown, options.plot, options)
@@ -169,7 +169,7 @@ def _read(log: Log) -> str:
     return f"{log.path}, steps {log.steps[0]} to {log.steps[-1]}, {len(log.steps)} logged{resumed}{torn}"
 
 
-def _remarks(found: Groups) -> Iterator[str]:
+def _warnings(found: Groups) -> Iterator[str]:
     for log in (log for logs in found.values() for log in logs):
         if log.unreadable:
             yield f"{printable(log.path)}: {log.unreadable} unreadable line(s) left out"
@@ -181,7 +181,7 @@ def _follow(options: argparse.Namespace) -> str:
     readers: Readers = {}
     follow.follow(
         lambda: read_runs(options.runs, running=readers),
-        lambda found: "\n".join([follow.frame(found, options.metrics, window=options.window), *_remarks(found)]),
+        lambda found: "\n".join([follow.frame(found, options.metrics, window=options.window), *_warnings(found)]),
         sys.stdout,
         interval=options.interval,
     )
