@@ -55,7 +55,7 @@ def test_the_modules_that_are_errors():
         (run_state, []),
         (use_run_state, ["state"]),
         (Settings.parse, ["algorithm", "*loss_agg_mode"]),
-        (Batch.of, ["rewards", "labels", "*groups", "*keys", "*lengths", "*accuracy", "*penalty"]),
+        (Batch.of, ["rewards", "labels", "*groups", "*keys", "*lengths", "*accuracy", "*kl_reward"]),
         (Chain.__call__, ["self", "batch", "state"]),
         (Chain.init, ["self"]),
         (RunState, ["states", "warned"]),

@@ -95,7 +95,7 @@ def test_a_single_reward_may_weigh_nothing():
 
 
 def test_the_kl_part_is_added_to_the_sum():
-    batch = Batch.of([[1, 10], [NAN, NAN]], ["g"] * 2, keys=("a", "b"), penalty=np.array([-0.25, -0.5]))
+    batch = Batch.of([[1, 10], [NAN, NAN]], ["g"] * 2, keys=("a", "b"), kl_reward=np.array([-0.25, -0.5]))
     np.testing.assert_array_equal(WeighAndSum((2.0, 1.0)).apply(batch.rewards, batch), [[11.75], [NAN]])
 
 
@@ -346,7 +346,7 @@ def test_a_chain_holds_a_step_with_a_state_once():
 
 def test_a_chain_applies_its_steps_in_order():
     # Centre first: (1 - 2) * 2 = -2. Sum first gives the same here, so use the KL part: sum, then centre removes it.
-    batch = Batch.of([[1], [3]], ["g"] * 2, penalty=np.array([5.0, 5.0]))
+    batch = Batch.of([[1], [3]], ["g"] * 2, kl_reward=np.array([5.0, 5.0]))
     assert Chain((Centre(), WeighAndSum((2.0,))))(batch).advantages.tolist() == [3, 7]  # -2 + 5, 2 + 5
     assert Chain((WeighAndSum((2.0,)), Centre()))(batch).advantages.tolist() == [-2, 2]
 

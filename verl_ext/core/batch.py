@@ -36,7 +36,7 @@ class Batch:
     groups: Groups
     accuracy: Array | None = None
     """`[N]` in [0, 1], for the steps that weigh by difficulty."""
-    penalty: Array | None = None
+    kl_reward: Array | None = None
     """`[N]` the KL part of the reward; it is added to the combined reward only."""
     count_tokens: Callable[[], Counts] | None = None
     """Counts the lengths when a step asks for them: it means reading the whole mask."""
@@ -62,7 +62,7 @@ class Batch:
         keys: Sequence[str] = ("score",),
         lengths: Counts | Callable[[], Counts] | None = None,
         accuracy: Sequence[float] | Array | None = None,
-        penalty: Array | None = None,
+        kl_reward: Array | None = None,
     ) -> Batch:
         """Check shapes and infinities once; `lengths` are 1 each where not given.
 
@@ -76,13 +76,13 @@ class Batch:
             keys=tuple(keys),
             groups=Groups.of(labels) if groups is None else groups,
             accuracy=None if accuracy is None else _accuracy(accuracy, size),
-            penalty=None if penalty is None else _shaped("penalty", penalty, (size,)),
+            kl_reward=None if kl_reward is None else _shaped("kl_reward", kl_reward, (size,)),
             count_tokens=lengths if lengths is None or callable(lengths) else lambda: lengths,
         )
         if not callable(lengths):
             batch.lengths  # noqa: B018 - a wrong shape is refused here
-        if batch.penalty is not None:
-            _check_penalty(batch.penalty, matrix, labels)
+        if batch.kl_reward is not None:
+            _check_kl_reward(batch.kl_reward, matrix, labels)
         return batch
 
 
@@ -118,13 +118,13 @@ def unit_accuracy(values: Array, *, key: str, threshold: float | None, where: st
     return values if low >= 0 and high <= 1 else np.clip(values, 0.0, 1.0)
 
 
-def _check_penalty(penalty: Array, rewards: Array, labels: Sequence[Hashable]) -> None:
+def _check_kl_reward(kl_reward: Array, rewards: Array, labels: Sequence[Hashable]) -> None:
     """Refuse a KL part that is not finite, but where the row has no reward that it could belong to."""
-    broken = np.flatnonzero(~(np.abs(penalty) <= LARGEST_REWARD) & ~np.isnan(rewards).all(axis=1))
+    broken = np.flatnonzero(~(np.abs(kl_reward) <= LARGEST_REWARD) & ~np.isnan(rewards).all(axis=1))
     if len(broken):
         row = int(broken[0])
         raise DataError(
-            f"the KL part of the reward of uid {labels[row]!r} is {penalty[row]} (row {row}, {len(broken)} such rows "
+            f"the KL part of the reward of uid {labels[row]!r} is {kl_reward[row]} (row {row}, {len(broken)} such rows "
             "in all), expected a finite number: look for NaN or infinite log probabilities, policy or reference, and "
             "for a score that is not finite"
         )

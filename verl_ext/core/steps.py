@@ -140,7 +140,7 @@ class WeighAndSum(Step):
         weights = np.ones(columns) if self.weights is None else np.asarray(self.weights)
         if weights.shape != (columns,):
             raise ConfigurationError(f"{len(weights)} weights for {columns} reward keys: {listed(batch.keys)}")
-        if weights.tolist() == [1.0] and batch.penalty is None:
+        if weights.tolist() == [1.0] and batch.kl_reward is None:
             return values
         total: Array = values @ weights
         unscored: Bools = np.isnan(total)
@@ -148,8 +148,8 @@ class WeighAndSum(Step):
             missing = np.isnan(values)
             total = np.where(missing, 0.0, values) @ weights
             unscored = np.asarray(missing.all(axis=1))
-        if batch.penalty is not None:
-            total = total + batch.penalty
+        if batch.kl_reward is not None:
+            total = total + batch.kl_reward
         total[unscored] = np.nan
         return total[:, None]
 

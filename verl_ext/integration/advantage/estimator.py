@@ -127,7 +127,7 @@ class BatchBuilder:
             keys=(SCORE,) if keys is None else keys,
             lengths=lambda: self.rows.total(token_counts(self.mask)),
             accuracy=self.accuracy(),
-            penalty=self.penalty(),
+            kl_reward=self.kl_reward(),
         )
 
     def column(self, key: str, setting: str) -> Array:
@@ -143,7 +143,7 @@ class BatchBuilder:
             self._score = self.rows.take(scores(self.rewards if before is None else before, self.mask))
         return self._score
 
-    def penalty(self) -> Array | None:
+    def kl_reward(self) -> Array | None:
         """The KL part of the reward, where there is one and it can be told apart."""
         if not self.settings.kl_in_reward:
             return None
