@@ -246,7 +246,7 @@ def test_a_sound_state_is_read():
 
 @pytest.mark.parametrize("missing", list(SOUND))
 def test_a_state_without_an_entry_is_damaged(missing):
-    with pytest.raises(CheckpointError, match="needs anchor, value, window and ticks"):
+    with pytest.raises(CheckpointError, match="anchor, value, window and ticks"):
         Capability.from_dict({key: value for key, value in SOUND.items() if key != missing})
 
 
@@ -296,7 +296,7 @@ def test_a_damaged_state_is_refused(wrong):
 
 @pytest.mark.parametrize("data", [None, [], "soft", 3])
 def test_a_state_that_is_no_mapping_is_refused(data):
-    with pytest.raises(CheckpointError, match="needs anchor"):
+    with pytest.raises(CheckpointError, match="anchor, value, window and ticks"):
         Capability.from_dict(data)
 
 

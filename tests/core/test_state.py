@@ -66,10 +66,10 @@ REFUSED = {
     "tuple": ({"last": (1, 2)}, "state['last'] is (1, 2), a tuple"),
     "key": ({"by_prompt": {"a": {3: 0.5}}}, "state['by_prompt']['a'] has the key 3, an int"),
     "array": ([np.zeros(1)], "state[0] is array([0.]), a ndarray"),
-    "numpy's whole number": ({"n": np.int64(3)}, "state['n'] is "),
+    "an integer of numpy": ({"n": np.int64(3)}, "state['n'] is "),
     "object": (object(), "state is <object object at"),
     "of to_dict": (SimpleNamespace(to_dict=lambda: {"last": (1,)}), "state['last'] is (1,), a tuple"),
-    "circle": (circle(), "it is nested too deeply, or holds itself"),
+    "circle": (circle(), "nested too deeply"),
 }
 
 
@@ -79,7 +79,8 @@ def test_a_state_that_json_would_refuse_or_change_is_an_error_that_names_the_ste
     with pytest.raises(CheckpointError) as caught:
         RunState(states={"compose": {"mine": state}}).state_dict()
     message = str(caught.value)
-    assert message.startswith(f"the state of step 'mine' cannot be saved: {part}")
+    assert "'mine'" in message
+    assert part in message
     assert "None, bool, int, finite float, str, list, and dict with str keys" in message
 
 
