@@ -65,7 +65,10 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
     """The functions to time, by name."""
     from verl.trainer.ppo import core_algos
 
+    from verl_ext.integration.advantage.context import StepContext, activate
     from verl_ext.integration.advantage.registry import estimator_function
+    from verl_ext.integration.config.read import read_settings
+    from verl_ext.integration.trainers.attach import TrainerRun
 
     rewards, mask, uids = given["token_level_rewards"], given["response_mask"], given["index"]
     scores = torch.rand(len(mask))
@@ -87,13 +90,26 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
         floor()
 
     components = given["non_tensor_batch"]
+
+    def in_a_trainer(name: str) -> Callable[[], object]:
+        """One of ours as a trainer calls it: the settings are read once per run."""
+        settings = read_settings(algorithm(name))
+        run = TrainerRun(name, settings)
+        function = call(estimator_function(name), name)
+
+        def step() -> object:
+            with activate(StepContext(run=run, fields=components)):
+                return function()
+
+        return step
+
     return {
         "floor": floor,
         "floor + score": floor_with_score,
         "verl grpo": call(core_algos.compute_grpo_outcome_advantage, "verl grpo"),
         "verl grpo_vectorized": call(core_algos.compute_grpo_vectorized_outcome_advantage, "verl grpo_vectorized"),
         "verl gdpo": call(their_gdpo, "verl gdpo", non_tensor_batch=components, batch=whole),
-        **{name: call(estimator_function(name), name, non_tensor_batch=components) for name in OURS},
+        **{name: in_a_trainer(name) for name in OURS},
     }
 
 

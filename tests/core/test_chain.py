@@ -79,3 +79,27 @@ def test_a_step_without_a_new_state_leaves_none():
     result = Chain((WeighAndSum(), Forgetful()))(Batch.of([[1.0]], ["g"]))
     assert result.state == {}
     np.testing.assert_array_equal(result.advantages, [1.0])
+
+
+@dataclass(frozen=True)
+class Summary(Count):
+    """A step whose name verl would read as a sum."""
+
+    name: ClassVar[str] = "summary"
+
+    def update(self, values, batch, state):
+        return Update(values, state, {"rows": 1.0, "reward/max": 3.0})
+
+
+def test_metrics_bear_the_name_of_the_step_or_of_the_estimator():
+    """verl combines several updates by the words in a metric's name, so the step's name is written apart."""
+    batch = Batch.of([[1.0]], ["g"])
+    assert Chain((WeighAndSum(), Summary()))(batch).metrics == {"s_ummary/rows": 1.0, "s_ummary/reward/max": 3.0}
+    named = Chain((WeighAndSum(), Summary()), {"summary": "mine"})
+    assert named(batch).metrics == {"mine/rows": 1.0, "mine/reward/max": 3.0}
+
+
+def test_chains_of_the_same_steps_are_equal_whatever_their_metrics_are_called():
+    steps = (WeighAndSum(), Centre())
+    assert Chain(steps, {"centre": "mine"}) == Chain(steps)
+    assert Chain(steps[:1]) != Chain(steps)

@@ -28,8 +28,9 @@ from tests.integration.pipeline import Pipeline, Recording, answers_to, recordin
 from verl_ext.core.state import RunState
 from verl_ext.errors import CheckpointError, DataError, RolloutError
 from verl_ext.integration.compat import hooks
-from verl_ext.integration.guards import failures, workers
+from verl_ext.integration.guards import failures, guard, workers
 from verl_ext.integration.trainers import checkpoint
+from verl_ext.settings import VerlExtSettings
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]")
 MISSING = "advantage/missing_responses"
@@ -99,10 +100,13 @@ def fail(buffer: Buffer, count: int, partition: str = "train") -> None:
     buffer._evict_terminal_groups(7, partition, (set(), set(), {f"u{number}" for number in range(count)}, {}))
 
 
+ON = VerlExtSettings()
+
+
 def test_prompts_that_all_fail_end_the_run() -> None:
     buffer = Buffer()
     buffer.finished_keys["train"] = {"early"}  # it waits for the rest of its batch
-    failures.limit(buffer, 32)
+    failures.limit(buffer, 32, ON)
     for _ in range(5):  # the first finds a finished one that it had not seen, and counts none
         fail(buffer, 7)
     with pytest.raises(RolloutError, match="step 7: the last 35 prompts all failed.*after 'Error in _run_prompt'"):
@@ -112,7 +116,7 @@ def test_prompts_that_all_fail_end_the_run() -> None:
 
 def test_a_prompt_that_comes_through_begins_the_count_anew() -> None:
     buffer = Buffer()
-    failures.limit(buffer, 32)
+    failures.limit(buffer, 32, ON)
     for number in range(10):
         fail(buffer, 31)
         buffer.finished_keys["train"] = {f"finished {number}"}
@@ -122,16 +126,38 @@ def test_a_prompt_that_comes_through_begins_the_count_anew() -> None:
 def test_failures_beside_prompts_that_came_through_are_no_row() -> None:
     """In one look at the buffer there is no order: half of the prompts may fail for ever."""
     buffer = Buffer()
-    failures.limit(buffer, 32)
+    failures.limit(buffer, 32, ON)
     for number in range(5):
         buffer.finished_keys["train"] = {f"finished {number}"}
         fail(buffer, 40)
     assert buffer.evicted == 200
 
 
+def test_a_buffer_that_lacks_what_is_counted_turns_the_guard_off_with_one_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "_off", set())
+    buffer = Buffer()
+    failures.limit(buffer, 32, ON)
+    del buffer.finished_keys
+    for _ in range(3):
+        fail(buffer, 40)
+    assert buffer.evicted == 120
+    (record,) = (record for record in caplog.records if "watch_rollouts" in record.getMessage())
+    assert "finished_keys" in record.getMessage()
+
+
+def test_the_guard_can_be_switched_off() -> None:
+    buffer = Buffer()
+    failures.limit(buffer, 32, VerlExtSettings(watch_rollouts=False))
+    for _ in range(3):
+        fail(buffer, 40)
+    assert buffer.evicted == 120
+
+
 def test_validation_is_not_counted() -> None:
     buffer = Buffer()
-    failures.limit(buffer, 32)
+    failures.limit(buffer, 32, ON)
     fail(buffer, 100, "val")
     assert buffer.evicted == 100
 
@@ -203,7 +229,7 @@ def test_a_step_without_a_worker_is_not_trained(pipeline: Pipeline, workers_: li
 def test_prompts_that_fail_for_a_dead_worker_end_the_run_at_once(workers_: list[Any]) -> None:
     """verl deals rewards out at random: with one of eight workers dead no 32 prompts in a row fail."""
     buffer = Buffer()
-    failures.limit(buffer, 32, managed("reward worker", workers_))
+    failures.limit(buffer, 32, ON, managed("reward worker", workers_))
     fail(buffer, 1)
     kill(workers_[1])
     fail(buffer, 1)  # not asked again yet
@@ -226,8 +252,8 @@ def test_a_trainer_that_extends_verls_is_guarded_once(pipeline: Pipeline) -> Non
 
 def test_a_buffer_of_the_users_own_is_said_not_to_be_watched(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "verl_ext"):
-        failures.guard(Buffer(), None)
-    assert "Buffer is no ReplayBuffer of verl's: prompts that all fail" in caplog.text
+        failures.watch_buffer(Buffer(), None, ON)
+    assert f"{Buffer.__module__}.Buffer" in caplog.text
 
 
 def test_a_failed_rollout_ends_the_fully_asynchronous_trainer_with_an_error() -> None:
@@ -272,7 +298,7 @@ class Waiting(Buffer):
 
 def test_a_long_wait_is_said_less_and_less_often(caplog: pytest.LogCaptureFixture) -> None:
     buffer, now = Waiting(), 0.0
-    failures.watch(buffer, clock=lambda: now)
+    failures.watch(buffer, ON, clock=lambda: now)
     said = []
     for now in range(0, 3000, 10):
         assert buffer._wait_for_next_poll("train", 5.0) == 6.0
@@ -288,7 +314,7 @@ def test_a_long_wait_is_said_less_and_less_often(caplog: pytest.LogCaptureFixtur
 
 def test_a_response_that_comes_begins_the_wait_anew(caplog: pytest.LogCaptureFixture) -> None:
     buffer, now = Waiting(), 0.0
-    failures.watch(buffer, clock=lambda: now)
+    failures.watch(buffer, ON, clock=lambda: now)
     for now in range(0, 3000, 290):
         buffer._wait_for_next_poll("train", 0.0)
         buffer.partitions["train"][f"running0_{now}_0"] = {}

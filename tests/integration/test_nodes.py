@@ -22,6 +22,7 @@ from verl_ext.errors import ClusterError, ConfigurationError
 from verl_ext.integration.driver import wrap_checked
 from verl_ext.integration.guards import nodes
 from verl_ext.integration.trainers.attach import attach
+from verl_ext.settings import VerlExtSettings
 
 EXPECTED = {"verl_ext": "1.2.0", "verl": "0.9.1", nodes.CODE: "c0de"}
 GOOD: dict[str, str | None] = {
@@ -189,8 +190,8 @@ def test_the_driver_asks_right_after_it_has_started_ray(cluster: Cluster, monkey
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
-    nodes.check_when_ray_runs()
-    nodes.check_when_ray_runs()  # verl checks its configuration in two places
+    nodes.check_when_ray_runs(VerlExtSettings())
+    nodes.check_when_ray_runs(VerlExtSettings())  # verl checks its configuration in two places
     assert cluster.asked == []
     cluster.answers = {"id2": {**GOOD, "verl_ext": "1.1.0"}}
     with pytest.raises(ClusterError, match="host2"):
@@ -203,7 +204,7 @@ def test_the_driver_asks_right_after_it_has_started_ray(cluster: Cluster, monkey
 def test_a_trainer_whose_driver_has_asked_does_not_ask_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(nodes.ASKED, "1")
     nodes.check_in_trainer()
-    nodes.check_when_ray_runs()
+    nodes.check_when_ray_runs(VerlExtSettings())
     assert cluster.asked == []
     nodes.check()  # a driver does whatever its own environment says
     assert len(cluster.asked) == 1
