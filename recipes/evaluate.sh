@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Evaluate a model on a recipe's validation set with verl's own rollout and the recipe's reward.
 #
-#   CHECKPOINT=outputs/gsm8k/.../checkpoints/global_step_233 recipes/evaluate.sh gsm8k   # on as many GPUs as trained it
-#   MODEL_PATH=merged recipes/evaluate.sh math                                          # a model in Hugging Face's format
-#   MODEL_PATH=merged ALGORITHM=hadw recipes/evaluate.sh math                           # answers as long as it trained with
+#   CHECKPOINT=outputs/gsm8k/.../checkpoints/global_step_233 recipes/evaluate.sh gsm8k   # on as many GPUs as in training
+#   MODEL_PATH=merged recipes/evaluate.sh math                                          # a model in Hugging Face format
+#   MODEL_PATH=merged ALGORITHM=hadw recipes/evaluate.sh math                           # response length as in training
 #   MODEL_PATH=merged PASS_SAMPLES=16 recipes/evaluate.sh gsm8k                         # pass@k as well
 #
-# One greedy answer a question, and PASS_SAMPLES sampled ones at TEMPERATURE for pass@k. Answers and summary are written
-# below EVALUATION_DIR. All variables of the recipe's run.sh count, and overrides of verl's follow the recipe's name.
+# One greedy answer per question, and PASS_SAMPLES sampled ones at TEMPERATURE for pass@k. Answers and summary go below
+# EVALUATION_DIR. All variables of the recipe's run.sh apply; overrides of verl follow the name of the recipe.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -17,7 +17,7 @@ case $recipe in
   math) right=(--right accuracy) ;;
   tool_calling) right=(--right correctness --above 2.999) ;;
   *)
-    echo "evaluate.sh: '$recipe' is no recipe, valid: gsm8k, math, tool_calling" >&2
+    echo "evaluate.sh: '$recipe' is not a recipe, valid: gsm8k, math, tool_calling" >&2
     exit 2
     ;;
 esac
@@ -30,7 +30,7 @@ CHECKPOINT=${CHECKPOINT:-}
 if [[ -n $CHECKPOINT ]]; then
   CHECKPOINT=$(realpath "$CHECKPOINT")
   [[ $(basename "$CHECKPOINT") == global_step_* && -d $CHECKPOINT/actor ]] || {
-    echo "evaluate.sh: CHECKPOINT=$CHECKPOINT is no folder global_step_N with an actor in it" >&2
+    echo "evaluate.sh: CHECKPOINT=$CHECKPOINT is not a folder global_step_N that contains actor/" >&2
     exit 2
   }
   start=(trainer.resume_mode=resume_path trainer.resume_from_path="$CHECKPOINT")
@@ -42,14 +42,14 @@ fi
 EVALUATION_DIR=$(realpath -m "$EVALUATION_DIR")
 
 if [[ $recipe == math ]]; then
-  # The lengths are those of the set-up that trained the model, and no problem is left out for its length.
+  # Use the lengths of the set-up that trained the model, and drop no problem for its length.
   case ${ALGORITHM:-} in
     hadw | drgrpo) export SETUP=${SETUP:-$ALGORITHM} ;;
   esac
   export MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-1024}
   unset LOSS DGAE DQW DQW_TEMP BALANCE
 fi
-# Nothing is learnt, so no advantages and no reference model.
+# Nothing is trained, so no advantages and no reference model.
 export ALGORITHM=grpo KL_IN_REWARD=False USE_KL_LOSS=False
 
 validate() {

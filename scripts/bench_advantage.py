@@ -1,13 +1,13 @@
 """Time the advantage step: verl's estimators against this package's, on the same tensors, in one process.
 
 Masks are int64, as in verl, and bool in a second run. Each round calls every estimator once, in a new random order, so
-that other load on the machine, and the caches that a slow estimator leaves behind, affect all of them alike. The tables
-show medians.
+that other load on the machine and cold caches after a slow estimator affect all of them equally. The tables show
+medians.
 
 The script marks an estimator of this package with `!` and exits with status 1 if, on int64 masks, it is slower than
 verl's grpo_vectorized, takes more than half of its time (from 16,384 rows or 4096 x 4096), or is not 30 times as fast
-as verl's gdpo. The promise starts at 1024 x 1024. The floor is the plain torch code that verl's estimators end with:
-one `scores[:, None] * mask` and one `mask.sum(-1)`; `+ score` is one `token_level_rewards.sum(-1)` more.
+as verl's gdpo. This must hold from 1024 x 1024. `floor` is the plain torch code at the end of verl's estimators: one
+`scores[:, None] * mask` and one `mask.sum(-1)`. `floor + score` adds one `token_level_rewards.sum(-1)`.
 
     python scripts/bench_advantage.py                 # every size: 10 minutes, 12 GB
     python scripts/bench_advantage.py --sizes 1024x1024 16384x1024 --masks int64 --output table.md
@@ -36,7 +36,7 @@ OURS = tuple(name for name in ESTIMATORS if name != "compose")
 
 
 def algorithm(name: str) -> DictConfig:
-    """A run's `algorithm` section: gdpo over two rewards, the others over the score."""
+    """The section `algorithm` of a run: gdpo over two rewards, the others over the score."""
     keys = {"rewards": {"keys": ["correctness", "format"]}} if name == "gdpo" else {}
     theirs = {"gdpo_reward_keys": ["correctness", "format"]} if name == "verl gdpo" else {}
     section = {"adv_estimator": name, "norm_adv_by_std_in_grpo": True, "use_kl_in_reward": False, **keys, **theirs}
@@ -45,7 +45,7 @@ def algorithm(name: str) -> DictConfig:
 
 
 def batch(rows: int, length: int, kind: torch.dtype) -> dict[str, object]:
-    """Responses of random length in shuffled groups, scored on the last token that counts."""
+    """Responses of random length in shuffled groups, scored on the last token in the mask."""
     draw = np.random.default_rng(0)
     lengths = draw.integers(length // 8, length + 1, rows)
     mask = (torch.arange(length) < torch.from_numpy(lengths)[:, None]).to(kind)
@@ -62,7 +62,7 @@ def batch(rows: int, length: int, kind: torch.dtype) -> dict[str, object]:
 
 
 def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
-    """What is timed, by name."""
+    """The functions to time, by name."""
     from verl.trainer.ppo import core_algos
 
     from verl_ext.integration.advantage.context import StepContext, activate
@@ -72,7 +72,7 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
 
     rewards, mask, uids = given["token_level_rewards"], given["response_mask"], given["index"]
     scores = torch.rand(len(mask))
-    # verl's gdpo finds the response's last token by the prompt's width: prompts of no tokens leave the mask itself.
+    # verl's gdpo finds the last token of a response from the width of the prompt: use empty prompts.
     whole = {"prompts": torch.zeros(len(mask), 0), "attention_mask": mask.long()}
     replaced = core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"]
     their_gdpo = getattr(replaced, "replaced", replaced)
@@ -114,7 +114,7 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
 
 
 def measure(functions: dict[str, Callable[[], object]], seconds: float, least: int, most: int) -> dict[str, float]:
-    """Median milliseconds of each; every round calls each once."""
+    """Median milliseconds of each function. Every round calls each once."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         function()
@@ -130,27 +130,27 @@ def measure(functions: dict[str, Callable[[], object]], seconds: float, least: i
     return {name: statistics.median(values) * 1e3 for name, values in times.items()}
 
 
-def too_slow(rows: int, length: int, found: dict[str, float]) -> list[str]:
-    """The estimators of this package that break the promise at this size."""
+def too_slow(rows: int, length: int, times: dict[str, float]) -> list[str]:
+    """The estimators of this package that are too slow at this size."""
     share = 0.5 if rows >= 16384 or min(rows, length) >= 4096 else 1.0
-    limit = min(share * found["verl grpo_vectorized"], found["verl gdpo"] / 30)
-    return [name for name in OURS if found[name] > limit]
+    limit = min(share * times["verl grpo_vectorized"], times["verl gdpo"] / 30)
+    return [name for name in OURS if times[name] > limit]
 
 
 def table(masks: str, options: argparse.Namespace) -> tuple[list[str], bool]:
-    """Lines of a markdown table, printed as they come, and whether the promise was broken."""
+    """Print a Markdown table line by line; return its lines, and whether an estimator was too slow."""
     lines: list[str] = []
     failed = False
     for size in options.sizes:
         rows, length = (int(number) for number in size.split("x"))
         functions = contenders(batch(rows, length, MASKS[masks]))
-        found = measure(functions, options.seconds, options.least_rounds, options.rounds)
-        slow = too_slow(rows, length, found) if masks == "int64" else []
+        times = measure(functions, options.seconds, options.least_rounds, options.rounds)
+        slow = too_slow(rows, length, times) if masks == "int64" else []
         failed = failed or bool(slow)
         first = len(lines)
         if not lines:
-            lines += [f"| {masks} masks | " + " | ".join(found) + " |", "|---|" + "---|" * len(found)]
-        cells = [f"{milliseconds:.2f}{' !' if name in slow else ''}" for name, milliseconds in found.items()]
+            lines += [f"| {masks} masks | " + " | ".join(times) + " |", "|---|" + "---|" * len(times)]
+        cells = [f"{milliseconds:.2f}{' !' if name in slow else ''}" for name, milliseconds in times.items()]
         lines.append(f"| {rows} x {length} | " + " | ".join(cells) + " |")
         print("\n".join(lines[first:]), flush=True)
     return lines, failed
@@ -161,7 +161,9 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="ROWSxLENGTH")
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
     parser.add_argument("--seconds", type=float, default=25.0, help="time for each size")
-    parser.add_argument("--least-rounds", type=int, default=7, help="fewest rounds for each size, whatever they take")
+    parser.add_argument(
+        "--least-rounds", type=int, default=7, help="fewest rounds for each size, however long they take"
+    )
     parser.add_argument("--rounds", type=int, default=200, help="most rounds for each size")
     parser.add_argument("--output", type=Path, help="write the tables here as well")
     options = parser.parse_args()

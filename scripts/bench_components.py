@@ -1,8 +1,8 @@
-"""Time what the default (V1) trainer pays for rewards by name: fetching them from TransferQueue.
+"""Time what named rewards cost in the default (V1) trainer, which fetches them from TransferQueue.
 
-A real Ray and a real TransferQueue hold rows as verl's agent loop leaves them. Compared are the fetch that verl's own
-`_compute_advantage` makes, and ours on top of it, for a run that reads two components and for one that reads the score
-alone (which fetches nothing). Medians of alternating rounds, in milliseconds.
+A real Ray and a real TransferQueue hold rows as verl's agent loop writes them. The script compares the fetch of verl's
+own `_compute_advantage` with our additional fetch, for a run that reads two components and for a run that reads only
+the score (which fetches nothing). Medians of alternating rounds, in milliseconds.
 
     python scripts/bench_components.py --rows 1024 8192
 """
@@ -25,7 +25,7 @@ THEIRS = ["uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_pro
 
 
 def fill(queue, rows: int) -> KVBatchMeta:
-    """Rows of 8 to a prompt, of `LENGTH` tokens at most, with what a reward function and a tool call leave behind."""
+    """Write rows, 8 per prompt, of at most `LENGTH` tokens, with the outputs of a reward function and a tool call."""
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     draw = np.random.default_rng(0)

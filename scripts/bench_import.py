@@ -1,8 +1,8 @@
-"""Time what the plugin adds to `import verl`, which every process of a run pays.
+"""Time what the plugin adds to `import verl`, in every process of a run.
 
-Pairs of new interpreters, one with plugins and one with `VERL_USE_EXTERNAL_PLUGINS=none`, in alternating order; and, in
-one interpreter, the plugin's own import after verl's. The difference of the pairs is noisy (verl's import takes
-seconds), the second figure is not.
+Two measurements: pairs of new interpreters, one with plugins and one with `VERL_USE_EXTERNAL_PLUGINS=none`, in
+alternating order; and the import of the plugin alone, after verl, in one interpreter. The differences of the pairs are
+noisy, because importing verl takes seconds; the second figure is not.
 
     python scripts/bench_import.py --pairs 15
 """
@@ -39,13 +39,13 @@ def main() -> None:
     differences, without = [], []
     for number in range(options.pairs):
         order = ("auto", "none") if number % 2 else ("none", "auto")
-        found = {plugins: seconds(IMPORT, plugins) for plugins in order}
-        differences.append(found["auto"] - found["none"])
-        without.append(found["none"])
+        times = {plugins: seconds(IMPORT, plugins) for plugins in order}
+        differences.append(times["auto"] - times["none"])
+        without.append(times["none"])
     own = [seconds(OWN, "auto") for _ in range(options.pairs)]
     print(f"import verl without plugins: {statistics.median(without):.3f} s (median of {options.pairs})")
-    spread = statistics.stdev(differences) * 1e3 if options.pairs > 1 else 0.0
-    print(f"with the plugin: {statistics.median(differences) * 1e3:+.1f} ms a pair (median; std {spread:.0f} ms)")
+    std = statistics.stdev(differences) * 1e3 if options.pairs > 1 else 0.0
+    print(f"with the plugin: {statistics.median(differences) * 1e3:+.1f} ms per pair (median; std {std:.0f} ms)")
     print(f"the plugin's own import: {statistics.median(own) * 1e3:.1f} ms (median), {max(own) * 1e3:.1f} ms at most")
 
 

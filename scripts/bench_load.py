@@ -1,15 +1,15 @@
-"""How the cost of the advantage step grows with the batch: time and memory, up to 262,144 trajectories.
+"""Measure how the time and memory of the advantage step grow with the batch, up to 262,144 trajectories.
 
-Each point is a process of its own, so that its peak of memory is its own. `core` is what an estimator computes from one
-number a trajectory and reward, with the responses' lengths; `padded` is the whole call by verl, with `[B, L]` scores,
-mask and advantages in float32, up to what fits into `--memory`. The last column is the slope in log-log: 1 is linear.
+Each point runs in its own process, to measure its own peak memory. `core` is the estimator on one number per trajectory
+and reward, with the lengths of the responses. `padded` is the whole call by verl, with `[B, L]` scores, mask and
+advantages in float32, for sizes that fit into `--memory`. The last columns are slopes in log-log: 1 is linear.
 
     python scripts/bench_load.py                                     # minutes, 16 GB
     python scripts/bench_load.py --memory 4 --plot load.png
 
-Exit status 1 if, over the larger half of the sizes, an estimator's memory grows faster than the batch to the power of
-1.15, or its time to that of 1.5: a row costs more where the groups' dictionary no longer fits into the processor's
-caches, and what must not be is a loop within a loop, which is a 2.
+Exit status 1 if, over the larger half of the sizes, the memory of an estimator grows faster than the batch to the power
+of 1.15, or its time faster than to the power of 1.5. (A row costs more when the dictionary of groups no longer fits
+into the caches of the processor; a nested loop over rows would be a 2.)
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ OURS = tuple(name for name in ESTIMATORS if name != "compose")
 SIZES = tuple(2**power for power in range(10, 19))
 TOKENS = 16384
 GROUP = 8
-# Bytes of a padded call, a row and token: scores, mask, advantages in float32.
+# Bytes of a padded call per row and token: scores, mask, advantages in float32.
 PADDED_BYTES = 12
 STEEPEST = {"ms": 1.5, "mb": 1.15}
 
 
 def peak() -> float:
-    """The process's peak of memory, in MB, since it was started or `forget_peak` was called."""
+    """The peak memory of this process in MB, since its start or the last `forget_peak`."""
     status = Path("/proc/self/status").read_text()
     return float(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def forget_peak() -> None:
-    """Making the input takes more than it leaves."""
+    """Reset the peak: making the input takes more memory than the input itself."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -54,7 +54,7 @@ def settings(name: str) -> dict[str, object]:
 
 
 def drawn(rows: int) -> tuple[np.ndarray, list[str], np.ndarray]:
-    """Two rewards, uids in random order, and lengths from an eighth of the longest up."""
+    """Draw two rewards, uids in random order, and lengths from an eighth of the longest."""
     draw = np.random.default_rng(0)
     rewards = draw.integers(0, 2, (rows, 2)).astype(float)
     groups = draw.permutation(np.repeat(np.arange(rows // GROUP), GROUP))
@@ -79,7 +79,7 @@ def padded(name: str, rows: int) -> Callable[[], object]:
     rewards, uids, lengths = drawn(rows)
     ends = torch.from_numpy(lengths)
     mask = torch.zeros(rows, TOKENS)
-    for start in range(0, rows, 1024):  # a comparison of everything at once would take more than the call itself
+    for start in range(0, rows, 1024):  # comparing everything at once would take more memory than the call itself
         part = slice(start, start + 1024)
         mask[part] = torch.arange(TOKENS) < ends[part, None]
     scores = torch.zeros(rows, TOKENS)
@@ -102,8 +102,8 @@ KINDS = {"core": core, "padded": padded}
 
 
 def point(kind: str, name: str, rows: int) -> dict[str, float]:
-    """Median milliseconds of a call, and the MB that it takes beside what it is given."""
-    KINDS[kind](name, 64)()  # what is loaded at the first call is not the batch's
+    """Median milliseconds of a call, and the MB that it takes besides its input."""
+    KINDS[kind](name, 64)()  # warm up: the first call imports modules
     call = KINDS[kind](name, rows)
     forget_peak()
     before = peak()
@@ -116,7 +116,7 @@ def point(kind: str, name: str, rows: int) -> dict[str, float]:
 
 
 def slope(sizes: list[int], values: list[float]) -> float:
-    """Of the larger half of the sizes, in log-log."""
+    """The slope over the larger half of the sizes, in log-log."""
     half = len(sizes) // 2
     if len(sizes) - half < 2:
         return math.nan
@@ -124,15 +124,15 @@ def slope(sizes: list[int], values: list[float]) -> float:
 
 
 def measure(kind: str, name: str, sizes: list[int]) -> list[dict[str, float]]:
-    found = []
+    points = []
     for rows in sizes:
         command = [sys.executable, "-W", "ignore", __file__, "--point", kind, name, str(rows)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             raise SystemExit(f"{kind} {name} {rows} ended with {done.returncode}:\n{done.stderr}")
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-        print(f"{kind} {name} {rows}: {found[-1]['ms']:.2f} ms, {found[-1]['mb']:.1f} MB", file=sys.stderr)
-    return found
+        points.append(json.loads(done.stdout.splitlines()[-1]))
+        print(f"{kind} {name} {rows}: {points[-1]['ms']:.2f} ms, {points[-1]['mb']:.1f} MB", file=sys.stderr)
+    return points
 
 
 def plot(path: Path, found: dict[tuple[str, str], tuple[list[int], list[dict[str, float]]]]) -> None:
@@ -142,7 +142,7 @@ def plot(path: Path, found: dict[tuple[str, str], tuple[list[int], list[dict[str
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
-    for panel, unit, title in zip(panels, ("ms", "mb"), ("milliseconds a call", "MB beside its input"), strict=True):
+    for panel, unit, title in zip(panels, ("ms", "mb"), ("milliseconds per call", "MB besides its input"), strict=True):
         for number, ((kind, name), (sizes, points)) in enumerate(found.items()):
             values = [max(entry[unit], 1e-2) for entry in points]
             style = "-o" if kind == "core" else "--s"
@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--estimators", nargs="+", choices=OURS, default=OURS)
     parser.add_argument("--memory", type=float, default=16, help="GB for the padded calls")
-    parser.add_argument("--plot", type=Path, help="a picture")
+    parser.add_argument("--plot", type=Path, help="write a picture here")
     parser.add_argument("--output", type=Path, help="write the table here as well")
     parser.add_argument("--point", nargs=3, metavar=("KIND", "ESTIMATOR", "ROWS"), help=argparse.SUPPRESS)
     options = parser.parse_args()

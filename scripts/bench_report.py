@@ -1,4 +1,4 @@
-"""CPU time and memory of `report` on a long log: the first read, and a look of `--follow` after one more line.
+"""Measure CPU time and memory of `report` on a long log: the first read, and one update of `--follow`.
 
 python scripts/bench_report.py [--megabytes 200]
 """

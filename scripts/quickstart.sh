@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From nothing to trained: environment, tiny model and data, verl with grpo and with an estimator of this package, and
-# a table and a picture of what became of each reward. No GPU. Ctrl-C ends everything it started.
+# Set up an environment, make a tiny model and data, train with grpo and with an estimator of this package, and compare
+# the rewards in a table and a picture. Needs no GPU. Ctrl-C ends everything that it started.
 set -euo pipefail
 here=$PWD
 cd "$(dirname "$0")/.."
@@ -11,21 +11,21 @@ Usage: scripts/quickstart.sh [options] [-- OVERRIDE...]
 
 Trains a model of 200 thousand parameters with verl (Ray, FSDP, rollout, reward, checkpoint) on the CPU, once with grpo
 and once with another estimator, and compares the two. About five minutes on two cores, after the installation.
-What is there already is reused: the environment, the task, and every run that was finished with the same settings.
+The environment, the task and finished runs with the same settings are reused.
 
-  --task NAME        tools: tool calling, two rewards of unequal size (default)
+  --task NAME        tools: tool calling, two rewards of different scale (default)
                      sums: sums in GSM8K's format, three rewards
-  --estimator NAME   any of the package, gdpo by default; grpo alone trains no second one
+  --estimator NAME   any of the package (default: gdpo); with grpo there is only one run
   --steps N          training steps (default: 20)
-  --seed N           of data order and sampling (default: 1)
-  --ranks N          FSDP ranks, each with a rollout of its own (default: 1)
-  --rollout NAME     embedded (default), or vllm: vLLM's build for CPUs, in an environment of its own
-  --output DIR       for the runs and the picture (default: outputs/quickstart in the project's folder)
-  --python PATH      use this Python, in which the package is installed, and install nothing
-  --torch-index URL  where pip finds torch's build for CPUs (pip's --index-url for torch alone). Without it pip takes
-                     torch from where it is configured to; the usual place has builds for CUDA, of several gigabytes.
+  --seed N           seed of data order and sampling (default: 1)
+  --ranks N          FSDP ranks, each with its own rollout (default: 1)
+  --rollout NAME     embedded (default), or vllm: vLLM's CPU build, in a separate environment
+  --output DIR       folder for the runs and the picture (default: outputs/quickstart in the project's folder)
+  --python PATH      use this Python, which has the package installed, and install nothing
+  --torch-index URL  pip's --index-url for torch only, to get its CPU build. Without it pip uses its configured index;
+                     the usual one has CUDA builds, of several gigabytes.
   --help
-  -- OVERRIDE...     more settings of verl for both runs, for instance: -- actor_rollout_ref.actor.optim.lr=3e-4
+  -- OVERRIDE...     more settings of verl for both runs, for example: -- actor_rollout_ref.actor.optim.lr=3e-4
 
 The environment variable PYTHON names the Python that the environment is made with (default: python3).
 HELP
@@ -62,22 +62,22 @@ while (($#)); do
   esac
 done
 [[ $task =~ ^(tools|sums)$ ]] || fail "--task is '$task', valid: tools, sums"
-# The environment, in which Python could be asked, is made later.
+# Read the list with sed: there is no Python environment yet.
 known=$(sed -n 's/^ *"\([a-z_]*\)": "verl_ext\.estimators\..*/\1/p' verl_ext/registry.py | grep -vx compose | paste -sd '|')
 [[ -n $known && $estimator =~ ^(grpo|$known)$ ]] || fail "--estimator is '$estimator', valid: ${known//|/, }, grpo"
 [[ $rollout =~ ^(embedded|vllm)$ ]] || fail "--rollout is '$rollout', valid: embedded, vllm"
 for name in steps ranks; do
-  [[ ${!name} =~ ^[1-9][0-9]{0,8}$ ]] || fail "--$name is '${!name}', expected a whole number from 1"
+  [[ ${!name} =~ ^[1-9][0-9]{0,8}$ ]] || fail "--$name is '${!name}', expected an integer from 1"
 done
-[[ $seed =~ ^(0|[1-9][0-9]{0,8})$ ]] || fail "--seed is '$seed', expected a whole number from 0 to 999999999"
-# Paths that were given are meant from where the script was called, not from the project's folder.
+[[ $seed =~ ^(0|[1-9][0-9]{0,8})$ ]] || fail "--seed is '$seed', expected an integer from 0 to 999999999"
+# Given paths are relative to the caller's working folder, not to the project's folder.
 [[ -z $given_output || $output == /* ]] || output=$here/$output
 [[ $python != */* || $python == /* ]] || python=$here/$python
 
 say() { printf '\n== %s\n' "$1"; }
 
-# Each part runs as a job in a process group of its own: the shell hears a signal at once and passes it on. As a plain
-# command the shell would wait for its end first, and Ctrl-C would reach both.
+# Each part runs as a job in its own process group, so that the shell handles a signal at once and passes it on. With a
+# plain command the shell would wait for its end first, and Ctrl-C would reach both.
 job=""
 
 supervised() {
@@ -127,7 +127,7 @@ for name in "${names[@]}"; do
   runs+=("$name=$run")
 done
 
-say "What became of the rewards"
+say "The rewards"
 supervised "$python" -m verl_ext report "${runs[@]}" --plot "$output/$task.png" --title "$task, seed $seed"
 for run in "${runs[@]}"; do
   saved=${run#*=}/checkpoints

@@ -1,12 +1,12 @@
-"""Kill a training again and again, and see whether it ends where an undisturbed one does.
+"""Kill a training many times, and check that it ends like an undisturbed one.
 
     python scripts/storm.py --kills 30 --seed 0
 
 Trains hadw on a tiny model through verl's own pipeline on the CPU, once undisturbed, and once killed with SIGKILL at
 random moments (starting, in a step, while a checkpoint is saved; the driver, the task runner, the FSDP worker, the
-rollout server or the reward worker) and restarted with `resume_mode=auto` until it has reached the last step. Whatever
-was logged of a step, by whichever attempt, must be what the undisturbed run logged; after each kill every state file
-must be whole and belong to its step; the last state must be the same. Exit status 1 if anything of this is not so.
+rollout server or the reward worker) and restarted with `resume_mode=auto` until it reaches the last step. Every attempt
+must log the same values for a step as the undisturbed run. After each kill, every state file must be complete and
+belong to its step. The last states must be equal. Exit status 1 otherwise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.end_to_end import run as runs  # noqa: E402
 STATE = "verl_ext.json"
 MISSING = "advantage/missing_responses"
 TRACKER = "latest_checkpointed_iteration.txt"
-# Kind of process to a part of its title; the driver is the process that was started.
+# Kind of process to the start of its title; the driver is the process that this script starts.
 KINDS = {
     "driver": None,
     "task runner": "ray::TaskRunnerV1",
@@ -42,45 +42,45 @@ KINDS = {
     "rollout server": "ray::EmbeddedServer",
     "reward worker": "ray::RewardLoopWorker",
 }
-# Seconds that a save of the tiny model takes, about.
+# About the seconds that saving the tiny model takes.
 SAVE = 0.03
 PHASES = ("starting", "step", "saving")
 HADW = (
     "algorithm.adv_estimator=hadw",
-    # Whoever writes one "a" is right: about one in six of an untrained model's answers.
+    # An answer with an "a" is right: about one in six answers of an untrained model.
     "algorithm.rewards.accuracy_threshold=0",
-    # Slow, so that the rounding of sums whose order differs does not grow into other answers.
+    # Small, so that rounding, which depends on the order of summation, does not lead to other answers.
     "actor_rollout_ref.actor.optim.lr=1e-4",
     "trainer.save_freq=1",
     "trainer.resume_mode=auto",
 )
-# Rounding aside: the trainer adds up float32 numbers in the order in which answers were done.
+# Equal up to rounding: the trainer adds up float32 numbers in the order in which answers finish.
 COMPUTED = ("critic/score/mean", "critic/advantages/max", "actor/pg_loss", "actor/grad_norm", "response_length/mean")
 EXACT = ("hadw/", "advantage/", "reward/")
 
 
 @dataclass
 class Kill:
-    """What was killed, when, and what became of the run."""
+    """What was killed, when, and how the run ended."""
 
     kind: str
     phase: str
     step: int
-    """The last checkpoint when it was killed."""
+    """Step of the last checkpoint before the kill."""
     seconds: float
     """From the kill to the end of the driver."""
     fate: str
     """`ended`, or `hung` if the driver had to be killed as well."""
     left: int
-    """Processes that were still there when the driver had ended."""
+    """Number of processes left after the driver ended."""
     later: int
-    """Steps that were logged after the kill."""
+    """Number of steps logged after the kill."""
     says: str = ""
 
 
 @dataclass
 class Storm:
-    """The two runs and what was found wrong."""
+    """The two runs, and the problems found."""
 
     folder: Path
     steps: int
@@ -90,7 +90,7 @@ class Storm:
     wrong: list[str] = field(default_factory=list)
     logged: dict[int, list[dict[str, float]]] = field(default_factory=dict)
     unlogged: set[int] = field(default_factory=set)
-    """Steps that were saved, and not logged any more: verl logs after it has saved."""
+    """Steps that were saved but not logged: verl logs after saving."""
 
     @property
     def checkpoints(self) -> Path:
@@ -100,17 +100,17 @@ class Storm:
         """The step of the checkpoint that verl would resume."""
         path = self.checkpoints / TRACKER
         text = path.read_text() if path.exists() else "0"
-        # Killed between emptying it and writing: everything else of that checkpoint is there.
+        # Empty: killed between truncating and writing it. The rest of that checkpoint is complete.
         return int(
             text or max(int(state.parent.name.rpartition("_")[2]) for state in self.checkpoints.glob(f"*/{STATE}"))
         )
 
     def saving(self) -> bool:
-        """Whether a checkpoint is being written: a folder beyond the current one that holds something."""
+        """Whether a checkpoint is being written: the folder of the next step is not empty."""
         return any(self.checkpoints.glob(f"global_step_{self.latest() + 1}/*"))
 
     def keep(self) -> None:
-        """Write down what is known, for a storm that is itself interrupted."""
+        """Save the progress, so that an interrupted storm can continue."""
         known = {
             "kills": [asdict(kill) for kill in self.kills],
             "wrong": self.wrong,
@@ -122,12 +122,12 @@ class Storm:
         temporary.replace(self.folder / "storm.json")
 
     def go_on(self) -> None:
-        """Take up what was written down."""
+        """Load the saved progress."""
         known = json.loads((self.folder / "storm.json").read_text())
         self.kills = [Kill(**kill) for kill in known["kills"]]
         self.wrong = known["wrong"]
         self.logged = {int(step): attempts for step, attempts in known["logged"].items()}
-        # What the attempt that was cut off together with the storm has saved.
+        # Include the steps saved by the attempt that was interrupted with the storm.
         self.unlogged = {*known.get("unlogged", ()), *range(1, self.latest() + 1)} - set(self.logged)
 
     def note(self, problem: str) -> None:
@@ -136,7 +136,7 @@ class Storm:
 
 
 def begin(folder: Path, data: Path, steps: int) -> runs.Run:
-    """Start a run, which resumes what is in the folder; logs of earlier attempts are kept."""
+    """Start a run, which resumes from the folder. Keep the logs of earlier attempts."""
     for name in ("log.txt", "metrics.jsonl"):
         path = folder / name
         if path.exists():
@@ -156,14 +156,14 @@ def undisturbed(folder: Path, data: Path, steps: int, limit: float) -> runs.Run:
 
 
 def read(folder: Path) -> dict[int, dict[str, float]]:
-    """The metrics of a run that is over."""
+    """The metrics of a finished run."""
     with (folder / "metrics.jsonl").open() as lines:
         records = [json.loads(line) for line in lines]
     return {record["step"]: record["data"] for record in records}
 
 
 def target(run: runs.Run, kind: str) -> int | None:
-    """The process of a kind, None while there is none."""
+    """The process id of a kind, None if there is no such process."""
     title = KINDS[kind]
     if title is None:
         return run.process.pid
@@ -177,7 +177,7 @@ def target(run: runs.Run, kind: str) -> int | None:
 
 
 def wait_until(run: runs.Run, holds: Callable[[], object], limit: float, pause: float = 0.05) -> bool:
-    """Whether it came to hold before the run ended or the time was over."""
+    """Wait for a condition; return False if the run ends or the time is over first."""
     deadline = time.monotonic() + limit
     while not holds():
         if run.process.poll() is not None or time.monotonic() > deadline:
@@ -187,16 +187,16 @@ def wait_until(run: runs.Run, holds: Callable[[], object], limit: float, pause: 
 
 
 def attempt(storm: Storm, data: Path, kind: str, phase: str, limit: float) -> None:
-    """Start, kill one process in about that phase, and wait for the end of the run."""
+    """Start the run, kill one process at about that phase, and wait for the end of the run."""
     resumed_at = storm.latest()
     run = begin(storm.folder / "killed", data, storm.steps)
     try:
         if phase == "starting":
             time.sleep(storm.rng.uniform(0, 25))
         else:
-            # At least one step of its own, so that the storm gets on.
+            # Wait for at least one step per attempt, so that the storm makes progress.
             wait_until(run, lambda: run.metrics, limit)
-        # When the storm was early, the process is killed as soon as it is there.
+        # If the process does not exist yet, kill it as soon as it does.
         if not wait_until(run, lambda: target(run, kind), limit):
             storm.note(f"no {kind} to kill at {phase}, the run ended with {run.process.poll()}:\n{run.tail(30)}")
             return
@@ -213,7 +213,7 @@ def attempt(storm: Storm, data: Path, kind: str, phase: str, limit: float) -> No
         try:
             run.process.wait(storm.patience)
             fate = "ended"
-        except Exception:  # noqa: BLE001 - subprocess.TimeoutExpired: verl waits for ever
+        except Exception:  # noqa: BLE001 - subprocess.TimeoutExpired: verl hangs
             fate = "hung"
         seconds = time.monotonic() - killed
         left = len(run.left_behind(patience=10 if fate == "ended" else 0))
@@ -228,7 +228,7 @@ def attempt(storm: Storm, data: Path, kind: str, phase: str, limit: float) -> No
 
 
 def gather(storm: Storm, run: runs.Run) -> None:
-    """Take what the attempt logged, and look for steps that were trained on fewer responses than asked for."""
+    """Collect what the attempt logged, and note steps that were trained on too few responses."""
     for step, values in run.metrics.items():
         storm.logged.setdefault(step, []).append(values)
         if values[MISSING] > 0:
@@ -237,13 +237,13 @@ def gather(storm: Storm, run: runs.Run) -> None:
 
 
 def last_error(log: str) -> str:
-    """The last line that looks like an exception's."""
-    found = [line for line in log.splitlines() if "Error" in line and "Error in _run_prompt" not in line]
-    return found[-1].strip()[-160:] if found else ""
+    """The last line that looks like an exception."""
+    errors = [line for line in log.splitlines() if "Error" in line and "Error in _run_prompt" not in line]
+    return errors[-1].strip()[-160:] if errors else ""
 
 
 def check_attempt(storm: Storm, run: runs.Run, resumed_at: int) -> None:
-    """It began where the last one's checkpoint was, and what it left is whole."""
+    """Check that the attempt resumed at the last checkpoint, and that all state files are complete."""
     if run.metrics and min(run.metrics) != resumed_at + 1:
         storm.note(f"resumed at {min(run.metrics)}, the checkpoint was of step {resumed_at}")
     if resumed_at and run.metrics and "read the estimators' state from" not in run.log:
@@ -265,7 +265,7 @@ def check_attempt(storm: Storm, run: runs.Run, resumed_at: int) -> None:
 
 
 def compare(storm: Storm, expected: dict[int, dict[str, float]]) -> None:
-    """Everything that any attempt logged, and the last state, with those of the undisturbed run."""
+    """Compare everything that was logged, and the last state, with the undisturbed run."""
     missing = set(range(1, storm.steps + 1)) - set(storm.logged) - storm.unlogged
     if missing or max(storm.logged, default=0) > storm.steps:
         storm.note(f"steps that were logged: {sorted(storm.logged)}, expected 1 to {storm.steps}")
@@ -296,7 +296,7 @@ def same(name: str, one: float | None, other: float | None) -> bool:
 
 
 def show(storm: Storm) -> None:
-    """Kills by kind and phase, and what became of the run."""
+    """Print the kills by kind and phase, and how the runs ended."""
     counts = Counter((kill.kind, kill.phase) for kill in storm.kills)
     print(f"\n{'killed':<15}" + "".join(f"{phase:>10}" for phase in PHASES) + f"{'all':>6}{'hung':>6}  end after")
     for kind in KINDS:
@@ -310,8 +310,8 @@ def show(storm: Storm) -> None:
     repeated = sum(len(attempts) - 1 for attempts in storm.logged.values())
     later = sum(kill.later for kill in storm.kills)
     print(
-        f"\n{storm.steps} steps; done more than once: {repeated}; logged after a kill: {later}; "
-        f"saved, and not logged any more: {len(storm.unlogged - set(storm.logged))}"
+        f"\n{storm.steps} steps; repeated: {repeated}; logged after a kill: {later}; "
+        f"saved but not logged: {len(storm.unlogged - set(storm.logged))}"
     )
 
 
@@ -319,10 +319,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, help="of the run; default: 3 a kill")
+    parser.add_argument("--steps", type=int, help="steps of the run; default: 3 per kill")
     parser.add_argument("--patience", type=float, default=60, help="seconds after which a killed run counts as hung")
-    parser.add_argument("--limit", type=float, default=300, help="seconds for anything else that is waited for")
-    parser.add_argument("--go-on", action="store_true", help="with a storm that was interrupted")
+    parser.add_argument("--limit", type=float, default=300, help="seconds for any other wait")
+    parser.add_argument("--go-on", action="store_true", help="continue an interrupted storm")
     parser.add_argument("--folder", type=Path, default=Path("outputs/storm"))
     options = parser.parse_args()
     steps = options.steps or 3 * options.kills
@@ -355,9 +355,9 @@ def main() -> int:
     compare(storm, whole)
     show(storm)
     if storm.wrong:
-        print(f"\n{len(storm.wrong)} things are wrong:\n" + "\n".join(storm.wrong))
+        print(f"\n{len(storm.wrong)} problems:\n" + "\n".join(storm.wrong))
         return 1
-    print("whatever was logged, and the last state, are those of the undisturbed run")
+    print("everything that was logged, and the last state, equal those of the undisturbed run")
     return 0
 
 

@@ -2,11 +2,11 @@
 # Set up and test everything: environment, lint, types, unit tests on both supported versions of verl, on the oldest
 # numpy and on other Pythons, and runs of the real pipeline on the CPU.
 #
-#   scripts/test.sh                all of it but the slow runs: what CI does
+#   scripts/test.sh                everything except the slow runs, as CI does
 #   scripts/test.sh --quick        lint, types of what changed since the last commit, the pure parts: about a minute
 #   scripts/test.sh --fast         lint, types and unit tests: about eleven minutes on two cores, after the installation
-#   scripts/test.sh --slow         the slow runs as well
-#   scripts/test.sh -- ARGS        pytest with these arguments, in that environment
+#   scripts/test.sh --slow         also the slow runs
+#   scripts/test.sh -- ARGS        only pytest with these arguments, in the environment
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -49,7 +49,7 @@ echo "== installation"
 python -m verl_ext doctor 2>/dev/null
 
 echo "== unit tests, verl $(python -c 'from importlib.metadata import version; print(version("verl"))')"
-# A file's tests stay together: many share a Ray.
+# Keep the tests of a file together: many share one Ray.
 SHARE=(-n 2 --dist loadfile)
 python -m pytest "${SHARE[@]}" -m "not slow and not end_to_end"
 
@@ -69,7 +69,7 @@ if [ ! -d "$OLD/numpy" ]; then
     python -m pip install --quiet --no-deps --only-binary :all: --target "$OLD" "numpy==$OLDEST_NUMPY"
 fi
 echo "== the core and the estimators, numpy $OLDEST_NUMPY"
-# Without verl, whose pandas asks for a newer one.
+# Without verl, whose pandas needs a newer numpy.
 PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest -k "not verl_combines" tests/core tests/test_settings.py \
     tests/estimators/test_worked_example.py tests/estimators/test_compositions.py
 
@@ -77,7 +77,7 @@ echo "== the core and the estimators, without torch, on other Pythons"
 TORCH=none NUMPY=newest scripts/test_pure.sh
 
 BFCL=.venv/bfcl
-bfcl_environment() { # PACKAGES: these of the BFCL evaluation's environment, in the versions of the recipe
+bfcl_environment() { # PACKAGES: install them in the versions that the recipe pins
     [ -x "$BFCL/bin/pip" ] || python -m venv "$BFCL"
     "$BFCL/bin/pip" install --quiet --disable-pip-version-check -c recipes/tool_calling/bfcl/constraints.txt "$@"
 }
@@ -89,7 +89,7 @@ if [ "$LEVEL" = fast ]; then
     exit 0
 fi
 echo "== the real pipeline on the CPU"
-# Two at once: a run waits much, for its processes to start above all. One by one in order, the longest first.
+# Two at once, because a run mostly waits, for its processes to start. One by one in order, the longest first.
 python -m pytest -n 2 --dist load --maxschedchunk 1 -m "end_to_end and not slow" --durations=20 tests/end_to_end
 if [ "$LEVEL" = slow ]; then
     echo "== slow tests"

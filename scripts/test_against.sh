@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Hold this package against another verl: doctor, and the tests of all that touches verl.
+# Test this package against another verl: doctor, and the tests of everything that touches verl.
 #
 #   scripts/test_against.sh FOLDER                   FOLDER holds the package `verl`: a clone of verl, or what
 #                                                    `pip install --no-deps --target FOLDER verl==VERSION` leaves
@@ -7,7 +7,7 @@
 #                                                    extras cpu and dev; installs nothing
 #   scripts/test_against.sh FOLDER [...] -- ARGS     more arguments for pytest
 #
-# Everything else, Ray and torch too, is that of the environment: a newer verl may need newer packages.
+# All other packages, including Ray and torch, are those of the environment. A newer verl may need newer ones.
 set -euo pipefail
 here=$PWD
 cd "$(dirname "$0")/.."
@@ -48,7 +48,7 @@ status=0
 echo "== doctor, verl $("$python" -W ignore -c 'import verl; print(verl.__version__)' 2>/dev/null | tail -n 1) in $folder"
 "$python" -m verl_ext doctor 2>/dev/null || status=1
 echo "== integration tests"
-# A file's tests stay together: many share a Ray.
+# Keep the tests of a file together: many share one Ray.
 "$python" -m pytest -n 2 --dist loadfile -m "not slow and not end_to_end" \
   tests/integration tests/cpu tests/recipes/test_composition.py "$@" || status=1
 exit $status

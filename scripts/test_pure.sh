@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Test what needs no verl (core, estimators, settings) on other Pythons, with the oldest torch and numpy that
-# pyproject.toml allows, in virtual environments that are made for it and removed.
+# Test what does not need verl (core, estimators, settings) on other Pythons, with the oldest torch and numpy that
+# pyproject.toml allows, in temporary virtual environments.
 #
-#   scripts/test_pure.sh [PYTHON...]      default: Python 3.10 and 3.12, where they are, on the path or pyenv's
+#   scripts/test_pure.sh [PYTHON...]      default: Python 3.10 and 3.12, if they are on the path or in pyenv
 #
-# TORCH and NUMPY name other versions. pip's usual torch brings gigabytes of CUDA along: TORCH=none leaves it out, with
-# the tests that need it. NUMPY=newest takes the newest numpy that the Python has.
+# TORCH and NUMPY name other versions. pip's usual torch installs gigabytes of CUDA: TORCH=none skips it and the tests
+# that need it. NUMPY=newest takes the newest numpy for that Python.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 TORCH=${TORCH:-2.4.0} NUMPY=${NUMPY:-1.26.0}
@@ -40,7 +40,7 @@ if ((!$#)); then
                 break
             fi
         done
-        if [ -n "$found" ]; then PYTHONS+=("$found"); else echo "NOT TESTED: there is no Python $version here"; fi
+        if [ -n "$found" ]; then PYTHONS+=("$found"); else echo "NOT TESTED: Python $version not found"; fi
     done
 fi
 

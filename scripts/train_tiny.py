@@ -2,8 +2,8 @@
 
     python scripts/train_tiny.py tools gdpo --steps 50 --seed 1
 
-Whatever verl prints goes to log.txt in the run's folder, the metrics to metrics.jsonl. More arguments are overrides of
-verl's configuration. A run that was finished with the same settings is left as it is, any other begins anew.
+The output of verl goes to log.txt in the folder of the run, the metrics to metrics.jsonl. Other arguments are overrides
+of verl's configuration. A finished run with the same settings is not repeated; any other run starts from scratch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def show_bar(bar: str) -> None:
-    """On a terminal over the last one, elsewhere line by line."""
+    """Print a progress bar: in place on a terminal, else line by line."""
     print(f"\r{bar}" if sys.stdout.isatty() else bar, end="" if sys.stdout.isatty() else "\n", flush=True)
 
 

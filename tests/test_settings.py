@@ -202,7 +202,7 @@ def test_a_number_is_finite_and_a_number(section, key, wrong):
         ("hadw", "eta_min", 1.1, "at most 1"),
         ("hadw", "history_window", -1, "at least 1"),
         ("hadw", "history_window", 0, "at least 1"),
-        ("hadw", "history_window", 2.0, "a whole number"),
+        ("hadw", "history_window", 2.0, "an integer"),
     ],
 )
 def test_a_number_out_of_range_says_the_range(section, key, wrong, message):
@@ -378,7 +378,7 @@ def test_an_accuracy_of_one_estimator_ends_in_an_error_with_the_new_line(section
         ({"easy": {"on": "hard"}}, ".easy needs the setting 'at_least'"),
         ({"easy": {"on": "hard", "at_least": 1, "at_most": 2}}, ".easy: unknown setting 'at_most'"),
         ({"easy": {"on": "easy", "at_least": 1}}, ".easy.on must name another reward, found 'easy'"),
-        ({"easy": {"on": 3, "at_least": 1}}, ".easy.on must be text, found 3"),
+        ({"easy": {"on": 3, "at_least": 1}}, ".easy.on must be a string, found 3"),
         ({"easy": {"on": "hard", "at_least": "1"}}, ".easy.at_least must be a finite number"),
     ],
 )

@@ -3,7 +3,7 @@
 Importing this package imports neither verl nor ray nor torch: every name below is loaded on first use.
 
 - An estimator without verl: `build(name, Settings.parse({...}))(Batch.of(...))`.
-- What estimators remember: `run_state()` is the state in force, `use_run_state(RunState())` another one for a block.
+- The state of the estimators: `run_state()` returns the current one, `use_run_state(RunState())` sets one for a block.
 - A step of your own: a frozen dataclass over `Step` with `apply`, or with `update` that returns an `Update`; `limited`
   declares a number with limits. A named estimator: a function with `@estimator`.
 """

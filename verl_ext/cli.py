@@ -16,15 +16,15 @@ from verl_ext.report import command as report_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0 when all is well."""
+    """Run one command and return its exit status: 0 for success."""
     try:
         status = _run(arguments)
         sys.stdout.flush()
     except OSError as error:
-        if error.filename is not None:  # not the standard output
+        if error.filename is not None:  # the error is about a file, not about stdout
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
-        if isinstance(error, BrokenPipeError):  # the reader, `head` for instance, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
+        if isinstance(error, BrokenPipeError):  # the reader, such as `head`, has closed the pipe
             return 128 + signal.SIGPIPE
         sys.stderr.write(f"the output cannot be written: {error}\n")
         return 1
@@ -37,28 +37,28 @@ def _run(arguments: Sequence[str] | None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser(
         "check",
-        help="every error and warning of a configuration, without starting it",
+        help="print every error and warning of a configuration, without a run",
         description="Compose a configuration as `python -m verl.trainer.main_ppo` does and print every error and "
         "warning that this package has for it. Exit status 1 if it would be refused.",
     )
     check_command.add_arguments(check)
     doctor = commands.add_parser(
         "doctor",
-        help="say whether verl loads this package, and what does not hold",
+        help="report whether verl loads this package, and what does not work",
         description="Import verl as a training process does and report versions, entry point, registered estimators "
         "and hooks. Exit status 1 if a run with these estimators would not work.",
     )
     doctor.add_argument("--verbose", action="store_true", help="show the tracebacks of what failed")
     report = commands.add_parser(
         "report",
-        help="a table and a picture of the rewards of one or several runs",
+        help="make a table and a picture of the rewards of runs",
         description="Compare runs by what verl's file logger wrote (trainer.logger=[console,file]).",
     )
     report_command.add_arguments(report)
     show = commands.add_parser(
         "show",
-        help="the steps, the formula and the settings of an estimator",
-        description="Print what an estimator does under given settings, and the list of steps that is the same.",
+        help="print the steps, the formula and the settings of an estimator",
+        description="Print what an estimator does under the given settings, and the equivalent list of steps.",
     )
     show_command.add_arguments(show)
     options = _parsed(parser, arguments)
@@ -74,7 +74,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Settings may stand before and after options, as on verl's command line, which argparse does not expect."""
+    """Parse the arguments. Settings may come before and after options as with verl, which argparse does not support."""
     options, rest = parser.parse_known_args(arguments)
     if rest and (not hasattr(options, "overrides") or any(text.startswith("-") for text in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -87,12 +87,12 @@ def _checked(options: argparse.Namespace) -> int:
     try:
         text, status = check_command.check(options)
     except VerlExtError as error:
-        return _refused(error)
+        return _failed(error)
     sys.stdout.write(text + "\n")
     return status
 
 
-def _refused(error: VerlExtError) -> int:
+def _failed(error: VerlExtError) -> int:
     sys.stderr.write(printable(f"{type(error).__name__}: {error}\n", keep="\n"))
     return 1
 
@@ -101,6 +101,6 @@ def _printed(command: Callable[[argparse.Namespace], str], options: argparse.Nam
     try:
         text = command(options)
     except VerlExtError as error:
-        return _refused(error)
+        return _failed(error)
     sys.stdout.write(text + "\n")
     return 0

@@ -1,4 +1,4 @@
-"""The package's exceptions: one root, each child also the standard type that a caller would expect."""
+"""The exceptions of the package. They share one base class, and each is also the standard type that fits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class VerlExtError(Exception):
-    """Root of every error that this package raises on purpose."""
+    """Base class of every error that this package raises on purpose."""
 
 
 class ConfigurationError(VerlExtError, ValueError):
@@ -15,27 +15,27 @@ class ConfigurationError(VerlExtError, ValueError):
 
 
 class DataError(VerlExtError, ValueError):
-    """A batch, a reward component or a ground truth cannot be used as it is."""
+    """A batch, a reward component or a ground truth is invalid."""
 
 
 class IntegrationError(VerlExtError, RuntimeError):
-    """verl is not what this package was written against, or a hook does not hold."""
+    """verl lacks what this package needs, or a hook does not work."""
 
 
 class ClusterError(VerlExtError, RuntimeError):
-    """A node of the Ray cluster does not have what the run needs."""
+    """A node of the Ray cluster lacks what the run needs."""
 
 
 class RolloutError(VerlExtError, RuntimeError):
-    """Responses do not come, or cannot be scored."""
+    """Responses are missing, or cannot be scored."""
 
 
 class CheckpointError(VerlExtError, RuntimeError):
-    """Saved state is missing, damaged or of another run."""
+    """Saved state is missing, damaged, or belongs to another run."""
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names for a message, sorted and quoted.
+    """Join names for a message, sorted and quoted.
 
     >>> listed(["b", "a"])
     "'a', 'b'"
@@ -46,7 +46,7 @@ def listed(names: Iterable[object]) -> str:
 
 
 def unknown(what: str, found: object, valid: Iterable[object]) -> str:
-    """A message for a name that does not exist, with the nearest one that does.
+    """A message for an unknown name, with the nearest valid one.
 
     >>> unknown("estimator", "gdop", ["gdpo", "grpo"])
     "unknown estimator 'gdop' (did you mean 'gdpo'?); valid: 'gdpo', 'grpo'"
@@ -58,12 +58,12 @@ def unknown(what: str, found: object, valid: Iterable[object]) -> str:
 
 
 def nearest(found: object, valid: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The valid name that `found` probably means, whatever its case; also where it is only the last word of `found`.
+    """The valid name closest to `found`, or to its last word, ignoring case; None if none is close.
 
     >>> nearest("GDPO", ["gdpo", "grpo"]), nearest("AdvantageEstimator.GDPO", ["gdpo", "grpo"])
     ('gdpo', 'gdpo')
     """
-    import difflib  # here: this module is imported in every process of a run
+    import difflib  # imported here: every process of a run imports this module
 
     folded = {name.casefold(): name for name in valid}
     words = re.findall(r"\w+", str(found))
@@ -75,7 +75,7 @@ def nearest(found: object, valid: Iterable[str], *, cutoff: float = 0.6) -> str 
 
 
 def printable(text: object, *, keep: str = "") -> str:
-    r"""Text for a terminal: characters that would steer it, or that it would not show, as their escapes.
+    r"""Text for a terminal: escape control characters and others that cannot be shown.
 
     >>> printable("red\x1b[31m\n")
     'red\\x1b[31m\\n'

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Write files atomically."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path; when the block ends without an error it replaces `path`, and survives a power cut.
+    """Yield a temporary path. If the block ends without an error, it replaces `path` and is synced to disk.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -32,7 +32,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename or a deletion in the folder survive a power cut, where the file system supports it."""
+    """Sync renames and deletions in a folder to disk, if the file system supports it."""
     try:
         _sync(folder)
     except OSError:

@@ -1,4 +1,4 @@
-"""Read lines of JSON, any of which may be torn: a killed process leaves half a line behind."""
+"""Read lines of JSON. Any of them may be incomplete: a killed process leaves half a line."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 from verl_ext.errors import DataError
 
 LONGEST = 308
-"""Digits of an integer that always fits a float."""
+"""An integer with at most so many digits fits a float."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse(text: bytes) -> Any:
-    r"""The value of a JSON text in UTF-8.
+    r"""Parse a JSON text in UTF-8.
 
     Raises:
-        DataError: The text is not JSON, or holds what nothing after it can use: an integer of more than 308 digits,
-            half a surrogate pair, lists nested deeper than Python reads.
+        DataError: The text is not JSON, or holds a value that callers cannot use: an integer of more than 308 digits,
+            half a surrogate pair, or lists that are nested too deeply for Python.
 
     >>> parse(b'{"step": 1}\n')
     {'step': 1}
     """
     try:
         decoded = text.decode("utf-8")
-        found = _DECODER.decode(decoded)
+        value = _DECODER.decode(decoded)
         if _SURROGATE.search(decoded):
-            json.dumps(found, ensure_ascii=False).encode("utf-8")
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise DataError(str(error)) from error
-    return found
+    return value
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not blank, with their numbers from 1; only a newline ends a line."""
+    """The non-blank lines of a file, numbered from 1. Only a newline ends a line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():

@@ -1,8 +1,8 @@
 """The estimators by name: those of this package, and those of other packages.
 
-To add one to this package: a file in `verl_ext/estimators/` and a line in `BUILT_IN`. Another package names its own in
-the entry-point group `verl_ext.estimators`. A name stands for `module:function`, a function from `Settings` to `Chain`.
-The function is imported on first use, because this list is read in every process of a run.
+To add one to this package: a file in `verl_ext/estimators/` and a line in `BUILT_IN`. Another package registers its
+own in the entry-point group `verl_ext.estimators`. Each name maps to `module:function`, a function from `Settings` to
+`Chain`. It is imported on first use, because every process of a run reads this list.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Estimators(Mapping[str, str]):
-    """Name to `module:function`; installed packages are asked for theirs once, on first use."""
+    """Name to `module:function`. The entry points of installed packages are read once, on first use."""
 
     @cached_property
     def _known(self) -> dict[str, str]:
         from importlib.metadata import entry_points
 
-        found = {entry.name: entry.value for entry in entry_points(group=GROUP)}
-        for name in sorted(found.keys() & BUILT_IN.keys()):
+        external = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+        for name in sorted(external.keys() & BUILT_IN.keys()):
             logger.warning(
-                "the entry point %s=%s of the group %s is skipped: verl_ext has an estimator of that name; rename it",
+                "skipping the entry point %s=%s of the group %s: verl_ext has an estimator of that name; rename it",
                 name,
-                found[name],
+                external[name],
                 GROUP,
             )
-        return dict(sorted({**found, **BUILT_IN}.items()))
+        return dict(sorted({**external, **BUILT_IN}.items()))
 
     def __getitem__(self, name: str) -> str:
         return self._known[name]
@@ -64,10 +64,10 @@ ESTIMATORS: Mapping[str, str] = _Estimators()
 
 @dataclass(frozen=True)
 class Declaration:
-    """What belongs to an estimator beside its steps."""
+    """What an estimator has besides its steps."""
 
     section: type[Any] | None = None
-    """The dataclass of its settings, which stand under `algorithm.<name>`."""
+    """The dataclass of its settings, which are under `algorithm.<name>`."""
     preset: Mapping[str, Any] = field(default_factory=dict)
     """What `+verl_ext=<name>` sets elsewhere in verl's configuration."""
     also: Callable[[], Sequence[str]] = list
@@ -80,7 +80,7 @@ def estimator(
     preset: Mapping[str, Any] = MappingProxyType({}),
     also: Callable[[], Sequence[str]] = list,
 ) -> Callable[[F], F]:
-    """Declare what belongs to an estimator beside its steps; the arguments are those of `Declaration`."""
+    """Declare what an estimator has besides its steps. The arguments are those of `Declaration`."""
 
     def declare(function: F) -> F:
         setattr(function, _DECLARED, Declaration(section, preset, also))
@@ -93,21 +93,21 @@ _DECLARED = "__verl_ext_estimator__"
 
 
 def load(name: str) -> Callable[[Any], Any]:
-    """The function of an estimator, from `Settings` to `Chain`."""
+    """Import the function of an estimator, from `Settings` to `Chain`."""
     if name not in ESTIMATORS:
         raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
     module, _, function = ESTIMATORS[name].partition(":")
     try:
-        found: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
+        loaded: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"the estimator {name!r} cannot be loaded from {ESTIMATORS[name]}: {type(error).__name__}: {error}; "
             f"install its package again, or remove its entry point in the group {GROUP}"
         ) from error
-    return found
+    return loaded
 
 
 def declaration(name: str) -> Declaration:
-    """What an estimator declares; nothing for a function without `@estimator`."""
-    found: Declaration = getattr(load(name), _DECLARED, Declaration())
-    return found
+    """The declaration of an estimator; an empty one for a function without `@estimator`."""
+    declared: Declaration = getattr(load(name), _DECLARED, Declaration())
+    return declared

@@ -1,6 +1,6 @@
 """The settings under `algorithm:` in verl's YAML: one frozen dataclass per section.
 
-`rewards` and `verl_ext` are here. Each estimator's section stands in the estimator's file.
+`rewards` and `verl_ext` are here. The section of each estimator is in the estimator's file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from verl_ext.errors import ConfigurationError
 from verl_ext.registry import ESTIMATORS, declaration
 
 VERL_NAMES: Mapping[str, str] = MappingProxyType({"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"})
-"""Entries of `algorithm.rewards`, and verl's own entries of `algorithm` that mean the same."""
+"""Settings of `algorithm.rewards` to the settings of verl under `algorithm` that mean the same."""
 ANY_REWARD = "any_reward"
 """The metric of `algorithm.filter_groups` that keeps a group while any reward varies."""
 T = TypeVar("T")
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RewardsSettings:
-    """`algorithm.rewards`: which components of the reward take part, and what they mean."""
+    """`algorithm.rewards`: which reward components are used, and how."""
 
     keys: tuple[str, ...] | None = None
     """Names of the components; null: the score alone."""
@@ -40,7 +40,7 @@ class RewardsSettings:
         where, keys = "algorithm.rewards", self.keys or ()
         if self.keys is not None and (not keys or not all(keys) or len(set(keys)) != len(keys)):
             raise ConfigurationError(
-                f"{where}.keys must name at least one reward, each once and none by an empty name, found {list(keys)}: "
+                f"{where}.keys must name at least one reward, each once and no empty name, found {list(keys)}: "
                 f"write {where}.keys=[format,correctness]"
             )
         if self.weights is not None and len(self.weights) != len(keys):
@@ -56,22 +56,22 @@ class RewardsSettings:
 
 @dataclass(frozen=True)
 class VerlExtSettings:
-    """`algorithm.verl_ext`: what is written down about a run, and the guards that protect it."""
+    """`algorithm.verl_ext`: dumps of advantages, and the guards that protect a run."""
 
     dump_dir: str | None = None
     """Folder for one parquet file per update, with the rewards, group statistics and advantage of every trajectory."""
     dump_every: int = limited(1, low=1)
-    """Steps from one file to the next."""
+    """Write a file every so many steps."""
     dump_limit_mb: float = limited(200.0, above=0.0)
     """Size limit of the folder; the oldest files are deleted first."""
     check_nodes: bool = True
-    """Guard: before training, every node of the Ray cluster must have this package and verl in the driver's version."""
+    """Guard: before training, check that all nodes of the Ray cluster have the driver's verl and verl_ext versions."""
     lock_folders: bool = True
-    """Guard: a second run in the same `default_local_dir` or `dump_dir` is refused."""
+    """Guard: refuse to start a second run in the same `default_local_dir` or `dump_dir`."""
     repair_tracker: bool = True
-    """Guard: on resume, a `latest_checkpointed_iteration.txt` that a killed run left empty is repaired."""
+    """Guard: on resume, repair a `latest_checkpointed_iteration.txt` that a killed run left empty."""
     watch_rollouts: bool = True
-    """Guard: a run whose prompts fail without end or whose workers died is ended; a stalled one logs a warning."""
+    """Guard: stop a run whose rollouts keep failing or whose workers died; log a warning when it stalls."""
 
     def __post_init__(self) -> None:
         where = "algorithm.verl_ext"
@@ -85,7 +85,7 @@ class VerlExtSettings:
 
 
 COMMON: Mapping[str, type[Any]] = MappingProxyType({"rewards": RewardsSettings, "verl_ext": VerlExtSettings})
-"""The sections that every estimator has."""
+"""The sections that all estimators share."""
 
 
 def sections() -> dict[str, type[Any]]:
@@ -101,7 +101,7 @@ class Settings:
     rewards: RewardsSettings = field(default_factory=RewardsSettings)
     verl_ext: VerlExtSettings = field(default_factory=VerlExtSettings)
     own: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Estimator to its section, for the sections that differ from their defaults; read with `of`."""
+    """Estimator to its section, if it differs from the defaults; read it with `of`."""
     norm_by_std: bool = True
     """verl's `algorithm.norm_adv_by_std_in_grpo`."""
     kl_in_reward: bool = False
@@ -135,7 +135,7 @@ class Settings:
         )
 
     def of(self, kind: type[T]) -> T:
-        """The section of an estimator, by its dataclass; its defaults where nothing is set.
+        """The section of an estimator, by its dataclass; the defaults if nothing is set.
 
         >>> from verl_ext.estimators.gdpo import GdpoSettings
         >>> Settings.parse({"gdpo": {"whiten": "token"}}).of(GdpoSettings).whiten
@@ -145,7 +145,7 @@ class Settings:
 
 
 def _with_verl_names(algorithm: Mapping[str, Any]) -> object:
-    """Let verl's own `gdpo_reward_keys` and `gdpo_reward_weights` mean the same as `rewards.keys` and `.weights`."""
+    """The section `rewards`, with verl's own `gdpo_reward_keys` and `gdpo_reward_weights` as `keys` and `weights`."""
     rewards = algorithm.get("rewards")
     given = {ours: algorithm[name] for ours, name in VERL_NAMES.items() if algorithm.get(name) is not None}
     if not given or not (rewards is None or isinstance(rewards, Mapping)):
@@ -160,8 +160,8 @@ def _with_verl_names(algorithm: Mapping[str, Any]) -> object:
 
 
 def _verl_boolean(algorithm: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    found = algorithm.get(name)
-    if found is None:
+    value = algorithm.get(name)
+    if value is None:
         return default
-    boolean(f"algorithm.{name}", found)
-    return bool(found)
+    boolean(f"algorithm.{name}", value)
+    return bool(value)

@@ -1,4 +1,4 @@
-"""`verl-ext show NAME`: the steps, the formula and the settings in force of an estimator."""
+"""`verl-ext show NAME`: print the steps, the formula and the settings of an estimator."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _LOSS = "actor_rollout_ref.actor.loss_agg_mode"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the arguments of the command."""
     parser.add_argument("estimator", help=", ".join(ESTIMATORS))
     parser.add_argument(
         "overrides",
         nargs="*",
         metavar="KEY=VALUE",
-        help="settings as on verl's command line, such as algorithm.gdpo.scale=mad: those of this package, and the few "
-        "of verl's that an estimator reads",
+        help="settings as on verl's command line, such as algorithm.gdpo.scale=mad: those of this package, and "
+        "those of verl that an estimator reads",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a YAML file to read `algorithm` from first")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="read `algorithm` from this YAML file first")
 
 
 def show(options: argparse.Namespace) -> str:
-    """The text to print."""
+    """Return the text to print."""
     name = options.estimator
     if name not in ESTIMATORS:
         raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
@@ -53,7 +53,7 @@ def show(options: argparse.Namespace) -> str:
 
 
 def _configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[str, Any], str]:
-    """The `algorithm` section and the actor's `loss_agg_mode`."""
+    """Read the section `algorithm` and the actor's `loss_agg_mode`."""
     if path is None and not overrides:
         return {}, "token-mean"
     try:
@@ -62,7 +62,7 @@ def _configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[st
 
         from verl_ext.integration.config.read import misspelt, plain, select
     except ImportError as error:
-        raise ConfigurationError("settings are read with Hydra, as verl's are: pip install hydra-core") from error
+        raise ConfigurationError("reading settings needs Hydra, as in verl: pip install hydra-core") from error
     config = _loaded(path)
     parser = OverridesParser.create()
     for text in overrides:
@@ -70,14 +70,14 @@ def _configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[st
         OmegaConf.update(config, key, value, force_add=True)
     algorithm, mode = select(config, "algorithm"), select(config, _LOSS)
     if not (algorithm is None or OmegaConf.is_dict(algorithm)) or not (mode is None or isinstance(mode, str)):
-        raise ConfigurationError(f"algorithm must be a section and {_LOSS} text, found {algorithm!r} and {mode!r}")
+        raise ConfigurationError(f"algorithm must be a section and {_LOSS} a string, found {algorithm!r} and {mode!r}")
     for complaint in misspelt(algorithm or ()):
         raise ConfigurationError(complaint)
     return plain(algorithm), mode or "token-mean"
 
 
 def _loaded(path: Path | None) -> Any:
-    """The file of settings, as OmegaConf has it."""
+    """Load the file of settings with OmegaConf."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -92,7 +92,7 @@ def _loaded(path: Path | None) -> Any:
 
 
 def _override(text: str, parser: Any) -> tuple[str, Any]:
-    """Name and value of one setting, which must be one that an estimator reads."""
+    """Parse one setting; raise unless it is one that an estimator reads."""
     from hydra.errors import HydraException
 
     try:
@@ -113,7 +113,7 @@ def _override(text: str, parser: Any) -> tuple[str, Any]:
 
 
 def _indented(text: str) -> Iterator[str]:
-    """The formulas of a docstring: its indented lines."""
+    """The formulas in a docstring: its indented lines."""
     for line in text.splitlines():
         if line.startswith("    "):
             yield f"  {line.strip()}"
@@ -158,7 +158,7 @@ def _as_list(chain: Chain, settings: Settings) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """A value as verl's command line takes it.
+    """Write a value as on verl's command line.
 
     >>> _text({"step": "whiten", "epsilon": 0.5}), _text(("a", None)), _text(True)
     ('{step:whiten,epsilon:0.5}', '[a,null]', 'True')

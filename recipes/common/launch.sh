@@ -2,14 +2,14 @@
 #
 #   launch "${groups[@]}" "$@"
 #
-# Variables every recipe takes, beside its own:
+# Variables of every recipe, besides its own:
 #
 #   ALGORITHM   grpo, or an estimator of this package (default: gdpo)
-#   MODEL_PATH  a model of the hub, or a folder
+#   MODEL_PATH  a model on the hub, or a folder
 #   DATA_DIR    where prepare_data.py wrote; TRAIN_FILES and VAL_FILES name other files
 #   OUTPUT_DIR  checkpoints and metrics.jsonl
 #   NNODES, NGPUS_PER_NODE
-#   LOGGER      for instance [console,file,wandb]
+#   LOGGER      for example [console,file,wandb]
 #   DEVICE      gpu, or cpu: verl's real pipeline with the embedded rollout, for tiny models
 #   PYTHON      the interpreter (default: python)
 #   DRY_RUN=1   print the command and stop
@@ -36,22 +36,22 @@ DEVICE=${DEVICE:-gpu}
 PYTHON=${PYTHON:-python}
 NNODES=${NNODES:-1}
 LOGGER=${LOGGER:-[console,file]}
-# The estimators of the list in the package; compose has no default to train with.
+# The estimators in the package's list; compose has no default steps.
 mapfile -t ESTIMATORS < <(sed -n 's/^ *"\([a-z_]*\)": "verl_ext\.estimators\..*/\1/p' "$ROOT/verl_ext/registry.py" | grep -vx compose)
 one_of ALGORITHM grpo "${ESTIMATORS[@]}"
 one_of DEVICE gpu cpu
 NGPUS_PER_NODE=${NGPUS_PER_NODE:-$([[ $DEVICE == cpu ]] && echo 1 || echo 8)}
 
-# The preset of an estimator has its settings, and the loss that it needs; verl's own grpo has none.
+# The preset of an estimator sets the loss that it needs and adds its settings; verl's own grpo has none.
 presets=()
 [[ $DEVICE == gpu ]] || presets+=(cpu)
 [[ $ALGORITHM == grpo ]] || presets+=("$ALGORITHM")
 
-# Dual clip (arXiv 1912.09729) is verl's default, at 3. For the experiments whose code has none: a bound that no ratio
-# of probabilities reaches.
+# verl's default is dual clip (arXiv 1912.09729) at 3. For experiments without it: a bound that no probability ratio
+# reaches.
 NO_DUAL_CLIP=1e6
 
-# What needs a GPU; +verl_ext=cpu stands in for all of it.
+# What needs a GPU; +verl_ext=cpu replaces all of it.
 gpu=()
 if [[ $DEVICE == gpu ]]; then
   gpu=(
@@ -63,26 +63,26 @@ if [[ $DEVICE == gpu ]]; then
   )
 fi
 
-# keys NAME...: the rewards that take part, which are also those whose curves are logged.
+# keys NAME...: the rewards to use; their curves are logged as well.
 keys() {
   local IFS=,
   echo "++algorithm.rewards.keys=[$*]"
 }
 
-# accuracy KEY [THRESHOLD]: the reward that dgpo and hadw take for the accuracy; others take none.
+# accuracy KEY [THRESHOLD]: the reward that dgpo and hadw use as the accuracy; other estimators need none.
 accuracy() {
   [[ $ALGORITHM == dgpo || $ALGORITHM == hadw ]] || return 0
   echo "algorithm.rewards.accuracy_key=$1"
   [[ $# -eq 1 ]] || echo "algorithm.rewards.accuracy_threshold=$2"
 }
 
-# make_ready: check the data, and keep the metrics of an earlier start, whose file verl's logger begins anew.
+# make_ready: check the data, and move the metrics of an earlier start away, because verl's logger overwrites the file.
 make_ready() {
   local file files
   IFS=, read -ra files <<<"$(tr -d '[]' <<<"$TRAIN_FILES,$VAL_FILES")"
   for file in "${files[@]}"; do
     [[ -e $file || $file == *://* ]] ||
-      fail "$file does not exist: make it by prepare_data.py beside this script, or name others by TRAIN_FILES, VAL_FILES"
+      fail "$file does not exist: make it with prepare_data.py next to this script, or name other files with TRAIN_FILES, VAL_FILES"
   done
   mkdir -p "$(dirname "$VERL_FILE_LOGGER_PATH")"
   if [[ -s $VERL_FILE_LOGGER_PATH ]]; then
@@ -103,7 +103,7 @@ launch() {
     data.train_files="$TRAIN_FILES"
     data.val_files="$VAL_FILES"
     actor_rollout_ref.model.path="$MODEL_PATH"
-    # Micro-batches by tokens: no size that must divide a rank's rows.
+    # Micro-batches by tokens, so that no size must divide the rows of a rank.
     actor_rollout_ref.actor.use_dynamic_bsz=True
     "${gpu[@]}"
     trainer.nnodes="$NNODES"
@@ -112,7 +112,7 @@ launch() {
     trainer.project_name="$PROJECT_NAME"
     trainer.experiment_name="$EXPERIMENT_NAME"
     trainer.default_local_dir="$OUTPUT_DIR/checkpoints"
-    # The trainer may run on another node of a cluster, which does not have this shell's environment.
+    # The trainer may run on another node, which does not have the environment of this shell.
     ++ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH="$VERL_FILE_LOGGER_PATH"
     "$@"
   )
@@ -121,7 +121,7 @@ launch() {
     echo
     return
   fi
-  # `--cfg job` and its other spellings compose and show the configuration, and touch nothing.
+  # `--cfg job` (or -c) only prints the configuration.
   [[ " $* " =~ \ (--cfg|-c)[\ =] ]] || make_ready
   exec "${command[@]}"
 }

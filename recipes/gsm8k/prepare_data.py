@@ -1,6 +1,6 @@
-"""GSM8K as verl reads it: train.parquet and test.parquet, with the gold integer as the ground truth.
+"""Convert GSM8K for verl: train.parquet and test.parquet, with the gold integer as the ground truth.
 
-python recipes/gsm8k/prepare_data.py                                  # openai/gsm8k of the Hugging Face hub
+python recipes/gsm8k/prepare_data.py                                  # openai/gsm8k on the Hugging Face hub
 python recipes/gsm8k/prepare_data.py --local_dataset_path ~/gsm8k     # a clone of it, or a folder with its files
 """
 
@@ -23,7 +23,7 @@ SYSTEM = (
 
 
 def make_row(record: Record, index: int, split: str) -> Row:
-    """The question under our system prompt, and the gold answer."""
+    """The question with our system prompt, and the gold answer."""
     solution = text(record, "answer")
     if "####" not in solution:
         raise DataError(f"'answer' has no '####' before its result, found {solution[-200:]!r}")

@@ -2,8 +2,8 @@
 # GSM8K with three rewards (correctness, integer, format): GDPO's experiment. See README.md.
 #
 #   recipes/gsm8k/run.sh                        # gdpo
-#   ALGORITHM=grpo recipes/gsm8k/run.sh         # the baseline: the same but for the estimator
-#   recipes/gsm8k/run.sh trainer.total_epochs=2 # any key of verl's
+#   ALGORITHM=grpo recipes/gsm8k/run.sh         # the baseline: the same except for the estimator
+#   recipes/gsm8k/run.sh trainer.total_epochs=2 # any setting of verl
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/launch.sh"
 
@@ -21,11 +21,11 @@ MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-512}
 MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-1024}
 LEARNING_RATE=${LEARNING_RATE:-5e-6}
 EPOCHS=${EPOCHS:-1}
-SAVE_FREQ=${SAVE_FREQ:-20} # the reference keeps the last checkpoint only: trainer.max_actor_ckpt_to_keep=1
+SAVE_FREQ=${SAVE_FREQ:-20} # the reference keeps only the last checkpoint: trainer.max_actor_ckpt_to_keep=1
 TEST_FREQ=${TEST_FREQ:-25} # ours: the reference does not evaluate
-# How numbers are read: `corrected`, or `reference` for the faults of the reference code. See verl_ext/rewards/gsm8k.py.
+# How numbers are read: `corrected`, or `reference` as in the reference code. See verl_ext/rewards/gsm8k.py.
 STRICT=${STRICT:-corrected}
-# The KL loss of the experiment. DGPO and Dr. GRPO are methods without one.
+# The KL loss of the experiment. DGPO and Dr. GRPO have none.
 case $ALGORITHM in
   dgpo | drgrpo) USE_KL_LOSS=${USE_KL_LOSS:-False} ;;
   *) USE_KL_LOSS=${USE_KL_LOSS:-True} ;;
@@ -50,12 +50,12 @@ case $ALGORITHM in
 esac
 
 actor=(
-  actor_rollout_ref.actor.ppo_mini_batch_size="$TRAIN_BATCH_SIZE" # one update a step
+  actor_rollout_ref.actor.ppo_mini_batch_size="$TRAIN_BATCH_SIZE" # one update per step
   actor_rollout_ref.actor.optim.lr="$LEARNING_RATE"
   actor_rollout_ref.actor.optim.lr_scheduler_type=cosine
   actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1
   actor_rollout_ref.actor.optim.weight_decay=0
-  # verl reads these two and not clip_ratio.
+  # verl reads these two, not clip_ratio.
   actor_rollout_ref.actor.clip_ratio_low=0.2
   actor_rollout_ref.actor.clip_ratio_high=0.2
   actor_rollout_ref.actor.clip_ratio_c="$NO_DUAL_CLIP"
@@ -63,7 +63,7 @@ actor=(
   actor_rollout_ref.actor.kl_loss_coef=0.04
   actor_rollout_ref.actor.kl_loss_type=low_var_kl
 )
-# The preset of drgrpo brings a loss of its own. The reference (TRL's `bnpo`) averages over the tokens of each micro-batch
+# The preset of drgrpo sets its own loss. The reference (TRL's `bnpo`) averages over the tokens of each micro-batch
 # of 16 answers and then over micro-batches; verl 0.9 averages over all tokens of the batch.
 [[ $ALGORITHM == drgrpo ]] || actor+=(actor_rollout_ref.actor.loss_agg_mode=token-mean)
 

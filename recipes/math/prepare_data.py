@@ -1,10 +1,10 @@
-r"""MATH for training and MATH-500 for validation, as verl reads them: train.parquet and math500.parquet.
+r"""Convert MATH (for training) and MATH-500 (for validation) for verl: train.parquet and math500.parquet.
 
     python recipes/math/prepare_data.py                                   # from the Hugging Face hub
     python recipes/math/prepare_data.py --local_dataset_path ~/maths      # a folder with both, or with clones of both
 
-The ground truth is what stands in the last \boxed{...} of a solution. A row whose ground truth math-verify cannot read
-is a bad row.
+The ground truth is the content of the last \boxed{...} of a solution. A row is bad if the scorer rejects its ground
+truth.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEVELS = (1, 2, 3, 4, 5)
 
 
 def math_row(record: Record, index: int) -> Row:
-    r"""A row of MATH: the answer is in the solution's last \boxed{}."""
+    r"""A row of MATH. The answer is in the last \boxed{} of the solution."""
     boxed = last_boxed(text(record, "solution"))
     if not boxed:
         raise DataError(r"'solution' has no complete \boxed{...} with content")
@@ -34,7 +34,7 @@ def math_row(record: Record, index: int) -> Row:
 
 
 def math500_row(record: Record, index: int) -> Row:
-    """A row of MATH-500, which has the answer by itself."""
+    """A row of MATH-500, which has a column with the answer."""
     return _row(record, text(record, "answer"), MATH500, "math500", index)
 
 
@@ -54,15 +54,15 @@ def _row(record: Record, answer: str, source: str, split: str, index: int) -> Ro
 
 def level_of(record: Record) -> int:
     """The difficulty, 1 to 5: MATH has "Level 5", MATH-500 has 5; MATH's "Level ?" is 0."""
-    found = record["level"]
-    match = re.fullmatch(r"(?:Level )?([1-5?])", str(found))
+    level = record["level"]
+    match = re.fullmatch(r"(?:Level )?([1-5?])", str(level))
     if match is None:
-        raise DataError(f"'level' is {found!r}; expected 'Level 1' to 'Level 5'")
+        raise DataError(f"'level' is {level!r}; expected 'Level 1' to 'Level 5'")
     return 0 if match[1] == "?" else int(match[1])
 
 
 def plan(levels: tuple[int, ...]) -> Plan:
-    """All of MATH-500, and of MATH the levels."""
+    """MATH-500, and the given levels of MATH."""
     return Plan(
         name="MATH",
         splits=(
@@ -95,7 +95,9 @@ def plan(levels: tuple[int, ...]) -> Plan:
 def options() -> argparse.Namespace:
     """The options of every recipe, and the levels."""
     made = parser(__doc__, "data/math")
-    made.add_argument("--levels", type=int, nargs="+", choices=LEVELS, default=LEVELS, help="of MATH; default: all")
+    made.add_argument(
+        "--levels", type=int, nargs="+", choices=LEVELS, default=LEVELS, help="levels of MATH; default: all"
+    )
     return made.parse_args()
 
 

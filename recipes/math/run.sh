@@ -4,12 +4,12 @@
 #   ALGORITHM=dgpo recipes/math/run.sh                  # MathForge's DGPO; DGAE, DQW, DQW_TEMP and BALANCE ablate it
 #   ALGORITHM=hadw LOSS=gspo recipes/math/run.sh        # HA-DW over grpo (default), gspo or dapo
 #   ALGORITHM=drgrpo recipes/math/run.sh
-#   ALGORITHM=grpo SETUP=hadw recipes/math/run.sh       # a baseline in the set-up of one of the papers
+#   ALGORITHM=grpo SETUP=hadw recipes/math/run.sh       # a baseline in the set-up of a paper
 set -euo pipefail
 export ALGORITHM=${ALGORITHM:-dgpo}
 source "$(dirname "${BASH_SOURCE[0]}")/../common/launch.sh"
 
-# Whose model, lengths, batches and rates: mathforge, hadw or drgrpo.
+# The paper whose model, lengths, batch sizes and learning rate are used: mathforge, hadw or drgrpo.
 case $ALGORITHM in
   hadw | drgrpo) SETUP=${SETUP:-$ALGORITHM} ;;
   *) SETUP=${SETUP:-mathforge} ;;
@@ -19,7 +19,7 @@ one_of SETUP mathforge hadw drgrpo
 LOSS=${LOSS:-grpo}
 one_of LOSS grpo gspo dapo
 [[ $LOSS == grpo || $ALGORITHM == grpo || $ALGORITHM == hadw ]] ||
-  fail "LOSS=$LOSS is for ALGORITHM=grpo and hadw, and ALGORITHM is $ALGORITHM, which has a loss of its own: leave LOSS out"
+  fail "LOSS=$LOSS is for ALGORITHM=grpo and hadw, but ALGORITHM is $ALGORITHM, which has its own loss: remove LOSS"
 
 case $SETUP in
   mathforge) # scripts_mathforge/Qwen2.5-Math-7B_MATH and its config_grpo.yaml
@@ -32,9 +32,9 @@ case $SETUP in
     WEIGHT_DECAY=${WEIGHT_DECAY:-0}
     EPOCHS=${EPOCHS:-1}
     TEST_FREQ=${TEST_FREQ:-10}
-    SAVE_FREQ=${SAVE_FREQ:-50} # ours: the script saves the last model only
+    SAVE_FREQ=${SAVE_FREQ:-50} # ours: the script saves only the last model
     ;;
-  hadw) # the paper; gspo_hadw.sh, its code's only script that is not empty, differs where a comment says so
+  hadw) # the paper; comments say where gspo_hadw.sh, the only non-empty script of its code, differs
     MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-4B-Base}
     TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-256}
     MINI_BATCH_SIZE=${MINI_BATCH_SIZE:-16}
@@ -57,7 +57,7 @@ case $SETUP in
     WEIGHT_DECAY=${WEIGHT_DECAY:-0}
     EPOCHS=${EPOCHS:-20}
     TEST_FREQ=${TEST_FREQ:-16}
-    SAVE_FREQ=${SAVE_FREQ:-50} # ours: the script saves nothing on the way
+    SAVE_FREQ=${SAVE_FREQ:-50} # ours: the script saves no intermediate checkpoints
     ;;
 esac
 SAMPLES=${SAMPLES:-8}
@@ -82,7 +82,7 @@ if [[ $ALGORITHM == dgpo ]]; then
   [[ $BALANCE == auto ]] || arm+=-balance_$BALANCE
 else
   [[ $DGAE$DQW$DQW_TEMP$BALANCE == TrueTrue2.0auto ]] ||
-    fail "DGAE, DQW, DQW_TEMP and BALANCE are for ALGORITHM=dgpo, and ALGORITHM is $ALGORITHM: leave them out"
+    fail "DGAE, DQW, DQW_TEMP and BALANCE are for ALGORITHM=dgpo, but ALGORITHM is $ALGORITHM: remove them"
 fi
 PROJECT_NAME=${PROJECT_NAME:-math}
 EXPERIMENT_NAME=${EXPERIMENT_NAME:-$arm-$(basename "$MODEL_PATH")}
@@ -96,7 +96,7 @@ data=(
 )
 
 algorithm=("$(keys accuracy)")
-# Without weights by difficulty DGPO looks at no accuracy.
+# DGPO without difficulty weights does not use the accuracy.
 [[ $DQW == False ]] || algorithm+=($(accuracy accuracy))
 case $ALGORITHM in
   dgpo)
@@ -139,15 +139,15 @@ esac
 case $LOSS in
   grpo)
     actor+=(actor_rollout_ref.actor.clip_ratio_low=0.2 actor_rollout_ref.actor.clip_ratio_high=0.2)
-    # DGPO's mean is over all tokens, that of HA-DW's GRPO over responses; Dr. GRPO's comes with its preset. MathForge's
-    # GRPO (TRL's `bnpo`) averages over the tokens of each GPU's micro-batch; here they are all tokens of the batch.
+    # DGPO averages over all tokens, HA-DW's GRPO over responses; Dr. GRPO's preset sets its own. MathForge's GRPO (TRL's
+    # `bnpo`) averages over the tokens of each GPU's micro-batch; here over all tokens of the batch.
     if [[ $ALGORITHM != drgrpo ]]; then
       [[ $SETUP == hadw ]] && mean=seq-mean-token-mean || mean=token-mean
       [[ $ALGORITHM != dgpo ]] || mean=token-mean
       actor+=(actor_rollout_ref.actor.loss_agg_mode=$mean)
     fi
     ;;
-  gspo) # HA-DW's script leaves verl's clip range as it is; elsewhere that of verl's GSPO example
+  gspo) # HA-DW's script uses verl's default clip range; otherwise that of verl's GSPO example
     [[ $SETUP == hadw ]] && clip=(0.2 0.2) || clip=(3e-4 4e-4)
     actor+=(
       actor_rollout_ref.actor.policy_loss.loss_mode=gspo
@@ -156,7 +156,7 @@ case $LOSS in
       actor_rollout_ref.actor.clip_ratio_high="${clip[1]}"
     )
     ;;
-  dapo) # clip-higher, the mean over tokens, and groups without variance replaced by others
+  dapo) # clip-higher, mean over tokens, and groups without variance are replaced
     actor+=(
       actor_rollout_ref.actor.loss_agg_mode=token-mean
       actor_rollout_ref.actor.clip_ratio_low=0.2

@@ -1,12 +1,12 @@
-"""ToolRL's rlla_4k as verl reads it: train.parquet and test.parquet, every ground truth checked.
+"""Convert ToolRL's rlla_4k for verl: train.parquet and test.parquet, with every ground truth checked.
 
-The data are made of ToolACE, Hammer and xLAM and are not ours to pass on: get them with ToolRL.
+The data come from ToolACE, Hammer and xLAM, and we do not redistribute them: get them with ToolRL.
 
     git clone https://github.com/qiancheng0/ToolRL
     python recipes/tool_calling/prepare_data.py --local_dataset_path ToolRL
 
-A folder or clone of `dataset/rlla_4k` alone will do as well. `--raw` reads `dataset/rlla_4k_raw/rlla_rl.json` and makes
-the split of ToolRL's `rlla.py`, in the same order; `extra_info.index` is then the place in that file.
+A folder with only `dataset/rlla_4k` works as well. `--raw` reads `dataset/rlla_4k_raw/rlla_rl.json` and makes the split
+of ToolRL's `rlla.py`, in the same order; `extra_info.index` is then the position in that file.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from verl_ext.rewards.tool_calling import check_ground_truth
 
 SOURCE = "rlla"
 SEED, TEST_SHARE = 31415, 0.02
-"""Of ToolRL's own split (dataset/rlla_4k_raw/rlla.py)."""
+"""From ToolRL's own split (dataset/rlla_4k_raw/rlla.py)."""
 WHERE = "a clone of https://github.com/qiancheng0/ToolRL (dataset/rlla_4k)"
 
 
 def make_row(record: Record, index: int, split: str) -> Row:
     """A row of rlla_4k, which has verl's columns already.
 
-    Of `extra_info` it keeps the row's own index alone: the rest repeats prompt and ground truth, and would travel with
-    every response.
+    Of `extra_info` it keeps only the index: the rest repeats the prompt and the ground truth, and would be sent
+    with every response.
     """
     reward_model = record["reward_model"]
     if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
@@ -44,12 +44,12 @@ def make_row(record: Record, index: int, split: str) -> Row:
 
 
 def raw_row(record: Record, index: int, split: str) -> Row:
-    """A row of rlla_rl.json: instruction, input and output as texts."""
+    """A row of rlla_rl.json, which has instruction, input and output as text."""
     messages = [
         {"role": "system", "content": record["instruction"]},
         {"role": "user", "content": record["input"]},
     ]
-    return _row(messages, record["output"], "math", split, index)  # "math" stands in ToolRL's files as well
+    return _row(messages, record["output"], "math", split, index)  # ToolRL's files have "math" as well
 
 
 def _row(messages: list[dict[str, str]], truth: object, ability: str, split: str, index: int) -> Row:
@@ -67,12 +67,12 @@ def _split(name: str) -> Split:
 
 
 def train_rows(records: int) -> list[int]:
-    """Those of ToolRL's training split: all but the last 2 % after shuffling."""
+    """The rows of ToolRL's training split: all but the last 2 % after shuffling."""
     return _shuffled(records)[: records - int(records * TEST_SHARE)]
 
 
 def test_rows(records: int) -> list[int]:
-    """Those of ToolRL's test split: the last 2 % after shuffling, rounded down."""
+    """The rows of ToolRL's test split: the last 2 % after shuffling, rounded down."""
     return _shuffled(records)[records - int(records * TEST_SHARE) :]
 
 
@@ -107,7 +107,7 @@ def options() -> argparse.Namespace:
     made.add_argument(
         "--raw",
         action="store_true",
-        help=f"read rlla_rl.json and split it as ToolRL does: shuffle with seed {SEED}, the last 2 %% are for the test",
+        help=f"read rlla_rl.json and split it as ToolRL does: shuffle with seed {SEED}, the last 2 %% are the test",
     )
     return made.parse_args()
 

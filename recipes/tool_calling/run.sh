@@ -3,7 +3,7 @@
 #
 #   recipes/tool_calling/run.sh                                        # gdpo
 #   ALGORITHM=grpo recipes/tool_calling/run.sh                         # the published baseline, with KL in the reward
-#   ALGORITHM=grpo KL_IN_REWARD=False recipes/tool_calling/run.sh      # gdpo's settings but for the estimator
+#   ALGORITHM=grpo KL_IN_REWARD=False recipes/tool_calling/run.sh      # like gdpo, except for the estimator
 #   ALGORITHM=grpo NORM_BY_STD=False recipes/tool_calling/run.sh       # grpo without std
 #   MODEL_PATH=Qwen/Qwen2.5-3B-Instruct recipes/tool_calling/run.sh    # the larger model
 set -euo pipefail
@@ -13,10 +13,10 @@ MODEL_PATH=${MODEL_PATH:-Qwen/Qwen2.5-1.5B-Instruct}
 DATA_DIR=${DATA_DIR:-$ROOT/data/tool_calling}
 TRAIN_FILES=${TRAIN_FILES:-$DATA_DIR/train.parquet}
 VAL_FILES=${VAL_FILES:-$DATA_DIR/test.parquet}
-# The published GRPO arm has KL in the reward, and GDPO's has none: two differences. False compares one.
+# The published GRPO run has KL in the reward, GDPO's has not. With False the estimator is the only difference.
 KL_IN_REWARD=${KL_IN_REWARD:-$([[ $ALGORITHM == grpo ]] && echo True || echo False)}
 NORM_BY_STD=${NORM_BY_STD:-True}
-# `greedy` is the reference code, `optimal` what the paper says. See verl_ext/rewards/tool_calling.py.
+# `greedy` as in the reference code, `optimal` as in the paper. See verl_ext/rewards/tool_calling.py.
 MATCHING=${MATCHING:-greedy}
 one_of KL_IN_REWARD True False
 one_of NORM_BY_STD True False
@@ -35,7 +35,7 @@ MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-2048}
 MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-1024}
 LEARNING_RATE=${LEARNING_RATE:-1e-6}
 EPOCHS=${EPOCHS:-15}
-# null: all epochs, 15 times 7 steps. The reference code stops one step before its last, after 104 of 105.
+# null: all epochs, 15 times 7 steps. The reference code stops one step early, after 104 of 105.
 STEPS=${STEPS:-null}
 SAVE_FREQ=${SAVE_FREQ:-5}
 TEST_FREQ=${TEST_FREQ:-10}
@@ -49,14 +49,14 @@ data=(
 
 algorithm=(
   "$(keys correctness format)"
-  # Correctness is from -3 to 3; only the full 3 is right.
+  # Correctness is from -3 to 3; only 3 counts as right.
   $(accuracy correctness 2.999)
   algorithm.norm_adv_by_std_in_grpo="$NORM_BY_STD"
   algorithm.use_kl_in_reward="$KL_IN_REWARD"
   algorithm.kl_ctrl.kl_coef=0.001
 )
 case $ALGORITHM in
-  gdpo) algorithm+=(algorithm.gdpo.whiten=token) ;; # as the reference, a fork of verl
+  gdpo) algorithm+=(algorithm.gdpo.whiten=token) ;; # like the reference, a fork of verl
 esac
 
 actor=(
@@ -64,14 +64,14 @@ actor=(
   actor_rollout_ref.actor.optim.lr="$LEARNING_RATE"
   actor_rollout_ref.actor.optim.lr_scheduler_type=constant
   actor_rollout_ref.actor.optim.weight_decay=0.01
-  # verl reads these two and not clip_ratio.
+  # verl reads these two, not clip_ratio.
   actor_rollout_ref.actor.clip_ratio_low=0.2
   actor_rollout_ref.actor.clip_ratio_high=0.2
   actor_rollout_ref.actor.clip_ratio_c="$NO_DUAL_CLIP"
   actor_rollout_ref.actor.entropy_coeff=0.001
   actor_rollout_ref.actor.use_kl_loss=False
 )
-# The preset of drgrpo brings a loss of its own. The reference averages over the tokens of each micro-batch and weighs
+# The preset of drgrpo sets its own loss. The reference averages over the tokens of each micro-batch and weighs
 # micro-batches by their answers; verl 0.9 averages over all tokens of a mini-batch.
 [[ $ALGORITHM == drgrpo ]] || actor+=(actor_rollout_ref.actor.loss_agg_mode=token-mean)
 

@@ -56,14 +56,14 @@ def test_a_state_of_the_same_steps_passes():
 
 
 def test_a_state_of_other_steps_is_refused():
-    with pytest.raises(CheckpointError, match="saved state is of 'whiten', of which these steps are none: weigh_and_s"):
+    with pytest.raises(CheckpointError, match="'whiten'.* weigh_and_sum, "):
         ALL.check_state({"count": 2, "whiten": 1})
-    with pytest.raises(CheckpointError, match="saved state is of 'centre'"):  # a step that remembers nothing
+    with pytest.raises(CheckpointError, match="'centre'"):  # a step that remembers nothing
         ALL.check_state({"centre": 1})
 
 
 def test_a_step_looks_at_its_own_state():
-    with pytest.raises(CheckpointError, match="the saved capability is of anchor=window"):
+    with pytest.raises(CheckpointError, match="anchor=window.*anchor=soft"):
         ALL.check_state({"count": 2, "weigh_by_history": Capability("window", 0.5, (0.5,), 1)})
 
 

@@ -94,11 +94,11 @@ def test_without_a_floor_the_anchor_is_pinned_for_ever():
     """The pitfall of the literal formula: y = 0, 0 gives sigma 0 from the third batch on, whatever y does."""
     updates = follow(WeighByHistory(eta_min=0.0, history_window=3), [0.0, 0.0, 1.0, 1.0])
     assert [u.state.value for u in updates] == [0, 0, 0, 0]
-    assert not updates[1].remarks
+    assert not updates[1].warnings
     for update in updates[2:]:
-        assert "stood still near 0.000 over the last 3 batches while batch accuracy is 1.000" in str(update.remarks)
-        assert "algorithm.hadw.eta_min=0.05" in update.remarks["hadw_frozen"]
-        assert "{step: weigh_by_history, eta_min: 0.05}" in update.remarks["hadw_frozen"]
+        assert "stood still near 0.000 over the last 3 batches while batch accuracy is 1.000" in str(update.warnings)
+        assert "algorithm.hadw.eta_min=0.05" in update.warnings["hadw_frozen"]
+        assert "{step: weigh_by_history, eta_min: 0.05}" in update.warnings["hadw_frozen"]
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_without_a_floor_the_anchor_is_pinned_for_ever():
         ([0.0, 0.0, 1.0], 1),  # with one value sigma is 1 and nothing can freeze
     ],
 )
-def test_no_remark_where_nothing_is_wrong(accuracies, window):
+def test_no_warning_where_nothing_is_wrong(accuracies, window):
     step = WeighByHistory(eta=0.5, eta_min=0.0, history_window=window)
-    assert not any(update.remarks for update in follow(step, accuracies))
+    assert not any(update.warnings for update in follow(step, accuracies))
 
 
 @pytest.mark.parametrize("eta_min", [WeighByHistory.eta_min, 0.08])
@@ -132,8 +132,8 @@ def test_a_remark_where_eta_min_is_too_small():
 def test_an_anchor_frozen_away_from_zero_is_seen_from_either_side(y):
     """C stays at 0.21 while accuracy is 0.67, or falls to 0."""
     *before, last = follow(WeighByHistory(eta_min=0.0, history_window=2), [0.21, 0.21, 0.21, y])
-    assert not any(update.remarks for update in before)
-    assert "stood still near 0.210" in last.remarks["hadw_frozen"]
+    assert not any(update.warnings for update in before)
+    assert "stood still near 0.210" in last.warnings["hadw_frozen"]
 
 
 def test_eta_is_cut_off_at_one():
@@ -144,7 +144,7 @@ def test_eta_is_cut_off_at_one():
 
 
 def test_the_window_anchor_never_warns_of_freezing():
-    assert not any(u.remarks for u in follow(WeighByHistory("window", history_window=2), [0.5, 0.5, 0.5]))
+    assert not any(u.warnings for u in follow(WeighByHistory("window", history_window=2), [0.5, 0.5, 0.5]))
 
 
 def test_eta_is_at_most_one():
@@ -259,7 +259,7 @@ def test_a_sound_state_is_read():
 
 @pytest.mark.parametrize("missing", list(SOUND))
 def test_a_state_without_an_entry_is_damaged(missing):
-    with pytest.raises(CheckpointError, match="needs anchor, value, window and ticks"):
+    with pytest.raises(CheckpointError, match="anchor, value, window and ticks"):
         Capability.from_dict({key: value for key, value in SOUND.items() if key != missing})
 
 
@@ -309,7 +309,7 @@ def test_a_damaged_state_is_refused(wrong):
 
 @pytest.mark.parametrize("data", [None, [], "soft", 3])
 def test_a_state_that_is_no_mapping_is_refused(data):
-    with pytest.raises(CheckpointError, match="needs anchor"):
+    with pytest.raises(CheckpointError, match="anchor, value, window and ticks"):
         Capability.from_dict(data)
 
 

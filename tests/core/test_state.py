@@ -39,11 +39,11 @@ def test_estimators_without_a_state_leave_nothing_to_save():
 def test_an_unsound_state_is_refused_and_nothing_changes(data):
     run = RunState()
     run.load_state_dict(SOUND)
-    run.remarked.add("kept")
+    run.warned.add("kept")
     with pytest.raises(CheckpointError):
         run.load_state_dict(data)
     assert run.state_dict() == SOUND
-    assert run.remarked == {"kept"}
+    assert run.warned == {"kept"}
 
 
 KEPT = {"none": None, "flag": True, "big": 10**30, "number": np.float64(0.1), "list": [[1], {"a": "\ud800"}], "": {}}
@@ -66,10 +66,10 @@ REFUSED = {
     "tuple": ({"last": (1, 2)}, "state['last'] is (1, 2), a tuple"),
     "key": ({"by_prompt": {"a": {3: 0.5}}}, "state['by_prompt']['a'] has the key 3, an int"),
     "array": ([np.zeros(1)], "state[0] is array([0.]), a ndarray"),
-    "numpy's whole number": ({"n": np.int64(3)}, "state['n'] is "),
+    "an integer of numpy": ({"n": np.int64(3)}, "state['n'] is "),
     "object": (object(), "state is <object object at"),
     "of to_dict": (SimpleNamespace(to_dict=lambda: {"last": (1,)}), "state['last'] is (1,), a tuple"),
-    "circle": (circle(), "it is nested too deeply, or holds itself"),
+    "circle": (circle(), "nested too deeply"),
 }
 
 
@@ -79,21 +79,22 @@ def test_a_state_that_json_would_refuse_or_change_is_an_error_that_names_the_ste
     with pytest.raises(CheckpointError) as caught:
         RunState(states={"compose": {"mine": state}}).state_dict()
     message = str(caught.value)
-    assert message.startswith(f"the state of step 'mine' cannot be saved: {part}")
+    assert "'mine'" in message
+    assert part in message
     assert "None, bool, int, finite float, str, list, and dict with str keys" in message
 
 
 def test_loading_replaces_what_was_there():
-    run = RunState(states={"other": {"weigh_by_history": Capability("fixed", 0.3)}}, remarked={"old"})
+    run = RunState(states={"other": {"weigh_by_history": Capability("fixed", 0.3)}}, warned={"old"})
     run.load_state_dict(SOUND)
     assert set(run.states) == {"hadw"}
-    assert run.remarked == set()
+    assert run.warned == set()
 
 
-def test_reset_forgets_states_and_remarks():
-    run = RunState(remarked={"old"})
+def test_reset_forgets_states_and_warnings():
+    run = RunState(warned={"old"})
     run.load_state_dict(SOUND)
-    run.remarked.add("new")
+    run.warned.add("new")
     run.reset()
     assert run == RunState()
 
@@ -114,6 +115,6 @@ def test_the_state_in_force_is_one_a_process_and_may_be_replaced_for_a_block():
 
 
 def test_how_states_are_read_is_no_part_of_a_state():
-    assert repr(RunState()) == "RunState(states={}, remarked=set())"
+    assert repr(RunState()) == "RunState(states={}, warned=set())"
     with pytest.raises(TypeError, match="readers"):
         RunState(readers={})

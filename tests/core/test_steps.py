@@ -95,7 +95,7 @@ def test_a_single_reward_may_weigh_nothing():
 
 
 def test_the_kl_part_is_added_to_the_sum():
-    batch = Batch.of([[1, 10], [NAN, NAN]], ["g"] * 2, keys=("a", "b"), penalty=np.array([-0.25, -0.5]))
+    batch = Batch.of([[1, 10], [NAN, NAN]], ["g"] * 2, keys=("a", "b"), kl_reward=np.array([-0.25, -0.5]))
     np.testing.assert_array_equal(WeighAndSum((2.0, 1.0)).apply(batch.rewards, batch), [[11.75], [NAN]])
 
 
@@ -309,14 +309,14 @@ def test_conditions_read_the_rewards_as_they_were_given():
 @pytest.mark.parametrize("conditions", [{"x": Requirement("a", 1)}, {"a": Requirement("x", 1)}])
 def test_a_condition_on_an_unknown_reward_lists_the_keys(conditions):
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"))
-    with pytest.raises(ConfigurationError, match="conditions name 'x', the reward keys are 'a', 'b'"):
+    with pytest.raises(ConfigurationError, match="conditions name 'x'.*'a', 'b'"):
         Condition(MappingProxyType(conditions)).apply(batch.rewards, batch)
 
 
 @pytest.mark.parametrize("step", [Balance("token"), Balance("sequence"), WeighByDifficulty()])
 def test_a_step_for_one_value_refuses_several(step):
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"), accuracy=[1.0])
-    with pytest.raises(ConfigurationError, match="one value a trajectory, found 2: sum them first"):
+    with pytest.raises(ConfigurationError, match="one value .*found 2.*weigh_and_sum"):
         step.update(batch.rewards, batch, None)
 
 
@@ -333,20 +333,18 @@ def test_a_step_must_say_what_it_does():
 
 def test_a_chain_must_end_with_one_value():
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"))
-    with pytest.raises(
-        ConfigurationError, match=r"these steps leave values of shape \(1, 2\): \['centre'\] need a weigh_and_sum"
-    ):
+    with pytest.raises(ConfigurationError, match=r"\['centre'\] .*shape \(1, 2\).* weigh_and_sum"):
         Chain((Centre(),))(batch)
 
 
 def test_a_chain_holds_a_step_with_a_state_once():
-    with pytest.raises(ConfigurationError, match="may stand once in a chain"):
+    with pytest.raises(ConfigurationError, match=r"once .*\['weigh_by_history', 'weigh_by_history'\]"):
         Chain((WeighAndSum(), WeighByHistory(), WeighByHistory("window")))
 
 
 def test_a_chain_applies_its_steps_in_order():
     # Centre first: (1 - 2) * 2 = -2. Sum first gives the same here, so use the KL part: sum, then centre removes it.
-    batch = Batch.of([[1], [3]], ["g"] * 2, penalty=np.array([5.0, 5.0]))
+    batch = Batch.of([[1], [3]], ["g"] * 2, kl_reward=np.array([5.0, 5.0]))
     assert Chain((Centre(), WeighAndSum((2.0,))))(batch).advantages.tolist() == [3, 7]  # -2 + 5, 2 + 5
     assert Chain((WeighAndSum((2.0,)), Centre()))(batch).advantages.tolist() == [-2, 2]
 

@@ -100,5 +100,5 @@ def test_the_combinations_train(start, steps, metrics):
 def test_a_list_that_cannot_work_stops_before_ray_starts(start):
     run = start("run", "algorithm.adv_estimator=compose", KEYS, "+algorithm.compose.steps=[whiten,weigh_and_sum]")
     assert run.wait(120) == 1
-    assert "whiten must stand after weigh_and_sum, because it takes one value a trajectory" in run.log
+    assert "algorithm.compose.steps[0]: whiten must come after weigh_and_sum" in run.log
     assert "Started a local Ray instance" not in run.log

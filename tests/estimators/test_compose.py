@@ -79,29 +79,29 @@ SUMMED = ["weigh_and_sum", "centre"]
 WRONG = [
     ([], "needs a list of steps"),
     (["centr", "weigh_and_sum"], r"steps\[0\]: unknown step 'centr' \(did you mean 'centre'\?\); valid: 'balance'"),
-    (["centre"], "has no weigh_and_sum: put it where"),
-    (["weigh_and_sum", "scale_by_std"], r"steps\[1\]: scale_by_std must stand after centre, because it divides"),
-    (["whiten", "weigh_and_sum"], "whiten must stand after weigh_and_sum, because it takes one value"),
-    (["balance", *SUMMED], "balance must stand after weigh_and_sum"),
-    (["weigh_by_difficulty", *SUMMED], "weigh_by_difficulty must stand after weigh_and_sum"),
-    ([*SUMMED, "weigh_and_sum"], "weigh_and_sum must not stand after weigh_and_sum, because there is one value"),
-    ([*SUMMED, "balance", "scale_by_mad"], "scale_by_mad must not stand after balance, because dividing"),
-    ([*SUMMED, "weigh_by_difficulty", "scale_by_std"], "must not stand after weigh_by_difficulty"),
-    ([*SUMMED, "weigh_by_history", "scale_by_std"], "must not stand after weigh_by_history"),
-    ([*SUMMED, "whiten", "scale_by_std"], "must not stand after whiten"),
-    (["weigh_and_sum", "weigh_by_history"], "weigh_by_history must stand after centre, because it goes by the sign"),
-    (["centre", "weigh_by_history", "weigh_and_sum"], "weigh_by_history must stand after weigh_and_sum"),
-    ([*SUMMED, "scale_by_std", "scale_by_mad"], "scale_by_mad must not follow a division by the group's spread"),
-    ([*SUMMED, "balance", "balance"], "balance must not follow balance: once"),
-    ([*SUMMED, "whiten", "whiten"], "whiten must not follow whiten: once"),
-    ([*SUMMED, "weigh_by_difficulty", "weigh_by_difficulty"], "must not follow weigh_by_difficulty: once"),
-    ([":Step", *SUMMED], "':Step' is no step: write package.module:Class"),
-    ([*SUMMED, "balance", "whiten"], "whiten must not stand after balance, because dividing by the batch's std"),
+    (["centre"], "has no weigh_and_sum: put it first"),
+    (["weigh_and_sum", "scale_by_std"], r"steps\[1\]: scale_by_std must (?!not).*after centre, because"),
+    (["whiten", "weigh_and_sum"], "whiten must (?!not).*after weigh_and_sum, because"),
+    (["balance", *SUMMED], "balance must (?!not).*after weigh_and_sum, because"),
+    (["weigh_by_difficulty", *SUMMED], "weigh_by_difficulty must (?!not).*after weigh_and_sum, because"),
+    ([*SUMMED, "weigh_and_sum"], "weigh_and_sum must not .*after weigh_and_sum, because"),
+    ([*SUMMED, "balance", "scale_by_mad"], "scale_by_mad must not .*after balance, because"),
+    ([*SUMMED, "weigh_by_difficulty", "scale_by_std"], "must not .*after weigh_by_difficulty, because"),
+    ([*SUMMED, "weigh_by_history", "scale_by_std"], "must not .*after weigh_by_history, because"),
+    ([*SUMMED, "whiten", "scale_by_std"], "must not .*after whiten, because"),
+    (["weigh_and_sum", "weigh_by_history"], "weigh_by_history must (?!not).*after centre, because"),
+    (["centre", "weigh_by_history", "weigh_and_sum"], "weigh_by_history must (?!not).*after weigh_and_sum, because"),
+    ([*SUMMED, "scale_by_std", "scale_by_mad"], "scale_by_mad must not .*after a division by the group's spread"),
+    ([*SUMMED, "balance", "balance"], "balance must not .*after balance: .*remove one"),
+    ([*SUMMED, "whiten", "whiten"], "whiten must not .*after whiten: .*remove one"),
+    ([*SUMMED, "weigh_by_difficulty", "weigh_by_difficulty"], "must not .*after weigh_by_difficulty: .*remove one"),
+    ([":Step", *SUMMED], "':Step' .* write package.module:Class"),
+    ([*SUMMED, "balance", "whiten"], "whiten must not .*after balance, because"),
     (
         [*SUMMED, {"step": "condition", "conditions": {"a": {"on": "b", "at_least": 1}}}],
-        "condition must not stand after weigh_and_sum, because a condition holds for the rewards as they were given",
+        "condition must not .*after weigh_and_sum, because",
     ),
-    ([*SUMMED, "weigh_by_history", "weigh_by_history"], "must not follow weigh_by_history: once"),
+    ([*SUMMED, "weigh_by_history", "weigh_by_history"], "must not .*after weigh_by_history: .*remove one"),
     ([*SUMMED, {"step": "scale_by_std", "epsilom": 1}], r"unknown setting 'epsilom' \(did you mean 'epsilon'\?\)"),
     ([*SUMMED, {"step": "scale_by_std", "epsilon": -1}], r"\(scale_by_std\).epsilon must be above 0, found -1"),
     ([*SUMMED, {"step": "scale_by_std", "epsilon": 0}], r"\(scale_by_std\).epsilon must be above 0, found 0"),
@@ -111,7 +111,7 @@ WRONG = [
     ([*SUMMED, {"step": "scale_by_std", "epsilon": "x"}], "epsilon must be a finite number, found 'x'"),
     ([*SUMMED, {"step": "balance", "over": "rows"}], "unknown value 'rows'.*; valid: 'sequence', 'token'"),
     ([*SUMMED, {"step": "weigh_by_difficulty", "dqw_temp": 0}], "dqw_temp must be above 0"),
-    ([*SUMMED, {"step": "weigh_by_history", "history_window": 1.5}], "window must be a whole number, found 1.5"),
+    ([*SUMMED, {"step": "weigh_by_history", "history_window": 1.5}], "history_window must be an integer, found 1.5"),
     ([*SUMMED, {"step": "weigh_by_history", "history_window": 0}], "window must be at least 1"),
     (
         [*SUMMED, {"step": "weigh_by_history", "anchor": "fixed", "fixed_anchor": 0.5, "eta": 0.5}],
@@ -122,7 +122,7 @@ WRONG = [
         "anchor=fixed needs fixed_anchor",
     ),
     ([*SUMMED, {"step": "weigh_by_history", "fixed_anchor": 0.5}], "fixed_anchor=0.5 has no effect with anchor=soft"),
-    ([{"step": "weigh_and_sum", "weights": [1]}, "centre"], "its weights are algorithm.rewards.weights"),
+    ([{"step": "weigh_and_sum", "weights": [1]}, "centre"], "weigh_and_sum .*algorithm.rewards.weights"),
     ([{"step": "condition"}, *SUMMED], "it needs conditions="),
     (
         [{"step": "condition", "conditions": {"a": {"on": "a", "at_least": 1}}}, *SUMMED],
@@ -137,7 +137,7 @@ WRONG = [
         r"unknown step of verl_ext.core.steps 'Whitten' \(did you mean 'Whiten'",
     ),
     (["verl_ext.core.steps:divide", *SUMMED], "verl_ext.core.steps:divide"),
-    (["verl_ext.core.steps:Centre", *SUMMED], "the name 'centre' of 'verl_ext.core.steps:Centre' is that of a step"),
+    (["verl_ext.core.steps:Centre", *SUMMED], "'centre' .*rename 'verl_ext.core.steps:Centre'"),
 ]
 
 
@@ -324,7 +324,7 @@ def test_a_step_of_one_s_own_stands_in_a_list_with_its_settings(own):
 
 
 def test_a_step_that_cannot_begin_is_named(own):
-    said = r"steps\[2\]: own_steps:Unready cannot be made: OSError: no such table"
+    said = r"steps\[2\]: own_steps:Unready .*OSError: no such table"
     with pytest.raises(ConfigurationError, match=said):
         composed(*SUMMED, "own_steps:Unready")
 
@@ -355,7 +355,7 @@ def test_a_step_of_one_s_own_may_remember_something_that_is_saved_and_read(own):
     run = RunState()
     run.states["compose"] = second.state
     saved = json.loads(json.dumps(run.state_dict()))
-    with pytest.raises(CheckpointError, match="state of 'slower' is unknown here"):
+    with pytest.raises(CheckpointError, match="'slower'.* known: 'weigh_by_history'"):
         RunState().load_state_dict(saved)
     resumed = RunState()
     resumed.readers |= chain.readers
@@ -366,13 +366,13 @@ def test_a_step_of_one_s_own_may_remember_something_that_is_saved_and_read(own):
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ("Flat", r"step 'flat' \(own_steps:Flat\).* returns values of shape \(12,\), expected an array of one row"),
-        ("Listed", "step 'listed' .* returns list, expected an array of one row a response"),
-        ("Fewer", r"step 'fewer' .* returns values of shape \(11, 1\), expected an array of one row a response: \[12,"),
+        ("Flat", r"step 'flat' \(own_steps:Flat\).* returns values of shape \(12,\), expected an array"),
+        ("Listed", "step 'listed' .* returns list, expected an array .*12, values"),
+        ("Fewer", r"step 'fewer' .* returns values of shape \(11, 1\), expected an array .*12, values"),
         ("Broken", "step 'broken' .* raises AttributeError: 'Batch' object has no attribute 'unknown'"),
         ("Infinite", "step 'infinite' .* returns values that are not finite"),
-        ("Pair", r"the state of step 'pair' cannot be saved: state\['last'\] is \(1, 2\), a tuple; a state"),
-        ("Ready", r"the state of step 'ready' cannot be saved: state\['seen'\] is set\(\), a set; a state"),
+        ("Pair", r"the state of step 'pair' cannot be saved: state\['last'\] is \(1, 2\), a tuple; "),
+        ("Ready", r"the state of step 'ready' cannot be saved: state\['seen'\] is set\(\), a set; "),
     ],
 )
 def test_what_does_not_hold_is_found_on_a_made_up_batch(own, step, message):

@@ -163,7 +163,7 @@ def test_groups_of_one_are_warned_of_once_a_run(name, caplog):
     assert [r.getMessage()[:36] for r in caplog.records] == ["4 of 4 prompts have one response: wi"]
 
 
-def test_the_remark_of_a_frozen_anchor_comes_once(caplog):
+def test_the_warning_of_a_frozen_anchor_comes_once(caplog):
     """y = 0, 0 pins the literal formula; the third batch shows it (window 2), the fourth says nothing new."""
     config = {"hadw": {"eta_min": 0.0, "history_window": 2}}
     run = RunState()

@@ -134,7 +134,7 @@ def test_the_core(draw: Draw) -> None:
                         draw, 0.5, lambda d: rewards_of(d, size), [d.randrange(9) for d in [draw] * size]
                     ),
                     accuracy=sometimes(draw, 0.2, lambda d: rewards_of(d, size), [float(draw.random() < 0.5)] * size),
-                    penalty=sometimes(draw, 0.1, lambda d: rewards_of(d, size), None),
+                    kl_reward=sometimes(draw, 0.1, lambda d: rewards_of(d, size), None),
                 )
                 result = chain(batch, state)
                 state = result.state

@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a step in the wrong place": (
         ("algorithm.adv_estimator=compose", KEYS, "+algorithm.compose.steps=[scale_by_std,centre,weigh_and_sum]"),
-        ("scale_by_std must stand after centre, because it divides values that are centred",),
+        ("algorithm.compose.steps[0]: scale_by_std must come after centre",),
     ),
     "a setting of a step that does not exist": (
         ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weigh_and_sum,{step:whiten,by:token}]"),

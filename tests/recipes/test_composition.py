@@ -430,7 +430,7 @@ def test_a_wrong_variable_is_refused_by_name(case: str) -> None:
 def test_missing_data_are_named_with_what_makes_them(tmp_path: Any) -> None:
     done = launchers.run("gsm8k", DATA_DIR=str(tmp_path))
     assert done.returncode == 2
-    assert f"{tmp_path}/train.parquet does not exist: make it by prepare_data.py" in done.stderr
+    assert f"{tmp_path}/train.parquet does not exist: make it with prepare_data.py" in done.stderr
 
 
 def test_kl_in_the_reward_of_gdpo_is_refused() -> None:

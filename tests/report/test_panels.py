@@ -59,7 +59,7 @@ def test_every_quantity_has_a_panel_with_its_unit():
         "format": "reward, batch mean",
         "correctness: dead groups": "share of prompts",
         "format: dead groups": "share of prompts",
-        "advantage: spread": "std over responses",
+        "advantage: std": "std over responses",
         "advantage: largest and least": "advantage",
         "advantage: exactly 0": "share of responses",
         "hadw: capability (thin: accuracy)": "mean accuracy",
@@ -76,7 +76,9 @@ def test_what_no_run_has_logged_has_no_panel():
 def test_the_capability_of_a_list_has_a_panel_too():
     """A list of steps logs by the step's name, not by the estimator's."""
     logged = {"weigh_by_history/capability_posterior": 0.5, "weigh_by_history/batch_accuracy": 0.6}
-    (panel,) = panels({"a": [Log(Path("x"), {1: logged})]})
+    log = Log(Path("x"))
+    log.add(1, logged)
+    (panel,) = panels({"a": [log]})
     assert panel.metrics == tuple(logged)
     assert "weigh_by_history" in panel.title
 
@@ -105,7 +107,7 @@ def test_lines_bands_labels_and_units(tmp_path, monkeypatch):
     styles = {line.get_linestyle() for line in first.lines}
     assert len(colours) == len(styles) == 2
     assert len(axes["hadw: capability (thin: accuracy)"].lines) == 4
-    assert [text.get_text() for text in axes["advantage: spread"].texts] == ["not logged: gdpo"]
+    assert [text.get_text() for text in axes["advantage: std"].texts] == ["not logged: gdpo"]
     assert list(axes["time of a step, after the first"].lines[0].get_xdata()) == [2, 3, 4, 5, 6]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["grpo (2 runs)", "gdpo"]

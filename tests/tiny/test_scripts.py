@@ -40,10 +40,10 @@ def quickstart(folder, *options, **environment):
     [
         (["--steps"], "--steps needs a value"),
         (["--steps=3"], "unknown option --steps=3"),
-        (["--steps", "0"], "--steps is '0', expected a whole number from 1"),
+        (["--steps", "0"], "--steps is '0', expected an integer from 1"),
         (["--steps", "08"], "--steps is '08'"),
-        (["--ranks", "0"], "--ranks is '0', expected a whole number from 1"),
-        (["--seed", "-1"], "--seed is '-1', expected a whole number from 0"),
+        (["--ranks", "0"], "--ranks is '0', expected an integer from 1"),
+        (["--seed", "-1"], "--seed is '-1', expected an integer from 0"),
         (["--seed", "99999999999"], "--seed is '99999999999'"),
         (["--task", "sum"], "--task is 'sum', valid: tools, sums"),
         (["--estimator", "ppo"], "--estimator is 'ppo', valid: dgpo, drgrpo, gdpo, hadw, grpo"),
@@ -200,9 +200,10 @@ def test_an_interrupted_installation_is_not_taken_for_a_finished_one(environment
 def test_a_python_that_is_not_there_is_named(environment):
     done, _ = environment(python="/no/python")
     assert done.returncode == 1
-    assert done.stderr == "there is no /no/python: install Python 3.10, 3.11 or 3.12, or set PYTHON\n"
+    assert all(part in done.stderr for part in ("/no/python", "3.10, 3.11 or 3.12", "set PYTHON\n"))
+    assert done.stderr.count("\n") == 1
     environment()
-    assert "there is no /no/python" in environment(python="/no/python")[0].stderr
+    assert "/no/python" in environment(python="/no/python")[0].stderr
 
 
 def test_a_python_that_is_too_old_or_too_new_is_refused(environment, tmp_path):
@@ -218,5 +219,5 @@ def test_an_environment_of_another_python_is_refused(environment, tmp_path):
     script(tmp_path / "other", FAKE.replace("3.11", "3.12"))
     done, calls = environment(python=tmp_path / "other")
     assert (done.returncode, calls) == (1, "")
-    assert ".env has Python 3.11, and PYTHON names another" in done.stderr
+    assert ".env has Python 3.11" in done.stderr
     assert environment()[0].returncode == 0

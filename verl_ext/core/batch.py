@@ -1,4 +1,4 @@
-"""What an estimator sees of a batch: one row a trajectory, nothing of tokens but how many there are."""
+"""The batch as an estimator sees it: one row per trajectory, and the number of its tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from verl_ext.core.groups import Array, Bools, Groups
 from verl_ext.errors import ConfigurationError, DataError
 
-# Squares of larger rewards, and their advantages in float32, would overflow.
+# The square of a larger reward, or its advantage in float32, would overflow.
 LARGEST_REWARD = 1e30
 
 MOST_TOKENS = 2.0**53
@@ -36,10 +36,10 @@ class Batch:
     groups: Groups
     accuracy: Array | None = None
     """`[N]` in [0, 1], for the steps that weigh by difficulty."""
-    penalty: Array | None = None
+    kl_reward: Array | None = None
     """`[N]` the KL part of the reward; it is added to the combined reward only."""
     count_tokens: Callable[[], Counts] | None = None
-    """Counts the lengths when a step asks for them: it means reading the whole mask."""
+    """Returns the lengths. Called only when a step needs them, because it reads the whole mask."""
 
     @cached_property
     def lengths(self) -> Array:
@@ -62,11 +62,11 @@ class Batch:
         keys: Sequence[str] = ("score",),
         lengths: Counts | Callable[[], Counts] | None = None,
         accuracy: Sequence[float] | Array | None = None,
-        penalty: Array | None = None,
+        kl_reward: Array | None = None,
     ) -> Batch:
-        """Check shapes and infinities once; `lengths` are 1 each where not given.
+        """Check the shapes and that the rewards are finite, then build the batch.
 
-        `labels` are the prompts' uids, and `groups` is the same, where they are grouped already.
+        `labels` are the prompts' uids. Pass `groups` if they are already grouped. `lengths` default to 1 each.
         """
         size = len(labels)
         matrix = _shaped("rewards", rewards, (size, len(keys)))
@@ -76,25 +76,25 @@ class Batch:
             keys=tuple(keys),
             groups=Groups.of(labels) if groups is None else groups,
             accuracy=None if accuracy is None else _accuracy(accuracy, size),
-            penalty=None if penalty is None else _shaped("penalty", penalty, (size,)),
+            kl_reward=None if kl_reward is None else _shaped("kl_reward", kl_reward, (size,)),
             count_tokens=lengths if lengths is None or callable(lengths) else lambda: lengths,
         )
         if not callable(lengths):
-            batch.lengths  # noqa: B018 - a wrong shape is refused here
-        if batch.penalty is not None:
-            _check_penalty(batch.penalty, matrix, labels)
+            batch.lengths  # noqa: B018 - raises for a wrong shape
+        if batch.kl_reward is not None:
+            _check_kl_reward(batch.kl_reward, matrix, labels)
         return batch
 
 
 def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable]) -> None:
-    """Refuse an infinite or huge reward, naming the component and the row's uid; NaN passes, it means "not scored"."""
+    """Raise for an infinite or huge reward, naming its component and uid. NaN is allowed: it means "not scored"."""
     broken = np.abs(matrix) > LARGEST_REWARD
     if broken.any():
         row, column = np.argwhere(broken)[0]
         raise DataError(
             f"reward {keys[column]!r} of uid {labels[row]!r} is {matrix[row, column]} (row {row}, "
-            f"{int(broken.sum())} such values in all): a reward must be finite and at most {LARGEST_REWARD:g} in size, "
-            "or NaN for 'not scored'"
+            f"{int(broken.sum())} such values in total): a reward must be finite and at most {LARGEST_REWARD:g} in "
+            "size, or NaN for 'not scored'"
         )
 
 
@@ -106,7 +106,7 @@ def unit_accuracy(values: Array, *, key: str, threshold: float | None, where: st
     """
     if threshold is not None:
         return np.where(np.isnan(values), np.nan, (values > threshold).astype(np.float64))
-    # NaN is left out of both, and compares as False.
+    # fmin and fmax skip NaN. If every value is NaN, both comparisons below are False.
     low, high = np.fmin.reduce(values, initial=np.nan), np.fmax.reduce(values, initial=np.nan)
     prefix = f"{where}." if where else ""
     if low < -1e-6 or high > 1 + 1e-6:
@@ -118,34 +118,33 @@ def unit_accuracy(values: Array, *, key: str, threshold: float | None, where: st
     return values if low >= 0 and high <= 1 else np.clip(values, 0.0, 1.0)
 
 
-def _check_penalty(penalty: Array, rewards: Array, labels: Sequence[Hashable]) -> None:
-    """Refuse a KL part that is not finite, but where the row has no reward that it could belong to."""
-    broken = np.flatnonzero(~(np.abs(penalty) <= LARGEST_REWARD) & ~np.isnan(rewards).all(axis=1))
+def _check_kl_reward(kl_reward: Array, rewards: Array, labels: Sequence[Hashable]) -> None:
+    """Raise if the KL part of a row is not finite, unless none of the row's rewards is scored."""
+    broken = np.flatnonzero(~(np.abs(kl_reward) <= LARGEST_REWARD) & ~np.isnan(rewards).all(axis=1))
     if len(broken):
         row = int(broken[0])
         raise DataError(
-            f"the KL part of the reward of uid {labels[row]!r} is {penalty[row]} (row {row}, {len(broken)} such rows "
-            "in all), expected a finite number: look for NaN or infinite log probabilities, policy or reference, and "
+            f"the KL part of the reward of uid {labels[row]!r} is {kl_reward[row]} (row {row}, {len(broken)} such rows "
+            "in total), expected a finite number: look for NaN or infinite log probabilities, policy or reference, and "
             "for a score that is not finite"
         )
 
 
 def _accuracy(values: Sequence[float] | Array, size: int) -> Array:
-    """Accuracies, which may be not scored."""
-    found = _shaped("accuracy", values, (size,))
-    _between("accuracy", np.fmin.reduce(found, initial=0.0), np.fmax.reduce(found, initial=0.0), 1.0)
-    return found
+    """`[N]` accuracies in [0, 1]; NaN is allowed."""
+    accuracy = _shaped("accuracy", values, (size,))
+    _check_range("accuracy", np.fmin.reduce(accuracy, initial=0.0), np.fmax.reduce(accuracy, initial=0.0), 1.0)
+    return accuracy
 
 
 def _lengths(values: Counts, size: int) -> Array:
-    found = _shaped("lengths", values, (size,))
-    # Of these two, NaN is the least and the most.
-    low, high = found.min(initial=0.0), found.max(initial=0.0)
-    _between("lengths", low, high, MOST_TOKENS)
-    return found
+    lengths = _shaped("lengths", values, (size,))
+    # If a value is NaN, so are the minimum and the maximum.
+    _check_range("lengths", lengths.min(initial=0.0), lengths.max(initial=0.0), MOST_TOKENS)
+    return lengths
 
 
-def _between(name: str, low: float, high: float, most: float) -> None:
+def _check_range(name: str, low: float, high: float, most: float) -> None:
     if not (low >= 0 and high <= most):
         wrong = next(value for value in (low, high) if not 0 <= value <= most)
         raise DataError(f"{name} must lie in [0, {most:g}], found {wrong:g}")
@@ -153,9 +152,9 @@ def _between(name: str, low: float, high: float, most: float) -> None:
 
 def _shaped(name: str, values: Sequence[Any] | Array, shape: tuple[int, ...]) -> Array:
     try:
-        found = np.asarray(values, dtype=np.float64)
+        array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{name} must be numbers of shape {shape}: {error}") from error
-    if found.shape != shape and not (found.size == 0 and 0 in shape):
-        raise DataError(f"{name} has shape {found.shape}, expected {shape}: one row a trajectory")
-    return found.reshape(shape)
+    if array.shape != shape and not (array.size == 0 and 0 in shape):
+        raise DataError(f"{name} has shape {array.shape}, expected {shape}: one row per trajectory")
+    return array.reshape(shape)

@@ -16,9 +16,9 @@ from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
 SUM = "weigh_and_sum"
 Order = Mapping[str, str]
-"""Names of steps to the reason why they must, or must not, stand before a step."""
+"""Names of steps to the reason why they must, or must not, come before a step."""
 State = Mapping[str, Any]
-"""State of a chain: the state of each stateful step under the step's name. Plain data, fit for JSON."""
+"""State of a chain: the state of each stateful step, by step name. Each is plain data or has a `to_dict()`."""
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class Update:
     values: Array
     state: Any = None
     metrics: Metrics = field(default_factory=dict)
-    """By short names: the chain puts the step's name, or that of the estimator, before them."""
-    remarks: Mapping[str, str] = field(default_factory=dict)
+    """By short name; the chain adds the name of the step or the estimator as a prefix."""
+    warnings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Step:
     """One small transformation of a batch's values; a subclass is a frozen dataclass whose fields are its settings.
 
-    `name` and `apply` are all that a step needs. The rest has the defaults below:
+    A step needs only `name` and `apply`. The rest is optional:
 
-    - `update` instead of `apply`, for a step that logs metrics, warns, or remembers something from batch to batch. What
-      it remembers goes in and out as `state`; the step itself never changes.
-    - `init` and `read` for a state that is more than plain data: its first value, and the inverse of its `to_dict()`.
-    - `after`, `not_after`, `stands_for`: which steps must stand before this one in a list, and which must not.
-    - `check` and `check_state`: what is wrong with settings that are each valid, or with a saved state.
+    - `update` instead of `apply`, for a step that logs metrics, warns, or keeps state from batch to batch. The state is
+      an argument and a result; the step itself never changes.
+    - `init`: the state before the first batch. `read`: the inverse of its `to_dict()`, if it is not plain data.
+    - `after`, `not_after`, `stands_for`: which steps must, and which must not, come before this one in a list.
+    - `check`: rejects settings that are valid one by one but not together. `check_state`: rejects a saved state.
 
     >>> @dataclass(frozen=True)
     ... class Halve(Step):
@@ -54,38 +54,38 @@ class Step:
     """
 
     name: ClassVar[str]
-    """How a list names the step."""
+    """The name of the step in a list of steps."""
     needs_accuracy: ClassVar[bool] = False
     """Whether it reads `batch.accuracy`."""
     after: ClassVar[Order] = MappingProxyType({})
-    """Steps that must stand before this one, each with the reason."""
+    """Steps that must come before this one, each with the reason."""
     not_after: ClassVar[Order] = MappingProxyType({})
-    """Steps that must not stand before this one, each with the reason."""
+    """Steps that must not come before this one, each with the reason."""
     stands_for: ClassVar[tuple[str, ...]] = ()
-    """Steps whose place it takes in such rules: `("weigh_and_sum",)` for another way to make one value of several."""
+    """Steps that it replaces in these rules: `("weigh_and_sum",)` for another way to combine values into one."""
     renamed: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Old names of settings to the new ones."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        """New values `[N, K]` from `values`; NaN is "not scored" and is passed on."""
+        """Return new values `[N, K]`. NaN means "not scored": pass it on."""
         raise NotImplementedError(f"the step {type(self).__name__} defines neither apply nor update")
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - part of the contract
-        """New values, new state, metrics and warnings."""
+        """Return new values, the new state, metrics and warnings."""
         return Update(self.apply(values, batch))
 
     def init(self) -> Any:
-        """State before the first batch; None for a step that remembers nothing."""
+        """Return the state before the first batch; None for a stateless step."""
         return None
 
     @staticmethod
     def read(data: Any) -> Any:
-        """The state from what a checkpoint holds."""
+        """Read the state from the plain data of a checkpoint."""
         return data
 
     @classmethod
     def check(cls, given: Mapping[str, Any]) -> str | None:  # noqa: ARG003 - part of the contract
-        """What is wrong with the given settings together, None if nothing is."""
+        """Return what is wrong with the combination of settings, or None."""
         return None
 
     def check_state(self, state: Any) -> None:
@@ -94,17 +94,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Result:
-    """Advantages `[N]`, the state to pass next time, numbers to log, warnings, each logged once per run."""
+    """Advantages `[N]`, the state for the next batch, metrics, and warnings, each logged once per run."""
 
     advantages: Array
     state: State
     metrics: Metrics
-    remarks: Mapping[str, str]
+    warnings: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Chain:
-    """An estimator: steps applied one after another, from a trajectory's rewards to its advantage.
+    """An estimator: steps applied in order, from the rewards of a trajectory to its advantage.
 
     >>> from verl_ext.core.steps import Centre, WeighAndSum
     >>> chain = Chain((WeighAndSum(), Centre()))
@@ -114,31 +114,31 @@ class Chain:
 
     steps: tuple[Step, ...]
     log_as: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """By a step's name, what stands before its metrics; the step's own name where nothing is given."""
+    """Prefix of the metrics of a step, by step name. Default: the name of the step."""
 
     def __post_init__(self) -> None:
         stateful = [step.name for step in self.steps if step.init() is not None]
         if len(stateful) != len(set(stateful)):
-            raise ConfigurationError(f"a step with a state may stand once in a chain, found {stateful}")
+            raise ConfigurationError(f"a stateful step may occur only once in a chain, found {stateful}")
 
     @property
     def needs_accuracy(self) -> bool:
-        """Whether a step weighs by the prompts' difficulty."""
+        """Whether a step reads the accuracy."""
         return any(step.needs_accuracy for step in self.steps)
 
     @property
     def per_reward(self) -> bool:
-        """Whether something happens to each reward by itself, before they are summed."""
+        """Whether a step works on each reward separately, before they are summed."""
         return bool(self.steps) and self.steps[0].name != SUM
 
     @property
     def readers(self) -> dict[str, Callable[[Any], Any]]:
-        """How the saved state of each stateful step is read; plain data are the state themselves."""
+        """The name of each stateful step to the function that reads its saved state."""
         return {step.name: step.read for step in self.steps if step.init() is not None}
 
     @property
     def stateful(self) -> bool:
-        """Whether a run must save and restore something to continue with the same numbers."""
+        """Whether checkpoints must hold the state of this chain."""
         return bool(self.init())
 
     def init(self) -> State:
@@ -146,40 +146,41 @@ class Chain:
         return {step.name: state for step in self.steps if (state := step.init()) is not None}
 
     def check_state(self, state: State) -> None:
-        """Refuse a saved state that the steps cannot go on from."""
-        if strange := set(state) - set(self.readers):
+        """Raise `CheckpointError` if the steps cannot continue from a saved state."""
+        if foreign := set(state) - set(self.readers):
             raise CheckpointError(
-                f"the saved state is of {listed(strange)}, of which these steps are none: "
-                f"{', '.join(step.name for step in self.steps)}"
+                f"the saved state belongs to {listed(foreign)}, but the steps of this run are "
+                f"{', '.join(step.name for step in self.steps)}: resume with the estimator that saved it, or start "
+                "from a folder without that state"
             )
         for step in self.steps:
             if step.name in state:
                 step.check_state(state[step.name])
 
     def __call__(self, batch: Batch, state: State | None = None) -> Result:
-        """Advantages of one batch; the given state is not changed."""
+        """Compute the advantages of one batch. `state` is not modified."""
         old = self.init() if state is None else state
         new: dict[str, Any] = {}
         metrics: Metrics = {}
-        remarks: dict[str, str] = {}
+        warnings: dict[str, str] = {}
         values = batch.rewards
         for step in self.steps:
             update = step.update(values, batch, old.get(step.name))
             values = update.values
             metrics.update({self._metric(step, name): value for name, value in update.metrics.items()})
-            remarks.update(update.remarks)
+            warnings.update(update.warnings)
             if update.state is not None:
                 new[step.name] = update.state
         if values.shape != (len(batch.rewards), 1):
             raise ConfigurationError(
-                f"a chain must end with one value a trajectory, these steps leave values of shape {values.shape}: "
-                f"{[step.name for step in self.steps]} need a weigh_and_sum"
+                f"a chain must end with one value per trajectory, but the steps {[step.name for step in self.steps]} "
+                f"return values of shape {values.shape}: add weigh_and_sum"
             )
         advantages = values[:, 0]
-        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, remarks)
+        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, warnings)
 
     def _metric(self, step: Step, name: str) -> str:
-        """`whiten_std` of the step `whiten` is `gdpo/whiten_std` in gdpo, and `whiten/std` in a user's list."""
+        """The step `whiten` logs `whiten_std` as `gdpo/whiten_std` in gdpo, and as `whiten/std` in a user's list."""
         if step.name in self.log_as:
             return f"{self.log_as[step.name]}/{name}"
         return f"{metric_name(step.name)}/{name.removeprefix(f'{step.name}_')}"

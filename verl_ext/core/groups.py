@@ -17,13 +17,13 @@ Bools = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.intp]
 D = TypeVar("D", bound=np.generic)
 
-# A group has no variance if its range is at most 1e-6 * max(1, |mean|). Comparing the std with 0 would not do: of a
-# float32 0.3, six times, torch's std is 3.3e-8, and dividing by it makes advantages of rounding.
+# A group has no variance if its range is at most 1e-6 * max(1, |mean|). Comparing the std with 0 is not
+# enough: torch's std of six float32 values of 0.3 is 3.3e-8, and dividing by it turns rounding into advantages.
 TOLERANCE = 1e-6
 
 
 def divide(numerator: Array, divisor: Array) -> Array:
-    """Quotient, and 0 where the divisor is 0.
+    """Divide; the result is 0 where the divisor is 0.
 
     >>> divide(np.array([1.0, 0.0]), np.array([2.0, 0.0]))
     array([0.5, 0. ])
@@ -39,7 +39,7 @@ def divide(numerator: Array, divisor: Array) -> Array:
 class Groups:
     """A partition of N trajectories into G groups of any size.
 
-    Every statistic takes `x` of shape `[N]` or `[N, K]`, leaves NaN ("not scored") out, and returns one value a group.
+    Every statistic takes `x` of shape `[N]` or `[N, K]`, skips NaN ("not scored"), and returns one value per group.
 
     >>> groups = Groups.of(["a", "b", "a"])
     >>> groups.mean(np.array([1.0, 5.0, 2.0]))
@@ -59,14 +59,14 @@ class Groups:
 
     @classmethod
     def of(cls, labels: Iterable[Hashable]) -> Groups:
-        """Group by label; labels are of any hashable type and may be mixed."""
+        """Group by label. Labels may be of any hashable types."""
         labels = list(labels)
         codes: dict[Hashable, int] = {}
         try:
             ids = np.array([codes.setdefault(label, len(codes)) for label in labels], dtype=np.intp)
         except TypeError as error:
-            found = next(label for label in labels if not isinstance(label, Hashable) or _unhashable(label))
-            raise DataError(f"group labels must be hashable, found {found!r} ({type(found).__name__})") from error
+            bad = next(label for label in labels if not isinstance(label, Hashable) or _unhashable(label))
+            raise DataError(f"group labels must be hashable, found {bad!r} ({type(bad).__name__})") from error
         # numpy sorts 16-bit integers by radix, in linear time.
         keys = ids.astype(np.uint16) if len(codes) <= 65536 else ids
         sizes = np.bincount(ids)
@@ -90,7 +90,7 @@ class Groups:
         return np.broadcast_to(count, total.shape)
 
     def mean(self, x: Array) -> Array:
-        """Mean of the scored values, NaN for a group that has none."""
+        """Mean of the scored values; NaN for a group without any."""
         total, count = self.sum_and_count(x)
         if count.all():
             mean: Array = total / count
@@ -103,13 +103,13 @@ class Groups:
         return self.variation(x)[1]
 
     def variation(self, x: Array) -> tuple[Array, Bools]:
-        """Mean of the scored values, and whether they vary (as `varies` says)."""
+        """Mean of the scored values, and whether they vary (see `varies`)."""
         mean, sorted_x = self.mean(x), x.take(self.order, axis=0)
         width = np.fmax.reduceat(sorted_x, self.starts) - np.fmin.reduceat(sorted_x, self.starts)
         return mean, np.asarray(width > TOLERANCE * np.fmax(1.0, np.abs(mean)))
 
     def sum_and_count(self, x: Array) -> tuple[Array, Array]:
-        """Both at once; the counts have the sums' shape, or one column where they are the same for all."""
+        """Sum and number of the scored values. The counts may have one column if they are the same for all columns."""
         sorted_x = x.take(self.order, axis=0)
         total: Array = np.add.reduceat(sorted_x, self.starts)
         if not np.isnan(total).any():
@@ -124,7 +124,7 @@ class Groups:
         return self.sizes.astype(np.float64)
 
     def broadcast(self, per_group: npt.NDArray[D]) -> npt.NDArray[D]:
-        """One value a group to one value a trajectory: `[G, ...] -> [N, ...]`."""
+        """Broadcast one value per group to its trajectories: `[G, ...] -> [N, ...]`."""
         return per_group.take(self.ids, axis=0)
 
 

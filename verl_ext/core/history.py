@@ -1,4 +1,4 @@
-"""The step that weighs an advantage by the model's history: HA-DW's capability anchor and its reweighting."""
+"""The step `weigh_by_history`: the capability anchor of HA-DW and its reweighting."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from verl_ext.core.observe import Metrics
 from verl_ext.core.typed import LARGEST_WEIGHT, limited
 from verl_ext.errors import CheckpointError, ConfigurationError
 
-MOST_TICKS = 2**53  # whole numbers up to here survive as floats, in which they are logged
+MOST_TICKS = 2**53  # metrics are floats, which are exact up to this integer
 AnchorKind = Literal["soft", "window", "fixed"]
 ANCHORS: tuple[str, ...] = get_args(AnchorKind)
 
 
 @dataclass(frozen=True)
 class Capability:
-    """What the anchor remembers between batches."""
+    """The state of the anchor between batches."""
 
     anchor: str
     value: float | None = None
@@ -40,9 +40,9 @@ class Capability:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Capability:
-        """Read `to_dict`'s data, refusing anything else."""
+        """Read the data of `to_dict`; raise `CheckpointError` for anything else."""
         if not isinstance(data, Mapping) or set(data) != {"anchor", "value", "window", "ticks"}:
-            raise CheckpointError(f"capability state needs anchor, value, window and ticks, found {data!r}")
+            raise CheckpointError(f"the capability state must have anchor, value, window and ticks, found {data!r}")
         anchor, value, window, ticks = data["anchor"], data["value"], data["window"], data["ticks"]
         if anchor not in ANCHORS:
             raise _damaged(data, f"anchor must be one of {', '.join(ANCHORS)}")
@@ -51,11 +51,11 @@ class Capability:
         if not (value is None or _is_share(value)):
             raise _damaged(data, "value must be null or a number in [0, 1]")
         if type(ticks) is not int or not 0 <= ticks <= MOST_TICKS:
-            raise _damaged(data, f"ticks must be a whole number from 0 to {MOST_TICKS}")
+            raise _damaged(data, f"ticks must be an integer from 0 to {MOST_TICKS}")
         if anchor != "fixed" and ((value is None) != (ticks == 0) or bool(window) != (ticks > 0)):
-            raise _damaged(data, "value and window are there after the first batch, and only then")
+            raise _damaged(data, "value and window must be set if ticks > 0, and only then")
         if anchor != "fixed" and len(window) > ticks:
-            raise _damaged(data, "window holds more batches than ticks counts")
+            raise _damaged(data, "window must not hold more batches than ticks")
         if anchor == "soft" and window and value != window[-1]:
             raise _damaged(data, "value must be the last entry of window")
         return cls(anchor, None if value is None else float(value), tuple(map(float, window)), ticks)
@@ -76,21 +76,22 @@ class WeighByHistory(Step):
     `p_g` is the group's mean accuracy, `y` the batch's, `C` the model's capability. On a prompt that is hard for the
     model (`p_g < C`) a positive advantage grows and a negative one shrinks; on an easy prompt the reverse.
 
-    `soft`: `C` is the prior; the posterior `(1 - eta_t) C + eta_t y` is the next one, with
+    `soft`: `C` is the prior; the posterior `(1 - eta_t) C + eta_t y` is the next prior, with
     `eta_t = clip(eta_min + eta sigma_t, 0, 1)` and `sigma_t` the population std of the last `history_window` posteriors
-    (1 while there is one). `eta_min` is not in the paper: with 0, its formula, sigma_t collapses and C stands still. It
-    is added, because a floor `max(eta sigma_t, eta_min)` of 0.1 hides `eta` for good (sigma_t is at most 0.5). The
-    first batch sets C and has Phi = 1. `window`: `C` is the mean of y over the last `history_window` batches, this one
-    included. `fixed`: `C` is `fixed_anchor`.
+    (1 while there is only one). `eta_min` is not in the paper: with 0, the paper's formula, sigma_t collapses and C
+    stops moving. It is an addend and not a floor: with `max(eta sigma_t, eta_min)` and a floor of 0.1, the default
+    `eta` would never have an effect, because sigma_t is at most 0.5. The first batch sets C and has Phi = 1.
+    `window`: `C` is the mean of y over the last `history_window` batches, including this one.
+    `fixed`: `C` is `fixed_anchor`.
 
-    Phi > 0, so no sign flips and 0 stays 0. A group whose accuracy is not scored has Phi = 1; a batch of which no
-    accuracy is scored leaves the anchor as it was.
+    Phi > 0, so no sign flips and 0 stays 0. A group without a scored accuracy has Phi = 1. A batch without a scored
+    accuracy does not change the anchor.
     """
 
     name: ClassVar[str] = "weigh_by_history"
     needs_accuracy: ClassVar[bool] = True
     after: ClassVar[Order] = MappingProxyType(
-        {SUM: "it takes one value a trajectory", "centre": "it goes by the sign of a value within its group"}
+        {SUM: "it takes one value per trajectory", "centre": "it needs the sign of a value within its group"}
     )
     anchor: AnchorKind = "soft"
     lambda_scale: float = limited(1.3, above=0.0, high=LARGEST_WEIGHT)
@@ -101,7 +102,7 @@ class WeighByHistory(Step):
     eta_min: float = limited(0.05, low=0.0, high=1.0)
     """Added to the step of the `soft` anchor; with 0, the paper's formula, the anchor can stand still."""
     fixed_anchor: float | None = limited(None, low=0.0, high=1.0)
-    """The anchor of `fixed`, which has no default."""
+    """The anchor for `anchor=fixed`, which requires it."""
     renamed: ClassVar[Mapping[str, str]] = MappingProxyType({"window": "history_window", "fixed": "fixed_anchor"})
 
     def __post_init__(self) -> None:
@@ -109,19 +110,19 @@ class WeighByHistory(Step):
 
     @staticmethod
     def read(data: Any) -> Capability:
-        """The capability from what a checkpoint holds."""
+        """Read the capability from the plain data of a checkpoint."""
         return Capability.from_dict(data)
 
     def init(self) -> Capability:
-        """No batch seen."""
+        """Return the capability before the first batch."""
         return Capability(self.anchor, value=self.fixed_anchor)
 
     def check_state(self, state: Capability) -> None:
         """Raise if another anchor wrote the state."""
         if state.anchor != self.anchor:
             raise CheckpointError(
-                f"the saved capability is of anchor={state.anchor}, this run has algorithm.hadw.anchor={self.anchor}: "
-                "set the saved one, or start from a folder without that state"
+                f"the saved capability has anchor={state.anchor}, this run has algorithm.hadw.anchor={self.anchor}: "
+                f"set algorithm.hadw.anchor={state.anchor}, or start from a folder without that state"
             )
 
     def update(self, values: Array, batch: Batch, state: Capability | None) -> Update:
@@ -150,10 +151,10 @@ class WeighByHistory(Step):
         }
         if used.size:
             metrics |= {"reweighting_mean": float(used.mean()), "reweighting_std": float(used.std())}
-        return Update(values * phi, new, metrics, self._remarks(new, y))
+        return Update(values * phi, new, metrics, self._warnings(new, y))
 
     def _move(self, old: Capability, y: float) -> tuple[float, Capability, float]:
-        """The anchor to weigh this batch with, what to remember, and the step size (soft)."""
+        """Return the anchor for this batch, the new state, and the step size of `soft`."""
         ticks = old.ticks + 1
         if self.fixed_anchor is not None:
             return self.fixed_anchor, Capability(self.anchor, self.fixed_anchor, (), ticks), 0.0
@@ -170,22 +171,22 @@ class WeighByHistory(Step):
         kept = (*old.window, posterior)[-self.history_window :]
         return old.value, Capability(self.anchor, posterior, kept, ticks), eta_t
 
-    def _remarks(self, new: Capability, y: float) -> dict[str, str]:
-        """A warning when the soft anchor stands still while accuracy is elsewhere.
+    def _warnings(self, new: Capability, y: float) -> dict[str, str]:
+        """Warn if the soft anchor stands still although the batch accuracy is far from it.
 
         From the default `eta_min` up it cannot: a single odd batch is all that would be seen.
         """
         if self.eta_min >= type(self).eta_min:
             return {}
         still = len(new.window) == self.history_window > 1 and max(new.window) - min(new.window) < 0.01
-        # Of the window anchor the last value is y itself, and the fixed one has no window.
+        # With `window` the last value is y, and `fixed` has no window: neither warns.
         if not still or abs(y - new.window[-1]) < 0.1:
             return {}
         return {
             "hadw_frozen": f"hadw's anchor has stood still near {new.window[-1]:.3f} over the last "
             f"{self.history_window} batches while batch accuracy is {y:.3f}: its step eta_t is too small (eta_min="
-            f"{self.eta_min:g}); set algorithm.hadw.eta_min=0.05, a memory of about 20 batches, or in "
-            "algorithm.compose.steps {step: weigh_by_history, eta_min: 0.05}"
+            f"{self.eta_min:g}); set algorithm.hadw.eta_min=0.05 (a memory of about 20 batches), or "
+            "{step: weigh_by_history, eta_min: 0.05} in algorithm.compose.steps"
         }
 
 
@@ -201,17 +202,17 @@ USED_BY = MappingProxyType(
 
 
 def check_anchor(settings: Any, *, prefix: str = "", who: str = "") -> None:
-    """Raise if a setting was changed that the chosen anchor does not use, or if the fixed anchor is missing.
+    """Raise if a changed setting has no effect with the chosen anchor, or if `fixed_anchor` is missing.
 
-    `settings` is any dataclass with the settings of `WeighByHistory`; messages put `prefix` before their names.
+    `settings` is any dataclass with the settings of `WeighByHistory`; messages put `prefix` before each name.
     """
     anchor = settings.anchor
     for name, anchors in USED_BY.items():
         value = getattr(settings, name)
         if anchor not in anchors and value != getattr(WeighByHistory, name):
-            homes = " or ".join(f"{prefix}anchor={home}" for home in anchors)
+            valid = " or ".join(f"{prefix}anchor={one}" for one in anchors)
             raise ConfigurationError(
-                f"{who}{prefix}{name}={value} has no effect with {prefix}anchor={anchor}: remove it, or set {homes}"
+                f"{who}{prefix}{name}={value} has no effect with {prefix}anchor={anchor}: remove it, or set {valid}"
             )
     if anchor == "fixed" and settings.fixed_anchor is None:
         raise ConfigurationError(f"{who}{prefix}anchor=fixed needs {prefix}fixed_anchor, a number in [0, 1]")

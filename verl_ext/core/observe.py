@@ -1,4 +1,4 @@
-"""Numbers worth a curve: of each reward, and of the advantages."""
+"""Metrics of each reward and of the advantages."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from verl_ext.core.groups import Array
 
 Metrics = dict[str, float]
 
-# verl combines the metrics of several updates in one step by looking for these words anywhere in a name, so that a
-# reward called `format_minimal` would be logged by its minimum. A `_` inside the word hides it.
+# verl aggregates a metric over the updates of one step by looking for these words anywhere in its name, so a reward
+# called `format_minimal` would be logged by its minimum. A `_` inside the word prevents that.
 _MISREAD = re.compile("max|min|mean|avg|average|sum|total|timing_s|timing_per_token", re.IGNORECASE)
 
 
 def metric_name(key: str) -> str:
-    """A reward's name, fit to stand in a metric's name.
+    """Make the name of a reward safe for the name of a metric.
 
     >>> metric_name("format"), metric_name("format_minimal"), metric_name("a/b c")
     ('format', 'format_m_inimal', 'a_b_c')
     """
     plain = re.sub(r"[^0-9A-Za-z_.-]+", "_", key) or "_"
-    if not plain.strip("."):  # `..` is a folder to a logger that makes paths of names
+    if not plain.strip("."):  # `..` would be a folder for a logger that uses names as paths
         plain = "_" * len(plain)
-    while _MISREAD.search(plain):  # hiding `sum` in `sumin` uncovers `min`
+    while _MISREAD.search(plain):  # breaking `sum` in `sumin` leaves `min`
         plain = _MISREAD.sub(lambda match: f"{match[0][0]}_{match[0][1:]}", plain)
     return plain
 
 
 @functools.lru_cache(maxsize=64)
 def metric_names(keys: tuple[str, ...]) -> Mapping[str, str]:
-    """Names for several rewards, kept apart where they would fall together.
+    """Metric names of several rewards; equal ones get a number.
 
     >>> metric_names(("a b", "a/b"))
     {'a b': 'a_b', 'a/b': 'a_b.2'}
@@ -50,7 +50,7 @@ def metric_names(keys: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def reward_metrics(batch: Batch) -> Metrics:
-    """Mean, std, min and max of each reward, the share of its groups without variance, and rows it does not score."""
+    """Mean, std, min and max of each reward, the share of groups without variance, the number of unscored rows."""
     if not len(batch.rewards):
         return {}
     metrics: Metrics = {}
@@ -65,7 +65,7 @@ def reward_metrics(batch: Batch) -> Metrics:
 
 
 def advantage_metrics(advantages: Array) -> Metrics:
-    """Mean, std, min and max over trajectories, and the share that is 0 and teaches nothing."""
+    """Mean, std, min and max over trajectories, and the share of exact zeros, which give no gradient."""
     if not len(advantages):
         return {}
     return _moments("advantage", advantages) | {

@@ -1,4 +1,4 @@
-"""What a run must carry from batch to batch and over a restart."""
+"""The state that a run carries from batch to batch and saves in checkpoints."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType({WeighByHistory.
 
 @dataclass
 class RunState:
-    """The one mutable object: holds the state of a run's estimators, by estimator name.
+    """The states of the estimators of a run, by estimator name. It is the only mutable object.
 
-    Inside verl it belongs to the trainer. A function called outside a trainer uses the one that
-    `verl_ext.run_state()` returns, or that of a `with verl_ext.use_run_state(RunState()):` block.
+    Inside verl it belongs to the trainer. Outside a trainer, estimators use the one that `verl_ext.run_state()`
+    returns; `with verl_ext.use_run_state(RunState()):` sets another one for a block.
 
     >>> run = RunState()
     >>> RunState().load_state_dict(run.state_dict())
     """
 
     states: dict[str, State] = field(default_factory=dict)
-    remarked: set[str] = field(default_factory=set)
-    """Kinds of remarks that were already given once."""
+    warned: set[str] = field(default_factory=set)
+    """Keys of the warnings that were already logged: each is logged once per run."""
     readers: dict[str, Callable[[Any], Any]] = field(default_factory=lambda: dict(_READERS), init=False, repr=False)
-    """How the saved state of each step is read; a chain with steps of the user's brings its own."""
+    """The name of each step to the function that reads its saved state. A chain with own steps adds theirs."""
 
     def reset(self) -> None:
-        """Forget everything: the next batch is the first."""
+        """Forget everything: the next batch counts as the first."""
         self.states.clear()
-        self.remarked.clear()
+        self.warned.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {estimator: plain_state(state) for estimator, state in self.states.items() if state}
 
     def load_state_dict(self, data: Mapping[str, Any]) -> None:
-        """Replace all states by saved ones; nothing changes if the data are not sound."""
+        """Replace all states by saved ones. If the data are invalid, raise `CheckpointError` and change nothing."""
         states: dict[str, State] = {}
         for estimator, steps in data.items():
             if not isinstance(steps, Mapping):
@@ -50,52 +50,54 @@ class RunState:
             if not steps:
                 raise CheckpointError(f"state of estimator {estimator!r} is empty")
             if unknown := set(steps) - set(self.readers):
-                raise CheckpointError(f"state of {listed(unknown)} is unknown here, known: {listed(self.readers)}")
+                raise CheckpointError(
+                    f"the saved state has unknown steps {listed(unknown)}; known: {listed(self.readers)}"
+                )
             states[estimator] = {step: self.readers[step](value) for step, value in steps.items()}
         self.reset()
         self.states.update(states)
 
 
 def plain_state(state: State) -> dict[str, Any]:
-    """A chain's state as plain data; an error that names the step for what JSON would not give back as it was.
+    """The state of a chain as plain data. Raise `CheckpointError` for a value that JSON would not restore unchanged.
 
     >>> plain_state({"mine": {"seen": (1, 2)}})
     Traceback (most recent call last):
     ...
     verl_ext.errors.CheckpointError: the state of step 'mine' cannot be saved: state['seen'] is (1, 2), a tuple; ...
     """
-    found = {}
+    plain = {}
     for step, value in state.items():
-        found[step] = value.to_dict() if hasattr(value, "to_dict") else value
+        plain[step] = value.to_dict() if hasattr(value, "to_dict") else value
         try:
-            wrong = _wrong(found[step], "state")
+            wrong = _not_json(plain[step], "state")
         except RecursionError:
-            wrong = "it is nested too deeply, or holds itself"
+            wrong = "it is nested too deeply, or contains itself"
         if wrong is not None:
             raise CheckpointError(
-                f"the state of step {step!r} cannot be saved: {wrong}; a state, or what its to_dict() returns, is made "
-                "of None, bool, int, finite float, str, list, and dict with str keys, for a checkpoint keeps it as JSON"
+                f"the state of step {step!r} cannot be saved: {wrong}; checkpoints are JSON, so a state, or what its "
+                "to_dict() returns, may hold only None, bool, int, finite float, str, list, and dict with str keys"
             )
-    return found
+    return plain
 
 
-def _wrong(value: Any, at: str) -> str | None:
-    """What of the value JSON refuses or changes; subclasses would come back as their base."""
+def _not_json(value: Any, at: str) -> str | None:
+    """Return which part of the value JSON rejects or changes, or None. Subclasses would be read as their base class."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return None
-    if isinstance(value, float):  # numpy's too, which is one
+    if isinstance(value, float):  # np.float64 is a float
         return None if math.isfinite(value) else f"{at} is {float(value)}"
     if kind is list:
         inner = ((entry, f"{at}[{number}]") for number, entry in enumerate(value))
     elif kind is dict:
         if odd := [key for key in value if type(key) is not str]:
-            return f"{at} has the key {odd[0]!r}, {_named(type(odd[0]))}"
+            return f"{at} has the key {odd[0]!r}, {_with_article(type(odd[0]))}"
         inner = ((entry, f"{at}[{key!r}]") for key, entry in value.items())
     else:
-        return f"{at} is {value!r:.80}, {_named(kind)}"
-    return next((wrong for entry, where in inner if (wrong := _wrong(entry, where)) is not None), None)
+        return f"{at} is {value!r:.80}, {_with_article(kind)}"
+    return next((wrong for entry, where in inner if (wrong := _not_json(entry, where)) is not None), None)
 
 
-def _named(kind: type) -> str:
+def _with_article(kind: type) -> str:
     return f"{'an' if kind.__name__[0] in 'aeiou' else 'a'} {kind.__name__}"

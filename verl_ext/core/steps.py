@@ -1,4 +1,4 @@
-"""The parts estimators are made of. Values are `[N, K]`; NaN is "not scored" and passes through every step."""
+"""The built-in steps. Values are `[N, K]`; NaN means "not scored" and passes through every step."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _UNDOES: Order = MappingProxyType(
     | {"whiten": "whitening moves groups off their centre, and dividing afterwards undoes it"}
 )
 _CENTRED: Order = MappingProxyType({"centre": "it divides values that are centred in their group"})
-_SUMMED: Order = MappingProxyType({SUM: "it takes one value a trajectory"})
+_SUMMED: Order = MappingProxyType({SUM: "it takes one value per trajectory"})
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """A reward counts only where the component `on` reached `at_least`."""
+    """A reward counts only where the reward `on` is at least `at_least`."""
 
     on: str
     at_least: float
@@ -40,13 +40,13 @@ class Requirement:
 class Condition(Step):
     """`r_k <- r_k * 1[r_on >= t]`: an easy reward counts only where the hard one was reached (GDPO, eq. 8).
 
-    A row whose `on` is not scored has no `r_k` either.
+    Where `on` is not scored, `r_k` is not scored either.
     """
 
     name: ClassVar[str] = "condition"
     not_after: ClassVar[Order] = MappingProxyType(
         dict.fromkeys(
-            (SUM, "centre", "scale_by_std", "scale_by_mad"), "a condition holds for the rewards as they were given"
+            (SUM, "centre", "scale_by_std", "scale_by_mad"), "a condition applies to the rewards as they were scored"
         )
     )
     conditions: MappingProxyType[str, Requirement] = field(default_factory=lambda: MappingProxyType({}))
@@ -58,13 +58,13 @@ class Condition(Step):
 
     @classmethod
     def check(cls, given: Mapping[str, Any]) -> str | None:
-        """A condition on nothing."""
+        """Reject a step without conditions."""
         return None if given.get("conditions") else "it needs conditions={reward: {on: other reward, at_least: number}}"
 
     def apply(self, values: Array, batch: Batch) -> Array:
         named = {name for key, needed in self.conditions.items() for name in (key, needed.on)}
         if missing := named - set(batch.keys):
-            raise ConfigurationError(f"conditions name {listed(missing)}, the reward keys are {listed(batch.keys)}")
+            raise ConfigurationError(f"conditions name {listed(missing)}, but the reward keys are {listed(batch.keys)}")
         out: Array = values.copy()
         for key, needed in self.conditions.items():
             column, on = batch.keys.index(key), batch.rewards[:, batch.keys.index(needed.on)]
@@ -118,7 +118,7 @@ class ScaleByMad(Step):
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
         deviations, count = groups.sum_and_count(np.abs(values))
-        # 0 where no value deviates: a tiny epsilon alone would make it infinite.
+        # 0 where no value deviates: dividing by a tiny epsilon alone would give infinity.
         scale = divide(count, np.where(deviations > 0, deviations + self.epsilon, 0.0))
         return values * groups.broadcast(scale)
 
@@ -127,20 +127,20 @@ class ScaleByMad(Step):
 class WeighAndSum(Step):
     """`sum_k w_k x_k`, plus the KL part of the reward where the batch has one.
 
-    A component which is not scored contributes 0; a row of which nothing is scored is itself not scored.
+    A component that is not scored contributes 0. A row without a scored component is not scored.
     """
 
     name: ClassVar[str] = SUM
-    not_after: ClassVar[Order] = MappingProxyType({SUM: "there is one value a trajectory already"})
+    not_after: ClassVar[Order] = MappingProxyType({SUM: "there is already one value per trajectory"})
     weights: tuple[float, ...] | None = None
-    """One a component; 1 each where not given."""
+    """One per component; default: 1 each."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         columns = values.shape[1]
         weights = np.ones(columns) if self.weights is None else np.asarray(self.weights)
         if weights.shape != (columns,):
             raise ConfigurationError(f"{len(weights)} weights for {columns} reward keys: {listed(batch.keys)}")
-        if weights.tolist() == [1.0] and batch.penalty is None:
+        if weights.tolist() == [1.0] and batch.kl_reward is None:
             return values
         total: Array = values @ weights
         unscored: Bools = np.isnan(total)
@@ -148,8 +148,8 @@ class WeighAndSum(Step):
             missing = np.isnan(values)
             total = np.where(missing, 0.0, values) @ weights
             unscored = np.asarray(missing.all(axis=1))
-        if batch.penalty is not None:
-            total = total + batch.penalty
+        if batch.kl_reward is not None:
+            total = total + batch.kl_reward
         total[unscored] = np.nan
         return total[:, None]
 
@@ -161,9 +161,9 @@ class Whiten(Step):
     `over="sequence"`: over trajectories, std with n - 1. `over="token"`: every trajectory counts once per token, and
     the divisor is `sqrt(var + 1e-8)`, as in verl's `masked_whiten`.
 
-    Where every group is centred (its mean is 0 to within 1e-6), values of groups without variance are exactly 0, those
-    of rewards that cancel (`r2 = C - r1`) too. The mean over trajectories is then 0 but for rounding, and is not
-    subtracted, so that they stay 0. Over tokens the mean is not 0 in general and moves them, as in verl.
+    Where every group is centred (its mean is 0 to within 1e-6), groups without variance get exactly 0, also where two
+    rewards cancel (`r2 = C - r1`). The mean over trajectories is then 0 up to rounding and is not subtracted, so these
+    values stay 0. Over tokens the mean is not 0 in general and shifts them, as in verl.
     """
 
     name: ClassVar[str] = "whiten"
@@ -174,7 +174,7 @@ class Whiten(Step):
 
     @classmethod
     def check(cls, given: Mapping[str, Any]) -> str | None:
-        """An epsilon over tokens, where verl's 1e-8 is added to the variance."""
+        """Reject an epsilon over tokens, where 1e-8 is added to the variance as in verl."""
         unused = given.get("over", cls.over) == "token" and "epsilon" in given
         return "epsilon has no effect with over=token, whose divisor is sqrt(var + 1e-8)" if unused else None
 
@@ -197,7 +197,7 @@ class Whiten(Step):
 
 @dataclass(frozen=True)
 class Balance(Step):
-    """`x * z`, which undoes the share that groups without variance take in the loss's mean (DGPO, 3.2).
+    """`x * z`: compensates for the groups without variance in the mean of the loss (DGPO, 3.2).
 
     `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = N / N_valid`. A group is valid if its
     values vary; `z = 1` when none is. `balance_z` and `zero_mask_ratio` are both z; the second is the name in the
@@ -221,8 +221,8 @@ class Balance(Step):
 class WeighByDifficulty(Step):
     """`x * lambda_g`, `lambda = B_v softmax(-acc_g / T)` over the `B_v` valid groups, 1 elsewhere (DGPO, DQW).
 
-    `acc_g` is the group's mean accuracy. A valid group with accuracy 0 varies only in another reward and counts as
-    accuracy 1, the least weight; so does a group whose accuracy is not scored.
+    `acc_g` is the group's mean accuracy. A valid group with accuracy 0 varies only in another reward. It counts as
+    accuracy 1, the least weight; so does a group without a scored accuracy.
     """
 
     name: ClassVar[str] = "weigh_by_difficulty"
@@ -243,7 +243,7 @@ class WeighByDifficulty(Step):
             "all_wrong_groups": float(np.count_nonzero(accuracy <= 0)),
         }
         if len(solved):
-            with np.errstate(over="ignore"):  # by a tiny temperature: all weight is the hardest groups'
+            with np.errstate(over="ignore"):  # a tiny temperature gives all weight to the hardest groups
                 lam = np.exp((solved.min() - solved) / self.dqw_temp)
             lam *= len(lam) / lam.sum()
             weights[live] = lam
@@ -256,7 +256,7 @@ class WeighByDifficulty(Step):
 
 
 def _without_rounding(values: Array, batch: Batch) -> tuple[Array, bool]:
-    """Whether every group's mean is 0 but for rounding; then exactly 0 in groups without variance."""
+    """Whether all groups are centred up to rounding; if so, groups without variance get exactly 0."""
     mean, varies = batch.groups.variation(values)
     if (np.abs(mean) > TOLERANCE * np.fmax.reduce(np.abs(values), axis=None, initial=1.0)).any():
         return values, False
@@ -266,7 +266,9 @@ def _without_rounding(values: Array, batch: Batch) -> tuple[Array, bool]:
 def _live(values: Array, batch: Batch) -> Bools:
     """`[G]` whether the group's single value varies."""
     if values.shape[1] != 1:
-        raise ConfigurationError(f"this step takes one value a trajectory, found {values.shape[1]}: sum them first")
+        raise ConfigurationError(
+            f"this step takes one value per trajectory, found {values.shape[1]}: put weigh_and_sum first"
+        )
     return batch.groups.varies(values[:, 0])
 
 

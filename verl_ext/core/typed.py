@@ -1,4 +1,4 @@
-"""Dataclasses read from plain data and checked by the types and limits of their fields."""
+"""Read dataclasses from plain data, checked by the types and limits of their fields."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from verl_ext.errors import ConfigurationError, unknown
 
-LARGEST_WEIGHT = 1e30  # whose square, times a reward's, is far from overflow
+LARGEST_WEIGHT = 1e30  # its square times the square of a reward does not overflow
 T = TypeVar("T")
-_PLAIN = {bool: "True or False", int: "a whole number", str: "text"}
+_PLAIN = {bool: "True or False", int: "an integer", str: "a string"}
 
 
 def limited(default: Any, *, low: float | None = None, above: float | None = None, high: float | None = None) -> Any:
@@ -24,12 +24,12 @@ def limited(default: Any, *, low: float | None = None, above: float | None = Non
 
 def same_as(kind: type[Any], name: str) -> Any:
     """A dataclass field with the default and the limits of another dataclass's field."""
-    (found,) = (item for item in dataclasses.fields(kind) if item.name == name)
-    return dataclasses.field(default=found.default, metadata=found.metadata)
+    (field,) = (item for item in dataclasses.fields(kind) if item.name == name)
+    return dataclasses.field(default=field.default, metadata=field.metadata)
 
 
 def shared(source: Any, kind: type[Any]) -> dict[str, Any]:
-    """The values of a dataclass's fields that another dataclass has too, by name.
+    """The values in `source` of the fields of `kind`, by name; fields that `source` does not have are left out.
 
     >>> @dataclasses.dataclass
     ... class Section:
@@ -62,7 +62,7 @@ def number(
 def _finite(value: object) -> bool:
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond float64
+    except OverflowError:  # an integer beyond float64
         return False
 
 
@@ -73,7 +73,7 @@ def boolean(where: str, value: object) -> None:
 
 
 def section(kind: type[T], given: object, where: str) -> T:
-    """A section's dataclass from plain data; null is a section without settings."""
+    """Read the dataclass of a section from plain data; null means the defaults."""
     if given is None:
         return make(kind, {}, where)
     if not isinstance(given, Mapping):
@@ -82,7 +82,7 @@ def section(kind: type[T], given: object, where: str) -> T:
 
 
 def make(kind: type[T], given: Mapping[Any, Any], where: str) -> T:
-    """An instance of a dataclass from plain data; unknown names, wrong types and missing settings are refused.
+    """Read a dataclass from plain data; raise for unknown names, wrong types and missing settings.
 
     >>> @dataclasses.dataclass
     ... class Clip:
@@ -90,11 +90,11 @@ def make(kind: type[T], given: Mapping[Any, Any], where: str) -> T:
     >>> make(Clip, {"limit": 3}, "steps[0]")
     Clip(limit=3.0)
     """
-    # A class that is no dataclass has no settings.
+    # A class that is not a dataclass has no settings.
     known = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
     fields = {item.name: item for item in known if item.init}
     hints = typing.get_type_hints(kind)
-    # `on` is a boolean in YAML 1.1, which is how a file of the user's is read.
+    # YAML 1.1 reads the key `on` as True.
     named = {"on" if name is True and "on" in fields else name: value for name, value in given.items()}
     renamed: Mapping[str, str] = getattr(kind, "renamed", {})
     for name in named:
@@ -112,57 +112,57 @@ def make(kind: type[T], given: Mapping[Any, Any], where: str) -> T:
     return kind(**read)
 
 
-def value_of(where: str, found: Any, kind: Any, limits: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """One value as its type says.
+def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Check one value by its type and limits, and convert it.
 
     >>> value_of("x", [1, 2], tuple[float, ...])
     (1.0, 2.0)
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
-        return found
+        return value
     if origin in (typing.Union, types.UnionType):
-        if found is None and type(None) in inner:
+        if value is None and type(None) in inner:
             return None
-        return _first_fitting(where, found, [one for one in inner if one is not type(None)], limits)
+        return _first_fitting(where, value, [one for one in inner if one is not type(None)], limits)
     if origin is typing.Literal:
-        if found not in inner:
-            raise ConfigurationError(f"{where}: {unknown('value', found, inner)}")
-        return found
+        if value not in inner:
+            raise ConfigurationError(f"{where}: {unknown('value', value, inner)}")
+        return value
     if kind is float:
-        number(where, found, **limits)
-        return float(found)
+        number(where, value, **limits)
+        return float(value)
     if kind in _PLAIN:
-        if type(found) is not kind:
-            raise ConfigurationError(f"{where} must be {_PLAIN[kind]}, found {found!r}")
+        if type(value) is not kind:
+            raise ConfigurationError(f"{where} must be {_PLAIN[kind]}, found {value!r}")
         if kind is int:
-            number(where, found, **limits)
-        return found
+            number(where, value, **limits)
+        return value
     if origin in (tuple, list, Sequence):
-        if isinstance(found, str) or not isinstance(found, Sequence):
-            raise ConfigurationError(f"{where} must be a list, found {found!r}")
-        values = [value_of(f"{where}[{at}]", value, inner[0], limits) for at, value in enumerate(found)]
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise ConfigurationError(f"{where} must be a list, found {value!r}")
+        values = [value_of(f"{where}[{at}]", item, inner[0], limits) for at, item in enumerate(value)]
         return values if origin is list else tuple(values)
     if origin in (dict, Mapping, MappingProxyType):
-        if not isinstance(found, Mapping):
-            raise ConfigurationError(f"{where} must be a section of settings, found {found!r}")
-        read = {str(key): value_of(f"{where}.{key}", value, inner[1], limits) for key, value in found.items()}
+        if not isinstance(value, Mapping):
+            raise ConfigurationError(f"{where} must be a section of settings, found {value!r}")
+        read = {str(key): value_of(f"{where}.{key}", item, inner[1], limits) for key, item in value.items()}
         return MappingProxyType(read) if origin is MappingProxyType else read
     if dataclasses.is_dataclass(kind):
-        if not isinstance(found, Mapping):
-            raise ConfigurationError(f"{where} must be a section of settings, found {found!r}")
-        return make(typing.cast(type[Any], kind), found, where)
+        if not isinstance(value, Mapping):
+            raise ConfigurationError(f"{where} must be a section of settings, found {value!r}")
+        return make(typing.cast(type[Any], kind), value, where)
     raise ConfigurationError(
         f"{where} is declared as {kind}, which cannot be read from a configuration: declare it as bool, int, float, "
         "str, Literal, `X | None`, tuple[X, ...], Mapping[str, X] or a dataclass"
     )
 
 
-def _first_fitting(where: str, found: Any, kinds: Sequence[Any], limits: Mapping[str, Any]) -> Any:
+def _first_fitting(where: str, value: Any, kinds: Sequence[Any], limits: Mapping[str, Any]) -> Any:
     errors = []
     for kind in kinds:
         try:
-            return value_of(where, found, kind, limits)
+            return value_of(where, value, kind, limits)
         except ConfigurationError as error:
             errors.append(str(error))
     raise ConfigurationError("; or ".join(errors))

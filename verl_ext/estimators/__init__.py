@@ -14,7 +14,7 @@ __all__ = ["ESTIMATORS", "build"]
 
 
 def build(name: str, settings: Settings) -> Chain:
-    """The steps of an estimator under the given settings.
+    """Build the chain of an estimator from the settings.
 
     >>> from verl_ext.settings import Settings
     >>> [step.name for step in build("drgrpo", Settings()).steps]

@@ -6,9 +6,9 @@ r"""`adv_estimator=compose`: an estimator written as a list of steps in the conf
       compose:
         steps: [centre, scale_by_mad, weigh_and_sum, whiten, {step: weigh_by_difficulty, dqw_temp: 1.0}]
 
-The steps are those of the named estimators, which `python -m verl_ext show NAME` prints as such lists, and any of the
-user's own: `package.module:Class` is imported where the list is read, so that it needs no registration, only to be
-importable where verl's trainer runs. Names, settings and order are checked when the list is read.
+A list may name the steps of the named estimators, which `python -m verl_ext show NAME` prints as such lists, and steps
+of your own as `package.module:Class`. These need no registration, but must be importable where verl's trainer runs.
+Names, settings and order are checked when the list is read.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def compose(settings: Settings) -> Chain:
     if not listed:
         raise ConfigurationError(
             f"algorithm.adv_estimator=compose needs a list of steps: set {WHERE}=[...], for example "
-            "[weigh_and_sum,centre,scale_by_std]; `python -m verl_ext show gdpo` prints that of gdpo, and so on"
+            "[weigh_and_sum,centre,scale_by_std]; `python -m verl_ext show gdpo` prints the list of gdpo"
         )
     steps = tuple(_step(item, f"{WHERE}[{at}]", settings) for at, item in enumerate(listed))
     _check_order(steps)
@@ -113,20 +113,20 @@ def describe(chain: Chain) -> list[str | dict[str, Any]]:
 
 
 def settings_of(step: Step, *, defaults: bool = False) -> dict[str, Any]:
-    """A step's settings as plain data; the weights of rewards are not its own."""
+    """The settings of a step as plain data, without the weights, which are `algorithm.rewards.weights`."""
     if not dataclasses.is_dataclass(step):
         return {}
-    found = {}
+    settings = {}
     for item in dataclasses.fields(step):
         value = getattr(step, item.name)
         default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
         if (defaults or value != default) and (step.name, item.name) != (SUM, "weights"):
-            found[item.name] = plain(value)
-    return found
+            settings[item.name] = plain(value)
+    return settings
 
 
 def try_out(chain: Chain, settings: Settings) -> str | None:
-    """What goes wrong with the chain on a made-up batch, if anything does: a step of the user's may not hold."""
+    """Run the chain on a made-up batch, because a step of the user may fail; return what is wrong, or None."""
     keys = settings.rewards.keys or ("score",)
     draw = np.random.default_rng(0)
     batch = Batch.of(
@@ -138,26 +138,26 @@ def try_out(chain: Chain, settings: Settings) -> str | None:
     )
     values, state = batch.rewards, chain.init()
     for step in chain.steps:
-        said = f"step {step.name!r} ({type(step).__module__}:{type(step).__qualname__}), tried on a made-up batch of "
-        said += f"{values.shape[0]} responses and {values.shape[1]} values each"
-        values.setflags(write=False)  # in a run they may be the batch's own rewards
+        where = f"step {step.name!r} ({type(step).__module__}:{type(step).__qualname__}), tried on a made-up batch of "
+        where += f"{values.shape[0]} responses and {values.shape[1]} values each"
+        values.setflags(write=False)  # in a run they may be the rewards of the batch, which a step must not change
         try:
             update = step.update(values, batch, state.get(step.name))
-            found = update.values
+            new = update.values
             for kept in (state.get(step.name), update.state):
                 plain_state({} if kept is None else {step.name: kept})
         except CheckpointError as error:
-            return f"{said}: {error}"
-        except Exception as error:  # noqa: BLE001 - it may be anyone's code: whatever it raises is what to say
-            return f"{said}, raises {type(error).__name__}: {error}"
-        if not isinstance(found, np.ndarray) or found.ndim != 2 or len(found) != len(values):
-            what = f"values of shape {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
-            return f"{said}, returns {what}, expected an array of one row a response: [{len(values)}, values]"
-        if not np.isfinite(found).all():
-            return f"{said}, returns values that are not finite"
-        values = found
+            return f"{where}: {error}"
+        except Exception as error:  # noqa: BLE001 - user code may raise anything
+            return f"{where}, raises {type(error).__name__}: {error}"
+        if not isinstance(new, np.ndarray) or new.ndim != 2 or len(new) != len(values):
+            what = f"values of shape {new.shape}" if isinstance(new, np.ndarray) else type(new).__name__
+            return f"{where}, returns {what}, expected an array with one row per response: [{len(values)}, values]"
+        if not np.isfinite(new).all():
+            return f"{where}, returns values that are not finite"
+        values = new
     if values.shape[1] != 1:
-        return f"{WHERE} leaves {values.shape[1]} values a response: add weigh_and_sum"
+        return f"{WHERE} returns {values.shape[1]} values per response: add weigh_and_sum"
     return None
 
 
@@ -171,15 +171,15 @@ def _step(item: str | Mapping[str, Any], where: str, settings: Settings) -> Step
         )
     if kind is WeighAndSum:
         if given:
-            raise ConfigurationError(f"{where}: {name} has no settings here, its weights are algorithm.rewards.weights")
+            raise ConfigurationError(f"{where}: {name} has no settings here: set algorithm.rewards.weights")
         return WeighAndSum(settings.rewards.weights)
     try:
         step: Step = make(kind, given, f"{where} ({name})")
         step.init()
     except ConfigurationError:
         raise
-    except Exception as error:  # a class of the user's may raise anything
-        raise ConfigurationError(f"{where}: {name} cannot be made: {type(error).__name__}: {error}") from error
+    except Exception as error:  # user code may raise anything
+        raise ConfigurationError(f"{where}: {name} cannot be created: {type(error).__name__}: {error}") from error
     complaint = kind.check(given)
     if complaint:
         raise ConfigurationError(f"{where} ({name}): {complaint}")
@@ -187,10 +187,10 @@ def _step(item: str | Mapping[str, Any], where: str, settings: Settings) -> Step
 
 
 def _own(path: str, where: str) -> type[Step]:
-    """The class of a user's step."""
+    """Import the class of a user's step, and check it."""
     module, _, name = path.partition(":")
     if not module or not name:
-        raise ConfigurationError(f"{where}: {path!r} is no step: write package.module:Class")
+        raise ConfigurationError(f"{where}: {path!r} is not a step: write package.module:Class")
     try:
         home = importlib.import_module(module)
     except ImportError as error:
@@ -208,54 +208,54 @@ def _own(path: str, where: str) -> type[Step]:
         raise ConfigurationError(f"{where}: {unknown(f'step of {module}', name, near)}")
     if not (isinstance(kind, type) and issubclass(kind, Step) and isinstance(getattr(kind, "name", None), str)):
         raise ConfigurationError(
-            f"{where}: {path!r} is no step: write a frozen dataclass over verl_ext.Step with a `name`, a text, and "
-            "`apply(self, values, batch)`"
+            f"{where}: {path!r} is not a step: write a frozen dataclass that inherits verl_ext.Step, with a "
+            "string `name` and `apply(self, values, batch)`"
         )
     own: type[Step] = kind
     if own.name in STEPS:
-        raise ConfigurationError(f"{where}: the name {own.name!r} of {path!r} is that of a step of verl_ext: rename it")
+        raise ConfigurationError(f"{where}: verl_ext has a step {own.name!r} already: rename {path!r}")
     return own
 
 
 def _check_order(steps: Sequence[Step]) -> None:
-    """Refuse a list in which a step stands where it does not mean anything, or undoes another."""
+    """Raise if a step makes no sense at its place in the list, or undoes another one."""
     passed: set[str] = set()
-    side: set[str] = set()  # what was done since the beginning, or since the sum
+    side: set[str] = set()  # steps since the start of the list, or since the sum
     for at, step in enumerate(steps):
         where = f"{WHERE}[{at}]"
         for needed, reason in step.after.items():
             if needed not in passed:
-                raise ConfigurationError(f"{where}: {step.name} must stand after {needed}, because {reason}")
+                raise ConfigurationError(f"{where}: {step.name} must come after {needed}, because {reason}")
         for wrong, reason in step.not_after.items():
             if wrong in passed:
-                raise ConfigurationError(f"{where}: {step.name} must not stand after {wrong}, because {reason}")
+                raise ConfigurationError(f"{where}: {step.name} must not come after {wrong}, because {reason}")
         done = "a division by the group's spread" if step.name in DIVIDING else step.name
         if done in side and step.name in STEPS:
             raise ConfigurationError(
-                f"{where}: {step.name} must not follow {done}: once is all that it means; remove one"
+                f"{where}: {step.name} must not come after {done}: the second one has no meaning; remove one"
             )
         side = set() if step.name == SUM else side | {done}
         passed |= {step.name, *step.stands_for}
     if SUM not in passed:
         raise ConfigurationError(
-            f"{WHERE} has no {SUM}: put it where the values of the rewards become one (first, to work on the total; "
-            "later, for steps on each reward by itself)"
+            f"{WHERE} has no {SUM}: put it first to work on the total, or later to apply steps to each reward "
+            "separately before"
         )
 
 
 def _check_against(chain: Chain, settings: Settings) -> None:
-    """Refuse settings of verl which the list cannot honour."""
+    """Raise if the list contradicts settings of verl."""
     names = {step.name for step in chain.steps}
     if settings.kl_in_reward and chain.per_reward:
         raise ConfigurationError(
             "algorithm.use_kl_in_reward=True cannot be honoured: KL is added to one combined reward, and this list "
-            f"works on each reward by itself before {SUM}; set algorithm.use_kl_in_reward=False and, to keep a KL "
+            f"works on each reward separately before {SUM}; set algorithm.use_kl_in_reward=False and, to keep a KL "
             "term, actor_rollout_ref.actor.use_kl_loss=True"
         )
     dividing = sorted(names & DIVIDING)
     if dividing and not settings.norm_by_std:
         raise ConfigurationError(
-            f"algorithm.norm_adv_by_std_in_grpo=False contradicts {dividing[0]} in {WHERE}: take the step out of the "
+            f"algorithm.norm_adv_by_std_in_grpo=False contradicts {dividing[0]} in {WHERE}: remove the step from the "
             "list, or set norm_adv_by_std_in_grpo=True"
         )
 

@@ -1,7 +1,7 @@
 r"""DGPO: "MathForge", arXiv 2601.20614, section 3: difficulty-aware group policy optimization.
 
     A_i = n_g (r_i - mean_g(r)) / (sum_g |r - mean_g(r)| + 1e-4)         DGAE: by the mean absolute deviation
-    A_i = z A_i               z = sum_all len / sum_valid len            balancing: groups without variance take none
+    A_i = z A_i               z = sum_all len / sum_valid len            balancing: makes up for groups without variance
     A_i = lambda_g A_i        lambda = B_v softmax(-acc_g / T)           DQW: over the B_v valid groups, 1 elsewhere
 
 `r` is the score or the weighted sum of the rewards, `acc_g` the group's mean accuracy, T = 2. A group is valid if its
@@ -13,7 +13,7 @@ The authors' code and TRL log z as `zero_mask_ratio`, although it is a factor of
 logged under that name too. `dgpo/dead_share` is the share of responses in groups that are not valid.
 
 Degenerate cases: a group of one, or with a range of at most 1e-6 max(1, |mean|), is not valid and has advantage 0;
-where none is valid, z = 1. A valid group with accuracy 0 varies in another reward only and is weighed as if its
+where none is valid, z = 1. A valid group with accuracy 0 varies only in another reward and is weighed as if its
 accuracy were 1. Under DGAE `sum_g |A_i|` in a valid group, before z and lambda, is n_g S / (S + 1e-4) with
 `S = sum_g |r - mean|`: a little less than n_g, 3.9997 of 4 for rewards [1, 0, 0, 0] and 3.75 for [0.001, 0, 0, 0].
 """
@@ -88,7 +88,7 @@ def dgpo(settings: Settings) -> Chain:
 def balance_for(loss_agg_mode: str) -> str:
     """The balancing that fits a loss: what its mean runs over.
 
-    `token-sum` has no mean, so groups without variance take no share of it and nothing is to be undone.
+    `token-sum` has no mean, so there is nothing to make up for.
 
     >>> balance_for("token-mean"), balance_for("seq-mean-token-sum"), balance_for("token-sum")
     ('token', 'sequence', 'none')

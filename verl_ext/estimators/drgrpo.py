@@ -12,7 +12,7 @@ then the mean over responses. In verl:
     actor_rollout_ref.actor.use_kl_loss=False
 
 Degenerate cases: a group of one, or with a range of at most 1e-6 max(1, |mean|), has advantage 0. Rewards are not
-rescaled, so that doubling them doubles the advantages, but for that limit: [8e-7, 0] gives 0, [1.6e-6, 0] +-8e-7.
+rescaled: doubling them doubles the advantages, except across that limit: [8e-7, 0] gives 0, [1.6e-6, 0] +-8e-7.
 """
 
 from __future__ import annotations

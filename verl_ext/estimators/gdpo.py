@@ -1,6 +1,6 @@
 r"""GDPO: "Group reward-Decoupled Normalization Policy Optimization", arXiv 2601.05242, section 3, eq. 4-8.
 
-Each reward is normalised in its group by itself, so that a reward of small scale is not drowned by a large one:
+Each reward is normalised in its group separately, so that a large reward does not drown a small one:
 
     A_ik = (r_ik - mean_g(r_k)) / (std_g(r_k) + epsilon)        reward k of response i to prompt g, std with n - 1
     S_i  = sum_k w_k A_ik
@@ -8,17 +8,17 @@ Each reward is normalised in its group by itself, so that a reward of small scal
 
 `whiten=token` takes the last mean and std over tokens instead, as NVIDIA's verl fork and verl's own `gdpo` do.
 `whiten=auto`, the default, is `token` where the rewards are named by verl's own `algorithm.gdpo_reward_keys`, and
-`sequence` otherwise. Before all this, a reward may be made to count only where another one was reached (eq. 8,
-`conditions`).
+`sequence` otherwise. With `conditions`, a reward counts only where another one reached a
+threshold (eq. 8).
 
 Degenerate cases: a reward whose range in a group is at most 1e-6 max(1, |mean|) does not vary and adds 0 there. verl
 and NVIDIA's code whiten the float32 rounding of such groups: of 0.3 and 0.2, six responses each, verl makes +-0.957,
 and this package 0. With `whiten=sequence` a group in which no reward varies has advantage exactly 0. Two rewards that
 add up to a constant cancel, and the advantage is 0. A single reward is still whitened, so it is not GRPO. A reward
-which is not scored (NaN) adds 0 to its row and is left out of the group's mean and std.
+that is not scored (NaN) adds 0 to its row and is left out of the group's mean and std.
 
 `whiten=token` is verl's own function to about 1e-6 where every group has two responses or more, every reward varies in
-every group and is scored, rewards are not large beside their spread, and they do not cancel. verl computes in float32:
+every group and is scored, rewards are not much larger than their std and do not cancel. verl computes in float32:
 rewards drawn from N(0, 1) agree to 5e-7, from N(10, 1) to 8e-6, from N(1000, 1) to 7e-4. A group of one has its raw
 reward in verl and 0 here.
 """
@@ -74,7 +74,7 @@ def gdpo(settings: Settings) -> Chain:
     if settings.kl_in_reward:
         raise ConfigurationError(
             "algorithm.use_kl_in_reward=True cannot be honoured by gdpo: KL is added to one combined reward, and gdpo "
-            "normalises each reward by itself; set algorithm.use_kl_in_reward=False and, to keep a KL term, "
+            "normalises each reward separately; set algorithm.use_kl_in_reward=False and, to keep a KL term, "
             "actor_rollout_ref.actor.use_kl_loss=True"
         )
     steps: list[Step] = [Centre()]
@@ -99,9 +99,7 @@ def gdpo(settings: Settings) -> Chain:
 
 
 def whitening_of(settings: Settings) -> str:
-    """What `algorithm.gdpo.whiten` stands for.
-
-    `auto` goes by who named the rewards: a configuration written for verl keeps verl's numbers.
+    """Resolve `algorithm.gdpo.whiten=auto`: a configuration written for verl keeps verl's numbers.
 
     >>> whitening_of(Settings.parse({"gdpo_reward_keys": ["a"]})), whitening_of(Settings.parse({}))
     ('token', 'sequence')

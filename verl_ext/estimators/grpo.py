@@ -1,9 +1,10 @@
-"""GRPO, arXiv 2402.03300: the base which HA-DW reweighs. verl's own `grpo` serves a run without reweighting.
+"""GRPO, arXiv 2402.03300: the default base of HA-DW. Without reweighting, use verl's own `grpo`.
 
     A_i = (r_i - mean_g(r)) / (std_g(r) + 1e-6)        std with n - 1
 
-`algorithm.norm_adv_by_std_in_grpo=False` leaves the division out. A group of one has advantage 0 here, the raw reward
-in verl; so has a group with a range of at most 1e-6 max(1, |mean|), whose float32 rounding verl divides by its std.
+`algorithm.norm_adv_by_std_in_grpo=False` leaves out the division. A group of one has advantage 0; in verl it has its
+raw reward. A group with a range of at most 1e-6 max(1, |mean|) has advantage 0; verl divides its float32 rounding by
+its std.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 r"""HA-DW: "Your Group-Relative Advantage Is Biased", arXiv 2601.08521, sections 3-4, eq. 7-13 and appendix F.
 
-A group of few responses misjudges its prompt: it underrates a hard one and overrates an easy one. HA-DW weighs any
-base advantage A by how far the prompt is from what the model has been capable of:
+With few responses per prompt, group-relative advantages are too small for hard prompts and too large for easy ones.
+HA-DW weighs any base advantage A by the distance of the prompt's accuracy from the model's capability C:
 
     A'  = A Phi,    Phi = lambda exp(D M),    M = |p_g - C|,    D = -sgn(A) sgn(p_g - C)
 
-`p_g` is the group's mean accuracy. C, the model's capability, is carried from batch to batch; with `y` the mean
-accuracy of the batch:
+`p_g` is the group's mean accuracy. C is carried from batch to batch; with `y` the mean accuracy of the batch:
 
     anchor=soft     C is the prior; the next one is (1 - eta_t) C + eta_t y,
                     eta_t = clip(eta_min + eta sigma_t, 0, 1), sigma_t the std of the last posteriors
-    anchor=window   C = mean of y over the last batches, this one included
+    anchor=window   C = mean of y over the last batches, including this one
     anchor=fixed    C = fixed_anchor
 
 `eta_min` is not in the paper, whose formula is `eta_min=0`: sigma_t then collapses and C stands still, and a warning
@@ -39,7 +38,7 @@ _NO_BASE = ("compose", "hadw")  # compose has the step weigh_by_history
 
 
 def bases() -> list[str]:
-    """What `algorithm.hadw.base` may be."""
+    """The valid values of `algorithm.hadw.base`."""
     return ["grpo", *(name for name in ESTIMATORS if name not in _NO_BASE)]
 
 
@@ -48,7 +47,7 @@ class HadwSettings:
     """`algorithm.hadw`."""
 
     base: str = "grpo"
-    """The advantage that is reweighted: `grpo`, or another estimator of this list."""
+    """The estimator whose advantage is reweighted: `grpo`, or one of this package."""
     anchor: AnchorKind = WeighByHistory.anchor
     """How the model's capability is estimated: `soft` (the paper), `window` (the authors' code), `fixed`."""
     lambda_scale: float = same_as(WeighByHistory, "lambda_scale")
@@ -73,7 +72,7 @@ class HadwSettings:
 
 @estimator(section=HadwSettings, also=bases)
 def hadw(settings: Settings) -> Chain:
-    """The base's steps, then the weighing by history.
+    """The steps of the base, then `weigh_by_history`.
 
     >>> from verl_ext.core.batch import Batch
     >>> chain = hadw(Settings())

@@ -26,30 +26,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="[NAME=]RUN",
-        help="a run's folder, its .jsonl log or its tensorboard folder; A+B are parts of one run, before and after it "
-        "was resumed; runs given the same NAME are seeds of one experiment (default: its folder's, unless shared)",
+        help="the folder of a run, its .jsonl log or its tensorboard folder; A+B are the parts of one run before and "
+        "after it was resumed; runs with the same NAME are seeds of one experiment (default: the name of the folder)",
     )
     parser.add_argument(
-        "--metrics", nargs="+", metavar="METRIC", help="default: every named reward, and what is beside"
+        "--metrics", nargs="+", metavar="METRIC", help="default: every named reward, and related curves"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture with one panel a reward")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with picture and tables in it")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture with one panel per reward")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with the picture and the tables")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
     parser.add_argument("--title", help="heading of the picture and the page")
-    parser.add_argument("--smooth", type=int, default=5, help="steps a point of the picture averages (default: 5)")
-    parser.add_argument("--window", type=int, default=10, help="steps of first, final and best (default: 10)")
-    parser.add_argument("--follow", action="store_true", help="show running trainings here until Ctrl-C")
-    parser.add_argument("--interval", type=float, default=5.0, help="seconds between two looks (default: 5)")
+    parser.add_argument(
+        "--smooth", type=int, default=5, help="steps averaged in each point of the picture (default: 5)"
+    )
+    parser.add_argument("--window", type=int, default=10, help="steps averaged in first, final and best (default: 10)")
+    parser.add_argument("--follow", action="store_true", help="show running trainings in the terminal until Ctrl-C")
+    parser.add_argument("--interval", type=float, default=5.0, help="seconds between two updates (default: 5)")
     parser.add_argument(
         "--groups",
         action="store_true",
         help="the runs are dumps of advantages (algorithm.verl_ext.dump_dir): show hardest, dead, conflicting groups",
     )
-    parser.add_argument("--top", type=int, default=10, help="groups of each kind to show (default: 10)")
+    parser.add_argument("--top", type=int, default=10, help="groups to show of each kind (default: 10)")
 
 
 def report(options: argparse.Namespace) -> str:
-    """Write what is asked for; the text to print."""
+    """Write the requested files; return the text to print."""
     for name in ("smooth", "window", "top"):
         if getattr(options, name) < 1:
             raise ConfigurationError(f"--{name} must be at least 1, found {getattr(options, name)}")
@@ -58,7 +60,7 @@ def report(options: argparse.Namespace) -> str:
     kind = "--groups" if options.groups else "--follow" if options.follow else None
     for name in ("plot", "html", "markdown", *(("metrics", "follow") if options.groups else ())):
         if kind is not None and getattr(options, name):
-            raise ConfigurationError(f"{kind} shows its text here and takes no --{name}: leave out one of the two")
+            raise ConfigurationError(f"{kind} only prints text and has no --{name}: leave out one of the two")
     if options.groups:
         return dumped.report([path for run in options.runs for path in named(run)[1]], top=options.top)
     if options.follow:
@@ -69,9 +71,9 @@ def report(options: argparse.Namespace) -> str:
         check_metrics(options.metrics, found)
     metrics = options.metrics or rewards(found)
     if not metrics:
-        raise DataError("no run has logged a named reward (`reward/.../mean`) or a score: choose by --metrics")
+        raise DataError("no run has logged a named reward (`reward/.../mean`) or a score: name metrics with --metrics")
     lines = rows(found, metrics, window=options.window)
-    text = [plain(lines), *_remarks(found)]
+    text = [plain(lines), *_warnings(found)]
     shown = of_metrics(options.metrics) if options.metrics else panels(found)
     if options.plot is not None:
         _picture(found, shown, options.plot, options)
@@ -89,7 +91,7 @@ Readers = dict[tuple[Path, ...], Reader]
 
 
 def read_runs(runs: list[str], *, running: Readers | None = None) -> dict[str, list[Log]]:
-    """Logs by name, in the order of the arguments; the readers of `running` trainings go on at the next call."""
+    """Read the logs, by name in the order of the arguments. The readers in `running` are reused by the next call."""
     readers: Readers = {} if running is None else running
     groups: dict[str, list[Log]] = {}
     read: set[tuple[str, Path]] = set()
@@ -97,7 +99,7 @@ def read_runs(runs: list[str], *, running: Readers | None = None) -> dict[str, l
         parts = tuple(find_log(path) for path in paths)
         for part in parts:
             if (name, part.resolve()) in read:
-                raise ConfigurationError(f"{part} is given twice under the name {name!r}, as two seeds: leave one out")
+                raise ConfigurationError(f"{part} is given twice, as two seeds of {name!r}: leave one out")
             read.add((name, part.resolve()))
         log = readers.setdefault(parts, Reader(parts)).read(running=running is not None)
         groups.setdefault(name, []).append(log)
@@ -105,21 +107,21 @@ def read_runs(runs: list[str], *, running: Readers | None = None) -> dict[str, l
 
 
 def _names(runs: list[str]) -> list[tuple[str, list[Path]]]:
-    """The name and the parts of each run. A name that nobody gave does not make two runs seeds of one experiment."""
-    found = [named(run) for run in runs]
-    names = [name or base(paths[0]) for name, paths in found]
-    for run, name, (given, _) in zip(runs, names, found, strict=True):
+    """The name and the parts of each run. Two runs are seeds of one experiment only if the user names them so."""
+    parsed = [named(run) for run in runs]
+    names = [name or base(paths[0]) for name, paths in parsed]
+    for run, name, (given, _) in zip(runs, names, parsed, strict=True):
         same = [other for other, called in zip(runs, names, strict=True) if called == name]
         if not given and len(same) > 1:
             raise ConfigurationError(
                 f"{len(same)} runs are called {name!r}: {', '.join(same)}. Give each its own name, as in ONE={run}, "
                 f"or, if they are seeds of one experiment, each the same name, as in {name}={run}"
             )
-    return [(name, paths) for name, (_, paths) in zip(names, found, strict=True)]
+    return [(name, paths) for name, (_, paths) in zip(names, parsed, strict=True)]
 
 
 def named(run: str) -> tuple[str, list[Path]]:
-    """The name, empty if none is given, and the parts of `NAME=RUN`; a path that exists may hold an `=` or a `+`."""
+    """Split `NAME=A+B` into the name, "" by default, and the parts. An existing path may contain `=` and `+`."""
     name, equals, rest = run.partition("=")
     if not (equals and name and not Path(run).exists()):
         name, rest = "", run
@@ -127,15 +129,15 @@ def named(run: str) -> tuple[str, list[Path]]:
 
 
 def base(path: Path) -> str:
-    """What a run without a name is called: its folder's name."""
+    """The default name of a run: that of its folder."""
     return (path.resolve().parent if path.is_file() else path.resolve()).name
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
-    """Raise before the logs are read for what could not be written after it."""
+    """Raise, before the logs are read, if an output cannot be written."""
     for option, path in (("plot", options.plot), ("html", options.html), ("markdown", options.markdown)):
         if path is not None and path.is_dir():
-            raise ConfigurationError(f"--{option} {path} is a folder; name a file, in it for instance")
+            raise ConfigurationError(f"--{option} {path} is a folder; name a file")
     if options.plot is not None or options.html is not None:
         from verl_ext.report.plot import check_picture
 
@@ -169,7 +171,7 @@ def _read(log: Log) -> str:
     return f"{log.path}, steps {log.steps[0]} to {log.steps[-1]}, {len(log.steps)} logged{resumed}{torn}"
 
 
-def _remarks(found: Groups) -> Iterator[str]:
+def _warnings(found: Groups) -> Iterator[str]:
     for log in (log for logs in found.values() for log in logs):
         if log.unreadable:
             yield f"{printable(log.path)}: {log.unreadable} unreadable line(s) left out"
@@ -181,7 +183,7 @@ def _follow(options: argparse.Namespace) -> str:
     readers: Readers = {}
     follow.follow(
         lambda: read_runs(options.runs, running=readers),
-        lambda found: "\n".join([follow.frame(found, options.metrics, window=options.window), *_remarks(found)]),
+        lambda found: "\n".join([follow.frame(found, options.metrics, window=options.window), *_warnings(found)]),
         sys.stdout,
         interval=options.interval,
     )

@@ -1,4 +1,4 @@
-"""From logs to curves: runs of one name are seeds of the same experiment."""
+"""From logs to curves. Runs of one name are seeds of the same experiment."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ Groups = Mapping[str, Sequence[Log]]
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of the runs of one name: the steps that all of them logged, and a row of values a run."""
+    """One metric of the runs of one name: the steps that all of them logged, and one row of values per run."""
 
     steps: npt.NDArray[Any]
     values: Array
 
     @property
     def mean(self) -> Array:
-        """Over the runs."""
+        """Mean over the runs."""
         return np.asarray(self.values.mean(axis=0))
 
     @property
-    def spread(self) -> Array:
-        """Standard deviation over the runs (ddof 1); 0 for a single one."""
-        return spread(self.values)
+    def std(self) -> Array:
+        """Standard deviation over the runs (ddof 1); 0 for a single run."""
+        return standard_deviation(self.values)
 
     def after(self, count: int) -> Curve:
-        """Without the first steps, unless there are no others."""
+        """Drop the first `count` steps, unless there are no others."""
         return self if count >= len(self.steps) else Curve(self.steps[count:], self.values[:, count:])
 
     def smooth(self, width: int) -> Curve:
-        """Each value replaced by the mean of the `width` steps up to it, fewer at the start.
+        """Replace each value by the mean of the last `width` steps, fewer at the start.
 
         >>> Curve(np.arange(4), np.array([[0.0, 2.0, 4.0, 6.0]])).smooth(2).values
         array([[0., 1., 3., 5.]])
@@ -51,7 +51,7 @@ class Curve:
 
     @property
     def area(self) -> Array:
-        """Each run's mean height: the area under its curve divided by the steps it spans.
+        """The mean height of each run: the area under its curve divided by the number of steps.
 
         >>> Curve(np.array([1, 2, 5]), np.array([[0.0, 2.0, 2.0]])).area
         array([1.75])
@@ -63,43 +63,43 @@ class Curve:
         return np.asarray((heights * widths).sum(axis=1) / widths.sum())
 
 
-def spread(values: Array) -> Array:
-    """Standard deviation over the first axis (ddof 1); 0 where it has one entry."""
+def standard_deviation(values: Array) -> Array:
+    """Standard deviation over the first axis (ddof 1); 0 if it has one entry."""
     return values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros_like(values[0])
 
 
 def curve(logs: Sequence[Log], metric: str) -> Curve:
     """A metric of several runs, at the steps at which all of them logged it."""
     series = [log.series(metric) for log in logs]
-    steps = reduce(np.intersect1d, (found for found, _ in series))
+    steps = reduce(np.intersect1d, (logged for logged, _ in series))
     if not len(steps):
         paths = ", ".join(str(log.path) for log in logs)
         raise DataError(f"no step has {metric!r} in all of {paths}")
-    return Curve(steps, np.array([values[np.searchsorted(found, steps)] for found, values in series]))
+    return Curve(steps, np.array([values[np.searchsorted(logged, steps)] for logged, values in series]))
 
 
 def rewards(groups: Groups) -> list[str]:
-    """The metrics worth a panel: the mean of each named reward, or verl's own score where none is named."""
-    found = logged(groups)
-    named = sorted(name for name in found if name.startswith("reward/") and name.endswith("/mean"))
-    return named or [name for name in ("critic/score/mean",) if name in found]
+    """The metrics to show: the mean of each named reward, or verl's own score if there is none."""
+    metrics = logged(groups)
+    named = sorted(name for name in metrics if name.startswith("reward/") and name.endswith("/mean"))
+    return named or [name for name in ("critic/score/mean",) if name in metrics]
 
 
 def check_metrics(metrics: Iterable[str], groups: Groups) -> None:
-    """Refuse a metric that no run has logged."""
-    found = logged(groups)
+    """Raise for a metric that no run has logged."""
+    valid = logged(groups)
     for metric in metrics:
-        if metric not in found:
-            raise DataError(unknown("metric", metric, found))
+        if metric not in valid:
+            raise DataError(unknown("metric", metric, valid))
 
 
 def logged(groups: Groups) -> set[str]:
-    """Names of all metrics of any run."""
+    """The names of all metrics that any run has logged."""
     return set().union(*(log.metrics for logs in groups.values() for log in logs))
 
 
 def title(metric: str) -> str:
-    """A metric as a person calls it.
+    """A short title for a metric.
 
     >>> title("reward/format/mean"), title("critic/score/mean"), title("actor/entropy")
     ('format', 'score', 'actor/entropy')

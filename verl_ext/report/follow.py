@@ -1,4 +1,4 @@
-"""`report --follow`: a running training in the terminal, drawn again whenever its logs have grown."""
+"""`report --follow`: show running trainings in the terminal, and redraw whenever their logs have grown."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BESIDE = (
     "response_length/mean",
     "timing_s/step",
 )
-"""What is shown below the rewards, where it is logged."""
+"""Metrics shown below the rewards, if they are logged."""
 
 
 def sparkline(values: Array, width: int = WIDTH) -> str:
-    """A curve in one line of text, each mark the mean of its share of the steps.
+    """Draw a curve in one line of text. Each mark is the mean over its share of the steps.
 
     >>> import numpy as np
     >>> sparkline(np.arange(8.0)), sparkline(np.array([1.0, 1.0]))
@@ -39,7 +39,7 @@ def sparkline(values: Array, width: int = WIDTH) -> str:
 
 
 def frame(groups: Groups, metrics: Sequence[str] | None, *, window: int) -> str:
-    """The text of one look."""
+    """The text to show now."""
     chosen = list(metrics or rewards(groups))
     lines: Rows = [("metric", "name", "runs", "step", f"mean of last {window}", "lowest", "highest", "curve")]
     for metric in [*chosen, *(extra for extra in BESIDE if not metrics and extra not in chosen)]:
@@ -48,13 +48,13 @@ def frame(groups: Groups, metrics: Sequence[str] | None, *, window: int) -> str:
             if not present:
                 continue
             try:
-                found = curve(present, metric)
-            except DataError:  # runs which have no step in common yet
+                shown = curve(present, metric)
+            except DataError:  # the runs have no step in common yet
                 continue
-            mean = found.mean
+            mean = shown.mean
             last = f"{mean[-window:].mean():.3f}"
             ends = f"{mean.min():.3f}", f"{mean.max():.3f}"
-            lines.append((title(metric), name, str(len(present)), str(found.steps[-1]), last, *ends, sparkline(mean)))
+            lines.append((title(metric), name, str(len(present)), str(shown.steps[-1]), last, *ends, sparkline(mean)))
     return plain(lines)
 
 
@@ -66,7 +66,7 @@ def follow(
     interval: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Draw until interrupted; a log that is not there yet is waited for."""
+    """Draw until interrupted. Wait for logs that do not exist yet."""
     shown = ""
     try:
         while True:

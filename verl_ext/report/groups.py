@@ -1,4 +1,4 @@
-"""`report --groups`: the hardest, the dead and the most conflicting prompt groups of dumped advantages."""
+"""`report --groups`: the hardest, dead and most conflicting prompt groups in dumped advantages."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PATTERN = "advantages-*.parquet"
 
 @dataclass(frozen=True)
 class Dump:
-    """Every dumped trajectory, and the groups they form; a prompt in two steps is two groups."""
+    """All dumped trajectories and their groups. A prompt that occurs in two steps forms two groups."""
 
     files: int
     left_out: tuple[str, ...]
-    """Files that are not dumps, and why."""
+    """Files that are not dumps, each with the reason."""
     table: dict[str, Any]
-    """Columns by name, one entry a trajectory."""
+    """Columns by name, with one entry per trajectory."""
     keys: tuple[str, ...]
     groups: Groups
 
@@ -35,7 +35,7 @@ class Dump:
         return np.stack([self.table[f"reward/{key}"] for key in self.keys], axis=1)
 
     def first(self, column: str) -> Any:
-        """`[G]` a column's value for each group, which all its trajectories share."""
+        """`[G]` the value of a column that all trajectories of a group share."""
         return self.table[column][self.groups.order[self.groups.starts]]
 
     @property
@@ -76,21 +76,21 @@ def report(paths: Sequence[Path], *, top: int) -> str:
 
 
 def conflict(dump: Dump) -> Array:
-    """`[G]` how far a group's rewards cancel out: `1 - sum_i |sum_k z_ik| / sum_i sum_k |z_ik|`.
+    """`[G]` how far the rewards of a group cancel out: `1 - sum_i |sum_k z_ik| / sum_i sum_k |z_ik|`.
 
-    `z` are the rewards normalised in their group. 0: they agree, or only one varies; 1: they add up to nothing.
+    `z` are the rewards normalised in their group. 0: they agree, or only one varies; 1: they cancel out completely.
     """
     groups, rewards = dump.groups, dump.rewards
     centred = np.where(groups.broadcast(dump.varies), rewards - groups.broadcast(groups.mean(rewards)), 0.0)
     centred = np.where(np.isnan(centred), 0.0, centred)
-    spread = np.stack([dump.first(f"group_std/{key}") for key in dump.keys], axis=1)
-    z = divide(centred, groups.broadcast(spread))
+    std = np.stack([dump.first(f"group_std/{key}") for key in dump.keys], axis=1)
+    z = divide(centred, groups.broadcast(std))
     apart = groups.sum(np.abs(z).sum(axis=1))
     return np.where(apart > 0, 1.0 - divide(groups.sum(np.abs(z.sum(axis=1))), apart), 0.0)
 
 
 def read(paths: Sequence[Path]) -> Dump:
-    """All files of the given folders, or the files themselves."""
+    """Read the given files, and all dumps in the given folders."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -105,21 +105,21 @@ def read(paths: Sequence[Path]) -> Dump:
     for file in files:
         try:
             with pyarrow.parquet.ParquetFile(file) as opened:
-                found = opened.read()
-            _check_columns({field.name: field.type for field in found.schema})
-            tables[file] = found
+                content = opened.read()
+            _check_columns({field.name: field.type for field in content.schema})
+            tables[file] = content
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             left_out.append(f"{file}: {error}")
-    if not any(found.num_rows for found in tables.values()):
+    if not any(content.num_rows for content in tables.values()):
         raise DataError("\n".join([f"no row can be read from {listed(paths)}", *left_out]))
     first, *others = tables
     for other in others:
         if differ := set(tables[first].schema) ^ set(tables[other].schema):
             raise DataError(
-                f"{first} and {other} have different columns, report them one by one: they differ in "
+                f"{first} and {other} have different columns, so report them one by one; they differ in "
                 f"{listed({field.name for field in differ})}"
             )
-    joined = pyarrow.concat_tables([found.select(tables[first].column_names) for found in tables.values()])
+    joined = pyarrow.concat_tables([content.select(tables[first].column_names) for content in tables.values()])
     table = {name: joined[name].to_numpy() for name in joined.column_names}
     labels = zip(table["step"].tolist(), table["update"].tolist(), table["uid"].tolist(), strict=True)
     return Dump(len(tables), tuple(left_out), table, _keys(table), Groups.of(labels))
@@ -130,14 +130,14 @@ def _files(path: Path) -> list[Path]:
         if not path.exists():
             raise DataError(f"{path} does not exist")
         return [path]
-    found = sorted(path.glob(PATTERN))
-    if not found:
-        raise DataError(f"{path} holds no {PATTERN}; expected a folder that algorithm.verl_ext.dump_dir named")
-    return found
+    files = sorted(path.glob(PATTERN))
+    if not files:
+        raise DataError(f"{path} holds no {PATTERN}; expected the folder of algorithm.verl_ext.dump_dir")
+    return files
 
 
 def _check_columns(types: Mapping[str, Any]) -> None:
-    """Raise unless a file has what `algorithm.verl_ext.dump_dir` makes a run write."""
+    """Raise unless a file has the columns of a dump (`algorithm.verl_ext.dump_dir`)."""
     from pyarrow.types import is_boolean, is_floating, is_integer, is_string
 
     keys = _keys(types) or ("*",)

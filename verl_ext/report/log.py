@@ -1,4 +1,4 @@
-"""The metrics of a run by step, held as columns of numbers."""
+"""The metrics of a run by step, stored as columns of numbers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Values = npt.NDArray[np.float64]
 
 @dataclass
 class _Rows:
-    """All records that name the same metrics, one row of values each; their steps never descend.
+    """All records with the same metrics, one row of values each. Their steps never descend.
 
-    Most records of a run name the same metrics, so that rows are the fastest to add to and the smallest to hold.
+    Most records of a run have the same metrics, so rows are the fastest to append to and take the least memory.
     """
 
     places: array[int] = field(default_factory=lambda: array("q"))
-    """Each record's place among all records of the log."""
+    """The position of each record in the log."""
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
-    """Row after row; NaN where the record has no number."""
+    """Row by row; NaN where the record has no number."""
 
     def drop_after(self, step: int, width: int) -> None:
         kept = bisect.bisect_right(self.steps, step)
@@ -39,15 +39,15 @@ class _Rows:
 
 @dataclass
 class Log:
-    """What a run logged. Of a metric that was logged twice at a step, the later value counts.
+    """What a run logged. If a metric was logged twice at a step, the later value counts.
 
-    A step below the last one means that the run was resumed from a checkpoint: what was logged beyond that step is
-    dropped, because the run takes those steps again.
+    A step below the last one means that the run was resumed from a checkpoint. The later steps are dropped,
+    because the run takes them again.
     """
 
     path: Path
     unreadable: int = 0
-    """Lines that are not records, and were left out."""
+    """Number of lines that are not records; they were skipped."""
     resumed_after: list[int] = field(default_factory=list)
     """The steps after which the run was resumed."""
     _rows: dict[tuple[str, ...], _Rows] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Log:
     _last: int | None = None
 
     def add(self, step: int, data: Mapping[str, Any]) -> None:
-        """Add one record; a value that is not a finite number counts as not logged."""
+        """Add one record. A value that is not a finite number counts as not logged."""
         if self._last is not None and step < self._last:
             for known, old in self._rows.items():
                 old.drop_after(step, len(known))
@@ -72,28 +72,28 @@ class Log:
 
     @property
     def steps(self) -> Steps:
-        """Every step that was logged, ascending."""
+        """All logged steps, ascending."""
         return np.unique(_joined([rows.steps for rows in self._rows.values()], np.int64))
 
     @property
     def metrics(self) -> set[str]:
         """The metrics that have a value at some step."""
-        found: set[str] = set()
+        metrics: set[str] = set()
         for names, rows in self._rows.items():
             logged = np.isfinite(np.array(rows.values)).reshape(len(rows.steps), len(names)).any(axis=0)
-            found.update(compress(names, logged))
-        return found
+            metrics.update(compress(names, logged))
+        return metrics
 
     def __contains__(self, metric: str) -> bool:
         return len(self.series(metric)[0]) > 0
 
     def series(self, metric: str) -> tuple[Steps, Values]:
-        """The steps at which a metric has a value, ascending, and these values."""
-        found = [(rows, names.index(metric), len(names)) for names, rows in self._rows.items() if metric in names]
-        values = _joined([rows.values[at::width] for rows, at, width in found], np.float64)
+        """The steps at which a metric has a value, ascending, and the values."""
+        parts = [(rows, names.index(metric), len(names)) for names, rows in self._rows.items() if metric in names]
+        values = _joined([rows.values[at::width] for rows, at, width in parts], np.float64)
         logged = np.isfinite(values)
-        in_order = np.argsort(_joined([rows.places for rows, *_ in found], np.int64)[logged], kind="stable")
-        steps = _joined([rows.steps for rows, *_ in found], np.int64)[logged][in_order]
+        in_order = np.argsort(_joined([rows.places for rows, *_ in parts], np.int64)[logged], kind="stable")
+        steps = _joined([rows.steps for rows, *_ in parts], np.int64)[logged][in_order]
         last = np.diff(steps, append=steps[-1:] + 1) != 0
         return steps[last], values[logged][in_order][last]
 

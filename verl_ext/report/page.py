@@ -1,4 +1,4 @@
-"""The report as one HTML file which needs nothing else: tables, the picture inside, what was read."""
+"""The report as one self-contained HTML file: the picture, the tables, and which runs were read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STYLE = (
 
 
 def page(heading: str, picture: Path, alt: str, tables: Iterable[tuple[str, Rows]], notes: Iterable[str]) -> str:
-    """The whole document."""
+    """Return the HTML document."""
     image = base64.b64encode(picture.read_bytes()).decode("ascii")
     body = [
         f"<h1>{_text(heading)}</h1>",

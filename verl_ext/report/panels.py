@@ -1,4 +1,4 @@
-"""Which curves a report shows, and in what units."""
+"""Which curves a report shows, and their units."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verl_ext.report.curves import Groups, logged, rewards, title
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes: every run's curve of the first metric, and thinner ones of the others."""
+    """One plot: a curve per run of the first metric, and thinner curves of the others."""
 
     title: str
     unit: str
@@ -18,14 +18,14 @@ class Panel:
     share: bool = False
     """Whether the values lie between 0 and 1."""
     skip: int = 0
-    """Steps at the start that are not shown."""
+    """Number of steps at the start to leave out."""
 
 
 CAPABILITY = ("hadw", "weigh_by_history")
-"""What stands before the metrics of the capability: the estimator, or the step in a list of the user's."""
+"""Prefixes of the capability metrics: the estimator, or the step in a user's list."""
 
 _BESIDE = (
-    Panel("advantage: spread", "std over responses", ("advantage/std",)),
+    Panel("advantage: std", "std over responses", ("advantage/std",)),
     Panel("advantage: largest and least", "advantage", ("critic/advantages/max", "critic/advantages/min")),
     Panel("advantage: exactly 0", "share of responses", ("advantage/zero_share",), share=True),
     *(
@@ -38,21 +38,21 @@ _BESIDE = (
         for name in CAPABILITY
     ),
     Panel("length of a response", "tokens, batch mean", ("response_length/mean",)),
-    # The first step is that of starting up.
+    # The first step includes start-up.
     Panel("time of a step, after the first", "seconds", ("timing_s/step",), skip=1),
 )
 
 
 def panels(groups: Groups) -> list[Panel]:
-    """All that is worth a look of what the runs have logged: rewards first."""
-    found = logged(groups)
+    """All panels for which the runs have logged something: rewards first."""
+    metrics = logged(groups)
     names = rewards(groups)
     out = of_metrics(names)
     for name in names:
         dead = name.removesuffix("/mean") + "/dead_groups"
-        if dead in found:
+        if dead in metrics:
             out.append(Panel(f"{title(name)}: dead groups", "share of prompts", (dead,), share=True))
-    return out + [panel for panel in _BESIDE if panel.metrics[0] in found]
+    return out + [panel for panel in _BESIDE if panel.metrics[0] in metrics]
 
 
 def of_metrics(metrics: Iterable[str]) -> list[Panel]:
@@ -68,7 +68,7 @@ def _unit(metric: str) -> str:
 
 
 def columns(count: int) -> int:
-    """How many of the panels stand side by side: what leaves the fewest gaps.
+    """The number of panels side by side that leaves the fewest gaps.
 
     >>> columns(1), columns(8), columns(9)
     (1, 4, 3)

@@ -1,4 +1,4 @@
-"""The picture: a panel a quantity, the mean over the runs of a name, and a band of one standard deviation."""
+"""The picture: one panel per quantity, with the mean over the runs of a name and a band of one standard deviation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from verl_ext.errors import ConfigurationError, printable
 from verl_ext.report.curves import Curve, Groups, curve
 from verl_ext.report.panels import Panel, columns
 
-# Okabe and Ito's colours without yellow, which is faint on white; the line styles tell the curves apart without any.
+# Okabe and Ito's colours without yellow, which is faint on white. The line styles also work without colours.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 
 
 def check_picture(path: Path | None) -> None:
-    """Raise if pictures cannot be drawn here, or not in the format that the path's ending names."""
+    """Raise if matplotlib is missing, or cannot write the format of the path's ending."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -25,17 +25,17 @@ def check_picture(path: Path | None) -> None:
         ) from error
     endings = [f".{ending}" for ending in sorted(Figure().canvas.get_supported_filetypes()) if ending != "pgf"]
     if path is not None and path.suffix.lower() not in endings:
-        found = f"ends in {path.suffix}" if path.suffix else "has no ending"
-        raise ConfigurationError(f"--plot {path} {found}; valid endings: {', '.join(endings)}")
+        problem = f"ends in {path.suffix}" if path.suffix else "has no ending"
+        raise ConfigurationError(f"--plot {path} {problem}; valid endings: {', '.join(endings)}")
 
 
 def plot(groups: Groups, panels: Sequence[Panel], path: Path, *, smooth: int, heading: str | None = None) -> None:
-    """Write the picture, in the format that the path's ending names."""
+    """Write the picture, in the format of the path's ending."""
     from matplotlib import rc_context
 
     if len(groups) > len(COLOURS):
         raise ConfigurationError(f"{len(groups)} names are too many for one picture, at most {len(COLOURS)}")
-    with rc_context({"text.parse_math": False}):  # a name with two `$` is no formula
+    with rc_context({"text.parse_math": False}):  # a name with two `$` is not a formula
         _figure(groups, panels, smooth, heading).savefig(path, dpi=130)
 
 
@@ -64,7 +64,7 @@ def _figure(groups: Groups, panels: Sequence[Panel], smooth: int, heading: str |
         ax.set_visible(False)
     for ax in axes[max(0, len(panels) - across) : len(panels)]:
         ax.set_xlabel("training step")
-    # matplotlib leaves out labels that begin with `_`: they are set afterwards.
+    # matplotlib skips labels that begin with `_`, so set the labels afterwards.
     legend = figure.legend(
         drawn.values(),
         map(str, range(len(drawn))),
@@ -81,11 +81,11 @@ def _figure(groups: Groups, panels: Sequence[Panel], smooth: int, heading: str |
 
 
 def _draw(ax: Any, raw: Curve, smooth: int, look: dict[str, Any], *, thin: bool) -> Any:
-    found = raw.smooth(smooth)
-    (line,) = ax.plot(found.steps, found.mean, **look, linewidth=1.0 if thin else 2.0)
-    if len(found.values) > 1:
-        low, high = found.mean - found.spread, found.mean + found.spread
-        ax.fill_between(found.steps, low, high, color=look["color"], alpha=0.08 if thin else 0.18, linewidth=0)
+    smoothed = raw.smooth(smooth)
+    (line,) = ax.plot(smoothed.steps, smoothed.mean, **look, linewidth=1.0 if thin else 2.0)
+    if len(smoothed.values) > 1:
+        low, high = smoothed.mean - smoothed.std, smoothed.mean + smoothed.std
+        ax.fill_between(smoothed.steps, low, high, color=look["color"], alpha=0.08 if thin else 0.18, linewidth=0)
     elif smooth > 1 and not thin:
         ax.plot(raw.steps, raw.mean, color=look["color"], linewidth=0.8, alpha=0.4)
     return line
@@ -101,7 +101,7 @@ def _finish(ax: Any, panel: Panel, absent: Sequence[str]) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     ax.ticklabel_format(axis="y", useOffset=False)
     low, high = ax.get_ylim()
-    # What does not move is drawn as not moving, not as the noise of its last digits.
+    # A constant curve is drawn flat: do not zoom in on rounding noise.
     least = 0.02 * max(abs(low), abs(high))
     if high - low < least:
         low, high = (low + high - least) / 2, (low + high + least) / 2

@@ -11,26 +11,26 @@ from verl_ext.errors import ConfigurationError, DataError, listed
 from verl_ext.report.log import Log
 
 METRICS = "metrics.jsonl"
-"""The log's name in a run's folder, unless the folder holds one `.jsonl` file of another name."""
+"""The name of the log in the folder of a run. One `.jsonl` file of another name works as well."""
 EVENTS = "events.out.tfevents.*"
 TAIL = 1024
-"""Bytes before the place up to which a file was read, by which it is known to be still the same."""
+"""Number of bytes before the end of the last read, compared to detect that a file was replaced."""
 LARGEST_STEP = 2**63
 
 
 def find_log(run: Path) -> Path:
-    """The log that a run's folder, or the path of a log itself, stands for."""
+    """Find the log of a run from its folder, or from the path of the log itself."""
     if run.is_file():
         return run
     if (run / METRICS).is_file():
         return run / METRICS
-    found = sorted(run.glob("*.jsonl"))
-    if len(found) == 1:
-        return found[0]
+    logs = sorted(run.glob("*.jsonl"))
+    if len(logs) == 1:
+        return logs[0]
     for folder in (run, run / "tensorboard"):
-        if not found and any(folder.glob(EVENTS)):
+        if not logs and any(folder.glob(EVENTS)):
             return folder
-    what = f"holds {listed(path.name for path in found)}" if run.is_dir() else "does not exist"
+    what = f"holds {listed(path.name for path in logs)}" if run.is_dir() else "does not exist"
     raise DataError(
         f"{run} {what}; expected the .jsonl file of verl's file logger, a tensorboard folder, or a folder with "
         f"{METRICS} or with one such file (trainer.logger=[console,file] writes it, to the path in "
@@ -39,10 +39,10 @@ def find_log(run: Path) -> Path:
 
 
 class Reader:
-    """Reads one run from its parts, in order: verl's file logger begins a new file on every start.
+    """Reads one run from its parts, in order: verl's file logger starts a new file on every start.
 
-    Every `read` goes on where the one before ended. It starts again if a part was replaced or cut off, or if a part
-    other than the last has grown. A line that is not a record is left out and counted: a killed process tears one.
+    Each `read` continues where the last one ended. It starts again if a part was replaced or truncated, or if a part
+    other than the last has grown. A line that is not a record is skipped and counted: a killed process leaves one.
     """
 
     def __init__(self, parts: Sequence[Path]) -> None:
@@ -52,12 +52,12 @@ class Reader:
     def _start(self) -> None:
         self._log = Log(self._parts[-1])
         self._ends: dict[Path, tuple[int, bytes]] = {}
-        """For each file, how far it was read, and the last bytes before that place."""
+        """For each file, up to where it was read, and the last bytes before that position."""
         self._folders: dict[Path, object] = {}
         """For each tensorboard folder, the sizes and times of its files."""
 
     def read(self, *, running: bool = False) -> Log:
-        """The log as it is now. In a `running` training the last line may be half written, and is left for later."""
+        """Read what is new and return the log. If it is `running`, leave a half-written last line for the next read."""
         try:
             if not self._go_on(running=running):
                 self._start()
@@ -70,7 +70,7 @@ class Reader:
         return self._log
 
     def _go_on(self, *, running: bool) -> bool:
-        """Read what is new; False if what was read before is no longer there."""
+        """Read what is new; return False if a part that was read before has changed."""
         return all(
             self._folder(part) if part.is_dir() else self._file(part, running=running and part is self._parts[-1])
             for part in self._parts
@@ -97,32 +97,32 @@ class Reader:
         return True
 
     def _folder(self, part: Path) -> bool:
-        """Tensorboard's files are read as a whole, when one of them has changed."""
-        found = sorted((file, file.stat().st_size, file.stat().st_mtime_ns) for file in part.glob(EVENTS))
+        """Read all tensorboard files once; return False if one of them has changed since."""
+        files = sorted((file, file.stat().st_size, file.stat().st_mtime_ns) for file in part.glob(EVENTS))
         if part not in self._folders:
             for step, data in _events(part):
                 self._log.add(step, data)
-            self._folders[part] = found
-        return self._folders[part] == found
+            self._folders[part] = files
+        return self._folders[part] == files
 
 
 def read_logs(parts: Sequence[Path]) -> Log:
-    """The log of one run, whose parts are given in order."""
+    """Read the log of one run from its parts, in order."""
     return Reader(parts).read()
 
 
 def _record(line: bytes) -> tuple[int, Mapping[str, Any]] | None:
     try:
-        found = jsonl.parse(line)
+        record = jsonl.parse(line)
     except DataError:
         return None
-    if not isinstance(found, dict) or type(found.get("step")) is not int or not isinstance(found.get("data"), dict):
+    if not isinstance(record, dict) or type(record.get("step")) is not int or not isinstance(record.get("data"), dict):
         return None
-    return (found["step"], found["data"]) if abs(found["step"]) < LARGEST_STEP else None
+    return (record["step"], record["data"]) if abs(record["step"]) < LARGEST_STEP else None
 
 
 def _events(folder: Path) -> Iterable[tuple[int, Mapping[str, float]]]:
-    """The scalars of a tensorboard folder in the order in which they were written."""
+    """The scalars of a tensorboard folder, in the order they were written."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
     except ImportError as error:

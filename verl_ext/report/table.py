@@ -1,20 +1,20 @@
-"""How each reward began and ended, its best stretch and its area, as text and as Markdown."""
+"""A table of the first, final and best values and the area of each reward, as text and as Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from verl_ext.errors import printable
-from verl_ext.report.curves import Array, Groups, curve, spread, title
+from verl_ext.report.curves import Array, Groups, curve, standard_deviation, title
 
 Rows = list[tuple[str, ...]]
 
 
 def rows(groups: Groups, metrics: Sequence[str], *, window: int) -> Rows:
-    """A head, and a line for each metric and name, ± standard deviation over the runs.
+    """A header, and a line for each metric and name, ± standard deviation over the runs.
 
-    `first` and `final` are the means of that many steps, `best` is the highest mean of as many consecutive ones, `area`
-    the mean height of the curve.
+    `first` and `final` are means over `window` steps, `best` is the highest mean over `window` consecutive steps, and
+    `area` is the mean height of the curve.
     """
     lines: Rows = [("reward", "name", "runs", "steps", f"first {window}", f"final {window}", f"best {window}", "area")]
     for metric in metrics:
@@ -22,22 +22,22 @@ def rows(groups: Groups, metrics: Sequence[str], *, window: int) -> Rows:
             if any(metric not in log for log in logs):
                 lines.append((title(metric), name, str(len(logs)), "not logged", "", "", "", ""))
                 continue
-            found = curve(logs, metric)
-            first, final = found.values[:, :window].mean(axis=1), found.values[:, -window:].mean(axis=1)
-            # A stretch shorter than the window would be luck, unless the run itself is.
-            best = found.smooth(window).values[:, min(window, len(found.steps)) - 1 :].max(axis=1)
-            steps = f"{found.steps[0]}-{found.steps[-1]}"
-            lines.append((title(metric), name, str(len(logs)), steps, *map(number, (first, final, best, found.area))))
+            shown = curve(logs, metric)
+            first, final = shown.values[:, :window].mean(axis=1), shown.values[:, -window:].mean(axis=1)
+            # Only full windows: the mean over fewer steps is noisier. A run shorter than the window has none.
+            best = shown.smooth(window).values[:, min(window, len(shown.steps)) - 1 :].max(axis=1)
+            steps = f"{shown.steps[0]}-{shown.steps[-1]}"
+            lines.append((title(metric), name, str(len(logs)), steps, *map(number, (first, final, best, shown.area))))
     return lines
 
 
 def table(groups: Groups, metrics: Sequence[str], *, window: int) -> str:
-    """The rows for the terminal."""
+    """The table for the terminal."""
     return plain(rows(groups, metrics, window=window))
 
 
 def plain(lines: Rows) -> str:
-    """Columns under a ruled head."""
+    """Align the columns, with a line below the header."""
     lines = [tuple(map(printable, line)) for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -45,7 +45,7 @@ def plain(lines: Rows) -> str:
 
 
 def markdown(lines: Rows) -> str:
-    r"""The same as a Markdown table.
+    r"""Format the rows as a Markdown table.
 
     >>> print(markdown([("a", "b"), ("1", "x|y")]))
     | a | b |
@@ -57,11 +57,11 @@ def markdown(lines: Rows) -> str:
 
 
 def number(values: Array) -> str:
-    """The mean of one value a run, ± their spread where there are several.
+    """The mean over the runs, ± their standard deviation if there are several.
 
     >>> import numpy as np
     >>> number(np.array([1.0, 2.0])), number(np.array([0.5]))
     ('1.500 ± 0.707', '0.500')
     """
     mean = f"{values.mean():.3f}"
-    return f"{mean} ± {float(spread(values)):.3f}" if len(values) > 1 else mean
+    return f"{mean} ± {float(standard_deviation(values)):.3f}" if len(values) > 1 else mean

@@ -12,8 +12,9 @@
     reward.custom_reward_function.name=compute_score
     +reward.custom_reward_function.reward_kwargs.matching=optimal
 
-Any text is scored. A ground truth that cannot be used raises `DataError`, and a wrong setting `ConfigurationError`;
-verl's default trainer logs an exception of a reward function and goes on without the sample, so check both before
-training: each module has `check_kwargs(reward_kwargs)` and `check_ground_truth(ground_truth)`, which raise the same.
-`components(reward_kwargs)` are the names in the table, which the start-up check compares with `algorithm.rewards.keys`.
+Any answer is scored. An invalid ground truth raises `DataError`, an invalid argument `ConfigurationError`. verl's
+default trainer logs an exception of a reward function and drops the sample, so check both before training: each module
+has `check_kwargs(reward_kwargs)` and `check_ground_truth(ground_truth)`, which raise the same errors.
+`components(reward_kwargs)` returns the names in the table, which the start-up check compares to
+`algorithm.rewards.keys`.
 """

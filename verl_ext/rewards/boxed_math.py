@@ -1,15 +1,15 @@
 r"""Accuracy of the answer in \boxed{...}, judged by math-verify.
 
 `accuracy` is 1 if the last complete \boxed{...} of the answer equals the ground truth, else 0, and `score` is the same.
-The ground truth is the answer alone, or a solution with its own box. `\fbox{5}` and `\boxed 5` are boxes too. What is
-equal is math-verify's decision: `\frac{1}{2}` equals `0.5`, and `x=5` equals `5`. What it cannot read, such as
-`0.\overline{72}`, equals the same text alone.
+The ground truth is the answer alone, or a solution with its own box. `\fbox{5}` and `\boxed 5` are boxes too.
+math-verify decides what is equal: `\frac{1}{2}` equals `0.5`, and `x=5` equals `5`. An answer that it cannot read, such
+as `0.\overline{72}`, equals only the same text.
 
-math-verify guards itself against endless computations (`\boxed{9^{9^{9^9}}}`) with a signal, which Python allows in the
-main thread only. verl calls scorers in worker threads, where one such computation would also stop all other threads. So
-the judging is done in a process of its own, one for each process that calls (see `math_judge`). An answer that takes it
-more than `timeout` seconds of CPU time, or is longer than 2,000 characters, is wrong. A ground truth may take ten times
-as long, because it is read once; one that takes longer, is empty or has unbalanced braces is a `DataError`.
+math-verify stops endless computations (`\boxed{9^{9^{9^9}}}`) with a signal, which Python allows only in the main
+thread. verl calls scorers in worker threads, where one such computation would also stop all other threads. So each
+process that calls the scorer starts a process that judges (see `math_judge`). An answer is wrong if judging it takes
+more than `timeout` seconds of CPU time or if it is longer than 2,000 characters. A ground truth may take ten times as
+long, because it is read only once; one that takes longer, is empty or has unbalanced braces is a `DataError`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Options:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last complete \boxed{...}, by where it opens; None without one.
+    r"""The content of the complete \boxed{...} that opens last; None without one.
 
     >>> last_boxed(r"\boxed{1}, no: \boxed{\frac{1}{2}}, or \boxed{3")
     '\\frac{1}{2}'
     >>> last_boxed(r"The sum is $\boxed 12$.")
     '12'
     """
-    open_at: list[int | None] = []  # for each open brace where the box begins, None for a plain brace
+    open_at: list[int | None] = []  # for each open brace, where its box begins; None for a plain brace
     start, end = -1, -1
     for token in _TOKEN.finditer(text):
         if token[0] == "}":
@@ -71,18 +71,18 @@ def last_boxed(text: str) -> str | None:
 
 
 def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
-    """The options that these keyword arguments stand for, or `ConfigurationError`."""
+    """Parse the keyword arguments; raise `ConfigurationError` for an invalid one."""
     return parse_options(Options, reward_kwargs)
 
 
 def components(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
-    """Names that `compute_score` returns beside `score`."""
+    """Names of the rewards that `compute_score` returns besides `score`."""
     check_kwargs(reward_kwargs)
     return ("accuracy",)
 
 
 def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float = Options.timeout) -> str:
-    """The gold answer, or `DataError` naming the row."""
+    """Return the gold answer; raise `DataError`, which names the row, if there is none."""
     text = truth_text(row, ground_truth)
     boxed = last_boxed(text)
     gold = text if boxed is None else boxed
@@ -99,7 +99,7 @@ def _why_unreadable(gold: str, timeout: float) -> str | None:
     if last_boxed(rf"\boxed{{{gold}}}") != gold:
         return "has unbalanced braces"
     try:
-        return None if JUDGE.ask(gold, gold, timeout) else "is nothing that math-verify can read"
+        return None if JUDGE.ask(gold, gold, timeout) else "cannot be read by math-verify"
     except NoVerdictError as error:
         return f"cannot be read: {error}"
 
@@ -111,7 +111,7 @@ def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     **kwargs: object,
 ) -> dict[str, float]:
-    r"""`accuracy` and the same as `score`."""
+    r"""Return `accuracy`, and the same value as `score`."""
     options = check_kwargs(kwargs)
     gold = check_ground_truth(ground_truth, row_name(data_source, extra_info), options.timeout)
     boxed = last_boxed(solution_str)

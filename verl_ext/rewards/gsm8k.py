@@ -10,9 +10,9 @@ The answer should be `<think>...</think>\n<answer>18</answer>`. With x the strip
 `strict` chooses how numbers are read:
 
 - `corrected`, the default: `1,000`, `+1000` and `1000.0` are the number 1000, and `-5` and `1,000` are integers.
-- `reference`: what NVIDIA's code does, x == gold and `x.isdigit()`. So a gold of `1,000` or `-5` rules out being both
-  right and an integer (98 of GSM8K's 8,792), `18.0` is wrong for 18, and superscript digits are an integer. The answer
-  is not stripped for `format`: space around it costs the reward, but for one line break at the end.
+- `reference`: as in NVIDIA's code, `x == gold` and `x.isdigit()`. So with a gold of `1,000` or `-5` (98 of GSM8K's
+  8,792) no answer is both right and an integer, `18.0` is wrong for 18, and superscript digits are an integer. The
+  answer is not stripped for `format`: space around it costs the reward, except one line break at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from verl_ext.rewards.tags import Section, follows_layout, last_block
 
 _LAYOUT = (Section("think"), Section("answer"))
 
-# Digits alone or in threes; every character has one way to match, so no backtracking.
+# Digits, or groups of three with commas. Each character can match in one way only, so there is no backtracking.
 _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.(?P<places>[0-9]*))?")
 
 
@@ -40,7 +40,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Number:
-    """A decimal number as text without its padding: comparing integers of any length would not be linear in time."""
+    """A decimal number as text without padding zeros, because parsing long integers does not take linear time."""
 
     negative: bool
     whole: str
@@ -53,7 +53,7 @@ class Number:
 
 
 def read_number(text: str) -> Number | None:
-    """The number that `text` is, or None.
+    """Parse a number; None if `text` is not one.
 
     >>> read_number("-1,050.50")
     Number(negative=True, whole='1050', places='5', is_integer=False)
@@ -67,18 +67,18 @@ def read_number(text: str) -> Number | None:
 
 
 def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
-    """The options that these keyword arguments stand for, or `ConfigurationError`."""
+    """Parse the keyword arguments; raise `ConfigurationError` for an invalid one."""
     return parse_options(Options, reward_kwargs)
 
 
 def components(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
-    """Names that `compute_score` returns beside `score`."""
+    """Names of the rewards that `compute_score` returns besides `score`."""
     check_kwargs(reward_kwargs)
     return ("correctness", "integer", "format")
 
 
 def check_ground_truth(ground_truth: object, row: str = "a row", strict: str = "corrected") -> str:
-    """The gold answer, or `DataError` naming the row: the text after `####`, or the whole text without that mark."""
+    """Return the text after `####`, or all of it without that mark; raise `DataError` with the row if invalid."""
     text = truth_text(row, ground_truth)
     gold = text.partition("####")[2].strip() if "####" in text else text
     if not gold or "####" in gold:
@@ -105,14 +105,14 @@ def compute_score(
     """
     options = check_kwargs(kwargs)
     gold = check_ground_truth(ground_truth, row_name(data_source, extra_info), options.strict)
-    found = last_block(solution_str, "answer").strip()
+    answer = last_block(solution_str, "answer").strip()
     if options.strict == "reference":
-        correct, integer = found == gold, found.isdigit()
+        correct, integer = answer == gold, answer.isdigit()
     else:
-        number, wanted = read_number(found), read_number(gold)
+        number, wanted = read_number(answer), read_number(gold)
         correct = number is not None and wanted is not None and number.equals(wanted)
         integer = number is not None and number.is_integer
-    # As a regular expression's `$`: at the end, or before a line break there.
+    # NVIDIA's code ends its regular expression with `$`, which also matches before a final line break.
     whole = solution_str.removesuffix("\n") if options.strict == "reference" else solution_str.strip()
     components = {
         "correctness": float(correct),

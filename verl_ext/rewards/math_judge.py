@@ -1,12 +1,12 @@
-"""math-verify in a process of its own, which the kernel ends when a judgement takes too long.
+"""Run math-verify in a separate process, which the kernel kills when a judgement takes too long.
 
 Why not a library's process pool? Measured with one worker: pebble, loky and `concurrent.futures` take 0.3 to 0.5 ms a
 verdict where this takes about 0.1 ms, all three hang after random interruptions, and pebble raises after `os.fork`.
-They limit wall time, which depends on the machine's load, so the timer, the memory limit and the search path would be
-ours anyway.
+They limit wall time, which depends on the load of the machine, so we would still need our own timer, memory limit and
+search path.
 
-A process answers one question at a time and is kept only once it has answered. An exception between a question and its
-reply ends the process, so no reply can be taken for the next question's.
+A process answers one question at a time and is reused only after it has answered. An exception between a question and
+its reply ends the process, so that a late reply is never taken for the reply to the next question.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class NoVerdictError(Exception):
 
 
 class Judge:
-    """Starts the process with the first judgement and lets one thread at a time ask."""
+    """Starts the process at the first judgement. One thread at a time asks it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: _Process | None = None
 
     def equal(self, gold: str, answer: str, timeout: float) -> bool:
-        """Whether math-verify finds both equal; False, and a warning logged, if it did not finish."""
+        """Whether math-verify finds both equal. If it does not finish, log a warning and return False."""
         try:
             return self.ask(gold, answer, timeout)
         except NoVerdictError as error:
@@ -49,9 +49,9 @@ class Judge:
             return False
 
     def ask(self, gold: str, answer: str, timeout: float) -> bool:
-        """Whether math-verify reads both and finds them equal, or `NoVerdictError`. `timeout`: seconds of CPU time."""
+        """Whether math-verify reads both and finds them equal; raise `NoVerdictError` after `timeout` s of CPU time."""
         with self._lock:
-            for _ in range(2):  # somebody may have ended the idle process
+            for _ in range(2):  # the idle process may have been killed
                 process = self._idle or _start()
                 self._idle = None
                 verdict = process.ask(gold, answer, timeout)
@@ -63,14 +63,14 @@ class Judge:
             raise NoVerdictError(f"math-verify's process ended twice, {process.last_words}")
 
     def close(self) -> None:
-        """End the process; the next judgement starts another one."""
+        """End the process. The next judgement starts a new one."""
         with self._lock:
             if self._idle:
                 self._idle.end()
             self._idle = None
 
     def forget(self) -> None:
-        """In a forked child: leave the parent's process alone, and start another one when it is needed."""
+        """In a forked child: do not use the process of the parent; the next judgement starts a new one."""
         self._lock = threading.Lock()
         if self._idle:
             self._idle.disown()
@@ -83,10 +83,10 @@ os.register_at_fork(after_in_child=JUDGE.forget)
 
 class _Process:
     def __init__(self) -> None:
-        self.last_words = ""  # of a process that has ended: its status and what it printed about the last question
+        self.last_words = ""  # once the process has ended: its exit status, and what it printed for the last question
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115
         self._pipe, theirs = Pipe()
-        # Libraries are found where the caller finds them, but a file of the working folder stands in for none.
+        # The search path of the caller, with the working folder last: no file there may hide a library.
         path = os.pathsep.join(sorted(map(os.path.abspath, sys.path), key=os.getcwd().__eq__))
         with theirs:
             self.popen = subprocess.Popen(  # noqa: S603
@@ -103,10 +103,10 @@ class _Process:
         try:
             self._pipe.send(question)
             return bool(self._pipe.recv())
-        except (EOFError, ConnectionError):  # it is on its way out, with a status of its own
+        except (EOFError, ConnectionError):  # it is ending: wait for its own exit status
             self.end(patience=5.0)
             return None
-        except BaseException:  # the reply may still come: nobody may ask this process again
+        except BaseException:  # the reply may still come: do not use this process again
             self.end()
             raise
 
@@ -124,7 +124,7 @@ class _Process:
     def disown(self) -> None:
         self._pipe.close()
         self._printed.close()
-        self.popen.returncode = 0  # it is not this process's to wait for
+        self.popen.returncode = 0  # only the parent can wait for it
 
 
 def _start() -> _Process:

@@ -1,8 +1,8 @@
 r"""The child of `math_judge`, run as a script: reads (gold, answer, timeout) from a pipe and writes True or False.
 
-It imports nothing of this package. Before each judgement it sets a timer that kills it, even inside one big-integer
-operation, which no Python code could interrupt. The timer counts CPU time, so that a busy machine does not turn right
-answers into wrong ones. The process ends when its caller closes the pipe or dies.
+It imports nothing of this package. Before each judgement it sets a timer that kills it, even inside a big-integer
+operation, which Python code cannot interrupt. The timer counts CPU time, so that right answers stay right on a busy
+machine. The process ends when its caller closes the pipe or dies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
-_MEMORY = 4 << 30  # bytes of address space, where a runaway power of integers stops
+_MEMORY = 4 << 30  # bytes of address space: the limit for runaway powers of integers
 
 
 def main(pipe: Connection, path: str) -> None:
@@ -41,24 +41,24 @@ def main(pipe: Connection, path: str) -> None:
 
 
 def judge(gold: str, answer: str) -> bool:
-    """Whether math-verify reads both and finds them equal. It turns its own exceptions into no."""
+    """Whether math-verify reads both and finds them equal. math-verify catches its own exceptions and returns False."""
     library = import_module("math_verify")
-    return bool(library.verify(read(gold), read(answer), timeout_seconds=None))  # an empty list equals nothing
+    return bool(library.verify(read(gold), read(answer), timeout_seconds=None))  # an empty list is equal to nothing
 
 
 @lru_cache(maxsize=1024)  # a group's answers share their gold, and many of them are the same
 def read(answer: str) -> list[Any]:
-    r"""The expression that math-verify reads, else the text: it cannot read `0.\overline{72}`."""
+    r"""The expression that math-verify reads, or the text if it cannot, as with `0.\overline{72}`."""
     library = import_module("math_verify")
     target = library.LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
-    found: list[Any] = library.parse(
+    parsed: list[Any] = library.parse(
         rf"\boxed{{{answer}}}",
         [target],
         fallback_mode="first_match",
         extraction_mode="first_match",
-        parsing_timeout=None,  # the timer is ours
+        parsing_timeout=None,  # main() sets the timer
     )
-    return found[:1]
+    return parsed[:1]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the scorers share in reading their call: keyword arguments as typed options, and the row that an error names."""
+"""Shared by the scorers: keyword arguments as typed options, and the row that an error names."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from verl_ext.errors import ConfigurationError, DataError, unknown
 
 Options = TypeVar("Options")
 
-#: Where a user writes the arguments, for messages.
+#: Where the arguments stand in the configuration, for messages.
 KWARGS = "reward.custom_reward_function.reward_kwargs"
 
-#: verl adds these to every call while a reward model runs beside the scorer. They are no settings of ours.
+#: verl adds these to every call if there is a reward model. They are not options of a scorer.
 FROM_VERL = frozenset({"reward_router_address", "reward_model_tokenizer"})
 
 
 def parse_options(cls: type[Options], kwargs: Mapping[str, object]) -> Options:
-    """`cls` from the keyword arguments of a call, validated once for each distinct set of them.
+    """Make `cls` from the keyword arguments of a call; each distinct set of them is validated once.
 
     `cls` is a frozen dataclass whose fields are `Literal[...]` of strings or `float`.
     """
@@ -59,7 +59,7 @@ def require_package(module: str, install: str, why: str) -> None:
 
 
 def row_name(data_source: object, extra_info: Mapping[str, Any] | None) -> str:
-    """The row of the data set that a sample came from, for a message.
+    """Name the row of the data set that a sample came from, for a message.
 
     >>> row_name("rlla", {"index": 7})
     "row 7 of 'rlla'"
@@ -72,17 +72,17 @@ def row_name(data_source: object, extra_info: Mapping[str, Any] | None) -> str:
 
 
 def truth_text(row: str, ground_truth: object) -> str:
-    """The ground truth as stripped text, or `DataError`."""
+    """Return the ground truth as stripped text, or raise `DataError`."""
     if not isinstance(ground_truth, str) or not ground_truth.strip():
-        raise bad_truth(row, "is not a text with content", ground_truth, "a non-empty string")
+        raise bad_truth(row, "is empty or not a string", ground_truth, "a non-empty string")
     return ground_truth.strip()
 
 
-def bad_truth(row: str, problem: str, found: object, expected: str) -> DataError:
-    """The error for a ground truth that cannot be used."""
-    text = repr(found)
+def bad_truth(row: str, problem: str, ground_truth: object, expected: str) -> DataError:
+    """Make the error for an invalid ground truth."""
+    text = repr(ground_truth)
     shown = text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
     return DataError(
         f"{row}: the ground truth {problem}; expected {expected}; found {shown}. "
-        "Mend or drop the row where the data are prepared (reward_model.ground_truth)."
+        "Fix or drop the row where the data are prepared (reward_model.ground_truth)."
     )

@@ -1,7 +1,7 @@
-"""Answers made of <tag>...</tag> sections, read in linear time.
+"""Read answers that consist of <tag>...</tag> sections, in linear time.
 
-No regular expressions: a lazy `.*?` before a literal backtracks over the whole answer for each candidate end, which is
-quadratic on answers that repeat a tag.
+No regular expressions: a lazy `.*?` before a literal backtracks over the whole answer for each candidate end, which
+takes quadratic time on answers that repeat a tag.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Section:
 
 
 def describe(sections: Sequence[Section]) -> str:
-    r"""The layout in words, for a message.
+    r"""Describe the layout, for a message.
 
     >>> describe([Section("think"), Section("tool_call", own_lines=True)])
     '<think>...</think>\\n<tool_call>\\n...\\n</tool_call>'
@@ -39,9 +39,9 @@ def describe(sections: Sequence[Section]) -> str:
 
 
 def follows_layout(text: str, sections: Sequence[Section]) -> bool:
-    r"""Whether `text` is these sections in this order, one newline between two of them and nothing around.
+    r"""Whether `text` is these sections in this order, with one newline between them and nothing around them.
 
-    Each tag after the first section's occurs exactly once; those of the first section are not counted.
+    Each tag occurs exactly once, except those of the first section, which are not counted.
 
     >>> layout = [Section("think"), Section("answer")]
     >>> follows_layout("<think>a</think>\n<answer>1</answer>", layout)
@@ -56,12 +56,12 @@ def follows_layout(text: str, sections: Sequence[Section]) -> bool:
         return False
     at = len(sections[0].start)
     for before, after in pairwise(sections):
-        # `after` opens once, so there is at most one such joint and the first one found is it.
+        # `after` opens once, so the text holds at most one such joint.
         joint = f"{before.end}\n{after.start}"
-        found = text.find(joint, at)
-        if found < 0:
+        start = text.find(joint, at)
+        if start < 0:
             return False
-        at = found + len(joint)
+        at = start + len(joint)
     return at <= len(text) - len(sections[-1].end)
 
 

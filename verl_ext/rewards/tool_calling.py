@@ -1,23 +1,23 @@
-r"""Format and correctness of tool calls: the reward of ToolRL, used by GDPO's headline experiment.
+r"""Format and correctness of tool calls: the reward of ToolRL, used in GDPO's main experiment.
 
 A ground truth is a whole answer, `<think>...</think>\n<tool_call>\n{...}\n</tool_call>`, with a section
-`<response>...</response>` after the tool calls or in their place. Components:
+`<response>...</response>` after the tool calls or instead of them. Components:
 
 - `format`, 0 or 1: the stripped answer has the sections of the ground truth and nothing else.
 - `correctness`, -3 to 3: 6 * s / t - 3, where s is the overlap of the tool names plus, for each true call, the overlap
-  of the parameter names and the number of equal values in the predicted call it is matched with, and t the same for a
-  full match. -3 if the answer's first tool_call block cannot be read, 0 if the ground truth calls no tool.
-- `length`, 0 to 1, if asked for: words of the last think section / target, rounded to 2 places.
+  of the parameter names and the number of equal values in its matched predicted call, and t is the same for a full
+  match. -3 if the answer's first tool_call block cannot be read, 0 if the ground truth calls no tool.
+- `length`, 0 to 1, optional: words of the last think section / target, rounded to 2 places.
 
 The formula is ToolRL's, with two consequences:
 
 - Guessing pays. For one call with two parameters, five calls of which one is right earn 2.8 in all, one call with one
   wrong value 2.5 (with `credit=per_call` 1.6 and 1.0), so guesses pay for a model that is right less than one time in
   five. `credit=exact` does not reward them; `names=ordered` does not for a single call with a single wrong value.
-- A call inside the think section earns full correctness, though no format. No argument changes that, and neither does
-  a condition of gdpo on `format`: it would give such answers 0, which is more than the -3 of a wrong call.
+- A call inside the think section earns full correctness, but no format. No argument changes that. A condition of gdpo
+  on `format` does not help: it would give such answers 0, which is more than the -3 of a wrong call.
 
-Values are compared as Python does, so that `1`, `1.0` and `true` are equal. Time is linear in the length of the answer.
+Values are compared as in Python, so `1`, `1.0` and `true` are equal. Time is linear in the length of the answer.
 """
 
 from __future__ import annotations
@@ -99,25 +99,25 @@ class Options:
 
 @dataclass(frozen=True)
 class Truth:
-    """A ground truth, read: the sections of an answer, and the calls if it makes any."""
+    """A parsed ground truth: the sections of the answer, and its calls if there are any."""
 
     sections: tuple[Section, ...]
     calls: tuple[Call, ...] | None
 
 
 def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
-    """The options that these keyword arguments stand for, or `ConfigurationError`."""
+    """Parse the keyword arguments; raise `ConfigurationError` for an invalid one."""
     return parse_options(Options, reward_kwargs)
 
 
 def components(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
-    """Names that `compute_score` returns beside `score`."""
+    """Names of the rewards that `compute_score` returns besides `score`."""
     named = ("format", "correctness")
     return named if check_kwargs(reward_kwargs).length == "omitted" else (*named, "length")
 
 
 def check_ground_truth(ground_truth: object, row: str = "a row") -> Truth:
-    """The ground truth, read, or `DataError` naming the row."""
+    """Parse the ground truth; raise `DataError`, which names the row, if it is invalid."""
     text = truth_text(row, ground_truth)
     wanted = [section for section in (_TOOL_CALL, _RESPONSE) if f"<{section.tag}>" in text]
     sections = (_THINK, *wanted)
@@ -139,7 +139,7 @@ def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     **kwargs: object,
 ) -> dict[str, float]:
-    r"""`format`, `correctness`, `length` if asked for, and `score`, their sum.
+    r"""Return `format`, `correctness`, optionally `length`, and `score`, their sum.
 
     >>> truth = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
     >>> compute_score("rlla", truth, truth)
@@ -179,12 +179,12 @@ def _agreement(options: Options, true: list[Call], predicted: list[Call]) -> flo
     ordered = options.names == "ordered"
     assign = optimal if options.matching == "optimal" else greedy
     if options.credit == "per_call":
-        found, full = matched(true, predicted, lambda call, other: float(call == other), assign), len(true)
+        matches, full = matched(true, predicted, lambda call, other: float(call == other), assign), len(true)
     else:
-        found = matched(true, predicted, partial(parameter_score, ordered=ordered), assign)
+        matches = matched(true, predicted, partial(parameter_score, ordered=ordered), assign)
         full = sum(1 + len(call["parameters"]) for call in true)
     names = overlap([call["name"] for call in true], [call["name"] for call in predicted], ordered=ordered)
-    return (names + found) / (1 + full)
+    return (names + matches) / (1 + full)
 
 
 def think_length(answer: str, target: float) -> float:
@@ -214,16 +214,15 @@ def score_ranges(options: Options, step: int) -> tuple[tuple[float, float], tupl
 
 
 def training_step(options: Options, extra_info: Mapping[str, Any] | None) -> int:
-    """The training step that the answer is for, the first being 1 as in ToolRL's code; 0 without a schedule.
+    """The training step of the answer, from 1 as in ToolRL's code; 0 without a schedule.
 
-    The rollout reports the version of its weights, which is the number of finished steps, with each answer, and verl's
-    `naive`, `remote` and `rate_limited` reward managers hand it over as `extra_info["max_global_steps"]`. So all reward
-    workers agree, and a resumed run goes on where it stopped. A counter of calls would do neither: verl spreads the
+    With each answer, the rollout reports the version of its weights, which is the number of finished steps. verl's
+    `naive`, `remote` and `rate_limited` reward managers pass it on as `extra_info["max_global_steps"]`. So all reward
+    workers agree, and a resumed run continues where it stopped. A counter of calls would do neither: verl spreads the
     samples over several workers at random, and mixes in those of validation.
 
-    Validation differs from ToolRL's by one step: it is scored as the next step trains (step 31 after step 30, and 1
-    before training), there as the step before it (30, and 0). Nothing that a scorer is given says which answers are
-    for validation.
+    Validation differs from ToolRL by one step. After step 30 it is scored as step 31, and before training as step 1;
+    ToolRL scores it as step 30 and step 0. A scorer cannot tell which answers are for validation.
     """
     if options.scale == "constant" and options.length != "growing":
         return 0

@@ -1,4 +1,4 @@
-"""Tool calls written as one JSON object a line: reading them, and how far two lists of them agree."""
+"""Read tool calls, one JSON object per line, and measure how far two lists of them agree."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-#: A call as it was read: `{"name": ..., "parameters": {...}}`, possibly with more keys.
+#: A parsed call: `{"name": ..., "parameters": {...}}`, possibly with more keys.
 Call = dict[str, Any]
 
 #: Weight of matching true call i (row) with predicted call j (column).
@@ -19,7 +19,7 @@ _MAX_DIGITS = 4300
 
 
 class UnreadableCallsError(ValueError):
-    """A block of tool calls is not what it should be."""
+    """A block of tool calls is invalid."""
 
 
 def _integer(digits: str) -> int:
@@ -33,10 +33,10 @@ def _constant(name: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
         raise ValueError("a key occurs twice")
-    return found
+    return result
 
 
 # An answer may say NaN and repeat a key, as Python's json allows. A ground truth may not: NaN does not equal itself.
@@ -45,10 +45,10 @@ _STRICT = json.JSONDecoder(parse_int=_integer, parse_constant=_constant, object_
 
 
 def read_calls(block: str) -> list[Call]:
-    """The calls of an answer's block; `UnreadableCallsError` unless each line is an object with a name.
+    """Read the calls of an answer; raise `UnreadableCallsError` unless each line is an object with a name.
 
-    Lenient beyond that: the parameters are looked at only where they are compared. Nesting too deep for Python's reader
-    raises its own RecursionError.
+    Nothing else is checked: the parameters are read only where they are compared. Nesting that is too deep for Python's
+    parser raises RecursionError.
     """
     calls = []
     for line in block.strip().split("\n"):
@@ -63,7 +63,7 @@ def read_calls(block: str) -> list[Call]:
 
 
 def read_true_calls(block: str) -> list[Call]:
-    """The calls of a ground truth's block; `UnreadableCallsError` says what is wrong with which call."""
+    """Read the calls of a ground truth; raise `UnreadableCallsError`, which says what is wrong with which call."""
     calls = []
     for number, line in enumerate(block.strip().split("\n"), start=1):
         try:
@@ -71,9 +71,9 @@ def read_true_calls(block: str) -> list[Call]:
         except (ValueError, RecursionError) as error:
             raise UnreadableCallsError(f"tool call {number} is not one JSON object on one line ({error})") from error
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            raise UnreadableCallsError(f"tool call {number} has no 'name' that is a string")
+            raise UnreadableCallsError(f"tool call {number} has no string 'name'")
         if not isinstance(call.get("parameters"), dict):
-            raise UnreadableCallsError(f"tool call {number} has no 'parameters' that are an object")
+            raise UnreadableCallsError(f"tool call {number} has no object 'parameters'")
         calls.append(call)
     return calls
 
@@ -88,7 +88,7 @@ def overlap(true: Sequence[str], predicted: Sequence[Any], *, ordered: bool = Fa
     """
     if ordered:
         return float(true == predicted)
-    left = Counter(true)  # and no Counter(predicted): a model could choose numbers whose hashes collide
+    left = Counter(true)  # not Counter(predicted): a model could output numbers whose hashes collide
     common = 0
     for name in predicted:
         if left[name] > 0:
@@ -105,8 +105,8 @@ def parameter_score(true: Call, predicted: Call, *, ordered: bool = False) -> fl
     """Overlap of the parameter names plus the number of equal values."""
     wanted, given = true["parameters"], predicted.get("parameters")
     if not isinstance(given, dict):
-        raise UnreadableCallsError("a call that is compared has no object of parameters")
-    common = [name for name in wanted if name in given]  # names occur once, so this is `overlap` without counting
+        raise UnreadableCallsError("a predicted call has no object 'parameters'")
+    common = [name for name in wanted if name in given]  # each name occurs once, so no counting as in `overlap`
     names = float(list(wanted) == list(given)) if ordered else _jaccard(len(common), len(wanted), len(given))
     equal: int = sum(given[name] == wanted[name] for name in common)
     return names + equal
@@ -132,7 +132,7 @@ def greedy(weights: Weights) -> float:
 
 def optimal(weights: Weights) -> float:
     """Largest total weight of an assignment of rows to columns: 13/3 for the weights above."""
-    solver = import_module("scipy.optimize")  # a second of import, only where it is asked for
+    solver = import_module("scipy.optimize")  # imported here because it takes about a second
     rows, columns = solver.linear_sum_assignment(weights, maximize=True)
     return float(sum(weights[row][column] for row, column in zip(rows, columns, strict=True)))
 
@@ -149,7 +149,7 @@ def matched(
         if call["name"] in candidates:
             candidates[call["name"]].append(call)
     total = 0.0
-    for name, found in candidates.items():
-        if found:
-            total += assign([[weight(call, other) for other in found] for call in true if call["name"] == name])
+    for name, calls in candidates.items():
+        if calls:
+            total += assign([[weight(call, other) for other in calls] for call in true if call["name"] == name])
     return total

@@ -1,8 +1,8 @@
-"""The calls of an answer as bfcl-eval reads them, by the rules of ToolRL's handler (benchmarks/BFCL/rlla_qwen.py).
+"""Read the calls of an answer for bfcl-eval, by the rules of ToolRL's handler (benchmarks/BFCL/rlla_qwen.py).
 
-The calls stand in the last `<tool_call>` block, one JSON object a line; without a closing tag the block runs to the
-end. A blank line and one that cannot be read are skipped. A call of a tool named `None` is no call. Values stay as they
-are in every language: bfcl-eval wants text for each parameter of Java and JavaScript, and counts others as wrong.
+The calls are in the last `<tool_call>` block, one JSON object per line; without a closing tag the block extends to the
+end. Blank and unreadable lines are skipped. A call of a tool named `None` does not count. Values are not converted in
+any language: bfcl-eval expects a string for each parameter in Java and JavaScript, and counts others as wrong.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from verl_ext.rewards.tags import last_block
 
 
 def calls_of(answer: str) -> list[dict[str, Any]]:
-    """The objects in the last block; none without a block."""
+    """The JSON objects in the last block, or none without a block."""
     if "<tool_call>" not in answer:
         return []
     calls = []
@@ -44,8 +44,8 @@ def as_data(answer: str) -> list[dict[str, Any]]:
 def as_code(answer: str) -> list[str]:
     """`name(parameter=value)`, which bfcl-eval executes in its multi-turn categories.
 
-    A call without parameters has none, and one without a name fails when it is executed, which the model is told.
-    `ValueError` if a name is not a string or parameters are not an object: bfcl-eval then ends the turn.
+    A call without parameters gets none. One without a name fails when it is executed, and the model sees the error.
+    Raise `ValueError` if a name is not a string or parameters are not an object: bfcl-eval then ends the turn.
     """
     code = []
     for call in calls_of(answer):

@@ -1,10 +1,10 @@
 """The share of a model's BFCL answers that have a correct format, by the format reward of the training.
 
 The reward knows from the ground truth which sections an answer should have; BFCL has no ground truth in that form. So
-an answer counts if it has any of the three forms that the training's prompt allows and its ground truths take: thought
-and calls, thought and response, or all three. As in the reward, the calls themselves are not read: a bad line in
-`<tool_call>` or a call of `None` leaves the format correct. Each model answer counts once, so a multi-turn test counts
-as often as the model was asked. Neither ToolRL's nor GDPO's code says how the published figure was counted.
+an answer is correct in any of the three forms that the training's prompt allows and its ground truths have: thought
+and calls, thought and response, or all three. As in the reward, the calls themselves are not checked: a bad line in
+`<tool_call>` or a call of `None` does not change the format. Each answer of the model counts once, so a multi-turn test
+counts several times. Neither ToolRL's nor GDPO's code says how the published figure was counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_correct(answer: str) -> bool:
 
 
 def answers(result: Any) -> Iterator[str]:
-    """The model's answers in a result: a text, or texts by step and turn."""
+    """The answers of the model in a result: a string, or nested lists of strings by turn and step."""
     if isinstance(result, str):
         yield result
     else:
@@ -35,7 +35,7 @@ def answers(result: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one file of results: answers in a correct format, all answers, and tests without an answer."""
+    """Counts of a result file: answers in a correct format, all answers, and tests without an answer."""
 
     right: int = 0
     total: int = 0
@@ -46,26 +46,26 @@ class Counts:
 
 
 def count(path: Path) -> Counts:
-    """Count a file's answers. Where bfcl-eval failed, it writes a traceback and its own message in place of answers."""
+    """Count the answers in a file. If bfcl-eval fails, it writes a traceback and its own message instead of answers."""
     counts = Counts()
     with path.open(encoding="utf-8") as lines:
         for record in map(json.loads, lines):
             if "traceback" in record:
                 counts += Counts(failed=1)
             else:
-                found = [is_correct(answer) for answer in answers(record["result"])]
-                counts += Counts(sum(found), len(found))
+                correct = [is_correct(answer) for answer in answers(record["result"])]
+                counts += Counts(sum(correct), len(correct))
     return counts
 
 
 def main(folder: Path) -> int:
-    """Print the share of each category and of all; 1 if there is no result."""
-    found = {path.stem.removesuffix("_result"): count(path) for path in sorted(folder.glob("**/*_result.json"))}
-    every = sum(found.values(), Counts())
+    """Print the share of each category and of all; return 1 if there is no result."""
+    categories = {path.stem.removesuffix("_result"): count(path) for path in sorted(folder.glob("**/*_result.json"))}
+    every = sum(categories.values(), Counts())
     if not every.total:
         print(f"{folder} has no *_result.json with answers")
         return 1
-    for name, counts in {**found, "correct format": every}.items():
+    for name, counts in {**categories, "correct format": every}.items():
         share = 100 * counts.right / counts.total if counts.total else 0
         print(f"{name:<40} {counts.right:>6} / {counts.total:<6} {share:.2f} %")
     if every.failed:

@@ -1,7 +1,7 @@
-"""How bfcl-eval asks a model that was trained on ToolRL's data, and reads its calls.
+"""A handler of bfcl-eval for models trained on ToolRL's data: makes the prompts and reads the calls.
 
-For bfcl-eval 2025.7.17 (BFCL v3), in an environment of its own, with this repository on PYTHONPATH: of the package it
-needs the reading of tool calls alone, which has no dependencies.
+For bfcl-eval 2025.7.17 (BFCL v3), in a separate environment, with this repository on PYTHONPATH. Of the package it
+needs only the code that reads tool calls, which has no dependencies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TEMPLATE = "TOOL_CALLING_TEMPLATE"
 
 
 class ToolCallingHandler(OSSHandler):
-    """The training's system prompt and dialogue form; calls as one JSON object a line."""
+    """Uses the system prompt and the dialogue format of the training, with calls as one JSON object per line."""
 
     def __init__(self, model_name: str, temperature: float) -> None:
         super().__init__(model_name, temperature)
@@ -38,7 +38,9 @@ class ToolCallingHandler(OSSHandler):
     @override
     def _format_prompt(self, messages: list[dict], function: list[dict]) -> str:
         if self.template is None:
-            raise ValueError(f"the environment variable {TEMPLATE} names no template: start bfcl-eval by run.py")
+            raise ValueError(
+                f"the environment variable {TEMPLATE} is not set to a template: start bfcl-eval with run.py"
+            )
         prompt = [
             {"role": "system", "content": system_prompt(self.template, function)},
             {"role": "user", "content": dialogue(messages)},
@@ -49,7 +51,7 @@ class ToolCallingHandler(OSSHandler):
     def _add_execution_results_prompting(
         self, inference_data: dict, execution_results: list[str], model_response_data: dict
     ) -> dict:
-        """What the calls returned, each with its tool's name alone, as the data have it."""
+        """Add the results of the calls, each with only the name of its tool, as in the data."""
         for call, result in zip(model_response_data["model_responses_decoded"], execution_results, strict=True):
             inference_data["message"].append({"role": "tool", "name": call.partition("(")[0], "content": result})
         return inference_data

@@ -1,13 +1,13 @@
-"""The prompts of ToolRL's data, for other tools and dialogues. Needs only Python's own library.
+"""Make prompts as in ToolRL's data, for other tools and dialogues. Needs only the standard library.
 
-A model is evaluated with the system prompt that it was trained with. That prompt lists the row's tools as
+A model is evaluated with the system prompt of its training. That prompt lists the tools of the row as
 
     1. Name: ...
     Description: ...
     Parameters: {...}
 
-so a template is the prompt of one row, with the list replaced by `{tools}`. A dialogue stands in one user message, with
-a blank line between two messages, and what a step's calls returned right below them, in one list:
+so a template is the prompt of one row, with the list replaced by `{tools}`. A dialogue is one user message, with a
+blank line between two messages. The results of the calls of a step follow directly below them, in one list:
 
     **Dialogue Records History**
     <user> ... </user>
@@ -41,12 +41,12 @@ from typing import Any
 TOOLS = "{tools}"
 HISTORY = "**Dialogue Records History**"
 
-# From the first numbered tool up to the next heading.
+# From the first numbered tool to the next heading.
 _TOOLS = re.compile(r"^1\. Name: .*?(?=\n\s*\n\*\*|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def template_of(system_prompt: str) -> str:
-    """The template that a row's system prompt was made from."""
+    """Make a template from the system prompt of a row."""
     if len(_TOOLS.findall(system_prompt)) != 1:
         raise ValueError(
             "the system prompt has no list of tools that begins with '1. Name: ' and ends before a heading in **; "
@@ -56,7 +56,7 @@ def template_of(system_prompt: str) -> str:
 
 
 def describe(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The tools as the data list them."""
+    """List the tools as in the data."""
     return "\n".join(
         f"{number}. Name: {tool['name']}\nDescription: {tool.get('description', '')}\n"
         f"Parameters: {json.dumps(tool.get('parameters', {}).get('properties', {}))}"
@@ -72,26 +72,26 @@ def system_prompt(template: str, tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def dialogue(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A dialogue as one user message, without its system messages."""
-    said, gap = HISTORY, "\n"
-    for role, found in groupby(messages, key=lambda message: message["role"]):
+    """Write a dialogue as one user message, without its system messages."""
+    text, gap = HISTORY, "\n"
+    for role, group in groupby(messages, key=lambda message: message["role"]):
         if role == "tool":
-            said += f"\n<obs> {json.dumps([_result(message) for message in found])} </obs>"
+            text += f"\n<obs> {json.dumps([_result(message) for message in group])} </obs>"
         elif role in ("user", "assistant"):
-            for message in found:
+            for message in group:
                 content = message["content"].strip()
-                said += gap + (f"<user> {content} </user>" if role == "user" else content)
+                text += gap + (f"<user> {content} </user>" if role == "user" else content)
                 gap = "\n\n"
         elif role != "system":
             raise ValueError(f"a message has the role {role!r}; expected user, assistant, tool or system")
-    return said
+    return text
 
 
 def _result(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What a call returned: an object as an object, anything else as the text that it is."""
+    """The result of a call: a JSON object as an object, anything else as text."""
     content = message["content"]
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except ValueError:
-        found = None
-    return {"name": message["name"], "results": found if isinstance(found, dict) else content}
+        value = None
+    return {"name": message["name"], "results": value if isinstance(value, dict) else content}

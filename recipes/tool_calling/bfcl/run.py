@@ -1,4 +1,4 @@
-"""bfcl-eval's own command line with our model handler: `generate`, `evaluate`, `scores`; and two commands of ours.
+"""bfcl-eval's own command line with our model handler: `generate`, `evaluate`, `scores`; and two commands of our own.
 
     python recipes/tool_calling/bfcl/run.py template data/tool_calling/train.parquet    # writes template.txt
     python recipes/tool_calling/bfcl/run.py generate --skip-server-setup --local-model-path MERGED
@@ -18,18 +18,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-# No underscore: bfcl-eval takes one for a slash.
+# No underscore: bfcl-eval replaces it by a slash.
 MODEL = "verl-ext-tool-calling"
 VERSION = "2025.7.17"
 
 
 def home() -> Path:
-    """Where everything is written."""
+    """The output folder."""
     return Path(os.environ.setdefault("BFCL_PROJECT_ROOT", str(ROOT / "outputs" / "bfcl"))).resolve()
 
 
 def write_template(data: Path) -> int:
-    """Take the system prompt's template from prepared training data."""
+    """Make the template of the system prompt from prepared training data."""
     import pyarrow.parquet
 
     from recipes.tool_calling.bfcl.prompt import template_of
@@ -46,23 +46,23 @@ def write_template(data: Path) -> int:
         return 1
     home().mkdir(parents=True, exist_ok=True)
     (home() / "template.txt").write_text(template, encoding="utf-8")
-    print(f"{home() / 'template.txt'}: look whether only the tools were replaced\n\n{template}")
+    print(f"{home() / 'template.txt'}: check that only the tools were replaced\n\n{template}")
     return 0
 
 
 def correct_format(folder: Path) -> int:
-    """The share of answers in a correct format, of all results in a folder."""
+    """Print the share of answers in a correct format in the results of a folder."""
     from recipes.tool_calling.bfcl.correct_format import main
 
     return main(folder if folder.is_absolute() or folder.exists() else home() / folder)
 
 
 def bfcl(arguments: Sequence[str]) -> None:
-    """bfcl-eval's command line, with our model among those that it knows and as its default."""
+    """Run bfcl-eval's command line, with our model registered and as the default."""
     home().mkdir(parents=True, exist_ok=True)
     template = home() / "template.txt"
     if arguments[:1] == ["generate"] and not template.is_file():
-        sys.exit(f"{template} does not exist: make it by `run.py template TRAIN.parquet`, from the training data")
+        sys.exit(f"{template} does not exist: make it from the training data with `run.py template TRAIN.parquet`")
     os.environ.setdefault("TOOL_CALLING_TEMPLATE", str(template))
     register()
     given = list(arguments)
@@ -74,7 +74,7 @@ def bfcl(arguments: Sequence[str]) -> None:
 
 
 def register() -> None:
-    """Make the model known to bfcl-eval, of the version that this was written for."""
+    """Register the model with bfcl-eval, which must have the expected version."""
     from importlib.metadata import version
 
     if version("bfcl-eval") != VERSION:

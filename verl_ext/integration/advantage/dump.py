@@ -66,7 +66,7 @@ def write(
     step = int(trainer.global_steps) if trainer is not None else next(_calls)
     # verl's asynchronous trainers make several updates a step.
     update = int(getattr(trainer, "local_trigger_step", 0))
-    if own.dump_dir is None or FAILED in run.remarked or step % own.dump_every:
+    if own.dump_dir is None or FAILED in run.warned or step % own.dump_every:
         return
     try:
         folder = Path(own.dump_dir)
@@ -78,7 +78,7 @@ def write(
         save(folder / f"advantages-{step:08d}-{update:03d}.parquet", where | ends | values)
         prune(folder, own.dump_limit_mb * 1e6)
     except OSError as error:
-        run.remarked.add(FAILED)
+        run.warned.add(FAILED)
         logger.warning("algorithm.verl_ext.dump_dir=%s: %s; this run dumps no more advantages", own.dump_dir, error)
 
 

@@ -73,7 +73,7 @@ def compute(
     if name not in run.states:
         plain_state(result.state)  # raise now, not at the first checkpoint
     run.states[name] = result.state
-    warn_once(run, {**_singletons(trajectories), **result.remarks})
+    warn_once(run, {**_singletons(trajectories), **result.warnings})
     if settings.verl_ext.dump_dir is not None:
         dump.write(settings, name, trajectories, labels, result.advantages, trainer=context.trainer, run=run)
     context.metrics |= reward_metrics(trajectories) | advantage_metrics(result.advantages) | result.metrics
@@ -127,7 +127,7 @@ class BatchBuilder:
             keys=(SCORE,) if keys is None else keys,
             lengths=lambda: self.rows.total(token_counts(self.mask)),
             accuracy=self.accuracy(),
-            penalty=self.penalty(),
+            kl_reward=self.kl_reward(),
         )
 
     def column(self, key: str, setting: str) -> Array:
@@ -143,7 +143,7 @@ class BatchBuilder:
             self._score = self.rows.take(scores(self.rewards if before is None else before, self.mask))
         return self._score
 
-    def penalty(self) -> Array | None:
+    def kl_reward(self) -> Array | None:
         """The KL term of the reward, or None if there is none or it need not be separated."""
         if not self.settings.kl_in_reward:
             return None
@@ -179,11 +179,11 @@ class BatchBuilder:
         return unit_accuracy(values, key=key, threshold=own.accuracy_threshold, where=where)
 
 
-def warn_once(run: RunState, remarks: Mapping[str, str]) -> None:
+def warn_once(run: RunState, warnings: Mapping[str, str]) -> None:
     """Log each warning once per run."""
-    for kind, text in remarks.items():
-        if kind not in run.remarked:
-            run.remarked.add(kind)
+    for kind, text in warnings.items():
+        if kind not in run.warned:
+            run.warned.add(kind)
             logger.warning("%s", text)
 
 
@@ -226,12 +226,12 @@ def _check_mask(mask: torch.Tensor, run: RunState) -> None:
 
     verl's own masks are integers and need no check.
     """
-    if not mask.is_floating_point() or not mask.numel() or "mask" in run.remarked:
+    if not mask.is_floating_point() or not mask.numel() or "mask" in run.warned:
         return
     low, high = torch.aminmax(mask)
     if not (low >= 0 and high <= 1):
         raise DataError(f"response_mask must be 0 or 1, found values from {low.item():g} to {high.item():g}")
-    run.remarked.add("mask")
+    run.warned.add("mask")
 
 
 def _both(advantages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

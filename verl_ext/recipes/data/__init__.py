@@ -1,8 +1,8 @@
-"""From a data set as it is published to verl's parquet files: what the recipes' `prepare_data.py` share.
+"""Convert a published data set to verl's parquet files: shared by the `prepare_data.py` of the recipes.
 
-A recipe gives a `Plan`: where the data set is, which files and columns make a split, and a function from one record to
-one row. `verl_ext.recipes.data.command.main(plan)` is the command line. Every row is checked, with the scorer's own
-check of its ground truth; a bad one is reported with its index and the reason, and never left out unless asked for.
+A recipe defines a `Plan`: where the data set is, the files and columns of each split, and a function from a record to a
+row. `verl_ext.recipes.data.command.main(plan)` is the command line. Every row is checked, including its ground truth by
+the scorer. A bad row is reported with its index and the reason, and skipped only with `--skip_bad_rows`.
 """
 
 from verl_ext.recipes.data.plan import Plan, Record, Row, Split, row

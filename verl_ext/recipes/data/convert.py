@@ -1,4 +1,4 @@
-"""Records to rows, every one checked, and rows to files."""
+"""Convert records to checked rows, and write them to files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPORT = "prepared.json"
 
 @dataclass(frozen=True)
 class BadRow:
-    """A record that cannot be used: where it is, and why."""
+    """An invalid record: its place, and the reason."""
 
     split: str
     index: int
@@ -30,7 +30,7 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Converted:
-    """What became of a split."""
+    """The rows of a split."""
 
     split: Split
     read: int
@@ -40,7 +40,7 @@ class Converted:
 
 
 def convert(split: Split, records: Sequence[Record], advance: Callable[[], object] = lambda: None) -> Converted:
-    """A row for each record of the split; indices are those of the data set, before `split.rows` chose among them."""
+    """Make a row for each record of the split. Indices are those of the data set, before `split.rows` selects."""
     rows: list[Row] = []
     bad: list[BadRow] = []
     others = 0
@@ -58,7 +58,7 @@ def convert(split: Split, records: Sequence[Record], advance: Callable[[], objec
 
 
 def write(folder: Path, done: Sequence[Converted], about: Mapping[str, Any]) -> Path:
-    """`<split>.parquet` for each split, and the report, which is returned; each file whole or not at all."""
+    """Write `<split>.parquet` for each split, and the report, each atomically; return the path of the report."""
     import pyarrow
     import pyarrow.parquet
 
@@ -76,6 +76,6 @@ def write(folder: Path, done: Sequence[Converted], about: Mapping[str, Any]) -> 
 
 
 def _counts(converted: Converted) -> dict[str, Any]:
-    bad = [{"index": found.index, "reason": found.reason} for found in converted.bad]
+    bad = [{"index": row.index, "reason": row.reason} for row in converted.bad]
     counts = {"read": converted.read, "written": len(converted.rows), "not_asked_for": converted.not_asked_for}
     return {**counts, "bad": len(bad), "bad_rows": bad}

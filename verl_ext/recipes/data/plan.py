@@ -1,4 +1,4 @@
-"""What a recipe says about its data set."""
+"""How a recipe describes its data set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from verl_ext.errors import DataError
 
 Record = Mapping[str, Any]
-"""One example as the data set has it."""
+"""One example of the data set."""
 Row = dict[str, Any]
 """One example as verl reads it."""
 Message = dict[str, str]
@@ -24,41 +24,41 @@ class Split:
     """One file to write."""
 
     name: str
-    """Of the file, `<name>.parquet`, and in `extra_info`."""
+    """Name of the file, `<name>.parquet`, and of the split in `extra_info`."""
     files: tuple[str, ...]
-    """Patterns below the data set's folder; those of the first that matches are read, in the order of their names."""
+    """Patterns below the folder of the data set. The files of the first one that matches are read, sorted by name."""
     columns: tuple[str, ...]
-    """What every record must have."""
+    """Columns that every record must have."""
     make_row: Callable[[Record, int], Row]
-    """The row for a record and its index, or `DataError`."""
+    """Makes the row for a record and its index; may raise `DataError`."""
     hub: str | None = None
-    """The data set on the Hugging Face hub; None: the plan's."""
+    """The data set on the Hugging Face hub; None: that of the plan."""
     rows: Callable[[int], Sequence[int]] | None = None
-    """Of so many records, the indices of those that belong to the split, in the order to write; None: all."""
+    """From the number of records to the indices of the split, in the order to write; None: all records."""
     keep: Callable[[Record], bool] = _all
-    """Which of those the user asked for; the others are counted, not bad. It may raise `DataError`."""
+    """Which of these records to write. The others are counted, but are not bad. It may raise `DataError`."""
 
     def indices(self, records: int) -> Sequence[int]:
-        """The indices that belong to the split, of so many records."""
+        """The indices of the split, given the number of records."""
         return range(records) if self.rows is None else self.rows(records)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A data set: where it is, and what becomes of it."""
+    """A data set: where it is, and how to convert it."""
 
     name: str
     splits: tuple[Split, ...]
     hub: str | None
-    """The data set on the Hugging Face hub; None: it is on none."""
+    """The data set on the Hugging Face hub; None: it is not there."""
     where: str
-    """For messages: how a user gets it."""
+    """Where a user gets it, for messages."""
 
 
 def row(
     *, data_source: str, prompt: Sequence[Message], ability: str, ground_truth: str, split: str, index: int, **more: Any
 ) -> Row:
-    """A row in verl's format, or `DataError` if verl could not use it; `more` goes into `extra_info`."""
+    """Make a row in verl's format; raise `DataError` for an invalid prompt. `more` goes into `extra_info`."""
     if not prompt:
         raise DataError("the prompt has no message")
     for message in prompt:
@@ -75,8 +75,8 @@ def row(
 
 
 def text(record: Record, column: str) -> str:
-    """A column that must hold text, or `DataError`."""
-    found = record[column]
-    if not isinstance(found, str) or not found.strip():
-        raise DataError(f"{column!r} is not a text with content, found {str(found)[:200]!r}")
-    return found.strip()
+    """Return the stripped text of a column; raise `DataError` if there is none."""
+    value = record[column]
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{column!r} is empty or not a string, found {str(value)[:200]!r}")
+    return value.strip()

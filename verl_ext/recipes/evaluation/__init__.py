@@ -1,6 +1,6 @@
-"""What a validation run of verl found, answer by answer: means of every reward, and pass@k.
+"""Summarise a validation run of verl: the mean of every reward, and pass@k.
 
     python -m verl_ext.recipes.evaluation FOLDER --right correctness
 
-reads what `trainer.validation_data_dir` made verl write.
+reads the dumps that verl writes to `trainer.validation_data_dir`.
 """

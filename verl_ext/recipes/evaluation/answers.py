@@ -1,4 +1,4 @@
-"""Reading the answers that verl dumps while validating: one JSON object an answer."""
+"""Read the answers that verl dumps in validation: one JSON object per answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Answer:
 
 
 def find_dump(place: Path, step: int | None = None) -> Path:
-    """The dump of a step in a folder, by default that of the last one; a file stands for itself."""
+    """The dump of a step in a folder, by default of the last step. A path to a file is returned as it is."""
     if place.is_file():
         return place
     dumps = {int(path.stem): path for path in place.glob("*.jsonl") if path.stem.isdigit()}
@@ -31,14 +31,14 @@ def find_dump(place: Path, step: int | None = None) -> Path:
     if chosen not in dumps:
         raise DataError(
             f"{place} holds no dump{'' if step is None else f' of step {step}'}; found steps {listed(dumps)}; verl "
-            "writes them, as <step>.jsonl, where trainer.validation_data_dir says"
+            "writes them to trainer.validation_data_dir, as <step>.jsonl"
         )
     return dumps[chosen]
 
 
 def read_answers(path: Path) -> tuple[list[Answer], int]:
-    """All answers of a dump, and how many of its lines are torn; of an answer in several parts the last counts."""
-    found: dict[tuple[str, str], tuple[int, Answer]] = {}
+    """All answers of a dump, and the number of incomplete lines. Of an answer in several parts the last counts."""
+    last: dict[tuple[str, str], tuple[int, Answer]] = {}
     torn = 0
     for number, line in jsonl.lines(path):
         try:
@@ -47,12 +47,12 @@ def read_answers(path: Path) -> tuple[list[Answer], int]:
             torn += 1
             continue
         if not isinstance(record, dict) or "output" not in record:
-            raise DataError(f"{path}, line {number} is no answer of verl's validation: it has no 'output'")
+            raise DataError(f"{path}, line {number} is not an answer of verl's validation: it has no 'output'")
         prompt, session, part = _place(record, number)
-        kept = found.get((prompt, session))
+        kept = last.get((prompt, session))
         if kept is None or part > kept[0]:
-            found[prompt, session] = part, Answer(prompt, _rewards(record))
-    answers = [answer for _, answer in found.values()]
+            last[prompt, session] = part, Answer(prompt, _rewards(record))
+    answers = [answer for _, answer in last.values()]
     if not answers:
         raise DataError(f"{path} has {torn} unreadable line(s) and no others" if torn else f"{path} is empty")
     for answer in answers:
