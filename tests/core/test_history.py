@@ -116,15 +116,15 @@ def test_no_warning_where_nothing_is_wrong(accuracies, window):
 
 
 @pytest.mark.parametrize("eta_min", [WeighByHistory.eta_min, 0.08])
-def test_no_remark_where_eta_min_keeps_the_anchor_moving(eta_min):
+def test_no_warning_where_eta_min_keeps_the_anchor_moving(eta_min):
     """One odd batch after many equal ones is no frozen anchor, and there is no larger eta_min to advise."""
     step = WeighByHistory(eta_min=eta_min, history_window=3)
-    assert not any(update.remarks for update in follow(step, [0.5, 0.5, 0.5, 0.5, 0.62]))
+    assert not any(update.warnings for update in follow(step, [0.5, 0.5, 0.5, 0.5, 0.62]))
 
 
-def test_a_remark_where_eta_min_is_too_small():
+def test_a_warning_where_eta_min_is_too_small():
     *before, last = follow(WeighByHistory(eta_min=0.001, history_window=3), [0.5, 0.5, 0.5, 0.5, 0.9])
-    assert not any(update.remarks for update in before)
+    assert not any(update.warnings for update in before)
     assert "eta_min=0.001" in last.remarks["hadw_frozen"]
 
 

@@ -37,7 +37,7 @@ def idle_accuracy(run: RunConfig) -> Iterator[str]:
     ours = run.name in ESTIMATORS
     if ours and (run.chain is None or run.chain.needs_accuracy):
         return
-    who = "no step of this estimator looks" if ours else f"verl's {given.name} does not look"
+    who = "no step of this estimator looks" if ours else f"verl's {run.name} does not look"
     for name in ("accuracy_key", "accuracy_threshold"):
         value = getattr(run.settings.rewards, name)
         if value is not None:
