@@ -140,7 +140,8 @@ def value_of(where: str, found: Any, kind: Any, limits: Mapping[str, Any] = Mapp
         return found
     if origin in (tuple, list, Sequence):
         if isinstance(found, str) or not isinstance(found, Sequence):
-            raise ConfigurationError(f"{where} must be a list, found {found!r}")
+            remedy = f": write {where}=[{found}]" if isinstance(found, str | int | float) else ""
+            raise ConfigurationError(f"{where} must be a list, found {found!r}{remedy}")
         values = [value_of(f"{where}[{at}]", value, inner[0], limits) for at, value in enumerate(found)]
         return values if origin is list else tuple(values)
     if origin in (dict, Mapping, MappingProxyType):

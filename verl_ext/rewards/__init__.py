@@ -16,4 +16,5 @@ Any text is scored. A ground truth that cannot be used raises `DataError`, and a
 verl's default trainer logs an exception of a reward function and goes on without the sample, so check both before
 training: each module has `check_kwargs(reward_kwargs)` and `check_ground_truth(ground_truth)`, which raise the same.
 `components(reward_kwargs)` are the names in the table, which the start-up check compares with `algorithm.rewards.keys`.
+`accuracies(reward_kwargs)` are the names, `score` among them, whose values lie in [0, 1]: these can be an accuracy.
 """

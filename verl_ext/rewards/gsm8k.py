@@ -77,6 +77,11 @@ def components(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
     return ("correctness", "integer", "format")
 
 
+def accuracies(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
+    """Names, `score` among them, whose values lie in [0, 1], as an accuracy's do."""
+    return components(reward_kwargs)
+
+
 def check_ground_truth(ground_truth: object, row: str = "a row", strict: str = "corrected") -> str:
     """The gold answer, or `DataError` naming the row: the text after `####`, or the whole text without that mark."""
     text = truth_text(row, ground_truth)
