@@ -5,8 +5,12 @@ import re
 import numpy as np
 import pytest
 
+from tests.integration.own_steps import Clip
 from verl_ext import Batch, Settings, build
 from verl_ext.cli import main
+from verl_ext.core.chain import Chain
+from verl_ext.core.steps import Centre, WeighAndSum
+from verl_ext.estimators.compose import describe
 
 BATCH = Batch.of(
     [[1.0, 3.0], [0.0, 1.0], [2.0, 0.0], [5.0, 0.0]],
@@ -141,3 +145,8 @@ def test_the_list_has_the_accuracy_settings_in_force(name, capsys):
     main(["show", name, "algorithm.rewards.accuracy_key=x", "algorithm.rewards.accuracy_threshold=0"])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "algorithm.adv_estimator=compose" in line]
     assert line.endswith(" +algorithm.rewards.accuracy_key=x +algorithm.rewards.accuracy_threshold=0.0")
+
+
+def test_the_list_of_an_estimator_with_a_step_of_its_own_builds_the_same_chain():
+    chain = Chain((WeighAndSum(), Centre(), Clip(1.5)))
+    assert build("compose", Settings.parse({"compose": {"steps": describe(chain)}})) == chain

@@ -14,7 +14,7 @@ from typing import Any
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.estimators import ESTIMATORS, build
-from verl_ext.estimators.compose import ComposeSettings, describe, plain, settings_of
+from verl_ext.estimators.compose import describe, plain, settings_of
 from verl_ext.registry import declaration
 from verl_ext.settings import VERL_NAMES, Settings, sections
 
@@ -147,9 +147,7 @@ def _settings(name: str, settings: Settings) -> Iterator[str]:
 
 
 def _as_list(chain: Chain, settings: Settings) -> Iterator[str]:
-    own = any(type(step).__module__.partition(".")[0] != __name__.partition(".")[0] for step in chain.steps)
-    items = list(settings.of(ComposeSettings).steps or ()) if own else describe(chain)
-    written = ",".join(_text(item) for item in items)
+    written = ",".join(_text(item) for item in describe(chain))
     more = ""
     for key in ("accuracy_key", "accuracy_threshold") if chain.needs_accuracy else ():
         value = getattr(settings.rewards, key)

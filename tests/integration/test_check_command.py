@@ -10,7 +10,8 @@ from tests import fresh
 from tests.integration.test_driver import main_ppo
 from verl_ext.cli import main
 
-GDPO = ("+verl_ext=gdpo", "algorithm.rewards.keys=[acc,format]")
+GROUPS = "actor_rollout_ref.rollout.n=8"
+GDPO = ("+verl_ext=gdpo", "algorithm.rewards.keys=[acc,format]", GROUPS)
 MINE = """
 hydra: {searchpath: ['pkg://verl.trainer.config']}
 defaults: [ppo_trainer, verl_ext: gdpo, _self_]
@@ -46,6 +47,7 @@ def test_a_run_that_may_start_is_said_to_with_what_was_judged(check) -> None:
 
 def test_all_errors_and_warnings_are_printed_at_once(check) -> None:
     status, out, _ = check(
+        GROUPS,
         "algorithm.adv_estimator=gdpo",
         "+algorithm.gdop.whiten=token",
         "trainer.save_freq=abc",
@@ -89,6 +91,13 @@ def test_a_misspelt_setting_of_a_preset_is_hydra_s_error_in_our_words(check) -> 
     assert (status, out) == (1, "")
     assert "algorithm.gdpo.whitten" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("argument", ["gdpo", "mine.yaml"])
+def test_what_is_no_setting_is_refused_with_how_presets_and_files_are_given(check, argument: str) -> None:
+    status, out, err = check(argument)
+    assert (status, out) == (1, "")
+    assert all(part in err for part in (repr(argument), "KEY=VALUE", "+verl_ext=", "--config="))
 
 
 @pytest.mark.parametrize("whiten", ["token", "tokens"])

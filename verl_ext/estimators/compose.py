@@ -104,12 +104,19 @@ def compose(settings: Settings) -> Chain:
 
 
 def describe(chain: Chain) -> list[str | dict[str, Any]]:
-    """The list that describes a chain of this package's steps; settings at their defaults are left out.
+    """The list that describes a chain; settings at their defaults are left out.
 
     >>> describe(Chain((WeighAndSum(), Centre(), ScaleByMad(0.5))))
     ['weigh_and_sum', 'centre', {'step': 'scale_by_mad', 'epsilon': 0.5}]
     """
-    return [{"step": step.name, **given} if (given := settings_of(step)) else step.name for step in chain.steps]
+    named = [(_name_in_a_list(step), settings_of(step)) for step in chain.steps]
+    return [{"step": name, **given} if given else name for name, given in named]
+
+
+def _name_in_a_list(step: Step) -> str:
+    """The name of a step in `STEPS`, the module and class of any other."""
+    kind = type(step)
+    return step.name if STEPS.get(step.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def settings_of(step: Step, *, defaults: bool = False) -> dict[str, Any]:

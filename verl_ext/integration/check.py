@@ -39,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check(options: argparse.Namespace) -> tuple[str, int]:
     """The text to print, and the exit status: 1 if there are errors."""
     folder, name = _where(options)
+    for text in options.overrides:
+        if "=" not in text and not text.startswith("~"):
+            raise ConfigurationError(
+                f"{text!r} is not KEY=VALUE: a setting is written as on verl's command line, a preset as "
+                "+verl_ext=gdpo, and a file as --config=FILE.yaml"
+            )
     with _quiet(), composed(folder, name, options.overrides) as config:
         from verl_ext.integration.config.checks import judge
 

@@ -17,4 +17,6 @@ default trainer logs an exception of a reward function and drops the sample, so 
 has `check_kwargs(reward_kwargs)` and `check_ground_truth(ground_truth)`, which raise the same errors.
 `components(reward_kwargs)` returns the names in the table, which the start-up check compares to
 `algorithm.rewards.keys`.
+`accuracies(reward_kwargs)` returns the names, `score` among them, whose values lie in [0, 1]: only these can be an
+accuracy.
 """

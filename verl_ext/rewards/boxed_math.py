@@ -81,6 +81,11 @@ def components(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
     return ("accuracy",)
 
 
+def accuracies(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
+    """Names, `score` among them, whose values lie in [0, 1], as an accuracy's do."""
+    return (*components(reward_kwargs), "score")
+
+
 def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float = Options.timeout) -> str:
     """Return the gold answer; raise `DataError`, which names the row, if there is none."""
     text = truth_text(row, ground_truth)

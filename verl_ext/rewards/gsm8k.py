@@ -77,6 +77,11 @@ def components(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
     return ("correctness", "integer", "format")
 
 
+def accuracies(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
+    """Names, `score` among them, whose values lie in [0, 1], as an accuracy's do."""
+    return components(reward_kwargs)
+
+
 def check_ground_truth(ground_truth: object, row: str = "a row", strict: str = "corrected") -> str:
     """Return the text after `####`, or all of it without that mark; raise `DataError` with the row if invalid."""
     text = truth_text(row, ground_truth)

@@ -116,6 +116,12 @@ def components(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
     return named if check_kwargs(reward_kwargs).length == "omitted" else (*named, "length")
 
 
+def accuracies(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
+    """Names, `score` among them, whose values lie in [0, 1], as an accuracy's do."""
+    signed = {"format", "correctness"} if check_kwargs(reward_kwargs).scale == "linear" else {"correctness"}
+    return tuple(name for name in components(reward_kwargs) if name not in signed)
+
+
 def check_ground_truth(ground_truth: object, row: str = "a row") -> Truth:
     """Parse the ground truth; raise `DataError`, which names the row, if it is invalid."""
     text = truth_text(row, ground_truth)

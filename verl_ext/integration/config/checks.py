@@ -14,10 +14,10 @@ from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, listed, nearest
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration.compat import hooks
-from verl_ext.integration.config.preset_conflicts import preset_conflicts
+from verl_ext.integration.config.preset_conflicts import misplaced, preset_conflicts
 from verl_ext.integration.config.read import estimator_name, has, misspelt, read_settings, select, unreadable
 from verl_ext.integration.config.resume import wrong_ranks
-from verl_ext.integration.config.reward_arguments import wrong_arguments, wrong_components
+from verl_ext.integration.config.reward_arguments import wrong_accuracy, wrong_arguments, wrong_components
 from verl_ext.integration.config.rules import ERRORS, NOTES, WARNINGS, RunConfig, filter_by_reward
 from verl_ext.integration.config.verl_settings import wrong_types, wrong_variables
 from verl_ext.settings import VERL_NAMES, Settings
@@ -75,7 +75,7 @@ def judge(config: Any, *, unregistered: bool = False) -> Verdict:
 
     for look in (wrong_arguments, preset_conflicts, wrong_variables):
         collect(look(config))
-    for look in (misspelt_of, wrong_types, wrong_ranks):
+    for look in (misspelt_of, misplaced, wrong_types, wrong_ranks):
         collect(look(config), errors if ours else warnings)
     settings = None
     try:
@@ -94,6 +94,8 @@ def judge(config: Any, *, unregistered: bool = False) -> Verdict:
         collect(filter_by_reward(run))
         for rule in WARNINGS:
             collect(rule(run), warnings)
+    if settings is not None and chain is not None and chain.needs_accuracy:
+        collect(wrong_accuracy(config, settings))
     for rule in ERRORS if chain is not None else ():
         collect(rule(run))
     notes = [text for rule in NOTES for text in rule(run)]

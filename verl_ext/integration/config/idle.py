@@ -1,4 +1,4 @@
-"""Warnings about settings that have no effect because of another setting of the same estimator."""
+"""Warnings about settings and groups of responses that have no effect with the other settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from verl_ext.core.history import WeighByHistory
+from verl_ext.core.steps import Centre
 from verl_ext.estimators import ESTIMATORS
 from verl_ext.estimators.dgpo import DgpoSettings
 from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
@@ -64,3 +65,14 @@ def idle_history(run: RunConfig) -> Iterator[str]:
                 f"{where}eta=0 and {where}eta_min=0: the anchor stays at the first batch's accuracy; set {where}"
                 "eta_min=0.05, or use anchor=fixed"
             )
+
+
+def idle_groups(run: RunConfig) -> Iterator[str]:
+    """Groups of one response, in which centring leaves 0; a KL term may come after it."""
+    centred = run.chain is not None and any(isinstance(step, Centre) for step in run.chain.steps)
+    where = "actor_rollout_ref.rollout.n"
+    if centred and not run.settings.kl_in_reward and run.select(where) == 1:
+        yield (
+            f"{where}=1: a prompt's only response has nothing to be compared with, so every advantage is 0 and the "
+            f"model learns nothing; set {where}=8, for example"
+        )

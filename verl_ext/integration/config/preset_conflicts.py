@@ -9,9 +9,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_ext.errors import listed
+from verl_ext.errors import listed, nearest
 from verl_ext.integration.config.presets import GROUP, MARKER, preset, without_values
-from verl_ext.integration.config.read import estimator_name
+from verl_ext.integration.config.read import estimator_name, select
+from verl_ext.settings import sections
 
 logger = logging.getLogger("verl_ext")
 
@@ -45,6 +46,24 @@ def preset_conflicts(config: Any) -> Iterator[str]:
                 f"a file {GROUP}: {name}) to train with {estimator}"
             )
         yield from _replaced(composed, name)
+
+
+def misplaced(config: Any) -> Iterator[str]:
+    """Entries at the top of a configuration that nothing reads there: our sections, and a misspelt preset."""
+    known = sections()
+    for key in map(str, config):
+        meant = nearest(key, [GROUP], cutoff=0.75) if key != MARKER else None
+        if key not in known and meant is None:
+            continue
+        said = f"{key} at the top of the configuration is not read and would be ignored"
+        found = select(config, key)
+        if key in known and OmegaConf.is_dict(found):
+            yield f"{said}: its place is algorithm.{key}"
+        elif meant is not None and isinstance(found, str):
+            yield (
+                f"{said}: a preset is chosen by +{GROUP}={found} on the command line, or by `{GROUP}: {found}` in a "
+                "file's defaults"
+            )
 
 
 def _replaced(composed: Mapping[str, Any], name: str) -> Iterator[str]:

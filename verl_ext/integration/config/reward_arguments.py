@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_ext import rewards
-from verl_ext.errors import ConfigurationError, unknown
+from verl_ext.errors import ConfigurationError, listed, unknown
 from verl_ext.integration.compat.names import RESERVED, SCORE
 from verl_ext.integration.config.read import readable, select
 from verl_ext.settings import Settings
@@ -62,6 +62,25 @@ def wrong_components(config: Any, settings: Settings) -> Iterator[str]:
         elif valid is not None and key not in valid:
             path = select(config, f"{FUNCTION}.path")
             yield f"{setting}: {unknown('reward component', key, valid)} (what {FUNCTION}.path={path} returns)"
+
+
+def wrong_accuracy(config: Any, settings: Settings) -> Iterator[str]:
+    """A component of our scorers that is taken for an accuracy, but does not lie in [0, 1]."""
+    valid = known_components(config)
+    key = settings.rewards.accuracy_key or SCORE
+    if valid is None or key not in valid or settings.rewards.accuracy_threshold is not None:
+        return
+    module = _scorer(config)
+    accuracies = () if module is None else module.accuracies(_arguments(config))
+    # What a reward manager adds is not the scorer's.
+    if key not in accuracies and module is not None and key in (*module.components(_arguments(config)), SCORE):
+        path = select(config, f"{FUNCTION}.path")
+        yield (
+            f"the accuracy is {key!r}{'' if settings.rewards.accuracy_key else ' by default'}, and an accuracy lies in "
+            f"[0, 1], which {key!r} of {FUNCTION}.path={path} does not: set algorithm.rewards.accuracy_key=... to one "
+            f"that does ({listed(accuracies)}), or algorithm.rewards.accuracy_threshold=..., above which it counts as "
+            "right"
+        )
 
 
 def known_components(config: Any) -> list[str] | None:

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_ext.core.chain import Chain
-from verl_ext.errors import listed, unknown
+from verl_ext.errors import listed, nearest, unknown
 from verl_ext.estimators import ESTIMATORS
 from verl_ext.estimators.compose import try_out
 from verl_ext.estimators.dgpo import DgpoSettings, balance_for
@@ -17,7 +17,7 @@ from verl_ext.estimators.drgrpo import DrgrpoSettings
 from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
 from verl_ext.estimators.hadw import HadwSettings
 from verl_ext.integration.compat.versions import SELF_AGGREGATING
-from verl_ext.integration.config.idle import idle_accuracy, idle_history, idle_settings
+from verl_ext.integration.config.idle import idle_accuracy, idle_groups, idle_history, idle_settings
 from verl_ext.integration.config.read import select
 from verl_ext.settings import ANY_REWARD, Settings
 
@@ -202,7 +202,10 @@ def _filtered_groups(run: RunConfig) -> Iterator[str]:
 
 def filter_by_reward(run: RunConfig) -> Iterator[str]:
     """Errors in the use of our filter of groups, which works with any estimator."""
-    if _filtering(run) != ANY_REWARD:
+    metric = _filtering(run)
+    if metric != ANY_REWARD:
+        if metric is not None and nearest(metric, [ANY_REWARD], cutoff=0.75) is not None:
+            yield f"algorithm.filter_groups.metric={metric} is unknown: set algorithm.filter_groups.metric={ANY_REWARD}"
         return
     where = f"algorithm.filter_groups.metric={ANY_REWARD}"
     if run.settings.rewards.keys is None:
@@ -311,6 +314,7 @@ WARNINGS = (
     _unused_settings,
     idle_settings,
     idle_accuracy,
+    idle_groups,
     idle_history,
     _std_of_verl,
     _filtered_groups,
