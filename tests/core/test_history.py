@@ -125,7 +125,7 @@ def test_no_warning_where_eta_min_keeps_the_anchor_moving(eta_min):
 def test_a_warning_where_eta_min_is_too_small():
     *before, last = follow(WeighByHistory(eta_min=0.001, history_window=3), [0.5, 0.5, 0.5, 0.5, 0.9])
     assert not any(update.warnings for update in before)
-    assert "eta_min=0.001" in last.remarks["hadw_frozen"]
+    assert "eta_min=0.001" in last.warnings["hadw_frozen"]
 
 
 @pytest.mark.parametrize("y", [0.67, 0.0])
