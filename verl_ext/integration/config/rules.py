@@ -204,7 +204,7 @@ def filter_by_reward(run: RunConfig) -> Iterator[str]:
     """Errors in the use of our filter of groups, which works with any estimator."""
     metric = _filtering(run)
     if metric != ANY_REWARD:
-        if metric is not None and nearest(metric, [ANY_REWARD], cutoff=0.75) is not None:
+        if metric is not None and nearest(metric, [ANY_REWARD], cutoff=0.8) is not None:
             yield f"algorithm.filter_groups.metric={metric} is unknown: set algorithm.filter_groups.metric={ANY_REWARD}"
         return
     where = f"algorithm.filter_groups.metric={ANY_REWARD}"
