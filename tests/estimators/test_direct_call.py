@@ -235,7 +235,7 @@ def test_a_trainer_that_passes_a_part_of_the_batch_is_named():
     given = {"token_level_rewards": torch.ones(2, 1), "response_mask": torch.ones(2, 1), "index": ["a", "a"]}
     with (
         activate(StepContext(trainer=object(), rows=rows)),
-        pytest.raises(IntegrationError, match="drgrpo was called on 2 rows of a batch of 3: the trainer object must"),
+        pytest.raises(IntegrationError, match="2 rows of a batch of 3"),
     ):
         estimator_function("drgrpo")(config={}, **given)
 
