@@ -50,7 +50,7 @@ DAMAGED = {
     "of the future": ('{"format": 2, "estimators": {}}', "it has format 2, this version reads 1"),
     "without its numbers": (
         '{"format": 1, "estimators": {"hadw": {"weigh_by_history": {"anchor": "soft"}}}}',
-        "capability state needs anchor, value, window and ticks",
+        "{'anchor': 'soft'}",
     ),
     "with a number that is none": (
         '{"format": 1, "estimators": {"hadw": {"weigh_by_history": '
@@ -85,7 +85,7 @@ DAMAGED = {
     "of an estimator that remembers nothing": ('{"format": 1, "estimators": {"hadw": {}}}', "'hadw' is empty"),
     "of a step that does not exist": (
         '{"format": 1, "estimators": {"hadw": {"weigh_by_moon": {}}}}',
-        "state of 'weigh_by_moon' is unknown here, known: 'weigh_by_history'",
+        "weigh_by_moon",
     ),
 }
 
@@ -115,7 +115,7 @@ def test_another_anchor_is_noticed_when_the_state_is_read(tmp_path: Path) -> Non
     config = compose(*HADW, f"trainer.default_local_dir={tmp_path}", "+algorithm.hadw.anchor=window")
     trainer = SimpleNamespace(config=config, global_steps=7)
     attach.attach(trainer, config)
-    with pytest.raises(CheckpointError, match="is of anchor=soft, this run has algorithm.hadw.anchor=window"):
+    with pytest.raises(CheckpointError, match="set algorithm.hadw.anchor=soft"):
         attach.load_state(trainer)
 
 

@@ -211,7 +211,8 @@ def test_a_python_that_is_too_old_or_too_new_is_refused(environment, tmp_path):
         script(tmp_path / "fake", FAKE.replace("3.11", version))
         done, calls = environment()
         assert (done.returncode, calls) == (1, "")
-        assert f"3.10, 3.11 or 3.12 is needed, and {tmp_path}/fake is another one" in done.stderr
+        assert "3.10, 3.11 or 3.12" in done.stderr
+        assert f"{tmp_path}/fake" in done.stderr
 
 
 def test_an_environment_of_another_python_is_refused(environment, tmp_path):
