@@ -55,13 +55,13 @@ def misplaced(config: Any) -> Iterator[str]:
         meant = nearest(key, [GROUP], cutoff=0.75) if key != MARKER else None
         if key not in known and meant is None:
             continue
-        said = f"{key} at the top of the configuration is not read and would be ignored"
-        found = select(config, key)
-        if key in known and OmegaConf.is_dict(found):
-            yield f"{said}: its place is algorithm.{key}"
-        elif meant is not None and isinstance(found, str):
+        problem = f"{key} at the top of the configuration is not read and would be ignored"
+        value = select(config, key)
+        if key in known and OmegaConf.is_dict(value):
+            yield f"{problem}: write algorithm.{key}.NAME=... (with a + where no preset is used)"
+        elif meant is not None and isinstance(value, str):
             yield (
-                f"{said}: a preset is chosen by +{GROUP}={found} on the command line, or by `{GROUP}: {found}` in a "
+                f"{problem}: a preset is chosen by +{GROUP}={value} on the command line, or by `{GROUP}: {value}` in a "
                 "file's defaults"
             )
 

@@ -75,11 +75,12 @@ def wrong_accuracy(config: Any, settings: Settings) -> Iterator[str]:
     # What a reward manager adds is not the scorer's.
     if key not in accuracies and module is not None and key in (*module.components(_arguments(config)), SCORE):
         path = select(config, f"{FUNCTION}.path")
+        chosen = f"set algorithm.rewards.accuracy_key=... to one that does ({listed(accuracies)}), or "
+        remedy = chosen if accuracies else "none of its components does; set "
         yield (
-            f"the accuracy is {key!r}{'' if settings.rewards.accuracy_key else ' by default'}, and an accuracy lies in "
-            f"[0, 1], which {key!r} of {FUNCTION}.path={path} does not: set algorithm.rewards.accuracy_key=... to one "
-            f"that does ({listed(accuracies)}), or algorithm.rewards.accuracy_threshold=..., above which it counts as "
-            "right"
+            f"the accuracy is {key!r}{'' if settings.rewards.accuracy_key else ' by default'}, but {key!r} of "
+            f"{FUNCTION}.path={path} does not lie in [0, 1]: {remedy}algorithm.rewards.accuracy_threshold=..., above "
+            "which it counts as right"
         )
 
 
