@@ -8,8 +8,7 @@ Each reward is normalised in its group separately, so that a large reward does n
 
 `whiten=token` takes the last mean and std over tokens instead, as NVIDIA's verl fork and verl's own `gdpo` do.
 `whiten=auto`, the default, is `token` where the rewards are named by verl's own `algorithm.gdpo_reward_keys`, and
-`sequence` otherwise. With `conditions`, a reward counts only where another one reached a
-threshold (eq. 8).
+`sequence` otherwise. With `conditions`, a reward counts only where another one reached a threshold (eq. 8).
 
 Degenerate cases: a reward whose range in a group is at most 1e-6 max(1, |mean|) does not vary and adds 0 there. verl
 and NVIDIA's code whiten the float32 rounding of such groups: of 0.3 and 0.2, six responses each, verl makes +-0.957,

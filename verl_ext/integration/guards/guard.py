@@ -55,7 +55,6 @@ GUARDS = (
         ),
     ),
 )
-SWITCHES = tuple(guard.switch for guard in GUARDS)
 _off: set[str] = set()
 
 
