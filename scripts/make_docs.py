@@ -26,14 +26,14 @@ MADE = "<!-- Made by scripts/make_docs.py: change the dataclasses or tables that
 
 SETTINGS = """# Settings
 
-Everything stands under `algorithm:` in verl's configuration. A preset (`+verl_ext=gdpo`) adds the sections `rewards`,
+All settings are under `algorithm:` in verl's configuration. A preset (`+verl_ext=gdpo`) adds the sections `rewards`,
 `verl_ext` and those of the estimator with these defaults, so that they can be set without `+`. Unknown names, wrong
 types and values out of range raise an error before Ray starts. A setting that has no effect because of another one
 raises an error or logs a warning.
 
-verl's own `norm_adv_by_std_in_grpo=False` is honoured by `gdpo` and `hadw` and refused by `dgpo`, which divides by the
-mean absolute deviation; `drgrpo` never divides. `use_kl_in_reward=True` adds the KL term to the combined reward;
-`gdpo`, which has none, refuses it.
+verl's own `norm_adv_by_std_in_grpo=False` works with `gdpo` and `hadw`. `dgpo` raises an error, because it divides by the
+mean absolute deviation; `drgrpo` never divides. `use_kl_in_reward=True` adds the KL term to the combined reward. `gdpo`
+has no combined reward and raises an error.
 """
 PATCHED = """# What it changes in verl
 
@@ -50,8 +50,10 @@ GUARDED = """## Guards: these fail open
 They protect a run with an estimator of this package. A guard stops a run only with its own verdict. Where this verl,
 Ray or file system does not have what it needs, it is off, with one warning, and training goes on.
 """
-OFF = """`VERL_USE_EXTERNAL_PLUGINS=none` switches the whole plugin off. Nothing is done to a run with an estimator of
-verl's own, except the curves of `algorithm.rewards.keys` if they are set.
+OFF = """`VERL_USE_EXTERNAL_PLUGINS=none` switches the whole plugin off. A run with one of verl's own estimators trains as without
+this package. It gets the curves of `algorithm.rewards.keys` and the filter `any_reward` if they are set. The start-up
+checks log warnings; they raise an error only for wrong arguments or components of the included scorers, a conflict with a
+preset, and values that Ray rejects.
 """
 CHECKED = """## What is checked before a hook is installed
 
@@ -102,8 +104,8 @@ def docstrings(kind: type[Any]) -> dict[str, str]:
     found = {}
     for field, below in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            said = below.value if isinstance(below, ast.Expr) else None
-            text = said.value if isinstance(said, ast.Constant) and isinstance(said.value, str) else ""
+            value = below.value if isinstance(below, ast.Expr) else None
+            text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
             found[field.target.id] = " ".join(text.split()).replace("|", "\\|")
     return found
 
