@@ -50,10 +50,11 @@ GUARDED = """## Guards: these fail open
 They protect a run with an estimator of this package. A guard stops a run only with its own verdict. Where this verl,
 Ray or file system does not have what it needs, it is off, with one warning, and training goes on.
 """
-OFF = """`VERL_USE_EXTERNAL_PLUGINS=none` switches the whole plugin off. A run with one of verl's own estimators trains as
-without this package. It gets the curves of `algorithm.rewards.keys` and the filter `any_reward` if they are set. The
-start-up checks log warnings; they raise an error only for wrong arguments or components of the included scorers, a
-conflict with a preset, and values that Ray rejects.
+OFF = """`VERL_USE_EXTERNAL_PLUGINS=none` switches the whole plugin off.
+
+A run with one of verl's own estimators trains as without this package. It gets the curves of `algorithm.rewards.keys`
+and the filter `any_reward` if they are set. The start-up checks log warnings; they raise an error only for wrong
+arguments or components of the included scorers, a conflict with a preset, and values that Ray rejects.
 """
 CHECKED = """## What is checked before a hook is installed
 
