@@ -3,7 +3,7 @@
 # numpy and on other Pythons, and runs of the real pipeline on the CPU.
 #
 #   scripts/test.sh                everything except the slow runs, as CI does
-#   scripts/test.sh --quick        lint, types of what changed since the last commit, the pure parts: about a minute
+#   scripts/test.sh --quick        lint, types of what changed since the last commit, the pure parts: half a minute
 #   scripts/test.sh --fast         lint, types and unit tests
 #   scripts/test.sh --slow         also the slow runs
 #   scripts/test.sh -- ARGS        only pytest with these arguments, in the environment
