@@ -17,9 +17,8 @@ def model(tokenizer):
     import torch
 
     torch.set_num_threads(1)
-    from verl_ext.cpu.generation import neutral
 
-    return neutral(tiny_model.make_model(tokenizer).eval())
+    return tiny_model.make_model(tokenizer).eval()
 
 
 @pytest.fixture(scope="session")

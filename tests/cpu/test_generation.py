@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import tiny_model
-from verl_ext.cpu.generation import Request, Sampling, generate, neutral, truncate
+from verl_ext.cpu.generation import Request, Sampling, generate, truncate
 
 EOS, PAD = 2, 0
 
@@ -121,7 +121,7 @@ def test_a_neutral_model_ignores_its_own_generation_settings(model, tokenizer):
     request = Request((5, 6, 7), Sampling(max_tokens=8), seed=1)
     other = tiny_model.make_model(tokenizer).eval()  # the same weights
     other.generation_config = GenerationConfig(repetition_penalty=5.0, temperature=0.1, top_k=1, do_sample=True)
-    assert run(neutral(other), [request]) == run(model, [request])
+    assert run(other, [request]) == run(model, [request])
 
 
 @settings(max_examples=60, deadline=None)

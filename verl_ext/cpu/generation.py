@@ -1,29 +1,28 @@
-"""Batched sampling with transformers' `generate`, with settings and a random stream per request.
+"""Batched sampling from a transformers model, with settings and a random stream per request.
 
-`generate` handles what is easy to get wrong and differs between models: left padding and positions, the key/value
-cache, the end of sequences. Two plug-ins add what a rollout needs. A `LogitsProcessor` samples each row's token with
-that row's settings and generator, stores its log-probability, and leaves `generate` a distribution with one possible
-token. A `StoppingCriteria` has a limit per row and an abort flag. A row's random numbers depend only on its request, so
-the result does not depend on the rest of the batch.
+    prefill   one pass over each different prompt
+    decode    one token a row and step; rows of one prompt share its keys and values (`shared_prompt`)
+    draw      one uniform number a token from the request's own generator, through the inverse of the distribution
+
+A row that has ended leaves the batch. A row's random numbers depend only on its request, so the result does not depend
+on the rest of the batch.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import DynamicCache
 
+from verl_ext.cpu.shared_prompt import ATTENTION, SharedPromptCache
 from verl_ext.errors import ConfigurationError
+
+PASS_TOKENS = 4096
+"""Tokens, padding included, that one pass over prompts takes: a bound on its memory."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,8 @@ def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> 
     return torch.empty_like(logits).scatter_(-1, order, ordered)
 
 
-class _Draw(LogitsProcessor):
-    """Samples one token per row, stores its log-probability, and makes it the only possible one."""
+class _Draw:
+    """Samples one token per row, with the row's settings and its own stream of uniform numbers."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         settings = [request.sampling for request in requests]
@@ -95,87 +94,106 @@ class _Draw(LogitsProcessor):
         self.greedy = self.temperature[:, 0] == 0.0
         self.top_k = torch.tensor([s.top_k for s in settings])
         self.top_p = torch.tensor([s.top_p for s in settings])
-        self.truncated = bool(((self.top_k > 0) | (self.top_p < 1.0)).any())
         self.generators = [torch.Generator().manual_seed(request.seed) for request in requests]
-        self.log_probs: list[torch.Tensor] = []
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        logits = scores.float() / torch.where(self.greedy[:, None], 1.0, self.temperature)
-        if self.truncated:
-            logits = truncate(logits, self.top_k, self.top_p)
+    def __call__(self, logits: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A token for each of these rows, and its log-probability."""
+        greedy, top_k, top_p = self.greedy[rows], self.top_k[rows], self.top_p[rows]
+        logits = logits.float() / torch.where(greedy[:, None], 1.0, self.temperature[rows])
+        if bool(((top_k > 0) | (top_p < 1.0)).any()):
+            logits = truncate(logits, top_k, top_p)
         log_probs = logits.log_softmax(dim=-1)
-        # argmax(log p + Gumbel noise) samples from p; with exponential noise e, argmax(p / e) does the same.
-        noise = torch.empty_like(log_probs)
-        # Row by row, because a call of torch uses one generator and each request has its own.
-        for row, generator in zip(noise, self.generators, strict=True):
-            row.exponential_(generator=generator)
-        drawn = (log_probs - noise.log()).argmax(dim=-1)
-        tokens = torch.where(self.greedy, log_probs.argmax(dim=-1), drawn)[:, None]
-        self.log_probs.append(log_probs.gather(-1, tokens)[:, 0])
-        return torch.full_like(scores, -torch.inf).scatter_(-1, tokens, 0.0)
+        cumulative = log_probs.exp().cumsum(dim=-1)
+        uniform = torch.stack([torch.rand(1, generator=self.generators[row]) for row in rows.tolist()])
+        # Stay below the sum, so that the first entry above belongs to a token with a probability.
+        target = uniform * (1 - 2**-20) * cumulative[:, -1:]
+        drawn = torch.searchsorted(cumulative, target, right=True)
+        tokens = torch.where(greedy[:, None], log_probs.argmax(dim=-1, keepdim=True), drawn)
+        return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
 
 
-class _Stop(StoppingCriteria):
-    """Ends a row at its limit or at an end-of-sequence token, and all rows on abort."""
+def _prefill(
+    model: Any, prompts: Sequence[Sequence[int]], pad: int
+) -> tuple[torch.Tensor, list[DynamicCache], list[torch.Tensor]]:
+    """The logits after each prompt; a cache and a mask for each pass, of prompts that follow each other."""
+    logits, caches, masks = [], [], []
+    for part in _passes(prompts):
+        width = max(len(prompt) for prompt in part)
+        input_ids = torch.full((len(part), width), pad)
+        mask = torch.zeros(len(part), width, dtype=torch.bool)
+        for row, prompt in enumerate(part):
+            input_ids[row, width - len(prompt) :] = torch.tensor(list(prompt))
+            mask[row, width - len(prompt) :] = True
+        cache = DynamicCache(config=model.config)
+        output = model(
+            input_ids,
+            attention_mask=mask,
+            position_ids=(mask.cumsum(dim=-1) - 1).clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits.append(output.logits[:, -1])
+        caches.append(cache)
+        masks.append(mask)
+    return torch.cat(logits), caches, masks
 
-    def __init__(self, requests: Sequence[Request], width: int, eos: Sequence[int], abort: threading.Event) -> None:
-        self.width = width
-        self.limits = torch.tensor([request.sampling.max_tokens for request in requests])
-        self.ignore = torch.tensor([request.sampling.ignore_eos for request in requests])
-        self.eos = torch.tensor(list(eos))
-        self.abort = abort
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_kwargs: Any) -> torch.Tensor:  # noqa: ARG002
-        ended = torch.isin(input_ids[:, -1], self.eos) & ~self.ignore
-        done = ended | (input_ids.shape[1] - self.width >= self.limits)
-        return done | self.abort.is_set()
-
-
-def neutral(model: Any) -> Any:
-    """Remove a model's generation settings, such as a repetition penalty: `generate` would apply them."""
-    model.generation_config = GenerationConfig()
-    return model
+def _passes(prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
+    """Neighbours whose padded size is at most `PASS_TOKENS`, but at least one prompt."""
+    start = width = 0
+    for end, prompt in enumerate(prompts):
+        width = max(width, len(prompt))
+        if end > start and width * (end + 1 - start) > PASS_TOKENS:
+            yield prompts[start:end]
+            start, width = end, len(prompt)
+    yield prompts[start:]
 
 
 @torch.inference_mode()
 def generate(
     model: Any, requests: Sequence[Request], *, eos: Sequence[int], pad: int, abort: threading.Event
 ) -> list[Completion]:
-    """Continue every prompt with a `neutral` model; a completion includes its end token."""
-    width = max(len(request.prompt) for request in requests)
-    input_ids = torch.full((len(requests), width), pad)
-    attention_mask = torch.zeros_like(input_ids)
-    for row, request in enumerate(requests):
-        start = width - len(request.prompt)
-        input_ids[row, start:] = torch.tensor(list(request.prompt))
-        attention_mask[row, start:] = 1
+    """Continue every prompt; a completion includes its end token. The model's own sampling settings are not used."""
+    # By length, so that a pass has little padding.
+    prompts = sorted({tuple(request.prompt) for request in requests}, key=lambda prompt: (len(prompt), prompt))
+    numbers = {prompt: number for number, prompt in enumerate(prompts)}
+    prompt_of = torch.tensor([numbers[tuple(request.prompt)] for request in requests])
+    rows = prompt_of.argsort(stable=True)  # the requests still running, those of a prompt side by side
+    start = torch.tensor([len(request.prompt) for request in requests])
+    limit = torch.tensor([request.sampling.max_tokens for request in requests])
+    ignore = torch.tensor([request.sampling.ignore_eos for request in requests])
+    ends = torch.tensor(list(eos))
+    tokens: list[list[int]] = [[] for _ in requests]
+    log_probs: list[list[float]] = [[] for _ in requests]
     draw = _Draw(requests)
-    stop = _Stop(requests, width, eos, abort)
-    output = model.generate(
-        input_ids,
-        attention_mask=attention_mask,
-        logits_processor=LogitsProcessorList([draw]),
-        stopping_criteria=StoppingCriteriaList([stop]),
-        # No end-of-sequence token here: the criteria end the rows, so that a request can ignore it.
-        generation_config=GenerationConfig(
-            max_new_tokens=int(stop.limits.max()), do_sample=False, pad_token_id=pad, eos_token_id=None
-        ),
-    )
-    new = output[:, width:]
-    log_probs = torch.stack(draw.log_probs, dim=1)
-    completions = []
-    for row, request in enumerate(requests):
-        length = min(new.shape[1], request.sampling.max_tokens)
-        ended = False
-        if not request.sampling.ignore_eos:
-            ends = torch.isin(new[row, :length], stop.eos).nonzero()
-            if len(ends):
-                length, ended = int(ends[0]) + 1, True
-        completions.append(
-            Completion(
-                tokens=new[row, :length].tolist(),
-                log_probs=log_probs[row, :length].tolist(),
-                aborted=not ended and length < request.sampling.max_tokens,
-            )
-        )
-    return completions
+
+    logits, caches, masks = _prefill(model, prompts, pad)
+    shared = SharedPromptCache(caches, masks, prompt_of[rows])
+    logits = logits[prompt_of[rows]]
+    usual = model.config._attn_implementation
+    model.config._attn_implementation = ATTENTION
+    try:
+        while True:
+            drawn, probabilities = draw(logits, rows)
+            for row, token, log_prob in zip(rows.tolist(), drawn.tolist(), probabilities.tolist(), strict=True):
+                tokens[row].append(token)
+                log_probs[row].append(log_prob)
+            running = ~(torch.isin(drawn, ends) & ~ignore[rows]) & (shared.length + 1 < limit[rows])
+            if abort.is_set() or not bool(running.any()):
+                break
+            if not bool(running.all()):
+                shared.keep(running.nonzero()[:, 0])
+                rows, drawn = rows[running], drawn[running]
+            logits = model(
+                drawn[:, None],
+                position_ids=(start[rows] + shared.length)[:, None],
+                past_key_values=shared,
+                use_cache=True,
+                shared=shared,
+            ).logits[:, -1]
+            shared.length += 1
+    finally:
+        model.config._attn_implementation = usual
+    aborted = set(rows[running].tolist())
+    return [Completion(tokens[row], log_probs[row], aborted=row in aborted) for row in range(len(requests))]

@@ -15,7 +15,7 @@ import torch
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_ext.cpu.generation import Completion, Request, Sampling, generate, neutral
+from verl_ext.cpu.generation import Completion, Request, Sampling, generate
 from verl_ext.errors import ConfigurationError, IntegrationError, unknown
 
 logger = logging.getLogger(__name__)
@@ -256,4 +256,4 @@ def _build(model_config: Any, dtype: str) -> tuple[Any, list[int], int]:
     if configured is not None:
         eos.update(configured if isinstance(configured, list) else [configured])
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return neutral(model.eval()), sorted(token for token in eos if token is not None), pad
+    return model.eval(), sorted(token for token in eos if token is not None), pad
