@@ -193,13 +193,10 @@ def test_the_end_tokens_are_the_tokenizers_and_the_generation_configs(make, conf
     assert set(make(eos=configured)._eos) == expected
 
 
-def test_the_model_is_as_configured_evaluates_and_has_no_generation_settings_of_its_own(make):
-    from transformers import GenerationConfig
-
+def test_the_model_is_as_configured_and_evaluates(make):
     model = make(dtype="bfloat16")._model
     assert model.dtype == torch.bfloat16
     assert not model.training
-    assert model.generation_config == GenerationConfig()
 
 
 def test_a_tokenizer_without_a_padding_token_pads_with_its_end_token(make):

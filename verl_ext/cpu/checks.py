@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from verl_ext.cpu import sizes
 from verl_ext.errors import ConfigurationError, listed, unknown
 
 ROLLOUTS = ("embedded", "vllm")
@@ -46,7 +47,7 @@ def check(config: Any) -> None:
         return
     problems = list(_sizes(config)) or [
         problem
-        for part in (_engines, _attention, _rollout, _mini_batches, _micro_batches, _ray)
+        for part in (_engines, _attention, _rollout, _mini_batches, _micro_batches, _memory, _ray)
         for problem in part(config)
     ]
     if problems:
@@ -236,6 +237,14 @@ def _micro_batches(config: Any) -> Iterator[str]:
             "actor_rollout_ref.actor.use_dynamic_bsz=True, or "
             f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu to a divisor of {rows}"
         )
+
+
+def _memory(config: Any) -> Iterator[str]:
+    if _runs_already(config):  # on other machines, perhaps
+        return
+    from verl.trainer.ppo.utils import need_reference_policy
+
+    yield from sizes.too_large(config, reference=need_reference_policy(config))
 
 
 def _runs_already(config: Any) -> bool:

@@ -19,7 +19,7 @@ import torch
 from transformers import DynamicCache
 
 from verl_ext.cpu.shared_prompt import ATTENTION, SharedPromptCache
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import ConfigurationError, IntegrationError
 
 PASS_TOKENS = 4096
 """Tokens, padding included, that one pass over prompts takes: a bound on its memory."""
@@ -197,3 +197,20 @@ def generate(
         model.config._attn_implementation = usual
     aborted = set(rows[running].tolist())
     return [Completion(tokens[row], log_probs[row], aborted=row in aborted) for row in range(len(requests))]
+
+
+def check_model(model: Any, longest: int) -> None:
+    """Generate two tokens: a model whose attention the rollout cannot compute is refused at the start."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    limited = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    try:
+        if window is not None and limited and window < longest:
+            raise IntegrationError(f"it attends to {window} tokens, fewer than a prompt and its answer ({longest})")
+        greedy = Sampling(temperature=0.0, max_tokens=2, ignore_eos=True)
+        generate(model, [Request((0, 0), greedy, seed=0)], eos=(), pad=0, abort=threading.Event())
+    except Exception as error:
+        raise ConfigurationError(
+            f"the embedded rollout cannot generate from {type(model).__name__}: {error}; "
+            "set actor_rollout_ref.rollout.name=vllm"
+        ) from error

@@ -62,10 +62,11 @@ def _watch_configuration(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def auto_set_device(config: Any) -> None:
-        from verl_ext.cpu import checks
+        from verl_ext.cpu import checks, sizes
 
         if checks.asks_for_cpu(config):
             activate()
+            sizes.fill(config)
             checks.check(config)
         else:
             original(config)

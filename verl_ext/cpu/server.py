@@ -15,7 +15,7 @@ import torch
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_ext.cpu.generation import Completion, Request, Sampling, generate
+from verl_ext.cpu.generation import Completion, Request, Sampling, check_model, generate
 from verl_ext.errors import ConfigurationError, IntegrationError, unknown
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,7 @@ class EmbeddedServer:
         self.global_steps: int | None = None
         self._model_config = omega_conf_to_dataclass(model_config)
         self._model, self._eos, self._pad = _build(self._model_config, config.dtype)
+        check_model(self._model, config.prompt_length + config.response_length)
         self._parameters: dict[str, torch.Tensor] = self._model.state_dict(keep_vars=True)
         self._received: set[str] = set()
         self._ready = False

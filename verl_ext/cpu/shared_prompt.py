@@ -18,6 +18,8 @@ import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface, Cache, DynamicCache
 
+from verl_ext.errors import IntegrationError, listed
+
 ATTENTION = "verl_ext_shared_prompt"
 """The name of `attend` among transformers' attention functions. It has no mask function, so no mask is made."""
 BLOCK = 64
@@ -96,10 +98,17 @@ def attend(
     attention_mask: torch.Tensor | None,  # noqa: ARG001
     *,
     scaling: float,
-    shared: SharedPromptCache,
-    **_kwargs: Any,
+    shared: SharedPromptCache | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of one new token a row: softmax over the prompt's and the answer's tokens together."""
+    if shared is None:
+        raise IntegrationError("this model's layers do not hand their keyword arguments to the attention function")
+    if names := [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]:
+        raise IntegrationError(f"this model's attention needs {listed(names)}")
+    window = others.get("sliding_window")
+    if window is not None and window <= shared.get_seq_length():
+        raise IntegrationError(f"this model attends to the last {window} tokens only")
     rows, heads, _, size = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads  # query heads that share one key head

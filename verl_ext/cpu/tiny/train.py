@@ -115,6 +115,8 @@ def overrides(training: Training, data: Path, run: Path) -> list[str]:
         f"trainer.project_name={training.task}",
         f"trainer.experiment_name={training.name}",
         f"trainer.default_local_dir={quoted(run / CHECKPOINTS)}",
+        # More threads gain nothing on a model of this size.
+        "++ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS='1'",
     ]
 
 

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.cpu.test_checks import configuration
+from verl_ext.cpu import checks, sizes
+from verl_ext.errors import ConfigurationError
+
+TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+SMOL = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with the configuration of a language model of 135 million parameters."""
+    (tmp_path / "config.json").write_text(json.dumps(SMOL), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch):
+    monkeypatch.delenv(sizes.THREADS, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
+
+
+def filled(*overrides):
+    config = configuration(*overrides)
+    sizes.fill(config)
+    return config
+
+
+def threads(config):
+    return config.ray_kwargs.ray_init.runtime_env.env_vars[sizes.THREADS]
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, "4"), (2, "2"), (3, "1"), (8, "1")])
+def test_the_cores_are_divided_among_the_ranks(ranks, expected):
+    assert threads(filled(f"trainer.n_gpus_per_node={ranks}")) == expected
+
+
+def test_threads_that_are_set_stay(monkeypatch):
+    assert threads(filled("++ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS='3'")) == "3"
+    monkeypatch.setenv(sizes.THREADS, "2")
+    assert threads(filled()) == "2"
+
+
+def test_a_large_vocabulary_takes_smaller_micro_batches(model):
+    config = filled(f"actor_rollout_ref.model.path={model}", "data.max_prompt_length=256")
+    tokens = OmegaConf.select(config, TOKENS)
+    assert 768 <= tokens < 1500
+    # verl's own settings refer to it.
+    assert config.actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu == tokens
+    assert config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu == tokens
+
+
+def test_a_micro_batch_holds_a_whole_sequence(model):
+    config = filled(f"actor_rollout_ref.model.path={model}", "data.max_response_length=6000")
+    assert OmegaConf.select(config, TOKENS) == config.data.max_prompt_length + 6000
+
+
+def test_a_small_or_unknown_model_keeps_verls_default(model):
+    assert OmegaConf.select(filled(), TOKENS) == 16384
+    small = {**SMOL, "vocab_size": 100, "num_hidden_layers": 2, "hidden_size": 64}
+    (model / "config.json").write_text(json.dumps(small), encoding="utf-8")
+    assert OmegaConf.select(filled(f"actor_rollout_ref.model.path={model}"), TOKENS) == 16384
+
+
+def test_tokens_that_are_set_stay(model):
+    assert OmegaConf.select(filled(f"actor_rollout_ref.model.path={model}", f"{TOKENS}=5000"), TOKENS) == 5000
+
+
+def test_the_parameters_are_about_those_of_the_model():
+    counted = sizes.Sizes(49152, 576, 1536, 30)
+    assert counted.parameters == pytest.approx(134.5e6, rel=0.05)  # SmolLM2-135M has 134.5 million
+
+
+def test_a_run_that_does_not_fit_is_refused_with_the_line_to_change(model, monkeypatch):
+    path = f"actor_rollout_ref.model.path={model}"
+    monkeypatch.setattr(sizes, "free_bytes", lambda: 10_000_000_000)
+    checks.check(filled(path))  # the preset's choice fits in 10 GB
+    with pytest.raises(ConfigurationError, match=f"10.0 GB are free.*set {TOKENS}="):
+        checks.check(filled(path, f"{TOKENS}=16384"))
+    monkeypatch.setattr(sizes, "free_bytes", lambda: None)  # unknown: nothing to say
+    checks.check(filled(path, f"{TOKENS}=16384"))
+
+
+def test_a_reference_model_counts(model, monkeypatch):
+    path = f"actor_rollout_ref.model.path={model}"
+    config = filled(path)
+    without = sizes.peak_bytes(config, reference=False)
+    assert sizes.peak_bytes(config, reference=True) - without == pytest.approx(4 * 134.5e6, rel=0.05)
+    monkeypatch.setattr(sizes, "free_bytes", lambda: without + 1)
+    checks.check(config)
+    with pytest.raises(ConfigurationError):
+        checks.check(filled(path, "actor_rollout_ref.actor.use_kl_loss=True"))
+
+
+def test_the_free_memory_is_the_systems(tmp_path):
+    free = sizes.free_bytes()
+    assert free is None or 0 < free < 1 << 50

@@ -1,0 +1,123 @@
+"""What fits a machine without an accelerator: threads per process, tokens per micro-batch, memory of a run.
+
+The preset `cpu` leaves the first two open. `fill` sets them from the machine and the model before Ray starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+THREADS = "OMP_NUM_THREADS"
+MOST_TOKENS = 16384
+"""verl's default of `ppo_max_token_len_per_gpu`, which a small model keeps."""
+MICRO_BATCH_BYTES = 2.5e9
+"""Logits and activations of one micro-batch in a default run."""
+PROCESSES_BYTES = 3.9e9
+"""verl's processes with a model of no size (`scripts/bench_start.py`)."""
+COPIES_OF_LOGITS = 6
+"""In the update, in fp32: logits, log-softmax, entropy and their gradients."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What of a language model decides its memory."""
+
+    vocabulary: int
+    hidden: int
+    inner: int
+    layers: int
+
+    @property
+    def parameters(self) -> float:
+        """About: embeddings, attention (grouped keys and values count as one), and a gated feed-forward part."""
+        return self.vocabulary * self.hidden + self.layers * (3 * self.hidden**2 + 3 * self.hidden * self.inner)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Logits and activations of one token in the update, in fp32, without gradient checkpointing."""
+        return 4 * (COPIES_OF_LOGITS * self.vocabulary + self.layers * (12 * self.hidden + 4 * self.inner))
+
+
+def sizes_of(path: str) -> Sizes | None:
+    """The sizes in a model folder's config.json; None for a model on a hub, or one that names its sizes otherwise."""
+    file = Path(path).expanduser() / "config.json"
+    if not file.is_file():
+        return None
+    values = json.loads(file.read_text(encoding="utf-8"))
+    values = values.get("text_config", values)
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    if not all(isinstance(values.get(name), int) for name in names):
+        return None
+    return Sizes(*(values[name] for name in names))
+
+
+def fill(config: Any) -> None:
+    """Set the threads of a process and the tokens of a micro-batch where the configuration leaves them open."""
+    from omegaconf import OmegaConf, open_dict
+
+    if "actor_rollout_ref" not in config:
+        return
+    with open_dict(config):
+        variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars")
+        if variables is not None and THREADS not in variables:
+            # Not all ranks compute all the time, but they do in the update, the longest part of a step.
+            ranks = int(config.trainer.n_gpus_per_node)
+            variables[THREADS] = os.environ.get(THREADS) or str(max(1, len(os.sched_getaffinity(0)) // max(1, ranks)))
+        actor = config.actor_rollout_ref.actor
+        if actor.ppo_max_token_len_per_gpu is None:
+            actor.ppo_max_token_len_per_gpu = tokens_per_micro_batch(config)
+
+
+def tokens_per_micro_batch(config: Any) -> int:
+    """As many as `MICRO_BATCH_BYTES` hold, at least one whole sequence, at most verl's default.
+
+    A model on a hub gets verl's default: its sizes are not known before it is downloaded.
+    """
+    sizes = sizes_of(config.actor_rollout_ref.model.path)
+    if sizes is None:
+        return MOST_TOKENS
+    sequence = int(config.data.max_prompt_length + config.data.max_response_length)
+    return max(sequence, min(MOST_TOKENS, int(MICRO_BATCH_BYTES / sizes.bytes_per_token)))
+
+
+def peak_bytes(config: Any, *, reference: bool) -> float | None:
+    """About the memory that a run needs at its peak, in the update."""
+    sizes = sizes_of(config.actor_rollout_ref.model.path)
+    if sizes is None:
+        return None
+    ranks = int(config.trainer.n_gpus_per_node)
+    weights = 16 * sizes.parameters  # weights, gradients and Adam's two moments, shared by the ranks
+    copies = 4 * sizes.parameters * (ranks + int(reference))  # the rollouts', one a rank, and the reference's
+    tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu or tokens_per_micro_batch(config)
+    return float(PROCESSES_BYTES + weights + copies + ranks * tokens * sizes.bytes_per_token)
+
+
+def too_large(config: Any, *, reference: bool) -> Iterator[str]:
+    """Complain if a run needs more memory than this machine has free."""
+    needed = peak_bytes(config, reference=reference)
+    free = free_bytes()
+    if needed is None or free is None or needed <= free:
+        return
+    key = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+    shortest = int(config.data.max_prompt_length + config.data.max_response_length)
+    yield (
+        f"this run needs about {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free ({key}={tokens}); end "
+        f"other programs, set {key}={shortest} (one whole sequence), fewer ranks, or a smaller model"
+    )
+
+
+def free_bytes() -> int | None:
+    """The memory that programs can still take; None where the system does not say."""
+    file = Path("/proc/meminfo")
+    if not file.is_file():
+        return None
+    for line in file.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
