@@ -53,24 +53,25 @@ class TestGdpo:
         assert gdpo.distinct("grpo", rollouts, 2) == 1 + (rollouts - 1) + three
         assert gdpo.distinct("grpo without std", rollouts, 2) == 1 + 2 * (rollouts - 1) + three
 
-    @pytest.mark.parametrize("shape", [(2, 2), (3, 2), (5, 2), (8, 2), (11, 2), (16, 2), (2, 4), (4, 3), (4, 4)])
+    @pytest.mark.parametrize(
+        "shape", [(2, 2), (3, 2), (5, 2), (8, 2), (11, 2), (16, 2), (2, 4), (4, 3), (4, 4), (4, 6)]
+    )
     def test_counts_of_gdpo_are_those_of_exact_arithmetic(self, shape):
-        """40 digits and no epsilon, over all kinds of rollouts."""
+        """40 digits and no epsilon, rollout by rollout."""
         rollouts, rewards = shape
-        found = set()
         with localcontext() as context:
             context.prec = 40
-            for group in itertools.combinations_with_replacement(
-                list(itertools.product((0, 1), repeat=rewards)), rollouts
-            ):
-                total = [Decimal(0)] * rollouts
-                for column in zip(*group, strict=True):
-                    right = sum(column)
-                    if 0 < right < rollouts:
-                        # sum of squares about the mean: k (n - k) / n, divided by n - 1
-                        std = (Decimal(right * (rollouts - right)) / (rollouts * (rollouts - 1))).sqrt()
-                        total = [t + (r - Decimal(right) / rollouts) / std for t, r in zip(total, column, strict=True)]
-                found.add(tuple(sorted(round(value, 30) + 0 for value in total)))
+            # k right answers: the sum of squares about the mean is k (n - k) / n, divided by n - 1
+            std = [(Decimal(k * (rollouts - k)) / (rollouts * (rollouts - 1))).sqrt() for k in range(rollouts + 1)]
+            value = {
+                (reward, k): round((reward - Decimal(k) / rollouts) / std[k], 30) if std[k] else Decimal(0)
+                for reward, k in itertools.product((0, 1), range(rollouts + 1))
+            }
+            found = set()
+            for group in gdpo.groups_of(rollouts, rewards).astype(int).tolist():
+                right = [sum(column) for column in zip(*group, strict=True)]
+                total = [sum(value[pair] for pair in zip(row, right, strict=True)) for row in group]
+                found.add(tuple(sorted(round(one, 25) + 0 for one in total)))
         assert gdpo.distinct("gdpo", rollouts, rewards) == len(found)
 
     def test_both_ways_to_list_the_groups_agree(self):
