@@ -94,10 +94,7 @@ def _draw(ax: Any, raw: Curve, smooth: int, look: dict[str, Any], *, thin: bool)
 def _finish(ax: Any, panel: Panel, absent: Sequence[str]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    ax.set_title(printable(panel.title))
-    ax.set_ylabel(panel.unit)
-    ax.grid(alpha=0.25)
-    ax.spines[["top", "right"]].set_visible(False)
+    dress(ax, printable(panel.title), panel.unit)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     ax.ticklabel_format(axis="y", useOffset=False)
     low, high = ax.get_ylim()
@@ -111,6 +108,14 @@ def _finish(ax: Any, panel: Panel, absent: Sequence[str]) -> None:
     if absent:
         text = f"not logged: {', '.join(absent)}"
         ax.text(0.99, 0.02, text, transform=ax.transAxes, ha="right", va="bottom", fontsize=8, color="#555555")
+
+
+def dress(ax: Any, title: str, unit: str) -> None:
+    """What the panels of all pictures have in common."""
+    ax.set_title(title)
+    ax.set_ylabel(unit)
+    ax.grid(alpha=0.25)
+    ax.spines[["top", "right"]].set_visible(False)
 
 
 def _note(groups: Groups, smooth: int) -> str:
