@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from real import data
 from real.cold_start import Settings, examples, prompt_ids, sample, train
 from real.model import SOURCE, fetch, load, save
@@ -29,6 +30,13 @@ from verl_ext.rewards.gsm8k import compute_score
 
 TASKS = ("gsm8k",)
 OPTIONS, STATE, SAMPLES = "options.json", "cold_start.pt", "samples.json"
+MADE_WITH = {
+    "task": ("prepared.json",),
+    "local_dataset_path": ("prepared.json",),
+    "model": ("base",),
+    **dict.fromkeys(("steps", "lr", "seed"), (STATE, "model")),
+}
+"""What in the folder depends on an option; what follows from it does too."""
 TEMPERATURES = (1.0, 0.7)
 ANSWER_TOKENS = 160
 
@@ -46,17 +54,21 @@ def options() -> argparse.Namespace:
 
 
 def claim(folder: Path, wanted: dict[str, Any]) -> None:
-    """Note the options in a new folder; raise if an earlier call had others."""
+    """Note the options; raise if something in the folder was made with others, or the folder is not ours."""
     path = folder / OPTIONS
-    if path.is_file():
-        earlier = json.loads(path.read_text(encoding="utf-8"))
-        other = sorted(key for key in wanted if wanted[key] != earlier.get(key))
-        if other:
-            found = ", ".join(f"{key}={earlier.get(key)}" for key in other)
-            raise ConfigurationError(f"{folder} was begun with {found}: use the same options, or another --folder")
-    elif folder.exists() and any(folder.iterdir()):
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not earlier and folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder} is not empty and not a real task's: choose another --folder")
-    else:
+    other = [
+        f"--{key} {earlier[key]}"
+        for key in sorted(earlier)
+        if earlier[key] != wanted[key] and any((folder / name).exists() for name in MADE_WITH[key])
+    ]
+    if other:
+        raise ConfigurationError(
+            f"{folder} was begun with {', '.join(other)}: use the same options, or another --folder"
+        )
+    if earlier != wanted:
         write_json(path, wanted)
 
 
@@ -112,9 +124,19 @@ def judge(folder: Path, questions: Sequence[dict[str, Any]], seed: int) -> dict[
 def main() -> None:
     chosen = options()
     folder = chosen.folder or Path("outputs/real") / chosen.task
+    folder.parent.mkdir(parents=True, exist_ok=True)
     print("Licences: SmolLM2-135M-Instruct Apache-2.0, GSM8K MIT.", flush=True)
     settings = Settings(steps=chosen.steps, lr=chosen.lr, seed=chosen.seed)
-    claim(folder, {key: str(value) for key, value in vars(chosen).items() if key != "folder"})
+    try:
+        with FileLock(folder.with_name(f".{folder.name}.lock"), timeout=0):
+            claim(folder, {key: str(value) for key, value in vars(chosen).items() if key != "folder"})
+            make(folder, chosen, settings)
+    except Timeout:
+        raise ConfigurationError(f"another process makes {folder}: wait for it, or choose another --folder") from None
+
+
+def make(folder: Path, chosen: argparse.Namespace, settings: Settings) -> None:
+    """Make what is not there yet, and print what is."""
     if not (folder / "prepared.json").is_file():
         print(data.write(folder, chosen.local_dataset_path), flush=True)
     if not (folder / "base").is_dir():

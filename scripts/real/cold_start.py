@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from real.model import END
-from verl_ext.errors import CheckpointError, DataError
+from verl_ext.errors import CheckpointError, ConfigurationError, DataError
 from verl_ext.files import replacing
 
 
@@ -26,6 +27,10 @@ class Settings:
     lr: float = 1e-4
     warm_up: int = 5
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not 0 < self.lr < math.inf:
+            raise ConfigurationError(f"steps must be at least 1 and lr above 0, found {self.steps} and {self.lr}")
 
     def lr_at(self, step: int) -> float:
         """Linear warm-up, then linear decay that would reach 0 one step after the last.
@@ -84,21 +89,22 @@ def batches(lengths: Sequence[int], settings: Settings) -> list[list[int]]:
     return chosen[: settings.steps]
 
 
-def collate(batch: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids padded on the right with 0, attention mask, and the mask of the answers' tokens."""
+def collate(batch: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids padded on the right with 0, and which of them are the answers'."""
     longest = max(map(len, batch))
-    ids, attention, wanted = (torch.zeros(len(batch), longest, dtype=torch.long) for _ in range(3))
+    ids = torch.zeros(len(batch), longest, dtype=torch.long)
+    wanted = torch.zeros(len(batch), longest, dtype=torch.bool)
     for row, example in enumerate(batch):
         ids[row, : len(example)] = torch.tensor([*example.prompt, *example.answer])
-        attention[row, : len(example)] = 1
-        wanted[row, len(example.prompt) : len(example)] = 1
-    return ids, attention, wanted.bool()
+        wanted[row, len(example.prompt) : len(example)] = True
+    return ids, wanted
 
 
 def loss_of(model: Any, batch: Sequence[Example]) -> torch.Tensor:
     """Mean cross-entropy of the answers' tokens. Logits are computed for these only: they are the largest tensor."""
-    ids, attention, wanted = collate(batch)
-    hidden = model.base_model(input_ids=ids, attention_mask=attention).last_hidden_state
+    ids, wanted = collate(batch)
+    # No attention mask: padding on the right comes after every token that counts.
+    hidden = model.base_model(input_ids=ids).last_hidden_state
     logits = model.get_output_embeddings()(hidden[:, :-1][wanted[:, 1:]])
     return torch.nn.functional.cross_entropy(logits.float(), ids[wanted])
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 import torch
+from filelock import FileLock
 
 from tests import tiny_model
-from verl_ext.errors import CheckpointError, DataError, VerlExtError
+from verl_ext.errors import CheckpointError, ConfigurationError, DataError, VerlExtError
 from verl_ext.recipes.data.command import parser, prepare
 from verl_ext.rewards.gsm8k import compute_score
 
@@ -188,19 +189,21 @@ def test_the_loss_is_that_of_the_answers_alone():
     assert loss_of(model, batch).item() == pytest.approx(total / count, rel=1e-5)
 
 
-def test_micro_batches_change_no_gradient():
-    from real.cold_start import backward
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_micro_batches_give_the_gradient_of_the_batch(size):
+    from real.cold_start import backward, loss_of
+
+    def gradient(model):
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
     tokenizer, data = make_examples()
-    found = []
-    for size in (1, 2, 3):
-        model = make_model(tokenizer)
-        loss = backward(model, [data[1], data[4], data[11]], size)
-        found.append((loss, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])))
-    (loss, gradient), *others = found
-    for other_loss, other in others:  # in bf16, which has 8 bits
-        assert other_loss == pytest.approx(loss, rel=5e-3)
-        assert (other - gradient).norm().item() < 0.02 * gradient.norm().item()
+    batch = [data[1], data[4], data[11]]
+    whole = make_model(tokenizer)
+    loss = loss_of(whole, batch)
+    loss.backward()
+    model = make_model(tokenizer)
+    assert backward(model, batch, size) == pytest.approx(loss.item(), rel=5e-3)  # in bf16, which has 8 bits
+    assert (gradient(model) - gradient(whole)).norm().item() < 0.02 * gradient(whole).norm().item()
 
 
 def test_batches_hold_every_example_once_an_epoch_and_neighbours_in_length():
@@ -249,7 +252,7 @@ def test_an_interrupted_fine_tuning_goes_on_and_ends_as_if_it_had_not_been(tmp_p
         train(resumed, data, Settings(steps=8, batch_size=4), state)
 
 
-def test_samples_stop_at_the_first_end_and_are_those_of_their_own_prompt(monkeypatch):
+def test_samples_stop_at_the_first_end_and_are_those_of_their_own_prompt():
     from real.cold_start import sample
 
     tokenizer = make_tokenizer()
@@ -264,8 +267,12 @@ def test_samples_stop_at_the_first_end_and_are_those_of_their_own_prompt(monkeyp
     assert all(len(answer) == 60 or answer[-1] == end for answer in answers)
     assert answers == sample(model, tokenizer, prompts, temperature=1.0, max_tokens=60, seed=3)
     # So cold that it is greedy: padding on the left changes nothing.
-    cold = sample(model, tokenizer, prompts[:2], temperature=1e-4, max_tokens=8, seed=0)
-    assert cold[1] == sample(model, tokenizer, prompts[1:2], temperature=1e-4, max_tokens=8, seed=0)[0]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)  # so that an answer depends on the whole prompt
+    pair = [[10, 11] * 60, [20, 21, 22]]
+    cold = sample(model, tokenizer, pair, temperature=1e-4, max_tokens=20, seed=0)
+    assert cold[1] == sample(model, tokenizer, pair[1:], temperature=1e-4, max_tokens=20, seed=0)[0]
 
 
 # the whole script
@@ -310,9 +317,38 @@ def test_the_script_makes_the_task_once_and_refuses_other_options_for_its_folder
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
     assert done.stdout.splitlines()[-2:] == again.stdout.splitlines()[-2:]
 
-    other = run(*options[:-1], 3, cwd=tmp_path)
-    assert other.returncode == 1
-    assert "steps=2" in other.stderr
+    for key, value in (("--steps", 3), ("--model", "hub"), ("--seed", 1)):
+        other = run(*options, key, value, cwd=tmp_path)
+        assert other.returncode == 1
+        assert "another --folder" in other.stderr
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
+
+
+def test_a_wrong_option_can_be_corrected_if_nothing_was_made_with_it(tmp_path):
+    from make_real_task import claim
+
+    options = {"task": "gsm8k", "local_dataset_path": "typo", "model": "auto", "steps": "60", "lr": "0.1", "seed": "0"}
+    claim(tmp_path / "task", options)
+    claim(tmp_path / "task", options | {"local_dataset_path": "right"})
+    (tmp_path / "task/prepared.json").write_text("{}")
+    claim(tmp_path / "task", options | {"local_dataset_path": "right", "steps": "30"})
+    with pytest.raises(ConfigurationError, match="right"):
+        claim(tmp_path / "task", options)
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"lr": 0.0}, {"lr": float("nan")}])
+def test_a_setting_out_of_range_is_refused(wrong):
+    from real.cold_start import Settings
+
+    with pytest.raises(ConfigurationError):
+        Settings(**wrong)
+
+
+def test_two_processes_do_not_make_the_same_folder(tmp_path):
+    with FileLock(tmp_path / ".task.lock"):
+        done = run("--folder", tmp_path / "task", cwd=tmp_path)
+    assert done.returncode == 1
+    assert not (tmp_path / "task").exists()
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
