@@ -21,7 +21,7 @@ from verl_ext.compare.measures import (
     normalised,
 )
 from verl_ext.compare.read import read
-from verl_ext.compare.rollouts import Rollouts
+from verl_ext.compare.rollouts import SCORE_ALONE, Rollouts
 from verl_ext.compare.variants import Outcome, Variant
 from verl_ext.errors import ConfigurationError, printable
 from verl_ext.estimators import ESTIMATORS
@@ -107,7 +107,8 @@ def _compared(rollouts: Rollouts, named: list[Variant], common: Settings, top: i
     if keys == (rollouts.total,):
         others = [name for name in rollouts.names if name != rollouts.total]
         more = f"also {', '.join(others)}: name them with 'algorithm.rewards.keys=[...]'" if others else "no other"
-        notes.append(f"one reward only is compared, {rollouts.total}; the rollouts have {more}")
+        notes.append(f"one reward only, {rollouts.total}; the rollouts have {more}")
+        notes += [SCORE_ALONE] if rollouts.score_alone else []
     notes += _sums(rollouts, named)
     level, note = _level(rollouts, common)
     notes += note

@@ -82,11 +82,10 @@ def measure(
 def normalised(rewards: Array, groups: Groups) -> Array:
     """`[N, K]` each reward less its mean in the group, divided by its std there; 0 where it does not vary."""
     mean, varies = groups.variation(rewards)
-    centred = np.where(groups.broadcast(varies), rewards - groups.broadcast(mean), 0.0)
-    centred = np.where(np.isnan(centred), 0.0, centred)
+    centred = np.where(groups.broadcast(varies) | np.isnan(rewards), rewards - groups.broadcast(mean), 0.0)
     squares, count = groups.sum_and_count(np.square(centred))
     std = np.sqrt(divide(squares, np.broadcast_to(np.maximum(count - 1, 1), squares.shape)))
-    return divide(centred, groups.broadcast(std))
+    return np.nan_to_num(divide(centred, groups.broadcast(std)))
 
 
 def explained(advantages: Array, rewards: Array) -> Array:
@@ -175,8 +174,11 @@ def by_level(values: Array, groups: Groups, title: str, *, unit: bool) -> Bins:
 
 def by_length(lengths: Array, unit: str) -> Bins:
     """Trajectories by length, as many in each bin as equal lengths allow."""
-    edges = np.unique(np.quantile(lengths, np.linspace(0, 1, LENGTH_BINS + 1)[1:-1], method="higher"))
-    edges = edges[edges < lengths.max()]
+    if lengths.min() == lengths.max():
+        return Bins(f"length in {unit}", (f"{lengths[0]:,.0f}",), np.zeros(len(lengths), dtype=np.intp))
+    edges = np.quantile(lengths, np.linspace(0, 1, LENGTH_BINS + 1)[1:-1], method="higher")
+    # Many responses end at the limit: they are a bin of their own.
+    edges = np.unique(np.minimum(edges, lengths[lengths < lengths.max()].max()))
     bounds = [lengths.min(), *edges, lengths.max()]
     ids = np.searchsorted(edges, lengths)
     labels = [f"{bounds[0]:,.0f} to {bounds[1]:,.0f}", *(f"to {bound:,.0f}" for bound in bounds[2:])]

@@ -20,9 +20,7 @@ def read(path: Path, wanted: Collection[str], *, length: str | None = None) -> R
                 f"{dumps.PATTERN} (algorithm.verl_ext.dump_dir)"
             )
         if all(files.values()):
-            raise DataError(
-                f"{path} holds both {lines.PATTERN} and {dumps.PATTERN}: name one of the files, or move them"
-            )
+            raise DataError(f"{path} holds {lines.PATTERN} and {dumps.PATTERN}: move one kind to a folder of its own")
         return lines.read(path, files[lines], wanted, length) if files[lines] else dumps.read(path, length)
     if not path.exists():
         raise DataError(f"{path} does not exist")

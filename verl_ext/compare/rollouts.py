@@ -14,6 +14,11 @@ from verl_ext.core.groups import Array, Groups, Index
 from verl_ext.errors import DataError, printable, unknown
 
 TOKENS, CHARACTERS = "tokens", "characters"
+SCORE_ALONE = (
+    "verl's default trainer writes the score alone to trainer.rollout_data_dir; named rewards are in "
+    "trainer.validation_data_dir, in algorithm.verl_ext.dump_dir, and in the rollouts of the legacy trainer "
+    "(trainer.use_v1=False)"
+)
 
 
 @dataclass(frozen=True)
@@ -56,15 +61,14 @@ class Rollouts:
         if key in self.wrong:
             raise DataError(f"reward {key!r} ({setting}) is not a number: {self.wrong[key]}")
         if key not in self.names:
-            message = f"{setting}: {unknown('reward', key, self.names)}"
-            if self.source is not None and len(self.names) <= 1:
-                message += (
-                    f"; {self.path} has the score alone: verl's default trainer writes no other reward to "
-                    "trainer.rollout_data_dir. Validation dumps (trainer.validation_data_dir), the legacy trainer "
-                    "(trainer.use_v1=False) and algorithm.verl_ext.dump_dir have them"
-                )
-            raise DataError(message)
+            alone = f". {SCORE_ALONE}" if self.score_alone else ""
+            raise DataError(f"{setting}: {unknown('reward', key, self.names)}{alone}")
         return self.columns[key]
+
+    @property
+    def score_alone(self) -> bool:
+        """Whether these are lines of verl without a named reward."""
+        return self.source is not None and set(self.names) <= {self.total}
 
     @cached_property
     def batches(self) -> list[slice]:
@@ -80,8 +84,8 @@ class Rollouts:
         batches = f", {len(self.batches)} batches" if len(self.batches) > 1 else ""
         answers = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
         yield (
-            f"{printable(self.path)}: {len(self.step):,} trajectories in {len(self.groups):,} groups of {answers}, "
-            f"{steps}{batches}"
+            f"{len(self.step):,} trajectories in {len(self.groups):,} groups of {answers}, {steps}{batches}: "
+            f"{printable(self.path)}"
         )
         yield from self.notes
         if alone := int((sizes == 1).sum()):

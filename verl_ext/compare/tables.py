@@ -120,7 +120,10 @@ def _groups(result: Comparison, *, rows: int | None) -> Iterator[tuple[str, str,
             rewards = [_number(rollouts.columns[key][row]) for key in keys]
             advantages = [_number(result.outcomes[each].advantages[row], sign=True) for each in both]
             lines.append((*rewards, *advantages, _line(texts.get(row, ("", ""))[1])))
-        title = f"{label} and grpo far apart, {distance:.2f}: step {step}, prompt {rollouts.prompts[group]}{few}"
+        title = (
+            f"Where {label} is furthest from grpo, both scaled to the same size ({distance:.2f}): step {step}, prompt "
+            f"{rollouts.prompts[group]}{few}"
+        )
         yield title, _line(texts.get(shown[0], ("", ""))[0]), lines
 
 
