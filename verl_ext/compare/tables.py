@@ -25,17 +25,21 @@ _ROWS = 8
 """Trajectories of a group that the terminal shows."""
 _LONGEST = 2000
 """Characters of a text that the page shows."""
+AGAINST = (
+    "A: advantage. A = 0, other sign: shares of trajectories, with that advantage and with the other sign than under "
+    "grpo. Rank correlation: Spearman's, over all trajectories."
+)
 EXPLAINED = (
-    "R² of a linear regression of A on the rewards normalised in their groups, split by Shapley value; rest: what no "
-    "fixed weights of them tell"
+    "R² of a linear regression of A on the rewards normalised in their groups, split by Shapley value. Rest: what no "
+    "fixed weights of them tell."
 )
 
 
 def text(result: Comparison) -> str:
     """The text for the terminal."""
     shown = [*map(_wrapped, result.notes)]
-    for title, lines in _tables(result):
-        shown += ["", _wrapped(title), *map(plain, blocks(lines, WIDTH))]
+    for title, remark, lines in _tables(result):
+        shown += ["", _wrapped(title), *map(plain, blocks(lines, WIDTH)), *([_wrapped(remark)] if remark else [])]
     for title, prompt, lines in _groups(result, rows=_ROWS):
         shown += ["", _wrapped(title)]
         if prompt:
@@ -70,35 +74,34 @@ def blocks(lines: Rows, width: int) -> Iterator[Rows]:
 def html(result: Comparison, picture: Path) -> str:
     """The page."""
     groups = [
-        (f"{title}. Prompt: {prompt}" if prompt else title, lines)
-        for title, prompt, lines in _groups(result, rows=None)
+        (title, f"Prompt: {prompt}" if prompt else "", lines) for title, prompt, lines in _groups(result, rows=None)
     ]
-    heading = " and ".join(variant.label for variant in result.variants[1:]) + " against grpo"
+    heading = ", ".join(variant.label for variant in result.variants[1:]) + " against grpo"
     alt = f"{heading}: size of the advantages by accuracy and by length, and how they differ"
     return page(heading, picture, alt, [*_tables(result), *groups], result.notes, notes_title="Rollouts")
 
 
-def _tables(result: Comparison) -> Iterator[tuple[str, Rows]]:
+def _tables(result: Comparison) -> Iterator[tuple[str, str, Rows]]:
     labels = [variant.label for variant in result.variants]
     rows: Rows = [("estimator", "dead groups", "A = 0", "mean |A|", "other sign", "rank correlation")]
     for label, found in zip(labels, result.measures, strict=True):
         against = ("", "") if label == labels[0] else (_share(found.turned), _number(found.rank))
         rows.append((label, _share(found.dead), _share(found.zero), _number(found.size), *against))
-    yield f"Against {labels[0]} on {printable(result.rollouts.total)}", rows
+    yield f"Against {labels[0]} on {printable(result.rollouts.total)}", AGAINST, rows
     rows = [("estimator", *result.rewards, "rest")]
     for label, found in zip(labels, result.measures, strict=True):
         rows.append((label, *map(_share, found.explained), _share(1 - sum(found.explained))))
-    yield f"Share of the variance of A that each reward explains ({EXPLAINED})", rows
+    yield "Share of the variance of A that each reward explains", EXPLAINED, rows
     yield _binned(labels, result.level, [found.by_accuracy for found in result.measures])
     if result.length is not None:
         yield _binned(labels, result.length, [found.by_length for found in result.measures])
 
 
-def _binned(labels: list[str], bins: Bins, means: list[Array | None]) -> tuple[str, Rows]:
+def _binned(labels: list[str], bins: Bins, means: list[Array | None]) -> tuple[str, str, Rows]:
     rows: Rows = [("estimator", *bins.labels)]
     rows += [(label, *map(_number, found)) for label, found in zip(labels, means, strict=True) if found is not None]
     rows.append(("(trajectories)", *(_share(count / bins.counts.sum()) for count in bins.counts)))
-    return f"Mean |A| by {bins.title}", rows
+    return f"Mean |A| by {bins.title}", "", rows
 
 
 def _groups(result: Comparison, *, rows: int | None) -> Iterator[tuple[str, str, Rows]]:

@@ -142,10 +142,10 @@ def _picture(found: Groups, shown: list[Panel], path: Path, options: argparse.Na
 
 def _page(found: Groups, shown: list[Panel], lines: Rows, options: argparse.Namespace, count: int) -> str:
     beside = [metric for panel in shown[count:] for metric in panel.metrics]
-    tables = [("Rewards", lines)]
+    tables = [("Rewards", "", lines)]
     if beside:
         more = rows(found, beside, window=options.window)
-        tables.append(("Beside the rewards", [("metric", *more[0][1:]), *more[1:]]))
+        tables.append(("Beside the rewards", "", [("metric", *more[0][1:]), *more[1:]]))
     with tempfile.TemporaryDirectory() as folder:
         picture = Path(folder) / "report.png"
         _picture(found, shown, picture, options)

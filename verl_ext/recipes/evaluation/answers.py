@@ -69,10 +69,10 @@ def split_key(uid: object) -> tuple[str, int, int] | None:
     >>> split_key("3f2a_1_0"), split_key("3f2a")
     (('3f2a', 1, 0), None)
     """
-    prompt, *numbers = str(uid).rsplit("_", 2)
-    if len(numbers) != 2 or not all(text.isdecimal() and len(text) < 10 for text in numbers):
-        return None
-    return prompt, int(numbers[0]), int(numbers[1])
+    prompt, _, session = str(uid).rpartition("_")[0].rpartition("_")
+    part = str(uid).rpartition("_")[2]
+    numbers = session.isdecimal() and part.isdecimal() and len(session) < 10 and len(part) < 10
+    return (prompt, int(session), int(part)) if numbers else None
 
 
 def _place(record: Mapping[str, Any], number: int) -> tuple[str, str, int]:
