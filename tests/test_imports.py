@@ -19,7 +19,7 @@ FLOORS = (
     ("estimators",),
     ("integration.config", "cpu.tiny"),
     ("integration.advantage", "integration.guards", "integration.doctor", "show"),
-    ("integration.trainers",),
+    ("integration.trainers", "compare"),
     ("integration.driver", "integration.plugin", "integration.check"),
     ("cli",),
     ("__main__",),

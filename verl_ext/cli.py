@@ -1,4 +1,4 @@
-"""The command line: `verl-ext check`, `doctor`, `report` and `show`, also as `python -m verl_ext ...`."""
+"""The command line: `verl-ext check`, `compare`, `doctor`, `report` and `show`, also as `python -m verl_ext ...`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from verl_ext import __version__
 from verl_ext import show as show_command
+from verl_ext.compare import command as compare_command
 from verl_ext.errors import VerlExtError, printable
 from verl_ext.integration import check as check_command
 from verl_ext.report import command as report_command
@@ -42,6 +43,13 @@ def _run(arguments: Sequence[str] | None) -> int:
         "warning that this package has for it. Exit status 1 if it would be refused.",
     )
     check_command.add_arguments(check)
+    compare = commands.add_parser(
+        "compare",
+        help="show what estimators would do to the rollouts of a run",
+        description="Compute the advantages that estimators give to rollouts which a run has written, and compare them "
+        "with those of grpo.",
+    )
+    compare_command.add_arguments(compare)
     doctor = commands.add_parser(
         "doctor",
         help="report whether verl loads this package, and what does not work",
@@ -64,6 +72,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = _parsed(parser, arguments)
     if options.command == "check":
         return _checked(options)
+    if options.command == "compare":
+        return _printed(compare_command.compare, options)
     if options.command == "report":
         return _printed(report_command.report, options)
     if options.command == "show":
@@ -76,10 +86,11 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments. Settings may come before and after options as with verl, which argparse does not support."""
     options, rest = parser.parse_known_args(arguments)
-    if rest and (not hasattr(options, "overrides") or any(text.startswith("-") for text in rest)):
+    several = next((name for name in ("overrides", "variants") if hasattr(options, name)), None)
+    if rest and (several is None or any(text.startswith("-") for text in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        options.overrides = [*options.overrides, *rest]
+    if several is not None:
+        setattr(options, several, [*getattr(options, several), *rest])
     return options
 
 

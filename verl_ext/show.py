@@ -39,7 +39,7 @@ def show(options: argparse.Namespace) -> str:
     name = options.estimator
     if name not in ESTIMATORS:
         raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
-    algorithm, mode = _configured(options.config, options.overrides)
+    algorithm, mode = configured(options.config, options.overrides)
     settings = Settings.parse(algorithm, loss_agg_mode=mode)
     chain = build(name, settings)
     home = importlib.import_module(ESTIMATORS[name].split(":")[0])
@@ -52,8 +52,8 @@ def show(options: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def _configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[str, Any], str]:
-    """Read the section `algorithm` and the actor's `loss_agg_mode`."""
+def configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[str, Any], str]:
+    """Read the section `algorithm` and the actor's `loss_agg_mode` from a file and from `KEY=VALUE`."""
     if path is None and not overrides:
         return {}, "token-mean"
     try:

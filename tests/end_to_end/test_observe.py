@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import pandas
 import pytest
 
 from verl_ext.cli import main
@@ -21,6 +23,11 @@ def test_a_run_that_filters_and_dumps_and_is_reported(start, tmp_path, capsys):
         "algorithm.filter_groups.enable=True",
         "algorithm.filter_groups.metric=any_reward",
         f"+algorithm.verl_ext.dump_dir={dump}",
+        f"trainer.rollout_data_dir={tmp_path}/rollouts",
+        f"trainer.validation_data_dir={tmp_path}/validation",
+        "trainer.test_freq=3",
+        "actor_rollout_ref.rollout.val_kwargs.n=4",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
         steps=3,
     )
     assert run.wait(TIMEOUT) == 0, run.tail()
@@ -38,3 +45,23 @@ def test_a_run_that_filters_and_dumps_and_is_reported(start, tmp_path, capsys):
         tables[log] = capsys.readouterr().out
     assert tables["metrics.jsonl"] == tables["tensorboard"]
     assert json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[0])["step"] == 1
+    _compare(tmp_path, dump, capsys)
+
+
+def _compare(folder, dump, capsys):
+    """`compare` on what the run wrote: its dumps, verl's rollouts, which have the score alone, and its validation."""
+    keys = "algorithm.rewards.keys=[score,length]"
+    save = ["--output", str(folder / "out.parquet"), "--html", str(folder / "page.html")]
+    assert main(["compare", str(dump), "gdpo", keys, *save]) == 0, capsys.readouterr().err
+    assert "96 trajectories in 24 groups of 4, steps 1 to 3, 3 batches" in capsys.readouterr().out
+    ours = pandas.read_parquet(folder / "out.parquet")["advantage/gdpo"]
+    logged = pandas.concat(pandas.read_parquet(path) for path in sorted(dump.glob("*.parquet")))["advantage"]
+    np.testing.assert_allclose(ours, logged, atol=1e-9)
+    assert main(["compare", str(folder / "rollouts"), "dgpo", "hadw", "drgrpo", *save]) == 0, capsys.readouterr().err
+    text = capsys.readouterr().out
+    assert "96 trajectories in 24 groups of 4, steps 1 to 3, 3 batches" in text
+    assert "prompt: system" in text or "prompt: user" in text
+    assert main(["compare", str(folder / "rollouts"), "gdpo", keys]) == 1
+    assert "trainer.validation_data_dir" in capsys.readouterr().err
+    assert main(["compare", str(folder / "validation"), "gdpo", keys, *save]) == 0, capsys.readouterr().err
+    assert "32 trajectories in 8 groups of 4, step 3" in capsys.readouterr().out

@@ -16,6 +16,7 @@ import time
 import pytest
 
 from tests.end_to_end.run import check_estimator
+from verl_ext.cli import main
 
 pytestmark = pytest.mark.end_to_end
 TIMEOUT = 300
@@ -128,11 +129,17 @@ def step_of(path):
     return int(path.parent.name.rpartition("_")[2])
 
 
-def test_the_legacy_trainer(start):
-    run = start("run", "trainer.use_v1=False", "trainer.test_freq=2", steps=2)
+def test_the_legacy_trainer(start, tmp_path, capsys):
+    rollouts = tmp_path / "rollouts"
+    run = start("run", "trainer.use_v1=False", "trainer.test_freq=2", f"trainer.rollout_data_dir={rollouts}", steps=2)
     assert run.wait(TIMEOUT) == 0, run.tail()
     assert len(run.column("critic/score/mean")) == 2
     assert agrees(run)
+    # Its rollouts have all rewards and no uid.
+    assert main(["compare", str(rollouts), "gdpo", "algorithm.rewards.keys=[score,length]"]) == 0
+    text = capsys.readouterr().out
+    assert "64 trajectories in 16 groups of 4, steps 1 to 2, 2 batches" in text
+    assert "64 lines have no uid" in text
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from verl_ext.errors import ConfigurationError, DataError, printable
@@ -14,6 +13,7 @@ from verl_ext.report import follow
 from verl_ext.report import groups as dumped
 from verl_ext.report.curves import Groups, check_metrics, rewards
 from verl_ext.report.log import Log
+from verl_ext.report.outputs import check_outputs, write, writing
 from verl_ext.report.page import page
 from verl_ext.report.panels import Panel, of_metrics, panels
 from verl_ext.report.reader import Reader, find_log
@@ -65,7 +65,7 @@ def report(options: argparse.Namespace) -> str:
         return dumped.report([path for run in options.runs for path in named(run)[1]], top=options.top)
     if options.follow:
         return _follow(options)
-    _check_outputs(options)
+    check_outputs(plot=options.plot, html=options.html, markdown=options.markdown)
     found = read_runs(options.runs)
     if options.metrics:
         check_metrics(options.metrics, found)
@@ -79,10 +79,10 @@ def report(options: argparse.Namespace) -> str:
         _picture(found, shown, options.plot, options)
         text.append(f"picture: {printable(options.plot)}")
     if options.markdown is not None:
-        _write(options.markdown, markdown(lines) + "\n")
+        write(options.markdown, markdown(lines) + "\n")
         text.append(f"table: {printable(options.markdown)}")
     if options.html is not None:
-        _write(options.html, _page(found, shown, lines, options, len(metrics)))
+        write(options.html, _page(found, shown, lines, options, len(metrics)))
         text.append(f"page: {printable(options.html)}")
     return "\n".join(text)
 
@@ -133,30 +133,19 @@ def base(path: Path) -> str:
     return (path.resolve().parent if path.is_file() else path.resolve()).name
 
 
-def _check_outputs(options: argparse.Namespace) -> None:
-    """Raise, before the logs are read, if an output cannot be written."""
-    for option, path in (("plot", options.plot), ("html", options.html), ("markdown", options.markdown)):
-        if path is not None and path.is_dir():
-            raise ConfigurationError(f"--{option} {path} is a folder; name a file")
-    if options.plot is not None or options.html is not None:
-        from verl_ext.report.plot import check_picture
-
-        check_picture(options.plot)
-
-
 def _picture(found: Groups, shown: list[Panel], path: Path, options: argparse.Namespace) -> None:
     from verl_ext.report.plot import plot
 
-    with _writing(path):
+    with writing(path):
         plot(found, shown, path, smooth=options.smooth, heading=options.title)
 
 
 def _page(found: Groups, shown: list[Panel], lines: Rows, options: argparse.Namespace, count: int) -> str:
     beside = [metric for panel in shown[count:] for metric in panel.metrics]
-    tables = [("Rewards", lines)]
+    tables = [("Rewards", "", lines)]
     if beside:
         more = rows(found, beside, window=options.window)
-        tables.append(("Beside the rewards", [("metric", *more[0][1:]), *more[1:]]))
+        tables.append(("Beside the rewards", "", [("metric", *more[0][1:]), *more[1:]]))
     with tempfile.TemporaryDirectory() as folder:
         picture = Path(folder) / "report.png"
         _picture(found, shown, picture, options)
@@ -188,17 +177,3 @@ def _follow(options: argparse.Namespace) -> str:
         interval=options.interval,
     )
     return ""
-
-
-def _write(path: Path, text: str) -> None:
-    with _writing(path):
-        path.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error}") from error

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML file: the picture, the tables, and which runs were read."""
+"""A report as one self-contained HTML file: the picture, the tables, and notes, such as which runs were read."""
 
 from __future__ import annotations
 
@@ -18,16 +18,24 @@ _STYLE = (
 )
 
 
-def page(heading: str, picture: Path, alt: str, tables: Iterable[tuple[str, Rows]], notes: Iterable[str]) -> str:
-    """Return the HTML document."""
+def page(
+    heading: str,
+    picture: Path,
+    alt: str,
+    tables: Iterable[tuple[str, str, Rows]],
+    notes: Iterable[str],
+    *,
+    notes_title: str = "Runs",
+) -> str:
+    """Return the HTML document; a table has a caption, a paragraph or "", and its rows."""
     image = base64.b64encode(picture.read_bytes()).decode("ascii")
     body = [
         f"<h1>{_text(heading)}</h1>",
         f'<img src="data:image/png;base64,{image}" alt="{_text(alt)}">',
     ]
-    for caption, lines in tables:
-        body += [f"<h2>{_text(caption)}</h2>", _table(lines)]
-    body += ["<h2>Runs</h2>", "<ul>", *(f"<li>{_text(note)}</li>" for note in notes), "</ul>"]
+    for caption, remark, lines in tables:
+        body += [f"<h2>{_text(caption)}</h2>", *([f"<p>{_text(remark)}</p>"] if remark else []), _table(lines)]
+    body += [f"<h2>{_text(notes_title)}</h2>", "<ul>", *(f"<li>{_text(note)}</li>" for note in notes), "</ul>"]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n'

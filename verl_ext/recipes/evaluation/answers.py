@@ -63,11 +63,23 @@ def read_answers(path: Path) -> tuple[list[Answer], int]:
     return answers, torn
 
 
+def split_key(uid: object) -> tuple[str, int, int] | None:
+    """Prompt, session and part. The default trainer writes its key, `{prompt}_{session}_{part}`, as `uid`.
+
+    >>> split_key("3f2a_1_0"), split_key("3f2a")
+    (('3f2a', 1, 0), None)
+    """
+    prompt, _, session = str(uid).rpartition("_")[0].rpartition("_")
+    part = str(uid).rpartition("_")[2]
+    numbers = session.isdecimal() and part.isdecimal() and len(session) < 10 and len(part) < 10
+    return (prompt, int(session), int(part)) if numbers else None
+
+
 def _place(record: Mapping[str, Any], number: int) -> tuple[str, str, int]:
-    """Prompt, session and part. The default trainer writes its key, `{prompt}_{session}_{part}`, as `uid`."""
-    parts = str(record.get("uid", "")).rsplit("_", 2)
-    if len(parts) == 3 and parts[2].isdigit():
-        return parts[0], parts[1], int(parts[2])
+    """Prompt, session and part."""
+    key = split_key(record.get("uid", ""))
+    if key is not None:
+        return key[0], str(key[1]), key[2]
     # The legacy trainer writes no key: the same question is the same prompt.
     return json.dumps([record.get("input"), record.get("gts")]), str(number), 0
 

@@ -1,0 +1,206 @@
+"""What the command prints, draws and refuses."""
+
+from __future__ import annotations
+
+import html.parser
+import subprocess
+import sys
+
+import pytest
+
+from tests.compare import made
+from verl_ext.cli import main
+
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture
+def printed(capsys):
+    def compare(*arguments, status=0):
+        assert main(["compare", *map(str, arguments)]) == status
+        written = capsys.readouterr()
+        return written.err if status else written.out
+
+    return compare
+
+
+@pytest.fixture
+def rollouts(tmp_path):
+    return made.write(tmp_path / "rollouts", made.entries(1), made.entries(2))
+
+
+def test_every_line_fits_a_terminal_and_all_tables_are_there(printed, rollouts):
+    text = printed(rollouts, "gdpo", "dgpo", "hadw", "gdpo algorithm.gdpo.scale=mad", made.KEYS, "--top", "2")
+    assert max(map(len, text.splitlines())) <= 120
+    assert "24 trajectories in 6 groups of 4, steps 1 to 2, 2 batches" in text
+    for expected in ("dead groups", "rank correlation", "right  form", "accuracy of the prompt (acc)", "characters"):
+        assert expected in text
+    assert text.count("furthest from grpo") >= 4
+    assert "gdpo scale=mad" in text
+    assert "xxxxx" in text
+    assert "prompt: what is " in text
+
+
+def test_settings_may_come_after_options_as_with_verl(printed, rollouts):
+    before = printed(rollouts, "gdpo", made.KEYS, "--top", "0")
+    assert printed(rollouts, "--top", "0", "gdpo", made.KEYS) == before
+    assert printed(rollouts, "gdpo", "--top", "0", made.KEYS) == before
+    assert "furthest from grpo" not in before
+
+
+def test_the_picture_and_the_page(printed, rollouts, tmp_path):
+    pytest.importorskip("matplotlib")
+    hostile = [line | {"output": "<script>alert(1)</script>\x1b[31m $x$"} for line in made.entries(1)]
+    made.write(rollouts, hostile)
+    printed(rollouts, "gdpo", "dgpo", made.KEYS, "--plot", tmp_path / "a.png", "--html", tmp_path / "a.html")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "a.html").read_text()
+    assert "<script>" not in page
+    assert "\x1b" not in page
+    assert 'src="http' not in page
+    assert "&lt;script&gt;alert(1)" in page
+    html.parser.HTMLParser().feed(page)
+
+
+def test_dumps_have_no_text_and_say_whose_they_are(printed, tmp_path):
+    text = printed(made.dump(tmp_path, 1, 2), "gdpo", made.KEYS)
+    assert "the run's estimator: dgpo" in text
+    assert "length in tokens" in text
+    assert "prompt: " not in text
+    assert "answer" not in text
+
+
+def test_one_reward_only_is_said_with_the_others_that_could_be_named(printed, rollouts, tmp_path):
+    assert "right, form" in printed(rollouts, "dgpo")
+    alone = made.write(tmp_path / "alone", made.without(made.entries(), "right", "form", "acc"))
+    text = printed(alone, "dgpo", "algorithm.rewards.accuracy_threshold=2.5")
+    assert "one reward only" in text
+
+
+def test_a_score_that_is_not_the_sum_is_said(printed, rollouts, tmp_path):
+    weighted = [made.KEYS, "algorithm.rewards.weights=[2,1]"]
+    assert "score is not right + form in 33.3% of trajectories" in printed(rollouts, "dgpo", made.KEYS)
+    assert "score is not" not in printed(rollouts, "dgpo", *weighted)
+
+
+def test_without_an_accuracy_prompts_are_sorted_by_score(printed, tmp_path):
+    folder = made.write(tmp_path / "r", made.without(made.entries(), "acc"))
+    text = printed(folder, "drgrpo")
+    assert "mean score of the prompt" in text
+    assert "accuracy_key" in text
+    assert "accuracy of the prompt (right)" in printed(folder, "drgrpo", "algorithm.rewards.accuracy_key=right")
+
+
+def test_torn_lines_are_counted_and_the_rest_is_used(printed, tmp_path):
+    folder = made.write(tmp_path / "r", made.entries())
+    with (folder / "1.jsonl").open("a") as file:
+        file.write('[1]\n\n{"input": "x", "outp')
+    text = printed(folder, "dgpo")
+    assert "2 unreadable line(s) left out" in text
+    assert "12 trajectories" in text
+
+
+def test_no_uid_no_step_and_rewards_that_are_missing_are_said(printed, tmp_path):
+    lines = made.without(made.entries(), "uid", "step")
+    lines[3] = lines[3] | {"right": None}
+    del lines[5]["form"]
+    text = printed(made.write(tmp_path / "r", lines, name="7"), "gdpo", made.KEYS)
+    assert "12 lines have no uid" in text
+    assert "12 lines have no step" in text
+    assert "step 7" in text
+    assert "right is missing from 1 of 12 lines" in text
+    assert "form is missing from 1 of 12 lines" in text
+    (tmp_path / "s").mkdir()
+    assert "step 0" in printed(made.write(tmp_path / "s", lines, name="all"), "gdpo", made.KEYS)
+
+
+def test_prompts_with_one_answer_are_said(printed, tmp_path):
+    single = [line for row, line in enumerate(made.entries()) if row % 4 == 0 or row > 7]
+    text = printed(made.write(tmp_path / "r", single), "dgpo")
+    assert "groups of 1 to 4" in text
+    assert "2 of 3 groups have one trajectory" in text
+
+
+REFUSED = {
+    "no variant": ([], "gdpo"),
+    "only settings": ([made.KEYS], "dgpo"),
+    "an unknown estimator": (["gdop"], "did you mean 'gdpo'"),
+    "an unknown reward": (["gdpo", "algorithm.rewards.keys=[rihgt,form]"], "did you mean 'right'"),
+    "a reward that is text": (["gdpo", "algorithm.rewards.keys=[right,gts]"], "is not a number"),
+    "no keys for gdpo": (["gdpo"], "'right', 'form'"),
+    "an unknown setting": (["gdpo algorithm.gdpo.scael=mad", made.KEYS], "scael"),
+    "a setting of none of them": (["dgpo", "algorithm.gdpo.scale=mad"], "algorithm.gdpo.scale=mad"),
+    "a setting of another one": (["gdpo algorithm.dgpo.dqw=False", "dgpo", made.KEYS], "algorithm.dgpo.dqw=False"),
+    "a dump": (["dgpo", "algorithm.verl_ext.dump_dir=x"], "dump_dir"),
+    "a variant given twice": (["dgpo", "dgpo"], "twice"),
+    "grpo on the score": (["grpo"], "leave it out"),
+    "a KL term": (["dgpo", "algorithm.use_kl_in_reward=True"], "use_kl_in_reward"),
+    "an unknown step": (["[weigh_and_sum,center]"], "center"),
+    "steps that need keys": (["[centre,weigh_and_sum,whiten]"], "algorithm.rewards.keys"),
+    "an accuracy out of range": (["dgpo", "algorithm.rewards.accuracy_key=score"], "accuracy_threshold"),
+    "an unknown length": (["dgpo", "--length", "tokns"], "--length tokns"),
+    "a negative top": (["dgpo", "--top", "-1"], "--top"),
+    "a picture of no kind": (["dgpo", "--plot", "a.xyz"], ".xyz"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_mistakes_are_refused_with_what_is_valid(case, printed, rollouts):
+    arguments, expected = REFUSED[case]
+    assert expected in printed(rollouts, *arguments, status=1)
+
+
+def broken(**changes):
+    return [line | changes for line in made.entries()]
+
+
+FILES = {
+    "no score": (made.without(made.entries(), "score"), "'right'"),
+    "a metrics log": ([{"step": 1, "data": {}}], "'data'"),
+    "a step that is none": (broken(step="one"), "'one'"),
+    "neither uid nor input": (made.without(made.entries(), "uid", "input"), "'gts'"),
+    "a reward that is text": (broken(right="yes"), "'yes'"),
+    "a huge reward": (broken(right=1e31), "p0-1"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_files_that_are_no_rollouts_are_refused(case, printed, tmp_path):
+    lines, expected = FILES[case]
+    error = printed(made.write(tmp_path / "r", lines, name="1"), "gdpo", made.KEYS, status=1)
+    assert expected in error
+
+
+def test_the_score_alone_says_which_files_have_the_rewards(printed, tmp_path):
+    folder = made.write(tmp_path / "r", made.without(made.entries(), "right", "form", "acc"))
+    error = printed(folder, "gdpo", made.KEYS, status=1)
+    for name in ("trainer.validation_data_dir", "algorithm.verl_ext.dump_dir", "'score'"):
+        assert name in error
+
+
+def test_a_folder_without_rollouts_or_with_two_kinds_or_with_torn_lines_alone(printed, tmp_path):
+    assert "*.jsonl" in printed(tmp_path, "dgpo", status=1)
+    assert "does not exist" in printed(tmp_path / "none", "dgpo", status=1)
+    (tmp_path / "1.jsonl").write_text('{"inp')
+    assert "1 unreadable line" in printed(tmp_path, "dgpo", status=1)
+    (tmp_path / "1.jsonl").write_text("")
+    assert "1.jsonl" in printed(tmp_path, "dgpo", status=1)
+    made.dump(tmp_path, 1)
+    assert "folder of its own" in printed(tmp_path, "dgpo", status=1)
+    assert "--length" in printed(tmp_path / "advantages-00000001-000.parquet", "dgpo", "--length", "n", status=1)
+
+
+def test_an_own_step_that_fails_is_named(printed, rollouts):
+    error = printed(rollouts, "[weigh_and_sum,tests.integration.own_steps:Broken]", status=1)
+    assert "Broken" in error
+
+
+def test_nothing_of_verl_is_imported(rollouts):
+    program = (
+        "import sys; from verl_ext.cli import main; main(sys.argv[1:]); "
+        "print('LOADED', {'verl', 'ray', 'torch', 'matplotlib'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "compare", rollouts, "dgpo"], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines()[-1] == "LOADED set()", done.stdout + done.stderr

@@ -1,0 +1,36 @@
+"""Where a command writes its files: checked before the work begins, with clear errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from verl_ext.errors import ConfigurationError
+
+
+def check_outputs(*, plot: Path | None, html: Path | None, **others: Path | None) -> None:
+    """Raise if an output cannot be written; the names are those of the options."""
+    for option, path in (("plot", plot), ("html", html), *others.items()):
+        if path is not None and path.is_dir():
+            raise ConfigurationError(f"--{option} {path} is a folder; name a file")
+    if plot is not None or html is not None:
+        from verl_ext.report.plot import check_picture
+
+        check_picture(plot)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file."""
+    with writing(path):
+        path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Make the folder of a file; turn an error of the file system in the block into one that names the file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error}") from error
