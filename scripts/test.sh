@@ -60,8 +60,8 @@ if [ ! -d "$OLD/verl" ]; then
 fi
 echo "== verl $OLDEST"
 # Without the files that compose many configurations of our own, in which verl's version makes no difference.
-scripts/test_against.sh "$OLD" --python .venv/bin/python -- --ignore=tests/integration/test_every_setting.py \
-    --ignore=tests/integration/test_preset_conflicts.py --ignore=tests/integration/test_third_party.py
+scripts/test_against.sh "$OLD" --python .venv/bin/python -- --ignore=tests/integration/config/test_every_setting.py \
+    --ignore=tests/integration/config/test_preset_conflicts.py --ignore=tests/integration/test_third_party.py
 
 OLDEST_NUMPY=1.26.0 # of the requirements in pyproject.toml
 OLD=.venv/numpy-$OLDEST_NUMPY
