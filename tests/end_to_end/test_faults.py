@@ -31,12 +31,12 @@ def storm():
     return module
 
 
-@pytest.mark.parametrize("kind", ["task runner", "FSDP worker", "rollout server", "reward worker"])
+@pytest.mark.parametrize("kind", ["driver", "task runner", "FSDP worker", "rollout server", "reward worker"])
 def test_a_killed_worker_ends_the_run_which_can_be_resumed(start, storm, kind):
     run = start("run", *HADW, steps=500, configuration="[cpu,hadw]")
     run.wait_for_step(2, TIMEOUT)
     os.kill(storm.target(run, kind), signal.SIGKILL)
-    assert run.wait(END_OF_VERL) == 1
+    assert run.wait(END_OF_VERL) == (-signal.SIGKILL if kind == "driver" else 1)
     assert run.left_behind(patience=30) == []
     kept = latest(run)
     assert kept >= 1

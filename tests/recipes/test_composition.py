@@ -438,12 +438,19 @@ def test_kl_in_the_reward_of_gdpo_is_refused() -> None:
         check_run(composed("tool_calling", KL_IN_REWARD="True"))
 
 
-@pytest.mark.parametrize("arguments", [("--cfg", "job"), ("--cfg=job",), ("-c", "job")])
-def test_the_launcher_itself_shows_its_configuration(arguments: tuple[str, ...], tmp_path: Any) -> None:
+def test_the_launcher_itself_shows_its_configuration(tmp_path: Any) -> None:
     """Through bash and verl's own entry point, as a user does; no data are needed and nothing is written."""
-    done = launchers.run("tool_calling", *arguments, ALGORITHM="drgrpo", OUTPUT_DIR=str(tmp_path / "run"))
+    done = launchers.run("tool_calling", "--cfg", "job", ALGORITHM="drgrpo", OUTPUT_DIR=str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     config = yaml.safe_load(done.stdout)
     assert config["algorithm"]["adv_estimator"] == "drgrpo"
     assert config["actor_rollout_ref"]["actor"]["loss_agg_mode"] == "seq-mean-token-sum-norm"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("arguments", [("--cfg=job",), ("-c", "job")])
+def test_other_forms_of_that_option_need_no_data_and_write_nothing(arguments: tuple[str, ...], tmp_path: Any) -> None:
+    done = launchers.run("tool_calling", *arguments, PYTHON="echo", OUTPUT_DIR=str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(" ".join(arguments) + "\n")
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""`python -m verl_ext doctor`, in new interpreters as a user starts it."""
+"""`verl-ext doctor`, in interpreters that have not seen verl; `tests/test_distribution.py` starts a new one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ from verl_ext.integration.compat.versions import TESTED
 
 
 def doctor(before: str = "", **environment: str) -> tuple[int, str]:
-    """Exit status and output; `before` runs first, in the same interpreter, which without it is a new one."""
-    given = {**os.environ, **environment}
-    if not before:
-        done = fresh.run("verl_ext", "doctor", module=True, new=True, environment=given)
-        return done.returncode, done.stdout
+    """Exit status and output; `before` runs first, in the same interpreter."""
     code = f"{textwrap.dedent(before)}\nfrom verl_ext.cli import main\nraise SystemExit(main(['doctor']))"
-    done = fresh.run(code, environment=given)
+    done = fresh.run(code, environment={**os.environ, **environment})
     return done.returncode, done.stdout
 
 

@@ -49,10 +49,10 @@ class Told:
     err: str
 
 
-def story(*parts: str, new: bool = False, **environment: str) -> Told:
+def story(*parts: str, **environment: str) -> Told:
     """Run the parts in an interpreter that has not seen verl, which must end well."""
     code = PRELUDE + "\n".join(textwrap.dedent(part) for part in parts)
-    done = fresh.run(code, new=new, environment=os.environ | environment)
+    done = fresh.run(code, environment=os.environ | environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return Told(done.stdout, done.stderr)
 
@@ -81,8 +81,7 @@ def test_import_verl_registers_all_four_and_keeps_what_it_replaced() -> None:
             assert function.__module__ == "verl_ext.integration.advantage.registry", name
             print(name, getattr(function.replaced, "__qualname__", None))
         assert core_algos.get_adv_estimator_fn(core_algos.AdvantageEstimator.GDPO) is registry["gdpo"]
-        """,
-        new=True,
+        """
     )
     assert told.out.split("\n")[:4] == [
         "dgpo None",

@@ -224,11 +224,11 @@ def test_a_setting_shows_or_is_said_to_have_no_effect(run, plain, tmp_path, capl
     for path, values in OTHER.items():
         section, name = path.split(".")
         given = [value for value in values if value != RUNS[run].get(section, {}).get(name)]
-        found = [
+        found = (
             Shown(moved(RUNS[run], path, value), plain, tmp_path / path / str(at), caplog, monkeypatch)
             for at, value in enumerate(given)
-        ]
-        if found and not any(one.differs(before) for one in found):
+        )
+        if given and not any(one.differs(before) for one in found):
             idle.append(path)
     if before.refused:
         assert "drgrpo.check_loss" not in idle

@@ -386,30 +386,29 @@ checkpoint.save({str(tmp_path)!r}, run, step=2)
     assert found.states == state(2).states
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
-def test_a_full_disk_stops_the_run_before_verl_marks_the_checkpoint(
-    pipeline: Pipeline, tmp_path: Path, call: str
-) -> None:
+@pytest.mark.parametrize("call", ["pathlib.Path.write_text", "os.fsync", "os.replace"])
+def test_a_disk_that_is_full_leaves_the_old_state_whichever_call_finds_out(tmp_path: Path, call: str) -> None:
+    checkpoint.save(tmp_path, state(2), step=1)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    original: Any = {"write": Path.write_text, "fsync": os.fsync, "replace": os.replace}[call]
-    saves = []
+    with mock.patch(call, side_effect=full), pytest.raises(CheckpointError, match=f"of step 2 .*{tmp_path}.*No space"):
+        checkpoint.save(tmp_path, state(3), step=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["verl_ext.json"]
+    found = RunState()
+    assert checkpoint.load(tmp_path, found, step=1) is True
+    assert found.states == state(2).states
 
-    def fail_the_second_time(*args: Any, **kwargs: Any) -> Any:
-        if call == "write" and checkpoint.FILE not in args[0].name:  # the lock of the folder, for one
-            return original(*args, **kwargs)
+
+def test_a_full_disk_stops_the_run_before_verl_marks_the_checkpoint(pipeline: Pipeline, tmp_path: Path) -> None:
+    replace, saves = os.replace, []
+
+    def fail_the_second_time(*args: Any) -> None:
         saves.append(args)
-        # The folder is synced as well.
-        if len(saves) > (2 if call == "fsync" else 1):
-            raise full
-        return original(*args, **kwargs)
+        if len(saves) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(*args)
 
-    where = {
-        "write": "verl_ext.integration.trainers.checkpoint.Path.write_text",
-        "fsync": "verl_ext.files.os.fsync",
-        "replace": "verl_ext.files.os.replace",
-    }[call]
     with (
-        mock.patch(where, fail_the_second_time),
+        mock.patch("verl_ext.files.os.replace", fail_the_second_time),
         pytest.raises(
             CheckpointError, match=f"of step 2 cannot be saved to {tmp_path}/global_step_2/verl_ext.json: .*No space"
         ),

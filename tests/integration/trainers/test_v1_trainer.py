@@ -105,7 +105,7 @@ def assert_same(update: Update, padded: torch.Tensor) -> None:
 @pytest.mark.parametrize("case", WORKED)
 def test_the_worked_example_comes_out_of_the_trainer(pipeline: Pipeline, case: str, padding: bool) -> None:
     scene, overrides, expected = WORKED[case]
-    (update,) = pipeline.run(scene, *overrides, *([PADDED[scene]] if padding else [])).updates
+    (update,) = pipeline.shared(scene, *overrides, *([PADDED[scene]] if padding else [])).updates
     assert sum(update.padding) == (4 if padding else 0)
     assert update.by_answer() == pytest.approx(expected, abs=1e-5)
     for row, is_padding in enumerate(update.padding):
@@ -114,7 +114,7 @@ def test_the_worked_example_comes_out_of_the_trainer(pipeline: Pipeline, case: s
 
 
 def test_padding_rows_hold_the_first_row_s_rewards_and_are_told_by_their_tag_alone(pipeline: Pipeline) -> None:
-    update = pipeline.run("worked", *DRGRPO, PADDED["worked"]).updates[0]
+    update = pipeline.shared("worked", *DRGRPO, PADDED["worked"]).updates[0]
     infos = components(update)
     pads = [infos[row] for row, is_padding in enumerate(update.padding) if is_padding]
     assert len(pads) == 4
@@ -123,15 +123,16 @@ def test_padding_rows_hold_the_first_row_s_rewards_and_are_told_by_their_tag_alo
 
 def test_rows_are_not_in_the_order_of_the_dataset(pipeline: Pipeline) -> None:
     """Or the tests above would not show that rows are grouped by uid."""
-    update = pipeline.run("worked", *DRGRPO).updates[0]
-    assert update.prompts != sorted(update.prompts)
+    update = pipeline.shared("worked", *DRGRPO, PADDED["worked"]).updates[0]
+    prompts = [update.prompts[row] for row in update.rows()]
+    assert prompts != sorted(prompts)
 
 
 @pytest.mark.parametrize("algorithm", [(*DRGRPO, ACC), GDPO, (*HADW, ACC)], ids=["drgrpo", "gdpo", "hadw"])
 def test_several_outputs_of_a_session_count_once_and_share_its_advantage(
     pipeline: Pipeline, algorithm: tuple[str, ...]
 ) -> None:
-    (one,) = pipeline.run("worked", *algorithm).updates
+    (one,) = pipeline.shared("worked", *algorithm, PADDED["worked"]).updates
     (several,) = pipeline.run("several", *algorithm, PADDED["worked"]).updates
     # As many drafts as the answer's length modulo 3: [1201 | 2220 | 0001] by the lengths [4231 | 2253 | 3331].
     drafts = several.rows(drafts=True)
@@ -180,7 +181,7 @@ def test_an_asynchronous_step_of_two_updates_is_two_ticks(pipeline: Pipeline) ->
 
 
 def test_the_step_s_metrics_hold_each_reward_and_the_advantages(pipeline: Pipeline) -> None:
-    metrics = pipeline.run("worked", *GDPO, PADDED["worked"]).metrics[1]
+    metrics = pipeline.shared("worked", *GDPO, PADDED["worked"]).metrics[1]
     expected = {
         "reward/acc/mean": 4 / 12,
         "reward/acc/std": (4 / 12 * 8 / 12) ** 0.5,
@@ -204,22 +205,20 @@ def test_the_names_are_registered_where_verl_computes_rewards_and_answers(pipeli
     assert in_agent_loop == [list(REGISTERED)] * 12
 
 
-@pytest.mark.parametrize("padding", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize(
     "algorithm",
     [(*DRGRPO, ACC), DRGRPO, DGPO, (*DGPO, ACC), GDPO, (*GDPO, "+algorithm.gdpo.whiten=token"), (*HADW, ACC)],
     ids=["drgrpo", "drgrpo-score", "dgpo", "dgpo-keys", "gdpo", "gdpo-token", "hadw"],
 )
 def test_the_legacy_trainer_and_a_direct_call_give_the_same_numbers(
-    pipeline: Pipeline, algorithm: tuple[str, ...], padding: bool
+    pipeline: Pipeline, algorithm: tuple[str, ...]
 ) -> None:
     from verl.trainer.ppo import core_algos, ray_trainer
 
     import verl_ext
 
-    extra = [PADDED["worked"]] if padding else []
-    (update,) = pipeline.run("worked", *algorithm, *extra).updates
-    config = pipeline.config("worked", *algorithm, *extra)
+    result = pipeline.shared("worked", *algorithm, PADDED["worked"])
+    (update,), config = result.updates, result.trainer.config
     name = config.algorithm.adv_estimator
     with verl_ext.use_run_state(verl_ext.RunState()):
         data = ray_trainer.compute_advantage(as_batch(update, config), adv_estimator=name, config=config.algorithm)
@@ -249,7 +248,7 @@ def test_token_scores_stand_on_the_last_token_of_each_response(pipeline: Pipelin
 
 
 def test_without_token_scores_no_such_field_is_written(pipeline: Pipeline) -> None:
-    (update,) = pipeline.run("worked", *GDPO).updates
+    (update,) = pipeline.shared("worked", *GDPO, PADDED["worked"]).updates
     assert not [name for name in list(update.data.keys()) if name.startswith("token_level_scores")]
 
 
@@ -399,8 +398,7 @@ def test_kl_in_reward_leaves_the_accuracy_alone(pipeline: Pipeline, algorithm: t
     import verl_ext
 
     result = pipeline.run("worked", *algorithm, *KL)
-    (update,) = result.updates
-    config = pipeline.config("worked", *algorithm, *KL)
+    (update,), config = result.updates, result.trainer.config
     with verl_ext.use_run_state(verl_ext.RunState()):
         data = ray_trainer.compute_advantage(
             as_batch(update, config), adv_estimator=config.algorithm.adv_estimator, config=config.algorithm
