@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.run import MARK, check_estimator, processes_of
+from tests.end_to_end.run import MARK, check_estimator, end_all, metrics_of
 from tests.recipes.launchers import RECIPES, environment
 from verl_ext.cpu.tiny.make import Recipe, make
 from verl_ext.cpu.tiny.task import Example, Task
@@ -65,11 +62,7 @@ class Done:
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
-        steps: dict[int, dict[str, float]] = {}
-        with (self.folder / "metrics.jsonl").open() as lines:
-            for record in map(json.loads, lines):
-                steps.setdefault(record["step"], {}).update(record["data"])
-        return steps
+        return metrics_of(self.folder / "metrics.jsonl")
 
 
 @pytest.fixture
@@ -94,11 +87,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Done]]:
         return Done(folder, output)
 
     yield run
-    deadline = time.monotonic() + 15
-    while (left := processes_of(mark)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
+    left = end_all(mark)
     shutil.rmtree(scratch, ignore_errors=True)
     assert left == []
 

@@ -129,4 +129,4 @@ def test_the_question_is_sent_whole() -> None:
     finally:
         sys.modules.update(hidden)
     assert str(found["verl_ext failed"]).startswith("ModuleNotFoundError")
-    assert "verl_ext cannot be imported" in str(nodes.trouble(found, nodes.versions()))
+    assert "verl_ext cannot be imported" in str(nodes.trouble(found, nodes.question()()))

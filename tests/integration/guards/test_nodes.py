@@ -73,7 +73,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setattr(ray, "get_runtime_context", lambda: found)
     monkeypatch.setattr(nodes, "ask", found.ask)
     monkeypatch.setattr(nodes, "workers_have_our_environment", lambda: found.started_here)
-    monkeypatch.setattr(nodes, "versions", lambda: EXPECTED)
+    monkeypatch.setattr(nodes, "question", lambda: lambda: EXPECTED)
     monkeypatch.setattr(nodes, "_asked", set())
     return found
 
@@ -240,7 +240,7 @@ def test_the_answer_of_this_process_is_what_it_expects() -> None:
     found = nodes.question()()
     assert found["verl_ext"] == verl_ext.__version__
     assert found["verl"] == verl.__version__
-    assert nodes.trouble(found, nodes.versions()) is None
+    assert nodes.trouble(found, found) is None
 
 
 @pytest.mark.parametrize("policy", [None, "", "auto", "none", "other"])
@@ -270,7 +270,7 @@ def test_a_copy_that_is_not_installed_is_the_same_version_and_the_same_code(tmp_
         check=True,
     )
     assert told.stdout.split() == [verl_ext.__version__, str(copy / "__init__.py")]
-    assert code_in(str(copy)) == nodes.versions()[nodes.CODE] == code_in(str(home))
+    assert code_in(str(copy)) == nodes.question()()[nodes.CODE] == code_in(str(home))
     (copy / "notes.txt").write_text("no code")
     assert code_in(str(copy)) == code_in(str(home))
     seen = {code_in(str(home))}

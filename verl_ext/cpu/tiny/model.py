@@ -17,7 +17,7 @@ IGNORED = -100
 
 
 def make_model(tokenizer: Any, *, seed: int, **changes: Any) -> Any:
-    """Three layers, head_dim 32 for vLLM's attention on the CPU, and exactly the tokenizer's vocabulary, but for changes."""
+    """Three layers, head_dim 32 for vLLM's attention on the CPU, the tokenizer's vocabulary; or with changes."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)
