@@ -40,6 +40,7 @@ def test_a_list_with_a_step_of_one_s_own(start, tmp_path):
         f"+algorithm.compose.steps=[{steps}]",
         "+algorithm.rewards.accuracy_threshold=0",
         "trainer.save_freq=1",
+        "trainer.max_actor_ckpt_to_keep=1",
     )
     run = start("run", *arguments, steps=2, env={"PYTHONPATH": path})
     assert run.wait(TIMEOUT) == 0, run.tail()
@@ -50,6 +51,10 @@ def test_a_list_with_a_step_of_one_s_own(start, tmp_path):
     assert run.column("shrink/pid")[0] != run.process.pid  # the task runner's, not the driver's
     saved = json.loads((run.folder / "checkpoints/global_step_2/verl_ext.json").read_text())
     assert saved["estimators"] == {"compose": {"shrink": {"batches": 2}}}
+    # verl keeps the actor's last checkpoint only; our small file stays where it was written.
+    assert [path.name for path in (run.folder / "checkpoints/global_step_1").iterdir() if path.name != "data.pt"] == [
+        "verl_ext.json"
+    ]
     resumed = start("run", *arguments, "trainer.resume_mode=auto", steps=3, env={"PYTHONPATH": path})
     assert resumed.wait(TIMEOUT) == 0, resumed.tail()
     assert resumed.column("shrink/batches") == [3]
