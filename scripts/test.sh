@@ -25,6 +25,9 @@ source scripts/environment.sh
 make_environment .venv cpu,dev scripts/constraints.txt
 export PATH="$PWD/.venv/bin:$PATH"
 
+# Two processes share two cores: more threads in each would wait for one another.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
 if [ "$LEVEL" = only ]; then
     exec python -m pytest "$@"
 fi
