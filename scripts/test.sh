@@ -25,9 +25,6 @@ source scripts/environment.sh
 make_environment .venv cpu,dev scripts/constraints.txt
 export PATH="$PWD/.venv/bin:$PATH"
 
-# Two processes share two cores: more threads in each would wait for one another.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-
 if [ "$LEVEL" = only ]; then
     exec python -m pytest "$@"
 fi
@@ -52,6 +49,8 @@ wait "$TYPES"
 echo "== unit tests, verl $(python -c 'from importlib.metadata import version; print(version("verl"))')"
 # Keep the tests of a file together: many share one Ray.
 SHARE=(-n 2 --dist loadfile)
+# Two processes share the cores: more threads in each would wait for one another.
+export OMP_NUM_THREADS=1
 python -m pytest "${SHARE[@]}" -m "not slow and not end_to_end"
 
 OLDEST=$(python -c 'from verl_ext.integration.compat.versions import OLDEST; print(OLDEST)')
@@ -78,6 +77,7 @@ TORCH=none NUMPY=newest scripts/test_pure.sh
 if [ "$LEVEL" = fast ]; then
     exit 0
 fi
+unset OMP_NUM_THREADS
 echo "== the real pipeline on the CPU"
 # Two at once, because a run mostly waits, for its processes to start. One by one in order, the longest first.
 python -m pytest -n 2 --dist load --maxschedchunk 1 -m "end_to_end and not slow" --durations=20 tests/end_to_end
