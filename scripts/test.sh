@@ -38,7 +38,7 @@ if [ "$LEVEL" = quick ]; then
     if ((${#CHANGED[@]})); then mypy --follow-imports=silent "${CHANGED[@]}"; fi
     echo "== the pure parts"
     exec python -m pytest -q -n 2 --dist loadfile tests/core tests/estimators/test_worked_example.py \
-        tests/estimators/test_compose.py tests/estimators/test_compositions.py tests/test_settings.py tests/test_imports.py
+        tests/estimators/test_compos*.py tests/estimators/test_own_steps.py tests/test_settings.py tests/test_imports.py
 fi
 echo "== types and docs"
 mypy &

@@ -20,7 +20,7 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from tests.integration.configs import compose
-from tests.integration.trainers.test_legacy_trainers import data_of
+from tests.integration.trainers.legacy_runs import data_of
 from verl_ext.errors import VerlExtError
 from verl_ext.estimators.compose import STEPS
 from verl_ext.integration.guards import guard
