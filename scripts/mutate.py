@@ -51,6 +51,7 @@ ALL = (
     "tests/estimators/test_compositions.py",
     "tests/estimators/test_components.py",
     "tests/estimators/test_compose.py",
+    "tests/estimators/test_own_steps.py",
     "tests/estimators/test_accuracy_and_kl.py",
     "tests/estimators/test_direct_call.py",
     "tests/estimators/test_against_reference.py",

@@ -38,19 +38,19 @@ if [ "$LEVEL" = quick ]; then
     if ((${#CHANGED[@]})); then mypy --follow-imports=silent "${CHANGED[@]}"; fi
     echo "== the pure parts"
     exec python -m pytest -q -n 2 --dist loadfile tests/core tests/estimators/test_worked_example.py \
-        tests/estimators/test_compose.py tests/estimators/test_compositions.py tests/test_settings.py tests/test_imports.py
+        tests/estimators/test_compos*.py tests/estimators/test_own_steps.py tests/test_settings.py tests/test_imports.py
 fi
-echo "== types"
-mypy
-echo "== docs"
-python scripts/make_docs.py --check
+echo "== types and docs"
+mypy &
+TYPES=$!
 NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict --config-file docs/mkdocs.yml
-echo "== installation"
-python -m verl_ext doctor 2>/dev/null
+wait "$TYPES"
 
 echo "== unit tests, verl $(python -c 'from importlib.metadata import version; print(version("verl"))')"
 # Keep the tests of a file together: many share one Ray.
 SHARE=(-n 2 --dist loadfile)
+# Two processes share the cores: more threads in each would wait for one another.
+export OMP_NUM_THREADS=1
 python -m pytest "${SHARE[@]}" -m "not slow and not end_to_end"
 
 OLDEST=$(python -c 'from verl_ext.integration.compat.versions import OLDEST; print(OLDEST)')
@@ -59,9 +59,7 @@ if [ ! -d "$OLD/verl" ]; then
     python -m pip install --quiet --no-deps --target "$OLD" "verl==$OLDEST"
 fi
 echo "== verl $OLDEST"
-# Without the files that compose many configurations of our own, in which verl's version makes no difference.
-scripts/test_against.sh "$OLD" --python .venv/bin/python -- --ignore=tests/integration/test_every_setting.py \
-    --ignore=tests/integration/test_preset_conflicts.py --ignore=tests/integration/test_third_party.py
+scripts/test_against.sh "$OLD" --python .venv/bin/python
 
 OLDEST_NUMPY=1.26.0 # of the requirements in pyproject.toml
 OLD=.venv/numpy-$OLDEST_NUMPY
@@ -70,29 +68,26 @@ if [ ! -d "$OLD/numpy" ]; then
 fi
 echo "== the core and the estimators, numpy $OLDEST_NUMPY"
 # Without verl, whose pandas needs a newer numpy.
-PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest -k "not verl_combines" tests/core tests/test_settings.py \
+PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest "${SHARE[@]}" -k "not verl_combines" tests/core tests/test_settings.py \
     tests/estimators/test_worked_example.py tests/estimators/test_compositions.py
 
 echo "== the core and the estimators, without torch, on other Pythons"
 TORCH=none NUMPY=newest scripts/test_pure.sh
 
-BFCL=.venv/bfcl
-bfcl_environment() { # PACKAGES: install them in the versions that the recipe pins
-    [ -x "$BFCL/bin/pip" ] || python -m venv "$BFCL"
-    "$BFCL/bin/pip" install --quiet --disable-pip-version-check -c recipes/tool_calling/bfcl/constraints.txt "$@"
-}
-echo "== the template of the BFCL evaluation, in its environment"
-bfcl_environment numpy pyarrow
-BFCL_PYTHON=$BFCL/bin/python python -m pytest -k template_is_taken tests/recipes/test_bfcl.py
-
 if [ "$LEVEL" = fast ]; then
     exit 0
 fi
+unset OMP_NUM_THREADS
 echo "== the real pipeline on the CPU"
 # Two at once, because a run mostly waits, for its processes to start. One by one in order, the longest first.
 python -m pytest -n 2 --dist load --maxschedchunk 1 -m "end_to_end and not slow" --durations=20 tests/end_to_end
 if [ "$LEVEL" = slow ]; then
     echo "== slow tests"
-    bfcl_environment bfcl-eval soundfile transformers pyarrow
-    BFCL_PYTHON=$BFCL/bin/python python -m pytest -m slow --durations=0
+    BFCL=.venv/bfcl
+    [ -x "$BFCL/bin/pip" ] || python -m venv "$BFCL"
+    "$BFCL/bin/pip" install --quiet --disable-pip-version-check -c recipes/tool_calling/bfcl/constraints.txt \
+        bfcl-eval soundfile transformers pyarrow
+    export BFCL_PYTHON=$BFCL/bin/python
+    python -m pytest -k template_is_taken tests/recipes/test_bfcl.py
+    python -m pytest -m slow --durations=0
 fi

@@ -44,11 +44,23 @@ if ((!$#)); then
     done
 fi
 
-for python in ${PYTHONS[@]+"${PYTHONS[@]}"}; do
-    rm -rf "$scratch/venv"
-    "$python" -m venv "$scratch/venv"
-    "$scratch/venv/bin/pip" install --quiet --disable-pip-version-check "${PACKAGES[@]}"
-    "$scratch/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -e .
-    echo "== $("$python" --version), torch $TORCH, numpy $("$scratch/venv/bin/python" -c 'import numpy; print(numpy.__version__)')"
-    "$scratch/venv/bin/python" -m pytest -q -k "not verl_combines" "${TESTS[@]}"
+test_with() { # PYTHON, FOLDER for its environment
+    "$1" -m venv "$2"
+    "$2/bin/pip" install --quiet --disable-pip-version-check "${PACKAGES[@]}"
+    "$2/bin/pip" install --quiet --disable-pip-version-check --no-deps -e .
+    echo "== $("$1" --version), torch $TORCH, numpy $("$2/bin/python" -c 'import numpy; print(numpy.__version__)')"
+    "$2/bin/python" -m pytest -q -p no:cacheprovider -k "not verl_combines" "${TESTS[@]}"
+}
+
+# All at once; what each prints is shown together.
+jobs=()
+for number in "${!PYTHONS[@]}"; do
+    (set -e; test_with "${PYTHONS[number]}" "$scratch/$number") >"$scratch/$number.log" 2>&1 &
+    jobs+=($!)
 done
+status=0
+for number in "${!jobs[@]}"; do
+    wait "${jobs[number]}" || status=1
+    cat "$scratch/$number.log"
+done
+exit $status

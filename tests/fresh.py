@@ -2,7 +2,7 @@
 
 One process imports what verl imports from elsewhere (torch, transformers, Ray and so on, half of a test's time) and
 forks for each program. Unlike a new interpreter's, these libraries have been imported, each with its submodules, and
-have read the environment; `new=True` starts a new one.
+have read the environment.
 """
 
 from __future__ import annotations
@@ -43,35 +43,24 @@ LIBRARIES = (
 WAITED_FOR = ("hydra", "verl", "verl_ext")
 """What the package's hooks wait for: no library may bring it."""
 READ_AT_IMPORT = ("HF_", "MKL_", "NUMEXPR_", "OMP_", "PYTHON", "RAY_", "TORCH")
-"""Of the environment; a program that is given another value needs a new interpreter."""
+"""Of the environment; a program cannot be given another value."""
 READ_AT_START = ("PYTHONHASHSEED", "PYTHONPATH")
-"""The same, where this process has come to another value too."""
+"""The same, where the test's process has come to another value after the start of the one that forks."""
 
 
 def run(
     code: str,
     *arguments: str,
     module: bool = False,
-    new: bool = False,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
     timeout: float = 120,
 ) -> subprocess.CompletedProcess[str]:
     """What `python -c CODE` (or with `module` `python -m CODE`) does in this environment (or the one given)."""
     given = dict(os.environ if environment is None else environment)
-    if new:
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", "-m" if module else "-c", code, *arguments],
-            cwd=folder,
-            env=given,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
     for name in sorted(os.environ.keys() | given.keys()):
         if name.startswith(READ_AT_IMPORT) and given.get(name) != os.environ.get(name):
-            raise ValueError(f"{name} is {os.environ.get(name)!r} here, and {given.get(name)!r} given: needs new=True")
+            raise ValueError(f"{name} is {os.environ.get(name)!r} here, and {given.get(name)!r} given")
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         request = {
             "code": code,
@@ -128,7 +117,7 @@ def _become(request: dict[str, Any], old: Mapping[str, str], added: Mapping[str,
     new = request["environment"]
     for name in READ_AT_START:
         if new.get(name) != old.get(name):
-            raise SystemExit(f"{name} was {old.get(name)!r}, and is {new.get(name)!r} now: needs new=True")
+            raise SystemExit(f"{name} was {old.get(name)!r}, and is {new.get(name)!r} now")
     os.environ.clear()
     os.environ.update(added)
     os.environ.update(new)

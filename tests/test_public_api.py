@@ -80,19 +80,18 @@ def test_the_registered_functions_are_told_apart_by_name(name):
     assert estimator_function(name).__name__ == f"compute_{name}_advantage"
 
 
-def test_importing_the_package_imports_nothing_heavy():
-    code = (
-        "import sys, verl_ext; "
-        "print([name for name in ('verl', 'ray', 'torch', 'numpy', 'omegaconf', 'hydra') if name in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert found.stdout.strip() == "[]"
-
-
-def test_the_pure_core_imports_neither_verl_nor_ray():
-    code = (
-        "import sys, verl_ext.estimators, verl_ext.core.observe, verl_ext.core.rows; "
-        "print([name for name in ('verl', 'ray', 'omegaconf', 'hydra', 'transformers') if name in sys.modules])"
-    )
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("verl_ext", ("verl", "ray", "torch", "numpy", "omegaconf", "hydra")),
+        (
+            "verl_ext.estimators, verl_ext.core.observe, verl_ext.core.rows",
+            ("verl", "ray", "omegaconf", "hydra", "transformers"),
+        ),
+    ],
+    ids=["the package", "the pure core"],
+)
+def test_importing_it_imports_nothing_heavy(modules, heavy):
+    code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.strip() == "[]"

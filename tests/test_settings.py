@@ -134,11 +134,6 @@ CHOICES = [
 ]
 
 
-def valid_of(key, wrong, valid):
-    """A base is a text, of which the list is longer where other packages bring estimators."""
-    return map(repr, valid) if key != "base" or isinstance(wrong, str) else ()
-
-
 @pytest.mark.parametrize(("section", "key", "valid"), CHOICES)
 @pytest.mark.parametrize("wrong", ["sequences", "", None, False, 1, ["token"]])
 def test_a_choice_lists_what_can_be_chosen(section, key, valid, wrong):

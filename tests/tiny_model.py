@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import string
 from pathlib import Path
 
-CHARACTERS = string.ascii_letters + string.digits + string.punctuation + " \n"
+from verl_ext.cpu.tiny import model, tokenizer
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<s>' + message['role'] + '\n' + message['content'] + '</s>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}"
@@ -14,55 +14,31 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer():
-    """One token a character, and the specials `<pad>`, `<s>`, `</s>` and `<unk>`: a Qwen2 tokenizer without merges.
-
-    transformers reads a Qwen2 model's tokenizer as a byte-level one whatever was saved, so this is one.
-    """
-    from transformers import Qwen2Tokenizer
-
-    byte_level = {" ": "\u0120", "\n": "\u010a"}
-    names = ["<pad>", "<s>", "</s>", "<unk>", *(byte_level.get(character, character) for character in CHARACTERS)]
-    tokenizer = Qwen2Tokenizer(
-        vocab={name: number for number, name in enumerate(names)},
-        merges=[],
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    """The tiny tasks' tokenizer without their words, and with roles in the prompt."""
+    made = tokenizer.make_tokenizer(common=())
+    made.chat_template = CHAT_TEMPLATE
+    return made
 
 
-def make_model(tokenizer, *, padded_vocabulary: int = 0, seed: int = 0):
-    """A 2-layer Qwen2 with head_dim 32, which vLLM's attention on the CPU can take too."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer) + padded_vocabulary,
-        hidden_size=64,
-        intermediate_size=160,
+def make_model(made, *, padded_vocabulary: int = 0, seed: int = 0):
+    """A smaller one than the tiny tasks', for that tokenizer."""
+    return model.make_model(
+        made,
+        seed=seed,
+        vocab_size=len(made) + padded_vocabulary,
         num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        intermediate_size=160,
+        initializer_range=0.02,
     )
-    return Qwen2ForCausalLM(config)
 
 
 def write(folder: Path, *, padded_vocabulary: int = 0, rows: int = 64) -> Path:
     """Model, tokenizer, and a training and a validation set of short prompts under `folder`."""
     import pandas
 
-    tokenizer = make_tokenizer()
-    make_model(tokenizer, padded_vocabulary=padded_vocabulary).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    made = make_tokenizer()
+    make_model(made, padded_vocabulary=padded_vocabulary).save_pretrained(folder / "model")
+    made.save_pretrained(folder / "model")
     for name, count in (("train", rows), ("val", 8)):
         pandas.DataFrame(
             [

@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import verl.trainer
-from hydra import compose, initialize_config_dir
 
 from tests import tiny_model
+from tests.integration.configs import compose
+from tests.integration.test_driver import main_ppo
 from verl_ext.cpu import checks
 from verl_ext.errors import ConfigurationError
-
-CONFIG_FOLDER = str(Path(verl.trainer.__file__).parent / "config")
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +16,8 @@ def nothing_asked(monkeypatch):
 
 
 def configuration(*overrides, group="cpu"):
-    with initialize_config_dir(config_dir=CONFIG_FOLDER, version_base=None):
-        groups = [f"+verl_ext={group}"] if group else []
-        return compose("ppo_trainer", [*groups, "algorithm.adv_estimator=grpo", *overrides])
+    groups = [f"+verl_ext={group}"] if group else []
+    return compose(*groups, "algorithm.adv_estimator=grpo", *overrides)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +148,19 @@ def test_too_few_cpus_for_a_rollout_of_its_own_processes():
 def test_a_checkpoint_engine_for_gpus_is_refused(group):
     with pytest.raises(ConfigurationError, match=r"backend is 'nccl'.*set .*backend=socket"):
         checks.check(configuration("actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", group=group))
+
+
+def test_the_driver_stops_before_ray_starts(tmp_path):
+    done = main_ppo(
+        tmp_path,
+        "+verl_ext=cpu",
+        "algorithm.adv_estimator=grpo",
+        "ray_kwargs.ray_init.num_cpus=2",
+        f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray",
+    )
+    assert done.returncode == 1
+    assert "set ray_kwargs.ray_init.num_cpus=6" in done.stderr
+    assert not (tmp_path / "ray").exists()
 
 
 def test_every_problem_is_named_at_once():

@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,27 @@ def processes_of(mark: str) -> list[int]:
     return found
 
 
+def end_all(mark: str, patience: float = 15.0) -> list[int]:
+    """The processes with the mark that are still there after a while; they are killed."""
+    deadline = time.monotonic() + patience
+    while (left := processes_of(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return left
+
+
+def metrics_of(path: Path) -> dict[int, dict[str, float]]:
+    """Step to metrics, from verl's file logger; a step logged twice keeps its last values."""
+    steps: dict[int, dict[str, float]] = {}
+    if path.exists():
+        with path.open() as lines:
+            for record in map(json.loads, lines):
+                steps.setdefault(record["step"], {}).update(record["data"])
+    return steps
+
+
 def check_estimator(name: str, metrics: Mapping[int, Mapping[str, float]], steps: Iterable[int]) -> None:
     """The estimator trained in each of the steps, and logged what is its own."""
     for step in steps:
@@ -70,14 +92,7 @@ class Run:
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
-        """Step to metrics, from verl's file logger; a step logged twice keeps its last values."""
-        path = self.folder / "metrics.jsonl"
-        steps: dict[int, dict[str, float]] = {}
-        if path.exists():
-            with path.open() as lines:
-                for record in map(json.loads, lines):
-                    steps.setdefault(record["step"], {}).update(record["data"])
-        return steps
+        return metrics_of(self.folder / "metrics.jsonl")
 
     def column(self, name: str) -> list[float]:
         """A metric's values by step, where it was logged."""

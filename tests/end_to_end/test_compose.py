@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-pytestmark = pytest.mark.end_to_end
+pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 TIMEOUT = 300
 KEYS = "+algorithm.rewards.keys=[score,length]"
 OWN = """
@@ -30,7 +30,6 @@ OWN = """
 """
 
 
-@pytest.mark.slow
 def test_a_list_with_a_step_of_one_s_own(start, tmp_path):
     (tmp_path / "shrink_steps.py").write_text("import os\n" + textwrap.dedent(OWN))
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
@@ -41,6 +40,7 @@ def test_a_list_with_a_step_of_one_s_own(start, tmp_path):
         f"+algorithm.compose.steps=[{steps}]",
         "+algorithm.rewards.accuracy_threshold=0",
         "trainer.save_freq=1",
+        "trainer.max_actor_ckpt_to_keep=1",
     )
     run = start("run", *arguments, steps=2, env={"PYTHONPATH": path})
     assert run.wait(TIMEOUT) == 0, run.tail()
@@ -51,12 +51,15 @@ def test_a_list_with_a_step_of_one_s_own(start, tmp_path):
     assert run.column("shrink/pid")[0] != run.process.pid  # the task runner's, not the driver's
     saved = json.loads((run.folder / "checkpoints/global_step_2/verl_ext.json").read_text())
     assert saved["estimators"] == {"compose": {"shrink": {"batches": 2}}}
+    # verl keeps the actor's last checkpoint only; our small file stays where it was written.
+    assert [path.name for path in (run.folder / "checkpoints/global_step_1").iterdir() if path.name != "data.pt"] == [
+        "verl_ext.json"
+    ]
     resumed = start("run", *arguments, "trainer.resume_mode=auto", steps=3, env={"PYTHONPATH": path})
     assert resumed.wait(TIMEOUT) == 0, resumed.tail()
     assert resumed.column("shrink/batches") == [3]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "metrics"),
     {
@@ -94,11 +97,3 @@ def test_the_combinations_train(start, steps, metrics):
     for name in ("advantage/std", "actor/grad_norm", *metrics):
         assert len(run.column(name)) == 2, name
         assert all(math.isfinite(value) and (value > 0 or "dead" in name) for value in run.column(name)), name
-
-
-@pytest.mark.runs(0)
-def test_a_list_that_cannot_work_stops_before_ray_starts(start):
-    run = start("run", "algorithm.adv_estimator=compose", KEYS, "+algorithm.compose.steps=[whiten,weigh_and_sum]")
-    assert run.wait(120) == 1
-    assert "algorithm.compose.steps[0]: whiten must come after weigh_and_sum" in run.log
-    assert "Started a local Ray instance" not in run.log

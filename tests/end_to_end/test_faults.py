@@ -31,13 +31,16 @@ def storm():
     return module
 
 
-@pytest.mark.parametrize("kind", ["task runner", "FSDP worker", "rollout server", "reward worker"])
+@pytest.mark.parametrize("kind", ["driver", "task runner", "FSDP worker", "rollout server", "reward worker"])
 def test_a_killed_worker_ends_the_run_which_can_be_resumed(start, storm, kind):
     run = start("run", *HADW, steps=500, configuration="[cpu,hadw]")
     run.wait_for_step(2, TIMEOUT)
     os.kill(storm.target(run, kind), signal.SIGKILL)
-    assert run.wait(END_OF_VERL) == 1
-    assert run.left_behind(patience=30) == []
+    assert run.wait(END_OF_VERL) == (-signal.SIGKILL if kind == "driver" else 1)
+    left = run.left_behind(patience=30)
+    # Ray's own agents may take longer to notice that the driver is gone.
+    assert [line for line in left if kind != "driver" or line.startswith("ray::")] == []
+    run.kill()
     kept = latest(run)
     assert kept >= 1
     assert state(run, kept)["hadw"]["weigh_by_history"]["ticks"] == kept

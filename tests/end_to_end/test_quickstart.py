@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.run import MARK, processes_of
+from tests.end_to_end.run import MARK, end_all
 from tests.signals import as_from_a_terminal
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
@@ -38,12 +38,7 @@ def start(tmp_path):
         )
 
     yield begin
-    deadline = time.monotonic() + 15
-    while (left := processes_of(mark)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert left == []
+    assert end_all(mark) == []
 
 
 def test_it_trains_with_both_estimators_and_a_second_time_reuses_everything(start, tmp_path):

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.run import MARK, check_estimator, processes_of
+from tests.end_to_end.run import MARK, check_estimator, end_all, metrics_of
 from tests.recipes.launchers import RECIPES, environment
 from verl_ext.cpu.tiny.make import Recipe, make
 from verl_ext.cpu.tiny.task import Example, Task
@@ -65,11 +62,7 @@ class Done:
 
     @property
     def metrics(self) -> dict[int, dict[str, float]]:
-        steps: dict[int, dict[str, float]] = {}
-        with (self.folder / "metrics.jsonl").open() as lines:
-            for record in map(json.loads, lines):
-                steps.setdefault(record["step"], {}).update(record["data"])
-        return steps
+        return metrics_of(self.folder / "metrics.jsonl")
 
 
 @pytest.fixture
@@ -94,11 +87,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Done]]:
         return Done(folder, output)
 
     yield run
-    deadline = time.monotonic() + 15
-    while (left := processes_of(mark)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
+    left = end_all(mark)
     shutil.rmtree(scratch, ignore_errors=True)
     assert left == []
 
@@ -149,23 +138,6 @@ def test_gsm8k_trains_validates_saves_and_resumes(launch: Callable[..., Done], t
     )
     check_estimator("gdpo", done.metrics, steps=[3])
     assert "actor/kl_loss" in done.metrics[3]
-
-
-@pytest.mark.runs(0)
-def test_a_wrong_argument_of_the_reward_stops_the_launcher_at_once(tiny: Any, tmp_path: Path) -> None:
-    began = time.monotonic()
-    done = subprocess.run(
-        [RECIPES / "gsm8k/run.sh", "+reward.custom_reward_function.reward_kwargs.strickt=reference"],
-        env=environment(**SMALL, **of(tiny("sums")), OUTPUT_DIR=str(tmp_path / "run")),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "'strickt' (did you mean 'strict'?)" in done.stderr
-    assert "Started a local Ray instance" not in done.stderr + done.stdout
-    assert time.monotonic() - began < 90
 
 
 # The published baseline: verl's own grpo with KL in the reward, and our curves of each reward.

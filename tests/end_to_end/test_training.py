@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import time
+from importlib.metadata import version
 
 import pytest
 
@@ -46,14 +47,26 @@ def test_reward_rises_rollout_and_trainer_agree_and_everything_is_logged(start):
     assert "step:20 - " in run.log
 
 
-@pytest.mark.runs(2)
-def test_two_ranks_train_and_resume(start):
+@pytest.fixture
+def two_ranks(start):
+    """Starts a run of dgpo on two ranks."""
     dgpo = ("algorithm.adv_estimator=dgpo", "algorithm.rewards.accuracy_threshold=0")
-    begin = functools.partial(start, "run", *dgpo, "trainer.n_gpus_per_node=2", configuration="[cpu,dgpo]")
-    run = begin("trainer.save_freq=2", steps=2)
+    return functools.partial(start, "run", *dgpo, "trainer.n_gpus_per_node=2", configuration="[cpu,dgpo]")
+
+
+def test_two_ranks_train(two_ranks):
+    run = two_ranks("trainer.save_freq=2", steps=2)
     assert run.wait(TIMEOUT) == 0, run.tail()
     check_estimator("dgpo", run.metrics, steps=(1, 2))
-    again = begin(steps=4)
+    assert agrees(run)
+    assert len(list(run.folder.glob("checkpoints/global_step_2/actor/model_world_size_2_rank_*.pt"))) == 2
+
+
+@pytest.mark.slow
+def test_two_ranks_resume(two_ranks):
+    run = two_ranks("trainer.save_freq=2", steps=2)
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    again = two_ranks(steps=4)
     assert again.wait(TIMEOUT) == 0, again.tail()
     assert "setting global step to 2" in again.log
     assert sorted(again.metrics) == [3, 4]  # verl's file logger begins anew
@@ -85,55 +98,55 @@ def latest(run):
     return int(path.read_text()) if path.exists() else 0
 
 
-@pytest.mark.runs(4)
-def test_a_run_killed_in_training_and_while_it_saves_goes_on_exactly(start):
+@pytest.mark.runs(3)
+def test_a_run_killed_while_it_saves_goes_on_exactly(start):
     hadw = ("algorithm.adv_estimator=hadw", "algorithm.rewards.accuracy_threshold=0.1")
 
     def begin(name, *overrides, steps):
         return start(name, *hadw, *overrides, steps=steps, configuration="[cpu,hadw]")
 
-    whole = begin("whole", "trainer.save_freq=8", steps=8)
+    whole = begin("whole", "trainer.save_freq=6", steps=6)
     assert whole.wait(TIMEOUT) == 0, whole.tail()
-    assert state(whole, 8)["hadw"]["weigh_by_history"]["ticks"] == 8
-    check_estimator("hadw", whole.metrics, steps=range(1, 9))
-
-    training = begin("killed", "trainer.save_freq=3", steps=500)
-    training.wait_for_step(4, TIMEOUT)
-    os.kill(training.process.pid, signal.SIGKILL)  # the driver alone: the others must notice
-    training.process.wait()
-    training.left_behind(patience=30)  # Ray's own agents may take longer
-    training.kill()
-    assert latest(training) == 3
+    assert state(whole, 6)["hadw"]["weigh_by_history"]["ticks"] == 6
+    check_estimator("hadw", whole.metrics, steps=range(1, 7))
 
     saving = begin("killed", "trainer.save_freq=1", steps=500)
     deadline = time.monotonic() + TIMEOUT
-    while not [path for path in saving.folder.glob("checkpoints/global_step_[67]/*") if step_of(path) > latest(saving)]:
+    while not [path for path in saving.folder.glob("checkpoints/global_step_[34]/*") if step_of(path) > latest(saving)]:
         assert saving.process.poll() is None, saving.tail()
         assert time.monotonic() < deadline, saving.tail()
         time.sleep(0.001)
     saving.kill()  # everything at once, as when the power fails
     saving.process.wait()
     kept = latest(saving)
-    assert kept in (5, 6)
+    assert kept in (2, 3)
     assert state(saving, kept)["hadw"]["weigh_by_history"]["ticks"] == kept
-    assert_same_steps(saving, whole, first=4)
+    assert_same_steps(saving, whole, first=1)
 
-    resumed = begin("killed", "trainer.save_freq=8", steps=8)
+    resumed = begin("killed", "trainer.save_freq=6", steps=6)
     assert resumed.wait(TIMEOUT) == 0, resumed.tail()
     assert_same_steps(resumed, whole, first=kept + 1)
-    assert max(resumed.metrics) == 8
-    assert state(resumed, 8) == state(whole, 8)
+    assert max(resumed.metrics) == 6
+    assert state(resumed, 6) == state(whole, 6)
 
 
 def step_of(path):
     return int(path.parent.name.rpartition("_")[2])
 
 
+@pytest.mark.skipif(
+    version("verl").startswith("0.9.0") and importlib.util.find_spec("flash_attn") is None,
+    reason="the legacy trainer of verl 0.9.0 unpads with flash_attn's functions, on every device",
+)
 def test_the_legacy_trainer(start, tmp_path, capsys):
     rollouts = tmp_path / "rollouts"
-    run = start("run", "trainer.use_v1=False", "trainer.test_freq=2", f"trainer.rollout_data_dir={rollouts}", steps=2)
+    gdpo = ("algorithm.adv_estimator=gdpo", "algorithm.rewards.keys=[score,length]")
+    more = ("trainer.use_v1=False", "trainer.test_freq=2", f"trainer.rollout_data_dir={rollouts}")
+    run = start("run", *gdpo, *more, steps=2, configuration="[cpu,gdpo]")
     assert run.wait(TIMEOUT) == 0, run.tail()
-    assert len(run.column("critic/score/mean")) == 2
+    check_estimator("gdpo", run.metrics, steps=(1, 2))
+    assert len(run.column("reward/length/std")) == 2
+    assert run.column("reward/score/mean") == pytest.approx(run.column("critic/score/mean"), abs=1e-6)
     assert agrees(run)
     # Its rollouts have all rewards and no uid.
     assert main(["compare", str(rollouts), "gdpo", "algorithm.rewards.keys=[score,length]"]) == 0
@@ -149,14 +162,6 @@ def test_ctrl_c_leaves_no_process(start):
     os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
     run.process.wait(60)
     assert run.left_behind() == []
-
-
-@pytest.mark.runs(0)
-def test_too_few_ray_cpus_are_refused_at_once(start):
-    run = start("run", "ray_kwargs.ray_init.num_cpus=2")
-    assert run.wait(60) == 1
-    assert "set ray_kwargs.ray_init.num_cpus=6" in run.log
-    assert "Started a local Ray instance" not in run.log
 
 
 @pytest.mark.slow

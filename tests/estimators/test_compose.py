@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -14,10 +12,10 @@ from hypothesis import strategies as st
 from tests.batches import rollouts
 from tests.calls import call
 from tests.estimators.every import EVERY, KEYS, components, started
-from verl_ext import Batch, RunState, Settings, Step, build
+from verl_ext import RunState, Settings, Step, build
 from verl_ext.core.chain import Chain
 from verl_ext.core.steps import WeighAndSum
-from verl_ext.errors import CheckpointError, ConfigurationError
+from verl_ext.errors import ConfigurationError
 from verl_ext.estimators.compose import STEPS, describe, try_out
 
 MORE = [
@@ -186,216 +184,6 @@ def test_accuracy_is_read_as_for_the_named_estimators():
     odds = np.exp(-np.array([0.5, 1.0, 1.0]) / 2)
     wanted = np.repeat(3 * odds / odds.sum(), 2) * np.array([0.5, -0.5] * 3)
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
-
-
-OWN = """
-    from dataclasses import dataclass
-    from typing import ClassVar
-
-    import numpy as np
-
-    from verl_ext.core.chain import Update
-    from verl_ext.core.chain import Step
-    from verl_ext.core.typed import limited
-
-
-    @dataclass(frozen=True)
-    class Clip(Step):
-        name: ClassVar[str] = "clip"
-        limit: float = limited(1.0, above=0.0)
-
-        def apply(self, values, batch):
-            return np.clip(values, -self.limit, self.limit)
-
-
-    @dataclass(frozen=True)
-    class Least(Step):
-        "The least reward in place of the weighted sum."
-        name: ClassVar[str] = "least"
-        stands_for: ClassVar[tuple[str, ...]] = ("weigh_and_sum",)
-
-        def apply(self, values, batch):
-            return values.min(axis=1, keepdims=True)
-
-
-    @dataclass(frozen=True)
-    class Slower(Step):
-        "Divides by the number of batches so far."
-        name: ClassVar[str] = "slower"
-
-        def init(self):
-            return {"batches": 0}
-
-        def update(self, values, batch, state):
-            seen = (state or self.init())["batches"] + 1
-            return Update(values / seen, state={"batches": seen}, metrics={"batches": seen})
-
-
-    class Pair(Slower):
-        name = "pair"
-
-        def update(self, values, batch, state):
-            return Update(values, state={"last": (1, 2)})
-
-
-    class Ready(Slower):
-        name = "ready"
-
-        def init(self):
-            return {"seen": set()}
-
-        def update(self, values, batch, state):
-            return Update(values, state={})
-
-
-    class ByLength(Slower):
-        "Its state is in order on the made-up batch, which has more than four responses."
-        name = "by_length"
-
-        def update(self, values, batch, state):
-            return Update(values, state={len(values) if len(values) == 4 else "more": 1})
-
-
-    class Flat(Step):
-        name = "flat"
-
-        def apply(self, values, batch):
-            return values[:, 0]
-
-
-    made = Least()
-
-
-    class Broken(Step):
-        name = "broken"
-
-        def apply(self, values, batch):
-            return values / batch.unknown
-
-
-    class Listed(Step):
-        name = "listed"
-
-        def apply(self, values, batch):
-            return values.tolist()
-
-
-    class Fewer(Step):
-        name = "fewer"
-
-        def apply(self, values, batch):
-            return values[:-1]
-
-
-    class Unready(Step):
-        name = "unready"
-
-        def init(self):
-            raise OSError("no such table")
-
-
-    class Infinite(Step):
-        name = "infinite"
-
-        def apply(self, values, batch):
-            return np.where(np.arange(len(values))[:, None] == 0, np.inf, values)
-"""
-
-
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    """A module `own_steps` of the user's."""
-    (tmp_path / "own_steps.py").write_text(textwrap.dedent(OWN))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("own_steps", None)
-
-
-BATCH = Batch.of([[1.0, 3.0], [0.0, 1.0], [2.0, 0.0], [5.0, 0.0]], list("aabb"), keys=("x", "y"))
-XY = {"rewards": {"keys": ["x", "y"]}}
-
-
-def test_a_step_of_one_s_own_stands_in_a_list_with_its_settings(own):
-    chain = composed(*SUMMED, {"step": "own_steps:Clip", "limit": 1}, **XY)
-    # Totals 4 1 | 2 5, centred 1.5 -1.5 | -1.5 1.5.
-    assert chain(BATCH).advantages.tolist() == [1.0, -1.0, -1.0, 1.0]
-    with pytest.raises(ConfigurationError, match=r"steps\[2\] \(own_steps:Clip\).limit must be above 0, found 0"):
-        composed(*SUMMED, {"step": "own_steps:Clip", "limit": 0})
-
-
-def test_a_step_that_cannot_begin_is_named(own):
-    said = r"steps\[2\]: own_steps:Unready .*OSError: no such table"
-    with pytest.raises(ConfigurationError, match=said):
-        composed(*SUMMED, "own_steps:Unready")
-
-
-def test_a_misspelt_step_of_one_s_own_is_told_the_steps_of_its_module(own):
-    with pytest.raises(ConfigurationError, match=r"'Lest' \(did you mean 'Least'\?\); valid: .*'Clip'") as caught:
-        composed("own_steps:Lest", "centre")
-    assert "'made'" not in str(caught.value)
-
-
-def test_a_step_that_is_made_already_is_no_class_to_make_one_of(own):
-    with pytest.raises(ConfigurationError, match="own_steps:made"):
-        composed("own_steps:made", "centre")
-
-
-def test_a_step_of_one_s_own_may_stand_for_another(own):
-    chain = composed("own_steps:Least", "centre", "scale_by_mad", "balance", **XY)
-    # Least rewards 1 0 | 0 0.
-    np.testing.assert_allclose(chain(BATCH).advantages, [2 * 0.5 / 1.0001 * 2, -2 * 0.5 / 1.0001 * 2, 0, 0])
-
-
-def test_a_step_of_one_s_own_may_remember_something_that_is_saved_and_read(own):
-    chain = composed(*SUMMED, "own_steps:Slower", **XY)
-    first = chain(BATCH)
-    second = chain(BATCH, first.state)
-    np.testing.assert_array_equal(second.advantages, first.advantages / 2)
-    assert second.metrics["slower/batches"] == 2
-    run = RunState()
-    run.states["compose"] = second.state
-    saved = json.loads(json.dumps(run.state_dict()))
-    with pytest.raises(CheckpointError, match="'slower'.* known: 'weigh_by_history'"):
-        RunState().load_state_dict(saved)
-    resumed = RunState()
-    resumed.readers |= chain.readers
-    resumed.load_state_dict(saved)
-    np.testing.assert_array_equal(chain(BATCH, resumed.states["compose"]).advantages, first.advantages / 3)
-
-
-@pytest.mark.parametrize(
-    ("step", "message"),
-    [
-        ("Flat", r"step 'flat' \(own_steps:Flat\).* returns values of shape \(12,\), expected an array"),
-        ("Listed", "step 'listed' .* returns list, expected an array .*12, values"),
-        ("Fewer", r"step 'fewer' .* returns values of shape \(11, 1\), expected an array .*12, values"),
-        ("Broken", "step 'broken' .* raises AttributeError: 'Batch' object has no attribute 'unknown'"),
-        ("Infinite", "step 'infinite' .* returns values that are not finite"),
-        ("Pair", r"the state of step 'pair' cannot be saved: state\['last'\] is \(1, 2\), a tuple; "),
-        ("Ready", r"the state of step 'ready' cannot be saved: state\['seen'\] is set\(\), a set; "),
-    ],
-)
-def test_what_does_not_hold_is_found_on_a_made_up_batch(own, step, message):
-    import re
-
-    settings = Settings.parse({"compose": {"steps": [*SUMMED, f"own_steps:{step}"]}} | XY)
-    complaint = try_out(build("compose", settings), settings)
-    assert complaint is not None
-    assert re.search(message, complaint), complaint
-
-
-def test_a_state_that_cannot_be_saved_is_refused_at_the_first_batch(own):
-    steps = [*SUMMED, "own_steps:ByLength"]
-    settings = Settings.parse({"compose": {"steps": steps}})
-    assert try_out(build("compose", settings), settings) is None
-    with pytest.raises(CheckpointError, match=r"step 'by_length' cannot be saved: state has the key 4, an int"):
-        call("compose", [1.0, 0.0, 1.0, 1.0], list("aabb"), config={"compose": {"steps": steps}})
-
-
-def test_a_list_that_holds_passes_the_made_up_batch(own):
-    for steps in (["own_steps:Least", "centre"], [*SUMMED, "own_steps:Slower"], [*SUMMED, "weigh_by_difficulty"]):
-        settings = Settings.parse({"compose": {"steps": steps}} | XY)
-        assert try_out(build("compose", settings), settings) is None
 
 
 def test_a_step_that_writes_into_its_input_is_refused_when_it_is_tried():

@@ -197,15 +197,6 @@ def test_the_warning_of_a_frozen_anchor_comes_once(caplog):
 
 
 @EVERY
-@pytest.mark.parametrize("weights", [[1.0, 2.0, 3.0], [1.0]])
-def test_the_number_of_weights_must_be_that_of_the_keys(name, weights):
-    for config in ({"rewards": {"keys": ["x", "y"], "weights": weights}},
-                   {"gdpo_reward_keys": ["x", "y"], "gdpo_reward_weights": weights}):  # fmt: skip
-        with pytest.raises(ConfigurationError, match=f"{len(weights)} reward weights for 2 reward keys"):
-            call(name, X, UIDS, config=config, components=fields())
-
-
-@EVERY
 def test_verls_names_of_keys_and_weights_mean_the_same(name):
     """But for `gdpo.whiten=auto`, which goes by them."""
     plain = {key: value for key, value in config_for(name).items() if key != "rewards"} | {"gdpo": {"whiten": "none"}}

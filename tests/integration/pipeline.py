@@ -212,6 +212,7 @@ class Pipeline:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.results: dict[tuple[str, frozenset[str]], Result] = {}
         tokenizer = tiny_model.make_tokenizer()
         tiny_model.make_model(tokenizer).save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
@@ -297,6 +298,13 @@ class Pipeline:
         with log.open() as lines:
             records = [json.loads(line) for line in lines]
         return Result(trainer, {record["step"]: record["data"] for record in records})
+
+    def shared(self, scene: str, *overrides: str) -> Result:
+        """`run`, only once for the same settings: for tests that look at a result and change nothing."""
+        key = (scene, frozenset(overrides))
+        if key not in self.results:
+            self.results[key] = self.run(scene, *overrides)
+        return self.results[key]
 
     def close(self) -> None:
         tq.close()

@@ -10,10 +10,8 @@ import pytest
 from tests import fresh
 
 
-def main_ppo(
-    folder: Path, *arguments: str, program: str = "verl.trainer.main_ppo", new: bool = False
-) -> subprocess.CompletedProcess[str]:
-    return fresh.run(program, *arguments, module=True, new=new, folder=folder, timeout=180)
+def main_ppo(folder: Path, *arguments: str, program: str = "verl.trainer.main_ppo") -> subprocess.CompletedProcess[str]:
+    return fresh.run(program, *arguments, module=True, folder=folder, timeout=180)
 
 
 @pytest.mark.parametrize("use_v1", [True, False], ids=["v1", "legacy"])
@@ -23,7 +21,6 @@ def test_a_misspelt_estimator_stops_before_ray_starts(tmp_path: Path, use_v1: bo
         "algorithm.adv_estimator=gdop",
         f"trainer.use_v1={use_v1}",
         f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray",
-        new=use_v1,
     )
     assert done.returncode == 1
     assert "unknown estimator 'gdop' (did you mean 'gdpo'?); valid: 'compose', 'dgpo', 'drgrpo'" in done.stderr
@@ -55,7 +52,6 @@ def test_the_presets_are_on_the_command_line_as_primary_configuration_and_as_gro
         "job",
         "algorithm.gdpo.whiten=token",
         "algorithm.rewards.keys=[a,b]",
-        new=True,
     )
     assert done.returncode == 0, done.stderr
     assert "adv_estimator: gdpo" in done.stdout

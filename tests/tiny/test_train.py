@@ -44,13 +44,11 @@ def verl(tmp_path, monkeypatch):
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_the_overrides_compose_and_pass_every_check_that_a_run_begins_with(task, estimator, tmp_path):
     pytest.importorskip("verl")
-    from hydra import compose, initialize_config_module
-
+    from tests.integration.configs import compose
     from verl_ext.cpu.checks import check
     from verl_ext.integration.config.checks import check_run
 
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides(Training(task, estimator), tmp_path, tmp_path / "run"))
+    config = compose(*overrides(Training(task, estimator), tmp_path, tmp_path / "run"))
     check(config)
     check_run(config)
     assert config.algorithm.adv_estimator == estimator
@@ -59,10 +57,9 @@ def test_the_overrides_compose_and_pass_every_check_that_a_run_begins_with(task,
 
 def test_seed_steps_and_ranks_reach_verl(tmp_path):
     pytest.importorskip("verl")
-    from hydra import compose, initialize_config_module
+    from tests.integration.configs import compose
 
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides(Training("tools", "gdpo", 7, 5, ranks=2), tmp_path, tmp_path / "run"))
+    config = compose(*overrides(Training("tools", "gdpo", 7, 5, ranks=2), tmp_path, tmp_path / "run"))
     assert (config.trainer.total_training_steps, config.trainer.save_freq) == (7, 7)
     assert config.trainer.n_gpus_per_node == 2
     assert config.data.seed == config.actor_rollout_ref.rollout.seed == 5
@@ -74,11 +71,10 @@ def test_seed_steps_and_ranks_reach_verl(tmp_path):
 )
 def test_any_folder_will_do(folder, tmp_path):
     pytest.importorskip("verl")
-    from hydra import compose, initialize_config_module
+    from tests.integration.configs import compose
 
     data, run = tmp_path / folder / "data", tmp_path / folder / "run"
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides(TRAINING, data, run))
+    config = compose(*overrides(TRAINING, data, run))
     assert config.data.train_files == f"{data}/train.parquet"
     assert config.data.val_files == f"{data}/val.parquet"
     assert config.actor_rollout_ref.model.path == f"{data}/model"

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from verl_ext.core.typed import number
 from verl_ext.cpu.tiny.task import Task
 from verl_ext.cpu.tiny.tasks import task_named
 from verl_ext.errors import ConfigurationError
@@ -40,8 +41,7 @@ class Recipe:
     def __post_init__(self) -> None:
         task_named(self.task)
         for name in ("warm_up_steps", "train_rows", "val_rows"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1, found {getattr(self, name)}")
+            number(name, getattr(self, name), low=1)
 
 
 def made(folder: Path) -> dict[str, Any] | None:

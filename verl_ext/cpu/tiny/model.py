@@ -16,27 +16,27 @@ IGNORED = -100
 """transformers' label of a token that does not count in the loss."""
 
 
-def make_model(tokenizer: Any, *, seed: int) -> Any:
-    """Three layers, head_dim 32 for vLLM's attention on the CPU, and exactly the tokenizer's vocabulary."""
+def make_model(tokenizer: Any, *, seed: int, **changes: Any) -> Any:
+    """Three layers, head_dim 32 for vLLM's attention on the CPU, the tokenizer's vocabulary; or with changes."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        initializer_range=0.1,  # with the usual 0.02 so narrow a model learns to copy ten times slower
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    settings = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.1,  # with the usual 0.02 so narrow a model learns to copy ten times slower
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     model: Any = Qwen2ForCausalLM
-    return model(config)
+    return model(Qwen2Config(**settings | changes))
 
 
 def encode(tokenizer: Any, example: Example) -> tuple[list[int], list[int]]:

@@ -16,8 +16,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tokenizer(words: tuple[str, ...] = ()) -> Any:
-    """`<pad>`, `<s>`, `</s>`, `<unk>`, characters and words: a Qwen2 tokenizer without merges.
+def make_tokenizer(words: tuple[str, ...] = (), *, common: tuple[str, ...] = WORDS) -> Any:
+    """`<pad>`, `<s>`, `</s>`, `<unk>`, characters, common and other words: a Qwen2 tokenizer without merges.
 
     It is byte-level, because transformers always loads a Qwen2 model's tokenizer as such. The words are not special
     tokens: verl drops those when it decodes answers for scoring.
@@ -34,6 +34,6 @@ def make_tokenizer(words: tuple[str, ...] = ()) -> Any:
         eos_token="</s>",
         unk_token="<unk>",
     )
-    tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in (*WORDS, *words)])
+    tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in (*common, *words)])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from verl_ext import registry
+from verl_ext.core.typed import number
 from verl_ext.cpu.tiny.make import made
 from verl_ext.cpu.tiny.task import Task
 from verl_ext.cpu.tiny.tasks import task_named
@@ -57,8 +58,7 @@ class Training:
             if getattr(self, what) not in valid:
                 raise ConfigurationError(unknown(what, getattr(self, what), valid))
         for what in ("steps", "ranks"):
-            if getattr(self, what) < 1:
-                raise ConfigurationError(f"{what} must be at least 1, found {getattr(self, what)}")
+            number(what, getattr(self, what), low=1)
 
     @property
     def name(self) -> str:

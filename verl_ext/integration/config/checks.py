@@ -18,7 +18,8 @@ from verl_ext.integration.config.preset_conflicts import misplaced, preset_confl
 from verl_ext.integration.config.read import estimator_name, has, misspelt, read_settings, select, unreadable
 from verl_ext.integration.config.resume import wrong_ranks
 from verl_ext.integration.config.reward_arguments import wrong_accuracy, wrong_arguments, wrong_components
-from verl_ext.integration.config.rules import ERRORS, NOTES, WARNINGS, RunConfig, filter_by_reward
+from verl_ext.integration.config.rules import ERRORS, NOTES, WARNINGS, filter_by_reward
+from verl_ext.integration.config.run_config import RunConfig
 from verl_ext.integration.config.verl_settings import wrong_types, wrong_variables
 from verl_ext.settings import VERL_NAMES, Settings
 

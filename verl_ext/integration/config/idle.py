@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.steps import Centre
 from verl_ext.estimators import ESTIMATORS
 from verl_ext.estimators.dgpo import DgpoSettings
 from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
-
-if TYPE_CHECKING:
-    from verl_ext.integration.config.rules import RunConfig
+from verl_ext.integration.config.run_config import RunConfig
 
 
 def idle_settings(run: RunConfig) -> Iterator[str]:

@@ -89,18 +89,15 @@ def check(patience: float = PATIENCE) -> None:
     if {node["NodeID"] for node in nodes} <= {context.get_node_id()} and workers_have_our_environment():
         return
     began = time.monotonic()
-    expected = versions()
+    expected = question()()
     answers = ask(nodes, patience)
-    lines = [
-        f"\n  - {describe(node)}: {problem}"
-        for node in nodes
-        for problem in [trouble(answers[node["NodeID"]], expected)]
-        if problem is not None
-    ]
+    found = {describe(node): trouble(answers[node["NodeID"]], expected) for node in nodes}
+    lines = [f"\n  - {node}: {problem}" for node, problem in found.items() if problem is not None]
+    wanted = f"verl_ext {expected['verl_ext']} and verl {expected['verl']}"
     if lines:
         raise ClusterError(
             f"{len(lines)} of the {len(nodes)} nodes of the Ray cluster cannot take part in this run. Expected on "
-            f"every node: {_versions_text(expected)}, as in this process, and that verl loads the plugin. Found:"
+            f"every node: {wanted}, as in this process, and that verl loads the plugin. Found:"
             f"{''.join(lines)}\n"
             "Install the same versions in the environment in which `ray start` is run on these nodes, or give the run "
             "a Ray runtime_env that installs the package (pip, py_modules), or remove the nodes from the cluster. If "
@@ -108,7 +105,7 @@ def check(patience: float = PATIENCE) -> None:
         )
     _asked.add(context.get_job_id())
     have = "the one node has" if len(nodes) == 1 else f"all {len(nodes)} nodes have"
-    logger.info("%s %s; checked in %.1f s", have, _versions_text(expected), time.monotonic() - began)
+    logger.info("%s %s; checked in %.1f s", have, wanted, time.monotonic() - began)
 
 
 def workers_have_our_environment() -> bool:
@@ -137,20 +134,6 @@ def describe(node: Mapping[str, Any]) -> str:
     return f"{node.get('NodeManagerHostname') or 'node'} ({node['NodeManagerAddress']}, node id {node['NodeID']})"
 
 
-def versions() -> dict[str, str]:
-    """The versions of this process, which every node should have."""
-    import verl
-
-    import verl_ext
-
-    code = fingerprint()(os.path.dirname(verl_ext.__file__))
-    return {"verl_ext": verl_ext.__version__, "verl": verl.__version__, CODE: code}
-
-
-def _versions_text(expected: Mapping[str, str]) -> str:
-    return " and ".join(f"{name} {version}" for name, version in expected.items() if name != CODE)
-
-
 def fingerprint() -> Callable[[str], str]:
     """A function that hashes a package's source, since two sources may have one version.
 
@@ -175,7 +158,7 @@ def fingerprint() -> Callable[[str], str]:
 
 
 def question() -> Callable[[], dict[str, str | None]]:
-    """The function that each node runs in a worker process.
+    """The function that each node runs in a worker process, and this process for what every node should answer.
 
     A new function per call: Ray pickles a nested function whole. One of a module it would send by name, and that fails
     on a node without the module.
@@ -205,7 +188,7 @@ def question() -> Callable[[], dict[str, str | None]]:
     return answer
 
 
-def trouble(answer: Answer, expected: Mapping[str, str]) -> str | None:
+def trouble(answer: Answer, expected: Mapping[str, str | None]) -> str | None:
     """What is wrong with a node, or None."""
     if isinstance(answer, str):
         return answer

@@ -11,8 +11,8 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig
 from verl.workers.config.actor import PolicyLossConfig
 
+from tests.integration.config.judged import DRGRPO_LOSS, ONE_UPDATE, refusal, warnings_of
 from tests.integration.configs import compose
-from tests.integration.test_checks import DRGRPO_LOSS, ONE_UPDATE, refusal, warnings_of
 from verl_ext.integration.compat.versions import SELF_AGGREGATING, TESTED
 from verl_ext.integration.config.checks import check_run
 

@@ -15,10 +15,14 @@ from tests.integration.test_driver import main_ppo
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration.config.checks import check_run
 
-# verl's program, with a line in place of Ray and the training. One process imports verl and forks for each run.
+# verl's program, with a line in place of Ray and the training. One process imports verl, reads its files and forks for
+# each run.
 PROGRAM = """
 import json, os, sys
+sys.path.append(ROOT)
+from tests.integration.configs import compose
 from verl.trainer import main_ppo
+compose()
 
 def run_ppo(config, task_runner_class):
     keys = config.algorithm.rewards["keys"]
@@ -201,7 +205,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
         arguments = [*line.replace("OWN", str(own)).split(), "actor_rollout_ref.actor.use_dynamic_bsz=True"]
         runs.append((str(own.parent), arguments))
     (home / "runs.json").write_text(json.dumps(runs))
-    done = fresh.run(PROGRAM, folder=home, timeout=1800)
+    done = fresh.run(PROGRAM.replace("ROOT", repr(str(Path(__file__).parents[3]))), folder=home, timeout=1800)
     assert done.returncode == 0, done.stderr
 
     def read(folder: Path) -> Done:

@@ -20,7 +20,7 @@ from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from tests.integration.configs import compose
-from tests.integration.test_legacy_trainers import data_of
+from tests.integration.trainers.legacy_runs import data_of
 from verl_ext.errors import VerlExtError
 from verl_ext.estimators.compose import STEPS
 from verl_ext.integration.guards import guard
@@ -224,11 +224,11 @@ def test_a_setting_shows_or_is_said_to_have_no_effect(run, plain, tmp_path, capl
     for path, values in OTHER.items():
         section, name = path.split(".")
         given = [value for value in values if value != RUNS[run].get(section, {}).get(name)]
-        found = [
+        found = (
             Shown(moved(RUNS[run], path, value), plain, tmp_path / path / str(at), caplog, monkeypatch)
             for at, value in enumerate(given)
-        ]
-        if found and not any(one.differs(before) for one in found):
+        )
+        if given and not any(one.differs(before) for one in found):
             idle.append(path)
     if before.refused:
         assert "drgrpo.check_loss" not in idle

@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from tests.integration.configs import compose
 from tests.integration.pipeline import Pipeline
-from tests.integration.test_legacy_trainers import (
+from tests.integration.trainers.legacy_runs import (
     DRGRPO_ON_ACC,
     HADW,
     KEYS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +35,30 @@ def capability(result: Any) -> Capability:
     return result.trainer._verl_ext.state.states["hadw"]["weigh_by_history"]
 
 
-@pytest.mark.parametrize("anchor", ["soft", "window"])
-def test_a_resumed_run_goes_on_with_the_same_numbers(pipeline: Pipeline, tmp_path: Path, anchor: str) -> None:
-    kind = f"+algorithm.hadw.anchor={anchor}"
-    whole = train(pipeline, tmp_path / "whole", 4, kind)
-    train(pipeline, tmp_path / "parts", 2, kind)
-    resumed = train(pipeline, tmp_path / "parts", 4, kind, "trainer.resume_mode=auto")
+@pytest.fixture(scope="module")
+def first_step(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one step."""
+    folder = tmp_path_factory.mktemp("first")
+    train(pipeline, folder, 1)
+    return folder
+
+
+@pytest.fixture
+def begun(first_step: Path, tmp_path: Path) -> Path:
+    """A copy of it to go on with."""
+    return shutil.copytree(first_step, tmp_path / "begun")
+
+
+def test_a_resumed_run_goes_on_with_the_same_numbers(pipeline: Pipeline, tmp_path: Path) -> None:
+    whole = train(pipeline, tmp_path / "whole", 4)
+    train(pipeline, tmp_path / "parts", 2)
+    resumed = train(pipeline, tmp_path / "parts", 4, "trainer.resume_mode=auto")
     assert sorted(resumed.metrics) == [3, 4]
     for step in (3, 4):
         assert_same_step(resumed, whole, step)
     assert saved(tmp_path / "parts", 4) == saved(tmp_path / "whole", 4)
     assert capability(resumed).ticks == 4
-
-
-def test_a_resumed_run_reads_the_folder_it_was_given(pipeline: Pipeline, tmp_path: Path) -> None:
-    whole = train(pipeline, tmp_path / "whole", 3)
+    # From the folder that a run is given, which is not the latest.
     path = tmp_path / "whole" / "global_step_1"
     again = train(
         pipeline, tmp_path / "again", 2, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}"
@@ -57,9 +67,8 @@ def test_a_resumed_run_reads_the_folder_it_was_given(pipeline: Pipeline, tmp_pat
     assert_same_step(again, whole, 2)
 
 
-def test_a_fresh_run_reads_nothing(pipeline: Pipeline, tmp_path: Path) -> None:
-    train(pipeline, tmp_path, 1)
-    fresh = train(pipeline, tmp_path, 1, "trainer.resume_mode=disable")
+def test_a_fresh_run_reads_nothing(pipeline: Pipeline, begun: Path) -> None:
+    fresh = train(pipeline, begun, 1, "trainer.resume_mode=disable")
     assert capability(fresh).ticks == 1
 
 
@@ -83,29 +92,26 @@ def test_the_state_is_there_before_verl_saves_anything_of_its_own(pipeline: Pipe
 
 
 def test_a_missing_file_is_a_warning_that_names_it(
-    pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    pipeline: Pipeline, begun: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    train(pipeline, tmp_path, 1)
-    path = tmp_path / "global_step_1" / "verl_ext.json"
+    path = begun / "global_step_1" / "verl_ext.json"
     path.unlink()
     with caplog.at_level(logging.WARNING, "verl_ext"):
-        resumed = train(pipeline, tmp_path, 2, "trainer.resume_mode=auto")
+        resumed = train(pipeline, begun, 2, "trainer.resume_mode=auto")
     assert f"resuming at step 1, but {path} does not exist: the history of hadw " in caplog.text
     assert capability(resumed).ticks == 1
 
 
-def test_a_damaged_file_stops_the_run(pipeline: Pipeline, tmp_path: Path) -> None:
-    train(pipeline, tmp_path, 1)
-    path = tmp_path / "global_step_1" / "verl_ext.json"
+def test_a_damaged_file_stops_the_run(pipeline: Pipeline, begun: Path) -> None:
+    path = begun / "global_step_1" / "verl_ext.json"
     path.write_text(path.read_text()[:40])
     with pytest.raises(CheckpointError, match=f"{path} is damaged"):
-        train(pipeline, tmp_path, 2, "trainer.resume_mode=auto")
+        train(pipeline, begun, 2, "trainer.resume_mode=auto")
 
 
-def test_the_state_of_another_anchor_stops_the_run(pipeline: Pipeline, tmp_path: Path) -> None:
-    train(pipeline, tmp_path, 1)
+def test_the_state_of_another_anchor_stops_the_run(pipeline: Pipeline, begun: Path) -> None:
     with pytest.raises(CheckpointError, match=r"set algorithm\.hadw\.anchor=soft"):
-        train(pipeline, tmp_path, 2, "+algorithm.hadw.anchor=window", "trainer.resume_mode=auto")
+        train(pipeline, begun, 2, "+algorithm.hadw.anchor=window", "trainer.resume_mode=auto")
 
 
 def test_an_estimator_without_state_saves_none(pipeline: Pipeline, tmp_path: Path) -> None:

@@ -1,0 +1,185 @@
+"""The legacy trainer: verl's own methods on instances without workers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from verl import DataProto
+from verl.trainer.ppo import core_algos, ray_trainer
+
+from tests.integration.configs import compose
+from tests.integration.trainers.legacy_runs import (
+    ACCURACY,
+    DRGRPO_ON_ACC,
+    FORMAT,
+    GDPO,
+    HADW,
+    KEYS,
+    LENGTHS,
+    OwnFit,
+    batch,
+    own_fit,
+    per_row,
+)
+from verl_ext.errors import ConfigurationError, IntegrationError
+from verl_ext.integration.trainers.attach import run_of
+
+
+def test_components_reach_gdpo_and_numbers_the_step_s_metrics() -> None:
+    _, [(data, metrics)] = own_fit("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo.epsilon=1e-4")
+    assert per_row(data) == pytest.approx(GDPO, abs=1e-5)
+    assert metrics["reward/acc/mean"] == 4 / 8
+    assert metrics["reward/format/mean"] == 5 / 8
+    assert "advantage/std" in metrics
+    assert metrics["critic/score/mean"] == pytest.approx(9 / 8)  # verl's own
+
+
+def test_estimators_that_verl_passes_no_components_have_them_too() -> None:
+    _, [(data, metrics)] = own_fit(
+        "algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]"
+    )
+    assert per_row(data) == pytest.approx(DRGRPO_ON_ACC)
+    assert metrics["reward/acc/max"] == 1.0
+
+
+def test_each_trainer_has_a_history_of_its_own() -> None:
+    first, steps = own_fit(*HADW, steps=3)
+    assert [metrics["hadw/tick"] for _, metrics in steps] == [1, 2, 3]
+    second, steps = own_fit(*HADW)
+    assert [metrics["hadw/tick"] for _, metrics in steps] == [1]
+    assert run_of(first).state is not run_of(second).state
+
+
+def test_metrics_of_one_step_do_not_stay_for_the_next() -> None:
+    class EverySecond(OwnFit):
+        def fit(self) -> list[dict[str, Any]]:
+            data = ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=self.config.algorithm)
+            return [ray_trainer.compute_data_metrics(data, use_critic=False) for _ in range(2)]
+
+    first, second = EverySecond(compose("algorithm.adv_estimator=gdpo", KEYS)).fit()
+    assert "reward/acc/mean" in first
+    assert set(first) - set(second) == {name for name in first if name.startswith(("reward/", "advantage/", "gdpo/"))}
+
+
+def test_a_trainer_without_a_checked_configuration_does_not_run_ours() -> None:
+    trainer = OwnFit(compose("algorithm.adv_estimator=grpo"))
+    delattr(trainer, "_verl_ext")
+    trainer.fit(steps=1)  # verl's own is verl's business
+    trainer.config = SimpleNamespace(algorithm=compose("algorithm.adv_estimator=hadw").algorithm)
+    with pytest.raises(IntegrationError, match="OwnFit runs hadw unchecked.*is a SimpleNamespace, expected the DictC"):
+        trainer.fit(steps=1)
+
+
+def test_a_trainer_whose_own_init_calls_no_super_is_checked() -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'gdpo'"):
+        OwnFit(compose("algorithm.adv_estimator=gdop"))
+
+
+def test_an_init_of_another_shape_is_left_to_the_base_class() -> None:
+    class Odd(OwnFit):
+        def __init__(self, name: str, *, options: Any) -> None:
+            self.name = name
+            super().__init__(config=options)
+
+    trainer = Odd("odd", options=compose(*HADW))
+    assert run_of(trainer).name == "hadw"
+
+
+def test_verl_s_own_grpo_logs_named_rewards_and_keeps_its_advantages() -> None:
+    _, [(plain, without)] = own_fit("algorithm.adv_estimator=grpo")
+    _, [(watched, metrics)] = own_fit("algorithm.adv_estimator=grpo", KEYS)
+    assert per_row(watched) == per_row(plain)
+    assert metrics["reward/format/mean"] == 5 / 8
+    assert not [name for name in without if name.startswith("reward/")]
+
+
+def test_token_scores_stand_on_the_last_token() -> None:
+    _, [(data, _)] = own_fit("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.token_scores=True")
+    for key, values in (("acc", ACCURACY), ("format", FORMAT)):
+        expected = torch.zeros(8, 5)
+        expected[torch.arange(8), torch.tensor(LENGTHS) - 1] = torch.tensor(values).float()
+        torch.testing.assert_close(data.batch[f"token_level_scores_{key}"], expected, atol=0, rtol=0)
+
+
+def test_token_scores_stand_on_the_last_token_of_the_response_even_if_it_is_not_trained_on() -> None:
+    """As verl's own scores do: the answer of a tool may be the last; a row without any response has no place."""
+
+    class WithTool(OwnFit):
+        def fit(self) -> DataProto:
+            data = batch()
+            data.batch["response_mask"][0, 2:] = 0  # a response of 4 tokens, of which the tool wrote 2
+            data.batch["response_mask"][1] = data.batch["attention_mask"][1, 2:] = 0
+            return ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=self.config.algorithm)
+
+    config = compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.token_scores=True")
+    field = WithTool(config).fit().batch["token_level_scores_format"]
+    assert field[0].tolist() == [0, 0, 0, 1, 0]
+    assert field[1].tolist() == [0, 0, 0, 0, 0]
+    assert field[6].tolist() == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["read", "read and written"])
+def test_a_process_reward_model_s_field_wins_and_stays(written: bool) -> None:
+    config = compose(
+        "algorithm.adv_estimator=drgrpo",
+        "+algorithm.drgrpo.check_loss=False",
+        "+algorithm.rewards.keys=[acc]",
+        f"+algorithm.rewards.token_scores={written}",
+    )
+    field = torch.zeros(8, 5)
+    field[:, 0] = 1.0 - torch.tensor(ACCURACY).float()
+
+    class WithField(OwnFit):
+        def fit(self) -> DataProto:
+            data = batch()
+            data.batch["token_level_scores_acc"] = field.clone()
+            return ray_trainer.compute_advantage(data, adv_estimator="drgrpo", config=self.config.algorithm)
+
+    data = WithField(config).fit()
+    assert per_row(data) == pytest.approx([-value for value in DRGRPO_ON_ACC])
+    torch.testing.assert_close(data.batch["token_level_scores_acc"], field, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("estimator", ["drgrpo", "grpo"])
+def test_the_score_may_be_one_of_the_keys(estimator: str) -> None:
+    _, [(_, metrics)] = own_fit(
+        f"algorithm.adv_estimator={estimator}",
+        "+algorithm.rewards={keys: [score, acc], token_scores: true}",
+        "+algorithm.drgrpo.check_loss=False",
+    )
+    assert metrics["reward/score/mean"] == pytest.approx(9 / 8)
+
+
+def test_token_scores_are_there_when_advantages_are_computed_and_do_not_become_the_components() -> None:
+    """Code written against the fork reads the fields there; NaN, "not scored", would read as 0 from them."""
+    seen: list[set[str]] = []
+
+    class Looks(OwnFit):
+        def fit(self) -> DataProto:
+            data = batch()
+            data.non_tensor_batch["format"] = np.array([np.nan, *FORMAT[1:]], dtype=object)
+
+            def look(*args: Any, **kwargs: Any) -> Any:
+                seen.append({name for name, _ in data.batch.items() if name.startswith("token_level_scores_")})
+                return original(*args, **kwargs)
+
+            registry = core_algos.ADV_ESTIMATOR_REGISTRY
+            original = registry["gdpo"]
+            with mock.patch.dict(registry, {"gdpo": look}):
+                return ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=self.config.algorithm)
+
+    with_fields = Looks(compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.token_scores=True")).fit()
+    without = Looks(compose("algorithm.adv_estimator=gdpo", KEYS)).fit()
+    assert seen == [{"token_level_scores_acc", "token_level_scores_format"}, set()]
+    torch.testing.assert_close(with_fields.batch["advantages"], without.batch["advantages"], atol=0, rtol=0)
+
+
+def test_a_call_outside_any_trainer_takes_its_components_from_the_batch() -> None:
+    config = compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo.epsilon=1e-4")
+    data = ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=config.algorithm)
+    assert per_row(data) == pytest.approx(GDPO, abs=1e-5)
