@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import os
+import shlex
 import subprocess
 import sys
 from itertools import chain
@@ -365,3 +366,32 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path):
     with pytest.raises(VerlExtError, match="config.json"):
         fetch(tmp_path / "made", str(tmp_path))
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "gdpo", "dgpo", "hadw", "drgrpo"])
+def test_the_training_script_composes_and_passes_the_checks(algorithm, tmp_path):
+    from tests.integration.configs import compose
+    from tests.recipes.launchers import run_script
+    from verl_ext.cpu import sizes
+    from verl_ext.integration.config.checks import check_run
+
+    done = run_script(
+        "../scripts/train_real_task.sh", algorithm, "7", "trainer.nnodes=1", DRY_RUN="1", TASK=str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    config = compose(*shlex.split(done.stdout)[4:])
+    check_run(config)
+    sizes.fill(config)
+    assert config.algorithm.adv_estimator == algorithm
+    assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
+    assert config.trainer.total_training_steps == config.trainer.test_freq == 30
+    assert config.actor_rollout_ref.model.path == f"{tmp_path}/model"
+    assert config.algorithm.verl_ext.dump_dir == f"{tmp_path}/runs/{algorithm}-seed-7/dump"
+
+
+def test_the_training_script_asks_for_an_estimator_and_a_seed():
+    from tests.recipes.launchers import run_script
+
+    done = run_script("../scripts/train_real_task.sh", "gdpo", DRY_RUN="1")
+    assert done.returncode == 2
+    assert "train_real_task.sh grpo 1" in done.stderr
