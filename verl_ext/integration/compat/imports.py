@@ -5,7 +5,7 @@ verl imports its plugins in every process, so a plugin's own imports slow every 
 """
 
 # wrapt has post-import hooks too. They run once, so a module of verl that is reloaded would lose our wrappers, its
-# function wrappers cannot be pickled, and it would be one more dependency. It would save about forty lines.
+# function wrappers cannot be pickled, and it would be one more dependency. It would replace most of this file.
 
 from __future__ import annotations
 
