@@ -50,16 +50,20 @@ class SharedPromptCache(Cache):
     def _place(self, prompt_of_row: torch.Tensor) -> None:
         """Rows of a prompt must be neighbours; `place` counts within them."""
         self.prompt_of_row = prompt_of_row
-        _, counts = prompt_of_row.unique_consecutive(return_counts=True)
-        self.place = torch.cat([torch.arange(count) for count in counts.tolist()])
+        rows = torch.arange(len(prompt_of_row))
+        counts = torch.bincount(prompt_of_row)
+        self.place = rows - (counts.cumsum(0) - counts)[prompt_of_row]
         self.grid = torch.zeros(len(self.padding), int(counts.max()), dtype=torch.long)  # a hole reads row 0, unused
-        self.grid[prompt_of_row, self.place] = torch.arange(len(prompt_of_row))
+        self.grid[prompt_of_row, self.place] = rows
 
     def keep(self, rows: torch.Tensor) -> None:
         """Drop all other rows, and the prompts that have none left."""
         self.answers = [[part[rows] for part in layer] for layer in self.answers]
-        prompts, prompt_of_row = self.prompt_of_row[rows].unique(return_inverse=True)
-        if len(prompts) < len(self.padding):
+        prompt_of_row = self.prompt_of_row[rows]
+        left = torch.bincount(prompt_of_row, minlength=len(self.padding)) > 0
+        if not bool(left.all()):
+            prompts = left.nonzero()[:, 0]
+            prompt_of_row = (left.cumsum(0) - 1)[prompt_of_row]
             self.prompts = [(keys[prompts], values[prompts]) for keys, values in self.prompts]
             self.padding = self.padding[prompts]
         self._place(prompt_of_row)
