@@ -1,0 +1,265 @@
+"""Train small policies with exact gradients, and compare the other estimators with grpo over many seeds.
+
+    python scripts/simulate_policies.py            # about two minutes: writes the results, the tables and the picture
+    python scripts/simulate_policies.py --quick    # repeats two seeds; exit status 1 if the stored results differ
+
+A policy is a softmax over a few answers per prompt, so the gradient of its log-probabilities is exact. The advantages
+come from this package's estimators. docs/pages/estimators_compared.md states the model and shows the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from softmax_policies import CONSTANT, EVERY, SEQUENCE, STEPS, TOKEN, Arm, Condition, Curves, Study, World, rates, train
+
+PAGES = Path(__file__).parents[1] / "docs" / "pages"
+RESULTS, PAGE = PAGES / "estimators_compared.json", PAGES / "estimators_compared.md"
+PICTURE = PAGES / "pictures" / "estimators_compared.png"
+SEEDS, QUICK_SEEDS = range(40), range(2)
+
+ONE_RIGHT = ((1, 0),) + ((0, 0),) * 7
+DIFFICULTY = ("hardest third", "hardest third, new prompts", "easiest third", "all prompts")
+STUDIES = {
+    "drgrpo": Study(
+        "Do wrong answers grow where length is free?",
+        (
+            Arm(f"grpo, {SEQUENCE}", loss=SEQUENCE),
+            Arm(f"grpo, {TOKEN}"),
+            Arm(f"drgrpo, {CONSTANT}", "drgrpo", loss=CONSTANT),
+            Arm(f"drgrpo, {SEQUENCE}", "drgrpo", {"check_loss": False}, loss=SEQUENCE),
+        ),
+        ("length of wrong answers", "length of right answers", "all prompts"),
+        ONE_RIGHT[:4],
+        lengths=tuple(range(32, 257, 32)),
+    ),
+    "dgpo": Study(
+        "Do the hardest prompts gain?",
+        (Arm("grpo"), Arm("dgpo", "dgpo"), Arm("dgpo without DQW", "dgpo", {"dqw": False})),
+        DIFFICULTY,
+        ONE_RIGHT,
+    ),
+    "hadw": Study(
+        "Do the hardest prompts gain with 4 rollouts?",
+        (Arm("grpo"), Arm("hadw", "hadw"), Arm("hadw, lambda_scale=1", "hadw", {"lambda_scale": 1.0})),
+        DIFFICULTY,
+        ONE_RIGHT,
+        rollouts=4,
+    ),
+    "gdpo": Study(
+        "Does the reward of small scale gain?",
+        (Arm("grpo"), Arm("gdpo", "gdpo")),
+        ("format", "all prompts", "hardest third"),
+        ((1, 1), (1, 0), (0, 1), (0, 0)) * 2,
+        keys=("correctness", "format"),
+        scales=(6.0, 1.0),
+    ),
+}
+
+CONDITIONS = {
+    "SGD, same step": Condition(same_step=True),
+    "SGD, same rate": Condition(),
+    "Adam": Condition(adam=True),
+    "nothing shared": Condition(same_step=True, sharing=0.0),
+    "nearly all shared": Condition(same_step=True, sharing=60.0),
+}
+
+
+def runs(study: Study, condition: Condition, rate: Mapping[str, float], seeds: range) -> dict[str, Curves]:
+    """Every arm on every seed: label to measures `[seeds, points]`."""
+    found = {}
+    for arm in study.arms:
+        curves = [
+            train(World(study, seed, condition.sharing), arm, rate[arm.label], adam=condition.adam) for seed in seeds
+        ]
+        found[arm.label] = {name: np.array([curve[name] for curve in curves]) for name in study.measures}
+    return found
+
+
+def compare(base: np.ndarray, other: np.ndarray) -> dict[str, float]:
+    """The paired difference over seeds, its spread, the p of a t test, and what would be seen at 80 % power."""
+    from scipy import stats
+
+    gap, count = other - base, len(base)
+    error = float(gap.std(ddof=1)) / count**0.5
+    p = 2 * stats.t.sf(abs(gap.mean()) / error, count - 1) if error else float(not gap.any())
+    seen = (stats.t.ppf(0.975, count - 1) + stats.t.ppf(0.8, count - 1)) * error
+    return {"difference": float(gap.mean()), "spread": float(gap.std(ddof=1)), "p": float(p), "seen": float(seen)}
+
+
+def summary(study: Study, found: Mapping[str, Curves], rate: Mapping[str, float]) -> dict[str, Any]:
+    """What is stored of one study under one condition; values are those after the last step."""
+    base, *others = study.arms
+    last = {label: {name: curve[:, -1] for name, curve in curves.items()} for label, curves in found.items()}
+    since = {
+        label: compare(curves[study.measures[0]][:, 0], last[label][study.measures[0]])
+        for label, curves in found.items()
+    }
+    return {
+        "rates": dict(rate),
+        "values": {
+            label: {name: {"mean": float(x.mean()), "spread": float(x.std(ddof=1))} for name, x in values.items()}
+            for label, values in last.items()
+        },
+        "against_start": since,
+        "against_baseline": {
+            arm.label: {name: compare(last[base.label][name], last[arm.label][name]) for name in study.measures}
+            for arm in others
+        },
+        "first_seeds": {
+            label: {name: x[: len(QUICK_SEEDS)].tolist() for name, x in values.items()}
+            for label, values in last.items()
+        },
+    }
+
+
+def rounded(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: rounded(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [rounded(value) for value in data]
+    return float(f"{data:.7g}")
+
+
+def table(rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def number(name: str) -> str:
+    return ".1f" if name.startswith("length") else ".3f"
+
+
+def changes(study: Study, found: Mapping[str, Any], name: str) -> str:
+    """One row per condition and arm: the measure, its difference from the baseline, p, and what would be seen."""
+    base, form = study.arms[0].label, number(name)
+    rows = [["learning", "estimator", f"with {base}", "with it", "difference", "p", "seen from"]]
+    for condition, one in found.items():
+        before = one["values"][base][name]
+        for label, against in one["against_baseline"].items():
+            after, gap = one["values"][label][name], against[name]
+            cells = [f"{x['mean']:{form}} ± {x['spread']:{form}}" for x in (before, after)]
+            cells += [
+                f"{gap['difference']:+{form}} ± {gap['spread']:{form}}",
+                f"{gap['p']:.2g}",
+                f"{gap['seen']:{form}}",
+            ]
+            rows.append([condition, label, *cells])
+    return table(rows)
+
+
+def growth(study: Study, found: Mapping[str, Any]) -> str:
+    """The change of the first measure since the start, one column per arm."""
+    form = number(study.measures[0])
+    rows = [["learning", *(arm.label for arm in study.arms)]]
+    for condition, one in found.items():
+        cells = [one["against_start"][arm.label] for arm in study.arms]
+        rows.append([condition, *(f"{x['difference']:+{form}} ± {x['spread']:{form}}, p {x['p']:.2g}" for x in cells)])
+    return table(rows)
+
+
+def blocks(results: Mapping[str, Any]) -> dict[str, str]:
+    """The generated parts of the page, by name."""
+    made = {}
+    for key, study in STUDIES.items():
+        found = results["studies"][key]
+        made[key] = changes(study, found, study.measures[0])
+        rest = [f"{name.capitalize()}:\n\n{changes(study, found, name)}" for name in study.measures[1:]]
+        made[f"{key}: other measures"] = "\n\n".join(rest)
+    made["drgrpo: growth"] = growth(STUDIES["drgrpo"], results["studies"]["drgrpo"])
+    return made
+
+
+def filled(page: str, made: Mapping[str, str]) -> str:
+    """The page with its generated parts replaced."""
+    for name, text in made.items():
+        start, end = f"<!-- made: {name} -->\n", "<!-- end -->"
+        before, found, after = page.partition(start)
+        if not found:
+            raise ValueError(f"{PAGE.name} has no line {start.strip()!r}: add it, and {end!r} after it")
+        page = f"{before}{start}\n{text}\n\n{end}{after.partition(end)[2]}"
+    return page
+
+
+def draw(curves: Mapping[str, Mapping[str, dict[str, Curves]]]) -> None:
+    """The first measure of each study over the steps: against the baseline, or for lengths against the start."""
+    from matplotlib.figure import Figure
+    from scipy import stats
+
+    from verl_ext.report.plot import COLOURS
+
+    figure = Figure(figsize=(10.5, 7.6), layout="constrained")
+    for ax, (key, study) in zip(figure.subplots(2, 2).ravel(), STUDIES.items(), strict=True):
+        name, base = study.measures[0], study.arms[0].label
+        long = len(study.lengths) > 1
+        for condition, style in (("SGD, same step", "-"), ("Adam", "--")):
+            found = curves[key][condition]
+            for colour, arm in zip(COLOURS, study.arms if long else study.arms[1:], strict=False):
+                values = found[arm.label][name]
+                gap = values - (values[:, :1] if long else found[base][name])
+                steps, mean = np.arange(gap.shape[1]) * EVERY, gap.mean(axis=0)
+                error = stats.t.ppf(0.975, len(gap) - 1) * gap.std(axis=0, ddof=1) / len(gap) ** 0.5
+                ax.plot(steps, mean, style, color=colour, label=arm.label if style == "-" else None)
+                ax.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)
+        ax.axhline(0, color="#888888", linewidth=0.8)
+        ax.set_title(f"{study.question}\n{name}: change {'since the start' if long else 'against grpo'}", fontsize=10)
+        ax.set_xlabel("training step")
+        ax.legend(fontsize=8, frameon=False)
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"solid: SGD, same step; dashed: Adam; band: 95 % interval of the mean over {len(SEEDS)} seeds")
+    figure.savefig(PICTURE, dpi=110)
+
+
+def differences(results: Mapping[str, Any]) -> list[str]:
+    """Repeat the first seeds with the stored rates; every value that is not the stored one, by name."""
+    wrong = []
+    for key, study in STUDIES.items():
+        for name, condition in CONDITIONS.items():
+            stored = results["studies"][key][name]
+            for label, curves in runs(study, condition, stored["rates"], QUICK_SEEDS).items():
+                for measure, curve in curves.items():
+                    found, expected = curve[:, -1], stored["first_seeds"][label][measure]
+                    if not np.allclose(found, expected, rtol=1e-6, atol=0):
+                        wrong.append(f"{key}, {name}, {label}, {measure}: {found.tolist()}, stored {expected}")
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help="repeat two seeds and compare them with the stored results"
+    )
+    if parser.parse_args().quick:
+        wrong = differences(json.loads(RESULTS.read_text(encoding="utf-8")))
+        print("\n".join(wrong) or f"{len(QUICK_SEEDS)} seeds repeated: all values as stored in {RESULTS.name}")
+        return 1 if wrong else 0
+    try:
+        import matplotlib  # noqa: F401 - before the minutes of work, not after them
+        import scipy  # noqa: F401
+    except ImportError as error:
+        sys.exit(f"{error}: the tables need scipy and the picture matplotlib; pip install scipy matplotlib")
+    began, curves, stored = time.monotonic(), {}, {}
+    for key, study in STUDIES.items():
+        curves[key], stored[key] = {}, {}
+        for name, condition in CONDITIONS.items():
+            rate = rates(study, condition)
+            curves[key][name] = runs(study, condition, rate, SEEDS)
+            stored[key][name] = summary(study, curves[key][name], rate)
+            print(f"{time.monotonic() - began:4.0f} s  {key}: {name}", flush=True)
+    results = rounded({"seeds": len(SEEDS), "steps": STEPS, "studies": stored})
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    draw(curves)
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(results)), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
