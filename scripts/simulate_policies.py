@@ -66,7 +66,8 @@ STUDIES = {
 CONDITIONS = {
     "SGD, same step": Condition(same_step=True),
     "SGD, same rate": Condition(),
-    "Adam": Condition(adam=True),
+    "Adam": Condition(adam=True, mixed=True),
+    "Adam by prompt": Condition(adam=True),
     "nothing shared": Condition(same_step=True, sharing=0.0),
     "nearly all shared": Condition(same_step=True, sharing=60.0),
 }
@@ -76,9 +77,7 @@ def runs(study: Study, condition: Condition, rate: Mapping[str, float], seeds: r
     """Every arm on every seed: label to measures `[seeds, points]`."""
     found = {}
     for arm in study.arms:
-        curves = [
-            train(World(study, seed, condition.sharing), arm, rate[arm.label], adam=condition.adam) for seed in seeds
-        ]
+        curves = [train(World(study, seed, condition.sharing), arm, rate[arm.label], condition) for seed in seeds]
         found[arm.label] = {name: np.array([curve[name] for curve in curves]) for name in study.measures}
     return found
 
@@ -133,13 +132,18 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
-def number(name: str) -> str:
+def digits(name: str) -> str:
     return ".1f" if name.startswith("length") else ".3f"
+
+
+def chance(p: float) -> str:
+    """A p value; where it is tiny its size says nothing, because the differences are not exactly normal."""
+    return f"{p:.2g}" if p >= 1e-6 else "< 1e-6"
 
 
 def changes(study: Study, found: Mapping[str, Any], name: str) -> str:
     """One row per condition and arm: the measure, its difference from the baseline, p, and what would be seen."""
-    base, form = study.arms[0].label, number(name)
+    base, form = study.arms[0].label, digits(name)
     rows = [["learning", "estimator", f"with {base}", "with it", "difference", "p", "seen from"]]
     for condition, one in found.items():
         before = one["values"][base][name]
@@ -148,8 +152,8 @@ def changes(study: Study, found: Mapping[str, Any], name: str) -> str:
             cells = [f"{x['mean']:{form}} ± {x['spread']:{form}}" for x in (before, after)]
             cells += [
                 f"{gap['difference']:+{form}} ± {gap['spread']:{form}}",
-                f"{gap['p']:.2g}",
-                f"{gap['seen']:{form}}",
+                chance(gap["p"]),
+                f"{gap['seen']:.2g}",
             ]
             rows.append([condition, label, *cells])
     return table(rows)
@@ -157,11 +161,13 @@ def changes(study: Study, found: Mapping[str, Any], name: str) -> str:
 
 def growth(study: Study, found: Mapping[str, Any]) -> str:
     """The change of the first measure since the start, one column per arm."""
-    form = number(study.measures[0])
+    form = digits(study.measures[0])
     rows = [["learning", *(arm.label for arm in study.arms)]]
     for condition, one in found.items():
         cells = [one["against_start"][arm.label] for arm in study.arms]
-        rows.append([condition, *(f"{x['difference']:+{form}} ± {x['spread']:{form}}, p {x['p']:.2g}" for x in cells)])
+        rows.append(
+            [condition, *(f"{x['difference']:+{form}} ± {x['spread']:{form}}, p {chance(x['p'])}" for x in cells)]
+        )
     return table(rows)
 
 
@@ -199,7 +205,7 @@ def draw(curves: Mapping[str, Mapping[str, dict[str, Curves]]]) -> None:
     for ax, (key, study) in zip(figure.subplots(2, 2).ravel(), STUDIES.items(), strict=True):
         name, base = study.measures[0], study.arms[0].label
         long = len(study.lengths) > 1
-        for condition, style in (("SGD, same step", "-"), ("Adam", "--")):
+        for condition, style in (("SGD, same step", "-"), ("Adam", "--"), ("Adam by prompt", ":")):
             found = curves[key][condition]
             for colour, arm in zip(COLOURS, study.arms if long else study.arms[1:], strict=False):
                 values = found[arm.label][name]
@@ -214,7 +220,8 @@ def draw(curves: Mapping[str, Mapping[str, dict[str, Curves]]]) -> None:
         ax.legend(fontsize=8, frameon=False)
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"solid: SGD, same step; dashed: Adam; band: 95 % interval of the mean over {len(SEEDS)} seeds")
+    lines = "solid: SGD, same step; dashed: Adam; dotted: Adam by prompt"
+    figure.suptitle(f"{lines}; band: 95 % interval of the mean over {len(SEEDS)} seeds", fontsize=11)
     figure.savefig(PICTURE, dpi=110)
 
 

@@ -5,7 +5,7 @@ docs/pages/estimators_compared.md states the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ EVERY = 5
 """Steps between two measurements."""
 SEQUENCE, TOKEN, CONSTANT = "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"
 Curves = dict[str, np.ndarray]
+Transform = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Condition:
     """How the policies learn."""
 
     adam: bool = False
+    mixed: bool = False
+    """Whether Adam works on an orthogonal mixture of the parameters, in which every prompt has a part."""
     same_step: bool = False
     """Whether each arm's rate makes its first steps as large as the baseline's; if not, all have the same rate."""
     sharing: float = 1.0
@@ -139,6 +142,7 @@ class Policy:
         self.world = world
         self.own = np.zeros_like(world.initial)
         self.shared = np.zeros(world.features.shape[-1])
+        self.size = self.own[:PROMPTS].size + self.shared.size
 
     def probabilities(self, prompts: Any = slice(None)) -> np.ndarray:
         world = self.world
@@ -149,13 +153,25 @@ class Policy:
         policy = self.probabilities(prompts)
         direction = -factors.sum(axis=1, keepdims=True) * policy
         np.add.at(direction, (np.arange(len(prompts))[:, None], drawn), factors)
-        own = np.zeros_like(self.own)
+        own = np.zeros_like(self.own[:PROMPTS])
         own[prompts] = direction
         return np.concatenate([own.ravel(), np.einsum("pj,pjd->d", direction, self.world.features[prompts])])
 
     def move(self, step: np.ndarray) -> None:
-        self.own += step[: self.own.size].reshape(self.own.shape)
-        self.shared += step[self.own.size :]
+        own, shared = np.split(step, [-len(self.shared)])
+        self.own[:PROMPTS] += own.reshape(PROMPTS, -1)
+        self.shared += shared
+
+
+def mixture(size: int, seed: int) -> tuple[Transform, Transform]:
+    """An orthogonal transform and its inverse: random signs, then the Hartley transform, which is its own inverse."""
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], size)
+
+    def hartley(x: np.ndarray) -> np.ndarray:
+        waves = np.fft.fft(x, norm="ortho")
+        return waves.real - waves.imag
+
+    return lambda x: hartley(signs * x), lambda x: signs * hartley(x)
 
 
 class Learner:
@@ -189,17 +205,19 @@ class Learner:
         return self.policy.gradient(prompts, drawn, factors.reshape(drawn.shape))
 
 
-def train(world: World, arm: Arm, rate: float, *, adam: bool) -> Curves:
+def train(world: World, arm: Arm, rate: float, condition: Condition) -> Curves:
     """One run: each measure before the first step and after every `EVERY` steps."""
     learner = Learner(world, arm)
     found = [world.measure(learner.policy.probabilities())]
     first = second = 0.0
+    mix, back = mixture(learner.policy.size, seed=0) if condition.mixed else (np.asarray, np.asarray)
     for step in range(STEPS):
         gradient = learner.gradient(step)
-        if adam:
+        if condition.adam:
+            gradient = mix(gradient)
             first = 0.9 * first + 0.1 * gradient
             second = 0.999 * second + 0.001 * gradient**2
-            gradient = first / (1 - 0.9 ** (step + 1)) / (np.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8)
+            gradient = back(first / (1 - 0.9 ** (step + 1)) / (np.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8))
         learner.policy.move(rate * gradient)
         if (step + 1) % EVERY == 0:
             found.append(world.measure(learner.policy.probabilities()))
@@ -215,11 +233,11 @@ def step_size(worlds: list[World], arm: Arm) -> float:
     return float(np.mean(sizes))
 
 
-def baseline_rate(worlds: list[World], arm: Arm, *, adam: bool) -> float:
+def baseline_rate(worlds: list[World], arm: Arm, condition: Condition) -> float:
     """The rate at which the baseline closes half of the gap between its first accuracy and 1."""
 
     def short(rate: float) -> bool:
-        curves = [train(world, arm, rate, adam=adam)["all prompts"] for world in worlds]
+        curves = [train(world, arm, rate, condition)["all prompts"] for world in worlds]
         first, last = np.mean(curves, axis=0)[[0, -1]]
         return bool(last < (1 + first) / 2)
 
@@ -236,7 +254,7 @@ def baseline_rate(worlds: list[World], arm: Arm, *, adam: bool) -> float:
 def rates(study: Study, condition: Condition) -> dict[str, float]:
     """The learning rate of every arm, to four digits."""
     worlds = [World(study, seed, condition.sharing) for seed in CALIBRATION]
-    rate, found = baseline_rate(worlds, study.arms[0], adam=condition.adam), {}
+    rate, found = baseline_rate(worlds, study.arms[0], condition), {}
     sizes = [step_size(worlds, arm) if condition.same_step else 1.0 for arm in study.arms]
     for arm, size in zip(study.arms, sizes, strict=True):
         found[arm.label] = float(f"{rate * sizes[0] / size:.4g}")

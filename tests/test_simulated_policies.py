@@ -43,8 +43,8 @@ def expected(world, arm):
 def slope(world, function, size=1e-5):
     """The gradient of a function of the policy, by central differences."""
     policy, found = policies.Policy(world), []
-    for at in range(policy.own.size + policy.shared.size):
-        step = np.zeros(policy.own.size + policy.shared.size)
+    for at in range(policy.size):
+        step = np.zeros(policy.size)
         step[at] = size
         policy.move(step)
         above = function(policy)
@@ -134,6 +134,22 @@ def test_all_other_prompts_together_move_a_prompt_as_much_as_its_own_parameters(
     assert not policies.World(simulate.STUDIES["dgpo"], 0, sharing=0.0).features.any()
 
 
+def test_mixing_is_orthogonal_spreads_every_parameter_and_can_be_undone():
+    mix, back = policies.mixture(7, seed=0)
+    matrix = np.array([mix(row) for row in np.eye(7)])
+    assert matrix @ matrix.T == pytest.approx(np.eye(7))
+    assert (np.abs(matrix) > 0.01).all()
+    assert back(mix(np.arange(7.0))) == pytest.approx(np.arange(7.0))
+
+
+def test_adams_first_step_is_equally_large_for_every_estimator():
+    world = policies.World(simulate.STUDIES["dgpo"], 0)
+    mix, _ = policies.mixture(policies.Policy(world).size, seed=0)
+    for arm in simulate.STUDIES["dgpo"].arms:
+        gradient = np.abs(mix(policies.Learner(world, arm).gradient(0)))
+        assert (gradient / (gradient + 1e-8)).mean() == pytest.approx(1.0, abs=1e-3)
+
+
 def test_equal_estimators_show_no_difference():
     grpo = policies.Arm("one"), policies.Arm("other")
     study = policies.Study("", grpo, ("all prompts",), simulate.ONE_RIGHT)
@@ -144,7 +160,9 @@ def test_equal_estimators_show_no_difference():
 
 def test_a_seed_gives_the_same_run_and_another_seed_another():
     study, arm = simulate.STUDIES["hadw"], simulate.STUDIES["hadw"].arms[1]
-    first, again, other = (policies.train(policies.World(study, seed), arm, 1.0, adam=True) for seed in (1, 1, 2))
+    first, again, other = (
+        policies.train(policies.World(study, seed), arm, 1.0, simulate.CONDITIONS["Adam"]) for seed in (1, 1, 2)
+    )
     assert all((first[name] == again[name]).all() for name in study.measures)
     assert all(first[name][-1] != other[name][-1] for name in study.measures)
 
@@ -184,7 +202,7 @@ def test_grpo_closes_half_of_its_gap_on_seeds_that_are_not_compared(results, key
     condition = simulate.CONDITIONS[name]
     study, worlds = calibration(key, condition)
     rate = results["studies"][key][name]["rates"][study.arms[0].label]
-    curves = [policies.train(world, study.arms[0], rate, adam=condition.adam)["all prompts"] for world in worlds]
+    curves = [policies.train(world, study.arms[0], rate, condition)["all prompts"] for world in worlds]
     first, last = np.mean(curves, axis=0)[[0, -1]]
     assert 0.5 <= round((last - first) / (1 - first), 3) < 0.515
 
