@@ -1,6 +1,7 @@
 """Train small policies with exact gradients, and compare the other estimators with grpo over many seeds.
 
     python scripts/simulate_policies.py            # about two minutes: writes the results, the tables and the picture
+    python scripts/simulate_policies.py dgpo       # only this study; the others stay as they are stored
     python scripts/simulate_policies.py --quick    # repeats two seeds; exit status 1 if the stored results differ
 
 A policy is a softmax over a few answers per prompt, so the gradient of its log-probabilities is exact. The advantages
@@ -10,10 +11,11 @@ come from this package's estimators. docs/pages/estimators_compared.md states th
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from softmax_policies import CONSTANT, EVERY, SEQUENCE, STEPS, TOKEN, Arm, Condi
 PAGES = Path(__file__).parents[1] / "docs" / "pages"
 RESULTS, PAGE = PAGES / "estimators_compared.json", PAGES / "estimators_compared.md"
 PICTURE = PAGES / "pictures" / "estimators_compared.png"
-SEEDS, QUICK_SEEDS = range(40), range(2)
+SEEDS, QUICK_SEEDS = range(20), range(2)
 
 ONE_RIGHT = ((1, 0),) + ((0, 0),) * 7
 DIFFICULTY = ("hardest third", "hardest third, new prompts", "easiest third", "all prompts")
@@ -71,13 +73,14 @@ CONDITIONS = {
     "nothing shared": Condition(same_step=True, sharing=0.0),
     "nearly all shared": Condition(same_step=True, sharing=60.0),
 }
+DRAWN = {"SGD, same step": "-", "Adam": "--", "Adam by prompt": ":"}
 
 
 def runs(study: Study, condition: Condition, rate: Mapping[str, float], seeds: range) -> dict[str, Curves]:
     """Every arm on every seed: label to measures `[seeds, points]`."""
-    found = {}
+    found, worlds = {}, [World(study, seed, condition.sharing) for seed in seeds]
     for arm in study.arms:
-        curves = [train(World(study, seed, condition.sharing), arm, rate[arm.label], condition) for seed in seeds]
+        curves = [train(world, arm, rate[arm.label], condition) for world in worlds]
         found[arm.label] = {name: np.array([curve[name] for curve in curves]) for name in study.measures}
     return found
 
@@ -91,6 +94,17 @@ def compare(base: np.ndarray, other: np.ndarray) -> dict[str, float]:
     p = 2 * stats.t.sf(abs(gap.mean()) / error, count - 1) if error else float(not gap.any())
     seen = (stats.t.ppf(0.975, count - 1) + stats.t.ppf(0.8, count - 1)) * error
     return {"difference": float(gap.mean()), "spread": float(gap.std(ddof=1)), "p": float(p), "seen": float(seen)}
+
+
+def line(study: Study, found: Mapping[str, Curves], label: str) -> dict[str, Any]:
+    """The first measure over the steps, against the baseline or for lengths the start, and its 95 % interval."""
+    from scipy import stats
+
+    name = study.measures[0]
+    values = found[label][name]
+    gap = values - (values[:, :1] if len(study.lengths) > 1 else found[study.arms[0].label][name])
+    error = stats.t.ppf(0.975, len(gap) - 1) * gap.std(axis=0, ddof=1) / len(gap) ** 0.5
+    return {"mean": gap.mean(axis=0).tolist(), "error": error.tolist()}
 
 
 def summary(study: Study, found: Mapping[str, Curves], rate: Mapping[str, float]) -> dict[str, Any]:
@@ -108,6 +122,7 @@ def summary(study: Study, found: Mapping[str, Curves], rate: Mapping[str, float]
             for label, values in last.items()
         },
         "against_start": since,
+        "lines": {arm.label: line(study, found, arm.label) for arm in study.arms},
         "against_baseline": {
             arm.label: {name: compare(last[base.label][name], last[arm.label][name]) for name in study.measures}
             for arm in others
@@ -125,6 +140,10 @@ def rounded(data: Any) -> Any:
     if isinstance(data, list):
         return [rounded(value) for value in data]
     return float(f"{data:.7g}")
+
+
+def ordered(names: Iterable[str], found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: found[name] for name in names if name in found}
 
 
 def table(rows: list[list[str]]) -> str:
@@ -194,24 +213,19 @@ def filled(page: str, made: Mapping[str, str]) -> str:
     return page
 
 
-def draw(curves: Mapping[str, Mapping[str, dict[str, Curves]]]) -> None:
+def draw(results: Mapping[str, Any]) -> None:
     """The first measure of each study over the steps: against the baseline, or for lengths against the start."""
     from matplotlib.figure import Figure
-    from scipy import stats
 
     from verl_ext.report.plot import COLOURS
 
     figure = Figure(figsize=(10.5, 7.6), layout="constrained")
     for ax, (key, study) in zip(figure.subplots(2, 2).ravel(), STUDIES.items(), strict=True):
-        name, base = study.measures[0], study.arms[0].label
-        long = len(study.lengths) > 1
-        for condition, style in (("SGD, same step", "-"), ("Adam", "--"), ("Adam by prompt", ":")):
-            found = curves[key][condition]
+        name, long = study.measures[0], len(study.lengths) > 1
+        for condition, style in DRAWN.items():
             for colour, arm in zip(COLOURS, study.arms if long else study.arms[1:], strict=False):
-                values = found[arm.label][name]
-                gap = values - (values[:, :1] if long else found[base][name])
-                steps, mean = np.arange(gap.shape[1]) * EVERY, gap.mean(axis=0)
-                error = stats.t.ppf(0.975, len(gap) - 1) * gap.std(axis=0, ddof=1) / len(gap) ** 0.5
+                mean, error = (np.array(x) for x in results["studies"][key][condition]["lines"][arm.label].values())
+                steps = np.arange(len(mean)) * EVERY
                 ax.plot(steps, mean, style, color=colour, label=arm.label if style == "-" else None)
                 ax.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)
         ax.axhline(0, color="#888888", linewidth=0.8)
@@ -220,32 +234,39 @@ def draw(curves: Mapping[str, Mapping[str, dict[str, Curves]]]) -> None:
         ax.legend(fontsize=8, frameon=False)
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
-    lines = "solid: SGD, same step; dashed: Adam; dotted: Adam by prompt"
+    words = {"-": "solid", "--": "dashed", ":": "dotted"}
+    lines = "; ".join(f"{words[style]}: {condition}" for condition, style in DRAWN.items())
     figure.suptitle(f"{lines}; band: 95 % interval of the mean over {len(SEEDS)} seeds", fontsize=11)
     figure.savefig(PICTURE, dpi=110)
 
 
-def differences(results: Mapping[str, Any]) -> list[str]:
+def differences(results: Mapping[str, Any], studies: list[str]) -> list[str]:
     """Repeat the first seeds with the stored rates; every value that is not the stored one, by name."""
     wrong = []
-    for key, study in STUDIES.items():
-        for name, condition in CONDITIONS.items():
-            stored = results["studies"][key][name]
-            for label, curves in runs(study, condition, stored["rates"], QUICK_SEEDS).items():
-                for measure, curve in curves.items():
-                    found, expected = curve[:, -1], stored["first_seeds"][label][measure]
-                    if not np.allclose(found, expected, rtol=1e-6, atol=0):
-                        wrong.append(f"{key}, {name}, {label}, {measure}: {found.tolist()}, stored {expected}")
+    for key, (name, condition) in itertools.product(studies, CONDITIONS.items()):
+        stored = results["studies"].get(key, {}).get(name)
+        if stored is None:
+            wrong.append(f"{key}, {name}: not stored")
+            continue
+        for label, curves in runs(STUDIES[key], condition, stored["rates"], QUICK_SEEDS).items():
+            for measure, curve in curves.items():
+                found, expected = curve[:, -1], stored["first_seeds"][label][measure]
+                if not np.allclose(found, expected, rtol=1e-6, atol=0):
+                    wrong.append(f"{key}, {name}, {label}, {measure}: {found.tolist()}, stored {expected}")
     return wrong
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="repeat two seeds and compare them with the stored results"
-    )
-    if parser.parse_args().quick:
-        wrong = differences(json.loads(RESULTS.read_text(encoding="utf-8")))
+    parser.add_argument("studies", nargs="*", metavar="study", help=f"only these of {', '.join(STUDIES)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="repeat two seeds and compare with the stored results")
+    parser.add_argument("--missing", action="store_true", help="keep what is stored, run only the rest")
+    options = parser.parse_args()
+    if unknown := [key for key in options.studies if key not in STUDIES]:
+        parser.error(f"unknown study {unknown[0]}, valid: {', '.join(STUDIES)}")
+    stored = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"studies": {}}
+    if options.quick:
+        wrong = differences(stored, options.studies or list(STUDIES))
         print("\n".join(wrong) or f"{len(QUICK_SEEDS)} seeds repeated: all values as stored in {RESULTS.name}")
         return 1 if wrong else 0
     try:
@@ -253,18 +274,20 @@ def main() -> int:
         import scipy  # noqa: F401
     except ImportError as error:
         sys.exit(f"{error}: the tables need scipy and the picture matplotlib; pip install scipy matplotlib")
-    began, curves, stored = time.monotonic(), {}, {}
-    for key, study in STUDIES.items():
-        curves[key], stored[key] = {}, {}
-        for name, condition in CONDITIONS.items():
-            rate = rates(study, condition)
-            curves[key][name] = runs(study, condition, rate, SEEDS)
-            stored[key][name] = summary(study, curves[key][name], rate)
-            print(f"{time.monotonic() - began:4.0f} s  {key}: {name}", flush=True)
-    results = rounded({"seeds": len(SEEDS), "steps": STEPS, "studies": stored})
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    draw(curves)
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(results)), encoding="utf-8")
+    began, studies = time.monotonic(), stored["studies"]
+    for key, (name, condition) in itertools.product(options.studies or STUDIES, CONDITIONS.items()):
+        if options.missing and name in studies.get(key, {}):
+            continue
+        rate = rates(STUDIES[key], condition)
+        found = rounded(summary(STUDIES[key], runs(STUDIES[key], condition, rate, SEEDS), rate))
+        studies[key] = ordered(CONDITIONS, {**studies.get(key, {}), name: found})
+        stored = {"seeds": len(SEEDS), "steps": STEPS, "studies": ordered(STUDIES, studies)}
+        RESULTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+        print(f"{time.monotonic() - began:4.0f} s  {key}: {name}", flush=True)
+    if missing := [key for key in STUDIES if set(studies.get(key, {})) != set(CONDITIONS)]:
+        sys.exit(f"{RESULTS.name} does not have all results of {', '.join(missing)}: run this script with --missing")
+    draw(stored)
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(stored)), encoding="utf-8")
     return 0
 
 

@@ -17,8 +17,8 @@ from verl_ext.core.groups import Groups
 from verl_ext.estimators.grpo import grpo
 
 PROMPTS, BATCH, STEPS, SKILLS = 60, 20, 100, 16
-CALIBRATION = range(1000, 1008)
-"""Seeds for the learning rates; the comparison does not use them."""
+CALIBRATION, SIZES = range(1000, 1004), range(1000, 1032)
+"""Seeds for grpo's learning rate and for the sizes of steps; the comparison does not use them."""
 EVERY = 5
 """Steps between two measurements."""
 SEQUENCE, TOKEN, CONSTANT = "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"
@@ -253,8 +253,8 @@ def baseline_rate(worlds: list[World], arm: Arm, condition: Condition) -> float:
 
 def rates(study: Study, condition: Condition) -> dict[str, float]:
     """The learning rate of every arm, to four digits."""
-    worlds = [World(study, seed, condition.sharing) for seed in CALIBRATION]
-    rate, found = baseline_rate(worlds, study.arms[0], condition), {}
+    worlds = [World(study, seed, condition.sharing) for seed in SIZES]
+    rate, found = baseline_rate(worlds[: len(CALIBRATION)], study.arms[0], condition), {}
     sizes = [step_size(worlds, arm) if condition.same_step else 1.0 for arm in study.arms]
     for arm, size in zip(study.arms, sizes, strict=True):
         found[arm.label] = float(f"{rate * sizes[0] / size:.4g}")

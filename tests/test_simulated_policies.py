@@ -183,14 +183,14 @@ def results():
     return json.loads(simulate.RESULTS.read_text(encoding="utf-8"))
 
 
-def calibration(key, condition):
+def calibration(key, condition, seeds):
     study = simulate.STUDIES[key]
-    return study, [policies.World(study, seed, condition.sharing) for seed in policies.CALIBRATION]
+    return study, [policies.World(study, seed, condition.sharing) for seed in seeds]
 
 
 @pytest.mark.parametrize("key", simulate.STUDIES)
 def test_under_same_step_all_first_steps_are_equally_large(results, key):
-    study, worlds = calibration(key, simulate.CONDITIONS["SGD, same step"])
+    study, worlds = calibration(key, simulate.CONDITIONS["SGD, same step"], policies.SIZES)
     rate = results["studies"][key]["SGD, same step"]["rates"]
     sizes = [rate[arm.label] * policies.step_size(worlds, arm) for arm in study.arms]
     assert sizes == pytest.approx([sizes[0]] * len(sizes), rel=1e-3)
@@ -198,9 +198,9 @@ def test_under_same_step_all_first_steps_are_equally_large(results, key):
 
 @pytest.mark.parametrize(("key", "name"), [*itertools.product(simulate.STUDIES, simulate.CONDITIONS)])
 def test_grpo_closes_half_of_its_gap_on_seeds_that_are_not_compared(results, key, name):
-    assert not set(policies.CALIBRATION) & set(simulate.SEEDS)
+    assert not {*policies.CALIBRATION, *policies.SIZES} & set(simulate.SEEDS)
     condition = simulate.CONDITIONS[name]
-    study, worlds = calibration(key, condition)
+    study, worlds = calibration(key, condition, policies.CALIBRATION)
     rate = results["studies"][key][name]["rates"][study.arms[0].label]
     curves = [policies.train(world, study.arms[0], rate, condition)["all prompts"] for world in worlds]
     first, last = np.mean(curves, axis=0)[[0, -1]]
@@ -208,10 +208,10 @@ def test_grpo_closes_half_of_its_gap_on_seeds_that_are_not_compared(results, key
 
 
 def test_two_seeds_give_the_stored_values_and_others_are_noticed(results):
-    assert simulate.differences(results) == []
+    assert simulate.differences(results, list(simulate.STUDIES)) == []
     changed = copy.deepcopy(results)
     changed["studies"]["dgpo"]["Adam"]["first_seeds"]["dgpo"]["hardest third"][1] += 1e-5
-    (wrong,) = simulate.differences(changed)
+    (wrong,) = simulate.differences(changed, ["dgpo"])
     assert wrong.startswith("dgpo, Adam, dgpo, hardest third")
 
 
