@@ -19,7 +19,7 @@ from verl_ext.integration.config.checks import check_run
 # each run.
 PROGRAM = """
 import json, os, sys
-sys.path.append(ROOT)
+sys.path.insert(0, ROOT)
 from tests.integration.configs import compose
 from verl.trainer import main_ppo
 compose()
