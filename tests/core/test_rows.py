@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from verl_ext.core import rows as rows_module
 from verl_ext.core.groups import Groups
-from verl_ext.core.rows import Rows, broadcast, empty, padding_by_uid, scores, token_counts
+from verl_ext.core.rows import Rows, broadcast, empty, float_mask, padding_by_uid, scores, token_counts
 from verl_ext.errors import DataError
 
 NAN, INF = math.nan, math.inf
@@ -79,9 +78,10 @@ def test_a_session_whose_output_has_no_number_is_named():
 MASKS = [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", MASKS)
-def test_lengths_are_counted_in_the_mask(kind):
-    mask = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 1]]).to(kind)
+def test_lengths_are_counted_in_the_mask(kind, dtype):
+    mask = float_mask(torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 1]]).to(kind), dtype)
     assert token_counts(mask).tolist() == [2, 0, 2]
     assert token_counts(mask).dtype == np.float64
     assert token_counts(mask.t()).tolist() == [2, 1, 1]
@@ -92,11 +92,11 @@ def test_lengths_are_counted_in_the_mask(kind):
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("tokens", [254, 255, 256, 510, 511, 70_000])
 def test_long_responses_are_counted_whole(kind, tokens):
-    """One byte counts to 255, two bytes to 65,535."""
+    """Also those that are longer than the largest number of their type, or than the numbers that it has one by one."""
     mask = torch.ones(2, tokens + 300).to(kind)
     mask[:, tokens:] = 0
     mask[1, 0] = 0
-    assert token_counts(mask).tolist() == [tokens, tokens - 1]
+    assert token_counts(float_mask(mask, torch.float32)).tolist() == [tokens, tokens - 1]
 
 
 def test_a_score_may_stand_behind_the_mask():
@@ -138,7 +138,7 @@ def test_an_advantage_is_broadcast_over_the_tokens_that_count(kind, dtype, large
     per_row = np.append(draw.normal(size=61), [0.0, 6e4, -6e4])
     mask = torch.from_numpy(draw.random((64, 37)) < 0.5)
     mask[0], mask[1] = True, False
-    found = broadcast(per_row, mask.to(kind), dtype)
+    found = broadcast(per_row, float_mask(mask.to(kind), dtype))
     assert found.dtype == dtype
     column = torch.from_numpy(per_row).to(dtype)
     assert torch.equal(found, torch.where(mask, column[:, None], torch.zeros((), dtype=dtype)))
@@ -147,39 +147,20 @@ def test_an_advantage_is_broadcast_over_the_tokens_that_count(kind, dtype, large
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_mask_of_weights_scales_the_advantage(dtype):
-    found = broadcast(np.array([-0.5, 3.0]), torch.tensor([[1.0, 0.25, 0.0], [0.5, 0.0, 1.0]]), dtype)
+    mask = torch.tensor([[1.0, 0.25, 0.0], [0.5, 0.0, 1.0]])
+    found = broadcast(np.array([-0.5, 3.0]), float_mask(mask, dtype))
     assert found.tolist() == [[-0.5, -0.125, 0], [1.5, 0, 3]]
     assert not torch.signbit(found[:, 2]).any()
 
 
-@pytest.mark.parametrize("kind", [torch.int64, torch.bool])
-def test_masks_are_converted_before_they_are_multiplied_or_summed(kind):
-    """torch multiplies floats by whole numbers, and sums bools, many times slower than floats."""
-    seen: list[tuple[str, set[torch.dtype]]] = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            seen.append((function.__name__, {given.dtype for given in args if isinstance(given, torch.Tensor)}))
-            return function(*args, **(kwargs or {}))
-
-    mask = torch.ones(3, 5).to(kind)
-    with Watch():
-        broadcast(np.array([1.0, 2.0, 3.0]), mask, torch.float32)
-        token_counts(mask)
-    products = [kinds for name, kinds in seen if "mul" in name]
-    assert products == [{torch.float32}]
-    assert ("sum.dim_IntList", {torch.bool}) not in seen
-    assert "copy_" in {name.partition(".")[0] for name, _ in seen}
-
-
 def test_advantages_of_whole_numbers_are_float32():
-    assert broadcast(np.array([0.5]), torch.ones(1, 1, dtype=torch.int64), torch.int64).dtype == torch.float32
+    assert float_mask(torch.ones(1, 1, dtype=torch.int64), torch.int64).dtype == torch.float32
 
 
 def test_an_advantage_too_large_for_its_type_is_an_error():
-    assert broadcast(np.array([6e4]), torch.ones(1, 2), torch.float16).tolist() == [[6e4, 6e4]]
+    assert broadcast(np.array([6e4]), torch.ones(1, 2).half()).tolist() == [[6e4, 6e4]]
     with pytest.raises(DataError, match="an advantage of -70000 does not fit torch.float16: scale the rewards down"):
-        broadcast(np.array([6e4, -7e4]), torch.ones(2, 2), torch.float16)
+        broadcast(np.array([6e4, -7e4]), torch.ones(2, 2).half())
 
 
 def test_padding_is_told_by_its_name_and_that_no_token_counts():
@@ -216,9 +197,9 @@ def test_an_infinite_score_does_not_hide_behind_another(seen, score):
 def test_the_largest_float_is_an_advantage():
     largest = float(torch.finfo(torch.float32).max)
     for value in (largest, -largest):
-        assert broadcast(np.array([value]), torch.ones(1, 1), torch.float32).tolist() == [[value]]
+        assert broadcast(np.array([value]), torch.ones(1, 1)).tolist() == [[value]]
     with pytest.raises(DataError, match="does not fit"):
-        broadcast(np.array([-largest * 1.001]), torch.ones(1, 1), torch.float32)
+        broadcast(np.array([-largest * 1.001]), torch.ones(1, 1))
 
 
 @pytest.mark.parametrize(("tokens", "large"), [(rows_module.HUGE // 2 - 1, False), (rows_module.HUGE // 2, True)])
@@ -227,7 +208,7 @@ def test_a_large_result_is_written_into_memory_of_numpys(tokens, large, monkeypa
     monkeypatch.setattr(rows_module, "empty", lambda shape, kind: taken.append(shape) or torch.empty(shape, dtype=kind))
     mask = torch.ones(2, tokens)
     mask[1, 1:] = 0
-    found = broadcast(np.array([0.5, -2.0]), mask, torch.float32)
+    found = broadcast(np.array([0.5, -2.0]), float_mask(mask, torch.float32))
     assert taken == [mask.shape] * large
     assert (found[0] == 0.5).all()
     assert found[1, 0] == -2.0

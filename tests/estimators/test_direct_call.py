@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.calls import call, object_array, tensors
 from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
@@ -25,6 +26,28 @@ EVERY = pytest.mark.parametrize("name", ESTIMATORS)
 def test_advantages_and_returns_are_one_tensor_as_verls_own_are(name):
     found = call(name, X, UIDS, config=config_for(name), components=fields(), state=RunState())
     assert found.returns is found.tensor
+
+
+@EVERY
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool])
+def test_the_mask_is_converted_once_and_not_read_again(name, kind):
+    """torch multiplies floats by whole numbers, and sums bools, many times slower than floats."""
+    mask = torch.tensor([[1, 1, 0]] * len(UIDS)).to(kind)
+    before = mask.clone()
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if any(given is mask for given in args):
+                seen.append(function.__name__.partition(".")[0])
+            return function(*args, **(kwargs or {}))
+
+    settings = OmegaConf.create(config_for(name))
+    with Watch():
+        found, _ = estimator_function(name)(mask * 0.5, mask, UIDS, settings, non_tensor_batch=fields())
+    assert seen == ["mul", "copy_"]  # the first is this test's own
+    assert torch.equal(mask, before)
+    assert found.dtype == torch.float32
 
 
 def test_batch_and_config_may_be_absent():

@@ -13,7 +13,7 @@ from verl_ext.core.batch import Batch, check_finite, unit_accuracy
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Array, Groups
 from verl_ext.core.observe import advantage_metrics, reward_metrics
-from verl_ext.core.rows import Rows, broadcast, padding_by_uid, scores, token_counts
+from verl_ext.core.rows import Rows, broadcast, float_mask, padding_by_uid, scores, token_counts
 from verl_ext.core.state import RunState, plain_state
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
 from verl_ext.estimators import build
@@ -53,10 +53,11 @@ def compute(
     settings, chain = _built(name, config, context)
     uids = _uids(index, token_level_rewards, response_mask)
     _check_mask(response_mask, run_state())
+    mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
     rows, groups = context.rows, None
     if rows is None:
         groups = Groups.of(uids)
-        rows = Rows.of_padding(padding_by_uid(uids, groups, response_mask))
+        rows = Rows.of_padding(padding_by_uid(uids, groups, mask))
     if len(rows.owner) != len(uids):
         raise IntegrationError(
             f"{name} was called with {len(uids)} rows of a batch of {len(rows.owner)}: the trainer "
@@ -64,8 +65,8 @@ def compute(
         )
     labels = rows.labels(uids)
     if not labels:
-        return _both(broadcast(np.zeros(len(uids)), response_mask, token_level_rewards.dtype))
-    builder = BatchBuilder(settings, name, chain, rows, labels, token_level_rewards, response_mask, context)
+        return _both(broadcast(np.zeros(len(uids)), mask))
+    builder = BatchBuilder(settings, name, chain, rows, labels, token_level_rewards, mask, context)
     trajectories = builder.batch(groups if rows.plain else None)
     run = run_state()
     run.readers |= chain.readers
@@ -77,7 +78,7 @@ def compute(
     if settings.verl_ext.dump_dir is not None:
         dump.write(settings, name, trajectories, labels, result.advantages, trainer=context.trainer, run=run)
     context.metrics |= reward_metrics(trajectories) | advantage_metrics(result.advantages) | result.metrics
-    return _both(broadcast(rows.give(result.advantages), response_mask, token_level_rewards.dtype))
+    return _both(broadcast(rows.give(result.advantages), mask))
 
 
 def _built(name: str, config: Any, context: StepContext) -> tuple[Settings, Chain]:
