@@ -13,17 +13,20 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import functools
 import gc
 import importlib
 import importlib.abc
 import importlib.machinery
+import itertools
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ("verl_ext/core", "verl_ext/estimators")
@@ -137,7 +140,8 @@ class Mutant:
     path: str
     line: int
     what: str
-    tree: ast.Module
+    tree: Callable[[], ast.Module]
+    """Makes the change; called only for a mutant that runs."""
 
 
 def mutants(path: Path) -> Iterator[Mutant]:
@@ -149,11 +153,15 @@ def mutants(path: Path) -> Iterator[Mutant]:
         if id(node) in skipped:
             continue
         for what, change in _changes(node):
-            mutated = copy.deepcopy(tree)
-            twin = next(other for position, other in enumerate(ast.walk(mutated)) if position == number)
-            change(twin)
-            ast.fix_missing_locations(mutated)
-            yield Mutant(str(path.relative_to(ROOT)), getattr(node, "lineno", 0), what, mutated)
+            make = functools.partial(_changed, tree, number, change)
+            yield Mutant(str(path.relative_to(ROOT)), getattr(node, "lineno", 0), what, make)
+
+
+def _changed(tree: ast.Module, number: int, change: Callable[[ast.AST], object]) -> ast.Module:
+    """A copy of a module with one change, at the node with that number."""
+    mutated = copy.deepcopy(tree)
+    change(next(itertools.islice(ast.walk(mutated), number, None)))
+    return ast.fix_missing_locations(mutated)
 
 
 def harmless(mutant: Mutant) -> bool:
@@ -190,7 +198,7 @@ def _not_formulas(tree: ast.Module) -> Iterator[int]:
         yield from map(id, out)
 
 
-def _changes(node: ast.AST) -> Iterator[tuple[str, object]]:
+def _changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], object]]]:
     if isinstance(node, ast.Compare) and len(node.ops) >= 1:
         for position, op in enumerate(node.ops):
             for new in COMPARE.get(type(op), ()):
@@ -202,7 +210,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, object]]:
         new_op = ast.Or if isinstance(node.op, ast.And) else ast.And
         yield f"{type(node.op).__name__} -> {new_op.__name__}", lambda n: setattr(n, "op", new_op())
         for position in range(len(node.values)):
-            yield f"operand {position} left out", lambda n, p=position: n.values.pop(p)
+            yield f"operand {position} left out", lambda n, p=position: _drop(n, p)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Invert | ast.Not):
         yield f"{type(node.op).__name__} left out", _identity
     elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
@@ -225,7 +233,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, object]]:
         yield "statement left out", lambda n: setattr(n, "value", ast.Constant(None))
 
 
-def _call_changes(node: ast.Call) -> Iterator[tuple[str, object]]:
+def _call_changes(node: ast.Call) -> Iterator[tuple[str, Callable[[Any], object]]]:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if name in NAMES:
         key = "attr" if isinstance(node.func, ast.Attribute) else "id"
@@ -243,6 +251,12 @@ def _call_changes(node: ast.Call) -> Iterator[tuple[str, object]]:
 
 def _identity(node: ast.UnaryOp) -> None:
     _become(node, node.operand)
+
+
+def _drop(node: ast.BoolOp, position: int) -> None:
+    node.values.pop(position)
+    if len(node.values) == 1:  # Python compiles no `and` with one operand
+        _become(node, node.values[0])
 
 
 def _become(node: ast.AST, other: ast.AST) -> None:
@@ -268,7 +282,7 @@ class Replace(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def exec_module(self, module: object) -> None:
-        exec(compile(self.mutant.tree, self.mutant.path, "exec"), module.__dict__)
+        exec(compile(self.mutant.tree(), self.mutant.path, "exec"), module.__dict__)
 
 
 def run_tests(paths: tuple[str, ...]) -> int:
@@ -286,7 +300,7 @@ def start(mutant: Mutant | None, seconds: int) -> int:
     pid = os.fork()
     if pid:
         return pid
-    signal.alarm(seconds)  # for endless loops, which are counted separately
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # for endless loops, which are counted separately
     os.environ |= {"HYPOTHESIS_PROFILE": "mutation", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -306,7 +320,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=[""], help="parts of `path:line`, such as steps.py:146")
-    parser.add_argument("--seconds", type=int, default=90, help="limit of one mutant")
+    parser.add_argument("--seconds", type=int, default=90, help="CPU time that one mutant may take")
     parser.add_argument("--list", action="store_true", help="print the mutants, run nothing")
     options = parser.parse_args()
     os.chdir(ROOT)
@@ -338,7 +352,7 @@ def main() -> int:
         code = os.waitstatus_to_exitcode(status)
         if code == 0:
             kept = explained if harmless(mutant) else survivors
-        elif code == -signal.SIGALRM:
+        elif code == -signal.SIGPROF:
             kept = endless
         else:
             kept = []
