@@ -215,6 +215,12 @@ def test_a_large_result_is_written_into_memory_of_numpys(tokens, large, monkeypa
     assert found[1].abs().sum() == 2.0
 
 
+def test_a_mask_stays_on_its_device(monkeypatch):
+    """The device `meta` stands for every device but the processor."""
+    monkeypatch.setattr(rows_module, "HUGE", 0)
+    assert float_mask(torch.ones(2, 3, device="meta"), torch.float32).device.type == "meta"
+
+
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), (2, 0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_memory_of_numpys_has_the_shape_and_type_that_was_asked_for(shape, dtype):
