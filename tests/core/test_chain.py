@@ -42,6 +42,12 @@ ALL = Chain((WeighAndSum(), Centre(), Count(), WeighByHistory()))
 SEEN = Capability("soft", 0.5, (0.5,), 1)
 
 
+def test_a_chain_works_per_reward_if_it_does_not_begin_with_the_sum():
+    assert Chain((Centre(), WeighAndSum())).per_reward
+    assert not Chain((WeighAndSum(), Centre())).per_reward
+    assert not Chain(()).per_reward
+
+
 def test_only_steps_with_a_state_are_read():
     assert set(ALL.readers) == {"count", "weigh_by_history"}
     assert ALL.readers["count"](3) == 3

@@ -300,6 +300,7 @@ def test_a_state_without_an_entry_is_damaged(missing):
         {"anchor": "window", "value": None},
         {"anchor": "fixed", "value": 0.5, "window": [], "ticks": -1},
         {"anchor": "fixed", "value": 0.5, "window": [], "ticks": 1.0},
+        {"anchor": "fixed", "value": 0.5, "window": [0.5], "ticks": 0},
     ],
 )
 def test_a_damaged_state_is_refused(wrong):

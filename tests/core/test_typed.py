@@ -68,6 +68,7 @@ BAD = [
     (Literal["a", "b"], "c", "x: unknown value 'c'; valid: 'a', 'b'"),
     (float | None, "1", "x must be a finite number, found '1'"),
     (int | str, 1.5, "x must be an integer, found 1.5; or x must be a string, found 1.5"),
+    (int | str, None, "x must be an integer, found None; or x must be a string, found None"),
     (tuple[float, ...], "12", "x must be a list, found '12'"),
     (tuple[float, ...], 12, "x must be a list, found 12"),
     (tuple[float, ...], [1, "2"], r"x\[1\] must be a finite number, found '2'"),
@@ -78,6 +79,7 @@ BAD = [
     (Inner, {"on": "a", "leest": 1}, r"x: unknown setting 'leest' \(did you mean 'least'\?\); valid: 'least', 'on'"),
     (Inner, {"on": "a", "least": 2}, "x.least must be at most 1, found 2"),
     (Outer, {"inner": {"on": "a"}, "made": 4}, "x: unknown setting 'made'"),
+    (Outer, {"inner": {"on": "a"}, True: 4}, "x: unknown setting 'True'"),  # it has no setting `on`
     (Outer, {"inner": {"on": 3}}, "x.inner.on must be a string, found 3"),
     (complex, 1, "x is declared as .*complex.*, which cannot be read from a configuration: declare it as bool, int"),
     (set[int], {1}, "x is declared as set.int., which cannot be read"),

@@ -65,7 +65,7 @@ class Groups:
         try:
             ids = np.array([codes.setdefault(label, len(codes)) for label in labels], dtype=np.intp)
         except TypeError as error:
-            bad = next(label for label in labels if not isinstance(label, Hashable) or _unhashable(label))
+            bad = next(label for label in labels if _unhashable(label))
             raise DataError(f"group labels must be hashable, found {bad!r} ({type(bad).__name__})") from error
         # numpy sorts 16-bit integers by radix, in linear time.
         keys = ids.astype(np.uint16) if len(codes) <= 65536 else ids

@@ -54,7 +54,7 @@ class Capability:
             raise _damaged(data, f"ticks must be an integer from 0 to {MOST_TICKS}")
         if anchor != "fixed" and ((value is None) != (ticks == 0) or bool(window) != (ticks > 0)):
             raise _damaged(data, "value and window must be set if ticks > 0, and only then")
-        if anchor != "fixed" and len(window) > ticks:
+        if len(window) > ticks:
             raise _damaged(data, "window must not hold more batches than ticks")
         if anchor == "soft" and window and value != window[-1]:
             raise _damaged(data, "value must be the last entry of window")
