@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import json
 import re
@@ -14,11 +15,11 @@ import pytest
 
 from verl_ext.registry import declaration
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-policies = pytest.importorskip("softmax_policies")
-simulate = pytest.importorskip("simulate_policies")
-sys.path.remove(str(SCRIPTS))
+SCRIPTS = str(Path(__file__).parents[1] / "scripts")
+sys.path.insert(0, SCRIPTS)
+policies = importlib.import_module("softmax_policies")
+simulate = importlib.import_module("simulate_policies")
+sys.path.remove(SCRIPTS)
 
 SGD = policies.Condition()
 
@@ -207,6 +208,12 @@ def test_grpo_closes_half_of_its_gap_on_seeds_that_are_not_compared(results, key
     assert 0.5 <= round((last - first) / (1 - first), 3) < 0.515
 
 
+@pytest.mark.parametrize(("key", "name"), [("hadw", "SGD, same step"), ("gdpo", "Adam")])
+def test_the_rule_gives_the_stored_rates(results, key, name):
+    found = policies.rates(simulate.STUDIES[key], simulate.CONDITIONS[name])
+    assert found == pytest.approx(results["studies"][key][name]["rates"], rel=1e-3)
+
+
 def test_two_seeds_give_the_stored_values_and_others_are_noticed(results):
     assert simulate.differences(results, list(simulate.STUDIES)) == []
     changed = copy.deepcopy(results)
@@ -229,3 +236,33 @@ def test_the_page_shows_the_stored_results(results):
 def test_a_page_without_the_place_for_a_table_is_an_error():
     with pytest.raises(ValueError, match="made: dgpo"):
         simulate.filled("# Nothing", {"dgpo": "| a |"})
+
+
+def test_only_what_is_missing_is_run_and_everything_is_drawn(results, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    stored = copy.deepcopy(results)
+    lost = stored["studies"]["gdpo"].pop("Adam")
+    for name, text in (("RESULTS", json.dumps(stored)), ("PAGE", simulate.PAGE.read_text()), ("PICTURE", "")):
+        path = tmp_path / f"{name}.png"
+        path.write_text(text)
+        monkeypatch.setattr(simulate, name, path)
+    monkeypatch.setattr(simulate, "SEEDS", range(3))
+    monkeypatch.setattr(simulate, "rates", lambda *_: lost["rates"])
+    monkeypatch.setattr(sys, "argv", ["simulate", "--missing"])
+    assert simulate.main() == 0
+    found = json.loads(simulate.RESULTS.read_text())["studies"]
+    assert found["gdpo"]["Adam"]["first_seeds"] == lost["first_seeds"]
+    assert [*found["gdpo"]] == [*simulate.CONDITIONS]
+    assert {**found["gdpo"], "Adam": 0} == {**results["studies"]["gdpo"], "Adam": 0}
+    assert simulate.PICTURE.stat().st_size > 10_000
+    shown = simulate.PAGE.read_text()
+    assert simulate.filled(shown, simulate.blocks({"studies": found})) == shown
+
+
+def test_a_study_that_does_not_exist_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["simulate", "dapo"])
+    with pytest.raises(SystemExit) as stopped:
+        simulate.main()
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert all(name in said for name in simulate.STUDIES)
