@@ -35,7 +35,7 @@ def test_reward_rises_rollout_and_trainer_agree_and_everything_is_logged(start):
     saving = ("trainer.test_freq=20", "trainer.save_freq=20")
     run = start("run", "algorithm.adv_estimator=drgrpo", *saving, steps=20, configuration="[cpu,drgrpo]")
     assert run.wait(TIMEOUT) == 0, run.tail()
-    check_estimator("drgrpo", run.metrics, steps=range(1, 21))
+    check_estimator("drgrpo", run.metrics, steps=range(1, 11))  # later every answer may be perfect: no gradient
     assert run.column("reward/score/mean") == pytest.approx(run.column("critic/score/mean"), abs=1e-6)
     # An untrained model draws each of 100 tokens alike: about 0.01 of them are "a".
     assert run.column("critic/score/mean")[0] < 0.1
