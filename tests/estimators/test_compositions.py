@@ -6,6 +6,7 @@ import pytest
 
 from verl_ext.errors import ConfigurationError
 from verl_ext.estimators import build
+from verl_ext.registry import declaration
 from verl_ext.settings import Settings
 
 A, B = {"on": "b", "at_least": 1.0}, {"rewards": {"keys": ["a", "b"]}}
@@ -77,3 +78,10 @@ def test_epsilons_reach_the_steps():
 def test_an_unknown_estimator_names_the_nearest():
     with pytest.raises(ConfigurationError, match=r"unknown estimator 'gdop' \(did you mean 'gdpo'\?\)"):
         build("gdop", Settings())
+
+
+def test_the_preset_of_dgpo_has_the_loss_of_its_paper():
+    """MathForge: a mean over all tokens, and no KL loss."""
+    assert declaration("dgpo").preset == {
+        "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean", "use_kl_loss": False}}
+    }
