@@ -419,3 +419,10 @@ def test_values_off_their_centre_are_moved_to_it(values):
     assert update.metrics["whiten_shift"] == pytest.approx(sum(values) / 2)
     sign = math.copysign(1, values[0] - values[1])
     assert update.values[:, 0] == pytest.approx([sign * math.sqrt(0.5), -sign * math.sqrt(0.5)])
+
+
+def test_rounding_is_judged_by_the_largest_size_of_either_sign():
+    # A mean of 1,500 is rounding beside -2e9, and would not be beside 1e9.
+    values = np.array([[-2e9], [1e9 + 2250.0], [1e9 + 2250.0]])
+    update = Whiten().update(values, Batch.of(values, ["a", "a", "a"]), None)
+    assert update.metrics["whiten_shift"] == 0.0
