@@ -162,7 +162,7 @@ def main() -> int:
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
     parser.add_argument("--seconds", type=float, default=25.0, help="time for each size")
     parser.add_argument(
-        "--least-rounds", type=int, default=7, help="fewest rounds for each size, however long they take"
+        "--least-rounds", type=int, default=21, help="fewest rounds for each size, however long they take"
     )
     parser.add_argument("--rounds", type=int, default=200, help="most rounds for each size")
     parser.add_argument("--output", type=Path, help="write the tables here as well")
