@@ -102,3 +102,28 @@ def test_a_reference_model_counts(model, monkeypatch):
 def test_the_free_memory_is_the_systems(tmp_path):
     free = sizes.free_bytes()
     assert free is None or 0 < free < 1 << 50
+
+
+def remarks(model, *overrides):
+    return list(sizes.remarks(filled(f"actor_rollout_ref.model.path={model}", *overrides), reference=False))
+
+
+def test_the_memory_and_the_micro_batch_are_logged_before_ray_starts(model, caplog, monkeypatch):
+    config = filled(f"actor_rollout_ref.model.path={model}")
+    monkeypatch.setattr(sizes, "free_bytes", lambda: 10**12)
+    with caplog.at_level("INFO", logger="verl_ext"):
+        checks.log_remarks(config)
+    needed = sizes.peak_bytes(config, reference=False) / 1e9
+    assert f"{needed:.1f} GB" in caplog.text
+    assert str(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu) in caplog.text
+
+
+def test_vllm_is_recommended_where_it_is_much_faster(model, tmp_path):
+    def recommended(*overrides):
+        return any("+verl_ext=[cpu,vllm]" in remark for remark in remarks(model, *overrides))
+
+    assert recommended("actor_rollout_ref.rollout.n=1")
+    assert not recommended("actor_rollout_ref.rollout.n=8")
+    assert not recommended("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.name=vllm")
+    (tmp_path / "config.json").write_text(json.dumps({**SMOL, "vocab_size": 128, "num_hidden_layers": 2}))
+    assert not recommended("actor_rollout_ref.rollout.n=1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 from verl_ext.cpu import sizes
 from verl_ext.errors import ConfigurationError, listed, unknown
+
+_log = logging.getLogger("verl_ext")
 
 ROLLOUTS = ("embedded", "vllm")
 ATTENTION = ("sdpa", "eager")
@@ -55,6 +58,16 @@ def check(config: Any) -> None:
             "without an accelerator this configuration cannot run (`+verl_ext=cpu` sets all of it):\n"
             + "\n".join(f"  - {problem}" for problem in problems)
         )
+
+
+def log_remarks(config: Any) -> None:
+    """Log the sizes in force, and what would be faster."""
+    from verl.trainer.ppo.utils import need_reference_policy
+
+    if "actor_rollout_ref" not in config:
+        return
+    for remark in sizes.remarks(config, reference=need_reference_policy(config)):
+        _log.info("%s", remark)
 
 
 def required_cpus(config: Any) -> int:

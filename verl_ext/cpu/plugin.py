@@ -68,6 +68,7 @@ def _watch_configuration(module: ModuleType) -> None:
             activate()
             sizes.fill(config)
             checks.check(config)
+            checks.log_remarks(config)
         else:
             original(config)
 

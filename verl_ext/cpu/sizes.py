@@ -19,6 +19,10 @@ MICRO_BATCH_BYTES = 2.5e9
 """Logits and activations of one micro-batch in a default run."""
 PROCESSES_BYTES = 3.9e9
 """verl's processes with a model of no size (`scripts/bench_start.py`)."""
+FEW_ANSWERS = 4
+"""With fewer answers a prompt, vLLM's build for CPUs generates about twice as fast (`scripts/bench_rollout.py`)."""
+MANY_PARAMETERS = 5e7
+"""From this size on, generation takes long enough for that to matter."""
 COPIES_OF_LOGITS = 6
 """In the update, in fp32: logits, log-softmax, entropy and their gradients."""
 
@@ -110,6 +114,22 @@ def too_large(config: Any, *, reference: bool) -> Iterator[str]:
         f"this run needs about {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free ({key}={tokens}); end "
         f"other programs, set {key}={shortest} (one whole sequence), fewer ranks, or a smaller model"
     )
+
+
+def remarks(config: Any, *, reference: bool) -> Iterator[str]:
+    """What to log at the start: the sizes in force, and when vLLM is the better rollout."""
+    sizes = sizes_of(config.actor_rollout_ref.model.path)
+    needed = peak_bytes(config, reference=reference)
+    if sizes is None or needed is None:
+        return
+    tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+    yield f"this run needs about {needed / 1e9:.1f} GB of memory, with {tokens} tokens in a micro-batch"
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "embedded" and rollout.n < FEW_ANSWERS and sizes.parameters >= MANY_PARAMETERS:
+        yield (
+            "the embedded rollout computes a prompt once for all its answers; with "
+            f"actor_rollout_ref.rollout.n={rollout.n} vLLM generates about twice as fast: '+verl_ext=[cpu,vllm]'"
+        )
 
 
 def free_bytes() -> int | None:
