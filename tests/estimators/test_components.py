@@ -10,6 +10,7 @@ import torch
 
 from tests.calls import call, metrics_of, object_array
 from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
+from tests.facts import facts, says
 from verl_ext.errors import ConfigurationError, DataError
 from verl_ext.estimators import ESTIMATORS
 
@@ -48,42 +49,42 @@ def test_a_score_of_nan_is_not_scored(name):
 @EVERY
 @pytest.mark.parametrize("value", [INF, -INF])
 def test_an_infinite_score_names_the_uid(name, value):
-    with pytest.raises(DataError, match=f"reward 'score' of uid 'b' is {value}"):
+    with pytest.raises(DataError, match=facts("reward 'score'", "uid 'b'", f"is {value}")):
         call(name, [1.0, 0.0, value, 0.0], UIDS, config=config_for(name, rewards={"keys": ["score"]}))
 
 
 def test_an_infinite_component_names_key_and_uid():
-    with pytest.raises(DataError, match="reward 'y' of uid 'a' is inf"):
+    with pytest.raises(DataError, match=facts("reward 'y'", "uid 'a'", "inf")):
         gdpo(components=fields(y=np.array([0, INF, 1, 2])))
 
 
 @pytest.mark.parametrize("name", ["dgpo", "hadw"])
 def test_an_infinite_accuracy_is_refused_even_with_a_threshold(name):
     columns = {"acc": np.array([INF, 0.0, 0.0, 1.0])}
-    with pytest.raises(DataError, match="reward 'acc' of uid 'a' is inf"):
+    with pytest.raises(DataError, match=facts("reward 'acc'", "uid 'a'", "inf")):
         call(name, X, UIDS, config={"rewards": {"accuracy_threshold": 0.5}}, components=columns)
 
 
 @pytest.mark.parametrize(
     ("wrong", "shown"),
     [
-        ("0.5", r"'0\.5' \(str\)"),
-        (None, r"None \(NoneType\)"),
-        ([1.0, 2.0], r"\[1\.0, 2\.0\] \(list\)"),
-        ({"score": 1}, r"\(dict\)"),
-        (1 + 2j, r"\(complex\)"),
-        (np.complex128(1 + 2j), r"\(complex128\)"),
-        (np.array(["1"]), r"\(ndarray\)"),
+        ("0.5", ("'0.5'", "str")),
+        (None, ("None", "NoneType")),
+        ([1.0, 2.0], ("[1.0, 2.0]", "list")),
+        ({"score": 1}, ("{'score': 1}", "dict")),
+        (1 + 2j, ("(1+2j)", "complex")),
+        (np.complex128(1 + 2j), ("(1+2j)", "complex128")),
+        (np.array(["1"]), ("array(['1']", "ndarray")),
     ],
 )
 @pytest.mark.parametrize("container", [list, object_array])
 def test_a_reward_that_is_no_number_is_shown_with_its_uid(wrong, shown, container):
-    with pytest.raises(DataError, match=rf"reward 'y' of uid 'b' is .*{shown}"):
+    with pytest.raises(DataError, match=facts("reward 'y'", "uid 'b'", *shown)):
         gdpo(components=fields(y=container([0.0, 1.0, wrong, 2.0])))
 
 
 def test_an_array_of_strings_is_no_reward():
-    with pytest.raises(DataError, match=r"reward 'y' of uid 'a' is .*'0\.5'"):
+    with pytest.raises(DataError, match=facts("reward 'y'", "uid 'a'", "'0.5'")):
         gdpo(components=fields(y=np.array(["0.5", "1", "2", "3"])))
 
 
@@ -109,30 +110,30 @@ def test_truth_values_are_numbers(column):
 
 
 def test_a_number_beyond_float64_is_refused():
-    with pytest.raises(DataError, match="too large for float64"):
+    with pytest.raises(DataError, match=facts("reward 'y'", "float64")):
         gdpo(components=fields(y=[10**400, 0, 0, 1]))
 
 
 @pytest.mark.parametrize(
     ("column", "found"),
     [
-        ([1.0, 2.0], "list of length 2"),
-        (np.zeros(8), "ndarray of length 8"),
-        (3.0, "3.0"),
-        (np.array(3.0), r"array\(3\.\)"),
-        ("good", "'good'"),
-        ({"a": 1}, "'a': 1"),
+        ([1.0, 2.0], ("list", "length 2")),
+        (np.zeros(8), ("ndarray", "length 8")),
+        (3.0, (3.0,)),
+        (np.array(3.0), ("array(3.)",)),
+        ("good", ("'good'",)),
+        ({"a": 1}, ("{'a': 1}",)),
     ],
 )
 @pytest.mark.parametrize("uids", [UIDS, ["a", "a", "b", "pad"]])
 def test_a_component_must_have_one_entry_a_row(column, found, uids):
     lengths = [1, 1, 1, 0 if uids[3] == "pad" else 1]
-    with pytest.raises(DataError, match=rf"reward 'y' is .*{found}.*, expected 4 numbers"):
+    with pytest.raises(DataError, match=facts("reward 'y'", *found, "4 numbers")):
         call("gdpo", [0.0] * 4, uids, lengths, config=GDPO, components=fields(y=column))
 
 
 def test_a_component_of_several_columns_is_refused():
-    with pytest.raises(DataError, match=r"shape \(4, 2\), expected \(4,\)"):
+    with pytest.raises(DataError, match=facts("reward 'y'", "(4, 2)", "(4,)")):
         gdpo(components=fields(y=np.zeros((4, 2))))
 
 
@@ -148,12 +149,12 @@ def test_gdpo_without_keys_lists_what_the_samples_have():
     columns = fields(uid=object_array(UIDS), note=["a", "b", "c", "d"], size=7)
     with pytest.raises(ConfigurationError) as error:
         gdpo(config={}, components=columns)
-    assert "algorithm.rewards.keys=[...]" in str(error.value)
-    assert str(error.value).endswith("the samples have 'acc', 'score', 'x', 'y'")
+    assert says(error.value, "gdpo", "algorithm.rewards.keys=[...]", "'acc', 'score', 'x', 'y'")
+    assert not says(error.value, "'note'")
 
 
 def test_hadw_on_gdpo_needs_keys_as_well():
-    with pytest.raises(ConfigurationError, match=r"hadw .*algorithm\.rewards\.keys"):
+    with pytest.raises(ConfigurationError, match=facts("hadw", "algorithm.rewards.keys=[...]")):
         call("hadw", X, UIDS, config={"hadw": {"base": "gdpo"}}, components=fields())
 
 
@@ -162,13 +163,13 @@ def test_a_key_that_no_sample_has_suggests_the_nearest():
     columns = {"x": np.array(X), "accuracy": np.array(Y)}
     with pytest.raises(ConfigurationError) as error:
         gdpo(config=config, components=columns)
-    assert "algorithm.rewards.keys: unknown reward component 'acuracy' (did you mean 'accuracy'?)" in str(error.value)
-    assert "valid: 'accuracy', 'score', 'x'" in str(error.value)
+    assert says(error.value, "algorithm.rewards.keys", "'acuracy'", "did you mean 'accuracy'")
+    assert says(error.value, "'accuracy', 'score', 'x'")
 
 
 @pytest.mark.parametrize("given", [None, {}])
 def test_keys_without_any_components_say_that_there_is_the_score_alone(given):
-    with pytest.raises(ConfigurationError, match="unknown reward component 'x'; valid: 'score'$"):
+    with pytest.raises(ConfigurationError, match=facts("algorithm.rewards.keys", "'x'", "valid: 'score'")):
         gdpo(components=given)
 
 
@@ -201,5 +202,5 @@ def test_token_scores_behind_the_mask_may_be_nan():
 
 @pytest.mark.parametrize("shape", [(4,), (4, 3), (3, 2), (4, 2, 1)])
 def test_token_scores_of_another_shape_are_refused(shape):
-    with pytest.raises(DataError, match=r"'token_level_scores_y' is .* expected a tensor \(4, 2\)"):
+    with pytest.raises(DataError, match=facts("'token_level_scores_y'", "tensor (4, 2)")):
         gdpo(lengths=[2] * 4, batch={"token_level_scores_y": torch.zeros(shape)})

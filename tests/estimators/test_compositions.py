@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.facts import facts
 from verl_ext.errors import ConfigurationError
 from verl_ext.estimators import build
 from verl_ext.registry import declaration
@@ -76,7 +77,7 @@ def test_epsilons_reach_the_steps():
 
 
 def test_an_unknown_estimator_names_the_nearest():
-    with pytest.raises(ConfigurationError, match=r"unknown estimator 'gdop' \(did you mean 'gdpo'\?\)"):
+    with pytest.raises(ConfigurationError, match=facts("estimator 'gdop'", "did you mean 'gdpo'")):
         build("gdop", Settings())
 
 
