@@ -9,6 +9,7 @@ import numpy as np
 from verl_ext.compare.rollouts import TOKENS, Rollouts
 from verl_ext.core.groups import Groups
 from verl_ext.errors import ConfigurationError, printable
+from verl_ext.registry import ESTIMATORS
 from verl_ext.report import groups as dumped
 
 PATTERN = dumped.PATTERN
@@ -24,12 +25,12 @@ def read(path: Path, length: str | None) -> Rollouts:
     order = np.lexsort((dump.table["update"], dump.table["step"]))
     groups = Groups.of(dump.groups.ids[order].tolist())
     columns = {key: dump.table[f"reward/{key}"][order] for key in dump.keys}
-    names = tuple(columns)
-    for extra, name in (("accuracy", "accuracy"), ("total", "total")):
-        if extra in dump.table and name not in columns:
-            columns[name] = dump.table[extra][order]
+    for name in ("accuracy", "total"):
+        if name in dump.table and name not in columns:
+            columns[name] = dump.table[name][order]
     run_as = sorted(set(dump.table["estimator"])) if "estimator" in dump.table else []
-    notes = [f"the run's estimator: {', '.join(map(printable, run_as))}; `total` is its weighted sum of the rewards"]
+    total = "its weighted sum of the rewards" if set(run_as) <= set(ESTIMATORS) else "the score"
+    notes = [f"the run's estimator: {', '.join(map(printable, run_as))}; `total` is {total}"]
     if dump.left_out:
         notes += [f"{len(dump.left_out)} unreadable file(s) left out:", *map(printable, dump.left_out)]
     uids = dump.table["uid"][order]
@@ -40,7 +41,7 @@ def read(path: Path, length: str | None) -> Rollouts:
         groups=groups,
         prompts=uids[groups.firsts].tolist(),
         columns=columns,
-        names=(*names, *(name for name in ("accuracy", "total") if name in columns and name not in names)),
+        names=tuple(columns),
         total="total",
         lengths=dump.table["tokens"][order].astype(np.float64),
         unit=TOKENS,

@@ -26,6 +26,9 @@ BASELINE = "grpo"
 ON_SUM = "grpo (sum)"
 """grpo on the weighted sum of the named rewards."""
 ACCURACY = "acc"
+"""The reward that is the accuracy in a run, if the scorer returns it."""
+DUMPED_ACCURACY = "accuracy"
+"""The column of a dump with the accuracy that the run used."""
 _SETTING = re.compile(r"\s+(?=[+~]*[\w.@/]+=)")
 """Where a setting begins. Spaces inside `[...]` and `{...}` are followed by no `KEY=`."""
 _WIDEST = 26
@@ -193,9 +196,13 @@ class _Labels(Sequence[Any]):
 
 
 def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:
-    """The reward that is the accuracy, and its values in [0, 1]: as in a run, `acc` by default, else the score."""
+    """The reward that is the accuracy, and its values in [0, 1].
+
+    As in a run it is `acc` by default, else the score; in a dump the accuracy that was dumped comes before the score.
+    """
     own = settings.rewards
-    key = own.accuracy_key or next((name for name in (ACCURACY, "accuracy") if name in rollouts.names), rollouts.total)
+    names = (ACCURACY,) if rollouts.source is not None else (ACCURACY, DUMPED_ACCURACY)
+    key = own.accuracy_key or next((name for name in names if name in rollouts.names), rollouts.total)
     values = rollouts.column(key, "algorithm.rewards.accuracy_key")
     check_finite(values[:, None], [key], _Labels(rollouts, slice(0, len(values))))
     return key, unit_accuracy(values, key=key, threshold=own.accuracy_threshold, where="algorithm.rewards")
