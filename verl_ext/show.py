@@ -60,7 +60,7 @@ def configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[str
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from omegaconf import OmegaConf
 
-        from verl_ext.integration.config.read import misspelt, plain, select
+        from verl_ext.integration.config import read
     except ImportError as error:
         raise ConfigurationError("reading settings needs Hydra, as in verl: pip install hydra-core") from error
     config = _loaded(path)
@@ -68,12 +68,12 @@ def configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[str
     for text in overrides:
         key, value = _override(text, parser)
         OmegaConf.update(config, key, value, force_add=True)
-    algorithm, mode = select(config, "algorithm"), select(config, _LOSS)
+    algorithm, mode = read.select(config, "algorithm"), read.select(config, _LOSS)
     if not (algorithm is None or OmegaConf.is_dict(algorithm)) or not (mode is None or isinstance(mode, str)):
         raise ConfigurationError(f"algorithm must be a section and {_LOSS} a string, found {algorithm!r} and {mode!r}")
-    for complaint in misspelt(algorithm or ()):
+    for complaint in read.misspelt(algorithm or ()):
         raise ConfigurationError(complaint)
-    return plain(algorithm), mode or "token-mean"
+    return read.plain(algorithm), mode or "token-mean"
 
 
 def _loaded(path: Path | None) -> Any:

@@ -23,14 +23,14 @@ BESIDE = (
 """Metrics shown below the rewards, if they are logged."""
 
 
-def sparkline(values: Array, width: int = WIDTH) -> str:
+def sparkline(values: Array) -> str:
     """Draw a curve in one line of text. Each mark is the mean over its share of the steps.
 
     >>> import numpy as np
     >>> sparkline(np.arange(8.0)), sparkline(np.array([1.0, 1.0]))
     ('▁▂▃▄▅▆▇█', '▁▁')
     """
-    count = min(width, len(values))
+    count = min(WIDTH, len(values))
     edges = [round(at * len(values) / count) for at in range(count + 1)]
     means = [float(values[low:high].mean()) for low, high in itertools.pairwise(edges)]
     low, high = min(means), max(means)

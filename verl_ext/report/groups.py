@@ -36,7 +36,7 @@ class Dump:
 
     def first(self, column: str) -> Any:
         """`[G]` the value of a column that all trajectories of a group share."""
-        return self.table[column][self.groups.order[self.groups.starts]]
+        return self.table[column][self.groups.firsts]
 
     @property
     def varies(self) -> Bools:

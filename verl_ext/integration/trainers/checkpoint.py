@@ -13,6 +13,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.core.state import RunState
 from verl_ext.errors import CheckpointError
 from verl_ext.files import replacing, sync_folder
+from verl_ext.integration.compat.names import STEP_FOLDER
 
 logger = logging.getLogger("verl_ext")
 
@@ -72,7 +73,7 @@ def save_for(trainer: Any, run: RunState) -> None:
     A run without state removes the state of an earlier run whose checkpoint it overwrites.
     """
     step = step_of(trainer)
-    folder = Path(trainer.config.trainer.default_local_dir) / f"global_step_{step}"
+    folder = Path(trainer.config.trainer.default_local_dir) / f"{STEP_FOLDER}{step}"
     if any(run.states.values()):
         logger.info("saved the estimators' state to %s", save(folder, run, step=step))
     else:
@@ -103,7 +104,7 @@ def load_for(trainer: Any, run: RunState, *, name: str, chain: Chain) -> None:
     if config.resume_mode == "resume_path":
         folder = Path(config.resume_from_path)
     else:
-        folder = Path(config.default_local_dir) / f"global_step_{step_of(trainer)}"
+        folder = Path(config.default_local_dir) / f"{STEP_FOLDER}{step_of(trainer)}"
     if load(folder, run, step=step_of(trainer)):
         if name not in run.states:
             logger.warning("%s has no state of %s: its history starts empty", folder / FILE, name)

@@ -128,7 +128,7 @@ class GroupFilter:
         several = batch.groups.sizes > 1
         score_varies, kept = batch.groups.varies(scores), varies.any(axis=1) | ~several
         mean = batch.groups.mean(scores)
-        order = [components.labels[row] for row in batch.groups.order[batch.groups.starts].tolist()]
+        order = [components.labels[row] for row in batch.groups.firsts.tolist()]
         for uid, keep, score in zip(order, kept.tolist(), mean.tolist(), strict=True):
             self.decided[str(uid)] = None if keep else score
         self._warn_if_all_dropped(kept)
