@@ -59,7 +59,9 @@ class VerlExtSettings:
     """`algorithm.verl_ext`: dumps of advantages, and the guards that protect a run."""
 
     dump_dir: str | None = None
-    """Folder for one parquet file per update, with the rewards, group statistics and advantage of every trajectory."""
+    """Folder for one parquet file per update, with the rewards, group statistics and advantage of every trajectory.
+
+    With an estimator of verl's own, `rewards.keys` must be set."""
     dump_every: int = limited(1, low=1)
     """Write a file every so many steps."""
     dump_limit_mb: float = limited(200.0, above=0.0)

@@ -157,10 +157,9 @@ def _complaints(kind: str, texts: tuple[str, ...]) -> Iterator[str]:
 
 def _held(verdict: Verdict, config: Any) -> Iterator[str]:
     """Messages about folders of this run that another run has locked."""
-    from verl_ext.estimators import ESTIMATORS
     from verl_ext.integration.guards import run_lock
 
-    if verdict.settings is None or verdict.name not in ESTIMATORS or verdict.errors:
+    if verdict.settings is None or verdict.errors:
         return
     for folder, use in run_lock.folders(config, verdict.settings):
         try:

@@ -21,14 +21,14 @@ def wrap_checked(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def checked(config: Any, *args: Any, **kwargs: Any) -> Any:
         from verl_ext.integration.config.checks import check_run
-        from verl_ext.integration.config.read import estimator_name, read_settings
+        from verl_ext.integration.config.read import estimator_name, settings_in_force
         from verl_ext.integration.guards import guard, nodes, run_lock
 
         check_run(config, unregistered=True)
+        settings = settings_in_force(config)
+        for folder, use in run_lock.folders(config, settings):
+            guard.attempt("lock_folders", settings.verl_ext, run_lock.require_free, folder, use)
         if estimator_name(config) in ESTIMATORS:
-            settings = read_settings(config.algorithm)
-            for folder, use in run_lock.folders(config, settings):
-                guard.attempt("lock_folders", settings.verl_ext, run_lock.require_free, folder, use)
             guard.attempt("check_nodes", settings.verl_ext, nodes.check_when_ray_runs, settings.verl_ext)
         return original(config, *args, **kwargs)
 

@@ -145,10 +145,14 @@ def test_wrong_settings_are_refused(setting, message):
     assert message in str(caught.value)
 
 
-def test_an_estimator_of_verls_own_dumps_nothing_and_says_so(caplog):
+def test_an_estimator_of_verls_own_dumps_named_rewards_only(caplog):
+    grpo = ("algorithm.adv_estimator=grpo", "+algorithm.verl_ext.dump_dir=x")
     with caplog.at_level(logging.WARNING, "verl_ext"):
-        check_run(compose("algorithm.adv_estimator=grpo", "+algorithm.verl_ext.dump_dir=x"))
-    assert "dump_dir has no effect on verl's grpo" in caplog.text
+        check_run(compose(*grpo, KEYS))
+        assert "dump_dir" not in caplog.text
+        check_run(compose(*grpo))
+    for fact in ("algorithm.verl_ext.dump_dir", "grpo", "algorithm.rewards.keys"):
+        assert fact in caplog.text
 
 
 def report(capsys, *arguments):

@@ -107,14 +107,23 @@ def test_a_trainer_claims_its_folder(
 
 
 @pytest.mark.parametrize(
-    ("estimator", "refused"), [("gdpo", True), ("grpo", False)], ids=["ours", "verl's own, which dumps nothing"]
+    ("estimator", "refused"),
+    [
+        (("algorithm.adv_estimator=gdpo",), True),
+        (("algorithm.adv_estimator=grpo", "algorithm.rewards.keys=[acc]"), True),
+        (("algorithm.adv_estimator=grpo", "algorithm.rewards.keys=null"), False),
+    ],
+    ids=["ours", "verl's own with named rewards", "verl's own, which dumps nothing"],
 )
 def test_a_trainer_claims_the_folder_of_its_dump(
-    tmp_path: Path, owner: subprocess.Popen[str], estimator: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    owner: subprocess.Popen[str],
+    estimator: tuple[str, ...],
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(run_lock.hold.__kwdefaults__, "patience", 0.0)
-    overrides = (f"algorithm.adv_estimator={estimator}", f"+algorithm.verl_ext.dump_dir={tmp_path}")
-    trainer = legacy(tmp_path / "own", *overrides)
+    trainer = legacy(tmp_path / "own", *estimator, f"+algorithm.verl_ext.dump_dir={tmp_path}")
     if refused:
         with pytest.raises(ConfigurationError) as caught:
             trainer._load_checkpoint()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from verl import DataProto
@@ -21,6 +23,7 @@ from tests.integration.trainers.legacy_runs import (
     HADW,
     KEYS,
     LENGTHS,
+    UIDS,
     OwnFit,
     batch,
     own_fit,
@@ -96,6 +99,19 @@ def test_verl_s_own_grpo_logs_named_rewards_and_keeps_its_advantages() -> None:
     assert per_row(watched) == per_row(plain)
     assert metrics["reward/format/mean"] == 5 / 8
     assert not [name for name in without if name.startswith("reward/")]
+
+
+def test_verl_s_own_grpo_dumps_its_advantages_beside_the_named_rewards(tmp_path: Path) -> None:
+    dump = f"+algorithm.verl_ext.dump_dir={tmp_path}"
+    _, [(watched, metrics)] = own_fit("algorithm.adv_estimator=grpo", KEYS, dump)
+    (path,) = tmp_path.glob("*.parquet")
+    table = pq.read_table(path).to_pydict()
+    assert table["uid"] == UIDS
+    assert table["reward/format"] == FORMAT
+    assert table["total"] == np.add(ACCURACY, FORMAT).tolist()
+    assert table["tokens"] == LENGTHS
+    assert table["advantage"] == pytest.approx(per_row(watched), abs=1e-6)
+    assert metrics["reward/format/mean"] == 5 / 8
 
 
 def test_token_scores_stand_on_the_last_token() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transfer_queue as tq
@@ -15,6 +17,7 @@ from tensordict import TensorDict
 from tests.integration.configs import compose
 from tests.integration.pipeline import Pipeline, answers_to
 from tests.integration.trainers.v1_runs import ACC, DGPO, DRGRPO, GDPO, HADW, PADDED, as_batch, assert_same, components
+from verl_ext.compare.dumps import read as read_dump
 from verl_ext.core.rows import Rows
 from verl_ext.integration.trainers import rollout_data
 from verl_ext.integration.trainers.attach import attach
@@ -126,6 +129,26 @@ def test_verl_s_own_grpo_logs_named_rewards_and_keeps_its_advantages(pipeline: P
     assert watched.metrics[1]["reward/acc/mean"] == pytest.approx(4 / 12)
     assert watched.metrics[1]["reward/format/dead_groups"] == 0.0
     assert plain.trainer._verl_ext.watches is False
+
+
+def test_verl_s_own_grpo_dumps_its_advantages_beside_the_named_rewards(pipeline: Pipeline, tmp_path: Path) -> None:
+    result = pipeline.run(
+        "worked",
+        "algorithm.adv_estimator=grpo",
+        "+algorithm.rewards.keys=[acc,format]",
+        f"+algorithm.verl_ext.dump_dir={tmp_path}",
+        PADDED["worked"],
+    )
+    (path,) = tmp_path.glob("*.parquet")
+    table = pq.read_table(path).to_pydict()
+    assert set(table["estimator"]) == {"grpo"}
+    assert len(table["uid"]) == 12  # without padding
+    assert sum(table["reward/acc"]) == 4
+    assert sum(table["total"]) == 10
+    (update,) = result.updates
+    assert sorted(table["advantage"]) == pytest.approx(sorted(map(update.advantage, update.rows())), abs=1e-6)
+    rollouts = read_dump(tmp_path, None)
+    assert set(rollouts.names) == {"acc", "format", "total"}
 
 
 def test_verl_s_own_grpo_writes_token_scores_on_request(pipeline: Pipeline) -> None:

@@ -57,13 +57,17 @@ def write(
     *,
     trainer: Any,
     run: RunState,
+    total: Array | None = None,
 ) -> None:
     """Write one file for this update and remove the oldest files.
 
-    A resumed run replaces the files of the steps that it repeats. If the disk is full, log a warning and stop dumping.
+    `total` is the score that an estimator of verl's own used. A resumed run replaces the files of the steps that it
+    repeats. If the disk is full, log a warning and stop dumping.
     """
     own = settings.verl_ext
-    step = int(trainer.global_steps) if trainer is not None else next(_calls)
+    step = int(getattr(trainer, "global_steps", -1))
+    if step < 0:
+        step = next(_calls)
     # verl's asynchronous trainers make several updates a step.
     update = int(getattr(trainer, "local_trigger_step", 0))
     if own.dump_dir is None or FAILED in run.warned or step % own.dump_every:
@@ -72,6 +76,8 @@ def write(
         folder = Path(own.dump_dir)
         folder.mkdir(parents=True, exist_ok=True)
         values = columns(settings, batch)
+        if total is not None:
+            values["total"] = total
         size = len(advantages)
         where = {"step": np.full(size, step), "update": np.full(size, update), "estimator": [name] * size}
         ends = {"uid": [storable(label) for label in labels], "advantage": advantages}

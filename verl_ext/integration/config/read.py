@@ -21,12 +21,25 @@ _LOSS = "actor_rollout_ref.actor.loss_agg_mode"
 _DEFAULT_LOSS = "token-mean"
 
 
-def read_settings(algorithm: Any, *, loss_agg_mode: str | None = None) -> Settings:
+def read_settings(algorithm: Any) -> Settings:
     """Settings of an `algorithm` section: a DictConfig, verl's `AlgoConfig`, a mapping, or None for the defaults.
 
     The actor's loss comes from the whole configuration if the section is part of one.
     """
-    return Settings.parse(plain(algorithm), loss_agg_mode=loss_agg_mode or loss_of(algorithm))
+    return Settings.parse(plain(algorithm), loss_agg_mode=loss_of(algorithm))
+
+
+def settings_in_force(config: Any) -> Settings:
+    """The settings of a checked run; the defaults if an estimator of verl's own runs beside entries that are wrong.
+
+    The check has logged a warning about those.
+    """
+    try:
+        return read_settings(config.algorithm)
+    except ConfigurationError:
+        if estimator_name(config) in ESTIMATORS:
+            raise
+        return Settings()
 
 
 def entries() -> tuple[str, ...]:

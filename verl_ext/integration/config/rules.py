@@ -61,10 +61,11 @@ def _unused_settings(run: RunConfig) -> Iterator[str]:
             f"algorithm.{section} is set, but algorithm.adv_estimator={run.name} does not use it: remove it, or "
             f"set algorithm.adv_estimator={section}"
         )
-    if run.name not in ESTIMATORS and run.settings.verl_ext.dump_dir is not None:
+    own = run.settings
+    if run.name not in ESTIMATORS and own.verl_ext.dump_dir is not None and own.rewards.keys is None:
         yield (
-            f"algorithm.verl_ext.dump_dir has no effect on verl's {run.name}: only advantages of verl_ext's "
-            f"estimators are dumped ({listed(ESTIMATORS)})"
+            f"algorithm.verl_ext.dump_dir has no effect on verl's {run.name} without named rewards: set "
+            "algorithm.rewards.keys=[...], or remove it"
         )
     if run.name not in ESTIMATORS and run.settings.rewards.weights is not None:
         yield (

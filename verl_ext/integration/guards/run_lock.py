@@ -17,6 +17,8 @@ from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from verl_ext.errors import ConfigurationError
+from verl_ext.estimators import ESTIMATORS
+from verl_ext.integration.config.read import estimator_name
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
@@ -43,12 +45,13 @@ _held: dict[Path, FileLock] = {}
 
 
 def folders(config: Any, settings: Settings) -> list[tuple[str, Use]]:
-    """The folders that a run with an estimator of ours writes to."""
+    """The folders to lock: the dump, and the checkpoints if the estimator is ours."""
     used = []
+    ours = estimator_name(config) in ESTIMATORS
     home = OmegaConf.select(config, "trainer.default_local_dir")
-    if home is not None and (OmegaConf.select(config, "trainer.save_freq") or -1) > 0:
+    if ours and home is not None and (OmegaConf.select(config, "trainer.save_freq") or -1) > 0:
         used.append((str(home), CHECKPOINTS))
-    if settings.verl_ext.dump_dir is not None:
+    if settings.verl_ext.dump_dir is not None and (ours or settings.rewards.keys is not None):
         used.append((settings.verl_ext.dump_dir, DUMP))
     return used
 

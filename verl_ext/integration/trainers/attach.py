@@ -14,13 +14,13 @@ from omegaconf import OmegaConf
 
 from verl_ext.core.chain import Chain
 from verl_ext.core.state import RunState
-from verl_ext.errors import ConfigurationError, IntegrationError, listed
+from verl_ext.errors import IntegrationError, listed
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration.advantage import dump
 from verl_ext.integration.advantage.context import fit
 from verl_ext.integration.compat import hooks
 from verl_ext.integration.config import checks
-from verl_ext.integration.config.read import estimator_name, read_settings
+from verl_ext.integration.config.read import estimator_name, settings_in_force
 from verl_ext.integration.guards import guard, nodes, run_lock, tracker
 from verl_ext.integration.trainers import checkpoint
 from verl_ext.settings import Settings
@@ -65,19 +65,13 @@ class TrainerRun:
 def attach(trainer: Any, config: Any) -> TrainerRun:
     """Check the configuration and attach a `TrainerRun` to the trainer."""
     checks.check_run(config, unregistered=True)
-    name = estimator_name(config)
-    try:
-        settings = read_settings(config.algorithm)
-    except ConfigurationError:  # another estimator's entries; `check_run` has logged a warning
-        if name in ESTIMATORS:
-            raise
-        settings = Settings()
-    run = TrainerRun(name, settings)
+    settings = settings_in_force(config)
+    run = TrainerRun(estimator_name(config), settings)
     if run.watches:
         _require_wrapper(type(trainer), run)
     if run.ours:
         guard.attempt("check_nodes", settings.verl_ext, nodes.check_in_trainer)
-    if run.ours and settings.verl_ext.dump_dir is not None:
+    if run.watches and settings.verl_ext.dump_dir is not None:
         dump.prepare(settings.verl_ext.dump_dir)
     setattr(trainer, ATTRIBUTE, run)
     if run.ours:
@@ -194,19 +188,20 @@ def wrap_load(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def before_load(trainer: Any) -> None:
-    """Lock the output folders and repair an empty tracker, before a trainer with our estimator loads its checkpoint.
+    """Lock the folders that this package writes to, and repair an empty tracker, before a checkpoint is loaded.
 
     This runs at loading, not in `__init__`: the fully asynchronous trainer has a rollouter in another process. That is
     a trainer too, and it must not take the lock.
     """
     run = run_of(trainer)
-    if run is None or not run.ours:
+    if run is None or not run.watches:
         return
     own = run.settings.verl_ext
     for folder, use in run_lock.folders(trainer.config, run.settings):
         guard.attempt("lock_folders", own, run_lock.hold, folder, use)
-    state_file = checkpoint.FILE if run.stateful else None
-    guard.attempt("repair_tracker", own, tracker.repair, trainer, state_file=state_file)
+    if run.ours:
+        state_file = checkpoint.FILE if run.stateful else None
+        guard.attempt("repair_tracker", own, tracker.repair, trainer, state_file=state_file)
 
 
 def load_state(trainer: Any) -> None:

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Groups
-from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows, padding_by_uid, scores
 from verl_ext.errors import IntegrationError
 from verl_ext.integration.advantage.components import Components
 from verl_ext.integration.advantage.context import Fit, StepContext, activate, current, fit, fitting
+from verl_ext.integration.advantage.watched import watch
 from verl_ext.integration.compat import contract, hooks
 from verl_ext.integration.compat.names import SCORE, TOKEN_FIELD
 from verl_ext.integration.trainers import attach
@@ -79,38 +78,45 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
             trainer=around.trainer,
             run=run,
             fields=data.non_tensor_batch,
-            # A copy, because `_log_and_write` adds fields that are not a process reward model's.
+            # A copy, because `_write_token_scores` adds fields that are not a process reward model's.
             tensors=dict(data.batch.items()),
         )
-        if not run.ours or run.settings.rewards.token_scores:
-            _log_and_write(context, data, run)
+        named = None if run.ours and not run.settings.rewards.token_scores else _components(context, data)
+        if named is not None and run.settings.rewards.token_scores:
+            _write_token_scores(data, *named, run)
         with use_run_state(run.state), activate(context):
             result = original(data, *args, **kwargs)
+        if named is not None and not run.ours:
+            context.metrics |= watch(run, *named, lambda: result.batch, trainer=around.trainer, state=run.state)
         around.metrics.update(context.metrics)
         return result
 
     return compute_advantage
 
 
-def _log_and_write(context: StepContext, data: Any, run: attach.TrainerRun) -> None:
-    """Log the named rewards if the estimator is verl's own, and write the token-score fields if they are set."""
-    mask, keys = data.batch["response_mask"], run.settings.rewards.keys or ()
-    uids = data.non_tensor_batch["uid"].tolist()
+def _components(context: StepContext, data: Any) -> tuple[Rows, Components]:
+    """The rows and named rewards of a batch."""
+    mask, uids = data.batch["response_mask"], data.non_tensor_batch["uid"].tolist()
     rows = Rows.of_padding(padding_by_uid(uids, Groups.of(uids), mask))
     # The batch's score, unless the reward function returns a component of that name.
     fields = {SCORE: scores(data.batch["token_level_scores"], mask), **(context.fields or {})}
-    components = Components.of_batch(rows, rows.labels(uids), mask, fields, context.tensors)
-    columns = [components.column(key, "algorithm.rewards.keys") for key in keys]
-    if not run.ours:
-        context.metrics |= reward_metrics(Batch.of(np.stack(columns, axis=1), components.labels, keys=keys))
-    if run.settings.rewards.token_scores:
-        every, last = last_tokens(data.batch, mask)
-        for key, column in zip(keys, columns, strict=True):
-            if components.per_token(key):
-                continue  # keep a process reward model's field
-            field = torch.zeros(mask.shape, dtype=torch.float32)
-            field[every, last] = torch.from_numpy(rows.give(np.nan_to_num(column, nan=0.0))).float()[every]
-            data.batch[TOKEN_FIELD + key] = field
+    return rows, Components.of_batch(rows, rows.labels(uids), mask, fields, context.tensors)
+
+
+def _write_token_scores(data: Any, rows: Rows, components: Components, run: attach.TrainerRun) -> None:
+    """Write `token_level_scores_<key>`: each reward on the last token of its response, 0 elsewhere.
+
+    A field that exists already, a process reward model's, is kept.
+    """
+    mask = data.batch["response_mask"]
+    every, last = last_tokens(data.batch, mask)
+    for key in run.settings.rewards.keys or ():
+        if components.per_token(key):
+            continue
+        column = components.column(key, "algorithm.rewards.keys")
+        field = torch.zeros(mask.shape, dtype=torch.float32)
+        field[every, last] = torch.from_numpy(rows.give(np.nan_to_num(column, nan=0.0))).float()[every]
+        data.batch[TOKEN_FIELD + key] = field
 
 
 def last_tokens(tensors: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_ext.core.batch import Batch
-from verl_ext.core.observe import reward_metrics
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
 from verl_ext.integration.advantage.components import Components, token_totals
 from verl_ext.integration.advantage.context import StepContext, activate, current
+from verl_ext.integration.advantage.watched import watch
 from verl_ext.integration.compat import contract
 from verl_ext.integration.compat.names import SCORE, TOKEN_FIELD
 from verl_ext.integration.guards import failures, guard, workers
@@ -67,7 +66,8 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
                 "verl's without using verl's registry of estimators"
             )
         if not run.ours:
-            context.metrics |= watched_metrics(run, components, rows)
+            tensors = functools.partial(dense_tensors, batch)
+            context.metrics |= watch(run, rows, components, tensors, trainer=self, state=run.state)
         metrics.update(context.metrics)
         metrics[MISSING] = missing
         return result
@@ -153,13 +153,14 @@ def fetch_components(batch: Any, rows: Rows, run: TrainerRun) -> Components:
     return Components(labels=labels, token_scores=totals, infos=infos, fields=own)
 
 
-def watched_metrics(run: TrainerRun, components: Components, rows: Rows) -> dict[str, float]:
-    """Metrics of the named rewards for an estimator of verl's own."""
-    keys = run.settings.rewards.keys or ()
-    if not len(rows.scored):
-        return {}
-    columns = [components.column(key, "algorithm.rewards.keys") for key in keys]
-    return reward_metrics(Batch.of(np.stack(columns, axis=1), components.labels, keys=keys))
+def dense_tensors(batch: Any) -> dict[str, torch.Tensor]:
+    """The advantages of a batch, its mask and scores, padded."""
+    data = rollout_data.read(batch.keys, batch.partition_id, ["advantages", "response_mask", "rm_scores"])
+    return {
+        "advantages": _dense(data["advantages"]),
+        "response_mask": _dense(data["response_mask"]),
+        "token_level_scores": _dense(data["rm_scores"]),
+    }
 
 
 def write_token_scores(batch: Any, rows: Rows, components: Components, run: TrainerRun) -> None:
