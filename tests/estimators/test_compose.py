@@ -154,7 +154,7 @@ def test_what_is_no_list_is_refused(steps):
 
 
 def test_settings_that_the_list_cannot_honour_are_refused():
-    with pytest.raises(ConfigurationError, match=facts("use_kl_in_reward=True", "compose")):
+    with pytest.raises(ConfigurationError, match=facts("use_kl_in_reward=True", "use_kl_loss=True")):
         composed("centre", "weigh_and_sum", use_kl_in_reward=True)
     assert composed(*SUMMED, use_kl_in_reward=True).steps
     with pytest.raises(ConfigurationError, match=facts("norm_adv_by_std_in_grpo=False", "scale_by_std")):
