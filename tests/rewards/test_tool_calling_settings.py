@@ -1,0 +1,158 @@
+"""Tool calls: schedules over the steps, and the errors of settings and of ground truths."""
+
+import numpy as np
+import pytest
+
+from tests.facts import facts, says
+from tests.rewards.tool_answers import ONE, RESPONSE, F, G, calls, correctness
+from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.rewards.tool_calling import check_ground_truth, check_kwargs, compute_score
+
+
+@pytest.mark.parametrize(
+    ("scale", "step", "best", "worst"),
+    [  # (format, correctness)
+        ("two_stage", 1, (1, 1), (0, -1)),
+        ("two_stage", 29, (1, 1), (0, -1)),
+        ("two_stage", 30, (0.5, 3), (0, -3)),
+        ("linear", 1, (2 - 1 / 150, 2 + 1 / 150), (2 / 150 - 2, -2 - 1 / 150)),
+        ("linear", 30, (1.8, 2.2), (-1.6, -2.2)),  # p = 0.2
+        ("linear", 75, (1.5, 2.5), (-1, -2.5)),
+        ("linear", 120, (1.2, 2.8), (-1, -2.8)),  # 2 * 0.8 - 2 = -0.4 is above -1
+        ("linear", 150, (1, 3), (-1, -3)),
+        ("linear", 999, (1, 3), (-1, -3)),
+    ],
+)
+def test_a_scale_moves_the_ranges_with_the_step(scale, step, best, worst):
+    info = {"max_global_steps": step - 1}  # steps that are finished when the answer is written
+    good, bad = (compute_score("rlla", answer, ONE, info, scale=scale) for answer in (ONE, ""))
+    assert (good["format"], good["correctness"]) == pytest.approx(best)
+    assert (bad["format"], bad["correctness"]) == pytest.approx(worst)
+    assert compute_score("rlla", RESPONSE, RESPONSE, info, scale=scale)["correctness"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "step", "words", "length"),
+    [
+        ({"length": "fixed"}, None, 0, 0),
+        ({"length": "fixed"}, None, 100, 0.2),  # 100 / 512 = 0.195
+        ({"length": "fixed"}, None, 509, 0.99),  # 509 / 512 = 0.994
+        ({"length": "fixed"}, None, 512, 1),
+        ({"length": "fixed"}, None, 2000, 1),
+        ({"length": "growing"}, 0, 348, 0.9),  # the first step: 348 / 386.4 = 0.901
+        ({"length": "growing"}, 104, 96, 0.15),  # step 105: 96 / 640
+        ({"length": "growing"}, 209, 96, 0.11),  # 96 / 896 = 0.107
+    ],
+)
+def test_length_counts_the_words_of_the_think_section(kwargs, step, words, length):
+    answer = calls(F, think=" word" * words)
+    score = compute_score("rlla", answer, ONE, {"max_global_steps": step}, **kwargs)
+    assert score == {"format": 1, "correctness": 3, "length": length, "score": 4 + length}
+
+
+def test_length_is_of_the_last_think_section_and_needs_both_tags():
+    words = " word" * 128
+
+    def length(answer: str) -> float:
+        return compute_score("rlla", answer, ONE, length="fixed")["length"]
+
+    assert length(f"<think>{words}</think><think>{words}{words}</think>{words}") == 0.5
+    assert length(f"</think><think>{words}") == 0.25
+    assert length(f"<think>{words}") == 0
+    assert length(f"{words}</think>") == 0
+
+
+def test_the_step_may_be_a_numpy_integer():
+    assert correctness(ONE, ONE, {"max_global_steps": np.int64(74)}, scale="linear") == 2.5
+
+
+NO_STEPS = [{"max_global_steps": step} for step in (None, -1, "3", 2.5)]
+
+
+@pytest.mark.parametrize("info", [None, {}, {"global_step": 3}, *NO_STEPS])
+@pytest.mark.parametrize("kwargs", [{"scale": "linear"}, {"scale": "two_stage"}, {"length": "growing"}])
+def test_a_schedule_without_a_step_says_where_it_comes_from(info, kwargs):
+    told = facts("extra_info['max_global_steps']", "reward.reward_manager.name=naive")
+    with pytest.raises(ConfigurationError, match=told):
+        compute_score("rlla", ONE, ONE, info, **kwargs)
+
+
+def test_without_a_schedule_no_step_is_needed():
+    assert correctness(ONE, ONE, {"max_global_steps": None}, length="fixed") == 3
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "told"),
+    [
+        ({"maching": "greedy"}, ("reward_kwargs", "'maching'", "did you mean 'matching'")),
+        (
+            {"matching": "greddy"},
+            ("reward_kwargs.matching", "'greddy'", "mean 'greedy'", "'greedy', 'optimal'"),
+        ),
+        ({"credit": True}, ("reward_kwargs.credit", "'True'", "'exact'")),
+        ({"length": False}, ("reward_kwargs.length", "'False'", "'fixed', 'growing', 'omitted'")),
+        ({"matching": None}, ("reward_kwargs.matching", "single", "NoneType")),
+        ({"correctness_max": [1]}, ("reward_kwargs.correctness_max", "single", "list", "[1]")),
+        ({"correctness_max": "3"}, ("reward_kwargs.correctness_max", "finite", "'3'")),
+        ({"correctness_max": True}, ("reward_kwargs.correctness_max", "finite", "True")),
+        ({"correctness_max": float("nan")}, ("reward_kwargs.correctness_max", "finite", "nan")),
+        ({"correctness_max": 0}, ("reward_kwargs.correctness_max", "above 0", "found 0.0")),
+        ({"correctness_max": 1, "scale": "linear"}, ("correctness_max=1.0", "no effect", "scale='linear'")),
+        ({"credit": "exact", "matching": "optimal"}, ("credit='exact'", "no effect", "matching='optimal'")),
+        ({"credit": "exact", "names": "ordered"}, ("credit='exact'", "no effect", "names='ordered'")),
+    ],
+)
+def test_a_wrong_setting_is_refused(kwargs, told):
+    for check in (check_kwargs, lambda found: compute_score("rlla", ONE, ONE, **found)):
+        with pytest.raises(ConfigurationError, match=facts(*told)):
+            check(kwargs)
+
+
+def test_a_number_accepted_before_does_not_let_an_equal_boolean_pass():
+    check_kwargs({"correctness_max": 1})
+    with pytest.raises(ConfigurationError, match=facts("correctness_max", "found True")):
+        check_kwargs({"correctness_max": True})
+
+
+def test_optimal_matching_without_scipy_names_the_package(monkeypatch):
+    monkeypatch.setattr("verl_ext.rewards.options.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=facts("matching='optimal'", "'scipy'", "pip install 'scipy>=1.10'")):
+        check_kwargs({"matching": "optimal", "correctness_max": 2.875})  # not checked before, with scipy
+
+
+@pytest.mark.parametrize(
+    ("truth", "told"),
+    [
+        (None, ("non-empty string", None)),
+        (b"x", ("non-empty string", b"x")),
+        (" \n", ("non-empty string", repr(" \n"))),
+        ("hello", ("well-formed", "expected <think>...</think>;")),
+        (F, ("well-formed", "expected <think>...</think>;")),
+        (ONE.replace("</think>\n", "</think>"), ("well-formed", r"<think>...</think>\n<tool_call>\n...\n</tool_call>")),
+        (ONE.removesuffix("</tool_call>"), ("well-formed", r"<tool_call>\n...\n</tool_call>")),
+        (f"{ONE}\n<tool_call>\n{G}\n</tool_call>", ("well-formed", r"<tool_call>\n...\n</tool_call>")),
+        (f"{RESPONSE}\n{ONE.partition(chr(10))[2]}", ("well-formed", r"<tool_call>\n...\n</tool_call>")),
+        (calls(F[:-1]), ("tool call 1", "JSON")),
+        (calls(F, "", G), ("tool call 2", "JSON")),
+        (calls(""), ("tool call 1", "JSON")),
+        (calls(F, "[" * 100_000), ("tool call 2", "JSON")),
+        (calls("1"), ("tool call 1", "string 'name'")),
+        (calls('{"name": 1, "parameters": {}}'), ("tool call 1", "string 'name'")),
+        (calls('{"name": "f", "arguments": {}}'), ("tool call 1", "object 'parameters'")),
+        (calls('{"name": "f", "parameters": []}'), ("tool call 1", "object 'parameters'")),
+        (calls('{"name": "f", "parameters": {"a": NaN}}'), ("tool call 1", "JSON", "NaN")),
+        (calls('{"name": "f", "parameters": {"a": 1, "a": 2}}'), ("tool call 1", "JSON", "twice")),
+    ],
+)
+def test_a_malformed_ground_truth_is_an_error_that_names_the_row(truth, told):
+    with pytest.raises(DataError, match=facts("row 17 of 'rlla'", *told)):
+        compute_score("rlla", ONE, truth, {"index": 17})
+    with pytest.raises(DataError, match=facts("a row", *told)):
+        check_ground_truth(truth)
+
+
+def test_a_long_ground_truth_is_quoted_in_part():
+    with pytest.raises(DataError) as error:
+        compute_score("rlla", ONE, "x" * 10_000)
+    assert len(str(error.value)) < 1000
+    assert says(error.value, "extra_info", "'index'")
