@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import facts
 from verl_ext import Batch, Settings, build, registry
 from verl_ext.registry import ESTIMATORS
 
@@ -87,7 +88,7 @@ def test_its_settings_are_checked_and_shown(clipped, capsys):
     from verl_ext.cli import main
     from verl_ext.integration.config.presets import preset
 
-    with pytest.raises(ValueError, match=r"algorithm\.clipped\.limit must be above 0, found 0"):
+    with pytest.raises(ValueError, match=facts("algorithm.clipped.limit", "above 0", "found 0")):
         Settings.parse({"clipped": {"limit": 0}})
     assert preset("clipped")["algorithm"]["clipped"] == {"limit": 0.5}
     assert main(["show", "clipped", "algorithm.clipped.limit=2"]) == 0

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests import reference
+from tests.facts import facts
 from tests.integration.configs import compose as configuration
 from verl_ext import Batch, Settings, build
 from verl_ext.cli import main
@@ -54,7 +55,7 @@ def test_a_fifth_estimator_as_the_page_writes_it(my_steps):
 
 
 def test_a_setting_of_it_out_of_its_range_is_refused(my_steps):
-    with pytest.raises(ValueError, match=r"\(my_steps:Clip\).limit must be above 0, found -1"):
+    with pytest.raises(ValueError, match=facts("(my_steps:Clip).limit", "above 0", "found -1")):
         check_run(
             configuration(
                 "algorithm.adv_estimator=compose",

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.facts import facts
 from tests.report.test_log import TORN
 from verl_ext import jsonl
 from verl_ext.errors import DataError
@@ -47,7 +48,7 @@ def test_a_dump_of_torn_lines_alone_is_an_error_that_counts_them(tmp_path, capsy
 def test_data_with_a_line_that_cannot_be_used_is_refused_with_its_number(case, tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_bytes(b'{"a": 1}\n\n' + BAD[case] + b"\n")
-    with pytest.raises(DataError, match=r"train\.jsonl, line 3 "):
+    with pytest.raises(DataError, match=facts(path, "line 3")):
         read([path], split("a"))
 
 

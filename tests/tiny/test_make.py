@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import facts
 from verl_ext.cpu.tiny.make import Recipe, code, made, make
 from verl_ext.cpu.tiny.model import IGNORED, batches, encode, make_model
 from verl_ext.cpu.tiny.tasks import TASKS
@@ -141,13 +142,13 @@ def test_an_older_task_is_whole_until_the_new_one_takes_its_place(tmp_path, monk
 
 def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigurationError, match="is not a tiny task"):
+    with pytest.raises(ConfigurationError, match=facts(tmp_path, "not a tiny task")):
         make(tmp_path, SMALL)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_numbers_below_one_are_refused():
-    with pytest.raises(ConfigurationError, match="warm_up_steps must be at least 1, found 0"):
+    with pytest.raises(ConfigurationError, match=facts("warm_up_steps", "at least 1", "found 0")):
         Recipe("sums", warm_up_steps=0)
 
 
