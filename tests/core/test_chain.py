@@ -1,4 +1,4 @@
-"""What a chain keeps between batches, and what it refuses to go on from."""
+"""How a chain applies its steps, what it keeps between batches, and what it refuses to go on from."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from tests.batches import ACC, LENGTHS, UIDS
 from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step, Update
 from verl_ext.core.history import Capability, WeighByHistory
-from verl_ext.core.steps import Centre, WeighAndSum
-from verl_ext.errors import CheckpointError
+from verl_ext.core.steps import Balance, Centre, WeighAndSum
+from verl_ext.errors import CheckpointError, ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -110,3 +111,39 @@ def test_chains_of_the_same_steps_are_equal_whatever_their_metrics_are_called():
     steps = (WeighAndSum(), Centre())
     assert Chain(steps, {"centre": "mine"}) == Chain(steps)
     assert Chain(steps[:1]) != Chain(steps)
+
+
+def test_a_chain_must_end_with_one_value():
+    batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"))
+    with pytest.raises(ConfigurationError, match=facts("['centre']", "shape (1, 2)", "weigh_and_sum")):
+        Chain((Centre(),))(batch)
+
+
+def test_a_chain_holds_a_step_with_a_state_once():
+    with pytest.raises(ConfigurationError, match=facts("once", "['weigh_by_history', 'weigh_by_history']")):
+        Chain((WeighAndSum(), WeighByHistory(), WeighByHistory("window")))
+
+
+def test_a_chain_applies_its_steps_in_order():
+    # Centre first: (1 - 2) * 2 = -2. Sum first gives the same here, so use the KL part: sum, then centre removes it.
+    batch = Batch.of([[1], [3]], ["g"] * 2, kl_reward=np.array([5.0, 5.0]))
+    assert Chain((Centre(), WeighAndSum((2.0,))))(batch).advantages.tolist() == [3, 7]  # -2 + 5, 2 + 5
+    assert Chain((WeighAndSum((2.0,)), Centre()))(batch).advantages.tolist() == [-2, 2]
+
+
+def test_a_chain_gathers_metrics_and_returns_new_state():
+    chain = Chain((WeighAndSum(), Centre(), Balance(), WeighByHistory()))
+    assert chain.stateful
+    batch = Batch.of([[r] for r in ACC], UIDS, lengths=LENGTHS, accuracy=ACC)
+    before = chain.init()
+    result = chain(batch, before)
+    assert before == chain.init()
+    assert set(result.state) == {"weigh_by_history"}
+    assert result.state["weigh_by_history"].ticks == 1
+    assert {"balance/z", "weigh_by_history/batch_accuracy"} <= set(result.metrics)
+    assert not Chain((WeighAndSum(), Centre())).stateful
+
+
+def test_what_is_not_scored_gets_no_advantage():
+    batch = Batch.of([[1], [0], [np.nan]], ["g"] * 3)
+    assert Chain((WeighAndSum(), Centre()))(batch).advantages.tolist() == [0.5, -0.5, 0]

@@ -10,8 +10,7 @@ import pytest
 from tests.facts import facts, says
 from verl_ext.core.batch import Batch
 from verl_ext.core.history import Capability, WeighByHistory
-from verl_ext.core.typed import make
-from verl_ext.errors import CheckpointError, ConfigurationError
+from verl_ext.errors import CheckpointError
 
 NAN = math.nan
 
@@ -178,12 +177,6 @@ def test_the_window_anchor_is_the_mean_with_this_batch():
     assert [u.metrics["eta_t"] for u in updates] == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("anchor", "fixed"), [("fixed", None), ("soft", 0.5), ("window", 0.0)])
-def test_the_fixed_anchor_is_given_where_it_is_used_and_nowhere_else(anchor, fixed):
-    with pytest.raises(ConfigurationError, match="fixed_anchor"):
-        WeighByHistory(anchor, fixed_anchor=fixed)
-
-
 def test_the_fixed_anchor_stays():
     updates = follow(WeighByHistory("fixed", fixed_anchor=0.3, lambda_scale=2.0), [0.1, 0.8])
     np.testing.assert_allclose(updates[0].values, 2 * math.exp(0.2))  # hard, a positive advantage grows
@@ -236,132 +229,3 @@ def test_a_batch_without_accuracy_changes_nothing(anchor):
 def test_a_state_of_another_anchor_is_refused():
     with pytest.raises(CheckpointError, match=facts("anchor=window", "algorithm.hadw.anchor=soft")):
         WeighByHistory("soft").update(np.ones((2, 1)), batch(1.0), Capability("window", 0.5, (0.5,), 1))
-
-
-def test_an_accuracy_is_needed():
-    with pytest.raises(ConfigurationError, match=facts("'weigh_by_history'", "accuracy", "[0, 1]")):
-        WeighByHistory().update(np.ones((1, 1)), Batch.of([[1.0]], ["g"]), None)
-
-
-SOUND = {"anchor": "soft", "value": 0.5, "window": [0.25, 0.5], "ticks": 2}
-
-
-def test_a_sound_state_is_read():
-    assert Capability.from_dict(SOUND) == Capability("soft", 0.5, (0.25, 0.5), 2)
-    assert Capability.from_dict(SOUND | {"value": None, "window": [], "ticks": 0}) == Capability("soft")
-    assert Capability.from_dict(SOUND).to_dict() == SOUND
-    assert Capability.from_dict(SOUND | {"value": 1, "window": [0, 1]}).window == (0.0, 1.0)
-    assert Capability.from_dict(SOUND | {"ticks": 2**53}).ticks == 2**53
-    assert Capability.from_dict(SOUND | {"anchor": "window"}).value == 0.5  # its mean is not the last of the window
-    fixed = SOUND | {"anchor": "fixed", "window": []}
-    assert Capability.from_dict(fixed | {"ticks": 0}) == Capability("fixed", 0.5, (), 0)
-    assert Capability.from_dict(fixed | {"ticks": 7}).ticks == 7
-
-
-@pytest.mark.parametrize("missing", list(SOUND))
-def test_a_state_without_an_entry_is_damaged(missing):
-    with pytest.raises(CheckpointError, match=facts("anchor", "value", "window", "ticks", "found")):
-        Capability.from_dict({key: value for key, value in SOUND.items() if key != missing})
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"value": 1.5},
-        {"value": -0.1},
-        {"value": NAN},
-        {"value": "0.5"},
-        {"value": True},
-        {"window": [0.5, 2.0]},
-        {"window": ["0.5"]},
-        {"window": "0.5"},
-        {"window": 0.5},
-        {"window": None},
-        {"ticks": -1},
-        {"ticks": 1.0},
-        {"ticks": True},
-        {"anchor": None},
-        {"anchor": "hard"},
-        # Each but for one thing as it should be.
-        {"value": 1.5, "window": [0.25, 1.5]},
-        {"value": -0.5, "window": [0.25, -0.5]},
-        {"value": True, "window": [0.25, True]},
-        {"window": [2.0, 0.5]},
-        {"window": ["0.25", 0.5]},
-        {"window": [None, 0.5]},
-        {"ticks": 2.0},
-        {"ticks": 2**53 + 1},
-        {"ticks": 1},
-        {"ticks": 0},
-        {"value": None},
-        {"window": []},
-        {"window": [0.5, 0.25]},
-        {"value": None, "window": []},
-        {"value": None, "window": [], "ticks": 0, "anchor": "hard"},
-        {"anchor": "window", "value": None},
-        {"anchor": "fixed", "value": 0.5, "window": [], "ticks": -1},
-        {"anchor": "fixed", "value": 0.5, "window": [], "ticks": 1.0},
-        {"anchor": "fixed", "value": 0.5, "window": [0.5], "ticks": 0},
-    ],
-)
-def test_a_damaged_state_is_refused(wrong):
-    with pytest.raises(CheckpointError, match="damaged"):
-        Capability.from_dict(SOUND | wrong)
-
-
-@pytest.mark.parametrize("data", [None, [], "soft", 3])
-def test_a_state_that_is_no_mapping_is_refused(data):
-    with pytest.raises(CheckpointError, match=facts("anchor", "value", "window", "ticks", "found")):
-        Capability.from_dict(data)
-
-
-EPSILON = 1e-9
-
-
-@pytest.mark.parametrize(
-    ("name", "low", "valid", "high"),
-    [
-        ("lambda_scale", EPSILON, "above 0", 1e30),
-        ("eta", 0, "at least 0", 1),
-        ("eta_min", 0, "at least 0", 1),
-        ("history_window", 1, "at least 1", None),
-    ],
-)
-def test_a_setting_may_reach_its_limits_and_not_pass_them(name, low, valid, high):
-    assert getattr(make(WeighByHistory, {name: low}, "here"), name) == low
-    with pytest.raises(ConfigurationError, match=facts(f"here.{name}", valid)):
-        make(WeighByHistory, {name: low - 1 if name == "history_window" else low - EPSILON}, "here")
-    if high is not None:
-        assert getattr(make(WeighByHistory, {name: high}, "here"), name) == high
-        with pytest.raises(ConfigurationError, match=facts(f"here.{name}", f"at most {high:g}")):
-            make(WeighByHistory, {name: high * (1 + EPSILON)}, "here")
-
-
-@pytest.mark.parametrize("value", [0, 1])
-def test_a_fixed_anchor_may_be_any_accuracy(value):
-    assert make(WeighByHistory, {"anchor": "fixed", "fixed_anchor": value}, "here").fixed_anchor == value
-    for beyond, valid in ((-EPSILON, "at least 0"), (1 + EPSILON, "at most 1")):
-        with pytest.raises(ConfigurationError, match=facts("here.fixed_anchor", valid)):
-            make(WeighByHistory, {"anchor": "fixed", "fixed_anchor": beyond}, "here")
-
-
-@pytest.mark.parametrize(
-    ("given", "unused"),
-    [
-        ({}, ()),
-        ({"history_window": 3, "eta": 0.5, "eta_min": 0.5}, ()),
-        ({"anchor": "window", "history_window": 3}, ()),
-        ({"anchor": "window", "eta": 0.5}, ("eta=0.5", "anchor=window", "anchor=soft")),
-        ({"anchor": "window", "eta": 0.1}, ()),  # its default changes nothing
-        ({"anchor": "fixed", "fixed_anchor": 0.5}, ()),
-        ({"anchor": "fixed", "fixed_anchor": 0.5, "history_window": 3}, ("history_window=3", "soft", "window")),
-        ({"fixed_anchor": 0.5}, ("fixed_anchor=0.5", "anchor=soft", "anchor=fixed")),
-    ],
-)
-def test_a_setting_that_the_anchor_does_not_use_is_refused(given, unused):
-    if not unused:
-        make(WeighByHistory, given, "here")
-        return
-    with pytest.raises(ConfigurationError) as error:
-        make(WeighByHistory, given, "here")
-    assert says(error.value, *unused)

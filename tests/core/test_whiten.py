@@ -1,0 +1,157 @@
+"""Whitening by hand: over sequences, over tokens, and what stays exactly zero."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.core.columns import apply, column
+from verl_ext.core.batch import Batch
+from verl_ext.core.chain import Chain
+from verl_ext.core.observe import advantage_metrics
+from verl_ext.core.steps import (
+    Centre,
+    ScaleByMad,
+    ScaleByStd,
+    WeighAndSum,
+    Whiten,
+)
+
+NAN = math.nan
+
+
+def test_whitening_over_sequences():
+    # [1, -1, 0]: mean 0, variance 2/2 = 1, divisor 1 + 0.5.
+    found = apply(Whiten("sequence", 0.5), [1.0, -1.0, NAN, 0.0], lengths=[9, 1, 5, 1])
+    np.testing.assert_allclose(found, [1 / 1.5, -1 / 1.5, NAN, 0])
+
+
+def test_whitening_shifts_to_the_mean():
+    # [3, 1]: mean 2, variance (1 + 1) / 1 = 2.
+    step, (values, batch) = Whiten("sequence", 0.0), column([3.0, 1.0])
+    update = step.update(values, batch, None)
+    np.testing.assert_allclose(update.values[:, 0], [1 / math.sqrt(2), -1 / math.sqrt(2)])
+    assert update.metrics == pytest.approx({"whiten_shift": 2.0, "whiten_std": math.sqrt(2)})
+
+
+def test_whitening_over_tokens_counts_a_value_once_a_token():
+    # [1 x3, -1 x1]: mean 0.5, variance (3 * 0.25 + 2.25) / 3 = 1.
+    found = apply(Whiten("token"), [1.0, -1.0, NAN], lengths=[3, 1, 4])
+    np.testing.assert_allclose(found, np.array([0.5, -1.5, NAN]) / math.sqrt(1 + 1e-8), rtol=1e-14)
+
+
+def test_whitening_over_tokens_adds_to_the_variance():
+    # [1e-4, -1e-4]: variance 2e-8, sqrt(2e-8 + 1e-8).
+    found = apply(Whiten("token"), [1e-4, -1e-4])
+    np.testing.assert_allclose(found, [1 / math.sqrt(3), -1 / math.sqrt(3)])
+
+
+def test_whitening_keeps_exact_zeros_of_centred_groups():
+    # 0.1 + 0.2 - 0.3 is 5.6e-17, not 0: the mean of such a column is rounding, no shift.
+    found = apply(Whiten("sequence"), [0.1, 0.2, -0.3, 0.0])
+    assert found[3] == 0
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.7, 10000.7, 1e9 + 0.3, -1e12])
+@pytest.mark.parametrize("scale", [(), (ScaleByStd(),), (ScaleByMad(),)], ids=["centred", "std", "mad"])
+def test_a_group_without_variance_is_exactly_zero_whatever_the_offset_of_the_others(offset, scale):
+    """Of 100 random batches each; the rewards vary by a hundred thousandth of the offset."""
+    draw = np.random.default_rng(0)
+    for _ in range(100):
+        rewards = offset + max(1.0, 1e-5 * abs(offset)) * draw.normal(size=(12, 2))
+        rewards[8:] = 0.3
+        rewards[11] += 1e-8  # one float32 step
+        batch = Batch.of(rewards, list("aaaaabbbcccc"), keys=("x", "y"))
+        result = Chain((Centre(), *scale, WeighAndSum(), Whiten()))(batch)
+        assert result.advantages[8:].tolist() == [0, 0, 0, 0]
+        assert not np.signbit(result.advantages[8:]).any()
+        assert advantage_metrics(result.advantages)["advantage/zero_share"] == pytest.approx(4 / 12)
+        assert result.metrics["whiten/shift"] == 0
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-300])
+@pytest.mark.parametrize("over", ["sequence", "token"])
+def test_rewards_that_cancel_are_exactly_zero(over, epsilon):
+    """1 - a and a, in float32 and with an offset: what is left is rounding."""
+    a = np.float64(np.float32([0.1, 0.7, 0.3, 0.9, 0.2, 0.6]))
+    for other in (1 - a, np.float64(np.float32(1 - a)), 10000.7 - a):
+        batch = Batch.of(np.stack([a, other], axis=1), list("aaabbb"), keys=("x", "y"), lengths=[1, 2, 3, 4, 5, 6])
+        chain = Chain((Centre(), ScaleByStd(), WeighAndSum(), Whiten(over, epsilon)))
+        found = chain(batch).advantages
+        assert found.tolist() == [0] * 6
+        assert not np.signbit(found).any()
+
+
+def test_a_group_whose_rewards_cancel_is_zero_beside_one_whose_rewards_do_not():
+    batch = Batch.of([[1, 0], [0, 1], [1, 1], [0, 0]], list("aabb"), keys=("x", "y"))
+    found = Chain((Centre(), ScaleByStd(), WeighAndSum(), Whiten()))(batch).advantages
+    assert found[:2].tolist() == [0, 0]
+    assert found[2] == -found[3] > 1
+
+
+@pytest.mark.parametrize("weight", [1.0, -1.0])
+def test_no_advantage_is_a_negative_zero(weight):
+    batch = Batch.of([[1.0], [1.0], [0.0], [2.0]], list("aabb"))
+    for steps in ((Centre(), WeighAndSum((weight,))), (Centre(), WeighAndSum((weight,)), Whiten())):
+        found = Chain(steps)(batch).advantages
+        assert found[:2].tolist() == [0, 0]
+        assert not np.signbit(found[:2]).any()
+
+
+def test_values_that_are_not_centred_in_their_groups_keep_their_shift():
+    """[0, 0 | 3, 3]: mean 1.5, variance 4 * 2.25 / 3 = 3. That no group varies does not matter here."""
+    found = apply(Whiten("sequence", 0.0), [0.0, 0.0, 3.0, 3.0], list("aabb"))
+    np.testing.assert_allclose(found, np.array([-1.5, -1.5, 1.5, 1.5]) / math.sqrt(3))
+
+
+@pytest.mark.parametrize(("mean", "shifted"), [(0.9e-6, False), (1.1e-6, True), (-1.1e-6, True)])
+def test_a_group_is_centred_to_within_a_millionth_of_the_largest_value(mean, shifted):
+    """1e-6 where no value is larger than 1, 1e-4 where one is 100."""
+    for largest, size in ((0.5, 1.0), (1.0, 1.0), (100.0, 100.0)):
+        values = np.array([largest, -largest, NAN, 0.0, 0.0]) + mean * size
+        values[3:] = 0.0
+        assert bool(apply(Whiten("sequence"), values, list("aaabb"))[3]) == shifted
+
+
+@pytest.mark.parametrize("over", ["sequence", "token"])
+@pytest.mark.filterwarnings("error")
+def test_whitening_of_one_value_is_zero(over):
+    update = Whiten(over).update(*column([5.0, NAN]), None)
+    np.testing.assert_array_equal(update.values[:, 0], [0, NAN])
+    assert update.metrics == {"whiten_shift": 5, "whiten_std": 0}
+
+
+@pytest.mark.filterwarnings("error")
+def test_whitening_over_no_tokens_leaves_values_alone():
+    update = Whiten("token").update(*column([1.0, -1.0], lengths=[0, 0]), None)
+    assert update.values[:, 0].tolist() == [1, -1]
+    assert update.metrics == {"whiten_shift": 0, "whiten_std": 0}
+
+
+def test_equal_values_are_whitened_to_nothing_without_an_epsilon():
+    batch = Batch.of([[2], [2], [NAN]], ["g"] * 3)
+    np.testing.assert_array_equal(Whiten(epsilon=0.0).update(batch.rewards, batch, None).values[:, 0], [0, 0, NAN])
+
+
+def test_an_epsilon_that_whitening_over_tokens_does_not_add_is_said():
+    assert "over=token" in Whiten.check({"over": "token", "epsilon": 1e-4})
+    for given_settings in ({}, {"over": "token"}, {"over": "sequence", "epsilon": 1e-4}, {"epsilon": 1e-4}):
+        assert Whiten.check(given_settings) is None
+
+
+@pytest.mark.parametrize("values", [[-1.0, -3.0], [1.0, 3.0], [3e-5, 1e-5]])
+def test_values_off_their_centre_are_moved_to_it(values):
+    batch = Batch.of([[value] for value in values], ["g"] * 2)
+    update = Whiten(epsilon=0.0).update(batch.rewards, batch, None)
+    assert update.metrics["whiten_shift"] == pytest.approx(sum(values) / 2)
+    sign = math.copysign(1, values[0] - values[1])
+    assert update.values[:, 0] == pytest.approx([sign * math.sqrt(0.5), -sign * math.sqrt(0.5)])
+
+
+def test_rounding_is_judged_by_the_largest_size_of_either_sign():
+    # A mean of 1,500 is rounding beside -2e9, and would not be beside 1e9.
+    values = np.array([[-2e9], [1e9 + 2250.0], [1e9 + 2250.0]])
+    update = Whiten().update(values, Batch.of(values, ["a", "a", "a"]), None)
+    assert update.metrics["whiten_shift"] == 0.0
