@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.facts import says
 from verl_ext.cli import main
 from verl_ext.report import follow as module
 from verl_ext.report.follow import follow, frame, sparkline
@@ -72,14 +74,14 @@ def test_the_command_draws_the_runs_and_ends_with_ctrl_c(tmp_path, capsys, monke
         assert seconds == 0.5
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.follow, "__kwdefaults__", {"sleep": interrupt})
+    monkeypatch.setattr(module, "follow", partial(follow, sleep=interrupt))
     assert main(["report", f"run={tmp_path}", "--follow", "--interval", "0.5"]) == 0
     assert "x " in capsys.readouterr().out
 
 
 def test_an_interval_of_nothing_is_refused(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--follow", "--interval", "0"]) == 1
-    assert "--interval must be above 0, found 0" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "--interval", "above 0", "found 0")
 
 
 @pytest.mark.parametrize("size", [1, 5, 41])
@@ -101,7 +103,7 @@ def looks(monkeypatch, capsys, runs, *changes, more=()):
             raise KeyboardInterrupt
         waiting.pop(0)()
 
-    monkeypatch.setattr(module.follow, "__kwdefaults__", {"sleep": sleep})
+    monkeypatch.setattr(module, "follow", partial(follow, sleep=sleep))
     assert main(["report", *map(str, runs), "--follow", "--metrics", "reward/x/mean", *more]) == 0
     return seen
 

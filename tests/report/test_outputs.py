@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import says
 from verl_ext.cli import main
 
 
@@ -49,8 +50,8 @@ def test_a_run_that_is_given_twice_is_not_two_seeds(more, tmp_path, capsys):
     log = write(tmp_path / "run")
     (tmp_path / "link").symlink_to(log.parent)
     for again in (log, log.parent, tmp_path / "link"):
-        assert "metrics.jsonl is given twice" in refused(capsys, f"run={log}", f"run={again}", *more)
-    assert "metrics.jsonl is given twice" in refused(capsys, f"run={log}+{log.parent}", *more)
+        assert says(refused(capsys, f"run={log}", f"run={again}", *more), "metrics.jsonl", "twice")
+    assert says(refused(capsys, f"run={log}+{log.parent}", *more), "metrics.jsonl", "twice")
     refused(capsys, log.parent, log.parent, *more)
 
 
