@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 
+from tests.facts import a_line_says, facts, says
 from tests.integration.hadw_runs import HADW
 from tests.integration.pipeline import Pipeline, answers_to
 from tests.integration.trainers.v1_runs import ACC, DRGRPO
@@ -53,13 +54,12 @@ def test_responses_that_did_not_come_are_left_out_counted_and_said(
     }
     assert found == {name: pytest.approx(sorted(values)) for name, values in advantages.items()}
     assert result.metrics[1][MISSING] == missing
-    assert f"step 1: {missing} of {expected} responses are missing" in caplog.text
-    assert MISSING in caplog.text
-    assert "sync_refill_failed_groups=True" in caplog.text
+    assert a_line_says(caplog.text, "step 1", f"{missing} of {expected} responses")
+    assert says(caplog.text, MISSING, "sync_refill_failed_groups=True")
 
 
 def test_where_nothing_came_verl_stops(pipeline: Pipeline) -> None:
-    with pytest.raises(RuntimeError, match="no materializable trajectories.*sync_refill_failed_groups"):
+    with pytest.raises(RuntimeError, match="sync_refill_failed_groups"):
         pipeline.run("nothing", *DRGRPO, ACC)
 
 
@@ -79,8 +79,8 @@ def test_a_reward_function_that_hangs_is_said_in_the_log(
     monkeypatch.setattr(failures, "QUIET", 1.0)
     with caplog.at_level(logging.WARNING, "verl_ext"):
         result = pipeline.run("hanging", *DRGRPO, ACC)
-    assert "s (partition train: 0 pending, 1 running, 1 finished, 0 failed prompts)" in caplog.text
-    assert "no response has come" in caplog.text
+    states = ("0 pending", "1 running", "1 finished", "0 failed")
+    assert a_line_says(caplog.text, "no response", "partition train", *states)
     (update,) = result.updates
     assert update.by_answer() == pytest.approx(answers_to("hanging", [0.5, -0.5, -0.5, 0.5], [0.5, 0.5, -0.5, -0.5]))
 
@@ -93,6 +93,6 @@ def test_a_reward_of_nan_does_not_enter_the_history(pipeline: Pipeline) -> None:
 def test_a_key_that_one_sample_lacks_stops_the_run_and_names_it(pipeline: Pipeline) -> None:
     with pytest.raises(
         DataError,
-        match="reward 'acc' .* is missing from 1 of 8 samples, first of uid .* has 'format', 'registered', 'score'",
+        match=facts("reward 'acc'", "1 of 8 samples", "uid", "'format', 'registered', 'score'"),
     ):
         pipeline.run("other keys", *DRGRPO, ACC)

@@ -8,6 +8,7 @@ import sys
 import pytest
 import ray
 
+from tests.facts import a_line_says
 from verl_ext.integration.guards import nodes
 
 
@@ -32,4 +33,4 @@ def test_one_that_joins_asks(cluster: None) -> None:
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
-    assert "the one node has verl_ext " in done.stderr
+    assert a_line_says(done.stderr, "one node", "verl_ext")

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.facts import a_line_says, facts, says
 from tests.integration.configs import compose
 from tests.integration.hadw_runs import legacy
 from verl_ext.errors import ConfigurationError
@@ -44,8 +46,8 @@ def owner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_the_second_run_is_refused_and_told_who_has_the_folder(tmp_path: Path, owner: subprocess.Popen[str]) -> None:
     with pytest.raises(ConfigurationError) as caught:
         run_lock.hold(tmp_path, patience=0.3)
-    assert f"trainer.default_local_dir={tmp_path}: process {owner.pid} on {os.uname().nodename}" in str(caught.value)
-    assert f"delete {tmp_path / run_lock.FILE}" in str(caught.value)
+    assert says(caught.value, f"trainer.default_local_dir={tmp_path}", f"process {owner.pid}", os.uname().nodename)
+    assert says(caught.value, f"delete {tmp_path / run_lock.FILE}")
 
 
 def test_a_killed_owner_leaves_no_lock(tmp_path: Path, owner: subprocess.Popen[str]) -> None:
@@ -58,7 +60,7 @@ def test_a_killed_owner_leaves_no_lock(tmp_path: Path, owner: subprocess.Popen[s
 def test_an_owner_that_is_about_to_end_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     process = other(tmp_path, then="time.sleep(1)")
     run_lock.hold(tmp_path)  # with the patience that a run has
-    assert f"held by process {process.pid} on " in caplog.text
+    assert a_line_says(caplog.text, tmp_path, f"process {process.pid}")
     process.wait()
 
 
@@ -77,7 +79,8 @@ def test_one_process_may_train_twice_in_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"cannot be written to trainer\.default_local_dir=.*Not a directory"):
+    told = facts(f"trainer.default_local_dir={tmp_path}/file", "Not a directory")
+    with pytest.raises(ConfigurationError, match=told):
         run_lock.hold(tmp_path / "file" / "checkpoints")
 
 
@@ -97,10 +100,10 @@ def test_a_trainer_claims_its_folder(
     refused: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(run_lock.hold.__kwdefaults__, "patience", 0.0)
+    monkeypatch.setattr(run_lock, "hold", partial(run_lock.hold, patience=0.0))
     trainer = legacy(tmp_path, *overrides)  # the fully asynchronous one's rollouter is such a trainer, and is let be
     if refused:
-        with pytest.raises(ConfigurationError, match="another run saves its checkpoints"):
+        with pytest.raises(ConfigurationError, match=facts("another run", "checkpoints", f"process {owner.pid}")):
             trainer._load_checkpoint()
     else:
         trainer._load_checkpoint()
@@ -122,15 +125,12 @@ def test_a_trainer_claims_the_folder_of_its_dump(
     refused: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(run_lock.hold.__kwdefaults__, "patience", 0.0)
+    monkeypatch.setattr(run_lock, "hold", partial(run_lock.hold, patience=0.0))
     trainer = legacy(tmp_path / "own", *estimator, f"+algorithm.verl_ext.dump_dir={tmp_path}")
     if refused:
         with pytest.raises(ConfigurationError) as caught:
             trainer._load_checkpoint()
-        expected = (
-            f"another run saves its advantages in algorithm.verl_ext.dump_dir={tmp_path}: process {owner.pid} on "
-        )
-        assert expected in str(caught.value)
+        assert says(caught.value, "another run", f"algorithm.verl_ext.dump_dir={tmp_path}", f"process {owner.pid}")
     else:
         trainer._load_checkpoint()
 
@@ -155,19 +155,19 @@ def driver(folder: Path, *overrides: str) -> None:
 def test_the_driver_refuses_a_folder_that_is_held_before_anything_is_built(
     tmp_path: Path, owner: subprocess.Popen[str], save_freq: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(run_lock.require_free.__kwdefaults__, "patience", 0.0)
+    monkeypatch.setattr(run_lock, "require_free", partial(run_lock.require_free, patience=0.0))
     saving = f"trainer.save_freq={save_freq}"
     driver(tmp_path, saving, "algorithm.adv_estimator=grpo")
     if save_freq > 0:
-        with pytest.raises(ConfigurationError, match=f"another run saves its checkpoints .*: process {owner.pid} on "):
+        with pytest.raises(ConfigurationError, match=facts("another run", "checkpoints", f"process {owner.pid}")):
             driver(tmp_path, saving, "algorithm.adv_estimator=dgpo")
     else:
         driver(tmp_path, saving, "algorithm.adv_estimator=dgpo")
     dump = f"+algorithm.verl_ext.dump_dir={tmp_path}"
-    with pytest.raises(ConfigurationError, match=f"another run saves its advantages .*: process {owner.pid} on "):
+    with pytest.raises(ConfigurationError, match=facts("another run", "advantages", f"process {owner.pid}")):
         driver(tmp_path / "other", saving, "algorithm.adv_estimator=dgpo", dump)
     if save_freq > 0:  # both in one folder, of which the checkpoints are the greater loss
-        with pytest.raises(ConfigurationError, match="another run saves its checkpoints"):
+        with pytest.raises(ConfigurationError, match=facts("another run", "checkpoints")):
             driver(tmp_path, saving, "algorithm.adv_estimator=dgpo", dump)
 
 
@@ -195,7 +195,7 @@ def test_a_look_lets_go_of_nothing_that_this_process_holds(tmp_path: Path) -> No
         check=False,
     )
     assert told.returncode == 1
-    assert f"process {os.getpid()} on " in told.stderr
+    assert says(told.stderr, f"process {os.getpid()}")
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL], ids=errno.errorcode.get)
@@ -234,7 +234,7 @@ def test_without_room_for_the_owners_name_the_folder_is_held_all_the_same(
     command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert "another run saves its checkpoints in " in done.stderr
+    assert a_line_says(done.stderr, "another run", "checkpoints", tmp_path)
 
 
 def test_the_guard_can_be_switched_off(tmp_path: Path, owner: subprocess.Popen[str]) -> None:

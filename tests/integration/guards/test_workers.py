@@ -13,6 +13,7 @@ import pytest
 import ray
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from tests.facts import facts
 from tests.integration.guards.test_failures import ON, Buffer, fail
 from tests.integration.pipeline import Pipeline, Recording
 from tests.integration.trainers.v1_runs import ACC, DRGRPO
@@ -64,7 +65,7 @@ def test_a_worker_that_died_is_named_and_one_that_is_busy_is_not(
     workers_[2].hang.remote()
     workers.require_alive(trainer, "step 1: 3 responses are missing")
     kill(workers_[1])
-    with pytest.raises(RolloutError, match=f"^step 1: 3 responses are missing, and {kind} 1 died: "):
+    with pytest.raises(RolloutError, match=facts("step 1: 3 responses are missing", f"and {kind} 1 died")):
         workers.require_alive(trainer, "step 1: 3 responses are missing")
 
 
@@ -78,7 +79,7 @@ def test_a_step_without_a_worker_is_not_trained(pipeline: Pipeline, workers_: li
     class WithServers(PPOTrainer):
         llm_server_manager = SimpleNamespace(server_handles=workers_)
 
-    died = pytest.raises(RolloutError, match="step 1: 1 responses are missing, and rollout server 0 died")
+    died = pytest.raises(RolloutError, match=facts("step 1", "1 responses", "rollout server 0 died"))
     with mock.patch.object(Recording, "_update_actor") as update, died:
         pipeline.run("raising", *DRGRPO, ACC, cls=WithServers)
     update.assert_not_called()
@@ -91,6 +92,7 @@ def test_prompts_that_fail_for_a_dead_worker_end_the_run_at_once(workers_: list[
     fail(buffer, 1)
     kill(workers_[1])
     fail(buffer, 1)  # not asked again yet
-    with mock.patch.object(failures, "ASK_EVERY", 0), pytest.raises(RolloutError, match="1 prompts failed, and reward"):
+    told = facts("1 prompts failed", "reward worker 1 died")
+    with mock.patch.object(failures, "ASK_EVERY", 0), pytest.raises(RolloutError, match=told):
         fail(buffer, 1)
     assert buffer.evicted == 2
