@@ -15,6 +15,7 @@ from verl_ext.errors import ConfigurationError, DataError
 # The square of a larger reward, or its advantage in float32, would overflow.
 LARGEST_REWARD = 1e30
 
+# Floats count exactly up to this number.
 MOST_TOKENS = 2.0**53
 
 Counts = Sequence[float] | Array

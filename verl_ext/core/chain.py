@@ -16,7 +16,7 @@ from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
 SUM = "weigh_and_sum"
 Order = Mapping[str, str]
-"""Names of steps to the reason why they must, or must not, come before a step."""
+"""Names of other steps, each with the reason why it must, or must not, come before a step."""
 State = Mapping[str, Any]
 """State of a chain: the state of each stateful step, by step name. Each is plain data or has a `to_dict()`."""
 
@@ -39,7 +39,7 @@ class Step:
 
     - `update` instead of `apply`, for a step that logs metrics, warns, or keeps state from batch to batch. The state is
       an argument and a result; the step itself never changes.
-    - `init`: the state before the first batch. `read`: the inverse of its `to_dict()`, if it is not plain data.
+    - `init`: the state before the first batch. If it is not plain data, it has `to_dict()`, and `read` is the inverse.
     - `after`, `not_after`, `stands_for`: which steps must, and which must not, come before this one in a list.
     - `check`: rejects settings that are valid one by one but not together. `check_state`: rejects a saved state.
 
@@ -62,7 +62,7 @@ class Step:
     not_after: ClassVar[Order] = MappingProxyType({})
     """Steps that must not come before this one, each with the reason."""
     stands_for: ClassVar[tuple[str, ...]] = ()
-    """Steps that it replaces in these rules: `("weigh_and_sum",)` for another way to combine values into one."""
+    """Steps whose place it takes in these rules: `("weigh_and_sum",)` for another way to combine values into one."""
     renamed: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Old names of settings to the new ones."""
 

@@ -79,8 +79,8 @@ class WeighByHistory(Step):
     `soft`: `C` is the prior; the posterior `(1 - eta_t) C + eta_t y` is the next prior, with
     `eta_t = clip(eta_min + eta sigma_t, 0, 1)` and `sigma_t` the population std of the last `history_window` posteriors
     (1 while there is only one). `eta_min` is not in the paper: with 0, the paper's formula, sigma_t collapses and C
-    stops moving. It is an addend and not a floor: with `max(eta sigma_t, eta_min)` and a floor of 0.1, the default
-    `eta` would never have an effect, because sigma_t is at most 0.5. The first batch sets C and has Phi = 1.
+    stops moving. It is added instead of being a lower limit: in `max(eta sigma_t, eta_min)` the default `eta` would
+    have no effect after the second batch, because sigma_t is at most 0.5. The first batch sets C and has Phi = 1.
     `window`: `C` is the mean of y over the last `history_window` batches, including this one.
     `fixed`: `C` is `fixed_anchor`.
 
@@ -174,7 +174,8 @@ class WeighByHistory(Step):
     def _warnings(self, new: Capability, y: float) -> dict[str, str]:
         """Warn if the soft anchor stands still although the batch accuracy is far from it.
 
-        From the default `eta_min` up it cannot: a single odd batch is all that would be seen.
+        With the default `eta_min` or a larger one the anchor cannot stand still, and only an outlier among the batches
+        would cause the warning.
         """
         if self.eta_min >= type(self).eta_min:
             return {}

@@ -12,7 +12,7 @@ from verl_ext.core.groups import Array, Bools, Groups, Index
 from verl_ext.errors import DataError
 
 HUGE = 2**21
-"""Number of elements from which huge pages make a difference."""
+"""The number of elements of a tensor from which huge pages make it faster to write."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
 
 
 def broadcast(per_row: Array, mask: torch.Tensor) -> torch.Tensor:
-    """Broadcast `[B]` over a mask of floats `[B, L]`, in its memory: the row's value inside, exactly 0 outside."""
+    """Broadcast `[B]` over a mask of floats `[B, L]` in place: the row's value inside the mask, exactly 0 outside."""
     kind = mask.dtype
     if len(per_row) and np.abs(per_row).max() > torch.finfo(kind).max:
         raise DataError(

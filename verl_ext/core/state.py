@@ -17,7 +17,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType({WeighByHistory.
 
 @dataclass
 class RunState:
-    """The states of the estimators of a run, by estimator name. It is the only mutable object.
+    """The states of a run's estimators, by estimator name: the only object of the core that changes.
 
     Inside verl it belongs to the trainer. Outside a trainer, estimators use the one that `verl_ext.run_state()`
     returns; `with verl_ext.use_run_state(RunState()):` sets another one for a block.
@@ -30,7 +30,7 @@ class RunState:
     warned: set[str] = field(default_factory=set)
     """Keys of the warnings that were already logged: each is logged once per run."""
     readers: dict[str, Callable[[Any], Any]] = field(default_factory=lambda: dict(_READERS), init=False, repr=False)
-    """The name of each step to the function that reads its saved state. A chain with own steps adds theirs."""
+    """The name of each step to the function that reads its saved state. Chains add those of a user's steps."""
 
     def reset(self) -> None:
         """Forget everything: the next batch counts as the first."""

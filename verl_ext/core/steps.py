@@ -200,8 +200,8 @@ class Balance(Step):
     """`x * z`: compensates for the groups without variance in the mean of the loss (DGPO, 3.2).
 
     `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = N / N_valid`. A group is valid if its
-    values vary; `z = 1` when none is. `balance_z` and `zero_mask_ratio` are both z; the second is the name in the
-    authors' code and TRL. `dead_share` is the share of rows in groups that are not valid.
+    values vary; `z = 1` when none is. z is logged as `balance_z`, and as `zero_mask_ratio` as in the authors' code and
+    TRL; `dead_share` is the share of rows in groups that are not valid.
     """
 
     name: ClassVar[str] = "balance"
@@ -256,7 +256,7 @@ class WeighByDifficulty(Step):
 
 
 def _without_rounding(values: Array, batch: Batch) -> tuple[Array, bool]:
-    """Whether all groups are centred up to rounding; if so, groups without variance get exactly 0."""
+    """The values, and whether all groups are centred up to rounding: groups without variance then get exactly 0."""
     mean, varies = batch.groups.variation(values)
     if (np.abs(mean) > TOLERANCE * np.fmax.reduce(np.abs(values), axis=None, initial=1.0)).any():
         return values, False

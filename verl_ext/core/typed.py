@@ -29,7 +29,7 @@ def same_as(kind: type[Any], name: str) -> Any:
 
 
 def shared(source: Any, kind: type[Any]) -> dict[str, Any]:
-    """The values in `source` of the fields of `kind`, by name; fields that `source` does not have are left out.
+    """The fields that `source` and the dataclass `kind` have in common, with the values in `source`.
 
     >>> @dataclasses.dataclass
     ... class Section:

@@ -1,20 +1,17 @@
 r"""DGPO: "MathForge", arXiv 2601.20614, section 3: difficulty-aware group policy optimization.
 
-    A_i = n_g (r_i - mean_g(r)) / (sum_g |r - mean_g(r)| + 1e-4)         DGAE: by the mean absolute deviation
+    A_i = n_g (r_i - mean_g(r)) / (sum_g |r - mean_g(r)| + 1e-4)         DGAE: divided by the mean absolute deviation
     A_i = z A_i               z = sum_all len / sum_valid len            balancing: makes up for groups without variance
     A_i = lambda_g A_i        lambda = B_v softmax(-acc_g / T)           DQW: over the B_v valid groups, 1 elsewhere
 
 `r` is the score or the weighted sum of the rewards, `acc_g` the group's mean accuracy, T = 2. A group is valid if its
 reward varies. `z` is exact for `loss_agg_mode=token-mean` with one mini-batch a step; with a loss that takes the mean
 over sequences the factor is `N / N_valid` (`balance=sequence`; `auto` chooses by the loss). With several mini-batches
-a factor of the whole batch is inexact, in the authors' code as well; it is logged as `dgpo/balance_z`.
+the factor of the whole batch is only approximate, in the authors' code as well.
 
-The authors' code and TRL log z as `zero_mask_ratio`, although it is a factor of at least 1 and not a share: it is
-logged under that name too. `dgpo/dead_share` is the share of responses in groups that are not valid.
-
-Degenerate cases: a group of one, or with a range of at most 1e-6 max(1, |mean|), is not valid and has advantage 0;
-where none is valid, z = 1. A valid group with accuracy 0 varies only in another reward and is weighed as if its
-accuracy were 1. Under DGAE `sum_g |A_i|` in a valid group, before z and lambda, is n_g S / (S + 1e-4) with
+Degenerate cases: a group of one, or with a range of at most 1e-6 max(1, |mean|), is not valid and has advantage 0. If
+no group is valid, z = 1. A valid group with accuracy 0 varies only in another reward and is weighed as if its accuracy
+were 1. With DGAE, `sum_g |A_i|` in a valid group, before z and lambda, is n_g S / (S + 1e-4) with
 `S = sum_g |r - mean|`: a little less than n_g, 3.9997 of 4 for rewards [1, 0, 0, 0] and 3.75 for [0.001, 0, 0, 0].
 """
 
@@ -44,7 +41,7 @@ class DgpoSettings:
     dqw_temp: float = same_as(WeighByDifficulty, "dqw_temp")
     """Temperature of that weighting."""
     balance: Literal["auto", "token", "sequence", "none"] = "auto"
-    """What the loss's mean runs over: `token`, `sequence`, `none`; `auto` follows the actor's `loss_agg_mode`."""
+    """What the loss averages over: `token`, `sequence`, `none`; `auto` follows the actor's `loss_agg_mode`."""
     renamed: ClassVar[Mapping[str, str]] = MappingProxyType(
         {name: f"algorithm.rewards.{name}" for name in ("accuracy_key", "accuracy_threshold")}
     )
@@ -86,9 +83,9 @@ def dgpo(settings: Settings) -> Chain:
 
 
 def balance_for(loss_agg_mode: str) -> str:
-    """The balancing that fits a loss: what its mean runs over.
+    """The balancing that fits a loss: what the loss averages over.
 
-    `token-sum` has no mean, so there is nothing to make up for.
+    `token-sum` does not average, so there is nothing to balance.
 
     >>> balance_for("token-mean"), balance_for("seq-mean-token-sum"), balance_for("token-sum")
     ('token', 'sequence', 'none')

@@ -4,15 +4,16 @@ The advantage is the centred reward, not divided by the group's std:
 
     A_i = r_i - mean_g(r)        r_i = sum_k w_k r_ik, or the score; g the responses to one prompt
 
-Half of the method is the loss: the sum over a response's tokens divided by a *constant*, not by the response's length,
-then the mean over responses. In verl:
+The method also changes the loss: the sum over a response's tokens is divided by a *constant*, not by the response's
+length, and then averaged over responses. In verl:
 
     actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm
     actor_rollout_ref.actor.loss_scale_factor=<data.max_response_length>
     actor_rollout_ref.actor.use_kl_loss=False
 
 Degenerate cases: a group of one, or with a range of at most 1e-6 max(1, |mean|), has advantage 0. Rewards are not
-rescaled: doubling them doubles the advantages, except across that limit: [8e-7, 0] gives 0, [1.6e-6, 0] +-8e-7.
+rescaled: doubling them doubles the advantages, unless the range crosses that limit: [8e-7, 0] gives 0, [1.6e-6, 0]
+gives +-8e-7.
 """
 
 from __future__ import annotations
