@@ -9,6 +9,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from tests.facts import a_line_says, facts
 from tests.recipes import launchers
 from tests.recipes.launchers import RECIPES, composed
 from tests.recipes.papers import ALGORITHMS, ARMS, WARNED
@@ -137,11 +138,11 @@ def test_a_wrong_variable_is_refused_by_name(case: str) -> None:
 def test_missing_data_are_named_with_what_makes_them(tmp_path: Any) -> None:
     done = launchers.run("gsm8k", DATA_DIR=str(tmp_path))
     assert done.returncode == 2
-    assert f"{tmp_path}/train.parquet does not exist: make it with prepare_data.py" in done.stderr
+    assert a_line_says(done.stderr, f"{tmp_path}/train.parquet", "prepare_data.py")
 
 
 def test_kl_in_the_reward_of_gdpo_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="cannot be honoured by gdpo"):
+    with pytest.raises(ConfigurationError, match=facts("use_kl_in_reward=True", "gdpo")):
         check_run(composed("tool_calling", KL_IN_REWARD="True"))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.facts import a_line_says, says
 from tests.recipes.preparing import (
     CALL,
     RESPONSE,
@@ -49,11 +50,11 @@ def test_tool_calling_bad_rows_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         prepare("tool_calling", clone, tmp_path / "out")
     message = str(caught.value)
-    assert "4 of 6 rows" in message
-    assert "train row 1: row 1 of 'rlla': the ground truth cannot be read: tool call 1 has no string 'name'" in message
-    assert "train row 2: row 2 of 'rlla': the ground truth is not a well-formed answer itself" in message
-    assert "train row 3: the prompt has no message" in message
-    assert "train row 4: a message of the prompt is not a role with text" in message
+    assert says(message, "4 of 6 rows")
+    assert a_line_says(message, "train row 1", "'rlla'", "tool call 1", "string 'name'")
+    assert a_line_says(message, "train row 2", "'rlla'", "well-formed")
+    assert a_line_says(message, "train row 3", "prompt", "no message")
+    assert a_line_says(message, "train row 4", "prompt", "role")
 
 
 def test_tool_calling_from_the_raw_file_makes_the_split_of_toolrl(tmp_path: Path) -> None:
@@ -76,5 +77,4 @@ def test_tool_calling_from_the_raw_file_makes_the_split_of_toolrl(tmp_path: Path
 def test_tool_calling_is_on_no_hub_and_says_where_it_is(tmp_path: Path) -> None:
     done = run("tool_calling", None, tmp_path / "out")
     assert done.returncode == 1
-    assert "get a clone of https://github.com/qiancheng0/ToolRL" in done.stderr
-    assert "--local_dataset_path" in done.stderr
+    assert says(done.stderr, "https://github.com/qiancheng0/ToolRL", "--local_dataset_path")
