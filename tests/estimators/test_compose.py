@@ -83,7 +83,7 @@ WRONG = [
     (["whiten", "weigh_and_sum"], ("steps[0]", "whiten", "must come after weigh_and_sum")),
     (["balance", *SUMMED], ("steps[0]", "balance", "must come after weigh_and_sum")),
     (["weigh_by_difficulty", *SUMMED], ("steps[0]", "weigh_by_difficulty", "must come after weigh_and_sum")),
-    ([*SUMMED, "weigh_and_sum"], ("steps[2]", "weigh_and_sum", "not come after weigh_and_sum", "because")),
+    ([*SUMMED, "weigh_and_sum"], ("steps[2]", "not come after weigh_and_sum", "one value")),
     ([*SUMMED, "balance", "scale_by_mad"], ("steps[3]", "scale_by_mad", "not come after balance")),
     ([*SUMMED, "weigh_by_difficulty", "scale_by_std"], ("scale_by_std", "not come after weigh_by_difficulty")),
     ([*SUMMED, "weigh_by_history", "scale_by_std"], ("scale_by_std", "not come after weigh_by_history")),
