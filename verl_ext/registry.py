@@ -80,7 +80,7 @@ def estimator(
     preset: Mapping[str, Any] = MappingProxyType({}),
     also: Callable[[], Sequence[str]] = list,
 ) -> Callable[[F], F]:
-    """Declare what an estimator has besides its steps. The arguments are those of `Declaration`."""
+    """Attach a `Declaration` with these arguments to the function of an estimator."""
 
     def declare(function: F) -> F:
         setattr(function, _DECLARED, Declaration(section, preset, also))

@@ -181,7 +181,7 @@ class _Scan:
         return (None if np.isnan(characters).any() else characters), CHARACTERS
 
     def notes(self, *, parts: int) -> Iterator[str]:
-        """What is odd about the lines."""
+        """What was left out or assumed."""
         if self.torn:
             yield f"{self.torn:,} unreadable line(s) left out"
         if self.without_uid:

@@ -13,7 +13,7 @@ from verl_ext.core.groups import Array, Groups, Index, divide
 ACCURACY_EDGES = (0.25, 0.5, 0.75)
 LENGTH_BINS = 5
 MOST_REWARDS = 12
-"""The Shapley values of so many rewards take 4,096 regressions."""
+"""More would take too long: Shapley values of 12 rewards take 2^12 = 4,096 regressions."""
 _SAME = 1e-9
 
 
@@ -93,7 +93,7 @@ def explained(advantages: Array, rewards: Array) -> Array:
 
     The R^2 of a linear regression, over all trajectories, of the advantage on the rewards normalised in their groups,
     split by Shapley value: the gain in R^2 when the reward is added, averaged over all orders of adding them. The
-    shares add up to the R^2 of all rewards. What is left is what no fixed weights of them can tell.
+    shares add up to the R^2 of all rewards; no weighted sum of them with fixed weights explains the rest.
 
     >>> explained(np.array([1.0, -1.0, 1.0, -1.0]), np.array([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]]))
     array([1., 0.])

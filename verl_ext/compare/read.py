@@ -1,4 +1,4 @@
-"""Read rollouts, whichever way they were written."""
+"""Read rollouts: verl's JSON lines or dumped advantages."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Rollouts:
         return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
 
     def summary(self) -> Iterator[str]:
-        """What was read, and what is odd about it."""
+        """What was read, and what was left out or assumed."""
         first, last, sizes = self.step[0], self.step[-1], self.groups.sizes
         steps = f"step {first}" if first == last else f"steps {first} to {last}"
         batches = f", {len(self.batches)} batches" if len(self.batches) > 1 else ""

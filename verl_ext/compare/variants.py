@@ -22,7 +22,7 @@ from verl_ext.settings import Settings, sections
 from verl_ext.show import configured
 
 BASELINE = "grpo"
-"""grpo on the score, as verl computes it: what all others are compared to."""
+"""grpo on the score, as verl computes it: all others are compared to it."""
 ON_SUM = "grpo (sum)"
 """grpo on the weighted sum of the named rewards."""
 ACCURACY = "acc"
@@ -47,7 +47,7 @@ class Variant:
 
     @property
     def rewards(self) -> tuple[str, ...]:
-        """The rewards that it is named; none if it works on the score."""
+        """The rewards in its settings; none if it works on the score."""
         return self.settings.rewards.keys or ()
 
 
@@ -209,7 +209,7 @@ def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:
 
 
 def legend(variants: Sequence[Variant], results: Sequence[Outcome], rollouts: Rollouts) -> Iterator[str]:
-    """What the labels stand for, and where the numbers are not what a run would have."""
+    """What shortened labels stand for, and which numbers differ from those of a run."""
     for variant, result in zip(variants, results, strict=True):
         if re.search(r"\(\d+\)$", variant.label):
             yield f"{variant.label}: {printable(variant.text)}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from verl_ext.errors import ConfigurationError, DataError, printable
 from verl_ext.report import follow
 from verl_ext.report import groups as dumped
-from verl_ext.report.curves import Groups, check_metrics, rewards
+from verl_ext.report.curves import Experiments, check_metrics, rewards
 from verl_ext.report.log import Log
 from verl_ext.report.outputs import check_outputs, write, writing
 from verl_ext.report.page import page
@@ -93,7 +93,7 @@ Readers = dict[tuple[Path, ...], Reader]
 def read_runs(runs: list[str], *, running: Readers | None = None) -> dict[str, list[Log]]:
     """Read the logs, by name in the order of the arguments. The readers in `running` are reused by the next call."""
     readers: Readers = {} if running is None else running
-    groups: dict[str, list[Log]] = {}
+    experiments: dict[str, list[Log]] = {}
     read: set[tuple[str, Path]] = set()
     for name, paths in _names(runs):
         parts = tuple(find_log(path) for path in paths)
@@ -102,8 +102,8 @@ def read_runs(runs: list[str], *, running: Readers | None = None) -> dict[str, l
                 raise ConfigurationError(f"{part} is given twice, as two seeds of {name!r}: leave one out")
             read.add((name, part.resolve()))
         log = readers.setdefault(parts, Reader(parts)).read(running=running is not None)
-        groups.setdefault(name, []).append(log)
-    return groups
+        experiments.setdefault(name, []).append(log)
+    return experiments
 
 
 def _names(runs: list[str]) -> list[tuple[str, list[Path]]]:
@@ -133,14 +133,14 @@ def base(path: Path) -> str:
     return (path.resolve().parent if path.is_file() else path.resolve()).name
 
 
-def _picture(found: Groups, shown: list[Panel], path: Path, options: argparse.Namespace) -> None:
+def _picture(found: Experiments, shown: list[Panel], path: Path, options: argparse.Namespace) -> None:
     from verl_ext.report.plot import plot
 
     with writing(path):
         plot(found, shown, path, smooth=options.smooth, heading=options.title)
 
 
-def _page(found: Groups, shown: list[Panel], lines: Rows, options: argparse.Namespace, count: int) -> str:
+def _page(found: Experiments, shown: list[Panel], lines: Rows, options: argparse.Namespace, count: int) -> str:
     beside = [metric for panel in shown[count:] for metric in panel.metrics]
     tables = [("Rewards", "", lines)]
     if beside:
@@ -160,7 +160,7 @@ def _read(log: Log) -> str:
     return f"{log.path}, steps {log.steps[0]} to {log.steps[-1]}, {len(log.steps)} logged{resumed}{torn}"
 
 
-def _warnings(found: Groups) -> Iterator[str]:
+def _warnings(found: Experiments) -> Iterator[str]:
     for log in (log for logs in found.values() for log in logs):
         if log.unreadable:
             yield f"{printable(log.path)}: {log.unreadable} unreadable line(s) left out"

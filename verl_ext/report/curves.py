@@ -1,4 +1,4 @@
-"""From logs to curves. Runs of one name are seeds of the same experiment."""
+"""From logs to curves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from verl_ext.errors import DataError, unknown
 from verl_ext.report.log import Log
 
 Array = npt.NDArray[np.float64]
-Groups = Mapping[str, Sequence[Log]]
+Experiments = Mapping[str, Sequence[Log]]
+"""The logs of the runs of each name: seeds of one experiment."""
 
 
 @dataclass(frozen=True)
@@ -78,24 +79,24 @@ def curve(logs: Sequence[Log], metric: str) -> Curve:
     return Curve(steps, np.array([values[np.searchsorted(logged, steps)] for logged, values in series]))
 
 
-def rewards(groups: Groups) -> list[str]:
+def rewards(experiments: Experiments) -> list[str]:
     """The metrics to show: the mean of each named reward, or verl's own score if there is none."""
-    metrics = logged(groups)
+    metrics = logged(experiments)
     named = sorted(name for name in metrics if name.startswith("reward/") and name.endswith("/mean"))
     return named or [name for name in ("critic/score/mean",) if name in metrics]
 
 
-def check_metrics(metrics: Iterable[str], groups: Groups) -> None:
+def check_metrics(metrics: Iterable[str], experiments: Experiments) -> None:
     """Raise for a metric that no run has logged."""
-    valid = logged(groups)
+    valid = logged(experiments)
     for metric in metrics:
         if metric not in valid:
             raise DataError(unknown("metric", metric, valid))
 
 
-def logged(groups: Groups) -> set[str]:
+def logged(experiments: Experiments) -> set[str]:
     """The names of all metrics that any run has logged."""
-    return set().union(*(log.metrics for logs in groups.values() for log in logs))
+    return set().union(*(log.metrics for logs in experiments.values() for log in logs))
 
 
 def title(metric: str) -> str:

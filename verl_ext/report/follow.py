@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from verl_ext.errors import DataError, printable
-from verl_ext.report.curves import Array, Groups, curve, rewards, title
+from verl_ext.report.curves import Array, Experiments, curve, rewards, title
 from verl_ext.report.panels import CAPABILITY
 from verl_ext.report.table import Rows, plain
 
@@ -38,12 +38,12 @@ def sparkline(values: Array) -> str:
     return "".join(BARS[round((mean - low) * scale)] for mean in means)
 
 
-def frame(groups: Groups, metrics: Sequence[str] | None, *, window: int) -> str:
+def frame(experiments: Experiments, metrics: Sequence[str] | None, *, window: int) -> str:
     """The text to show now."""
-    chosen = list(metrics or rewards(groups))
+    chosen = list(metrics or rewards(experiments))
     lines: Rows = [("metric", "name", "runs", "step", f"mean of last {window}", "lowest", "highest", "curve")]
     for metric in [*chosen, *(extra for extra in BESIDE if not metrics and extra not in chosen)]:
-        for name, logs in groups.items():
+        for name, logs in experiments.items():
             present = [log for log in logs if metric in log]
             if not present:
                 continue
@@ -59,8 +59,8 @@ def frame(groups: Groups, metrics: Sequence[str] | None, *, window: int) -> str:
 
 
 def follow(
-    read: Callable[[], Groups],
-    draw: Callable[[Groups], str],
+    read: Callable[[], Experiments],
+    draw: Callable[[Experiments], str],
     out: TextIO,
     *,
     interval: float,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from verl_ext.report.curves import Groups, logged, rewards, title
+from verl_ext.report.curves import Experiments, logged, rewards, title
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ _BESIDE = (
 )
 
 
-def panels(groups: Groups) -> list[Panel]:
+def panels(experiments: Experiments) -> list[Panel]:
     """All panels for which the runs have logged something: rewards first."""
-    metrics = logged(groups)
-    names = rewards(groups)
+    metrics = logged(experiments)
+    names = rewards(experiments)
     out = of_metrics(names)
     for name in names:
         dead = name.removesuffix("/mean") + "/dead_groups"

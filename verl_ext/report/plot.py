@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext.errors import ConfigurationError, printable
-from verl_ext.report.curves import Curve, Groups, curve
+from verl_ext.report.curves import Curve, Experiments, curve
 from verl_ext.report.panels import Panel, columns
 
 # Okabe and Ito's colours without yellow, which is faint on white. The line styles also work without colours.
@@ -29,17 +29,19 @@ def check_picture(path: Path | None) -> None:
         raise ConfigurationError(f"--plot {path} {problem}; valid endings: {', '.join(endings)}")
 
 
-def plot(groups: Groups, panels: Sequence[Panel], path: Path, *, smooth: int, heading: str | None = None) -> None:
+def plot(
+    experiments: Experiments, panels: Sequence[Panel], path: Path, *, smooth: int, heading: str | None = None
+) -> None:
     """Write the picture, in the format of the path's ending."""
     from matplotlib import rc_context
 
-    if len(groups) > len(COLOURS):
-        raise ConfigurationError(f"{len(groups)} names are too many for one picture, at most {len(COLOURS)}")
+    if len(experiments) > len(COLOURS):
+        raise ConfigurationError(f"{len(experiments)} names are too many for one picture, at most {len(COLOURS)}")
     with rc_context({"text.parse_math": False}):  # a name with two `$` is not a formula
-        _figure(groups, panels, smooth, heading).savefig(path, dpi=130)
+        _figure(experiments, panels, smooth, heading).savefig(path, dpi=130)
 
 
-def _figure(groups: Groups, panels: Sequence[Panel], smooth: int, heading: str | None) -> Any:
+def _figure(experiments: Experiments, panels: Sequence[Panel], smooth: int, heading: str | None) -> Any:
     from matplotlib.figure import Figure
 
     across = columns(len(panels))
@@ -49,7 +51,7 @@ def _figure(groups: Groups, panels: Sequence[Panel], smooth: int, heading: str |
     drawn: dict[str, Any] = {}
     for panel, ax in zip(panels, axes, strict=False):
         absent = []
-        for (name, logs), colour, style in zip(groups.items(), COLOURS, STYLES, strict=False):
+        for (name, logs), colour, style in zip(experiments.items(), COLOURS, STYLES, strict=False):
             if any(panel.metrics[0] not in log for log in logs):
                 absent.append(printable(name))
             label = f"{printable(name)} ({len(logs)} runs)" if len(logs) > 1 else printable(name)
@@ -72,7 +74,7 @@ def _figure(groups: Groups, panels: Sequence[Panel], smooth: int, heading: str |
         ncols=len(drawn),
         frameon=False,
         handlelength=3.5,
-        title="\n".join(filter(None, (heading and printable(heading, keep="\n"), _note(groups, smooth)))) or None,
+        title="\n".join(filter(None, (heading and printable(heading, keep="\n"), _note(experiments, smooth)))) or None,
     )
     for text, label in zip(legend.get_texts(), drawn, strict=True):
         text.set_text(label)
@@ -118,9 +120,9 @@ def dress(ax: Any, title: str, unit: str) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _note(groups: Groups, smooth: int) -> str:
+def _note(experiments: Experiments, smooth: int) -> str:
     parts = [f"each point the mean of {smooth} steps"] if smooth > 1 else []
-    if max(map(len, groups.values())) > 1:
+    if max(map(len, experiments.values())) > 1:
         parts += ["line: mean over runs", "band: ± 1 standard deviation"]
     elif smooth > 1:
         parts.append("faint: single steps")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verl_ext.errors import printable
-from verl_ext.report.curves import Array, Groups, curve, standard_deviation, title
+from verl_ext.report.curves import Array, Experiments, curve, standard_deviation, title
 
 Rows = list[tuple[str, ...]]
 
 
-def rows(groups: Groups, metrics: Sequence[str], *, window: int) -> Rows:
+def rows(experiments: Experiments, metrics: Sequence[str], *, window: int) -> Rows:
     """A header, and a line for each metric and name, ± standard deviation over the runs.
 
     `first` and `final` are means over `window` steps, `best` is the highest mean over `window` consecutive steps, and
@@ -18,7 +18,7 @@ def rows(groups: Groups, metrics: Sequence[str], *, window: int) -> Rows:
     """
     lines: Rows = [("reward", "name", "runs", "steps", f"first {window}", f"final {window}", f"best {window}", "area")]
     for metric in metrics:
-        for name, logs in groups.items():
+        for name, logs in experiments.items():
             if any(metric not in log for log in logs):
                 lines.append((title(metric), name, str(len(logs)), "not logged", "", "", "", ""))
                 continue
@@ -31,9 +31,9 @@ def rows(groups: Groups, metrics: Sequence[str], *, window: int) -> Rows:
     return lines
 
 
-def table(groups: Groups, metrics: Sequence[str], *, window: int) -> str:
+def table(experiments: Experiments, metrics: Sequence[str], *, window: int) -> str:
     """The table for the terminal."""
-    return plain(rows(groups, metrics, window=window))
+    return plain(rows(experiments, metrics, window=window))
 
 
 def plain(lines: Rows) -> str:

@@ -25,6 +25,7 @@ from verl_ext.rewards.math_judge import JUDGE, NoVerdictError
 from verl_ext.rewards.options import KWARGS, bad_truth, parse_options, require_package, row_name, truth_text
 
 MAX_CHARACTERS = 2000
+# A ground truth may take so many times the `timeout`.
 GOLD_PATIENCE = 10
 
 # A box opens with a brace, or holds one bare word (MATH has both). Escaped characters are tokens of their own, so that

@@ -131,7 +131,7 @@ def greedy(weights: Weights) -> float:
 
 
 def optimal(weights: Weights) -> float:
-    """Largest total weight of an assignment of rows to columns: 13/3 for the weights above."""
+    """Largest total weight of an assignment of rows to columns: 13/3 for the weights in the example of `greedy`."""
     solver = import_module("scipy.optimize")  # imported here because it takes about a second
     rows, columns = solver.linear_sum_assignment(weights, maximize=True)
     return float(sum(weights[row][column] for row, column in zip(rows, columns, strict=True)))

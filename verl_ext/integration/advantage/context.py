@@ -1,4 +1,4 @@
-"""Pass data from a trainer to an estimator that verl's call does not pass on, and track which trainer runs."""
+"""Give an estimator the data of the trainer that are not arguments of verl's call, and track which trainer runs."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ Tensors = Callable[[], Mapping[str, torch.Tensor]]
 
 
 def watch(run: Run, rows: Rows, components: Components, tensors: Tensors, *, trainer: Any, state: RunState) -> Metrics:
-    """Metrics of the named rewards; with `dump_dir`, write them beside verl's advantages.
+    """Metrics of the named rewards; with `dump_dir`, dump the rewards with verl's advantages.
 
-    `tensors` is called only for a dump, after the estimator.
+    Call it after the estimator. `tensors` is called only for a dump.
     """
     keys = run.settings.rewards.keys or ()
     if not len(rows.scored):

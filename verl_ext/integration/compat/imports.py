@@ -4,8 +4,8 @@ verl imports its plugins in every process, so a plugin's own imports slow every 
 `core_algos` takes 0.4 s, while a finder on `sys.meta_path` takes some microseconds.
 """
 
-# wrapt has post-import hooks too. They run once, so a module of verl that is reloaded would lose our wrappers, its
-# function wrappers cannot be pickled, and it would be one more dependency. It would replace most of this file.
+# The library wrapt could replace most of this file, but its post-import hooks run once, so a module of verl that is
+# reloaded would lose our wrappers, and its function wrappers cannot be pickled.
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ def check_run(config: Any, *, unregistered: bool = False) -> None:
 def judge(config: Any, *, unregistered: bool = False) -> Verdict:
     """Collect the errors, warnings and notes about a configuration.
 
-    With an estimator that is not ours, only what surely ends the run, or a conflict with our presets, is an error. With
-    `unregistered` its name need not be registered yet (in the driver, and before the trainer is built): then it is an
-    error only if it looks misspelt.
+    With an estimator that is not ours, only what is certain to end the run, or a conflict with our presets, is an
+    error. With `unregistered`, as in the driver and before the trainer is built, an estimator that is not registered is
+    an error only if its name looks misspelt.
     """
     name = estimator_name(config)
     ours = name in ESTIMATORS

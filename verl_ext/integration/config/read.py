@@ -30,9 +30,9 @@ def read_settings(algorithm: Any) -> Settings:
 
 
 def settings_in_force(config: Any) -> Settings:
-    """The settings of a checked run; the defaults if an estimator of verl's own runs beside entries that are wrong.
+    """The settings of a checked run; with an estimator of verl's own, the defaults if an entry is wrong.
 
-    The check has logged a warning about those.
+    The check has logged a warning about that entry.
     """
     try:
         return read_settings(config.algorithm)

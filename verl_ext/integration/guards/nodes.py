@@ -1,8 +1,8 @@
 """Check before training that every node of the Ray cluster has the driver's versions of this package and of verl.
 
 verl places a run's processes on all nodes of the cluster. There they use the environment of `ray start`, not the
-driver's. On a node without this package our estimators and rewards are unknown. verl reports that late, or never, since
-it has a `gdpo` of its own.
+driver's. On a node without this package our estimators and rewards are unknown. verl reports that late, or not at all,
+since it has a `gdpo` of its own.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def check(patience: float = PATIENCE) -> None:
 
 
 def workers_have_our_environment() -> bool:
-    """Whether Ray's workers on this node surely have our environment: we are one of them, or we started Ray.
+    """Whether Ray's workers on this node certainly have our environment: we are one of them, or we started Ray.
 
     This reads private attributes, because Ray has no public call for it. If they move, the answer is False and the
     node is asked.
@@ -158,9 +158,9 @@ def fingerprint() -> Callable[[str], str]:
 
 
 def question() -> Callable[[], dict[str, str | None]]:
-    """The function that each node runs in a worker process, and this process for what every node should answer.
+    """The function that each node runs in a worker process. This process runs it too, for the expected answer.
 
-    A new function per call: Ray pickles a nested function whole. One of a module it would send by name, and that fails
+    A new function per call: Ray pickles a nested function whole. It would send a module's function by name, which fails
     on a node without the module.
     """
     code_in, code = fingerprint(), CODE

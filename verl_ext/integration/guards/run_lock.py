@@ -1,6 +1,6 @@
 """Lock a run's output folders: a second run would mix its checkpoints, history or dump with those of the first.
 
-The operating system holds the lock (`filelock`) and frees it when the process ends, however it ends.
+The operating system keeps the lock (`filelock`) and frees it when the process ends, also when it is killed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Use:
-    """What a folder is used for, in the words of the messages."""
+    """What a folder is used for, as messages say it: the setting, what is written, and how to write nothing."""
 
     setting: str
     what: str

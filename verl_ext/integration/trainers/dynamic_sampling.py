@@ -2,7 +2,7 @@
 
 verl's own rule looks at one number per response, so it drops a group whose rewards vary while their sum does not. This
 rule replaces it in verl's replay buffers and counts the groups that each rule drops. verl still refills the batch. If
-all groups are dropped, verl refills for ever and logs nothing; this module then logs a warning.
+all groups are dropped, verl refills forever and logs nothing; this module then logs a warning.
 """
 
 from __future__ import annotations
