@@ -11,6 +11,7 @@ import pytest
 
 from tests.batches import ACC, FMT, LENGTHS, UIDS
 from tests.calls import call
+from tests.facts import a_line_says, facts, says
 from tests.integration.configs import compose
 from verl_ext.cli import main
 from verl_ext.core.state import RunState
@@ -98,9 +99,8 @@ def test_a_disk_that_fails_stops_the_dump_and_not_the_run(tmp_path, monkeypatch,
     with caplog.at_level(logging.WARNING, "verl_ext"):
         for step in (1, 2):
             assert dumped(tmp_path, step=step, state=run).rows.any()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"algorithm.verl_ext.dump_dir={tmp_path}: No space left on device; this run dumps no more advantages"
-    ]
+    (record,) = caplog.records
+    assert says(record.getMessage(), f"algorithm.verl_ext.dump_dir={tmp_path}", "No space left on device", "no more")
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path):
@@ -125,24 +125,24 @@ def test_without_a_folder_nothing_is_written_or_imported(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_refused_at_start(tmp_path):
     (tmp_path / "file").write_text("")
-    config = compose("algorithm.adv_estimator=gdpo", KEYS, f"+algorithm.verl_ext.dump_dir={tmp_path}/file/below")
-    with pytest.raises(ConfigurationError, match=r"dump_dir=.*/file/below cannot be written: "):
+    folder = f"algorithm.verl_ext.dump_dir={tmp_path}/file/below"
+    config = compose("algorithm.adv_estimator=gdpo", KEYS, f"+{folder}")
+    with pytest.raises(ConfigurationError, match=facts(folder, "Not a directory")):
         attach(SimpleNamespace(), config)
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("setting", "told"),
     [
-        ("dump_dirs=x", "unknown setting 'dump_dirs' (did you mean 'dump_dir'?)"),
-        ("dump_every=2", "dump_every has no effect without algorithm.verl_ext.dump_dir"),
-        ("dump_every=0", "dump_every must be at least 1"),
-        ("dump_limit_mb=0", "dump_limit_mb must be above 0"),
+        ("dump_dirs=x", ("algorithm.verl_ext", "'dump_dirs'", "did you mean 'dump_dir'")),
+        ("dump_every=2", ("algorithm.verl_ext.dump_every", "no effect", "algorithm.verl_ext.dump_dir")),
+        ("dump_every=0", ("algorithm.verl_ext.dump_every", "at least 1", "found 0")),
+        ("dump_limit_mb=0", ("algorithm.verl_ext.dump_limit_mb", "above 0", "found 0")),
     ],
 )
-def test_wrong_settings_are_refused(setting, message):
-    with pytest.raises(ConfigurationError) as caught:
+def test_wrong_settings_are_refused(setting, told):
+    with pytest.raises(ConfigurationError, match=facts(*told)):
         check_run(compose("algorithm.adv_estimator=gdpo", KEYS, f"+algorithm.verl_ext.{setting}"))
-    assert message in str(caught.value)
 
 
 def test_an_estimator_of_verls_own_dumps_named_rewards_only(caplog):
@@ -151,8 +151,7 @@ def test_an_estimator_of_verls_own_dumps_named_rewards_only(caplog):
         check_run(compose(*grpo, KEYS))
         assert "dump_dir" not in caplog.text
         check_run(compose(*grpo))
-    for fact in ("algorithm.verl_ext.dump_dir", "grpo", "algorithm.rewards.keys"):
-        assert fact in caplog.text
+    assert says(caplog.text, "algorithm.verl_ext.dump_dir", "grpo", "algorithm.rewards.keys")
 
 
 def report(capsys, *arguments):
@@ -168,17 +167,17 @@ def test_the_report_on_groups(tmp_path, capsys):
     context = StepContext(trainer=SimpleNamespace(global_steps=2), fields=monotone)
     call("dgpo", [0.0] * 12, UIDS, LENGTHS, config=config, context=context)
     text = report(capsys, tmp_path)
-    assert "2 files, steps 1 to 2, 6 groups, 24 responses" in text
-    assert "dead, no reward varies: 3 of 6 groups (50.0%)" in text
-    assert "acc does not vary: 4 of 6 groups" in text
+    assert a_line_says(text, "2 files", "1 to 2", "6 groups", "24 responses")
+    assert a_line_says(text, "dead", "3 of 6 groups", "50.0%")
+    assert a_line_says(text, "acc", "4 of 6 groups")
     sections = text.split("\n\n")
     hardest = sections[1].splitlines()
-    assert hardest[0] == "hardest of those that vary (least accuracy)"
+    assert hardest[0].startswith("hardest")
     rows = [row.split() for row in hardest[3:]]
     assert [row[1] for row in rows] == ["C", "A", "B"]
     assert [row[3] for row in rows] == ["0.000", "0.250", "0.750"]
     assert " ".join(hardest[4].split()[4:10]) == "0.250 ± 0.500 0.500 ± 0.577"
-    assert sections[2].splitlines()[0] == "dead, least accuracy first"
+    assert sections[2].startswith("dead")
     assert sorted(row.split()[1] for row in sections[2].splitlines()[3:]) == ["A", "B", "C"]
 
 
@@ -189,7 +188,7 @@ def test_rewards_that_cancel_out_are_in_conflict(tmp_path, capsys):
     context = StepContext(trainer=SimpleNamespace(global_steps=1), fields=fields)
     call("gdpo", [0.0] * 6, list("ppqqrr"), config=config, context=context)
     text = report(capsys, tmp_path, "--top", "5")
-    assert "the total does not vary although a reward does: 1 of 3 groups (33.3%)" in text
+    assert a_line_says(text, "total", "1 of 3 groups", "33.3%")
     conflicting = text.split("\n\n")[3].splitlines()
     assert conflicting[0].startswith("most conflicting")
     assert [row.split()[1:4:2] for row in conflicting[3:]] == [["p", "1.000"]]
@@ -199,7 +198,7 @@ def test_what_is_no_dump_is_an_error(tmp_path, capsys):
     import pyarrow
 
     assert main(["report", "--groups", str(tmp_path)]) == 1
-    assert "holds no advantages-*.parquet" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, tmp_path, "advantages-*.parquet")
     path = tmp_path / "advantages-1.parquet"
     path.write_bytes(b"torn")
     assert main(["report", "--groups", str(tmp_path)]) == 1

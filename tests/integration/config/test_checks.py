@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from tests.facts import facts, says
 from tests.integration.config.judged import DRGRPO_LOSS, KEYS, refusal, warnings_of
 from tests.integration.configs import compose
 from verl_ext.errors import ConfigurationError
@@ -24,15 +25,15 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a value that does not exist": (
         ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo.whiten=tokens"),
-        ("algorithm.gdpo.whiten: unknown value 'tokens' (did you mean 'token'?)", "'sequence'"),
+        ("algorithm.gdpo.whiten", "'tokens'", "did you mean 'token'", "'sequence'"),
     ),
     "a section that is no section": (
         ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo=token"),
-        ("algorithm.gdpo must be a section of settings, found 'token'",),
+        ("algorithm.gdpo", "section", "'token'"),
     ),
     "three weights for two keys": (
         ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.weights=[1,2,3]"),
-        ("3 reward weights for 2 reward keys", "algorithm.rewards.weights=[1.0, 2.0, 3.0]", "'acc', 'format'"),
+        ("3 reward weights", "2 reward keys", "algorithm.rewards.weights=[1.0, 2.0, 3.0]", "'acc', 'format'"),
     ),
     "verl's names for the same, wrong in number": (
         (
@@ -40,35 +41,36 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "+algorithm.gdpo_reward_keys=[acc,format]",
             "+algorithm.gdpo_reward_weights=[1]",
         ),
-        ("1 reward weights for 2 reward keys: algorithm.gdpo_reward_weights=[1.0], algorithm.gdpo_reward_keys=",),
+        ("1 reward weights", "2 reward keys", "algorithm.gdpo_reward_weights=[1.0]", "algorithm.gdpo_reward_keys="),
     ),
     "keys under both names": (
         ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo_reward_keys=[acc]"),
-        ("algorithm.rewards.keys=['acc', 'format'] and algorithm.gdpo_reward_keys=['acc'] are both set", "remove one"),
+        ("algorithm.rewards.keys=['acc', 'format']", "algorithm.gdpo_reward_keys=['acc']", "remove one"),
     ),
     "gdpo without keys": (
         ("algorithm.adv_estimator=gdpo", "reward.custom_reward_function.path=/my/rewards.py"),
-        ("set +algorithm.rewards.keys=[...]", "the reward function in /my/rewards.py returns"),
+        ("set +algorithm.rewards.keys=[...]", "/my/rewards.py"),
     ),
     "hadw on gdpo without keys": (
         ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gdpo"),
-        ("hadw normalises each reward separately", "set +algorithm.rewards.keys=[...]"),
+        ("hadw", "set +algorithm.rewards.keys=[...]"),
     ),
     "token scores of no keys": (
         ("algorithm.adv_estimator=dgpo", "+algorithm.rewards.token_scores=True"),
-        ("algorithm.rewards.token_scores=True needs +algorithm.rewards.keys=[...]",),
+        ("algorithm.rewards.token_scores=True", "+algorithm.rewards.keys=[...]"),
     ),
     "a condition on a reward that is no key": (
         ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo.conditions={format: {on: accu, at_least: 1}}"),
-        ("algorithm.gdpo.conditions: unknown reward 'accu' (did you mean 'acc'?)", "(algorithm.rewards.keys)"),
+        ("algorithm.gdpo.conditions", "'accu'", "did you mean 'acc'", "algorithm.rewards.keys"),
     ),
     "drgrpo with verl's default loss": (
         ("algorithm.adv_estimator=drgrpo", "data.max_response_length=3000"),
         (
-            "Found actor_rollout_ref.actor.loss_agg_mode=token-mean; actor_rollout_ref.actor.loss_scale_factor=null",
+            "actor_rollout_ref.actor.loss_agg_mode=token-mean",
+            "actor_rollout_ref.actor.loss_scale_factor=null",
             "Add actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm "
             "actor_rollout_ref.actor.loss_scale_factor=3000",
-            "or +algorithm.drgrpo.check_loss=False",
+            "+algorithm.drgrpo.check_loss=False",
         ),
     ),
     "drgrpo with a factor of nothing": (
@@ -81,19 +83,19 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "hadw on drgrpo with verl's default loss": (
         ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=drgrpo"),
-        ("Dr. GRPO is also a loss", "loss_agg_mode=seq-mean-token-sum-norm"),
+        ("loss_agg_mode=token-mean", "loss_agg_mode=seq-mean-token-sum-norm"),
     ),
     "gdpo with KL in the reward": (
         ("algorithm.adv_estimator=gdpo", KEYS, "algorithm.use_kl_in_reward=True"),
-        ("algorithm.use_kl_in_reward=True cannot be honoured by gdpo", "actor_rollout_ref.actor.use_kl_loss=True"),
+        ("algorithm.use_kl_in_reward=True", "gdpo", "actor_rollout_ref.actor.use_kl_loss=True"),
     ),
     "dgpo without the division it does not make": (
         ("algorithm.adv_estimator=dgpo", "algorithm.norm_adv_by_std_in_grpo=False"),
-        ("norm_adv_by_std_in_grpo=False has no effect on dgpo", "set +algorithm.dgpo.dgae=False"),
+        ("algorithm.norm_adv_by_std_in_grpo=False", "dgpo", "set +algorithm.dgpo.dgae=False"),
     ),
     "a list without steps": (
         ("algorithm.adv_estimator=compose",),
-        ("needs a list of steps: set +algorithm.compose.steps",),
+        ("set +algorithm.compose.steps=[...]",),
     ),
     "a filter by rewards without their names": (
         (
@@ -101,7 +103,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "++algorithm.filter_groups.enable=True",
             "++algorithm.filter_groups.metric=any_reward",
         ),
-        ("algorithm.filter_groups.metric=any_reward needs the names of the rewards",),
+        ("algorithm.filter_groups.metric=any_reward", "algorithm.rewards.keys"),
     ),
     "a filter by rewards where it does not work": (
         (
@@ -116,30 +118,30 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a step that does not exist": (
         ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weigh_and_sum,center]"),
-        ("algorithm.compose.steps[1]: unknown step 'center' (did you mean 'centre'?)",),
+        ("algorithm.compose.steps[1]", "'center'", "did you mean 'centre'"),
     ),
     "a step in the wrong place": (
         ("algorithm.adv_estimator=compose", KEYS, "+algorithm.compose.steps=[scale_by_std,centre,weigh_and_sum]"),
-        ("algorithm.compose.steps[0]: scale_by_std must come after centre",),
+        ("algorithm.compose.steps[0]", "scale_by_std", "must come after centre"),
     ),
     "a setting of a step that does not exist": (
         ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weigh_and_sum,{step:whiten,by:token}]"),
-        ("algorithm.compose.steps[1] (whiten): unknown setting 'by'",),
+        ("algorithm.compose.steps[1]", "whiten", "unknown", "'by'"),
     ),
     "a step of one's own that is nowhere": (
         ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weigh_and_sum,no_package.steps:Clip]"),
-        ("'no_package.steps' of 'no_package.steps:Clip' cannot be imported", "on the node where verl's trainer runs"),
+        ("algorithm.compose.steps[1]", "'no_package.steps:Clip'", "No module named 'no_package'", "node"),
     ),
     "a step of one's own that does not hold": (
         (
             "algorithm.adv_estimator=compose",
             "+algorithm.compose.steps=[weigh_and_sum,tests.integration.own_steps:Broken]",
         ),
-        ("step 'broken' (tests.integration.own_steps:Broken), tried on a made-up batch", "raises KeyError: 'hard'"),
+        ("step 'broken'", "tests.integration.own_steps:Broken", "KeyError: 'hard'"),
     ),
     "a list that needs the rewards' names": (
         ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[centre,weigh_and_sum]"),
-        ("compose normalises each reward separately", "set +algorithm.rewards.keys=[...]"),
+        ("compose", "set +algorithm.rewards.keys=[...]"),
     ),
     "a condition of a list on a reward that is no key": (
         (
@@ -147,13 +149,14 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             KEYS,
             "+algorithm.compose.steps=[{step:condition,conditions:{format:{on:accu,at_least:1}}},weigh_and_sum]",
         ),
-        ("algorithm.compose.steps: condition: unknown reward 'accu' (did you mean 'acc'?)",),
+        ("algorithm.compose.steps", "condition", "'accu'", "did you mean 'acc'"),
     ),
     "a setting of another anchor": (
         ("algorithm.adv_estimator=hadw", "+algorithm.hadw={anchor: window, eta: 0.2}"),
         (
-            "algorithm.hadw.eta=0.2 has no effect with algorithm.hadw.anchor=window",
-            "remove it, or set algorithm.hadw.anchor=soft",
+            "algorithm.hadw.eta=0.2",
+            "algorithm.hadw.anchor=window",
+            "algorithm.hadw.anchor=soft",
         ),
     ),
 }
@@ -164,16 +167,13 @@ def test_it_is_refused_with_what_was_found_and_what_to_change(case: str) -> None
     overrides, parts = REFUSED[case]
     message = refusal(*overrides)
     name = next(override.partition("=")[2] for override in overrides if override.startswith("algorithm.adv_estimator"))
-    assert message.startswith(f"algorithm.adv_estimator={name} cannot run as configured:\n  - ")
-    for part in parts:
-        assert part in message
+    assert says(message, f"algorithm.adv_estimator={name}", *parts)
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
     message = refusal("algorithm.adv_estimator=gdpo", "algorithm.use_kl_in_reward=True")
     assert message.count("\n  - ") == 2
-    assert "cannot be honoured by gdpo" in message
-    assert "set +algorithm.rewards.keys" in message
+    assert says(message, "algorithm.use_kl_in_reward=True", "set +algorithm.rewards.keys=[...]")
 
 
 def test_what_a_message_says_to_add_can_be_added_as_it_stands() -> None:
@@ -184,13 +184,13 @@ def test_what_a_message_says_to_add_can_be_added_as_it_stands() -> None:
 
 
 def test_settings_that_a_preset_brought_are_named_without_a_plus() -> None:
-    with pytest.raises(ConfigurationError, match=r"set algorithm\.rewards\.keys=\[\.\.\.\]"):
+    with pytest.raises(ConfigurationError, match=facts("set algorithm.rewards.keys=[...]")):
         check_run(compose("+verl_ext=gdpo"))
 
 
 def test_a_misspelt_section_is_refused() -> None:
     message = refusal("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdop.whiten=token")
-    assert "algorithm.gdop is unknown and would be ignored: did you mean algorithm.gdpo?" in message
+    assert says(message, "algorithm.gdop", "did you mean algorithm.gdpo")
 
 
 @pytest.mark.parametrize(
@@ -205,10 +205,11 @@ def test_a_misspelt_section_is_refused() -> None:
 def test_a_misspelt_setting_is_refused_and_under_verl_s_estimators_warned_of(
     written: str, meant: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = f"is unknown and would be ignored: did you mean {meant}?"
-    assert expected in refusal("algorithm.adv_estimator=gdpo", KEYS, f"+algorithm.{written}")
-    (message,) = warnings_of(caplog, "algorithm.adv_estimator=grpo", f"+algorithm.{written}")
-    assert expected in message
+    unknown = f"algorithm.{written.partition('=')[0].partition('.')[0]}"
+    refused = refusal("algorithm.adv_estimator=gdpo", KEYS, f"+algorithm.{written}")
+    (warning,) = warnings_of(caplog, "algorithm.adv_estimator=grpo", f"+algorithm.{written}")
+    for message in (refused, warning):
+        assert says(message, unknown, f"did you mean {meant}")
 
 
 @pytest.mark.parametrize("name", ["my_grpo", "grpo_v2"])
@@ -218,7 +219,7 @@ def test_a_name_that_resembles_ours_may_be_the_user_s_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["GDPO", "null"])
 def test_a_name_in_capitals_or_none_is_refused_in_the_driver(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="unknown estimator"):
+    with pytest.raises(ConfigurationError, match=facts("estimator", "None" if name == "null" else f"'{name}'")):
         check_run(compose(f"algorithm.adv_estimator={name}"), unregistered=True)
 
 
@@ -230,10 +231,10 @@ def test_a_name_of_the_user_s_own_may_be_registered_where_the_trainer_runs(caplo
     config = compose("algorithm.adv_estimator=my_method")
     with caplog.at_level(logging.WARNING, "verl_ext"):
         check_run(config, unregistered=True)
-    assert "my_method is not registered yet" in caplog.text
-    with pytest.raises(ConfigurationError, match="unknown estimator 'my_method'"):
+    assert says(caplog.text, "my_method", "not registered")
+    with pytest.raises(ConfigurationError, match=facts("unknown", "'my_method'")):
         check_run(config)
-    with pytest.raises(ConfigurationError, match="did you mean 'hadw'"):
+    with pytest.raises(ConfigurationError, match=facts("'hadww'", "did you mean 'hadw'")):
         check_run(compose("algorithm.adv_estimator=hadww"), unregistered=True)
 
 
@@ -245,5 +246,6 @@ def test_the_estimator_s_name_may_be_verl_s_enum() -> None:
     check_run(config)
     config = compose()
     config.algorithm.adv_estimator = AdvantageEstimator.GDPO
-    with pytest.raises(ConfigurationError, match=r"adv_estimator=gdpo cannot run"):
+    told = facts("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[...]")
+    with pytest.raises(ConfigurationError, match=told):
         check_run(config)
