@@ -5,25 +5,26 @@ from types import SimpleNamespace
 import pytest
 
 from tests.cpu.servers import CONFIG
+from tests.facts import facts
 from verl_ext.cpu.server import sampling_from
 from verl_ext.errors import ConfigurationError
 
 
 def test_an_unknown_sampling_parameter_is_refused_with_the_valid_ones():
-    with pytest.raises(ConfigurationError, match=r"unknown sampling parameter 'min_p'.*'temperature'"):
+    with pytest.raises(ConfigurationError, match=facts("'min_p'", "'temperature'")):
         sampling_from({"min_p": 0.1}, prompt_length=3, config=CONFIG)
 
 
 @pytest.mark.parametrize(
-    ("params", "message"),
+    ("params", "told"),
     [
-        ({"temperature": -1.0}, "temperature must be at least 0"),
-        ({"top_p": 0.0}, "top_p must be above 0"),
-        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, found 1.5"),
+        ({"temperature": -1.0}, ("temperature", "at least 0", -1.0)),
+        ({"top_p": 0.0}, ("top_p", "above 0", 0.0)),
+        ({"top_p": 1.5}, ("top_p", "above 0", "at most 1", 1.5)),
     ],
 )
-def test_settings_out_of_range_are_refused(params, message):
-    with pytest.raises(ConfigurationError, match=message):
+def test_settings_out_of_range_are_refused(params, told):
+    with pytest.raises(ConfigurationError, match=facts(*told)):
         sampling_from(params, prompt_length=3, config=CONFIG)
 
 
@@ -43,7 +44,7 @@ def test_max_model_len_bounds_the_answer_and_refuses_a_prompt_without_room():
     config = SimpleNamespace(**{**vars(CONFIG), "max_model_len": 12})
     assert sampling_from({}, prompt_length=10, config=config).max_tokens == 2  # 12 - 10
     assert sampling_from({"max_tokens": 8}, prompt_length=10, config=config).max_tokens == 2
-    with pytest.raises(ConfigurationError, match="a prompt of 12 tokens leaves no room in max_model_len=12"):
+    with pytest.raises(ConfigurationError, match=facts("12 tokens", "max_model_len=12")):
         sampling_from({}, prompt_length=12, config=config)
 
 

@@ -7,6 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.cpu.test_checks import configuration
+from tests.facts import facts
 from verl_ext.cpu import checks, sizes
 from verl_ext.errors import ConfigurationError
 
@@ -82,7 +83,7 @@ def test_a_run_that_does_not_fit_is_refused_with_the_line_to_change(model, monke
     path = f"actor_rollout_ref.model.path={model}"
     monkeypatch.setattr(sizes, "free_bytes", lambda: 10_000_000_000)
     checks.check(filled(path))  # the preset's choice fits in 10 GB
-    with pytest.raises(ConfigurationError, match=f"10.0 GB are free.*set {TOKENS}="):
+    with pytest.raises(ConfigurationError, match=facts("10.0 GB", f"set {TOKENS}=")):
         checks.check(filled(path, f"{TOKENS}=16384"))
     monkeypatch.setattr(sizes, "free_bytes", lambda: None)  # unknown: nothing to say
     checks.check(filled(path, f"{TOKENS}=16384"))
