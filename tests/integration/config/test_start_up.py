@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import says
 from tests.integration.configs import compose
 from tests.integration.test_driver import main_ppo
 from verl_ext.errors import ConfigurationError
@@ -126,13 +127,12 @@ def test_rewards_that_may_be_there_are_not_refused(case: str) -> None:
 @pytest.mark.parametrize("written", ["GDPO", "AdvantageEstimator.GDPO", "Gdpo", "[gdpo]", "gdop"])
 def test_another_way_to_write_an_estimator_is_refused_in_the_driver(written: str) -> None:
     message = refusal(f"algorithm.adv_estimator={written}")
-    assert "did you mean 'gdpo'" in message
-    assert "valid: 'compose', 'dgpo', 'drgrpo'" in message
+    assert says(message, "did you mean 'gdpo'", "'compose', 'dgpo', 'drgrpo'")
 
 
 @pytest.mark.parametrize("written", ["''", "null", "[]", "3"])
 def test_what_is_no_name_is_refused_in_the_driver(written: str) -> None:
-    assert "valid: 'compose', 'dgpo', 'drgrpo'" in refusal(f"algorithm.adv_estimator={written}")
+    assert says(refusal(f"algorithm.adv_estimator={written}"), "'compose', 'dgpo', 'drgrpo'")
 
 
 # -- settings of verl's ----------------------------------------------------------------------------------------------
@@ -209,8 +209,8 @@ def test_a_setting_that_cannot_be_read_does_not_lose_the_rest() -> None:
     message = refusal(
         "+verl_ext=gdpo", "+algorithm.gdop.whiten=token", "actor_rollout_ref.actor.policy_loss.loss_mode=${nowhere}"
     )
-    for part in ("did you mean algorithm.gdpo", "policy_loss.loss_mode cannot be read", "algorithm.rewards.keys=[...]"):
-        assert part in message
+    assert says(message, "did you mean algorithm.gdpo", "policy_loss.loss_mode", "'nowhere'")
+    assert says(message, "algorithm.rewards.keys=[...]")
 
 
 # -- Ray's environment variables -------------------------------------------------------------------------------------
