@@ -32,8 +32,8 @@ types and values out of range raise an error before Ray starts. A setting that h
 raises an error or logs a warning.
 
 verl's own `norm_adv_by_std_in_grpo=False` works with `gdpo` and `hadw`. `dgpo` raises an error, because it divides by
-the mean absolute deviation; `drgrpo` never divides. `use_kl_in_reward=True` adds the KL term to the combined reward.
-`gdpo` has no combined reward and raises an error.
+the mean absolute deviation (with `dgae=True`); `drgrpo` never divides. `use_kl_in_reward=True` adds the KL term to the
+combined reward. `gdpo` has no combined reward and raises an error.
 """
 PATCHED = """# What it changes in verl
 
@@ -52,9 +52,10 @@ Ray or file system does not have what it needs, it is off, with one warning, and
 """
 OFF = """`VERL_USE_EXTERNAL_PLUGINS=none` switches the whole plugin off.
 
-A run with one of verl's own estimators trains as without this package. It gets the curves of `algorithm.rewards.keys`
-and the filter `any_reward` if they are set. The start-up checks log warnings; they raise an error only for wrong
-arguments or components of the included scorers, a conflict with a preset, and values that Ray rejects.
+A run with one of verl's own estimators trains as without this package. If they are set, it gets the curves of
+`algorithm.rewards.keys`, the filter `any_reward`, and a dump of these rewards, with a lock on its folder. The start-up
+checks log warnings; they raise an error only for wrong arguments or components of the included scorers, a conflict
+with a preset, and values that Ray rejects.
 """
 CHECKED = """## What is checked before a hook is installed
 

@@ -48,6 +48,13 @@ def test_settings_may_come_after_options_as_with_verl(printed, rollouts):
     assert "furthest from grpo" not in before
 
 
+def test_a_reward_named_accuracy_is_the_accuracy_only_if_a_setting_says_so(printed, tmp_path):
+    lines = [line | {"accuracy": line["form"], "score": line["right"]} for line in made.entries(1)]
+    rollouts = made.write(tmp_path / "rollouts", made.without(lines, "acc"))
+    assert "accuracy of the prompt (score)" in printed(rollouts, "dgpo")
+    assert "accuracy of the prompt (accuracy)" in printed(rollouts, "dgpo", "algorithm.rewards.accuracy_key=accuracy")
+
+
 def test_the_picture_and_the_page(printed, rollouts, tmp_path):
     pytest.importorskip("matplotlib")
     hostile = [line | {"output": "<script>alert(1)</script>\x1b[31m $x$"} for line in made.entries(1)]

@@ -103,7 +103,7 @@ def _compared(rollouts: Rollouts, named: list[Variant], common: Settings, top: i
     notes = [*rollouts.summary(), *variants.legend(named, results, rollouts)]
     keys = tuple(dict.fromkeys(key for variant in named for key in variant.rewards)) or (rollouts.total,)
     if len(keys) > MOST_REWARDS:
-        raise ConfigurationError(f"{len(keys)} rewards are too many to be told apart, at most {MOST_REWARDS}")
+        raise ConfigurationError(f"{len(keys)} rewards are too many for Shapley values, at most {MOST_REWARDS}")
     if keys == (rollouts.total,):
         others = [name for name in rollouts.names if name != rollouts.total]
         more = f"also {', '.join(others)}: name them with 'algorithm.rewards.keys=[...]'" if others else "no other"
@@ -165,7 +165,7 @@ def _save(result: Comparison, path: Path) -> None:
     try:
         import pyarrow
     except ImportError as error:
-        raise ConfigurationError(f"--output {path} is a parquet file: pip install pyarrow") from error
+        raise ConfigurationError(f"--output {path} needs pyarrow: pip install pyarrow") from error
     from verl_ext.integration.advantage.dump import save, storable
 
     rollouts = result.rollouts

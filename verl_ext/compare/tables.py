@@ -31,7 +31,7 @@ AGAINST = (
 )
 EXPLAINED = (
     "R² of a linear regression of A on the rewards normalised in their groups, split by Shapley value. Rest: what no "
-    "fixed weights of them tell."
+    "weighted sum of them with fixed weights explains."
 )
 
 

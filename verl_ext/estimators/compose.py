@@ -255,7 +255,7 @@ def _check_against(chain: Chain, settings: Settings) -> None:
     names = {step.name for step in chain.steps}
     if settings.kl_in_reward and chain.per_reward:
         raise ConfigurationError(
-            "algorithm.use_kl_in_reward=True cannot be honoured: KL is added to one combined reward, and this list "
+            "algorithm.use_kl_in_reward=True does not work with this list: KL is added to one combined reward, and it "
             f"works on each reward separately before {SUM}; set algorithm.use_kl_in_reward=False and, to keep a KL "
             "term, actor_rollout_ref.actor.use_kl_loss=True"
         )

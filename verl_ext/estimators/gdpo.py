@@ -72,7 +72,7 @@ def gdpo(settings: Settings) -> Chain:
     own = settings.of(GdpoSettings)
     if settings.kl_in_reward:
         raise ConfigurationError(
-            "algorithm.use_kl_in_reward=True cannot be honoured by gdpo: KL is added to one combined reward, and gdpo "
+            "algorithm.use_kl_in_reward=True does not work with gdpo: KL is added to one combined reward, and gdpo "
             "normalises each reward separately; set algorithm.use_kl_in_reward=False and, to keep a KL term, "
             "actor_rollout_ref.actor.use_kl_loss=True"
         )

@@ -52,8 +52,7 @@ def check(options: argparse.Namespace) -> tuple[str, int]:
         lines = [*_judged(verdict, config), *_complaints("error", verdict.errors)]
         lines += _complaints("warning", (*verdict.warnings, *_held(verdict, config)))
     refused = bool(verdict.errors)
-    would = "refuse this run" if refused else "let this run start (verl's own checks are not part of this)"
-    lines.append(f"verl_ext would {would}")
+    lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run; verl's own checks did not run")
     return "\n".join(lines), int(refused)
 
 
@@ -124,10 +123,10 @@ def _judged(verdict: Verdict, config: Any) -> Iterator[str]:
     from verl_ext.integration.config.read import select
 
     actor = "actor_rollout_ref.actor"
-    yield "judged"
+    yield "checked"
     yield f"  estimator  {verdict.name}{'' if verdict.chain is None else _steps(verdict)}"
     if verdict.settings is None:
-        yield "  settings   cannot be read, so what depends on them was not judged"
+        yield "  settings   cannot be read, so what depends on them was not checked"
     else:
         rewards = verdict.settings.rewards
         weights = "" if rewards.weights is None else f", weights {', '.join(f'{one:g}' for one in rewards.weights)}"

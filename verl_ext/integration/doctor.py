@@ -70,7 +70,7 @@ def diagnose(*, verbose: bool = False) -> int:
     if report.failures:
         print(f"{report.failures} problem(s): a run with these estimators would not work here")
     else:
-        print("all is well")
+        print("no problems found")
     return 1 if report.failures else 0
 
 

@@ -99,7 +99,7 @@ def _report_broken(error: Exception) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     def raise_cause(*_args: object, **_kwargs: object) -> None:
-        raise IntegrationError(f"{message}; `python -m verl_ext doctor` says more") from error
+        raise IntegrationError(f"{message}; run `python -m verl_ext doctor` for details") from error
 
     after_import(
         "verl.trainer.ppo.core_algos",

@@ -60,7 +60,7 @@ def _pinned(pins: tuple[Pin, ...], path: str) -> Pin:
 
 def _raise_if_any(messages: Iterable[str]) -> None:
     if complaints := list(messages):
-        raise IntegrationError(f"{'; '.join(complaints)}: this verl moved what verl_ext hooks into")
+        raise IntegrationError(f"{'; '.join(complaints)}: this version of verl changed what verl_ext hooks into")
 
 
 def size() -> int:

@@ -53,7 +53,7 @@ class Hook:
         except Exception as error:  # noqa: BLE001 - verl's import must not break; the estimators raise it
             self.state, self.error = "failed", error
             if self.guard is None:
-                report(f"hook into {self.module} ({self.purpose}) does not hold", error)
+                report(f"hook into {self.module} ({self.purpose}) failed", error)
             else:
                 logger.warning("the guard %s is off here: %s: %s", self.guard, self.module, error)
         else:
@@ -77,7 +77,7 @@ def require() -> None:
     if failed:
         lines = "".join(f"\n  {hook.module} ({hook.purpose}): {hook.error}" for hook in failed)
         raise IntegrationError(
-            f"verl_ext is not fully installed into verl, `python -m verl_ext doctor` says more:{lines}"
+            f"verl_ext is not fully installed into verl, run `python -m verl_ext doctor` for details:{lines}"
         ) from failed[0].error
 
 
@@ -118,8 +118,8 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
     wrapper = functools.wraps(original)(make(original))
     if inspect.iscoroutinefunction(original) != inspect.iscoroutinefunction(wrapper):
         raise IntegrationError(
-            f"{owner.__name__}.{name} became a coroutine function or no longer is one: this verl moved what verl_ext "
-            "hooks into"
+            f"{owner.__name__}.{name} became a coroutine function or no longer is one: this version of verl changed "
+            "what verl_ext hooks into"
         )
     setattr(wrapper, MARK, _identity(wrapper))
     setattr(owner, name, wrapper)

@@ -31,17 +31,17 @@ def idle_settings(run: RunConfig) -> Iterator[str]:
 
 
 def idle_accuracy(run: RunConfig) -> Iterator[str]:
-    """An accuracy that no step looks at."""
+    """An accuracy that no step uses."""
     ours = run.name in ESTIMATORS
     if ours and (run.chain is None or run.chain.needs_accuracy):
         return
-    who = "no step of this estimator looks" if ours else f"verl's {run.name} does not look"
+    who = "no step of this estimator uses it" if ours else f"verl's {run.name} does not use it"
     for name in ("accuracy_key", "accuracy_threshold"):
         value = getattr(run.settings.rewards, name)
         if value is not None:
             yield (
-                f"algorithm.rewards.{name}={value} has no effect: {who} at accuracy (weigh_by_difficulty and "
-                "weigh_by_history do): remove it"
+                f"algorithm.rewards.{name}={value} has no effect: {who} (weigh_by_difficulty and "
+                "weigh_by_history do); remove it"
             )
 
 

@@ -93,7 +93,7 @@ def _balance(run: RunConfig) -> Iterator[str]:
     if chosen not in ("auto", "none", matching):
         yield (
             f"algorithm.dgpo.balance={chosen} does not fit {ACTOR}.loss_agg_mode={run.settings.loss_agg_mode}, whose "
-            f"mean needs {matching}: set algorithm.dgpo.balance=auto"
+            f"mean needs balance={matching}: set algorithm.dgpo.balance=auto"
         )
     loss = run.select(f"{ACTOR}.policy_loss.loss_mode")
     if (matching if chosen == "auto" else chosen) == "token" and aggregates_itself(loss):
@@ -110,7 +110,7 @@ def _composed_balance(run: RunConfig) -> Iterator[str]:
             remedy = "remove the step" if matching == "none" else f"write {{step: balance, over: {matching}}}"
             yield (
                 f"algorithm.compose.steps: balance over={over} does not fit {ACTOR}.loss_agg_mode="
-                f"{run.settings.loss_agg_mode}, whose mean needs {matching}: {remedy}"
+                f"{run.settings.loss_agg_mode}, whose mean needs over: {matching}: {remedy}"
             )
 
 

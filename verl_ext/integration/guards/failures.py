@@ -75,9 +75,9 @@ def limit(buffer: Any, most: int, settings: VerlExtSettings, trainer: Any = None
             workers.require_alive(trainer, f"step {global_steps}: {new} prompts failed")
         if failed >= most:
             raise RolloutError(
-                f"step {global_steps}: the last {failed} prompts all failed, and verl would go on replacing them for "
-                "ever. The log has the reason after 'Error in _run_prompt': most often a reward function that raises. "
-                "Fix it and resume from the last checkpoint"
+                f"step {global_steps}: the last {failed} prompts all failed, and verl would replace them forever. "
+                "The log has the reason after 'Error in _run_prompt': most often a reward function that raises. Fix it "
+                "and resume from the last checkpoint"
             )
 
     def evict_and_count(global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:

@@ -90,7 +90,7 @@ def _locked(home: Path, use: Use, patience: float) -> FileLock:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        logger.warning("%s is held by %s: waiting up to %.0f s for it to end", home / FILE, _owner(home), patience)
+        logger.warning("%s is locked by %s: waiting up to %.0f s for it to end", home / FILE, _owner(home), patience)
         try:
             lock.acquire(timeout=patience)
         except Timeout as error:

@@ -118,7 +118,7 @@ def _require_wrapper(cls: type, run: TrainerRun) -> None:
         return
     message = (
         f"{cls.__qualname__} computes advantages without verl_ext's wrapper: {listed(bare)} is verl's own function. "
-        "This verl moved what verl_ext hooks into; `python -m verl_ext doctor` says more"
+        "This version of verl changed what verl_ext hooks into; run `python -m verl_ext doctor` for details"
     )
     if run.ours:
         raise IntegrationError(f"{message}. The history would not be saved, and the metrics would be lost")
