@@ -15,6 +15,7 @@ from verl.trainer.ppo import core_algos, ray_trainer
 from verl.trainer.ppo.v1 import utils as v1_utils
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from tests.facts import facts
 from tests.integration.configs import compose
 from tests.integration.pipeline import Pipeline
 from tests.integration.trainers.legacy_runs import (
@@ -72,14 +73,14 @@ def test_an_experimental_trainer_that_calls_the_bare_function_stops(
 ) -> None:
     trainer = separate(trainer_classes()[which], *HADW)
     monkeypatch.setattr(separation, "compute_advantage", bare())
-    with pytest.raises(IntegrationError, match="'hadw' outside verl_ext's wrapper"):
+    with pytest.raises(IntegrationError, match=facts("'hadw'", "outside", "wrapper")):
         trainer._fit_compute_advantage(without_rewards())
 
 
 def test_the_legacy_trainer_that_calls_the_bare_function_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = OwnFit(compose(*HADW))
     monkeypatch.setattr(ray_trainer, "compute_advantage", bare())
-    with pytest.raises(IntegrationError, match="'hadw' outside verl_ext's wrapper"):
+    with pytest.raises(IntegrationError, match=facts("'hadw'", "outside", "wrapper")):
         trainer.fit(steps=1)
 
 
@@ -105,7 +106,7 @@ class DirectV1(PPOTrainer):
 @pytest.mark.parametrize("cls", [Direct, DirectV1])
 def test_a_fit_that_calls_the_registry_by_itself_is_refused(cls: type[Any]) -> None:
     cls.__abstractmethods__ = frozenset()
-    with pytest.raises(IntegrationError, match="'drgrpo' outside verl_ext's wrapper"):
+    with pytest.raises(IntegrationError, match=facts("'drgrpo'", "outside", "wrapper")):
         cls(compose(*DRGRPO)).fit()
 
 
@@ -143,7 +144,7 @@ def test_advantages_computed_in_a_thread_keep_their_history_and_metrics(monkeypa
     assert metrics["hadw/tick"] == 1
     assert run_of(trainer).state.states["hadw"]["weigh_by_history"].ticks == 1
     monkeypatch.setattr(ray_trainer, "compute_advantage", bare())
-    with pytest.raises(IntegrationError, match="'hadw' outside verl_ext's wrapper"):
+    with pytest.raises(IntegrationError, match=facts("'hadw'", "outside", "wrapper")):
         trainer.fit()
 
 
@@ -157,7 +158,7 @@ class OwnAdvantages(OwnFit):
 
 
 def test_a_legacy_fit_without_the_estimator_is_refused() -> None:
-    with pytest.raises(IntegrationError, match="OwnAdvantages did not call the estimator 'drgrpo'"):
+    with pytest.raises(IntegrationError, match=facts("OwnAdvantages", "'drgrpo'", "not call")):
         OwnAdvantages(compose(*DRGRPO)).fit()
     OwnAdvantages(compose("algorithm.adv_estimator=grpo")).fit()
 
@@ -167,7 +168,7 @@ def test_an_experimental_advantage_step_without_the_estimator_is_refused() -> No
         def _fit_compute_advantage(self, data: Any) -> Any:
             return data
 
-    with pytest.raises(IntegrationError, match="did not call the estimator 'hadw'"):
+    with pytest.raises(IntegrationError, match=facts("'hadw'", "not call")):
         separate(OwnWay, *HADW)._fit_compute_advantage(without_rewards())
     separate(OwnWay, "algorithm.adv_estimator=grpo")._fit_compute_advantage(without_rewards())
 

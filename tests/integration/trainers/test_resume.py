@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.facts import a_line_says, facts
 from tests.integration.hadw_runs import legacy, saved, state, train
 from tests.integration.pipeline import Pipeline
 from verl_ext.core.history import Capability
 from verl_ext.errors import CheckpointError
 from verl_ext.integration.trainers import checkpoint
+from verl_ext.integration.trainers.attach import run_of
 
 # -- through verl's V1 trainer ---------------------------------------------------------------------------------------
 
@@ -32,7 +34,7 @@ def assert_same_step(found: Any, expected: Any, step: int) -> None:
 
 
 def capability(result: Any) -> Capability:
-    return result.trainer._verl_ext.state.states["hadw"]["weigh_by_history"]
+    return run_of(result.trainer).state.states["hadw"]["weigh_by_history"]
 
 
 @pytest.fixture(scope="module")
@@ -98,19 +100,19 @@ def test_a_missing_file_is_a_warning_that_names_it(
     path.unlink()
     with caplog.at_level(logging.WARNING, "verl_ext"):
         resumed = train(pipeline, begun, 2, "trainer.resume_mode=auto")
-    assert f"resuming at step 1, but {path} does not exist: the history of hadw " in caplog.text
+    assert a_line_says(caplog.text, "step 1", path, "hadw")
     assert capability(resumed).ticks == 1
 
 
 def test_a_damaged_file_stops_the_run(pipeline: Pipeline, begun: Path) -> None:
     path = begun / "global_step_1" / "verl_ext.json"
     path.write_text(path.read_text()[:40])
-    with pytest.raises(CheckpointError, match=f"{path} is damaged"):
+    with pytest.raises(CheckpointError, match=facts(path, "damaged")):
         train(pipeline, begun, 2, "trainer.resume_mode=auto")
 
 
 def test_the_state_of_another_anchor_stops_the_run(pipeline: Pipeline, begun: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"set algorithm\.hadw\.anchor=soft"):
+    with pytest.raises(CheckpointError, match=facts("anchor=window", "set algorithm.hadw.anchor=soft")):
         train(pipeline, begun, 2, "+algorithm.hadw.anchor=window", "trainer.resume_mode=auto")
 
 
@@ -158,7 +160,7 @@ def test_subclasses_with_their_own_checkpoints_keep_the_state(pipeline: Pipeline
 def test_the_legacy_trainer_saves_and_reads_the_state(tmp_path: Path) -> None:
     trainer = legacy(tmp_path)
     trainer.global_steps = 5
-    trainer._verl_ext.state.states.update(state(9).states)
+    run_of(trainer).state.states.update(state(9).states)
     trainer._save_checkpoint()
     assert saved(tmp_path, 5)["global_step"] == 5
     path = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/global_step_5")
@@ -166,10 +168,10 @@ def test_the_legacy_trainer_saves_and_reads_the_state(tmp_path: Path) -> None:
         resumed = legacy(folder, *overrides)
         resumed._load_checkpoint()
         assert resumed.global_steps == 5
-        assert resumed._verl_ext.state.states == state(9).states
+        assert run_of(resumed).state.states == state(9).states
     fresh = legacy(tmp_path, "trainer.resume_mode=disable")
     fresh._load_checkpoint()
-    assert fresh._verl_ext.state.states == {}
+    assert run_of(fresh).state.states == {}
 
 
 @pytest.mark.parametrize("estimator", ["dgpo", "grpo", "hadw"])
@@ -188,13 +190,13 @@ def test_a_run_without_a_state_takes_away_that_of_the_checkpoint_it_writes_over(
     trainer.actor_rollout_wg.save_checkpoint = lambda *_, **__: seen.append((path.exists(), tracker.exists()))
     trainer._save_checkpoint()
     assert seen == [(False, False)]
-    assert f"removed {path}: it was the state of another run" in caplog.text
+    assert a_line_says(caplog.text, "removed", path, "another run")
     assert tracker.read_text() == "5"
     assert (tmp_path / "global_step_4" / "verl_ext.json").exists()
     resumed = legacy(tmp_path)
     resumed._load_checkpoint()
-    assert resumed._verl_ext.state.states == {}
-    assert f"resuming at step 5, but {path} does not exist" in caplog.text
+    assert run_of(resumed).state.states == {}
+    assert a_line_says(caplog.text, "step 5", path, "not exist")
 
 
 def test_a_state_of_another_run_that_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
@@ -202,6 +204,6 @@ def test_a_state_of_another_run_that_cannot_be_removed_is_an_error(tmp_path: Pat
     (path / "below").mkdir(parents=True)
     trainer = legacy(tmp_path, "algorithm.adv_estimator=dgpo")
     trainer.global_steps = 5
-    with pytest.raises(CheckpointError, match=f"{path} is the state of another run, .* cannot be removed: "):
+    with pytest.raises(CheckpointError, match=facts(path, "another run", "removed")):
         trainer._save_checkpoint()
     assert not (tmp_path / "latest_checkpointed_iteration.txt").exists()

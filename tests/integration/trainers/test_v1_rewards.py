@@ -20,7 +20,7 @@ from tests.integration.trainers.v1_runs import ACC, DGPO, DRGRPO, GDPO, HADW, PA
 from verl_ext.compare.dumps import read as read_dump
 from verl_ext.core.rows import Rows
 from verl_ext.integration.trainers import rollout_data
-from verl_ext.integration.trainers.attach import attach
+from verl_ext.integration.trainers.attach import attach, run_of
 from verl_ext.integration.trainers.v1 import fetch_components
 
 
@@ -128,7 +128,7 @@ def test_verl_s_own_grpo_logs_named_rewards_and_keeps_its_advantages(pipeline: P
     assert not [name for name in plain.metrics[1] if name.startswith("reward/")]
     assert watched.metrics[1]["reward/acc/mean"] == pytest.approx(4 / 12)
     assert watched.metrics[1]["reward/format/dead_groups"] == 0.0
-    assert plain.trainer._verl_ext.watches is False
+    assert run_of(plain.trainer).watches is False
 
 
 def test_verl_s_own_grpo_dumps_its_advantages_beside_the_named_rewards(pipeline: Pipeline, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_subclass_that_goes_its_own_way_is_refused(pipeline: Pipeline) -> None
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
             return batch
 
-    with pytest.raises(IntegrationError, match=r"OwnWay\._compute_advantage did not call the estimator 'drgrpo'"):
+    with pytest.raises(IntegrationError, match=r"(?=.*OwnWay\._compute_advantage)(?=.*'drgrpo')"):
         pipeline.run("worked", *DRGRPO, cls=OwnWay)
 
 

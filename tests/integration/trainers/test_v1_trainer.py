@@ -9,10 +9,12 @@ import logging
 
 import pytest
 
+from tests.facts import a_line_says, facts
 from tests.integration.pipeline import Pipeline, answers_to
 from tests.integration.stand_ins import REGISTERED, earned
 from tests.integration.trainers.v1_runs import ACC, DGPO, DRGRPO, GDPO, HADW, PADDED, as_batch, assert_same, components
 from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.integration.trainers.attach import run_of
 
 WORKED: dict[str, tuple[str, tuple[str, ...], dict[tuple[str, str], float]]] = {
     "drgrpo on accuracy": (
@@ -125,7 +127,7 @@ def test_hadw_remembers_the_batch_before(pipeline: Pipeline) -> None:
 def test_an_asynchronous_step_of_two_updates_is_two_ticks(pipeline: Pipeline) -> None:
     result = pipeline.run("history", *HADW, ACC, "+trainer.v1.sync={parameter_sync_step: 2}", prompts=4)
     assert len(result.updates) == 2
-    assert result.trainer._verl_ext.state.states["hadw"]["weigh_by_history"].ticks == 2
+    assert run_of(result.trainer).state.states["hadw"]["weigh_by_history"].ticks == 2
 
 
 def test_the_step_s_metrics_hold_each_reward_and_the_advantages(pipeline: Pipeline) -> None:
@@ -185,19 +187,17 @@ def test_the_legacy_trainer_and_a_direct_call_give_the_same_numbers(
 
 
 def test_an_unknown_component_stops_the_run_and_lists_those_there_are(pipeline: Pipeline) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"unknown reward component 'fromat' .*'format'.* valid: 'acc', 'format'"
-    ):
+    with pytest.raises(ConfigurationError, match=facts("'fromat'", "did you mean 'format'", "valid: 'acc', 'format'")):
         pipeline.run("worked", *DRGRPO, "+algorithm.rewards.keys=[fromat]")
 
 
 def test_a_component_that_is_no_number_stops_the_run_and_is_shown(pipeline: Pipeline) -> None:
-    with pytest.raises(DataError, match=r"reward 'note' of uid '[0-9a-f-]+' is 'read .*' \(str\)"):
+    with pytest.raises(DataError, match=r"(?=.*reward 'note')(?=.*uid '[0-9a-f-]+')(?=.*'read )(?=.*\bstr\b)"):
         pipeline.run("worked", *DRGRPO, "+algorithm.rewards.keys=[note]")
 
 
 def test_a_trainer_is_refused_where_it_is_built(pipeline: Pipeline) -> None:
-    with pytest.raises(ConfigurationError, match=r"set \+algorithm.rewards.keys"):
+    with pytest.raises(ConfigurationError, match=facts("gdpo", "+algorithm.rewards.keys=[...]")):
         pipeline.run("worked", "algorithm.adv_estimator=gdpo")
 
 
@@ -205,7 +205,7 @@ def test_one_answer_a_prompt_is_said_to_teach_nothing(pipeline: Pipeline, caplog
     with caplog.at_level(logging.WARNING, "verl_ext"):
         (update,) = pipeline.run("alone", *DRGRPO).updates
     assert update.by_answer() == {("A", "axxx"): 0.0, ("B", "d"): 0.0}
-    assert "2 of 2 prompts have one response" in caplog.text
+    assert a_line_says(caplog.text, "2 of 2 prompts", "one response")
 
 
 def test_the_reward_table_is_that_of_the_example() -> None:
