@@ -7,6 +7,7 @@ import textwrap
 from dataclasses import dataclass
 
 from tests import fresh
+from tests.facts import a_line_says, says
 
 PRELUDE = """
 import logging, sys, warnings
@@ -132,7 +133,7 @@ def test_verl_s_gdpo_is_reported_as_replaced_once_a_run() -> None:
     replaced = [line for line in told.err.splitlines() if "in place of" in line]
     assert len(replaced) == 1
     assert "INFO verl_ext" in replaced[0]
-    assert "verl_ext's gdpo, in place of verl.trainer.ppo.core_algos.compute_gdpo_outcome_advantage" in replaced[0]
+    assert says(replaced[0], "gdpo", "verl.trainer.ppo.core_algos.compute_gdpo_outcome_advantage")
 
 
 def test_plugins_can_be_switched_off() -> None:
@@ -173,8 +174,6 @@ def test_an_error_of_the_plugin_itself_is_not_lost() -> None:
         OTHERS_WORK,
         REFUSING,
     )
-    assert (
-        "ERROR verl_ext verl_ext is installed but cannot work: RuntimeError: something in the plugin broke" in told.err
-    )
-    assert "RuntimeWarning: verl_ext is installed but cannot work" in told.err
+    assert a_line_says(told.err, "ERROR verl_ext", "RuntimeError: something in the plugin broke")
+    assert a_line_says(told.err, "RuntimeWarning", "verl_ext")
     assert told.out.count("something in the plugin broke") == 4

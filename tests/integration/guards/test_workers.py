@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -60,7 +61,7 @@ def kill(worker: Any) -> None:
 def test_a_worker_that_died_is_named_and_one_that_is_busy_is_not(
     workers_: list[Any], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers.dead, "__defaults__", (1.5,))  # the busy one never answers
+    monkeypatch.setattr(workers, "dead", partial(workers.dead, patience=1.5))  # the busy one never answers
     trainer = managed(kind, workers_)
     workers_[2].hang.remote()
     workers.require_alive(trainer, "step 1: 3 responses are missing")
