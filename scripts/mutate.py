@@ -33,21 +33,30 @@ TARGETS = ("verl_ext/core", "verl_ext/estimators")
 # The tests of its own file run first, and ALL only if they pass.
 FIRST = {
     "batch": ("tests/core/test_batch.py",),
-    "chain": ("tests/core/test_chain.py", "tests/core/test_steps.py"),
+    "chain": ("tests/core/test_chain.py",),
     "groups": ("tests/core/test_groups.py",),
-    "history": ("tests/core/test_history.py",),
+    "history": (
+        "tests/core/test_history.py",
+        "tests/core/test_history_state.py",
+        "tests/core/test_history_settings.py",
+    ),
     "observe": ("tests/core/test_observe.py",),
     "rows": ("tests/core/test_rows.py",),
     "state": ("tests/core/test_state.py",),
-    "steps": ("tests/core/test_steps.py",),
+    "steps": (
+        "tests/core/test_steps.py",
+        "tests/core/test_whiten.py",
+        "tests/core/test_balance_and_difficulty.py",
+    ),
     "typed": ("tests/core/test_typed.py",),
 }
 UNUSED_PLUGINS = ("cacheprovider", "doctest", "unraisableexception", "threadexception")
-ESTIMATOR_TESTS = ("tests/estimators/test_compositions.py", "tests/test_settings.py")
+SETTINGS_TESTS = ("tests/test_settings.py", "tests/test_settings_rewards.py")
+ESTIMATOR_TESTS = ("tests/estimators/test_compositions.py", *SETTINGS_TESTS)
 ALL = (
     "tests/estimators/test_worked_example.py",
     "tests/core",
-    "tests/test_settings.py",
+    *SETTINGS_TESTS,
     "tests/estimators/test_compositions.py",
     "tests/estimators/test_components.py",
     "tests/estimators/test_compose.py",

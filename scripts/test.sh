@@ -38,7 +38,7 @@ if [ "$LEVEL" = quick ]; then
     if ((${#CHANGED[@]})); then mypy --follow-imports=silent "${CHANGED[@]}"; fi
     echo "== the pure parts"
     exec python -m pytest -q -n 2 --dist loadfile tests/core tests/estimators/test_worked_example.py \
-        tests/estimators/test_compos*.py tests/estimators/test_own_steps.py tests/test_settings.py tests/test_imports.py
+        tests/estimators/test_compos*.py tests/estimators/test_own_steps.py tests/test_settings*.py tests/test_imports.py
 fi
 echo "== types and docs"
 mypy &
@@ -68,7 +68,7 @@ if [ ! -d "$OLD/numpy" ]; then
 fi
 echo "== the core and the estimators, numpy $OLDEST_NUMPY"
 # Without verl, whose pandas needs a newer numpy.
-PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest "${SHARE[@]}" -k "not verl_combines" tests/core tests/test_settings.py \
+PYTHONPATH=$(cd "$OLD" && pwd) python -m pytest "${SHARE[@]}" -k "not verl_combines" tests/core tests/test_settings*.py \
     tests/estimators/test_worked_example.py tests/estimators/test_compositions.py
 
 echo "== the core and the estimators, without torch, on other Pythons"

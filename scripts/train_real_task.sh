@@ -33,7 +33,6 @@ exec recipes/gsm8k/run.sh \
   algorithm.rollout_correction.bypass_mode=True \
   actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16 \
   actor_rollout_ref.rollout.dtype=bfloat16 \
-  actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048 \
   actor_rollout_ref.rollout.seed="$seed" \
   data.seed="$seed" \
   trainer.total_training_steps="$STEPS" \
