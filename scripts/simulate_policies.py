@@ -24,6 +24,7 @@ from softmax_policies import CONSTANT, EVERY, SEQUENCE, STEPS, TOKEN, Arm, Condi
 
 PAGES = Path(__file__).parents[1] / "docs" / "pages"
 RESULTS, PAGE = PAGES / "estimators_compared.json", PAGES / "estimators_compared.md"
+REST = PAGES / "estimators_compared_all.md"
 PICTURE = PAGES / "pictures" / "estimators_compared.png"
 SEEDS, QUICK_SEEDS = range(20), range(2)
 
@@ -191,15 +192,19 @@ def growth(study: Study, found: Mapping[str, Any]) -> str:
 
 
 def blocks(results: Mapping[str, Any]) -> dict[str, str]:
-    """The generated parts of the page, by name."""
-    made = {}
-    for key, study in STUDIES.items():
-        found = results["studies"][key]
-        made[key] = changes(study, found, study.measures[0])
-        rest = [f"{name.capitalize()}:\n\n{changes(study, found, name)}" for name in study.measures[1:]]
-        made[f"{key}: other measures"] = "\n\n".join(rest)
-    made["drgrpo: growth"] = growth(STUDIES["drgrpo"], results["studies"]["drgrpo"])
-    return made
+    """The generated parts of the page, by name: the first measure of each study, and how lengths grow."""
+    made = {key: changes(study, results["studies"][key], study.measures[0]) for key, study in STUDIES.items()}
+    return made | {"drgrpo: growth": growth(STUDIES["drgrpo"], results["studies"]["drgrpo"])}
+
+
+def other_blocks(results: Mapping[str, Any]) -> dict[str, str]:
+    """The generated parts of the page with all other measures."""
+    return {
+        key: "\n\n".join(
+            f"{name.capitalize()}:\n\n{changes(study, results['studies'][key], name)}" for name in study.measures[1:]
+        )
+        for key, study in STUDIES.items()
+    }
 
 
 def filled(page: str, made: Mapping[str, str]) -> str:
@@ -208,7 +213,7 @@ def filled(page: str, made: Mapping[str, str]) -> str:
         start, end = f"<!-- made: {name} -->\n", "<!-- end -->"
         before, found, after = page.partition(start)
         if not found:
-            raise ValueError(f"{PAGE.name} has no line {start.strip()!r}: add it, and {end!r} after it")
+            raise ValueError(f"the page has no line {start.strip()!r}: add it, and {end!r} after it")
         page = f"{before}{start}\n{text}\n\n{end}{after.partition(end)[2]}"
     return page
 
@@ -287,7 +292,8 @@ def main() -> int:
     if missing := [key for key in STUDIES if set(studies.get(key, {})) != set(CONDITIONS)]:
         sys.exit(f"{RESULTS.name} does not have all results of {', '.join(missing)}: run this script with --missing")
     draw(stored)
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks(stored)), encoding="utf-8")
+    for page, made in ((PAGE, blocks(stored)), (REST, other_blocks(stored))):
+        page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
     return 0
 
 

@@ -223,12 +223,13 @@ def test_two_seeds_give_the_stored_values_and_others_are_noticed(results):
 
 
 def test_the_page_shows_the_stored_results(results):
-    page = simulate.PAGE.read_text(encoding="utf-8")
+    page, rest = simulate.PAGE.read_text(encoding="utf-8"), simulate.REST.read_text(encoding="utf-8")
     assert simulate.filled(page, simulate.blocks(results)) == page
+    assert simulate.filled(rest, simulate.other_blocks(results)) == rest
     assert results["seeds"] == len(simulate.SEEDS)
     # Every signed figure in the text, outside of the tables, stands in a table.
     parts = re.split(r"<!-- made:.*?<!-- end -->", page, flags=re.S)
-    tables = " ".join(simulate.blocks(results).values())
+    tables = " ".join([*simulate.blocks(results).values(), *simulate.other_blocks(results).values()])
     for figure in re.findall(r"[+-]\d+\.\d+", " ".join(parts)):
         assert figure in tables, figure
 
@@ -242,7 +243,13 @@ def test_only_what_is_missing_is_run_and_everything_is_drawn(results, tmp_path, 
     pytest.importorskip("matplotlib")
     stored = copy.deepcopy(results)
     lost = stored["studies"]["gdpo"].pop("Adam")
-    for name, text in (("RESULTS", json.dumps(stored)), ("PAGE", simulate.PAGE.read_text()), ("PICTURE", "")):
+    texts = {
+        "RESULTS": json.dumps(stored),
+        "PAGE": simulate.PAGE.read_text(),
+        "REST": simulate.REST.read_text(),
+        "PICTURE": "",
+    }
+    for name, text in texts.items():
         path = tmp_path / f"{name}.png"
         path.write_text(text)
         monkeypatch.setattr(simulate, name, path)
@@ -255,8 +262,8 @@ def test_only_what_is_missing_is_run_and_everything_is_drawn(results, tmp_path, 
     assert [*found["gdpo"]] == [*simulate.CONDITIONS]
     assert {**found["gdpo"], "Adam": 0} == {**results["studies"]["gdpo"], "Adam": 0}
     assert simulate.PICTURE.stat().st_size > 10_000
-    shown = simulate.PAGE.read_text()
-    assert simulate.filled(shown, simulate.blocks({"studies": found})) == shown
+    for page, made in ((simulate.PAGE, simulate.blocks), (simulate.REST, simulate.other_blocks)):
+        assert simulate.filled(page.read_text(), made({"studies": found})) == page.read_text()
 
 
 def test_a_study_that_does_not_exist_is_refused(monkeypatch, capsys):
