@@ -61,11 +61,16 @@ def page(name: str, text: str) -> str:
     after = rest.partition(END)[2]
     picture = f"![{figure.ALT}](../pictures/paper_{name}.png)"
     # A code span must stay on one line, because some renderers of Markdown break it.
-    joined = "`".join(
-        part.replace(" ", "\0") if at % 2 else part for at, part in enumerate(figure.paragraph(numbers).split("`"))
-    )
-    paragraph = textwrap.fill(joined, 118, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
-    return f"{before}{begin}\n{picture}\n\n{paragraph}\n{END}{after}"
+    text = "\n".join(map(wrapped, figure.paragraph(numbers).split("\n")))
+    return f"{before}{begin}\n{picture}\n\n{text}\n{END}{after}"
+
+
+def wrapped(text: str) -> str:
+    """A paragraph or an item of a list in lines of the page's width; a piece of code is not broken."""
+    joined = "`".join(part.replace(" ", "\0") if at % 2 else part for at, part in enumerate(text.split("`")))
+    indent = "  " if text.startswith("- ") else ""
+    lines = textwrap.fill(joined, 118, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\0", " ")
 
 
 def draw(name: str, path: Path) -> None:

@@ -116,26 +116,28 @@ def paragraph(n: dict[str, float]) -> str:
     def share(name: str) -> str:
         return f"{n[f'{name}: share of p with a smaller bias']:.0%}"
 
-    return (
-        "First panel: how far `r - mean` is expected to be from `r - p`, p the chance of a right answer, in a group "
+    items = [
+        "The bias of `r - mean`: how far it is expected to be from `r - p`, p the chance of a right answer, in a group "
         "that varies (the binomial distribution summed up, no samples). It is negative below 1/2, 0 at 1/2 and "
         f"positive above: {biases(0.1)} at p = 0.1 and {biases(0.25)} at p = 0.25 with 4, 8 and 16 rollouts. This is "
         "lemma 2 of the paper, the formula of its figure 2. The chance that `r - mean` is too low, for 8 rollouts "
         f"{n['8 rollouts: chance of A_hat < A, p up to 0.25']:.4f} for p up to 0.25 and "
-        f"{n['8 rollouts: chance of A_hat < A, p up to 0.5']:.4f} up to 0.5, equals the paper's tables 4 to 6 to 5e-6. "
-        "The other panels: after HA-DW with `base=drgrpo` and 8 rollouts. Over all answers of a group it helps on hard "
-        f"and on easy prompts and overshoots between them: with the anchor 1/2, the bias is smaller for p below "
-        f"{reach(1.0)}, {reach(1.3)} and {reach(1.5)} with lambda 1, 1.3 and 1.5, and above 1 less these; at p = 0.25 "
-        f"lambda 1.3 turns {n['8 rollouts: bias at p = 0.25']:.3f} into {n['lambda 1.3: bias at p = 0.25']:+.3f}. "
+        f"{n['8 rollouts: chance of A_hat < A, p up to 0.5']:.4f} up to 0.5, equals the paper's tables 4 to 6 to 5e-6.",
+        "After HA-DW with `base=drgrpo`, anchor 1/2, over all answers of a group: it helps on hard and on easy prompts "
+        f"and overshoots between them. The bias is smaller for p below {reach(1.0)}, {reach(1.3)} and {reach(1.5)} "
+        "with lambda 1, 1.3 and 1.5, and above 1 less these; at p = 0.25 lambda 1.3 turns "
+        f"{n['8 rollouts: bias at p = 0.25']:.3f} into {n['lambda 1.3: bias at p = 0.25']:+.3f}.",
         f"Other anchors move p = 1/2, where there was no bias: {n['anchor 0.3: bias at p = 0.5']:+.3f} with 0.3, "
-        f"{n['anchor 0.7: bias at p = 0.5']:+.3f} with 0.7. For one kind of answer it overshoots more: a right answer "
-        f"at p = 0.1 goes from {n['right answers without HA-DW: bias at p = 0.1']:.3f} to "
+        f"{n['anchor 0.7: bias at p = 0.5']:+.3f} with 0.7.",
+        "For one kind of answer it overshoots more: a right answer at p = 0.1 goes from "
+        f"{n['right answers without HA-DW: bias at p = 0.1']:.3f} to "
         f"{n['right answers, lambda 1: bias at p = 0.1']:+.3f} with lambda 1 and "
         f"{n['right answers, lambda 1.3: bias at p = 0.1']:+.3f} with 1.3. Right answers have a smaller bias than "
         f"before on {share('right answers, lambda 1')} of all p with lambda 1, {share('right answers, lambda 1.3')} "
         f"with 1.3 and {share('right answers, lambda 1.5')} with 1.5. Theorem 3 of the paper promises less bias for a "
-        "lambda that fits the answer and its prompt; none of these three fits all."
-    )
+        "lambda that fits the answer and its prompt; none of these three fits all.",
+    ]
+    return "The four panels:\n\n" + "\n".join(f"- {item}" for item in items)
 
 
 def draw(figure: Any) -> None:
