@@ -1,10 +1,10 @@
-"""Print the imports inside the package: rooms on floors, with imports pointing down, and import circles.
+"""Print the imports inside the package: its parts in layers, with imports pointing down, and import circles.
 
-    python scripts/draw_imports.py                 # the rooms (folders) of verl_ext
-    python scripts/draw_imports.py --files         # every file, not only the rooms
+    python scripts/draw_imports.py                 # the parts (folders) of verl_ext
+    python scripts/draw_imports.py --files         # every file, not only the parts
     python scripts/draw_imports.py --root OTHER    # another checkout
 
-A room is a folder, or a single file next to folders. Imports inside functions count, imports under `if TYPE_CHECKING:`
+A part is a folder, or a single file next to folders. Imports inside functions count, imports under `if TYPE_CHECKING:`
 do not. Exit status 1 if there is a circle.
 """
 
@@ -53,12 +53,12 @@ def files_graph(root: Path) -> Graph:
     }
 
 
-def room_of(name: str, path: Path) -> str:
-    """The folder of a module. A file directly in a hallway is its own room.
+def part_of(name: str, path: Path) -> str:
+    """The folder of a module. A file beside folders is its own part.
 
-    >>> room_of("verl_ext.core.steps", Path("verl_ext/core/steps.py"))
+    >>> part_of("verl_ext.core.steps", Path("verl_ext/core/steps.py"))
     'core'
-    >>> room_of("verl_ext.settings", Path("verl_ext/settings.py"))
+    >>> part_of("verl_ext.settings", Path("verl_ext/settings.py"))
     'settings'
     """
     parts = name.split(".")[1:]
@@ -66,14 +66,14 @@ def room_of(name: str, path: Path) -> str:
     return ".".join(parts) or "__init__" if folder in HALLWAYS else folder
 
 
-def rooms_graph(root: Path) -> tuple[Graph, Counter[tuple[str, str]]]:
-    """Room to the rooms that it imports, and the number of imports per arrow."""
+def parts_graph(root: Path) -> tuple[Graph, Counter[tuple[str, str]]]:
+    """Part to the parts that it imports, and the number of imports per arrow."""
     known = modules(root)
-    rooms = {name: room_of(name, path) for name, path in known.items()}
+    parts = {name: part_of(name, path) for name, path in known.items()}
     arrows: Counter[tuple[str, str]] = Counter()
     for name, others in files_graph(root).items():
-        arrows.update((rooms[name], rooms[other]) for other in others if rooms[other] != rooms[name])
-    graph: Graph = {room: set() for room in rooms.values()}
+        arrows.update((parts[name], parts[other]) for other in others if parts[other] != parts[name])
+    graph: Graph = {part: set() for part in parts.values()}
     for source, target in arrows:
         graph[source].add(target)
     return graph, arrows
@@ -107,8 +107,8 @@ def circles(graph: Graph) -> list[list[str]]:
     return found
 
 
-def floors(graph: Graph) -> list[list[str]]:
-    """Rooms by the length of the longest path down, ground floor first. The members of a circle share a floor."""
+def layers(graph: Graph) -> list[list[str]]:
+    """Parts by the length of the longest path down, lowest layer first. The members of a circle share a layer."""
     together = {name: tuple(part) for part in circles(graph) for name in part}
     height: dict[str, int] = {}
 
@@ -132,15 +132,15 @@ def main() -> int:
     parser.add_argument("--files", action="store_true", help="draw every file")
     options = parser.parse_args()
     known = modules(options.root)
-    rooms, arrows = rooms_graph(options.root)
-    graph = files_graph(options.root) if options.files else rooms
+    parts, arrows = parts_graph(options.root)
+    graph = files_graph(options.root) if options.files else parts
     sizes: defaultdict[str, list[int]] = defaultdict(list)
     for name, path in known.items():
-        where = name if options.files else room_of(name, path)
+        where = name if options.files else part_of(name, path)
         sizes[where].append(len(path.read_text(encoding="utf-8").splitlines()))
-    for at, floor in reversed(list(enumerate(floors(graph)))):
-        print(f"floor {at}")
-        for name in floor:
+    for at, layer in reversed(list(enumerate(layers(graph)))):
+        print(f"layer {at}")
+        for name in layer:
             targets = ", ".join(
                 other if options.files else f"{other} ({arrows[name, other]})" for other in sorted(graph[name])
             )
@@ -148,7 +148,7 @@ def main() -> int:
     found = circles(graph) + ([] if options.files else circles(files_graph(options.root)))
     count = sum(len(targets) for targets in graph.values())
     print(
-        f"{len(graph)} {'files' if options.files else 'rooms'}, {count} arrows, {sum(map(sum, sizes.values()))} lines, "
+        f"{len(graph)} {'files' if options.files else 'parts'}, {count} arrows, {sum(map(sum, sizes.values()))} lines, "
         f"{len(found)} circles"
     )
     for part in found:

@@ -1,4 +1,4 @@
-"""Who may import whom: the rooms of the package stand on floors, and every import goes down."""
+"""Who may import whom: the parts of the package form layers, and every import goes down."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DRAW = runpy.run_path(str(ROOT / "scripts" / "draw_imports.py"))
 
-FLOORS = (
+LAYERS = (
     ("__init__", "conf", "errors", "files", "recipes", "integration"),
     ("registry",),
     ("core", "rewards", "jsonl", "integration.compat"),
@@ -24,14 +24,14 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
-"""From the ground up. A room imports rooms of lower floors only."""
-HEIGHT = {room: at for at, floor in enumerate(FLOORS) for room in floor}
+"""The lowest first. A part imports parts of lower layers only."""
+HEIGHT = {part: at for at, layer in enumerate(LAYERS) for part in layer}
 PURE = ("core", "estimators", "settings", "registry", "run", "errors", "files", "__init__")
 MAY_IMPORT_VERL = ("integration", "cpu")
 
 
-def test_every_room_has_a_floor_and_imports_go_down():
-    graph, arrows = DRAW["rooms_graph"](ROOT)
+def test_every_part_has_a_layer_and_imports_go_down():
+    graph, arrows = DRAW["parts_graph"](ROOT)
     assert set(graph) == set(HEIGHT)
     upward = [f"{source} -> {target}" for source, target in arrows if HEIGHT[source] <= HEIGHT[target]]
     assert not upward
@@ -44,7 +44,7 @@ def test_no_file_imports_itself_round_a_circle():
 def test_a_circle_and_an_upward_arrow_would_be_found():
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}
     assert DRAW["circles"](graph) == [["a", "b", "c"]]
-    assert DRAW["floors"](graph) == [["a", "b", "c"], ["d"]]
+    assert DRAW["layers"](graph) == [["a", "b", "c"], ["d"]]
 
 
 def imports_from_outside(path):
@@ -57,8 +57,8 @@ def imports_from_outside(path):
 
 @pytest.mark.parametrize(("name", "path"), DRAW["modules"](ROOT).items())
 def test_only_the_integration_knows_verl_and_the_core_knows_torch_and_numpy_alone(name, path):
-    room, found = DRAW["room_of"](name, path), set(imports_from_outside(path))
-    if room.split(".")[0] not in MAY_IMPORT_VERL:
+    part, found = DRAW["part_of"](name, path), set(imports_from_outside(path))
+    if part.split(".")[0] not in MAY_IMPORT_VERL:
         assert not found & {"verl", "ray", "transfer_queue"}
-    if room in PURE:
+    if part in PURE:
         assert not found & {"omegaconf", "hydra", "pandas", "matplotlib"}
