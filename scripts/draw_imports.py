@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PACKAGE = "verl_ext"
-HALLWAYS = ("", "integration")
+DIVIDED = ("", "integration")
+"""Folders whose folders are parts of their own."""
 Graph = dict[str, set[str]]
 
 
@@ -63,7 +64,7 @@ def part_of(name: str, path: Path) -> str:
     """
     parts = name.split(".")[1:]
     folder = ".".join(parts if path.name == "__init__.py" else parts[:-1])
-    return ".".join(parts) or "__init__" if folder in HALLWAYS else folder
+    return ".".join(parts) or "__init__" if folder in DIVIDED else folder
 
 
 def parts_graph(root: Path) -> tuple[Graph, Counter[tuple[str, str]]]:
