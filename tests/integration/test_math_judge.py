@@ -6,10 +6,10 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-import pytest
 import ray
-from ray.exceptions import TaskCancelledError
+from ray.exceptions import GetTimeoutError, TaskCancelledError
 
 LIBRARY = """
 LatexExtractionConfig = dict
@@ -19,6 +19,8 @@ def verify(left, right, **kwargs):
     return left == right
 """
 TASKS, ROUNDS = 4, 8
+PATIENCE = 600.0
+"""Seconds that a busy machine may take for anything here."""
 
 
 @ray.remote(num_cpus=1)
@@ -37,6 +39,19 @@ def verdicts(library: str, gold: str, answer: str, running: str | None = None) -
     return os.getpid(), found
 
 
+def end(task: Any) -> None:
+    """Wait for a cancelled task. Python drops an interrupt that arrives in a finaliser, so cancel again."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            ray.get(task, timeout=5)
+        except GetTimeoutError:
+            assert time.monotonic() < deadline
+            ray.cancel(task)
+        except TaskCancelledError:
+            return
+
+
 def test_after_ray_cancel_every_verdict_is_that_of_its_question(cluster: None, tmp_path: Path) -> None:
     (tmp_path / "math_verify.py").write_text(LIBRARY)
     library = str(tmp_path)
@@ -44,7 +59,7 @@ def test_after_ray_cancel_every_verdict_is_that_of_its_question(cluster: None, t
     for number in range(ROUNDS):
         files = [tmp_path / f"running{number}_{task}" for task in range(TASKS)]
         tasks = [verdicts.remote(library, "1", "1", str(file)) for file in files]
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while not all(file.exists() and file.read_text() for file in files):
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -52,9 +67,8 @@ def test_after_ray_cancel_every_verdict_is_that_of_its_question(cluster: None, t
         for task in tasks:
             ray.cancel(task)
         for task in tasks:
-            with pytest.raises(TaskCancelledError):
-                ray.get(task, timeout=120)
-        for process, found in ray.get([verdicts.remote(library, "1", "2") for _ in range(TASKS)], timeout=120):
+            end(task)
+        for process, found in ray.get([verdicts.remote(library, "1", "2") for _ in range(TASKS)], timeout=PATIENCE):
             asked_again.add(process)
             assert found == [False] * 4
     assert cancelled & asked_again

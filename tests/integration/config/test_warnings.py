@@ -101,7 +101,7 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
     "a balance that does not fit the loss": (
         ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "+algorithm.dgpo.balance=sequence"),
         "algorithm.dgpo.balance=sequence does not fit actor_rollout_ref.actor.loss_agg_mode=token-mean, whose mean "
-        "needs token: set algorithm.dgpo.balance=auto",
+        "needs balance=token: set algorithm.dgpo.balance=auto",
     ),
     "a filter by rewards under an estimator of the total": (
         (
@@ -119,7 +119,7 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
             "+algorithm.compose.steps=[weigh_and_sum,centre,{step:balance,over:sequence}]",
         ),
         "algorithm.compose.steps: balance over=sequence does not fit actor_rollout_ref.actor.loss_agg_mode=token-mean, "
-        "whose mean needs token: write {step: balance, over: token}",
+        "whose mean needs over: token: write {step: balance, over: token}",
     ),
     "a balance over tokens for a loss of its own": (
         ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "actor_rollout_ref.actor.policy_loss.loss_mode=sapo"),
