@@ -53,9 +53,10 @@ Ray or file system does not have what it needs, it is off, with one warning, and
 OFF = """`VERL_USE_EXTERNAL_PLUGINS=none` switches the whole plugin off.
 
 A run with one of verl's own estimators trains as without this package. If they are set, it gets the curves of
-`algorithm.rewards.keys`, the filter `any_reward`, and a dump of these rewards, with a lock on its folder. The start-up
-checks log warnings; they raise an error only for wrong arguments or components of the included scorers, a conflict
-with a preset, and values that Ray rejects.
+`algorithm.rewards.keys`, the filter `any_reward`, and a dump of these rewards, with a lock on its folder. Then a key
+that the samples lack and a reward that is not finite end the run. The start-up checks log warnings; they raise an error
+only for wrong arguments or components of the included scorers, a conflict with a preset, values that Ray rejects, and a
+dump's folder that cannot be written or is in use.
 """
 CHECKED = """## What is checked before a hook is installed
 

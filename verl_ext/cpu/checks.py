@@ -62,11 +62,11 @@ def check(config: Any) -> None:
 
 def log_remarks(config: Any) -> None:
     """Log the sizes in force, and what would be faster."""
-    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
     if "actor_rollout_ref" not in config:
         return
-    for remark in sizes.remarks(config, reference=need_reference_policy(config)):
+    for remark in sizes.remarks(config, reference=need_reference_policy(config), critic=need_critic(config)):
         _log.info("%s", remark)
 
 
@@ -255,9 +255,9 @@ def _micro_batches(config: Any) -> Iterator[str]:
 def _memory(config: Any) -> Iterator[str]:
     if _runs_already(config):  # on other machines, perhaps
         return
-    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
-    yield from sizes.too_large(config, reference=need_reference_policy(config))
+    yield from sizes.too_large(config, reference=need_reference_policy(config), critic=need_critic(config))
 
 
 def _runs_already(config: Any) -> bool:

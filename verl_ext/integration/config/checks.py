@@ -15,7 +15,15 @@ from verl_ext.errors import ConfigurationError, listed, nearest
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration.compat import hooks
 from verl_ext.integration.config.preset_conflicts import misplaced, preset_conflicts
-from verl_ext.integration.config.read import estimator_name, has, misspelt, read_settings, select, unreadable
+from verl_ext.integration.config.read import (
+    common_settings,
+    estimator_name,
+    has,
+    misspelt,
+    read_settings,
+    select,
+    unreadable,
+)
 from verl_ext.integration.config.resume import wrong_ranks
 from verl_ext.integration.config.reward_arguments import wrong_accuracy, wrong_arguments, wrong_components
 from verl_ext.integration.config.rules import ERRORS, NOTES, WARNINGS, filter_by_reward
@@ -86,8 +94,8 @@ def judge(config: Any, *, unregistered: bool = False) -> Verdict:
         if ours:
             errors += complaints
         else:
-            why = f"not read, since algorithm.adv_estimator={name} is not verl_ext's"
-            warnings += [f"{why}: {text}" for text in complaints]
+            lost = "" if common_settings(config) else ", and no rewards are logged or dumped"
+            warnings += [f"{text}; verl's {name} runs without this entry{lost}" for text in complaints]
     chain = _chain(name, settings, errors) if settings is not None and ours else None
     run = RunConfig(name, settings or Settings(), chain, config)
     if settings is not None:

@@ -30,16 +30,22 @@ def read_settings(algorithm: Any) -> Settings:
 
 
 def settings_in_force(config: Any) -> Settings:
-    """The settings of a checked run; with an estimator of verl's own, the defaults if an entry is wrong.
+    """The settings of a checked run. With an estimator of verl's own, these are the sections for all estimators.
 
-    The check has logged a warning about that entry.
+    If an entry there is wrong, they are the defaults, and the check has logged a warning.
     """
-    try:
+    if estimator_name(config) in ESTIMATORS:
         return read_settings(config.algorithm)
+    return common_settings(config) or Settings()
+
+
+def common_settings(config: Any) -> Settings | None:
+    """The sections for all estimators, or None if an entry there is wrong."""
+    names = (*COMMON, *VERL_NAMES.values())
+    try:
+        return Settings.parse({name: value for name in names if (value := _entry(config.algorithm, name)) is not None})
     except ConfigurationError:
-        if estimator_name(config) in ESTIMATORS:
-            raise
-        return Settings()
+        return None
 
 
 def entries() -> tuple[str, ...]:

@@ -62,6 +62,11 @@ def _unused_settings(run: RunConfig) -> Iterator[str]:
             f"set algorithm.adv_estimator={section}"
         )
     own = run.settings
+    if run.name not in ESTIMATORS and own.verl_ext.dump_dir is not None and run.select("algorithm.use_pf_ppo"):
+        yield (
+            "algorithm.verl_ext.dump_dir has no effect with algorithm.use_pf_ppo=True, which draws other rows for the "
+            "update: remove one of them"
+        )
     if run.name not in ESTIMATORS and own.verl_ext.dump_dir is not None and own.rewards.keys is None:
         yield (
             f"algorithm.verl_ext.dump_dir has no effect on verl's {run.name} without named rewards: set "

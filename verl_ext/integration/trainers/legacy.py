@@ -87,7 +87,9 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
         with use_run_state(run.state), activate(context):
             result = original(data, *args, **kwargs)
         if named is not None and not run.ours:
-            context.metrics |= watch(run, *named, lambda: result.batch, trainer=around.trainer, state=run.state)
+            # `use_pf_ppo` returns a new batch of rows drawn from this one.
+            tensors = None if result is not data else lambda: data.batch
+            context.metrics |= watch(run, *named, tensors, trainer=around.trainer, state=run.state)
         around.metrics.update(context.metrics)
         return result
 
