@@ -89,7 +89,7 @@ def test_the_shipped_configuration_passes(group, overrides):
                 "actor_rollout_ref.actor.ppo_mini_batch_size=16",
                 "actor_rollout_ref.rollout.n=8",
             ],
-            ("mini-batch", "128 rows", "3 ranks", "trainer.n_gpus_per_node"),
+            ("mini-batch", "128 rows", "3 ranks", "trainer.n_gpus_per_node", "a divisor of 128"),
         ),
         # 8 x 3 = 24 rows on 1 rank, which 16 does not divide.
         (
@@ -99,7 +99,7 @@ def test_the_shipped_configuration_passes(group, overrides):
                 "data.train_batch_size=8",
                 "actor_rollout_ref.rollout.n=3",
             ],
-            ("24 rows", "micro-batches of 16"),
+            ("24 rows", "micro-batches of 16", "log_prob_micro_batch_size_per_gpu to a divisor of 24"),
         ),
     ],
 )

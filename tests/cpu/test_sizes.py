@@ -105,6 +105,12 @@ def test_a_reference_model_counts(model, monkeypatch):
         checks.check(filled(path, "actor_rollout_ref.actor.use_kl_loss=True"))
 
 
+def test_a_torn_configuration_of_the_model_is_named(model):
+    (model / "config.json").write_text('{"vocab_size": 49')
+    with pytest.raises(ConfigurationError, match=facts(str(model / "config.json"))):
+        filled(f"actor_rollout_ref.model.path={model}")
+
+
 def test_the_free_memory_is_the_systems(tmp_path):
     free = sizes.free_bytes()
     assert free is None or 0 < free < 1 << 50

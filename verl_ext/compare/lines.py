@@ -140,7 +140,7 @@ class _Scan:
             self.missing[key] += 1
             if value is not None and key not in self.wrong:
                 self.wrong[key] = f"{path}, line {at} has {value!r:.80}"
-        prompt, session, part = self._place(record)
+        prompt, session, part = self._place(record, path, at)
         self.step.append(step)
         self.group.append(self.groups.setdefault((step, prompt), len(self.groups)))
         self.session.append(session)
@@ -149,14 +149,16 @@ class _Scan:
         self.tokens.append(tokens if isinstance(tokens, int | float) else np.nan)
         self.characters.append(len(output) if isinstance(output, str) else np.nan)
 
-    def _place(self, record: Mapping[str, Any]) -> tuple[str, int, int]:
+    def _place(self, record: Mapping[str, Any], path: Path, at: int) -> tuple[str, int, int]:
         """Prompt, session and part; a line without a key of the trainer is a session of its own."""
         uid = record.get("uid")
         if uid is not None:
             place = split_key(uid) if self.keyed else None
             return place or (str(uid), -len(self.step) - 1, 0)
         if "input" not in record:
-            raise DataError(f"a line has neither 'uid' nor 'input', so its prompt is unknown; it has {listed(record)}")
+            raise DataError(
+                f"{path}, line {at} has neither 'uid' nor 'input', so its prompt is unknown; it has {listed(record)}"
+            )
         self.without_uid += 1
         asked = json.dumps([record["input"], record.get("gts")]).encode()
         return hashlib.blake2b(asked, digest_size=6).hexdigest(), -len(self.step) - 1, 0
@@ -177,7 +179,10 @@ class _Scan:
         if not missing:
             return tokens, TOKENS
         if asked:
-            raise DataError(f"--length {self.tokens_key} is not a number in {missing} of {len(tokens)} lines")
+            raise DataError(
+                f"--length {self.tokens_key} is not a number in {missing} of {len(tokens)} lines; numbers are "
+                f"{listed(self.names)}; leave --length out to take the characters"
+            )
         return (None if np.isnan(characters).any() else characters), CHARACTERS
 
     def notes(self, *, parts: int) -> Iterator[str]:

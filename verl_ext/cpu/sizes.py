@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_ext.errors import ConfigurationError
+
 THREADS = "OMP_NUM_THREADS"
 MOST_TOKENS = 16384
 """verl's default of `ppo_max_token_len_per_gpu`, which a small model keeps."""
@@ -52,7 +54,10 @@ def sizes_of(path: str) -> Sizes | None:
     file = Path(path).expanduser() / "config.json"
     if not file.is_file():
         return None
-    values = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}; copy the model there again") from error
     values = values.get("text_config", values)
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
     if not all(isinstance(values.get(name), int) for name in names):
