@@ -86,3 +86,10 @@ def test_the_preset_of_dgpo_has_the_loss_of_its_paper():
     assert declaration("dgpo").preset == {
         "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean", "use_kl_loss": False}}
     }
+
+
+def test_the_preset_of_drgrpo_has_no_kl_loss_and_divides_by_a_constant():
+    from verl_ext.estimators.drgrpo import LOSS
+
+    assert LOSS["use_kl_loss"] is False
+    assert LOSS["loss_agg_mode"] == "seq-mean-token-sum-norm"

@@ -166,6 +166,7 @@ SETTINGS = (
     "algorithm.adv_estimator",
     "algorithm.norm_adv_by_std_in_grpo",
     "algorithm.use_kl_in_reward",
+    "algorithm.use_pf_ppo",
     "critic.checkpoint.load_contents",
     "critic.enable",
     "data.max_response_length",
