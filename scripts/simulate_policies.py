@@ -23,8 +23,7 @@ import numpy as np
 from softmax_policies import CONSTANT, EVERY, SEQUENCE, STEPS, TOKEN, Arm, Condition, Curves, Study, World, rates, train
 
 PAGES = Path(__file__).parents[1] / "docs" / "pages"
-RESULTS, PAGE = PAGES / "estimators_compared.json", PAGES / "estimators_compared.md"
-REST = PAGES / "estimators_compared_all.md"
+RESULTS, PAGE, REST = (PAGES / f"estimators_compared{end}" for end in (".json", ".md", "_all.md"))
 PICTURE = PAGES / "pictures" / "estimators_compared.png"
 SEEDS, QUICK_SEEDS = range(20), range(2)
 

