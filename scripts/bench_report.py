@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from verl_ext.report.reader import Reader
-from verl_ext.report.table import table
+from verl_ext.report.table import plain, rows
 
 METRICS = ["reward/correctness/mean", "reward/format/mean", *(f"actor/metric_{at}/mean" for at in range(100))]
 
@@ -40,7 +40,7 @@ def main() -> None:
         reader = Reader([path])
         for what in ("first read", "after one more line"):
             began = time.process_time()
-            table({"run": [reader.read(running=True)]}, METRICS[:2], window=10)
+            plain(rows({"run": [reader.read(running=True)]}, METRICS[:2], window=10))
             print(f"{what}: {time.process_time() - began:.3f} s of CPU, peak memory {peak():.0f} MB")
             with path.open("a") as file:
                 file.write(line(step + 1, stream))

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+DUMPS = "advantages-*.parquet"
+"""The files of `algorithm.verl_ext.dump_dir`."""
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:

@@ -50,7 +50,7 @@ def test_statistics_leave_out_what_is_not_scored():
     groups = Groups.of(["a", "a", "a", "b", "b"])
     x = np.array([1.0, NAN, 4.0, NAN, NAN])
     assert groups.sum(x).tolist() == [5, 0]
-    assert groups.count(x).tolist() == [2, 0]
+    assert groups.sum_and_count(x)[1].tolist() == [2, 0]
     np.testing.assert_array_equal(groups.mean(x), [2.5, NAN])
     assert groups.varies(x).tolist() == [True, False]
 
@@ -59,11 +59,17 @@ def test_statistics_of_several_columns_are_those_of_each():
     groups = Groups.of(["a", "b", "a"])
     x = np.array([[1.0, 5.0], [2.0, NAN], [3.0, 5.0]])
     assert groups.sum(x).tolist() == [[4, 10], [2, 0]]
-    assert groups.count(x).tolist() == [[2, 2], [1, 0]]
+    assert groups.sum_and_count(x)[1].tolist() == [[2, 2], [1, 0]]
     np.testing.assert_array_equal(groups.mean(x), [[2, 5], [2, NAN]])
     assert groups.varies(x).tolist() == [[True, False], [False, False]]
     full = np.array([[1.0, 5.0], [2.0, 2.0], [3.0, 5.0]])
-    assert groups.count(full).tolist() == [[2, 2], [1, 1]]
+    assert np.broadcast_to(groups.sum_and_count(full)[1], (2, 2)).tolist() == [[2, 2], [1, 1]]
+
+
+def test_std_has_n_minus_1_and_is_0_for_fewer_than_two_values():
+    groups = Groups.of(["a", "a", "a", "a", "b", "c", "c"])
+    x = np.array([[-2.0, 3.0], [0.0, NAN], [2.0, -3.0], [NAN, 0.0], [5.0, 5.0], [NAN, 1.0], [NAN, NAN]])
+    np.testing.assert_array_equal(groups.std(x), [[2.0, 3.0], [0.0, 0.0], [0.0, 0.0]])
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def test_statistics_agree_with_loops(rollout):
         members = list(reference.groups(rollout.uids).values())
         known = [reference.scored([column[row] for row in rows]) for rows in members]
         np.testing.assert_allclose(groups.sum(x), [math.fsum(values) for values in known], atol=1e-12)
-        assert groups.count(x).tolist() == [len(values) for values in known]
+        assert groups.sum_and_count(x)[1].tolist() == [len(values) for values in known]
         means = [math.fsum(values) / len(values) if values else NAN for values in known]
         np.testing.assert_allclose(groups.mean(x), means, atol=1e-12)
         varies = [reference.has_variance([column[row] for row in rows]) for rows in members]

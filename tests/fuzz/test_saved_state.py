@@ -20,6 +20,7 @@ from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, tree
 from verl_ext import Batch, RunState, Settings
 from verl_ext.core.observe import metric_name
 from verl_ext.errors import CheckpointError
+from verl_ext.files import DUMPS
 from verl_ext.integration.advantage import dump
 from verl_ext.integration.trainers import checkpoint
 
@@ -186,7 +187,7 @@ def test_no_name_from_the_data_reaches_a_path(tmp_path: Path, monkeypatch: pytes
     dump.write(settings, "../../gdpo", batch, labels, np.zeros(len(labels)), trainer=None, run=RunState())
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path.parent for path in written] == [folder]
-    assert written[0].match(dump.PATTERN)
+    assert written[0].match(DUMPS)
     table = pyarrow.parquet.read_table(written[0])
     assert len(table) == len(labels)
     assert len([column for column in table.column_names if column.startswith("reward/")]) == len(keys)
@@ -202,7 +203,7 @@ def test_a_dump_takes_any_name(draw: Draw) -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings.parse({"rewards": {"keys": list(keys)}, "verl_ext": {"dump_dir": folder}})
         dump.write(settings, "gdpo", batch, labels, np.zeros(4), trainer=None, run=RunState())
-        assert [path.match(dump.PATTERN) for path in Path(folder).iterdir()] == [True]
+        assert [path.match(DUMPS) for path in Path(folder).iterdir()] == [True]
 
 
 @many

@@ -13,7 +13,7 @@ from tests.facts import facts
 from verl_ext.cli import main
 from verl_ext.errors import DataError
 from verl_ext.report.log import Log
-from verl_ext.report.reader import find_log, read_logs
+from verl_ext.report.reader import Reader, find_log
 
 
 def line(step, **data):
@@ -21,7 +21,7 @@ def line(step, **data):
 
 
 def read_log(path):
-    return read_logs([path])
+    return Reader([path]).read()
 
 
 def steps_of(log):
@@ -158,7 +158,7 @@ def test_the_parts_of_a_run_are_read_one_after_the_other(tmp_path):
     """verl's file logger begins a new file on every start."""
     (tmp_path / "1.jsonl").write_text("".join(line(step, a=step) for step in (1, 2, 3)))
     (tmp_path / "2.jsonl").write_text("".join(line(step, a=10 * step) for step in (3, 4)))
-    log = read_logs([tmp_path / "1.jsonl", tmp_path / "2.jsonl"])
+    log = Reader([tmp_path / "1.jsonl", tmp_path / "2.jsonl"]).read()
     assert [values["a"] for values in steps_of(log).values()] == [1, 2, 30, 40]
 
 

@@ -83,9 +83,7 @@ def normalised(rewards: Array, groups: Groups) -> Array:
     """`[N, K]` each reward less its mean in the group, divided by its std there; 0 where it does not vary."""
     mean, varies = groups.variation(rewards)
     centred = np.where(groups.broadcast(varies) | np.isnan(rewards), rewards - groups.broadcast(mean), 0.0)
-    squares, count = groups.sum_and_count(np.square(centred))
-    std = np.sqrt(divide(squares, np.broadcast_to(np.maximum(count - 1, 1), squares.shape)))
-    return np.nan_to_num(divide(centred, groups.broadcast(std)))
+    return np.nan_to_num(divide(centred, groups.broadcast(groups.std(centred))))
 
 
 def explained(advantages: Array, rewards: Array) -> Array:

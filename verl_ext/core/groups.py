@@ -84,11 +84,6 @@ class Groups:
         """Sum of the scored values."""
         return self.sum_and_count(x)[0]
 
-    def count(self, x: Array) -> Array:
-        """Number of scored values."""
-        total, count = self.sum_and_count(x)
-        return np.broadcast_to(count, total.shape)
-
     def mean(self, x: Array) -> Array:
         """Mean of the scored values; NaN for a group without any."""
         total, count = self.sum_and_count(x)
@@ -97,6 +92,11 @@ class Groups:
             return mean
         unscored: Array = np.full(total.shape, np.nan)
         return np.divide(total, count, out=unscored, where=count > 0)
+
+    def std(self, centred: Array) -> Array:
+        """Standard deviation, with n - 1, of values centred in their group; 0 for fewer than two scored values."""
+        squares, count = self.sum_and_count(np.square(centred))
+        return np.sqrt(divide(squares, count - 1))
 
     def varies(self, x: Array) -> Bools:
         """Whether a group has variance: `max - min > 1e-6 * max(1, |mean|)`; never for a single scored value."""

@@ -101,9 +101,7 @@ class ScaleByStd(Step):
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
-        squares, count = groups.sum_and_count(np.square(values))
-        variance = divide(squares, count - 1)
-        return divide(values, groups.broadcast(np.sqrt(variance) + self.epsilon))
+        return divide(values, groups.broadcast(groups.std(values) + self.epsilon))
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ import numpy as np
 
 from verl_ext.core.groups import Array, Bools, Groups, divide
 from verl_ext.errors import ConfigurationError, DataError, listed, printable
+from verl_ext.files import DUMPS
 from verl_ext.report.table import Rows, plain
-
-PATTERN = "advantages-*.parquet"
 
 
 @dataclass(frozen=True)
@@ -130,9 +129,9 @@ def _files(path: Path) -> list[Path]:
         if not path.exists():
             raise DataError(f"{path} does not exist")
         return [path]
-    files = sorted(path.glob(PATTERN))
+    files = sorted(path.glob(DUMPS))
     if not files:
-        raise DataError(f"{path} holds no {PATTERN}; expected the folder of algorithm.verl_ext.dump_dir")
+        raise DataError(f"{path} holds no {DUMPS}; expected the folder of algorithm.verl_ext.dump_dir")
     return files
 
 

@@ -106,11 +106,6 @@ class Reader:
         return self._folders[part] == files
 
 
-def read_logs(parts: Sequence[Path]) -> Log:
-    """Read the log of one run from its parts, in order."""
-    return Reader(parts).read()
-
-
 def _record(line: bytes) -> tuple[int, Mapping[str, Any]] | None:
     try:
         record = jsonl.parse(line)

@@ -31,11 +31,6 @@ def rows(experiments: Experiments, metrics: Sequence[str], *, window: int) -> Ro
     return lines
 
 
-def table(experiments: Experiments, metrics: Sequence[str], *, window: int) -> str:
-    """The table for the terminal."""
-    return plain(rows(experiments, metrics, window=window))
-
-
 def plain(lines: Rows) -> str:
     """Align the columns, with a line below the header."""
     lines = [tuple(map(printable, line)) for line in lines]

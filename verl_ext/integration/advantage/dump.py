@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.groups import Array, divide
+from verl_ext.core.groups import Array
 from verl_ext.core.state import RunState
 from verl_ext.core.steps import WeighAndSum
 from verl_ext.errors import ConfigurationError
-from verl_ext.files import replacing
+from verl_ext.files import DUMPS, replacing
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
 
-PATTERN = "advantages-*.parquet"
 FAILED = "dump"
 """The key by which a run remembers that a dump failed."""
 STALE = 3600.0
@@ -38,7 +37,7 @@ def prepare(folder: str) -> None:
         raise ConfigurationError(f"algorithm.verl_ext.dump_dir={folder} needs pyarrow: pip install pyarrow") from error
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        for left in Path(folder).glob(f".{PATTERN}.*.tmp"):
+        for left in Path(folder).glob(f".{DUMPS}.*.tmp"):
             if time.time() - left.stat().st_mtime > STALE:
                 left.unlink()
         probe = Path(folder) / f".probe-{os.getpid()}"
@@ -92,8 +91,7 @@ def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
     """By column: one entry per trajectory. Rewards are raw, NaN where not scored."""
     groups = batch.groups
     mean, varies = batch.variation
-    squares, count = groups.sum_and_count(np.square(batch.rewards - groups.broadcast(mean)))
-    std = np.sqrt(divide(squares, np.broadcast_to(np.maximum(count - 1, 0), squares.shape)))
+    std = groups.std(batch.rewards - groups.broadcast(mean))
     values: dict[str, Any] = {
         "responses": groups.broadcast(groups.sizes),
         "tokens": batch.lengths,
@@ -127,7 +125,7 @@ def save(path: Path, columns_by_name: dict[str, Any]) -> None:
 
 def prune(folder: Path, limit: float) -> None:
     """Remove the oldest files until the rest fit into `limit` bytes; the newest stays."""
-    files = sorted(folder.glob(PATTERN))
+    files = sorted(folder.glob(DUMPS))
     sizes = [path.stat().st_size for path in files]
     total = sum(sizes)
     for path, size in zip(files[:-1], sizes, strict=False):
