@@ -4,12 +4,13 @@
 #   scripts/train_real_task.sh grpo 1                       # an estimator and a seed
 #   scripts/train_real_task.sh gdpo 1 trainer.val_before_train=False trainer.total_training_steps=50
 #
-# Variables: TASK, the folder of make_real_task.py; OUTPUT_DIR; STEPS; and those of recipes/gsm8k/run.sh.
+# Variables: TASK, the folder of make_real_task.py; OUTPUT_DIR; STEPS; PRECISION, bf16 as on a GPU (the default where this
+# processor multiplies it fast) or fp32; and those of recipes/gsm8k/run.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 [[ $# -ge 2 && $2 =~ ^[0-9]+$ ]] || {
-  sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
   exit 2
 }
 export ALGORITHM=$1
@@ -29,10 +30,17 @@ export LEARNING_RATE=${LEARNING_RATE:-1e-5}
 export USE_KL_LOSS=${USE_KL_LOSS:-False}
 export SAVE_FREQ=${SAVE_FREQ:--1} TEST_FREQ=${TEST_FREQ:-$STEPS}
 
+PRECISION=${PRECISION:-$(python -c 'from verl_ext.cpu.precision import is_fast; print("bf16" if is_fast("bf16") else "fp32")')}
+declare -A TORCH=([bf16]=bfloat16 [fp32]=float32)
+[[ -n ${TORCH[$PRECISION]:-} ]] || {
+  echo "PRECISION=$PRECISION: valid are bf16 and fp32" >&2
+  exit 2
+}
+
 exec recipes/gsm8k/run.sh \
   algorithm.rollout_correction.bypass_mode=True \
-  actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16 \
-  actor_rollout_ref.rollout.dtype=bfloat16 \
+  actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype="$PRECISION" \
+  actor_rollout_ref.rollout.dtype="${TORCH[$PRECISION]}" \
   actor_rollout_ref.rollout.seed="$seed" \
   data.seed="$seed" \
   trainer.total_training_steps="$STEPS" \

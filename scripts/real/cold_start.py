@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from real.model import END
+from verl_ext.cpu.precision import is_fast
 from verl_ext.errors import CheckpointError, ConfigurationError, DataError
 from verl_ext.files import replacing
 
@@ -114,7 +115,7 @@ def backward(model: Any, batch: Sequence[Example], micro_batch_size: int) -> flo
     tokens, loss = sum(len(example.answer) for example in batch), 0.0
     for at in range(0, len(batch), micro_batch_size):
         part = batch[at : at + micro_batch_size]
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_fast("bfloat16")):
             share = loss_of(model, part) * (sum(len(example.answer) for example in part) / tokens)
         share.backward()
         loss += share.item()

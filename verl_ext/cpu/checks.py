@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_ext.cpu import sizes
+from verl_ext.cpu import precision, sizes
 from verl_ext.errors import ConfigurationError, listed, unknown
 
 _log = logging.getLogger("verl_ext")
@@ -61,13 +61,15 @@ def check(config: Any) -> None:
 
 
 def log_remarks(config: Any) -> None:
-    """Log the sizes in force, and what would be faster."""
+    """Log the sizes in force, what would be faster, and a warning for each number format that is slow here."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
     if "actor_rollout_ref" not in config:
         return
     for remark in sizes.remarks(config, reference=need_reference_policy(config), critic=need_critic(config)):
         _log.info("%s", remark)
+    for warning in precision.slow(config):
+        _log.warning("%s", warning)
 
 
 def required_cpus(config: Any) -> int:

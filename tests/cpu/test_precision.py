@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+import torch
+
+from tests.cpu.test_checks import configuration
+from tests.facts import says
+from verl_ext.cpu import checks, precision
+
+ROLLOUT = "actor_rollout_ref.rollout.dtype"
+ACTOR = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
+
+
+def only_fp32(dtype):
+    return dtype in ("float32", "fp32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "fp32"])
+def test_fp32_is_fast_everywhere(dtype):
+    assert precision.is_fast(dtype)
+
+
+def test_bf16_counts_as_slow_where_torch_takes_many_times_as_long():
+    """The loops that torch falls back to take some fifty times as long; with instructions it is at most a few times."""
+
+    def seconds(dtype):
+        left, right = torch.ones(64, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+        times = []
+        for _ in range(5):
+            start = time.thread_time()
+            left @ right
+            times.append(time.thread_time() - start)
+        return min(times)
+
+    fast = seconds(torch.bfloat16) < 12 * seconds(torch.float32)
+    assert [precision.is_fast(name) for name in ("bf16", "bfloat16")] == [fast, fast]
+
+
+def test_a_slow_type_is_warned_of_at_the_start(monkeypatch, caplog):
+    monkeypatch.setattr(precision, "is_fast", only_fp32)
+    checks.log_remarks(configuration(f"{ROLLOUT}=bfloat16", f"{ACTOR}=bf16"))
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 2
+    assert says(warned[0], f"{ROLLOUT}=bfloat16", f"{ROLLOUT}=float32")
+    assert says(warned[1], f"{ACTOR}=bf16", f"{ACTOR}=fp32")
+
+
+def test_the_preset_is_not_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr(precision, "is_fast", only_fp32)
+    checks.log_remarks(configuration())
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_a_torch_without_the_call_counts_as_fast(monkeypatch):
+    monkeypatch.setattr(precision, "CALLS", {"bf16": "_is_not_there"})
+    assert precision.is_fast("bf16")
