@@ -104,7 +104,7 @@ def _checked(options: argparse.Namespace) -> int:
 
 
 def _failed(error: VerlExtError) -> int:
-    sys.stderr.write(printable(f"{type(error).__name__}: {error}\n", keep="\n"))
+    sys.stderr.write(printable(f"{type(error).__name__}: {error}\n", keep="\n\t"))
     return 1
 
 

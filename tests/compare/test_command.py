@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.compare import made
+from tests.facts import a_line_says, says
 from verl_ext.cli import main
 
 pytest.importorskip("pyarrow")
@@ -167,6 +168,21 @@ def test_mistakes_are_refused_with_what_is_valid(case, printed, rollouts):
     assert expected in printed(rollouts, *arguments, status=1)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["[weigh_and_sum,centre"], ("'[weigh_and_sum,centre'", "[a,b]")),
+        (["dgpo", "algorithm.rewards.keys=[right"], ("'algorithm.rewards.keys=[right'", "'[right'", "[a,b]")),
+        (["weigh_and_sum,centre]"], ("'weigh_and_sum,centre]'", "'drgrpo'", "[...]")),
+        (["+verl_ext=gdpo"], ("write gdpo", "'+verl_ext=gdpo'")),
+        (["dgpo", "algorithm.adv_estimator=grpo"], ("write grpo", "'algorithm.adv_estimator=grpo'")),
+        (["+verl_ext=cpu"], ("'dgpo', 'drgrpo'", "'+verl_ext=cpu'")),
+    ],
+)
+def test_a_list_left_open_and_an_estimator_as_a_training_has_it(arguments, told, printed, rollouts):
+    assert says(printed(rollouts, *arguments, status=1), *told)
+
+
 def broken(**changes):
     return [line | changes for line in made.entries()]
 
@@ -206,6 +222,24 @@ def test_a_folder_without_rollouts_or_with_two_kinds_or_with_torn_lines_alone(pr
     made.dump(tmp_path, 1)
     assert "folder of its own" in printed(tmp_path, "dgpo", status=1)
     assert "--length" in printed(tmp_path / "advantages-00000001-000.parquet", "dgpo", "--length", "n", status=1)
+
+
+def test_the_folder_of_a_run_names_its_subfolders_that_hold_rollouts(printed, tmp_path):
+    made.write(tmp_path, [{"step": 1, "data": {}}], name="metrics")  # the run's log
+    assert "compare " not in printed(tmp_path, "dgpo", status=1)
+    for name in ("a run/dump", "too/far/down/below"):
+        (tmp_path / name).mkdir(parents=True)
+        made.dump(tmp_path / name, 1)
+    made.write(tmp_path / "rollouts", made.entries())
+    error = printed(tmp_path, "dgpo", status=1)
+    assert a_line_says(error, f"python -m verl_ext compare '{tmp_path}/a run/dump'")
+    assert a_line_says(error, f"python -m verl_ext compare {tmp_path}/rollouts")
+    assert error.count("compare ") == 2
+
+
+def test_the_log_of_a_run_beside_its_dump_is_no_rollout(printed, tmp_path):
+    made.write(tmp_path, [{"step": 1, "data": {}}], name="metrics")
+    assert "12 trajectories" in printed(made.dump(tmp_path, 1), "dgpo")
 
 
 def test_an_own_step_that_fails_is_named(printed, rollouts):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import fresh
+from tests.facts import says
 from tests.integration.test_driver import main_ppo
 from verl_ext.cli import main
 
@@ -93,6 +94,31 @@ def test_a_misspelt_setting_of_a_preset_is_hydra_s_error_in_our_words(check) -> 
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("preset", "found", "meant"),
+    [("gdpoo", "gdpoo", "gdpo"), ("HADW", "HADW", "hadw"), ("[cpu,dgop]", "dgop", "dgpo")],
+)
+def test_a_misspelt_preset_is_refused_with_the_one_that_is_meant(
+    check, tmp_path: Path, preset: str, found: str, meant: str
+) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE.replace("verl_ext: gdpo", f"verl_ext: {preset}") % "token")
+    for arguments in ((f"+verl_ext={preset}",), ("--config", str(tmp_path / "mine.yaml"))):
+        status, _, err = check(*arguments)
+        assert status == 1
+        assert says(err, repr(found), f"did you mean {meant!r}", f"+verl_ext={meant}", f"verl_ext: {meant}")
+
+
+def test_a_primary_configuration_that_does_not_exist_is_refused_with_those_that_do(check) -> None:
+    assert says(check("--config-name", "gdop")[2], "'gdop'", "did you mean 'gdpo'", "'ppo_trainer'")
+
+
+def test_a_dump_s_folder_is_tried_and_nothing_is_left_there(check, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder, status in ((".", 0), ("new/dump", 0), ("file", 1), ("file/dump", 1)):
+        assert check(*GDPO, f"algorithm.verl_ext.dump_dir={tmp_path / folder}")[0] == status
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
 @pytest.mark.parametrize("argument", ["gdpo", "mine.yaml"])
 def test_what_is_no_setting_is_refused_with_how_presets_and_files_are_given(check, argument: str) -> None:
     status, out, err = check(argument)
@@ -144,6 +170,7 @@ def test_a_preset_on_top_of_a_file_is_judged_as_a_run_judges_it(check, tmp_path:
         (("--config-path", "no/such"), "no/such"),
         (("--config", "a.yaml", "--config-name", "b"), "--config-name"),
         (("whiten",), "whiten"),
+        (("+actor=nobody",), "actor/nobody"),
         (("algorithm.adv_estimator=gdpo,dgpo",), "gdpo,dgpo"),
         (("algorithm.adv_estimator=${nowhere}",), "algorithm.adv_estimator"),
     ],
@@ -153,6 +180,7 @@ def test_what_cannot_be_composed_is_an_error_of_ours(check, arguments: tuple[str
     assert status == 1
     assert err.startswith("ConfigurationError: ")
     assert named in err
+    assert "\\" not in err
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "data: {train_batch_size: 8}\n", "[1, 2]\n", "algorithm: 3\n"])

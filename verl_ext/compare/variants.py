@@ -77,7 +77,8 @@ def parse(arguments: Sequence[str]) -> tuple[list[Variant], Settings]:
     variants = [Variant(BASELINE, BASELINE, plain, grpo(plain))]
     for at, (name, settings, text) in enumerate(named, start=1):
         if name not in (*ESTIMATORS, BASELINE):
-            raise ConfigurationError(unknown("estimator", name, (*ESTIMATORS, BASELINE)))
+            valid = unknown("estimator", name, (*ESTIMATORS, BASELINE))
+            raise ConfigurationError(f"{valid}, or a list of steps in [...]")
         found = _settings([*shared, *settings])
         chain = grpo(found) if name == BASELINE else build(name, found)
         if (wrong := try_out(chain, found)) is not None:

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_ext.errors import ConfigurationError, VerlExtError
+from verl_ext.conf import GROUP
+from verl_ext.errors import ConfigurationError, VerlExtError, nearest, unknown
 
 if TYPE_CHECKING:
     from verl_ext.integration.config.checks import Verdict
@@ -92,7 +93,8 @@ def composed(folder: Path | None, name: str, overrides: list[str]) -> Iterator[A
         try:
             config = hydra.compose(name, overrides=overrides, return_hydra_config=True)
         except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
-            raise ConfigurationError(f"the configuration {name} cannot be composed: {_chain_of(error)}") from error
+            reason = _not_found(error, name, overrides) or _chain_of(error)
+            raise ConfigurationError(f"the configuration {name} cannot be composed: {reason}") from error
         HydraConfig.instance().set_config(config)
         try:
             with open_dict(config):
@@ -102,6 +104,22 @@ def composed(folder: Path | None, name: str, overrides: list[str]) -> Iterator[A
             yield config
         finally:
             HydraConfig.instance().cfg = None
+
+
+def _not_found(error: BaseException, name: str, overrides: list[str]) -> str | None:
+    """The message for a preset or a primary configuration that does not exist; None for another error."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    group, _, found = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
+    if not found or group not in ("", GROUP):
+        return None
+    loader = GlobalHydra.instance().config_loader()
+    options = loader.get_group_options(group, config_name=name, overrides=overrides)
+    valid = [each for each in options if not each.startswith("_")]
+    if not group:
+        return unknown("configuration", found, valid)
+    near = nearest(found, valid) or "NAME"
+    return f"{unknown('preset', found, valid)}: write +{GROUP}={near}, or in a file's defaults `{GROUP}: {near}`"
 
 
 def _chain_of(error: BaseException) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +21,7 @@ from verl_ext.errors import ConfigurationError
 from verl_ext.integration.advantage import dump
 from verl_ext.integration.advantage.context import StepContext
 from verl_ext.integration.config.checks import check_run
-from verl_ext.integration.trainers.attach import attach
+from verl_ext.integration.trainers.attach import attach, load_state
 
 parquet = pytest.importorskip("pyarrow.parquet")
 FIELDS = {"acc": np.array(ACC), "fmt": np.array(FMT)}
@@ -74,6 +76,46 @@ def test_every_update_of_a_step_has_a_file_and_a_step_that_is_taken_again_replac
     assert names == [f"advantages-{step:08d}-{update:03d}.parquet" for step, update in ((1, 0), (1, 1), (2, 0))]
 
 
+def trainer_at(step, folder, **more):
+    """A trainer that has loaded the checkpoint of a step, with the estimator's run attached."""
+    config = compose("algorithm.adv_estimator=gdpo", KEYS, f"+algorithm.verl_ext.dump_dir={folder}")
+    trainer = SimpleNamespace(config=config, global_steps=step, **more)
+    attach(trainer, config)
+    return trainer
+
+
+@pytest.mark.parametrize(("resumed", "left", "aside"), [(0, [], [1, 2, 3]), (2, [1, 2], [3]), (3, [1, 2, 3], [])])
+def test_files_beyond_the_step_from_which_a_run_goes_on_are_set_aside(tmp_path, caplog, resumed, left, aside):
+    """Otherwise a second run in the folder leaves the last files of a longer first one, which read as its own."""
+    for step in (1, 2, 3):
+        dumped(tmp_path, step=step)
+    load_state(trainer_at(resumed, tmp_path))
+    steps = {suffix: sorted(int(path.name[11:19]) for path in tmp_path.glob(f"*{suffix}")) for suffix in ("t", ".old")}
+    assert steps == {"t": left, ".old": aside}
+    assert any(says(record.getMessage(), tmp_path, len(aside), resumed) for record in caplog.records) == bool(aside)
+
+
+def test_a_folder_whose_files_cannot_be_renamed_does_not_stop_the_run(tmp_path, monkeypatch, caplog):
+    def refuse(path, target):
+        raise PermissionError("not allowed")
+
+    dumped(tmp_path)
+    monkeypatch.setattr(Path, "replace", refuse)
+    load_state(trainer_at(0, tmp_path))
+    assert says(caplog.text, tmp_path, "not allowed")
+
+
+def test_the_fully_asynchronous_trainer_numbers_its_files_by_the_version_that_verl_logs(tmp_path):
+    """After a resumption its `global_steps` is one higher than when it took the same step before."""
+    for updates in (9, 10):
+        context = StepContext(
+            trainer=SimpleNamespace(global_steps=updates, current_param_version=4, local_trigger_step=1), fields=FIELDS
+        )
+        config = {"rewards": {"keys": ["acc"]}, "verl_ext": {"dump_dir": str(tmp_path)}}
+        call("gdpo", [0.0] * 12, UIDS, LENGTHS, config=config, context=context)
+    assert [path.name for path in tmp_path.iterdir()] == ["advantages-00000005-001.parquet"]
+
+
 def test_steps_are_left_out(tmp_path):
     for step in range(1, 7):
         dumped(tmp_path, step=step, dump_every=3)
@@ -123,10 +165,14 @@ def test_without_a_folder_nothing_is_written_or_imported(tmp_path, monkeypatch):
     call("drgrpo", [1.0, 0.0], ["a", "a"])
 
 
-def test_a_folder_that_cannot_be_written_is_refused_at_start(tmp_path):
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_folder_that_cannot_be_written_is_refused_at_start(tmp_path, nodes):
+    """With several nodes only by the trainer, which may be on another node than the driver."""
     (tmp_path / "file").write_text("")
     folder = f"algorithm.verl_ext.dump_dir={tmp_path}/file/below"
-    config = compose("algorithm.adv_estimator=gdpo", KEYS, f"+{folder}")
+    config = compose("algorithm.adv_estimator=gdpo", KEYS, f"+{folder}", f"trainer.nnodes={nodes}")
+    with pytest.raises(ConfigurationError, match=facts(folder, "Not a directory")) if nodes == 1 else nullcontext():
+        check_run(config, unregistered=True)
     with pytest.raises(ConfigurationError, match=facts(folder, "Not a directory")):
         attach(SimpleNamespace(), config)
 

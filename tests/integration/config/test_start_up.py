@@ -164,6 +164,16 @@ def test_a_setting_of_verl_s_that_we_read_has_its_type(override: str, caplog: py
     assert path in caplog.text
 
 
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_a_dump_s_folder_that_cannot_be_made_is_refused_in_the_driver(estimator: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    dump = f"algorithm.verl_ext.dump_dir={tmp_path}/file/dump"
+    keys = "+algorithm.rewards.keys=[acc,format]"
+    message = refusal(f"algorithm.adv_estimator={estimator}", keys, f"+{dump}")
+    assert says(message, dump, f"{tmp_path}/file:", "Not a directory", "algorithm.verl_ext.dump_dir=null")
+    check_run(compose("algorithm.adv_estimator=grpo", f"+{dump}"))  # which dumps nothing
+
+
 def test_verl_s_own_configurations_have_the_types_that_we_expect() -> None:
     for name in ("ppo_trainer", "ppo_megatron_trainer"):
         assert list(checks.wrong_types(compose(config_name=name))) == []

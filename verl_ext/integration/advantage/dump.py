@@ -60,11 +60,11 @@ def write(
 ) -> None:
     """Write one file for this update and remove the oldest files.
 
-    `total` is the score, before any KL term, in a run of an estimator of verl's own. A resumed run replaces the files
-    of the steps that it repeats. If the disk is full, log a warning and stop dumping.
+    `total` is the score, before any KL term, in a run of an estimator of verl's own. If the disk is full, log a warning
+    and stop dumping.
     """
     own = settings.verl_ext
-    step = int(getattr(trainer, "global_steps", -1))
+    step = step_of(trainer)
     if step < 0:
         step = next(_calls)
     # verl's asynchronous trainers make several updates a step.
@@ -85,6 +85,33 @@ def write(
     except OSError as error:
         run.warned.add(FAILED)
         logger.warning("algorithm.verl_ext.dump_dir=%s: %s; this run dumps no more advantages", own.dump_dir, error)
+
+
+def step_of(trainer: Any) -> int:
+    """The step that verl logs for this update, and that a resumed run repeats; -1 without a trainer.
+
+    `global_steps` of the fully asynchronous trainer counts updates, and one too many after each resumption.
+    """
+    version = getattr(trainer, "current_param_version", None)
+    return int(getattr(trainer, "global_steps", -1)) if version is None else int(version) + 1
+
+
+def set_aside(folder: str, step: int) -> None:
+    """Rename the files of steps after `step`, from which a run goes on: they are of an earlier run, or repeated now."""
+    later = [path for path in Path(folder).glob(DUMPS) if path.name > f"advantages-{step:08d}~"]
+    try:
+        for path in later:
+            path.replace(path.with_name(f"{path.name}.old"))
+    except OSError as error:
+        logger.warning("algorithm.verl_ext.dump_dir=%s holds files of an earlier run: %s", folder, error)
+    if later:
+        logger.warning(
+            "algorithm.verl_ext.dump_dir=%s: renamed %d files after step %d to *.old; they are of an earlier run, or "
+            "of steps that this run repeats",
+            folder,
+            len(later),
+            step,
+        )
 
 
 def columns(settings: Settings, batch: Batch) -> dict[str, Any]:

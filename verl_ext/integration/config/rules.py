@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from omegaconf import DictConfig
 
@@ -119,6 +122,28 @@ def filter_by_reward(run: RunConfig) -> Iterator[str]:
         yield (
             f"{where} is installed in verl's own replay buffers, and trainer.v1.sampler.custom_sampler.path={sampler} "
             "replaces them: remove one of the two"
+        )
+
+
+def unwritable_dump(run: RunConfig) -> Iterator[str]:
+    """A dump's folder that cannot be made or written. This tries it where the folder is or would be, and leaves none.
+
+    The trainer refuses it too, but only after Ray has started. With several nodes, it may see other folders than this
+    one.
+    """
+    folder = run.settings.verl_ext.dump_dir
+    unused = run.name not in ESTIMATORS and run.settings.rewards.keys is None
+    if folder is None or unused or (run.select("trainer.nnodes") or 1) > 1:
+        return
+    there = next(path for path in (Path(folder), *Path(folder).parents) if os.path.lexists(path))
+    try:
+        with TemporaryDirectory(dir=there):
+            pass
+    except OSError as error:
+        yield (
+            f"algorithm.verl_ext.dump_dir={folder} cannot be written, because nothing can be made in {there}: "
+            f"{error.strerror}; set algorithm.verl_ext.dump_dir=... to another folder, or "
+            "algorithm.verl_ext.dump_dir=null to dump none"
         )
 
 
