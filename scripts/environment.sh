@@ -41,8 +41,8 @@ make_environment() {
   "$folder/bin/python" -m pip --version >/dev/null 2>&1 || "${PYTHON:-python3}" -m venv "$folder"
   # torch first, before anything that depends on it, because only torch uses TORCH_INDEX.
   torch=$(grep -o '^torch==[^; ]*' "$constraints")
-  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
-  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$constraints" --editable ".[$extras]"
+  "$folder/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
+  "$folder/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check --constraint "$constraints" --editable ".[$extras]"
   if [[ $extras == *vllm* ]]; then
     # These are CUDA builds, with which vLLM's CPU build cannot be imported.
     "$folder/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
