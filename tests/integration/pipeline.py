@@ -7,7 +7,6 @@ answers (`stand_ins.Client`), log-probabilities, and the actor's update, which r
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,11 +25,12 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.utils.padding import response_to_nested
 
 from tests import tiny_model
+from tests.end_to_end.run import metrics_of
 from tests.integration import stand_ins
 from tests.integration.configs import compose
 
 # Answers to each prompt. `worked` is the example of the specification: accuracy [1000 | 1110 | 0000], format
-# [1100 | 1011 | 0100], lengths [4231 | 2253 | 3331]; `worked AB` its first two groups.
+# [1100 | 1011 | 0100], lengths [4231 | 2253 | 3331]; `pair` is its first two groups.
 WORKED = {
     "A": ["axxx", "cx", "dxx", "d"],
     "B": ["ax", "bx", "axxxx", "cxx"],
@@ -78,9 +78,6 @@ def answers_to(scene: str, *values: Sequence[float]) -> dict[tuple[str, str], fl
         for (prompt, answers), row in zip(SCENES[scene].items(), values, strict=True)
         for answer, value in zip((a for a in answers if a != stand_ins.FAILING), row, strict=True)
     }
-
-
-AGENTS = {"several": "several_outputs"}
 
 
 @dataclass
@@ -131,9 +128,7 @@ class Recording:
         self.updates: list[Update] = []
         self.replay_buffer.poll_interval = 0.05
         # Two ranks: the batch is dealt out by load, which changes its order.
-        self.actor_rollout_wg = SimpleNamespace(
-            _dispatch_info={"actor": [0, 1]}, save_checkpoint=_nothing, load_checkpoint=_nothing
-        )
+        self.actor_rollout_wg = mock.Mock(spec=["save_checkpoint", "load_checkpoint"], _dispatch_info={"actor": [0, 1]})
 
     def prepare(self, before_advantage: Callable[[Any], None] | None) -> None:
         """The rest of verl's `init`, in its order."""
@@ -170,24 +165,19 @@ class Recording:
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
-        prompts = [messages[-1]["content"] for messages in data["raw_prompt"]]
         answers = [self.tokenizer.decode(row, skip_special_tokens=True) for row in data["responses"].unbind()]
         self.updates.append(
             Update(
                 keys=list(batch.keys),
                 tags=list(batch.tags),
                 uids=[key.rsplit("_", 2)[0] for key in batch.keys],
-                prompts=[prompt.split()[-1] for prompt in prompts],
+                prompts=[messages[-1]["content"].split()[-1] for messages in data["raw_prompt"]],
                 answers=answers,
                 advantages=list(data["advantages"].unbind()),
                 data=data,
             )
         )
         return batch
-
-
-def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    return None
 
 
 def recording(cls: type[PPOTrainer] = PPOTrainer) -> type[Any]:
@@ -221,19 +211,20 @@ class Pipeline:
         )
         answers = {}
         for scene, prompts in SCENES.items():
+            rows = []
             for name, texts in prompts.items():
                 messages = [{"role": "user", "content": f"{scene} {name}"}]
                 prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
                 answers[tuple(prompt)] = [tokenizer.encode(text) for text in texts]
-            frame = pandas.DataFrame(
-                {
-                    "data_source": "letters",
-                    "prompt": [[{"role": "user", "content": f"{scene} {name}"}] for name in prompts],
-                    "reward_model": [{"style": "rule", "ground_truth": ""} for _ in prompts],
-                    "agent_name": AGENTS.get(scene, "single_turn_agent"),
-                }
-            )
-            frame.to_parquet(folder / f"{scene}.parquet")
+                rows.append(
+                    {
+                        "data_source": "letters",
+                        "prompt": messages,
+                        "reward_model": {"style": "rule", "ground_truth": ""},
+                        "agent_name": "several_outputs" if scene == "several" else "single_turn_agent",
+                    }
+                )
+            pandas.DataFrame(rows).to_parquet(folder / f"{scene}.parquet")
         config = self.config("worked")
         tq.init(config.transfer_queue)
         self.rewards = RewardLoopManager(config)
@@ -268,8 +259,6 @@ class Pipeline:
             "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
             "trainer.logger=[file]",
             "trainer.val_before_train=False",
-            "trainer.save_freq=-1",
-            "trainer.test_freq=-1",
             "trainer.n_gpus_per_node=1",
             "trainer.total_training_steps=1",
             "trainer.total_epochs=100",
@@ -295,9 +284,7 @@ class Pipeline:
             trainer = recording(cls)(self.config(scene, *overrides, prompts=prompts))
             trainer.prepare(before_advantage)
             trainer.fit(self.agents)
-        with log.open() as lines:
-            records = [json.loads(line) for line in lines]
-        return Result(trainer, {record["step"]: record["data"] for record in records})
+        return Result(trainer, metrics_of(log))
 
     def shared(self, scene: str, *overrides: str) -> Result:
         """`run`, only once for the same settings: for tests that look at a result and change nothing."""
