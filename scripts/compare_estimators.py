@@ -8,6 +8,7 @@ It can be stopped and restarted at any time: finished runs are not repeated.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import sys
 import time
@@ -40,7 +41,8 @@ def main() -> int:
     for training in trainings:
         print(training.name, flush=True)
         began = time.monotonic()
-        if train(training, data, options.folder / training.name, more=options.set, show=show_bar):
+        show = functools.partial(show_bar, training.estimator)
+        if train(training, data, options.folder / training.name, more=options.set, show=show):
             print(f"\n{training.name} took {time.monotonic() - began:.0f} s", flush=True)
     runs = [f"{training.estimator}={options.folder / training.name}" for training in trainings]
     names = "-".join(options.estimators)

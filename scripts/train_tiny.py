@@ -9,6 +9,7 @@ of verl's configuration. A finished run with the same settings is not repeated; 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from pathlib import Path
@@ -42,7 +43,7 @@ def main() -> int:
     print(f"{training.name}: verl starts, its output is in {run}/log.txt", flush=True)
     began = time.monotonic()
     try:
-        trained = train(training, data, run, more=more, show=show_bar)
+        trained = train(training, data, run, more=more, show=functools.partial(show_bar, training.estimator))
     except KeyboardInterrupt:
         print("\ninterrupted; every process of the run has ended", file=sys.stderr)
         return 130
@@ -54,8 +55,9 @@ def main() -> int:
     return 0
 
 
-def show_bar(bar: str) -> None:
+def show_bar(name: str, bar: str) -> None:
     """Print a progress bar: in place on a terminal, else line by line."""
+    bar = f"{name} {bar}"
     print(f"\r{bar}" if sys.stdout.isatty() else bar, end="" if sys.stdout.isatty() else "\n", flush=True)
 
 

@@ -64,11 +64,11 @@ def test_paths_are_meant_from_where_it_is_called(tmp_path):
     done = quickstart(tmp_path, "--python", "a b/python", "--output", "my runs", "--steps", "3", "--", "a.b=c d")
     assert done.returncode == 0, done.stderr
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert len(calls) == 4  # the task, two trainings, the report
+    assert len(calls) == 4  # the task, two trainings in any order, the report
     run = f"{tmp_path}/my runs/tools-gdpo-3-steps-seed-1-1-ranks-embedded"
-    assert calls[2] == (
+    assert (
         f"scripts/train_tiny.py|tools|gdpo|--run|{run}|--steps|3|--seed|1|--ranks|1|--rollout|embedded|a.b=c d|"
-    )
+    ) in calls[1:3]
     assert f"--plot|{tmp_path}/my runs/tools.png|" in calls[3]
     assert a_line_says(done.stdout, "gdpo", "none", f"{run}/checkpoints")
     tracker = Path(run, "checkpoints/latest_checkpointed_iteration.txt")
@@ -87,6 +87,67 @@ def test_training_refuses_a_wrong_option_in_a_line(options, told, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert says(done.stderr.splitlines()[-1], "error:", *told)
+
+
+WAITING = """echo $$ >>pids
+[[ $1 != *train* ]] || until [[ -e release ]]; do sleep 0.05; done"""
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """Starts the quickstart on a machine with some free memory; its trainings wait until `release` is there."""
+    started = []
+
+    def begin(free, *options):
+        script(tmp_path / "bin/awk", f"echo {free}")
+        script(tmp_path / "python", f"cd {tmp_path}\n{WAITING}")
+        command = [ROOT / "scripts/quickstart.sh", "--python", tmp_path / "python", "--output", tmp_path / "runs"]
+        environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+        process = subprocess.Popen(
+            [*command, *options], env=environment, preexec_fn=as_from_a_terminal, start_new_session=True
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    (tmp_path / "release").touch()
+    started[0].wait(60)
+
+
+def parts(folder, count):
+    """The processes of the parts that have started, once there are so many."""
+    deadline = time.monotonic() + 60
+    while len(pids := (folder / "pids").read_text().split() if (folder / "pids").exists() else []) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return [int(pid) for pid in pids]
+
+
+def test_both_trainings_run_at_once_and_end_together(waiting, tmp_path):
+    process = waiting(10)
+    _, *trainings = parts(tmp_path, 3)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(60) == 143
+    for pid in trainings:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(("free", "options"), [(9, []), ("", []), (64, ["--ranks", "2"]), (64, ["--rollout", "vllm"])])
+def test_without_room_for_two_one_training_follows_the_other(waiting, tmp_path, free, options):
+    process = waiting(free, *options)
+    parts(tmp_path, 2)
+    time.sleep(0.5)
+    assert len(parts(tmp_path, 2)) == 2
+    (tmp_path / "release").touch()
+    assert process.wait(60) == 0
+    assert len(parts(tmp_path, 4)) == 4
+
+
+def test_a_training_that_fails_ends_it_with_its_status_before_the_report(tmp_path):
+    script(tmp_path / "python", f'echo "$1 $3" >>{tmp_path}/calls; [[ $3 != grpo ]] || exit 7')
+    assert quickstart(tmp_path, "--python", "./python").returncode == 7
+    assert "report" not in (tmp_path / "calls").read_text()
 
 
 def test_a_part_that_fails_ends_it_with_its_status(tmp_path):
