@@ -12,7 +12,14 @@ from verl_ext.cpu import checks, sizes
 from verl_ext.errors import ConfigurationError
 
 TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-SMOL = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+SMOL = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+}
 
 
 @pytest.fixture
@@ -75,7 +82,7 @@ def test_tokens_that_are_set_stay(model):
 
 
 def test_the_parameters_are_about_those_of_the_model():
-    counted = sizes.Sizes(49152, 576, 1536, 30)
+    counted = sizes.Sizes(49152, 576, 1536, 30, 192)
     assert counted.parameters == pytest.approx(134.5e6, rel=0.05)  # SmolLM2-135M has 134.5 million
 
 
@@ -114,6 +121,29 @@ def test_a_torn_configuration_of_the_model_is_named(model):
 def test_the_free_memory_is_the_systems(tmp_path):
     free = sizes.free_bytes()
     assert free is None or 0 < free < 1 << 50
+
+
+def answers(*overrides):
+    return filled("data.max_prompt_length=320", "data.max_response_length=160", *overrides).actor_rollout_ref.rollout
+
+
+def test_the_rollout_generates_as_many_answers_at_once_as_their_keys_and_values_fit(model):
+    """480 tokens of 30 layers with 3 key heads of 64: 22 MB an answer."""
+    path = f"actor_rollout_ref.model.path={model}"
+    assert answers(path).max_num_seqs == int(1.5e9 / (480 * 30 * 2 * 3 * 64 * 4)) == 67
+    (model / "config.json").write_text(json.dumps(SMOL | {"num_key_value_heads": 9}))
+    assert answers(path).max_num_seqs == 67 // 3
+    (model / "config.json").write_text(json.dumps(SMOL | {"head_dim": 32}))
+    assert answers(path).max_num_seqs == 135
+    (model / "config.json").write_text(json.dumps(SMOL | {"num_hidden_layers": 10**7}))
+    assert answers(path).max_num_seqs == 1
+
+
+def test_a_number_of_answers_at_once_that_is_set_stays_and_vllm_keeps_verl_s(model):
+    path = f"actor_rollout_ref.model.path={model}"
+    assert answers(path, "actor_rollout_ref.rollout.max_num_seqs=8").max_num_seqs == 8
+    assert answers("actor_rollout_ref.model.path=somebody/model").max_num_seqs == 1024
+    assert answers(path, "actor_rollout_ref.rollout.name=vllm").max_num_seqs == 1024
 
 
 def remarks(model, *overrides):

@@ -19,6 +19,10 @@ MOST_TOKENS = 16384
 """verl's default of `ppo_max_token_len_per_gpu`, which a small model keeps."""
 MICRO_BATCH_BYTES = 2.5e9
 """Logits and activations of one micro-batch in a default run."""
+MOST_ANSWERS = 1024
+"""verl's default of `max_num_seqs`, which a small model keeps."""
+CACHE_BYTES = 1.5e9
+"""Keys and values of the answers that the embedded rollout generates at once, less than a micro-batch of the update."""
 PROCESSES_BYTES = 3.9e9
 """verl's processes with a model of no size (`scripts/bench_start.py`)."""
 MANY_PARAMETERS = 5e7
@@ -35,6 +39,8 @@ class Sizes:
     hidden: int
     inner: int
     layers: int
+    keys: int
+    """Numbers in the keys of one token and layer; its values are as many."""
 
     @property
     def parameters(self) -> float:
@@ -45,6 +51,11 @@ class Sizes:
     def bytes_per_token(self) -> float:
         """Logits and activations of one token in the update, in fp32, without gradient checkpointing."""
         return 4 * (COPIES_OF_LOGITS * self.vocabulary + self.layers * (12 * self.hidden + 4 * self.inner))
+
+    @property
+    def cache_per_token(self) -> float:
+        """Bytes of the keys and values of one token, in fp32."""
+        return 4 * 2 * self.layers * self.keys
 
 
 def sizes_of(path: str) -> Sizes | None:
@@ -60,11 +71,13 @@ def sizes_of(path: str) -> Sizes | None:
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
     if not all(isinstance(values.get(name), int) for name in names):
         return None
-    return Sizes(*(values[name] for name in names))
+    hidden, heads = values["hidden_size"], values.get("num_attention_heads") or 1
+    keys = (values.get("num_key_value_heads") or heads) * (values.get("head_dim") or hidden // heads)
+    return Sizes(*(values[name] for name in names), keys)
 
 
 def fill(config: Any) -> None:
-    """Set the threads of a process and the tokens of a micro-batch where the configuration leaves them open."""
+    """Set threads, tokens of a micro-batch and answers generated at once where the configuration leaves them open."""
     from omegaconf import OmegaConf, open_dict
 
     if "actor_rollout_ref" not in config:
@@ -78,6 +91,18 @@ def fill(config: Any) -> None:
         actor = config.actor_rollout_ref.actor
         if actor.ppo_max_token_len_per_gpu is None:
             actor.ppo_max_token_len_per_gpu = tokens_per_micro_batch(config)
+        rollout = config.actor_rollout_ref.rollout
+        if rollout.max_num_seqs is None:
+            rollout.max_num_seqs = answers_at_once(config) if rollout.name == "embedded" else MOST_ANSWERS
+
+
+def answers_at_once(config: Any) -> int:
+    """As many answers as `CACHE_BYTES` hold at their full length, at least one, at most verl's default."""
+    sizes = sizes_of(config.actor_rollout_ref.model.path)
+    if sizes is None:
+        return MOST_ANSWERS
+    sequence = int(config.data.max_prompt_length + config.data.max_response_length)
+    return max(1, min(MOST_ANSWERS, int(CACHE_BYTES / (sequence * sizes.cache_per_token))))
 
 
 def tokens_per_micro_batch(config: Any) -> int:
