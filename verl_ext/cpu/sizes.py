@@ -73,7 +73,8 @@ def sizes_of(path: str) -> Sizes | None:
         return None
     hidden, heads = values["hidden_size"], values.get("num_attention_heads") or 1
     keys = (values.get("num_key_value_heads") or heads) * (values.get("head_dim") or hidden // heads)
-    return Sizes(*(values[name] for name in names), keys=keys)
+    vocabulary, _, inner, layers = (values[name] for name in names)
+    return Sizes(vocabulary, hidden, inner, layers, keys)
 
 
 def fill(config: Any) -> None:
