@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,8 @@ PATIENCE = 600.0
 @ray.remote(num_cpus=1)
 def verdicts(library: str, gold: str, answer: str, running: str | None = None) -> tuple[int, list[bool]]:
     """This worker's process and four verdicts; with `running`, a file to make, verdicts without end."""
+    # Ray interrupts by the handler of Ctrl-C, which a process in a script's background inherits as ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if library not in sys.path:
         sys.path.insert(0, library)
     from verl_ext.rewards.math_judge import JUDGE
