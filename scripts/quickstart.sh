@@ -10,9 +10,9 @@ usage() {
 Usage: scripts/quickstart.sh [options] [-- OVERRIDE...]
 
 Trains a model of 200 thousand parameters with verl (Ray, FSDP, rollout, reward, checkpoint) on the CPU, once with grpo
-and once with another estimator, and compares the two. Four to six minutes on two cores, after the installation, if 10 GB
-of memory are free: then both trainings run at once. The environment, the task and finished runs with the same settings
-are reused.
+and once with another estimator, and compares the two. Four to six minutes on two cores, after the installation. If 10 GB of
+memory are free, both trainings run at once (with one rank and the embedded rollout), else it takes two minutes more. The
+environment, the task and finished runs with the same settings are reused.
 
   --task NAME        tools: tool calling, two rewards of different scale (default)
                      sums: sums in GSM8K's format, three rewards
@@ -90,7 +90,9 @@ start() {
 
 finish() {
   local job status=0
-  for job in "${jobs[@]}"; do wait "$job" || status=$?; done
+  for job in ${jobs[@]+"${jobs[@]}"}; do
+    wait "$job" || { status=$? && echo "a part ended with status $status" >&2; }
+  done
   jobs=()
   return "$status"
 }
@@ -134,7 +136,7 @@ names=(grpo)
 free=$(awk '/^MemAvailable:/ {print int($2 / 1e6)}' /proc/meminfo 2>/dev/null || true)
 at_once=no
 [[ $rollout != embedded || $ranks != 1 || ${free:-0} -lt 10 ]] || at_once=yes
-say "Training with ${names[*]}"
+say "Training with ${names[0]}${names[1]:+ and ${names[1]}}"
 runs=()
 for name in "${names[@]}"; do
   run=$output/$task-$name-$steps-steps-seed-$seed-$ranks-ranks-$rollout

@@ -86,7 +86,7 @@ def test_a_list_of_one_s_own_is_shown_with_its_steps(capsys):
     [
         ([], ("'compose', 'dgpo'", "python -m verl_ext show gdpo")),
         (["gdop"], ("'gdop'", "did you mean 'gdpo'")),
-        (["gdpo", "algorithm.rewards.keys=[x"], ("'algorithm.rewards.keys=[x'", "'[x'", "[a,b]")),
+        (["gdpo", "algorithm.rewards.keys=[x"], ("'algorithm.rewards.keys=[x'", "[a,b]")),
         (["gdpo", "algorithm.gdpo.whiten=tokens"], ("algorithm.gdpo.whiten", "'tokens'", "'token'")),
         (["gdpo", "whiten"], ("whiten", "KEY=VALUE")),
         (["gdpo", "--config", "no/such.yaml"], ("no/such.yaml",)),
@@ -95,7 +95,7 @@ def test_a_list_of_one_s_own_is_shown_with_its_steps(capsys):
         (["gdpo", "x.y=1"], ("'x.y'",)),
         (["gdpo", "algorithm.gdop.scale=mad"], ("did you mean 'algorithm.gdpo'",)),
         (["gdpo", "data.train_batch_size=8"], ("'data.train_batch_size'",)),
-        (["gdpo", "+verl_ext=gdpo"], ("write gdpo", "'+verl_ext=gdpo'")),
+        (["gdpo", "+verl_ext=gdpo"], ("by its name alone", "'+verl_ext=gdpo'", "remove it")),
         (["gdpo", "~algorithm.gdpo"], ("'~algorithm.gdpo'",)),
         (["gdpo", "algorithm.gdpo.epsilon=1,2"], ("'algorithm.gdpo.epsilon=1,2'",)),
         (["gdpo", "${x}"], ("'${x}'", "KEY=VALUE")),

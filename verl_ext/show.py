@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_ext.conf import GROUP
 from verl_ext.core.chain import Chain
-from verl_ext.errors import ConfigurationError, listed, nearest, unknown
+from verl_ext.errors import ConfigurationError, listed, unknown
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.estimators.compose import describe, plain, settings_of
 from verl_ext.registry import declaration
@@ -37,12 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def show(options: argparse.Namespace) -> str:
     """Return the text to print."""
-    # argparse leaves the estimator to the overrides where an option comes first.
-    name, *overrides = [text for text in (options.estimator, *options.overrides) if text is not None] or [""]
+    name = options.estimator or ""
     if name not in ESTIMATORS:
         problem = unknown("estimator", name, ESTIMATORS) if name else f"name an estimator: {listed(ESTIMATORS)}"
         raise ConfigurationError(f"{problem}; for example python -m verl_ext show gdpo algorithm.gdpo.scale=mad")
-    algorithm, mode = configured(options.config, overrides)
+    algorithm, mode = configured(options.config, options.overrides)
     settings = Settings.parse(algorithm, loss_agg_mode=mode)
     chain = build(name, settings)
     home = importlib.import_module(ESTIMATORS[name].split(":")[0])
@@ -101,17 +100,18 @@ def _override(text: str, parser: Any) -> tuple[str, Any]:
     try:
         override = parser.parse_override(text)
     except HydraException as error:
-        _, equals, value = text.partition("=")
         wrong = f"{text!r} is not KEY=VALUE, such as algorithm.gdpo.scale=mad"
-        if equals:
-            wrong = f"{value!r} in {text!r} is no value: close every bracket and quote, as in [a,b] or {{a:1}}"
+        if any(text.count(left) != text.count(right) for left, right in ("[]", "{}", "()")):
+            wrong = f"{text!r} has a bracket without its other half; lists are written as [a,b], mappings as {{a:1}}"
         raise ConfigurationError(f"the settings cannot be read: {wrong}") from error
     if override.is_delete() or override.is_sweep_override():
         raise ConfigurationError(f"the settings cannot be read: {text!r} does not give one setting one value")
     key = override.key_or_group
     if key in (GROUP, "algorithm.adv_estimator"):
-        name = nearest(override.value(), (*ESTIMATORS, "grpo")) or f"one of {listed(ESTIMATORS)}"
-        raise ConfigurationError(f"an estimator is given by its name alone: write {name} instead of {text!r}")
+        raise ConfigurationError(
+            f"{text!r}: the estimator is given by its name alone ({listed(ESTIMATORS)}): write the name in its place, "
+            "or remove it if the name is there"
+        )
     known = sections()
     valid = [*known, *VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward"]
     valid = [*(f"algorithm.{name}" for name in valid), _LOSS]

@@ -171,11 +171,12 @@ def test_mistakes_are_refused_with_what_is_valid(case, printed, rollouts):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["[weigh_and_sum,centre"], ("'[weigh_and_sum,centre'", "[a,b]")),
-        (["dgpo", "algorithm.rewards.keys=[right"], ("'algorithm.rewards.keys=[right'", "'[right'", "[a,b]")),
+        (["[weigh_and_sum,centre"], ("[weigh_and_sum,centre'", "bracket", "[a,b]")),
+        (["dgpo", "algorithm.rewards.keys=[right"], ("'algorithm.rewards.keys=[right'", "bracket", "[a,b]")),
         (["weigh_and_sum,centre]"], ("'weigh_and_sum,centre]'", "'drgrpo'", "[...]")),
-        (["+verl_ext=gdpo"], ("write gdpo", "'+verl_ext=gdpo'")),
-        (["dgpo", "algorithm.adv_estimator=grpo"], ("write grpo", "'algorithm.adv_estimator=grpo'")),
+        (["dgpo", "algorithm.rewards.keys=a=b=c"], ("'algorithm.rewards.keys=a=b=c'", "KEY=VALUE")),
+        (["+verl_ext=gdpo"], ("by its name alone", "'gdpo'", "'+verl_ext=gdpo'")),
+        (["dgpo", "algorithm.adv_estimator=grpo"], ("by its name alone", "'algorithm.adv_estimator=grpo'")),
         (["+verl_ext=cpu"], ("'dgpo', 'drgrpo'", "'+verl_ext=cpu'")),
     ],
 )

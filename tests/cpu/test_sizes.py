@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from tests.cpu.test_checks import configuration
 from tests.facts import facts
+from tests.integration.configs import compose
 from verl_ext.cpu import checks, sizes
 from verl_ext.errors import ConfigurationError
 
@@ -123,6 +124,9 @@ def test_the_free_memory_is_the_systems(tmp_path):
     assert free is None or 0 < free < 1 << 50
 
 
+VERLS_OWN = compose().actor_rollout_ref.rollout.max_num_seqs
+
+
 def answers(*overrides):
     return filled("data.max_prompt_length=320", "data.max_response_length=160", *overrides).actor_rollout_ref.rollout
 
@@ -137,13 +141,29 @@ def test_the_rollout_generates_as_many_answers_at_once_as_their_keys_and_values_
     assert answers(path).max_num_seqs == 135
     (model / "config.json").write_text(json.dumps(SMOL | {"num_hidden_layers": 10**7}))
     assert answers(path).max_num_seqs == 1
+    (model / "config.json").write_text(json.dumps(SMOL | {"num_hidden_layers": 1}))
+    assert answers(path).max_num_seqs == VERLS_OWN
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"num_key_value_heads": None},
+        {"num_key_value_heads": [3, 3]},
+        {"num_attention_heads": None},
+        {"num_attention_heads": 0},
+    ],
+)
+def test_unusual_heads_count_as_without_groups(model, odd):
+    (model / "config.json").write_text(json.dumps(SMOL | odd))
+    assert answers(f"actor_rollout_ref.model.path={model}").max_num_seqs == 67 // 3
 
 
 def test_a_number_of_answers_at_once_that_is_set_stays_and_vllm_keeps_verl_s(model):
     path = f"actor_rollout_ref.model.path={model}"
     assert answers(path, "actor_rollout_ref.rollout.max_num_seqs=8").max_num_seqs == 8
-    assert answers("actor_rollout_ref.model.path=somebody/model").max_num_seqs == 1024
-    assert answers(path, "actor_rollout_ref.rollout.name=vllm").max_num_seqs == 1024
+    assert answers("actor_rollout_ref.model.path=somebody/model").max_num_seqs == VERLS_OWN
+    assert answers(path, "actor_rollout_ref.rollout.name=vllm").max_num_seqs == VERLS_OWN
 
 
 def remarks(model, *overrides):

@@ -108,14 +108,28 @@ def test_a_misspelt_preset_is_refused_with_the_one_that_is_meant(
         assert says(err, repr(found), f"did you mean {meant!r}", f"+verl_ext={meant}", f"verl_ext: {meant}")
 
 
+def test_an_estimator_of_verl_s_own_has_no_preset(check) -> None:
+    assert says(check("+verl_ext=grpo")[2], "algorithm.adv_estimator=grpo", "no preset")
+
+
 def test_a_primary_configuration_that_does_not_exist_is_refused_with_those_that_do(check) -> None:
     assert says(check("--config-name", "gdop")[2], "'gdop'", "did you mean 'gdpo'", "'ppo_trainer'")
 
 
+def test_a_file_without_verl_s_search_path_is_told_where_was_looked(check, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer, _self_]\n")
+    assert says(check("--config", str(tmp_path / "mine.yaml"))[2], "'ppo_trainer'", "search path")
+
+
 def test_a_dump_s_folder_is_tried_and_nothing_is_left_there(check, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for folder, status in ((".", 0), ("new/dump", 0), ("file", 1), ("file/dump", 1)):
-        assert check(*GDPO, f"algorithm.verl_ext.dump_dir={tmp_path / folder}")[0] == status
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for folder, works in ((".", True), ("new/dump", True), ("file", False), ("file/dump", False), ("link", False)):
+        dump = f"algorithm.verl_ext.dump_dir={tmp_path / folder}"
+        status, out, _ = check(*GDPO, dump)
+        assert status == 0  # the trainer may be on another machine
+        assert says(out, dump, "algorithm.verl_ext.dump_dir=null") != works
+    (tmp_path / "link").unlink()
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 

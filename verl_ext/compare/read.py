@@ -12,8 +12,8 @@ from verl_ext.compare.rollouts import Rollouts
 from verl_ext.errors import DataError
 from verl_ext.report.reader import METRICS
 
-DEPTH = 3
-"""How far below a folder without rollouts they are looked for."""
+DEPTH, MOST = 3, 10
+"""How far below a folder without rollouts they are looked for, and how many folders are named."""
 
 
 def read(path: Path, wanted: Collection[str], *, length: str | None = None) -> Rollouts:
@@ -41,8 +41,9 @@ def _below(path: Path) -> str:
     """The line to type for each subfolder that holds rollouts."""
     depths = ("*/" * depth for depth in range(1, DEPTH + 1))
     folders = {file.parent for below in depths for kind in (lines, dumps) for file in _files(path, kind, below)}
-    typed = "".join(f"\n  python -m verl_ext compare {shlex.quote(str(folder))} ..." for folder in sorted(folders))
-    return f"; these subfolders do:{typed}" if typed else ""
+    first = sorted(folders)[:MOST]
+    typed = "".join(f"\n  python -m verl_ext compare {shlex.quote(str(folder))} ..." for folder in first)
+    return f"; subfolders have such files:{typed}" if typed else ""
 
 
 def texts(rollouts: Rollouts, rows: Sequence[int]) -> dict[int, tuple[str, str]]:

@@ -68,7 +68,7 @@ def log_remarks(config: Any) -> None:
         return
     for remark in sizes.remarks(config, reference=need_reference_policy(config), critic=need_critic(config)):
         _log.info("%s", remark)
-    for warning in precision.slow(config):
+    for warning in precision.slow(config, [name for name, _, _ in _models(config)]):
         _log.warning("%s", warning)
 
 

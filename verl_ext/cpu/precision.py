@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 CALLS = dict.fromkeys(("bf16", "bfloat16"), "_is_mkldnn_bf16_supported")
-CALLS |= dict.fromkeys(("fp16", "float16"), "_is_mkldnn_fp16_supported")
+CALLS |= dict.fromkeys(("fp16", "float16", "16"), "_is_mkldnn_fp16_supported")
 """What torch itself asks, by FSDP's and torch's names of a type. It has no public call."""
 PARAM = "mixed_precision.param_dtype"
-FAST = {
-    "actor_rollout_ref.rollout.dtype": "float32",
-    f"actor_rollout_ref.actor.fsdp_config.{PARAM}": "fp32",
-    f"actor_rollout_ref.ref.fsdp_config.{PARAM}": "fp32",
-    f"critic.fsdp.{PARAM}": "fp32",
+SETTINGS = {
+    "actor_rollout_ref.actor": f"actor_rollout_ref.actor.fsdp_config.{PARAM}",
+    "actor_rollout_ref.ref": f"actor_rollout_ref.ref.fsdp_config.{PARAM}",
+    "critic": f"critic.fsdp.{PARAM}",
 }
-"""The settings of a run that name a type, each with fp32 in its own words."""
+"""Where the type of each model in training stands."""
 
 
 def is_fast(dtype: str) -> bool:
@@ -30,12 +29,13 @@ def is_fast(dtype: str) -> bool:
     return supported is None or bool(supported())
 
 
-def slow(config: Any) -> Iterator[str]:
-    """Name each type in a run's configuration that this processor multiplies slowly."""
+def slow(config: Any, models: Iterable[str]) -> Iterator[str]:
+    """Name each type that this processor multiplies slowly, of the rollout and of the models in training."""
     from omegaconf import OmegaConf
 
-    for key, fast in FAST.items():
-        dtype = OmegaConf.select(config, key)
+    keys = {SETTINGS[name]: "fp32" for name in models} | {"actor_rollout_ref.rollout.dtype": "float32"}
+    for key, fast in keys.items():
+        dtype = OmegaConf.select(config, key) or "bf16"  # verl's default, in FSDP and in the rollout
         if not is_fast(str(dtype)):
             yield (
                 f"{key}={dtype}: this processor has no instructions for it, and torch multiplies it tens of times "

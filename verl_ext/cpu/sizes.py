@@ -19,7 +19,7 @@ MOST_TOKENS = 16384
 """verl's default of `ppo_max_token_len_per_gpu`, which a small model keeps."""
 MICRO_BATCH_BYTES = 2.5e9
 """Logits and activations of one micro-batch in a default run."""
-MOST_ANSWERS = 1024
+MOST_ANSWERS = 256
 """verl's default of `max_num_seqs`, which a small model keeps."""
 CACHE_BYTES = 1.5e9
 """Keys and values of the answers that the embedded rollout generates at once, less than a micro-batch of the update."""
@@ -71,9 +71,12 @@ def sizes_of(path: str) -> Sizes | None:
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
     if not all(isinstance(values.get(name), int) for name in names):
         return None
-    hidden, heads = values["hidden_size"], values.get("num_attention_heads") or 1
-    keys = (values.get("num_key_value_heads") or heads) * (values.get("head_dim") or hidden // heads)
-    vocabulary, _, inner, layers = (values[name] for name in names)
+    vocabulary, hidden, inner, layers = (values[name] for name in names)
+    keys = hidden  # at most: without groups of heads
+    key_heads, heads = values.get("num_key_value_heads"), values.get("num_attention_heads")
+    if isinstance(key_heads, int) and isinstance(heads, int) and heads > 0:
+        size = values.get("head_dim")
+        keys = key_heads * (size if isinstance(size, int) else hidden // heads)
     return Sizes(vocabulary, hidden, inner, layers, keys)
 
 
@@ -103,7 +106,7 @@ def answers_at_once(config: Any) -> int:
     if sizes is None:
         return MOST_ANSWERS
     sequence = int(config.data.max_prompt_length + config.data.max_response_length)
-    return max(1, min(MOST_ANSWERS, int(CACHE_BYTES / (sequence * sizes.cache_per_token))))
+    return max(1, min(MOST_ANSWERS, int(CACHE_BYTES / max(1.0, sequence * sizes.cache_per_token))))
 
 
 def tokens_per_micro_batch(config: Any) -> int:

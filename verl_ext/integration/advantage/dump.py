@@ -22,6 +22,8 @@ from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
 
+OLD = f"{DUMPS}.old"
+"""Files that a later run has set aside."""
 FAILED = "dump"
 """The key by which a run remembers that a dump failed."""
 STALE = 3600.0
@@ -97,21 +99,29 @@ def step_of(trainer: Any) -> int:
 
 
 def set_aside(folder: str, step: int) -> None:
-    """Rename the files of steps after `step`, from which a run goes on: they are of an earlier run, or repeated now."""
-    later = [path for path in Path(folder).glob(DUMPS) if path.name > f"advantages-{step:08d}~"]
+    """Rename the files of steps after `step`, from which a run goes on: they are of an earlier run, or repeated now.
+
+    Files that an earlier call renamed are removed.
+    """
+    numbered = [path for path in Path(folder).glob(DUMPS) if path.name[11:19].isdecimal()]
+    later = [path for path in numbered if int(path.name[11:19]) > step]
+    if not later:
+        return
     try:
+        for path in Path(folder).glob(OLD):
+            path.unlink()
         for path in later:
             path.replace(path.with_name(f"{path.name}.old"))
     except OSError as error:
         logger.warning("algorithm.verl_ext.dump_dir=%s holds files of an earlier run: %s", folder, error)
-    if later:
-        logger.warning(
-            "algorithm.verl_ext.dump_dir=%s: renamed %d files after step %d to *.old; they are of an earlier run, or "
-            "of steps that this run repeats",
-            folder,
-            len(later),
-            step,
-        )
+        return
+    logger.warning(
+        "algorithm.verl_ext.dump_dir=%s: renamed the files after step %d (%d) to *.old; they are of an earlier run, or "
+        "of steps that this run repeats",
+        folder,
+        step,
+        len(later),
+    )
 
 
 def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
@@ -151,8 +161,8 @@ def save(path: Path, columns_by_name: dict[str, Any]) -> None:
 
 
 def prune(folder: Path, limit: float) -> None:
-    """Remove the oldest files until the rest fit into `limit` bytes; the newest stays."""
-    files = sorted(folder.glob(DUMPS))
+    """Remove the oldest files, of an earlier run first, until the rest fit into `limit` bytes; the newest stays."""
+    files = [*sorted(folder.glob(OLD)), *sorted(folder.glob(DUMPS))]
     sizes = [path.stat().st_size for path in files]
     total = sum(sizes)
     for path, size in zip(files[:-1], sizes, strict=False):

@@ -26,7 +26,7 @@ from verl_ext.integration.config.read import (
 )
 from verl_ext.integration.config.resume import wrong_ranks
 from verl_ext.integration.config.reward_arguments import wrong_accuracy, wrong_arguments, wrong_components
-from verl_ext.integration.config.rules import ERRORS, NOTES, WARNINGS, filter_by_reward, unwritable_dump
+from verl_ext.integration.config.rules import ERRORS, NOTES, WARNINGS, filter_by_reward
 from verl_ext.integration.config.run_config import RunConfig
 from verl_ext.integration.config.verl_settings import wrong_types, wrong_variables
 from verl_ext.settings import VERL_NAMES, Settings
@@ -101,7 +101,6 @@ def judge(config: Any, *, unregistered: bool = False) -> Verdict:
     if settings is not None:
         collect(wrong_components(config, settings))
         collect(filter_by_reward(run))
-        collect(unwritable_dump(run))
         for rule in WARNINGS:
             collect(rule(run), warnings)
     if settings is not None and chain is not None and chain.needs_accuracy:

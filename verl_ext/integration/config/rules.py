@@ -125,15 +125,13 @@ def filter_by_reward(run: RunConfig) -> Iterator[str]:
         )
 
 
-def unwritable_dump(run: RunConfig) -> Iterator[str]:
-    """A dump's folder that cannot be made or written. This tries it where the folder is or would be, and leaves none.
+def _unwritable_dump(run: RunConfig) -> Iterator[str]:
+    """A dump's folder that cannot be made or written here. This tries it where the folder is or would be.
 
-    The trainer refuses it too, but only after Ray has started. With several nodes, it may see other folders than this
-    one.
+    The trainer, which may be on another machine, refuses it.
     """
     folder = run.settings.verl_ext.dump_dir
-    unused = run.name not in ESTIMATORS and run.settings.rewards.keys is None
-    if folder is None or unused or (run.select("trainer.nnodes") or 1) > 1:
+    if folder is None or (run.name not in ESTIMATORS and run.settings.rewards.keys is None):
         return
     there = next(path for path in (Path(folder), *Path(folder).parents) if os.path.lexists(path))
     try:
@@ -141,9 +139,9 @@ def unwritable_dump(run: RunConfig) -> Iterator[str]:
             pass
     except OSError as error:
         yield (
-            f"algorithm.verl_ext.dump_dir={folder} cannot be written, because nothing can be made in {there}: "
-            f"{error.strerror}; set algorithm.verl_ext.dump_dir=... to another folder, or "
-            "algorithm.verl_ext.dump_dir=null to dump none"
+            f"algorithm.verl_ext.dump_dir={folder} cannot be written on this machine, because nothing can be made in "
+            f"{there}: {error.strerror}; if the trainer runs here, set algorithm.verl_ext.dump_dir=... to another "
+            "folder, or algorithm.verl_ext.dump_dir=null to dump none"
         )
 
 
@@ -185,6 +183,7 @@ WARNINGS = (
     idle_history,
     _std_of_verl,
     _filtered_groups,
+    _unwritable_dump,
     *loss_rules.WARNINGS,
 )
 NOTES = (_whitening,)

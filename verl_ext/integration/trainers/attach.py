@@ -205,12 +205,15 @@ def before_load(trainer: Any) -> None:
 
 
 def load_state(trainer: Any) -> None:
-    """Load the state, and set later dumps aside, for a trainer that knows the step from which it resumes."""
+    """Load the state, then set later dumps aside, for a trainer that knows the step from which it resumes."""
     run = run_of(trainer)
-    if run is not None and run.watches and (folder := run.settings.verl_ext.dump_dir) is not None:
-        dump.set_aside(folder, checkpoint.step_of(trainer))
-    if run is not None and run.chain is not None and run.stateful:
+    if run is None:
+        return
+    if run.chain is not None and run.stateful:
         checkpoint.load_for(trainer, run.state, name=run.name, chain=run.chain)
+    folder = run.settings.verl_ext.dump_dir
+    if run.watches and folder is not None and not trainer.config.trainer.get("val_only"):
+        dump.set_aside(folder, checkpoint.step_of(trainer))
 
 
 Wrappers = Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
