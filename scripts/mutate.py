@@ -130,8 +130,8 @@ def run_tests(paths: Iterable[str]) -> int:
     return int(pytest.main([*arguments, *paths]))
 
 
-def start(mutant: Mutant | None, seconds: int) -> int:
-    """Fork a child, which exits with 0 if no test failed."""
+def start(mutant: Mutant | None, first: Iterable[str], seconds: int) -> int:
+    """Fork a child, which changes the code, runs the first tests and then all, and exits with 0 if none failed."""
     pid = os.fork()
     if pid:
         return pid
@@ -142,11 +142,9 @@ def start(mutant: Mutant | None, seconds: int) -> int:
     os.dup2(null, 2)
     code = 99  # of an error outside the tests
     try:
-        if mutant is None:
-            code = run_tests(ALL)
-        else:
+        if mutant is not None:
             replace(mutant)
-            code = run_tests(first_tests(mutant.path)) or run_tests(ALL)
+        code = run_tests(first) or run_tests(ALL)
     finally:
         os._exit(code)
 
@@ -157,7 +155,7 @@ def exit_codes(found: Sequence[Mutant], jobs: int, seconds: int) -> Iterator[tup
     while waiting or running:
         while waiting and len(running) < jobs:
             mutant = waiting.popleft()
-            running[start(mutant, seconds)] = mutant
+            running[start(mutant, first_tests(mutant.path), seconds)] = mutant
         pid, status = os.wait()
         yield running.pop(pid), os.waitstatus_to_exitcode(status)
 
@@ -183,7 +181,8 @@ def main() -> int:
         importlib.import_module(name)  # once, before forking
     gc.freeze()
     began = time.monotonic()
-    if os.waitstatus_to_exitcode(os.waitpid(start(None, options.seconds), 0)[1]) != 0:
+    first = sorted({test for mutant in found for test in first_tests(mutant.path)})
+    if os.waitstatus_to_exitcode(os.waitpid(start(None, first, options.seconds), 0)[1]) != 0:
         print("the tests fail without any change")
         return 2
     print(f"{len(found)} mutants; the tests alone take {time.monotonic() - began:.1f} s", flush=True)
