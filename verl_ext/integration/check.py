@@ -109,7 +109,7 @@ def composed(folder: Path | None, name: str, overrides: list[str]) -> Iterator[A
 def _not_found(error: BaseException, name: str, overrides: list[str]) -> str | None:
     """The message for a preset or a primary configuration that does not exist; None for another error."""
     from hydra.core.global_hydra import GlobalHydra
-    from verl.trainer.ppo.core_algos import AdvantageEstimator
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
     group, _, found = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if not found or group not in ("", GROUP):
@@ -119,7 +119,7 @@ def _not_found(error: BaseException, name: str, overrides: list[str]) -> str | N
     valid = [each for each in options if not each.startswith("_")]
     if not group:
         return f"{unknown('configuration', found, valid)}. {error}"
-    if found in {member.value for member in AdvantageEstimator} - set(valid):
+    if found in ADV_ESTIMATOR_REGISTRY:  # and in no preset
         return f"{found} is verl's own and has no preset: write algorithm.adv_estimator={found}"
     near = nearest(found, valid) or "NAME"
     return f"{unknown('preset', found, valid)}: write +{GROUP}={near}, or in a file's defaults `{GROUP}: {near}`"
