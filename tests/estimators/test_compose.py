@@ -95,6 +95,7 @@ WRONG = [
     ([*SUMMED, "whiten", "whiten"], ("steps[3]", "not come after whiten", "remove one")),
     ([*SUMMED, "weigh_by_difficulty", "weigh_by_difficulty"], ("not come after weigh_by_difficulty", "remove one")),
     ([":Step", *SUMMED], ("steps[0]", "':Step'", "package.module:Class")),
+    (["json:", *SUMMED], ("steps[0]", "'json:'", "package.module:Class")),
     ([*SUMMED, "balance", "whiten"], ("steps[3]", "whiten", "not come after balance")),
     (
         [*SUMMED, {"step": "condition", "conditions": {"a": {"on": "b", "at_least": 1}}}],
@@ -179,6 +180,13 @@ def test_accuracy_is_read_as_for_the_named_estimators():
     odds = np.exp(-np.array([0.5, 1.0, 1.0]) / 2)
     wanted = np.repeat(3 * odds / odds.sum(), 2) * np.array([0.5, -0.5] * 3)
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_a_list_is_tried_on_as_many_rewards_as_it_gets():
+    settings = Settings.parse(
+        {"rewards": {"keys": ["a", "b"], "weights": [1.0, 2.0]}, "compose": {"steps": ["weigh_and_sum", "centre"]}}
+    )
+    assert try_out(build("compose", settings), settings) is None
 
 
 def test_a_step_that_writes_into_its_input_is_refused_when_it_is_tried():
