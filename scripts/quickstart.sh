@@ -10,9 +10,9 @@ usage() {
 Usage: scripts/quickstart.sh [options] [-- OVERRIDE...]
 
 Trains a model of 200 thousand parameters with verl (Ray, FSDP, rollout, reward, checkpoint) on the CPU, once with grpo
-and once with another estimator, and compares the two. Four to six minutes on two cores, after the installation. If 10 GB of
-memory are free, both trainings run at once (with one rank and the embedded rollout), else it takes two minutes more. The
-environment, the task and finished runs with the same settings are reused.
+and once with another estimator, and compares the two. Five to eight minutes on two cores, after the installation; less if
+10 GB of memory are free: then both trainings run at once (with one rank and the embedded rollout). The environment, the
+task and finished runs with the same settings are reused.
 
   --task NAME        tools: tool calling, two rewards of different scale (default)
                      sums: sums in GSM8K's format, three rewards
