@@ -94,6 +94,30 @@ OWN = """
     made = Least()
 
 
+    class Foreign:
+        "Has all that a step needs, but is none."
+        name = "foreign"
+
+        def __init__(self, **settings):
+            self.after = self.not_after = {}
+            self.stands_for = ()
+
+        def init(self):
+            return None
+
+        def update(self, values, batch, state):
+            return Update(values)
+
+
+    class Nameless(Step):
+        def apply(self, values, batch):
+            return values
+
+
+    class Numbered(Nameless):
+        name = 7
+
+
     class Broken(Step):
         name = "broken"
 
@@ -159,12 +183,18 @@ def test_a_step_that_cannot_begin_is_named(own):
 def test_a_misspelt_step_of_one_s_own_is_told_the_steps_of_its_module(own):
     with pytest.raises(ConfigurationError, match=facts("'Lest'", "did you mean 'Least'", "'Clip'")) as caught:
         composed("own_steps:Lest", "centre")
-    assert "'made'" not in str(caught.value)
+    assert "'made'" not in str(caught.value) and "'Foreign'" not in str(caught.value)
 
 
-def test_a_step_that_is_made_already_is_no_class_to_make_one_of(own):
-    with pytest.raises(ConfigurationError, match="own_steps:made"):
-        composed("own_steps:made", "centre")
+@pytest.mark.parametrize("name", ["made", "Foreign", "Nameless", "Numbered"])
+def test_only_a_named_class_that_inherits_step_is_a_step(own, name):
+    with pytest.raises(ConfigurationError, match=facts(f"steps[2]: 'own_steps:{name}'", "verl_ext.Step")):
+        composed(*SUMMED, f"own_steps:{name}")
+
+
+def test_a_step_of_one_s_own_may_come_twice(own):
+    chain = composed(*SUMMED, "own_steps:Clip", "balance", "own_steps:Clip", **XY)
+    assert [step.name for step in chain.steps].count("clip") == 2
 
 
 def test_a_step_of_one_s_own_may_stand_for_another(own):
