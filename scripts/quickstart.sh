@@ -132,7 +132,7 @@ supervised "$python" scripts/make_tiny_task.py "$task"
 
 names=(grpo)
 [[ $estimator == grpo ]] || names+=("$estimator")
-# A run mostly waits, for verl's processes to answer one another: two at once take little longer than one. Each needs 4 GB.
+# A run's processes start one after the other, so one run alone does not use two cores. Each run needs 4 GB.
 free=$(awk '/^MemAvailable:/ {print int($2 / 1e6)}' /proc/meminfo 2>/dev/null || true)
 at_once=no
 [[ $rollout != embedded || $ranks != 1 || ${free:-0} -lt 10 ]] || at_once=yes
