@@ -208,7 +208,7 @@ def test_a_padded_vocabulary_is_refused_for_vllm(tmp_path):
     checks.check(config)
 
 
-def test_the_configuration_asks_for_the_cpu_and_verls_own_does_not(monkeypatch):
+def test_the_configuration_or_the_environment_asks_for_the_cpu_and_verls_own_does_not(monkeypatch):
     from verl.plugin import platform
 
     class Accelerator:
@@ -222,9 +222,6 @@ def test_the_configuration_asks_for_the_cpu_and_verls_own_does_not(monkeypatch):
     assert not checks.asks_for_cpu(configuration("trainer.device=cpu", group=None))
     monkeypatch.setattr(Accelerator, "is_available", lambda self: False)
     assert checks.asks_for_cpu(configuration("trainer.device=cpu", group=None))
-
-
-def test_the_environment_asks_for_the_cpu(monkeypatch):
     monkeypatch.setenv("VERL_PLATFORM", "CPU")
     assert checks.asks_for_cpu(configuration(group=None))
 
