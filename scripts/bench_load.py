@@ -136,12 +136,10 @@ def measure(kind: str, name: str, sizes: list[int]) -> list[dict[str, float]]:
 
 
 def plot(path: Path, found: dict[tuple[str, str], tuple[list[int], list[dict[str, float]]]]) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = figure.subplots(1, 2)
     for panel, unit, title in zip(panels, ("ms", "mb"), ("milliseconds per call", "MB besides its input"), strict=True):
         for number, ((kind, name), (sizes, points)) in enumerate(found.items()):
             values = [max(entry[unit], 1e-2) for entry in points]

@@ -23,7 +23,6 @@ import torch
 
 PROMPTS = 4
 LENGTHS = range(120, 181)
-ENGINES = ("embedded", "transformers", "vllm")
 Engine = Callable[[Sequence[Sequence[int]], int, int], None]
 """Continues each prompt `n` times by a number of tokens."""
 
@@ -86,6 +85,9 @@ def vllm(path: str, dtype: torch.dtype) -> Engine:
     return run
 
 
+ENGINES = {"embedded": embedded, "transformers": transformers, "vllm": vllm}
+
+
 def load(path: str, dtype: torch.dtype) -> Any:
     """The model with the trainer's attention."""
     from transformers import AutoModelForCausalLM
@@ -126,26 +128,20 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     installed = importlib.util.find_spec("vllm") is not None
     names = options.engines or [name for name in ENGINES if name != "vllm" or installed]
-    builders: dict[str, Callable[[str, torch.dtype], Engine]] = {
-        "embedded": embedded,
-        "transformers": transformers,
-        "vllm": vllm,
-    }
     print(
         f"{PROMPTS} prompts of {LENGTHS[0]} to {LENGTHS[-1]} tokens, {torch.get_num_threads()} threads, tokens a second"
     )
     print("| dtype | n | tokens | " + " | ".join(names) + " | embedded by transformers |")
     print("|---|---|---|" + "---|" * (len(names) + 1))
     for dtype in options.dtypes:
-        engines = {name: builders[name](options.model, getattr(torch, dtype)) for name in names}
+        engines = {name: ENGINES[name](options.model, getattr(torch, dtype)) for name in names}
         measure(engines, n=1, tokens=2, rounds=1, vocabulary=1000)  # the first call of each is slower
         for tokens in options.tokens:
             for n in options.n:
                 found = measure(engines, n=n, tokens=tokens, rounds=options.rounds, vocabulary=1000)
-                ratio = (
-                    found["embedded"] / found["transformers"] if {"embedded", "transformers"} <= set(found) else None
-                )
-                cells = [f"{found[name]:.0f}" for name in names] + ["" if ratio is None else f"{ratio:.2f}"]
+                both = {"embedded", "transformers"} <= set(found)
+                ratio = f"{found['embedded'] / found['transformers']:.2f}" if both else ""
+                cells = [*(f"{found[name]:.0f}" for name in names), ratio]
                 print(f"| {dtype} | {n} | {tokens} | " + " | ".join(cells) + " |", flush=True)
 
 

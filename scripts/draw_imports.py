@@ -81,30 +81,20 @@ def parts_graph(root: Path) -> tuple[Graph, Counter[tuple[str, str]]]:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """The strongly connected components with more than one member (Tarjan)."""
-    order: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found = []
+    """The members of each circle: those that import each other, directly or through others."""
+    reached = {name: below(graph, name) for name in graph}
+    found = {tuple(sorted(other for other in reached[name] if name in reached[other])) for name in graph}
+    return sorted(map(list, found - {()}))
 
-    def visit(node: str) -> None:
-        order[node] = low[node] = len(order)
-        stack.append(node)
-        for other in sorted(graph[node]):
-            if other not in order:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], order[other])
-        if low[node] == order[node]:
-            part = stack[stack.index(node) :]
-            del stack[stack.index(node) :]
-            if len(part) > 1:
-                found.append(sorted(part))
 
-    for node in sorted(graph):
-        if node not in order:
-            visit(node)
+def below(graph: Graph, name: str) -> set[str]:
+    """All that a node imports, directly or through others; itself only in a circle."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        new = graph[waiting.pop()] - found
+        found |= new
+        waiting += new
     return found
 
 

@@ -22,6 +22,9 @@ from typing import Any
 import numpy as np
 from softmax_policies import CONSTANT, EVERY, SEQUENCE, STEPS, TOKEN, Arm, Condition, Curves, Study, World, rates, train
 
+from verl_ext.report.plot import COLOURS, dress
+from verl_ext.report.table import Rows, markdown
+
 PAGES = Path(__file__).parents[1] / "docs" / "pages"
 RESULTS, PAGE, REST = (PAGES / f"estimators_compared{end}" for end in (".json", ".md", "_all.md"))
 PICTURE = PAGES / "pictures" / "estimators_compared.png"
@@ -146,11 +149,6 @@ def ordered(names: Iterable[str], found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found[name] for name in names if name in found}
 
 
-def table(rows: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
-
-
 def digits(name: str) -> str:
     return ".1f" if name.startswith("length") else ".3f"
 
@@ -163,31 +161,27 @@ def chance(p: float) -> str:
 def changes(study: Study, found: Mapping[str, Any], name: str) -> str:
     """One row per condition and arm: the measure, its difference from the baseline, p, and what would be seen."""
     base, form = study.arms[0].label, digits(name)
-    rows = [["learning", "estimator", f"with {base}", "with it", "difference", "p", "seen from"]]
+    rows: Rows = [("learning", "estimator", f"with {base}", "with it", "difference", "p", "seen from")]
     for condition, one in found.items():
         before = one["values"][base][name]
         for label, against in one["against_baseline"].items():
             after, gap = one["values"][label][name], against[name]
             cells = [f"{x['mean']:{form}} ± {x['spread']:{form}}" for x in (before, after)]
-            cells += [
-                f"{gap['difference']:+{form}} ± {gap['spread']:{form}}",
-                chance(gap["p"]),
-                f"{gap['seen']:.2g}",
-            ]
-            rows.append([condition, label, *cells])
-    return table(rows)
+            cells += [f"{gap['difference']:+{form}} ± {gap['spread']:{form}}", chance(gap["p"]), f"{gap['seen']:.2g}"]
+            rows.append((condition, label, *cells))
+    return markdown(rows)
 
 
 def growth(study: Study, found: Mapping[str, Any]) -> str:
     """The change of the first measure since the start, one column per arm."""
     form = digits(study.measures[0])
-    rows = [["learning", *(arm.label for arm in study.arms)]]
+    rows: Rows = [("learning", *(arm.label for arm in study.arms))]
     for condition, one in found.items():
         cells = [one["against_start"][arm.label] for arm in study.arms]
         rows.append(
-            [condition, *(f"{x['difference']:+{form}} ± {x['spread']:{form}}, p {chance(x['p'])}" for x in cells)]
+            (condition, *(f"{x['difference']:+{form}} ± {x['spread']:{form}}, p {chance(x['p'])}" for x in cells))
         )
-    return table(rows)
+    return markdown(rows)
 
 
 def blocks(results: Mapping[str, Any]) -> dict[str, str]:
@@ -221,8 +215,6 @@ def draw(results: Mapping[str, Any]) -> None:
     """The first measure of each study over the steps: against the baseline, or for lengths against the start."""
     from matplotlib.figure import Figure
 
-    from verl_ext.report.plot import COLOURS
-
     figure = Figure(figsize=(10.5, 7.6), layout="constrained")
     for ax, (key, study) in zip(figure.subplots(2, 2).ravel(), STUDIES.items(), strict=True):
         name, long = study.measures[0], len(study.lengths) > 1
@@ -233,11 +225,10 @@ def draw(results: Mapping[str, Any]) -> None:
                 ax.plot(steps, mean, style, color=colour, label=arm.label if style == "-" else None)
                 ax.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)
         ax.axhline(0, color="#888888", linewidth=0.8)
-        ax.set_title(f"{study.question}\n{name}: change {'since the start' if long else 'against grpo'}", fontsize=10)
+        dress(ax, f"{study.question}\n{name}: change {'since the start' if long else 'against grpo'}", "")
+        ax.title.set_fontsize(10)
         ax.set_xlabel("training step")
         ax.legend(fontsize=8, frameon=False)
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
     words = {"-": "solid", "--": "dashed", ":": "dotted"}
     lines = "; ".join(f"{words[style]}: {condition}" for condition, style in DRAWN.items())
     figure.suptitle(f"{lines}; band: 95 % interval of the mean over {len(SEEDS)} seeds", fontsize=11)

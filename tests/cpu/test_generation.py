@@ -40,13 +40,6 @@ def test_log_probabilities_are_those_of_the_trainer(model, temperature):
         assert torch.allclose(torch.tensor(completion.log_probs), expected, atol=1e-5)
 
 
-def test_a_request_draws_the_same_tokens_in_any_batch(model):
-    requests = requests_of(8, max_tokens=12)
-    together = run(model, requests)
-    alone = [run(model, [request])[0] for request in requests]
-    assert [c.tokens for c in together] == [c.tokens for c in alone]
-
-
 def test_another_seed_draws_other_tokens(model):
     prompt = (5, 6, 7)
     a, b = run(model, [Request(prompt, Sampling(max_tokens=12), seed) for seed in (1, 2)])
@@ -85,34 +78,22 @@ def test_an_end_token_is_kept_and_ends_its_row_only(model):
     assert len({len(c.tokens) for c in completions}) > 1
 
 
-def test_ignore_eos_runs_to_the_limit(model):
-    completions = run(model, requests_of(4, max_tokens=10, ignore_eos=True), eos=tuple(range(3, 53)))
-    assert [len(c.tokens) for c in completions] == [10] * 4
-
-
 def test_every_row_has_its_own_limit(model):
     requests = [Request((5, 6), Sampling(max_tokens=limit, ignore_eos=True), seed=limit) for limit in (1, 4, 9)]
-    completions = run(model, requests)
+    completions = run(model, requests, eos=tuple(range(3, 53)))
     assert [len(c.tokens) for c in completions] == [1, 4, 9]
     assert [len(c.log_probs) for c in completions] == [1, 4, 9]
     assert not any(c.aborted for c in completions)
 
 
-def test_an_abort_returns_what_there_is_and_the_rest_can_be_drawn_later(model):
+def test_an_abort_returns_what_there_is_and_leaves_a_row_that_has_ended_complete(model):
     abort = threading.Event()
     abort.set()  # seen after the first token
-    request = Request((5, 6, 7), Sampling(max_tokens=6, ignore_eos=True), seed=3)
-    (cut,) = run(model, [request], abort=abort)
-    assert cut.aborted
+    requests = [Request((5, 6, 7), Sampling(max_tokens=limit, ignore_eos=True), seed=3) for limit in (6, 1)]
+    cut, done = run(model, requests, abort=abort)
+    assert (cut.aborted, done.aborted) == (True, False)
     assert len(cut.tokens) == len(cut.log_probs) == 1
-    assert cut.tokens == run(model, [request])[0].tokens[:1]
-
-
-def test_an_abort_after_a_rows_end_leaves_the_row_complete(model):
-    abort = threading.Event()
-    abort.set()
-    (done,) = run(model, [Request((5, 6), Sampling(max_tokens=1), seed=0)], abort=abort)
-    assert not done.aborted
+    assert cut.tokens == run(model, requests[:1])[0].tokens[:1]
 
 
 def test_a_neutral_model_ignores_its_own_generation_settings(model, tokenizer):
@@ -140,12 +121,8 @@ def test_truncation_keeps_what_transformers_keeps(seed, top_k, top_p):
     assert torch.equal(found[~found.isinf()], logits[~found.isinf()])
 
 
-def test_truncated_rows_draw_only_what_is_kept_and_renormalise(model):
-    (completion,) = run(model, [Request((5, 6, 7), Sampling(top_k=1, max_tokens=4, ignore_eos=True), seed=0)])
-    assert completion.log_probs == [0.0] * 4  # one possible token: log 1
-
-
-def test_one_rows_top_p_truncates_it_beside_rows_that_take_every_token(model):
-    narrow = Request((5, 6, 7), Sampling(top_p=1e-6, max_tokens=4, ignore_eos=True), seed=0)
-    for requests in ([narrow], [*requests_of(3, max_tokens=4), narrow]):
-        assert run(model, requests)[-1].log_probs == [0.0] * 4
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}])
+def test_a_truncated_row_draws_only_what_is_kept_beside_rows_that_take_every_token(narrow, model):
+    request = Request((5, 6, 7), Sampling(max_tokens=4, ignore_eos=True, **narrow), seed=0)
+    for requests in ([request], [*requests_of(3, max_tokens=4), request]):
+        assert run(model, requests)[-1].log_probs == [0.0] * 4  # one possible token: log 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import torch
 
+from verl_ext.cpu import sizes
 from verl_ext.cpu.platform import CPUPlatform
 
 
@@ -13,6 +14,7 @@ def test_memory_counters_are_this_processs_real_memory():
     del held
     free, total = device.mem_get_info()
     assert 0 < free < total
+    assert 0 < sizes.free_bytes() < total
     assert device.max_memory_allocated() >= before + (200 << 20)
 
 

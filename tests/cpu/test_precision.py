@@ -13,8 +13,6 @@ from verl_ext.cpu import checks, precision
 
 ROLLOUT = "actor_rollout_ref.rollout.dtype"
 ACTOR = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
-
-
 REF = "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype"
 CRITIC = "critic.fsdp.mixed_precision.param_dtype"
 
@@ -25,11 +23,6 @@ def warnings_of(caplog):
 
 def only_fp32(dtype):
     return dtype in ("float32", "fp32")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "fp32"])
-def test_fp32_is_fast_everywhere(dtype):
-    assert precision.is_fast(dtype)
 
 
 def test_bf16_counts_as_slow_where_torch_takes_many_times_as_long():
@@ -46,6 +39,8 @@ def test_bf16_counts_as_slow_where_torch_takes_many_times_as_long():
 
     fast = seconds(torch.bfloat16) < 12 * seconds(torch.float32)
     assert [precision.is_fast(name) for name in ("bf16", "bfloat16")] == [fast, fast]
+    assert precision.is_fast("float32")
+    assert precision.is_fast("fp32")
 
 
 def test_a_slow_type_is_warned_of_at_the_start(monkeypatch, caplog):
@@ -55,6 +50,9 @@ def test_a_slow_type_is_warned_of_at_the_start(monkeypatch, caplog):
     assert len(warned) == 2  # there is no reference model and no critic
     assert says(warned[0], f"{ACTOR}=bf16", f"{ACTOR}=fp32")
     assert says(warned[1], f"{ROLLOUT}=bfloat16", f"{ROLLOUT}=float32")
+    caplog.clear()
+    checks.log_remarks(configuration())  # the preset's own
+    assert not warnings_of(caplog)
 
 
 def test_the_types_of_a_reference_model_and_a_critic_count_where_the_run_has_them(monkeypatch, caplog):
@@ -65,12 +63,6 @@ def test_the_types_of_a_reference_model_and_a_critic_count_where_the_run_has_the
     assert len(warned) == 2
     assert says(warned[0], f"{REF}=fp16", f"{REF}=fp32")
     assert says(warned[1], f"{CRITIC}=bf16", f"{CRITIC}=fp32")  # null is verl's default
-
-
-def test_the_preset_is_not_warned_of(monkeypatch, caplog):
-    monkeypatch.setattr(precision, "is_fast", only_fp32)
-    checks.log_remarks(configuration())
-    assert not warnings_of(caplog)
 
 
 @pytest.mark.parametrize(

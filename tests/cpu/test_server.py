@@ -14,13 +14,14 @@ def test_requests_of_one_burst_share_a_batch_and_carry_the_step(make, model, bat
     async def scenario():
         server = make()
         await ready(server, model, step=3)
-        return await asyncio.gather(*(ask(server, [5, 6, 7 + row]) for row in range(5)))
+        return await asyncio.gather(*(ask(server, [5, 6, 7 + row], logprobs=row > 0) for row in range(5)))
 
     outputs = asyncio.run(scenario())
     assert [len(batch) for batch in batches] == [5]
     assert {output.stop_reason for output in outputs} == {"completed"}
     assert {output.extra_fields["global_steps"] for output in outputs} == {3}
-    assert all(len(output.token_ids) == len(output.log_probs) for output in outputs)
+    assert outputs[0].log_probs is None  # not asked for
+    assert all(len(output.token_ids) == len(output.log_probs) for output in outputs[1:])
 
 
 def test_a_batch_waits_for_the_last_of_a_burst_and_does_not_show_the_order_of_arrival(
@@ -41,13 +42,14 @@ def test_a_batch_waits_for_the_last_of_a_burst_and_does_not_show_the_order_of_ar
     assert batches == [[(5, 6, 7), (5, 6, 8), (5, 6, 9)]]
 
 
-def test_a_batch_holds_no_more_than_max_num_seqs(make, model):
+def test_a_batch_holds_no_more_than_max_num_seqs(make, model, batches):
     async def scenario():
         server = make(max_num_seqs=2)
         await ready(server, model)
         return await asyncio.gather(*(ask(server, [5, 6, 7 + row]) for row in range(5)))
 
     assert len(asyncio.run(scenario())) == 5
+    assert [len(batch) for batch in batches] == [2, 2, 1]
 
 
 def test_equal_runs_draw_equal_tokens_and_a_groups_members_differ(make, model):
@@ -76,17 +78,6 @@ def test_draws_after_an_update_depend_on_the_step_and_not_on_what_was_drawn_befo
     assert asyncio.run(scenario([1, 2])) == asyncio.run(scenario([2]))  # a run, and the same run resumed
 
 
-def test_log_probabilities_are_given_where_they_are_asked_for(make, model):
-    async def scenario():
-        server = make()
-        await ready(server, model)
-        return await asyncio.gather(ask(server, [5, 6, 7]), ask(server, [5, 6, 7], logprobs=False))
-
-    asked, unasked = asyncio.run(scenario())
-    assert len(asked.log_probs) == len(asked.token_ids)
-    assert unasked.log_probs is None
-
-
 def test_a_caller_that_has_gone_does_not_end_the_server(make, model):
     async def scenario():
         server = make()
@@ -101,7 +92,7 @@ def test_a_caller_that_has_gone_does_not_end_the_server(make, model):
     assert asyncio.run(scenario()).stop_reason == "completed"
 
 
-def test_an_abort_cuts_the_running_batch_and_the_continuation_matches(make, model, monkeypatch):
+def test_an_abort_cuts_the_running_batch_and_the_continuation_matches(make, model):
     async def scenario():
         server = make(response_length=4000, prompt_length=16)
         await ready(server, model)
@@ -178,14 +169,9 @@ def test_a_rejecting_server_sends_requests_back_until_it_resumes(make, model, ba
     assert after.stop_reason == "completed"
 
 
-def test_images_are_refused(make, model):
-    async def scenario():
-        server = make()
-        await ready(server, model)
-        await server.generate([5], dict(PARAMS), "id", image_data=[object()])
-
+def test_images_are_refused(make):
     with pytest.raises(ConfigurationError, match="text.*image_data"):
-        asyncio.run(scenario())
+        asyncio.run(make().generate([5], dict(PARAMS), "id", image_data=[object()]))
 
 
 @pytest.mark.parametrize(("configured", "expected"), [(None, {2}), (9, {2, 9}), ([2, 7, 8], {2, 7, 8})])
@@ -194,10 +180,7 @@ def test_the_end_tokens_are_the_tokenizers_and_the_generation_configs(make, conf
 
 
 def test_the_model_is_as_configured_and_evaluates(make):
-    model = make(dtype="bfloat16")._model
-    assert model.dtype == torch.bfloat16
-    assert not model.training
-
-
-def test_a_tokenizer_without_a_padding_token_pads_with_its_end_token(make):
-    assert make(pad=False)._pad == 2
+    server = make(dtype="bfloat16", pad=False)
+    assert server._model.dtype == torch.bfloat16
+    assert not server._model.training
+    assert server._pad == 2  # without a padding token, the end token

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import tracemalloc
 from pathlib import Path
@@ -10,14 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.facts import facts
+from tests.report.logs import line
 from verl_ext.cli import main
 from verl_ext.errors import DataError
 from verl_ext.report.log import Log
 from verl_ext.report.reader import Reader, find_log
-
-
-def line(step, **data):
-    return json.dumps({"step": step, "data": data}) + "\n"
 
 
 def read_log(path):
@@ -33,20 +29,14 @@ def steps_of(log):
     return found
 
 
-def test_a_torn_last_line_is_left_out_and_counted(tmp_path):
+@pytest.mark.parametrize(
+    "text", ["[]", '{"step": "1", "data": {}}', '{"step": 1}', "Training", "\x00\x00", '{"step": 2, "data": {"a": 1']
+)
+def test_a_line_that_is_no_record_is_left_out_and_counted_also_the_last_one(tmp_path, text):
     path = tmp_path / "metrics.jsonl"
-    path.write_text(line(1, a=0.5) + line(2, a=1.5)[:-8])
+    path.write_text(f"{text}\n{line(1, a=0.5)}{text}")
     log = read_log(path)
-    assert steps_of(log) == {1: {"a": 0.5}}
-    assert log.unreadable == 1
-
-
-@pytest.mark.parametrize("text", ["[]\n", '{"step": "1", "data": {}}\n', '{"step": 1}\n', "Training\n", "\x00\x00\n"])
-def test_a_line_that_is_no_record_is_counted(tmp_path, text):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(text + line(1, a=1))
-    log = read_log(path)
-    assert (steps_of(log), log.unreadable) == ({1: {"a": 1.0}}, 1)
+    assert (steps_of(log), log.unreadable) == ({1: {"a": 0.5}}, 2)
 
 
 TORN = {
@@ -125,33 +115,15 @@ def test_reading_takes_less_memory_than_the_file(tmp_path):
     assert peak < path.stat().st_size
 
 
-def test_of_a_step_that_was_logged_twice_the_later_values_count(tmp_path):
-    """Training and validation of a step are two records; so may be a step before and after a resume."""
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(line(1, a=1) + line(2, a=2, b=5) + "\n" + line(2, a=20, c=3))
-    log = read_log(path)
-    assert steps_of(log) == {1: {"a": 1.0}, 2: {"a": 20.0, "b": 5.0, "c": 3.0}}
-    assert log.resumed_after == []
-
-
 def test_what_a_resumed_run_has_left_behind_is_left_out(tmp_path):
-    """Five steps, killed, resumed from the checkpoint of step 2, killed again after step 3."""
+    """Killed in step 6, resumed from the checkpoint of step 3 with its validation, killed again after step 4."""
     path = tmp_path / "metrics.jsonl"
-    first = "".join(line(step, a=step) for step in range(1, 6))
-    path.write_text(first + line(6, a=6)[:-9] + "\n" + line(3, a=30))
+    first = "".join(line(step, a=step, nan=math.nan) for step in range(1, 6))
+    path.write_text(first + line(6, a=6)[:-9] + "\n" + line(3, val=9) + line(4, a=40))
     log = read_log(path)
-    assert list(steps_of(log).items()) == [(1, {"a": 1.0}), (2, {"a": 2.0}), (3, {"a": 30.0})]
+    assert steps_of(log) == {1: {"a": 1.0}, 2: {"a": 2.0}, 3: {"a": 3.0, "val": 9.0}, 4: {"a": 40.0}}
     assert log.resumed_after == [2]
     assert log.unreadable == 1
-
-
-def test_the_validation_before_a_resumed_training_keeps_the_step_of_the_checkpoint(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(line(step, a=step) for step in range(1, 6)) + line(3, val=9) + line(4, a=40))
-    log = read_log(path)
-    assert list(steps_of(log).items()) == [
-        (1, {"a": 1.0}), (2, {"a": 2.0}), (3, {"a": 3.0, "val": 9.0}), (4, {"a": 40.0})
-    ]  # fmt: skip
 
 
 def test_the_parts_of_a_run_are_read_one_after_the_other(tmp_path):
@@ -160,12 +132,6 @@ def test_the_parts_of_a_run_are_read_one_after_the_other(tmp_path):
     (tmp_path / "2.jsonl").write_text("".join(line(step, a=10 * step) for step in (3, 4)))
     log = Reader([tmp_path / "1.jsonl", tmp_path / "2.jsonl"]).read()
     assert [values["a"] for values in steps_of(log).values()] == [1, 2, 30, 40]
-
-
-def test_missing_lines_leave_a_gap(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(line(1, a=1) + line(4, a=4))
-    assert list(steps_of(read_log(path))) == [1, 4]
 
 
 @pytest.fixture
@@ -189,12 +155,6 @@ def test_a_tensorboard_folder_is_read_like_a_log_resumed_parts_and_all(events):
     assert find_log(events.parent) == events  # a run's folder with a tensorboard folder in it
     (events.parent / "metrics.jsonl").write_text(line(1, a=1))
     assert find_log(events.parent) == events.parent / "metrics.jsonl"
-
-
-def test_what_is_no_number_is_left_out(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(line(1, a=1, text="x", flag=True, nothing=None, nan=float("nan"), inf=float("inf")))
-    assert steps_of(read_log(path)) == {1: {"a": 1.0}}
 
 
 def test_a_log_without_any_record_is_an_error_that_says_what_was_expected(tmp_path):

@@ -76,19 +76,14 @@ def test_what_no_run_has_logged_has_no_panel():
 def test_the_capability_of_a_list_has_a_panel_too():
     """A list of steps logs by the step's name, not by the estimator's."""
     logged = {"weigh_by_history/capability_posterior": 0.5, "weigh_by_history/batch_accuracy": 0.6}
-    log = Log(Path("x"))
-    log.add(1, logged)
-    (panel,) = panels({"a": [log]})
+    (panel,) = panels({"a": [log_of({1: logged})]})
     assert panel.metrics == tuple(logged)
     assert "weigh_by_history" in panel.title
 
 
 def test_chosen_metrics_keep_their_units():
-    assert [panel.unit for panel in of_metrics(["timing_s/gen", "actor/lr", "response_length/mean"])] == [
-        "seconds",
-        "value",
-        "tokens, batch mean",
-    ]
+    found = of_metrics(["timing_s/gen", "actor/lr", "response_length/mean"])
+    assert [panel.unit for panel in found] == ["seconds", "value", "tokens, batch mean"]
 
 
 def test_lines_bands_labels_and_units(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import random
 from dataclasses import replace
@@ -11,17 +10,10 @@ import pytest
 from tests.facts import facts
 from verl_ext.cpu.tiny.make import Recipe, code, made, make
 from verl_ext.cpu.tiny.model import IGNORED, batches, encode, make_model
-from verl_ext.cpu.tiny.tasks import TASKS
 from verl_ext.cpu.tiny.tokenizer import make_tokenizer
 from verl_ext.errors import ConfigurationError
 
 pytest.importorskip("transformers")
-TASKS = list(TASKS.values())
-
-
-@pytest.fixture(params=TASKS, ids=lambda task: task.name)
-def task(request):
-    return request.param
 
 
 def test_a_saved_tokenizer_gives_every_text_back(task, tmp_path):
@@ -100,9 +92,8 @@ def test_a_task_is_made_again_by_other_code(tmp_path):
 def test_the_same_recipe_makes_the_same_weights(tmp_path):
     for name in ("a", "b"):
         make(tmp_path / name, SMALL)
-    assert (tmp_path / "a/model/model.safetensors").read_bytes() == (
-        tmp_path / "b/model/model.safetensors"
-    ).read_bytes()
+    first, second = (tmp_path / name / "model/model.safetensors" for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_what_was_interrupted_leaves_nothing(tmp_path):
@@ -150,8 +141,3 @@ def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
 def test_numbers_below_one_are_refused():
     with pytest.raises(ConfigurationError, match=facts("warm_up_steps", "at least 1", "found 0")):
         Recipe("sums", warm_up_steps=0)
-
-
-def test_the_marker_is_json(tmp_path):
-    make(tmp_path / "sums", SMALL)
-    assert json.loads((tmp_path / "sums/task.json").read_text())["recipe"]["task"] == "sums"

@@ -14,6 +14,7 @@ import pytest
 
 from tests.facts import a_line_says, says
 from tests.signals import as_from_a_terminal, under_nohup
+from tests.tiny.waiting import pids_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,18 +115,9 @@ def waiting(tmp_path):
     started[0].wait(60)
 
 
-def parts(folder, count):
-    """The processes of the parts that have started, once there are so many."""
-    deadline = time.monotonic() + 60
-    while len(pids := (folder / "pids").read_text().split() if (folder / "pids").exists() else []) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return [int(pid) for pid in pids]
-
-
 def test_both_trainings_run_at_once_and_end_together(waiting, tmp_path):
     process = waiting(10)
-    _, *trainings = parts(tmp_path, 3)
+    _, *trainings = pids_in(tmp_path / "pids", 3)
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(60) == 143
     for pid in trainings:
@@ -136,25 +128,19 @@ def test_both_trainings_run_at_once_and_end_together(waiting, tmp_path):
 @pytest.mark.parametrize(("free", "options"), [(9, []), ("", []), (64, ["--ranks", "2"]), (64, ["--rollout", "vllm"])])
 def test_without_room_for_two_one_training_follows_the_other(waiting, tmp_path, free, options):
     process = waiting(free, *options)
-    parts(tmp_path, 2)
+    pids_in(tmp_path / "pids", 2)
     time.sleep(0.5)
-    assert len(parts(tmp_path, 2)) == 2
+    assert len(pids_in(tmp_path / "pids", 2)) == 2
     (tmp_path / "release").touch()
     assert process.wait(60) == 0
-    assert len(parts(tmp_path, 4)) == 4
+    assert len(pids_in(tmp_path / "pids", 4)) == 4
 
 
-def test_a_training_that_fails_ends_it_with_its_status_before_the_report(tmp_path):
-    script(tmp_path / "python", f'echo "$1 $3" >>{tmp_path}/calls; [[ $3 != grpo ]] || exit 7')
+@pytest.mark.parametrize(("failing", "next_one"), [("tools", "train_tiny"), ("grpo", "report")])
+def test_a_part_that_fails_ends_it_with_its_status_before_the_next(failing, next_one, tmp_path):
+    script(tmp_path / "python", f'echo "$*" >>{tmp_path}/calls; [[ $2 != {failing} && $3 != {failing} ]] || exit 7')
     assert quickstart(tmp_path, "--python", "./python").returncode == 7
-    assert "report" not in (tmp_path / "calls").read_text()
-
-
-def test_a_part_that_fails_ends_it_with_its_status(tmp_path):
-    script(tmp_path / "python", 'echo "$1"; exit 7')
-    done = quickstart(tmp_path, "--python", "./python")
-    assert done.returncode == 7
-    assert "Training" not in done.stdout
+    assert next_one not in (tmp_path / "calls").read_text()
 
 
 @pytest.mark.parametrize(("signals", "status"), [(under_nohup, 0), (as_from_a_terminal, 129)])
@@ -168,11 +154,7 @@ def test_under_nohup_it_outlives_its_terminal(signals, status, tmp_path):
     )
     pids = tmp_path / "pids"
     try:
-        deadline = time.monotonic() + 60
-        while not (pids.exists() and pids.read_text()):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        for group in (process.pid, int(pids.read_text())):
+        for group in (process.pid, *pids_in(pids)):
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGHUP)
         (tmp_path / "closed").touch()

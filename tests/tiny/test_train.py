@@ -11,6 +11,7 @@ import pytest
 
 from tests.facts import facts
 from tests.signals import as_from_a_terminal, in_the_background_of_a_script, under_nohup
+from tests.tiny.waiting import pids_in
 from verl_ext.cpu.tiny import train as module
 from verl_ext.cpu.tiny.make import Recipe, make
 from verl_ext.cpu.tiny.tasks import TASKS
@@ -112,6 +113,9 @@ def test_a_folder_of_something_else_is_not_overwritten(data, tmp_path, verl):
     folder = tmp_path / "mine"
     folder.mkdir()
     assert train(TRAINING, data, folder)  # an empty one is as good as none
+    (folder / "finished.json").unlink()
+    (folder / "log.txt").write_text("")  # killed at its very start
+    assert train(TRAINING, data, folder)
     for name in ("notes.txt", "log.txt"):
         other = tmp_path / name.partition(".")[0]
         other.mkdir()
@@ -139,13 +143,6 @@ def test_a_run_without_a_checkpoint_names_none(tmp_path):
     assert checkpoint(tmp_path) == tmp_path / "checkpoints/global_step_20"
 
 
-def test_a_run_that_was_killed_at_its_very_start_is_begun_again(data, tmp_path, verl):
-    verl("exit 0")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/log.txt").touch()
-    assert train(TRAINING, data, tmp_path / "run")
-
-
 def test_verl_is_started_with_the_overrides_the_logs_and_a_short_folder_for_ray(data, tmp_path, verl):
     verl('echo "$@"; echo "file=$VERL_FILE_LOGGER_PATH"')
     train(TRAINING, data, tmp_path / "run", more=["a.b=c"])
@@ -162,20 +159,29 @@ def test_a_run_that_fails_is_an_error_with_the_end_of_its_log_and_is_not_finishe
             train(TRAINING, data, tmp_path / "run")
 
 
-def test_an_interruption_ends_the_process_and_its_children(data, tmp_path, verl, monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE", 2.0)  # the child, a shell's background job, does not hear the interrupt
-    verl(f"sleep 300 & echo $! > {tmp_path}/child; printf 'Training Progress: 1/2\\n'; wait")
+@pytest.mark.parametrize(
+    "body",
+    [
+        "sleep 300 & echo $! >pid; printf 'Training Progress: 1/2\\n'; wait",  # a background job hears no interrupt
+        "trap '' INT; echo $$ >pid; printf 'Training Progress: 1/2\\n'; while true; do sleep 1; done",
+    ],
+)
+def test_an_interruption_ends_the_process_and_its_children_also_those_that_do_not_hear_it(
+    body, data, tmp_path, verl, monkeypatch
+):
+    monkeypatch.setattr(module, "PATIENCE", 0.5)
+    verl(body)
 
     def interrupt(bar):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train(TRAINING, data, tmp_path / "run", show=interrupt)
-    child = int((tmp_path / "child").read_text())
+    (pid,) = pids_in(tmp_path / "run/pid")
     deadline = time.monotonic() + 10
-    while alive(child) and time.monotonic() < deadline:
+    while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not alive(child)
+    assert not alive(pid)
 
 
 def alive(pid):
@@ -184,19 +190,6 @@ def alive(pid):
             return "State:\tZ" not in status.read()
     except FileNotFoundError:
         return False
-
-
-def test_what_does_not_end_when_it_is_interrupted_is_killed(data, tmp_path, verl, monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE", 0.2)
-    verl(f"trap '' INT; echo $$ > {tmp_path}/pid; printf 'Training Progress: 1/2\\n'; while true; do sleep 1; done")
-
-    def interrupt(bar):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(TRAINING, data, tmp_path / "run", show=interrupt)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 SCRIPT = """
@@ -226,11 +219,7 @@ def training(python, data, folder, signals):
     process = subprocess.Popen(command, preexec_fn=signals, start_new_session=True)
     pid = folder / "pid"
     try:
-        deadline = time.monotonic() + 60
-        while not (pid.exists() and pid.read_text()):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.05)
+        pids_in(pid, process=process)
         yield process
     finally:
         process.kill()

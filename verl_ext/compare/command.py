@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from verl_ext.compare.measures import (
     measure,
     normalised,
 )
+from verl_ext.compare.picture import draw
 from verl_ext.compare.read import read
 from verl_ext.compare.rollouts import SCORE_ALONE, Rollouts
 from verl_ext.compare.variants import Outcome, Variant
@@ -58,7 +58,6 @@ class Comparison:
     """All that is shown."""
 
     rollouts: Rollouts
-    variants: list[Variant]
     outcomes: list[Outcome]
     measures: list[Measures]
     rewards: tuple[str, ...]
@@ -68,6 +67,10 @@ class Comparison:
     groups: list[tuple[int, int]]
     """The groups to show: the variant and the group."""
     notes: list[str]
+
+    @property
+    def labels(self) -> list[str]:
+        return [outcome.variant.label for outcome in self.outcomes]
 
 
 def compare(options: argparse.Namespace) -> str:
@@ -85,12 +88,11 @@ def compare(options: argparse.Namespace) -> str:
     result = _compared(found, named, common, options.top)
     text = [tables.text(result)]
     if options.plot is not None:
-        _picture(result, options.plot)
+        with writing(options.plot):
+            draw(result, options.plot)
         text.append(f"picture: {printable(options.plot)}")
     if options.html is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            _picture(result, Path(folder) / "compare.png")
-            write(options.html, tables.html(result, Path(folder) / "compare.png"))
+        write(options.html, tables.html(result))
         text.append(f"page: {printable(options.html)}")
     if options.output is not None:
         _save(result, options.output)
@@ -100,7 +102,7 @@ def compare(options: argparse.Namespace) -> str:
 
 def _compared(rollouts: Rollouts, named: list[Variant], common: Settings, top: int) -> Comparison:
     results = variants.outcomes(named, rollouts)
-    notes = [*rollouts.summary(), *variants.legend(named, results, rollouts)]
+    notes = [*rollouts.summary(), *variants.legend(results, rollouts)]
     keys = tuple(dict.fromkeys(key for variant in named for key in variant.rewards)) or (rollouts.total,)
     if len(keys) > MOST_REWARDS:
         raise ConfigurationError(f"{len(keys)} rewards are too many for Shapley values, at most {MOST_REWARDS}")
@@ -118,7 +120,7 @@ def _compared(rollouts: Rollouts, named: list[Variant], common: Settings, top: i
     baseline = results[0].advantages
     measures = [measure(each.advantages, baseline, rollouts.groups, scaled, level, length) for each in results]
     chosen = [(at + 1, group) for at, group in furthest([each.distance for each in measures[1:]], top)] if top else []
-    return Comparison(rollouts, named, results, measures, keys, level, length, chosen, notes)
+    return Comparison(rollouts, results, measures, keys, level, length, chosen, notes)
 
 
 def _sums(rollouts: Rollouts, named: list[Variant]) -> list[str]:
@@ -154,13 +156,6 @@ def _level(rollouts: Rollouts, common: Settings) -> tuple[Bins, list[str]]:
         return by_level(score, rollouts.groups, f"mean {rollouts.total} of the prompt", unit=False), [note]
 
 
-def _picture(result: Comparison, path: Path) -> None:
-    from verl_ext.compare.picture import draw
-
-    with writing(path):
-        draw(result, path)
-
-
 def _save(result: Comparison, path: Path) -> None:
     try:
         import pyarrow
@@ -178,7 +173,7 @@ def _save(result: Comparison, path: Path) -> None:
         columns[rollouts.unit] = rollouts.lengths
     for key in dict.fromkeys((rollouts.total, *result.rewards)):
         columns[f"reward/{storable(key)}"] = rollouts.columns[key]
-    for variant, outcome in zip(result.variants, result.outcomes, strict=True):
-        columns[f"advantage/{variant.label}"] = outcome.advantages
+    for outcome in result.outcomes:
+        columns[f"advantage/{outcome.variant.label}"] = outcome.advantages
     with writing(path):
         save(path, columns)

@@ -9,11 +9,8 @@ import numpy as np
 from verl_ext.compare.rollouts import TOKENS, Rollouts
 from verl_ext.core.groups import Groups
 from verl_ext.errors import ConfigurationError, printable
-from verl_ext.files import DUMPS
 from verl_ext.registry import ESTIMATORS
 from verl_ext.report import groups as dumped
-
-PATTERN = DUMPS
 
 
 def read(path: Path, length: str | None) -> Rollouts:

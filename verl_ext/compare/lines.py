@@ -59,9 +59,11 @@ def read(path: Path, files: Sequence[Path], wanted: Collection[str], length: str
     )
 
 
-def texts(source: Source, rows: Sequence[int]) -> dict[int, tuple[str, str]]:
-    """The input and the output of some rows, read again."""
-    found = {}
+def texts(source: Source | None, rows: Sequence[int]) -> dict[int, tuple[str, str]]:
+    """The input and the output of some rows, read from their files again; empty where the files have no text."""
+    found: dict[int, tuple[str, str]] = {}
+    if source is None:
+        return found
     for number, path in enumerate(source.files):
         wanted = {int(source.line[row]): row for row in rows if source.file[row] == number}
         for line, text in jsonl.lines(path) if wanted else ():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import factorial
 
 import numpy as np
 
@@ -111,7 +111,7 @@ def explained(advantages: Array, rewards: Array) -> Array:
     for at in range(count):
         for others in (chosen for chosen in range(2**count) if not chosen >> at & 1):
             size = others.bit_count()
-            weight = factorial(size) * factorial(count - size - 1) / factorial(count)
+            weight = math.factorial(size) * math.factorial(count - size - 1) / math.factorial(count)
             shares[at] += weight * (fit[others | 1 << at] - fit[others])
     return shares
 
@@ -122,11 +122,8 @@ def spearman(x: Array, y: Array) -> float:
     >>> round(spearman(np.array([1.0, 2.0, 3.0, 3.0]), np.array([5.0, 7.0, 9.0, 8.0])), 4)
     0.9487
     """
-    ranks = [_ranks(x), _ranks(y)]
-    spread = [float(rank.std()) for rank in ranks]
-    if not all(spread):
-        return float("nan")
-    return float(((ranks[0] - ranks[0].mean()) * (ranks[1] - ranks[1].mean())).mean() / (spread[0] * spread[1]))
+    ranks = _ranks(x), _ranks(y)
+    return float(np.corrcoef(*ranks)[0, 1]) if all(np.ptp(rank) for rank in ranks) else math.nan
 
 
 def _ranks(values: Array) -> Array:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from verl_ext.compare.measures import Bins
 from verl_ext.core.groups import Array
 from verl_ext.errors import ConfigurationError, printable
-from verl_ext.report.plot import COLOURS
+from verl_ext.report.plot import COLOURS, legend
 
 if TYPE_CHECKING:
     from verl_ext.compare.command import Comparison
@@ -19,15 +19,15 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 _POINTS = 4000
 
 
-def draw(result: Comparison, path: Path) -> None:
-    """Write the picture, in the format of the path's ending."""
+def draw(result: Comparison, file: Path | IO[bytes]) -> None:
+    """Write the picture, in the format of the path's ending; as PNG to an open file."""
     from matplotlib import rc_context
 
-    if len(result.variants) > len(COLOURS):
-        most = len(COLOURS) - 1
-        raise ConfigurationError(f"{len(result.variants) - 1} variants are too many for a picture, at most {most}")
+    count, most = len(result.labels) - 1, len(COLOURS) - 1
+    if count > most:
+        raise ConfigurationError(f"{count} variants are too many for a picture, at most {most}")
     with rc_context({"text.parse_math": False}):  # a name with two `$` is not a formula
-        _figure(result).savefig(path, dpi=130)
+        _figure(result).savefig(file, dpi=130)
 
 
 def _figure(result: Comparison) -> Any:
@@ -35,7 +35,7 @@ def _figure(result: Comparison) -> Any:
 
     figure = Figure(figsize=(13.8, 7.6), layout="constrained")
     axes = figure.subplots(2, 3)
-    labels = [printable(variant.label) for variant in result.variants]
+    labels = [*map(printable, result.labels)]
     lines = _binned(axes[0, 0], result.level, [found.by_accuracy for found in result.measures])
     axes[0, 0].set_title("Which prompts get the weight: mean |A|")
     if result.length is not None:
@@ -51,12 +51,7 @@ def _figure(result: Comparison) -> Any:
     for ax in axes.ravel():
         ax.spines[["top", "right"]].set_visible(False)
         ax.set_axisbelow(True)
-    # matplotlib skips labels that begin with `_`, so set the labels afterwards.
-    legend = figure.legend(
-        lines, map(str, range(len(lines))), loc="outside upper center", ncols=len(lines), frameon=False, handlelength=3
-    )
-    for written, label in zip(legend.get_texts(), labels, strict=True):
-        written.set_text(label)
+    legend(figure, lines, labels, loc="outside upper center", ncols=len(lines), handlelength=3)
     return figure
 
 
@@ -88,27 +83,27 @@ def _explained(ax: Any, result: Comparison, labels: list[str]) -> None:
     places = np.arange(len(labels))[::-1]
     shares = np.array([(*found.explained, 1 - sum(found.explained)) for found in result.measures])
     names = [*map(printable, result.rewards), "rest"]
-    greys = [str(tone) for tone in np.linspace(0.2, 0.75, len(result.rewards))]
+    fills = [*map(str, np.linspace(0.2, 0.75, len(result.rewards))), "white"]
     hatches = ["", "///", "...", "xxx", "\\\\\\", "++"]
     left = np.zeros(len(labels))
     handles = []
-    for at, name in enumerate(names):
-        last = at == len(names) - 1
+    for at, fill in enumerate(fills):
+        last = at == len(fills) - 1
         bars = ax.barh(
             places,
             np.nan_to_num(shares[:, at]),
             left=left,
             height=0.62,
-            color="white" if last else greys[at],
+            color=fill,
             edgecolor="#999999" if last else "white",
             hatch=None if last else hatches[at % len(hatches)],
             linewidth=0.6,
         )
-        handles.append((bars[0], name))
+        handles.append(bars[0])
         for place, share, start in zip(places, shares[:, at], left, strict=True):
             if share > 0.08:
-                colour = "#333333" if last or float(greys[min(at, len(greys) - 1)]) > 0.55 else "white"
-                box = {"facecolor": "white" if last else greys[at], "edgecolor": "none", "pad": 1}
+                colour = "#333333" if last or float(fill) > 0.55 else "white"
+                box = {"facecolor": fill, "edgecolor": "none", "pad": 1}
                 look = {"ha": "center", "va": "center", "fontsize": 8, "color": colour, "bbox": box}
                 ax.text(start + share / 2, place, f"{share:.0%}", **look)
         left = left + np.nan_to_num(shares[:, at])
@@ -116,17 +111,7 @@ def _explained(ax: Any, result: Comparison, labels: list[str]) -> None:
     ax.set_xlim(0, 1)
     ax.set_xticks([])
     ax.set_title("What explains A: share of its variance")
-    legend = ax.legend(
-        [bar for bar, _ in handles],
-        map(str, range(len(names))),
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.02),
-        ncols=min(len(names), 4),
-        frameon=False,
-        fontsize=9,
-    )
-    for written, (_, name) in zip(legend.get_texts(), handles, strict=True):
-        written.set_text(name)
+    legend(ax, handles, names, loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=min(len(names), 4), fontsize=9)
 
 
 def _shares(ax: Any, result: Comparison, labels: list[str]) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from verl_ext.compare import lines as json_lines
 from verl_ext.compare.measures import Bins
-from verl_ext.compare.read import texts as texts_of
+from verl_ext.compare.picture import draw
 from verl_ext.core.groups import Array, Index
 from verl_ext.errors import printable
 from verl_ext.report.page import page
@@ -71,18 +71,19 @@ def blocks(lines: Rows, width: int) -> Iterator[Rows]:
     yield [tuple(line[other] for other in (0, *part)) for line in lines]
 
 
-def html(result: Comparison, picture: Path) -> str:
+def html(result: Comparison) -> str:
     """The page."""
     groups = [
         (title, f"Prompt: {prompt}" if prompt else "", lines) for title, prompt, lines in _groups(result, rows=None)
     ]
-    heading = ", ".join(variant.label for variant in result.variants[1:]) + " against grpo"
+    heading = f"{', '.join(result.labels[1:])} against grpo"
     alt = f"{heading}: size of the advantages by accuracy and by length, and how they differ"
-    return page(heading, picture, alt, [*_tables(result), *groups], result.notes, notes_title="Rollouts")
+    tables = [*_tables(result), *groups]
+    return page(heading, lambda file: draw(result, file), alt, tables, result.notes, notes_title="Rollouts")
 
 
 def _tables(result: Comparison) -> Iterator[tuple[str, str, Rows]]:
-    labels = [variant.label for variant in result.variants]
+    labels = result.labels
     rows: Rows = [("estimator", "dead groups", "A = 0", "mean |A|", "other sign", "rank correlation")]
     for label, found in zip(labels, result.measures, strict=True):
         against = ("", "") if label == labels[0] else (_share(found.turned), _number(found.rank))
@@ -106,19 +107,19 @@ def _binned(labels: list[str], bins: Bins, means: list[Array | None]) -> tuple[s
 
 def _groups(result: Comparison, *, rows: int | None) -> Iterator[tuple[str, str, Rows]]:
     """The title, the prompt and the table of each group to show, with up to so many rows."""
-    rollouts, groups = result.rollouts, result.rollouts.groups
+    rollouts, groups, labels = result.rollouts, result.rollouts.groups, result.labels
     chosen: dict[int, list[int]] = {}
     for at, group in result.groups:
         members = groups.order[groups.starts[group] : groups.starts[group] + groups.sizes[group]]
         chosen[group] = _spread(result.outcomes[at].advantages, members, rows or len(members))
-    texts = texts_of(rollouts, [row for every in chosen.values() for row in every])
+    texts = json_lines.texts(rollouts.source, [row for every in chosen.values() for row in every])
     keys = result.rewards if rollouts.total in result.rewards else (*result.rewards, rollouts.total)
     for at, group in result.groups:
         shown, size, step = chosen[group], groups.sizes[group], rollouts.step[chosen[group][0]]
-        label, distance = result.variants[at].label, result.measures[at].distance[group]
+        label, distance = labels[at], result.measures[at].distance[group]
         few = f", {len(shown)} of {size} trajectories" if len(shown) < size else ""
         both = (0, at)
-        lines: Rows = [(*keys, *(result.variants[each].label for each in both), "answer")]
+        lines: Rows = [(*keys, *(labels[each] for each in both), "answer")]
         for row in shown:
             rewards = [_number(rollouts.columns[key][row]) for key in keys]
             advantages = [_number(result.outcomes[each].advantages[row], sign=True) for each in both]

@@ -51,15 +51,6 @@ class Variant:
         return self.settings.rewards.keys or ()
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The advantages of a variant, and what must be said about them."""
-
-    advantages: Array
-    used_lengths: bool
-    notes: tuple[str, ...]
-
-
 def parse(arguments: Sequence[str]) -> tuple[list[Variant], Settings]:
     """The variants, grpo first, and the settings that hold for all of them."""
     shared: list[str] = []
@@ -135,16 +126,16 @@ def wanted(settings: Sequence[Settings]) -> set[str]:
 
 def outcomes(variants: Sequence[Variant], rollouts: Rollouts) -> list[Outcome]:
     """Compute the advantages, batch by batch in order: an estimator may carry state from one to the next."""
-    runs = [_Run(variant, rollouts) for variant in variants]
+    found = [Outcome(variant, rollouts) for variant in variants]
     for rows in rollouts.batches:
         groups = Groups.of(rollouts.groups.ids[rows].tolist())
-        for run in runs:
-            run.go_on(rows, groups)
-    return [Outcome(run.advantages, run.used_lengths, tuple(run.notes.values())) for run in runs]
+        for outcome in found:
+            outcome.go_on(rows, groups)
+    return found
 
 
-class _Run:
-    """One variant on its way through the batches."""
+class Outcome:
+    """The advantages of a variant, computed batch by batch, and what must be said about them."""
 
     def __init__(self, variant: Variant, rollouts: Rollouts) -> None:
         own = variant.settings.rewards
@@ -209,9 +200,10 @@ def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:
     return key, unit_accuracy(values, key=key, threshold=own.accuracy_threshold, where="algorithm.rewards")
 
 
-def legend(variants: Sequence[Variant], results: Sequence[Outcome], rollouts: Rollouts) -> Iterator[str]:
+def legend(results: Sequence[Outcome], rollouts: Rollouts) -> Iterator[str]:
     """What shortened labels stand for, and which numbers differ from those of a run."""
-    for variant, result in zip(variants, results, strict=True):
+    for result in results:
+        variant = result.variant
         if re.search(r"\(\d+\)$", variant.label):
             yield f"{variant.label}: {printable(variant.text)}"
         if result.used_lengths and rollouts.unit != TOKENS:
@@ -220,4 +212,4 @@ def legend(variants: Sequence[Variant], results: Sequence[Outcome], rollouts: Ro
                 f"{variant.label} is approximate: it weighs trajectories by their length in tokens, and the lengths "
                 f"are {how} (--length KEY names an entry with the number of tokens)"
             )
-        yield from map(printable, result.notes)
+        yield from map(printable, result.notes.values())

@@ -62,11 +62,9 @@ def check(config: Any) -> None:
 
 def log_remarks(config: Any) -> None:
     """Log the sizes in force, what would be faster, and a warning for each number format that is slow here."""
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-
     if "actor_rollout_ref" not in config:
         return
-    for remark in sizes.remarks(config, reference=need_reference_policy(config), critic=need_critic(config)):
+    for remark in sizes.remarks(config):
         _log.info("%s", remark)
     for warning in precision.slow(config, [name for name, _, _ in _models(config)]):
         _log.warning("%s", warning)
@@ -79,8 +77,7 @@ def required_cpus(config: Any) -> int:
     need 1 together, because Ray counts theirs only while they start.
     """
     ranks, rollouts = _ranks(config), _own_rollouts(config)
-    units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units if config.trainer.use_v1 else 0
-    queue = 1 + units if config.trainer.use_v1 else 0
+    queue = 1 + config.transfer_queue.backend.SimpleStorage.num_data_storage_units if config.trainer.use_v1 else 0
     return int(CPUS_A_RANK * ranks + CPUS_A_ROLLOUT * rollouts + queue + 1)
 
 
@@ -109,10 +106,9 @@ def _models(config: Any) -> Iterator[tuple[str, Any, Any]]:
 
 def _sizes(config: Any) -> Iterator[str]:
     """The numbers of ranks, by which the other checks divide. verl counts ranks as GPUs, also on the CPU."""
-    for key in ("trainer.n_gpus_per_node", "trainer.nnodes"):
-        name = key.partition(".")[2]
-        if config.trainer[name] < 1:
-            yield f"{key} is {config.trainer[name]}, but it is the number of ranks on the CPU too; set {key}=1"
+    for name in ("n_gpus_per_node", "nnodes"):
+        if (ranks := config.trainer[name]) < 1:
+            yield f"trainer.{name} is {ranks}, but it is the number of ranks on the CPU too; set trainer.{name}=1"
 
 
 def _engines(config: Any) -> Iterator[str]:
@@ -141,9 +137,11 @@ def _attention(config: Any) -> Iterator[str]:
 
 
 def _rollout(config: Any) -> Iterator[str]:
+    from omegaconf import OmegaConf
+
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     path = "actor_rollout_ref.rollout"
-    name = None if _missing(rollout, "name") else rollout.name
+    name = OmegaConf.select(rollout, "name")  # None: it is `???`
     if name not in ROLLOUTS:
         problem = "no rollout is set" if name is None else unknown("rollout", name, ROLLOUTS)
         yield f"{path}.name: {problem}; set {path}.name=embedded"
@@ -178,12 +176,6 @@ def _rollout(config: Any) -> Iterator[str]:
             f"{path}.checkpoint_engine.backend is {rollout.checkpoint_engine.backend!r}: only 'socket' sends weights "
             f"to a separate rollout without an accelerator; set {path}.checkpoint_engine.backend=socket"
         )
-
-
-def _missing(config: Any, key: str) -> bool:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.is_missing(config, key)
 
 
 def _padded_vocabulary(model: Any) -> Iterator[str]:
@@ -255,11 +247,8 @@ def _micro_batches(config: Any) -> Iterator[str]:
 
 
 def _memory(config: Any) -> Iterator[str]:
-    if _runs_already(config):  # on other machines, perhaps
-        return
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-
-    yield from sizes.too_large(config, reference=need_reference_policy(config), critic=need_critic(config))
+    if not _runs_already(config):  # on other machines, perhaps
+        yield from sizes.too_large(config)
 
 
 def _runs_already(config: Any) -> bool:

@@ -10,36 +10,22 @@ from typing import Any
 import torch
 from verl.plugin.platform import PlatformBase
 
+from verl_ext.cpu.sizes import proc_bytes
+
 NAME = "cpu"
 """The name under which verl finds this platform: `VERL_PLATFORM=cpu`."""
 
 
 def _status(field: str) -> int:
-    """A field of /proc/self/status in bytes; 0 on systems without procfs."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith(f"{field}:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
+    return proc_bytes("/proc/self/status", field) or 0
 
 
 def _nothing(*_args: object, **_kwargs: object) -> None:
     return None
 
 
-def _total_memory() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return int(next(lines).split()[1]) * 1024
-    except (OSError, StopIteration):
-        return 0
-
-
 def _memory_info(*_args: object) -> tuple[int, int]:
-    total = _total_memory()
+    total = proc_bytes("/proc/meminfo", "MemTotal") or 0
     return max(0, total - _status("VmRSS")), total
 
 
@@ -49,10 +35,12 @@ def device_module() -> types.ModuleType:
     `torch.cpu` lacks most of these names (`empty_cache`, `max_memory_allocated`, `ipc_collect`, ...).
     """
     module = types.ModuleType("verl_ext.cpu.device", "torch.cuda's names for a process without an accelerator")
-    names: dict[str, Any] = {name: getattr(torch.cpu, name) for name in dir(torch.cpu) if not name.startswith("_")}
+    names = vars(module)
+    names.update((name, value) for name, value in vars(torch.cpu).items() if not name.startswith("_"))
     for name in ("empty_cache", "ipc_collect", "set_device", "reset_peak_memory_stats", "manual_seed", "synchronize"):
         names[name] = _nothing
     names.update(
+        manual_seed_all=_nothing,
         # As torch.cuda without a GPU. With True, verl 0.9.0 would collect garbage (0.3 s) around every call of a rank.
         is_available=lambda: False,
         device_count=lambda: 1,
@@ -64,12 +52,10 @@ def device_module() -> types.ModuleType:
         max_memory_allocated=lambda *_: _status("VmHWM"),
         max_memory_reserved=lambda *_: _status("VmHWM"),
         mem_get_info=_memory_info,
-        manual_seed_all=_nothing,
         # The CPU's generator is torch's global one, which verl seeds and saves as well.
         get_rng_state=lambda *_: torch.get_rng_state(),
         set_rng_state=lambda state, *_: torch.set_rng_state(state),
     )
-    module.__dict__.update(names)
     return module
 
 

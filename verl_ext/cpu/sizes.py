@@ -105,8 +105,7 @@ def answers_at_once(config: Any) -> int:
     sizes = sizes_of(config.actor_rollout_ref.model.path)
     if sizes is None:
         return MOST_ANSWERS
-    sequence = int(config.data.max_prompt_length + config.data.max_response_length)
-    return max(1, min(MOST_ANSWERS, int(CACHE_BYTES / max(1.0, sequence * sizes.cache_per_token))))
+    return max(1, min(MOST_ANSWERS, int(CACHE_BYTES / max(1.0, _whole_sequence(config) * sizes.cache_per_token))))
 
 
 def tokens_per_micro_batch(config: Any) -> int:
@@ -117,43 +116,46 @@ def tokens_per_micro_batch(config: Any) -> int:
     sizes = sizes_of(config.actor_rollout_ref.model.path)
     if sizes is None:
         return MOST_TOKENS
-    sequence = int(config.data.max_prompt_length + config.data.max_response_length)
-    return max(sequence, min(MOST_TOKENS, int(MICRO_BATCH_BYTES / sizes.bytes_per_token)))
+    return max(_whole_sequence(config), min(MOST_TOKENS, int(MICRO_BATCH_BYTES / sizes.bytes_per_token)))
 
 
-def peak_bytes(config: Any, *, reference: bool, critic: bool) -> float | None:
+def _whole_sequence(config: Any) -> int:
+    return int(config.data.max_prompt_length + config.data.max_response_length)
+
+
+def peak_bytes(config: Any) -> float | None:
     """About the memory that a run needs at its peak, in the update. A critic counts as large as the actor."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+
     sizes = sizes_of(config.actor_rollout_ref.model.path)
     if sizes is None:
         return None
     ranks = int(config.trainer.n_gpus_per_node)
-    weights = (
-        16 * sizes.parameters * (1 + int(critic))
-    )  # weights, gradients and Adam's two moments, shared by the ranks
-    copies = 4 * sizes.parameters * (ranks + int(reference))  # the rollouts', one a rank, and the reference's
+    # Weights, gradients and Adam's two moments, shared by the ranks.
+    weights = 16 * sizes.parameters * (1 + need_critic(config))
+    # The rollouts', one a rank, and the reference's.
+    copies = 4 * sizes.parameters * (ranks + need_reference_policy(config))
     tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu or tokens_per_micro_batch(config)
     return float(PROCESSES_BYTES + weights + copies + ranks * tokens * sizes.bytes_per_token)
 
 
-def too_large(config: Any, *, reference: bool, critic: bool) -> Iterator[str]:
+def too_large(config: Any) -> Iterator[str]:
     """Complain if a run needs more memory than this machine has free."""
-    needed = peak_bytes(config, reference=reference, critic=critic)
-    free = free_bytes()
+    needed, free = peak_bytes(config), free_bytes()
     if needed is None or free is None or needed <= free:
         return
     key = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
     tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-    shortest = int(config.data.max_prompt_length + config.data.max_response_length)
+    shortest = _whole_sequence(config)
     yield (
         f"this run needs about {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free ({key}={tokens}); end "
         f"other programs, set {key}={shortest} (one whole sequence), fewer ranks, or a smaller model"
     )
 
 
-def remarks(config: Any, *, reference: bool, critic: bool) -> Iterator[str]:
+def remarks(config: Any) -> Iterator[str]:
     """What to log at the start: the sizes in force, and when vLLM is the better rollout."""
-    sizes = sizes_of(config.actor_rollout_ref.model.path)
-    needed = peak_bytes(config, reference=reference, critic=critic)
+    sizes, needed = sizes_of(config.actor_rollout_ref.model.path), peak_bytes(config)
     if sizes is None or needed is None:
         return
     tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
@@ -169,10 +171,13 @@ def remarks(config: Any, *, reference: bool, critic: bool) -> Iterator[str]:
 
 def free_bytes() -> int | None:
     """The memory that programs can still take; None where the system does not say."""
-    file = Path("/proc/meminfo")
-    if not file.is_file():
+    return proc_bytes("/proc/meminfo", "MemAvailable")
+
+
+def proc_bytes(file: str, field: str) -> int | None:
+    """A field of a file of Linux's procfs that is in kB; None on other systems."""
+    try:
+        with open(file, encoding="ascii") as lines:
+            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
+    except OSError:
         return None
-    for line in file.read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from verl_ext.errors import ConfigurationError, DataError, printable
@@ -16,6 +16,7 @@ from verl_ext.report.log import Log
 from verl_ext.report.outputs import check_outputs, write, writing
 from verl_ext.report.page import page
 from verl_ext.report.panels import Panel, of_metrics, panels
+from verl_ext.report.plot import plot
 from verl_ext.report.reader import Reader, find_log
 from verl_ext.report.table import Rows, markdown, plain, rows
 
@@ -76,7 +77,8 @@ def report(options: argparse.Namespace) -> str:
     text = [plain(lines), *_warnings(found)]
     shown = of_metrics(options.metrics) if options.metrics else panels(found)
     if options.plot is not None:
-        _picture(found, shown, options.plot, options)
+        with writing(options.plot):
+            plot(found, shown, options.plot, smooth=options.smooth, heading=options.title)
         text.append(f"picture: {printable(options.plot)}")
     if options.markdown is not None:
         write(options.markdown, markdown(lines) + "\n")
@@ -133,39 +135,31 @@ def base(path: Path) -> str:
     return (path.resolve().parent if path.is_file() else path.resolve()).name
 
 
-def _picture(found: Experiments, shown: list[Panel], path: Path, options: argparse.Namespace) -> None:
-    from verl_ext.report.plot import plot
-
-    with writing(path):
-        plot(found, shown, path, smooth=options.smooth, heading=options.title)
-
-
 def _page(found: Experiments, shown: list[Panel], lines: Rows, options: argparse.Namespace, count: int) -> str:
     beside = [metric for panel in shown[count:] for metric in panel.metrics]
     tables = [("Rewards", "", lines)]
     if beside:
         more = rows(found, beside, window=options.window)
         tables.append(("Beside the rewards", "", [("metric", *more[0][1:]), *more[1:]]))
-    with tempfile.TemporaryDirectory() as folder:
-        picture = Path(folder) / "report.png"
-        _picture(found, shown, picture, options)
-        alt = "Curves over training steps of " + ", ".join(panel.title for panel in shown)
-        notes = [f"{name}: {_read(log)}" for name, logs in found.items() for log in logs]
-        return page(options.title or " and ".join(found), picture, alt, tables, notes)
+    alt = "Curves over training steps of " + ", ".join(panel.title for panel in shown)
+    notes = [
+        "; ".join([f"{name}: {log.path}, steps {log.steps[0]} to {log.steps[-1]}, {len(log.steps)} logged", *_odd(log)])
+        for name, logs in found.items()
+        for log in logs
+    ]
+    draw = partial(plot, found, shown, smooth=options.smooth, heading=options.title)
+    return page(options.title or " and ".join(found), draw, alt, tables, notes)
 
 
-def _read(log: Log) -> str:
-    resumed = f"; resumed after step {', '.join(map(str, log.resumed_after))}" if log.resumed_after else ""
-    torn = f"; {log.unreadable} unreadable line(s) left out" if log.unreadable else ""
-    return f"{log.path}, steps {log.steps[0]} to {log.steps[-1]}, {len(log.steps)} logged{resumed}{torn}"
+def _warnings(found: Experiments) -> list[str]:
+    return [f"{printable(log.path)}: {odd}" for logs in found.values() for log in logs for odd in _odd(log)]
 
 
-def _warnings(found: Experiments) -> Iterator[str]:
-    for log in (log for logs in found.values() for log in logs):
-        if log.unreadable:
-            yield f"{printable(log.path)}: {log.unreadable} unreadable line(s) left out"
-        if log.resumed_after:
-            yield f"{printable(log.path)}: resumed after step {', '.join(map(str, log.resumed_after))}"
+def _odd(log: Log) -> Iterator[str]:
+    if log.resumed_after:
+        yield f"resumed after step {', '.join(map(str, log.resumed_after))}"
+    if log.unreadable:
+        yield f"{log.unreadable} unreadable line(s) left out"
 
 
 def _follow(options: argparse.Namespace) -> str:

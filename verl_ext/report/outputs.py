@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from verl_ext.errors import ConfigurationError
+from verl_ext.report.plot import check_picture
 
 
 def check_outputs(*, plot: Path | None, html: Path | None, **others: Path | None) -> None:
@@ -15,8 +16,6 @@ def check_outputs(*, plot: Path | None, html: Path | None, **others: Path | None
         if path is not None and path.is_dir():
             raise ConfigurationError(f"--{option} {path} is a folder; name a file")
     if plot is not None or html is not None:
-        from verl_ext.report.plot import check_picture
-
         check_picture(plot)
 
 

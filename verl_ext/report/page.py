@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Iterable
-from pathlib import Path
+import io
+from collections.abc import Callable, Iterable
+from typing import IO
 
 from verl_ext.errors import printable
 from verl_ext.report.table import Rows
@@ -20,15 +21,17 @@ _STYLE = (
 
 def page(
     heading: str,
-    picture: Path,
+    draw: Callable[[IO[bytes]], None],
     alt: str,
     tables: Iterable[tuple[str, str, Rows]],
     notes: Iterable[str],
     *,
     notes_title: str = "Runs",
 ) -> str:
-    """Return the HTML document; a table has a caption, a paragraph or "", and its rows."""
-    image = base64.b64encode(picture.read_bytes()).decode("ascii")
+    """Return the HTML document. `draw` writes the picture as PNG; a table has a caption, a remark or "", and rows."""
+    picture = io.BytesIO()
+    draw(picture)
+    image = base64.b64encode(picture.getvalue()).decode("ascii")
     body = [
         f"<h1>{_text(heading)}</h1>",
         f'<img src="data:image/png;base64,{image}" alt="{_text(alt)}">',

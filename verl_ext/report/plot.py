@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from verl_ext.errors import ConfigurationError, printable
 from verl_ext.report.curves import Curve, Experiments, curve
@@ -30,15 +30,20 @@ def check_picture(path: Path | None) -> None:
 
 
 def plot(
-    experiments: Experiments, panels: Sequence[Panel], path: Path, *, smooth: int, heading: str | None = None
+    experiments: Experiments,
+    panels: Sequence[Panel],
+    file: Path | IO[bytes],
+    *,
+    smooth: int,
+    heading: str | None = None,
 ) -> None:
-    """Write the picture, in the format of the path's ending."""
+    """Write the picture, in the format of the path's ending; as PNG to an open file."""
     from matplotlib import rc_context
 
     if len(experiments) > len(COLOURS):
         raise ConfigurationError(f"{len(experiments)} names are too many for one picture, at most {len(COLOURS)}")
     with rc_context({"text.parse_math": False}):  # a name with two `$` is not a formula
-        _figure(experiments, panels, smooth, heading).savefig(path, dpi=130)
+        _figure(experiments, panels, smooth, heading).savefig(file, dpi=130)
 
 
 def _figure(experiments: Experiments, panels: Sequence[Panel], smooth: int, heading: str | None) -> Any:
@@ -66,19 +71,10 @@ def _figure(experiments: Experiments, panels: Sequence[Panel], smooth: int, head
         ax.set_visible(False)
     for ax in axes[max(0, len(panels) - across) : len(panels)]:
         ax.set_xlabel("training step")
-    # matplotlib skips labels that begin with `_`, so set the labels afterwards.
-    legend = figure.legend(
-        drawn.values(),
-        map(str, range(len(drawn))),
-        loc="outside upper center",
-        ncols=len(drawn),
-        frameon=False,
-        handlelength=3.5,
-        title="\n".join(filter(None, (heading and printable(heading, keep="\n"), _note(experiments, smooth)))) or None,
-    )
-    for text, label in zip(legend.get_texts(), drawn, strict=True):
-        text.set_text(label)
-    legend.get_title().set_multialignment("center")
+    title = "\n".join(filter(None, (heading and printable(heading, keep="\n"), _note(experiments, smooth)))) or None
+    place = {"loc": "outside upper center", "ncols": len(drawn), "handlelength": 3.5}
+    named = legend(figure, drawn.values(), drawn, **place, title=title)
+    named.get_title().set_multialignment("center")
     return figure
 
 
@@ -110,6 +106,14 @@ def _finish(ax: Any, panel: Panel, absent: Sequence[str]) -> None:
     if absent:
         text = f"not logged: {', '.join(absent)}"
         ax.text(0.99, 0.02, text, transform=ax.transAxes, ha="right", va="bottom", fontsize=8, color="#555555")
+
+
+def legend(owner: Any, lines: Collection[Any], labels: Collection[str], **look: Any) -> Any:
+    """A legend in which every label is as written; matplotlib skips those that begin with `_`."""
+    made = owner.legend(lines, map(str, range(len(lines))), frameon=False, **look)
+    for text, label in zip(made.get_texts(), labels, strict=True):
+        text.set_text(label)
+    return made
 
 
 def dress(ax: Any, title: str, unit: str) -> None:

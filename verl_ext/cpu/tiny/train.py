@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from verl_ext import registry
 from verl_ext.core.typed import number
@@ -26,6 +26,7 @@ from verl_ext.cpu.tiny.task import Task
 from verl_ext.cpu.tiny.tasks import task_named
 from verl_ext.errors import ConfigurationError, VerlExtError, unknown
 from verl_ext.estimators import build
+from verl_ext.files import replacing
 from verl_ext.settings import Settings
 
 ESTIMATORS = ("grpo", *(name for name in registry.ESTIMATORS if name != "compose"))
@@ -130,12 +131,6 @@ def _accuracy(estimator: str, task: Task) -> list[str]:
     return settings
 
 
-def is_finished(run: Path, settings: dict[str, Any]) -> bool:
-    """Whether the folder has a run with these settings that reached its last step."""
-    path = run / FINISHED
-    return path.is_file() and json.loads(path.read_text(encoding="utf-8")) == settings
-
-
 def train(
     training: Training,
     data: Path,
@@ -157,7 +152,8 @@ def train(
             f"{training.task} --folder {data}`"
         )
     settings = {**asdict(training), "data": task["recipe"], "overrides": list(more)}
-    if is_finished(run, settings):
+    finished = run / FINISHED
+    if finished.is_file() and json.loads(finished.read_text(encoding="utf-8")) == settings:
         return False
     # Ray's sockets need a short path, and the run's folder may have a long one.
     with _clean_folder(run) as log, tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:
@@ -178,9 +174,8 @@ def train(
         log.flush()
         if status != 0:
             raise TrainingError(f"verl ended with status {status}; the end of {run / LOG}:\n{_tail(run / LOG)}")
-        unfinished = run / f"{FINISHED}.new"
-        unfinished.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        unfinished.replace(run / FINISHED)
+        with replacing(finished) as unfinished:
+            unfinished.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     return True
 
 
