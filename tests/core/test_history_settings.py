@@ -50,6 +50,8 @@ def test_a_fixed_anchor_may_be_any_accuracy(value):
         ({"anchor": "fixed", "fixed_anchor": 0.5}, ()),
         ({"anchor": "fixed", "fixed_anchor": 0.5, "history_window": 3}, ("history_window=3", "soft", "window")),
         ({"fixed_anchor": 0.5}, ("fixed_anchor=0.5", "anchor=soft", "anchor=fixed")),
+        ({"anchor": "window", "fixed_anchor": 0.0}, ("fixed_anchor=0.0", "anchor=window", "anchor=fixed")),
+        ({"anchor": "fixed"}, ("anchor=fixed", "fixed_anchor", "[0, 1]")),
     ],
 )
 def test_a_setting_that_the_anchor_does_not_use_is_refused(given, unused):
@@ -59,9 +61,3 @@ def test_a_setting_that_the_anchor_does_not_use_is_refused(given, unused):
     with pytest.raises(ConfigurationError) as error:
         make(WeighByHistory, given, "here")
     assert says(error.value, *unused)
-
-
-@pytest.mark.parametrize(("anchor", "fixed"), [("fixed", None), ("soft", 0.5), ("window", 0.0)])
-def test_the_fixed_anchor_is_given_where_it_is_used_and_nowhere_else(anchor, fixed):
-    with pytest.raises(ConfigurationError, match="fixed_anchor"):
-        WeighByHistory(anchor, fixed_anchor=fixed)
