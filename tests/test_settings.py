@@ -109,6 +109,7 @@ def test_settings_cannot_be_changed():
         ("hadw", "lambda", "lambda_scale"),
         ("hadw", "eta_minimum", "eta_min"),
         ("drgrpo", "checkloss", "check_loss"),
+        ("compose", "step", "steps"),
     ],
 )
 def test_an_unknown_key_names_the_nearest_and_all_that_are_valid(section, key, nearest):

@@ -114,10 +114,6 @@ OWN = """
             return values
 
 
-    class Numbered(Nameless):
-        name = 7
-
-
     class Broken(Step):
         name = "broken"
 
@@ -187,7 +183,7 @@ def test_a_misspelt_step_of_one_s_own_is_told_the_steps_of_its_module(own):
     assert "'Foreign'" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["made", "Foreign", "Nameless", "Numbered"])
+@pytest.mark.parametrize("name", ["made", "Foreign", "Nameless"])
 def test_only_a_named_class_that_inherits_step_is_a_step(own, name):
     with pytest.raises(ConfigurationError, match=facts(f"steps[2]: 'own_steps:{name}'", "verl_ext.Step")):
         composed(*SUMMED, f"own_steps:{name}")
@@ -248,6 +244,8 @@ def test_a_state_that_cannot_be_saved_is_refused_at_the_first_batch(own):
 
 
 def test_a_list_that_holds_passes_the_made_up_batch(own):
+    """It has as many rewards as the list gets."""
+    rewards = {"keys": ["x", "y"], "weights": [1.0, 2.0]}
     for steps in (["own_steps:Least", "centre"], [*SUMMED, "own_steps:Slower"], [*SUMMED, "weigh_by_difficulty"]):
-        settings = Settings.parse({"compose": {"steps": steps}} | XY)
+        settings = Settings.parse({"compose": {"steps": steps}, "rewards": rewards})
         assert try_out(build("compose", settings), settings) is None
