@@ -76,6 +76,7 @@ HOSTILE = st.one_of(
 
 
 @given(HOSTILE)
+@example("é..")
 @example("sumin")
 @example("maxminmax")
 @example("")
