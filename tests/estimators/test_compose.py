@@ -15,9 +15,9 @@ from tests.estimators.every import ESTIMATORS, KEYS, run, started
 from tests.facts import facts
 from verl_ext import RunState, Settings, Step, build
 from verl_ext.core.chain import Chain
-from verl_ext.core.steps import WeighAndSum
+from verl_ext.core.steps import ScaleByStd, WeighAndSum
 from verl_ext.errors import ConfigurationError
-from verl_ext.estimators.compose import STEPS, describe, try_out
+from verl_ext.estimators.compose import STEPS, describe, settings_of, try_out
 
 EVERY = [
     *ESTIMATORS.values(),
@@ -55,6 +55,11 @@ def test_a_named_estimator_and_its_list_give_the_same_bits(name, config, batches
 def test_every_step_stands_in_the_list_of_some_estimator():
     used = {step.name for name, config in EVERY for step in build(name, Settings.parse(config)).steps}
     assert used == set(STEPS)
+
+
+def test_settings_at_their_defaults_are_listed_where_that_is_asked_for():
+    assert settings_of(ScaleByStd()) == {}
+    assert settings_of(ScaleByStd(), defaults=True) == {"epsilon": 1e-6}
 
 
 def composed(*steps, **algorithm):
