@@ -69,7 +69,6 @@ HARMLESS = (
     ("for kept in (state.get(step.name), update.state)", "swapped", "which of two wrong states is named"),
     ("if TYPE_CHECKING:", "negated", "it imports what only annotations need"),
     ("__all__ = ", "swapped", "the order of names"),
-    ('for name in ("accuracy_key", "accuracy_threshold")', "swapped", "which of two settings is named"),
     ("max(new.window) - min(new.window) < 0.01", "Lt -> LtE", "a warning's threshold"),
     ("abs(y - new.window[-1]) < 0.1", "Lt -> LtE", "a warning's threshold"),
     ("abs(y - new.window[-1]) < 0.1", "USub left out", "the values of this window are alike"),

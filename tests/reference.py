@@ -79,6 +79,20 @@ def over_mad(values: Sequence[float], uids: Sequence[Hashable], epsilon: float) 
     return out
 
 
+def conditioned(
+    columns: Mapping[str, Sequence[float]], conditions: Mapping[str, tuple[str, float]]
+) -> dict[str, list[float]]:
+    """`r_easy * 1[r_hard >= t]`; not scored where the hard one is not."""
+    kept = {name: list(column) for name, column in columns.items()}
+    for easy, (hard, threshold) in conditions.items():
+        for row, value in enumerate(columns[hard]):
+            if math.isnan(value):
+                kept[easy][row] = NAN
+            elif value < threshold and not math.isnan(kept[easy][row]):
+                kept[easy][row] = 0.0
+    return kept
+
+
 def learnt(values: Sequence[float]) -> list[float]:
     """What is not scored teaches nothing."""
     return [0.0 if math.isnan(value) else value for value in values]
@@ -103,13 +117,7 @@ def gdpo(
     epsilon: float = 1e-6,
     conditions: Mapping[str, tuple[str, float]] | None = None,
 ) -> list[float]:
-    kept = {name: list(column) for name, column in columns.items()}
-    for easy, (hard, threshold) in (conditions or {}).items():
-        for row, value in enumerate(columns[hard]):
-            if math.isnan(value):
-                kept[easy][row] = NAN
-            elif value < threshold and not math.isnan(kept[easy][row]):
-                kept[easy][row] = 0.0
+    kept = conditioned(columns, conditions or {})
     scalers = {
         "std": lambda column: over_std(column, uids, epsilon),
         "mad": lambda column: over_mad(column, uids, epsilon),

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
-from tests.facts import facts
-from verl_ext.errors import ConfigurationError
+from tests.test_settings import refused
 from verl_ext.settings import RewardsSettings, Settings
-
-
-def refused(algorithm: dict[str, Any], *wanted: object) -> None:
-    with pytest.raises(ConfigurationError, match=facts(*wanted)):
-        Settings.parse(algorithm)
 
 
 def test_a_weight_that_would_overflow_is_refused():

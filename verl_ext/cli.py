@@ -71,7 +71,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     show_command.add_arguments(show)
     options = _parsed(parser, arguments)
     if options.command == "check":
-        return _checked(options)
+        return _printed(check_command.check, options)
     if options.command == "compare":
         return _printed(compare_command.compare, options)
     if options.command == "report":
@@ -94,24 +94,13 @@ def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) ->
     return options
 
 
-def _checked(options: argparse.Namespace) -> int:
+def _printed(command: Callable[[argparse.Namespace], str | tuple[str, int]], options: argparse.Namespace) -> int:
+    """Print what a command returns: a text, perhaps with an exit status."""
     try:
-        text, status = check_command.check(options)
+        found = command(options)
     except VerlExtError as error:
-        return _failed(error)
+        sys.stderr.write(printable(f"{type(error).__name__}: {error}\n", keep="\n\t"))
+        return 1
+    text, status = (found, 0) if isinstance(found, str) else found
     sys.stdout.write(text + "\n")
     return status
-
-
-def _failed(error: VerlExtError) -> int:
-    sys.stderr.write(printable(f"{type(error).__name__}: {error}\n", keep="\n\t"))
-    return 1
-
-
-def _printed(command: Callable[[argparse.Namespace], str], options: argparse.Namespace) -> int:
-    try:
-        text = command(options)
-    except VerlExtError as error:
-        return _failed(error)
-    sys.stdout.write(text + "\n")
-    return 0

@@ -16,6 +16,10 @@ from verl_ext.registry import ESTIMATORS, declaration
 
 VERL_NAMES: Mapping[str, str] = MappingProxyType({"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"})
 """Settings of `algorithm.rewards` to the settings of verl under `algorithm` that mean the same."""
+MOVED_TO_REWARDS: Mapping[str, str] = MappingProxyType(
+    {name: f"algorithm.rewards.{name}" for name in ("accuracy_key", "accuracy_threshold")}
+)
+"""Settings that sections of estimators had once, to those that took their place."""
 ANY_REWARD = "any_reward"
 """The metric of `algorithm.filter_groups` that keeps a group while any reward varies."""
 T = TypeVar("T")

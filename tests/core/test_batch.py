@@ -13,19 +13,21 @@ NAN, INF = math.nan, math.inf
 
 
 @pytest.mark.parametrize(
-    "rewards",
+    ("rewards", "labels"),
     [
-        np.zeros((2, 3)),  # components in rows: reshaping it would give rewards to other trajectories
-        np.zeros((3, 3)),
-        np.zeros(6),
-        [[1.0, 2.0], [3.0], [4.0, 5.0]],
-        [["good", "bad"]] * 3,
-        [[None, {}]] * 3,
+        (np.zeros((2, 3)), "aab"),  # components in rows: reshaping it would give rewards to other trajectories
+        (np.zeros((3, 3)), "aab"),
+        (np.zeros(6), "aab"),
+        ([[1.0, 2.0], [3.0], [4.0, 5.0]], "aab"),
+        ([["good", "bad"]] * 3, "aab"),
+        ([[None, {}]] * 3, "aab"),
+        ([], "a"),
+        (np.ones((2, 2)), ""),
     ],
 )
-def test_rewards_of_another_shape_are_refused(rewards):
-    with pytest.raises(DataError, match=facts("rewards", "(3, 2)")):
-        Batch.of(rewards, ["a", "a", "b"], keys=("x", "y"))
+def test_rewards_of_another_shape_are_refused(rewards, labels):
+    with pytest.raises(DataError, match=facts("rewards", f"({len(labels)}, 2)")):
+        Batch.of(rewards, labels, keys=("x", "y"))
 
 
 @pytest.mark.parametrize("name", ["lengths", "accuracy", "kl_reward"])
@@ -47,32 +49,20 @@ def test_a_reward_whose_square_is_far_too_large_is_named_too():
         Batch.of([[-1e160]], ["a"])
 
 
-@pytest.mark.parametrize("value", [INF, -INF, NAN])
-def test_a_kl_part_that_is_not_finite_is_refused(value):
+@pytest.mark.parametrize("value", [INF, -INF, NAN, 1.1e30])
+def test_a_kl_part_that_is_not_finite_or_too_large_is_refused(value):
     with pytest.raises(DataError, match=facts("KL", "uid 'b'", value, "row 1")):
         Batch.of([[1.0], [0.0]], ["a", "b"], kl_reward=np.array([0.0, value]))
 
 
-def test_a_kl_part_may_be_as_large_as_a_reward():
-    assert Batch.of([[1.0]], ["a"], kl_reward=np.array([-1e30])).kl_reward.tolist() == [-1e30]
-    with pytest.raises(DataError, match=facts("KL", "uid 'a'", "1.1e+30")):
-        Batch.of([[1.0]], ["a"], kl_reward=np.array([1.1e30]))
-
-
 def test_a_kl_part_may_be_nan_where_nothing_is_scored():
-    batch = Batch.of([[1.0, NAN], [NAN, NAN]], ["a", "b"], keys=("x", "y"), kl_reward=np.array([0.5, NAN]))
-    np.testing.assert_array_equal(batch.kl_reward, [0.5, NAN])
+    batch = Batch.of([[1.0, NAN], [NAN, NAN]], ["a", "b"], keys=("x", "y"), kl_reward=np.array([-1e30, NAN]))
+    np.testing.assert_array_equal(batch.kl_reward, [-1e30, NAN])
 
 
 def test_a_kl_part_is_needed_where_one_component_of_several_is_scored():
     with pytest.raises(DataError, match=facts("KL", "uid 'b'", NAN)):
         Batch.of([[1, 2, 3], [NAN, 2, NAN]], ["a", "b"], keys=("x", "y", "z"), kl_reward=np.array([0.0, NAN]))
-
-
-@pytest.mark.parametrize(("rewards", "labels"), [([], ["a"]), (np.ones((2, 1)), [])])
-def test_nothing_is_not_the_shape_of_something(rewards, labels):
-    with pytest.raises(DataError, match=facts("rewards", "shape")):
-        Batch.of(rewards, labels)
 
 
 def test_an_empty_batch_is_a_batch():
@@ -105,11 +95,6 @@ def test_accuracy_outside_the_unit_interval_names_key_range_and_remedy(values):
     )
 
 
-def test_rounding_at_the_ends_of_the_unit_interval_is_cut_off():
-    found = unit_accuracy(np.array([-5e-7, 1 + 5e-7, 0.25, NAN]), key="k", threshold=None)
-    np.testing.assert_array_equal(found, [0, 1, 0.25, NAN])
-
-
 @pytest.mark.parametrize(
     ("values", "cut"),
     [
@@ -118,6 +103,7 @@ def test_rounding_at_the_ends_of_the_unit_interval_is_cut_off():
         ([-1e-6, 1 + 1e-6], [0.0, 1.0]),
         ([], []),
         ([NAN, -5e-7], [NAN, 0.0]),
+        ([NAN, NAN], [NAN, NAN]),
     ],
 )
 def test_each_end_of_the_unit_interval_is_cut_off_by_itself(values, cut):
@@ -152,7 +138,3 @@ def test_the_ends_of_the_ranges_are_within_them():
     assert batch.lengths.tolist() == [0.0, 2.0**53]
     empty = Batch.of(np.empty((0, 1)), [], accuracy=[], lengths=[])
     assert len(empty.accuracy) == len(empty.lengths) == 0
-
-
-def test_an_accuracy_which_is_nowhere_scored_passes():
-    assert np.isnan(unit_accuracy(np.array([NAN, NAN]), key="k", threshold=None)).all()

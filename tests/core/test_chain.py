@@ -8,12 +8,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from tests.batches import ACC, LENGTHS, UIDS
 from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step, Update
 from verl_ext.core.history import Capability, WeighByHistory
-from verl_ext.core.steps import Balance, Centre, WeighAndSum
+from verl_ext.core.steps import Centre, WeighAndSum
 from verl_ext.errors import CheckpointError, ConfigurationError
 
 
@@ -51,6 +50,8 @@ def test_a_chain_works_per_reward_if_it_does_not_begin_with_the_sum():
 
 
 def test_only_steps_with_a_state_are_read():
+    assert ALL.stateful
+    assert not Chain((WeighAndSum(), Centre())).stateful
     assert set(ALL.readers) == {"count", "weigh_by_history"}
     assert ALL.readers["count"](3) == 3
     assert ALL.readers["weigh_by_history"](SEEN.to_dict()) == SEEN
@@ -129,19 +130,6 @@ def test_a_chain_applies_its_steps_in_order():
     batch = Batch.of([[1], [3]], ["g"] * 2, kl_reward=np.array([5.0, 5.0]))
     assert Chain((Centre(), WeighAndSum((2.0,))))(batch).advantages.tolist() == [3, 7]  # -2 + 5, 2 + 5
     assert Chain((WeighAndSum((2.0,)), Centre()))(batch).advantages.tolist() == [-2, 2]
-
-
-def test_a_chain_gathers_metrics_and_returns_new_state():
-    chain = Chain((WeighAndSum(), Centre(), Balance(), WeighByHistory()))
-    assert chain.stateful
-    batch = Batch.of([[r] for r in ACC], UIDS, lengths=LENGTHS, accuracy=ACC)
-    before = chain.init()
-    result = chain(batch, before)
-    assert before == chain.init()
-    assert set(result.state) == {"weigh_by_history"}
-    assert result.state["weigh_by_history"].ticks == 1
-    assert {"balance/z", "weigh_by_history/batch_accuracy"} <= set(result.metrics)
-    assert not Chain((WeighAndSum(), Centre())).stateful
 
 
 def test_what_is_not_scored_gets_no_advantage():

@@ -22,7 +22,8 @@ def test_a_sound_state_is_read():
     assert Capability.from_dict(SOUND).to_dict() == SOUND
     assert Capability.from_dict(SOUND | {"value": 1, "window": [0, 1]}).window == (0.0, 1.0)
     assert Capability.from_dict(SOUND | {"ticks": 2**53}).ticks == 2**53
-    assert Capability.from_dict(SOUND | {"anchor": "window"}).value == 0.5  # its mean is not the last of the window
+    mean = SOUND | {"anchor": "window", "value": 0.375}  # not the last of the window
+    assert Capability.from_dict(mean).value == 0.375
     fixed = SOUND | {"anchor": "fixed", "window": []}
     assert Capability.from_dict(fixed | {"ticks": 0}) == Capability("fixed", 0.5, (), 0)
     assert Capability.from_dict(fixed | {"ticks": 7}).ticks == 7
@@ -37,28 +38,19 @@ def test_a_state_without_an_entry_is_damaged(missing):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"value": 1.5},
-        {"value": -0.1},
-        {"value": NAN},
-        {"value": "0.5"},
-        {"value": True},
-        {"window": [0.5, 2.0]},
-        {"window": ["0.5"]},
-        {"window": "0.5"},
-        {"window": 0.5},
-        {"window": None},
-        {"ticks": -1},
-        {"ticks": 1.0},
-        {"ticks": True},
-        {"anchor": None},
-        {"anchor": "hard"},
         # Each but for one thing as it should be.
-        {"value": 1.5, "window": [0.25, 1.5]},
-        {"value": -0.5, "window": [0.25, -0.5]},
+        {"anchor": "window", "value": 1.5},
+        {"anchor": "window", "value": -0.1},
+        {"anchor": "window", "value": NAN},
+        {"anchor": "window", "value": "0.5"},
         {"value": True, "window": [0.25, True]},
+        {"value": True, "window": [0.25, 1.0]},
         {"window": [2.0, 0.5]},
         {"window": ["0.25", 0.5]},
         {"window": [None, 0.5]},
+        {"window": "0.5"},
+        {"window": 0.5},
+        {"window": None},
         {"ticks": 2.0},
         {"ticks": 2**53 + 1},
         {"ticks": 1},
@@ -68,9 +60,10 @@ def test_a_state_without_an_entry_is_damaged(missing):
         {"window": [0.5, 0.25]},
         {"value": None, "window": []},
         {"value": None, "window": [], "ticks": 0, "anchor": "hard"},
+        {"anchor": None},
         {"anchor": "window", "value": None},
         {"anchor": "fixed", "value": 0.5, "window": [], "ticks": -1},
-        {"anchor": "fixed", "value": 0.5, "window": [], "ticks": 1.0},
+        {"anchor": "fixed", "value": 0.5, "window": [], "ticks": True},
         {"anchor": "fixed", "value": 0.5, "window": [0.5], "ticks": 0},
     ],
 )

@@ -39,7 +39,9 @@ def test_centre_leaves_the_mean_out():
 @pytest.mark.parametrize("constant", [0.1, 0.2, 0.3, 1 / 3, 1e6 + 0.1, -7.7])
 def test_centre_is_exactly_zero_without_variance(constant):
     values = np.float64(np.float32(constant)) * (1 + np.array([0, 1, -1, 0, 1]) * 1e-8)
-    assert (apply(Centre(), values) == 0).all()
+    found = apply(Centre(), values)
+    assert not found.any()
+    assert not np.signbit(found).any()
 
 
 def test_scale_by_std_uses_n_minus_one_of_the_scored():
@@ -130,31 +132,19 @@ def test_a_step_must_say_what_it_does():
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "lowest"),
-    [
-        (ScaleByStd, "epsilon", 1e-9),
-        (ScaleByMad, "epsilon", 1e-9),
-        (Whiten, "epsilon", 1e-9),
-        (WeighByDifficulty, "dqw_temp", 1e-9),
-    ],
+    ("kind", "name"),
+    [(ScaleByStd, "epsilon"), (ScaleByMad, "epsilon"), (Whiten, "epsilon"), (WeighByDifficulty, "dqw_temp")],
 )
-def test_a_setting_may_reach_its_limit_and_not_pass_it(kind, name, lowest):
-    assert getattr(make(kind, {name: lowest}, "here"), name) == lowest
+def test_a_divisor_is_above_zero(kind, name):
+    assert getattr(make(kind, {name: 1e-9}, "here"), name) == 1e-9
     with pytest.raises(ConfigurationError, match=facts(f"here.{name}", "above 0", "found 0")):
-        make(kind, {name: lowest - 1e-9}, "here")
+        make(kind, {name: 0}, "here")
 
 
 @pytest.mark.parametrize("weight", [2.0, 0.0, -1.0])
 def test_the_weight_of_a_single_reward_counts(weight):
     batch = Batch.of([[1], [3], [NAN]], ["g"] * 3)
     np.testing.assert_array_equal(WeighAndSum((weight,)).apply(batch.rewards, batch)[:, 0], [weight, 3 * weight, NAN])
-
-
-def test_a_dead_group_leaves_no_negative_zero():
-    batch = Batch.of([[1.0], [1.0 + 1e-9], [0.3], [0.3]], list("aabb"))
-    found = Centre().apply(batch.rewards, batch)
-    assert not found.any()
-    assert not np.signbit(found).any()
 
 
 def test_a_condition_on_nothing_is_said():

@@ -6,11 +6,9 @@ count and by the values that a resumed run carries on.
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.end_to_end.test_training import TIMEOUT
+from tests.end_to_end.test_training import TIMEOUT, state
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 
@@ -64,8 +62,7 @@ def test_the_history_ticks_once_an_update_and_goes_on_after_a_restart(start, mod
 
 
 def history(run, step):
-    path = run.folder / f"checkpoints/global_step_{step}/verl_ext.json"
-    return json.loads(path.read_text())["estimators"]["hadw"]["weigh_by_history"]
+    return state(run, step)["hadw"]["weigh_by_history"]
 
 
 # -- verl/experimental -----------------------------------------------------------------------------------------------
@@ -76,69 +73,57 @@ APART = (
     "actor_rollout_ref.hybrid_engine=False",
     "actor_rollout_ref.rollout.checkpoint_engine.backend=socket",
 )
-ONE_STEP_OFF = {
-    "program": "verl.experimental.one_step_off_policy.main_ppo",
+EXPERIMENTAL = {
     # verl's own search path is relative to a clone of its repository.
-    "overrides": ("hydra.searchpath=[pkg://verl.trainer.config]", *APART),
-}
-FULLY_ASYNC = {
-    "program": "verl.experimental.fully_async_policy.fully_async_main",
-    "overrides": (
-        *APART,
-        "data.train_batch_size=0",
-        "rollout.n=4",
-        "async_training.trigger_parameter_sync_step=2",
-        "async_training.staleness_threshold=0.5",
-        "trainer.test_freq=-1",
+    "one_step_off": ("one_step_off_policy.main_ppo", ("hydra.searchpath=[pkg://verl.trainer.config]", *APART)),
+    "fully_async": (
+        "fully_async_policy.fully_async_main",
+        (
+            *APART,
+            "data.train_batch_size=0",
+            "rollout.n=4",
+            "async_training.trigger_parameter_sync_step=2",
+            "async_training.staleness_threshold=0.5",
+            "trainer.test_freq=-1",
+        ),
     ),
 }
 # Prompts of one update, and updates between two versions of the weights.
 PROMPTS, UPDATES = 8, 2
 
 
-def begin(start, experimental, estimator, *more, steps):
+def begin(start, mode, estimator, *more, steps):
+    program, overrides = EXPERIMENTAL[mode]
+    if mode == "fully_async":  # it counts prompts, not steps
+        more += (f"rollout.total_rollout_steps={steps * UPDATES * PROMPTS}",)
     return start(
         "run",
-        *experimental["overrides"],
+        *overrides,
         f"algorithm.adv_estimator={estimator}",
         *ESTIMATORS[estimator],
         *more,
         steps=steps,
         configuration=f"[cpu,{estimator}]",
-        program=experimental["program"],
+        program=f"verl.experimental.{program}",
     )
 
 
-def versions(number):
-    """The fully asynchronous trainer counts prompts, not steps."""
-    return f"rollout.total_rollout_steps={number * UPDATES * PROMPTS}"
-
-
 @pytest.mark.parametrize("estimator", ["gdpo", "dgpo", "drgrpo"])
-def test_one_step_off_trains(start, estimator):
-    run = begin(start, ONE_STEP_OFF, estimator, steps=3)
+@pytest.mark.parametrize(("mode", "steps"), [("one_step_off", 3), ("fully_async", 2)])
+def test_the_experimental_trainers_train(start, mode, steps, estimator):
+    run = begin(start, mode, estimator, steps=steps)
     assert run.wait(TIMEOUT) == 0, run.tail()
-    assert len(run.column("advantage/std")) == 3
-    assert min(run.column("advantage/std")) > 0
-
-
-@pytest.mark.parametrize("estimator", ["gdpo", "dgpo", "drgrpo"])
-def test_fully_async_trains(start, estimator):
-    run = begin(start, FULLY_ASYNC, estimator, versions(2), steps=2)
-    assert run.wait(TIMEOUT) == 0, run.tail()
-    assert len(run.column("advantage/std")) == 2
+    assert len(run.column("advantage/std")) == steps
     assert min(run.column("advantage/std")) > 0
 
 
 @pytest.mark.parametrize(("mode", "updates"), [("one_step_off", 1), ("fully_async", UPDATES)])
 def test_the_experimental_trainers_keep_the_history(start, mode, updates):
-    experimental = {"one_step_off": ONE_STEP_OFF, "fully_async": FULLY_ASYNC}[mode]
-    prompts = (lambda number: (versions(number),)) if mode == "fully_async" else lambda _: ()
-    first = begin(start, experimental, "hadw", "trainer.save_freq=1", *prompts(2), steps=2)
+    first = begin(start, mode, "hadw", "trainer.save_freq=1", steps=2)
     assert first.wait(TIMEOUT) == 0, first.tail()
     before = history(first, 2)
     assert before["ticks"] == 2 * updates
-    again = begin(start, experimental, "hadw", "trainer.save_freq=1", *prompts(4), steps=4)
+    again = begin(start, mode, "hadw", "trainer.save_freq=1", steps=4)
     assert again.wait(TIMEOUT) == 0, again.tail()
     assert f"read the estimators' state from {again.folder}/checkpoints/global_step_2/" in again.log
     after = history(again, 4)
@@ -156,7 +141,7 @@ def test_a_reward_that_raises_ends_the_fully_asynchronous_trainer_with_an_error(
     """verl by itself ends with status 0, as if the training were over."""
     (tmp_path / "raises.py").write_text(RAISES)
     reward = f"reward.custom_reward_function.path={tmp_path}/raises.py"
-    run = begin(start, FULLY_ASYNC, "hadw", reward, versions(2), steps=2)
+    run = begin(start, "fully_async", "hadw", reward, steps=2)
     assert run.wait(TIMEOUT) == 1, run.tail()
     assert "the rollout ended before its last prompt" in run.log
     assert "this reward raises" in run.log
@@ -170,7 +155,7 @@ def test_a_reward_that_raises_ends_the_trainers_without_a_replay_buffer(start, t
         name = "algorithm.adv_estimator=hadw"
         run = start("run", name, *ESTIMATORS["hadw"], "trainer.use_v1=False", reward, configuration="[cpu,hadw]")
     else:
-        run = begin(start, ONE_STEP_OFF, "hadw", reward, steps=2)
+        run = begin(start, mode, "hadw", reward, steps=2)
     assert run.wait(TIMEOUT) == 1, run.tail()
     assert "this reward raises" in run.log
     assert not run.metrics

@@ -25,9 +25,6 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "hadw on dgpo": ("hadw", KEYS | {"hadw": {"base": "dgpo", "anchor": "window"}}),
 }
 EVERY = pytest.mark.parametrize(("name", "config"), ESTIMATORS.values(), ids=ESTIMATORS.keys())
-CENTRED = pytest.mark.parametrize(  # a group's advantages add up to 0
-    ("name", "config"), [ESTIMATORS[name] for name in ("drgrpo", "gdpo", "dgpo", "dgpo by sequences, std")]
-)
 KEEPS_DEAD = pytest.mark.parametrize(  # a group without variance has advantage exactly 0
     ("name", "config"), [pair for name, pair in ESTIMATORS.items() if name != "gdpo over tokens"]
 )

@@ -11,6 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from tests.calls import call, metrics_of, tensors
+from tests.estimators.every import started
 from tests.estimators.small import GDPO, UIDS, X, fields
 from tests.facts import facts, says
 from verl_ext import RunState, use_run_state
@@ -33,14 +34,9 @@ def test_a_threshold_makes_an_accuracy_of_plus_and_minus_one(name):
     config = {"rewards": {"keys": ["x"], "accuracy_threshold": 0.0}}
     scores = [1.0, -1.0, -1.0, -1.0, 1.0, 1.0, 1.0, -1.0]
     uids, columns = list("aaaabbbb"), {"x": np.array(scores)}
-    state = RunState()
-    state.load_state_dict({"hadw": {"weigh_by_history": {"anchor": "soft", "value": 0.4, "window": [0.4], "ticks": 1}}})
-    saved = RunState()
-    saved.load_state_dict(state.state_dict())
-    found = call(name, scores, uids, config=config, components=columns, state=state)
-    right = np.array([1.0, 0, 0, 0, 1, 1, 1, 0])
-    wanted = call(name, scores, uids, config={"rewards": {"keys": ["x"]}}, components=columns | {"acc": right},
-                  state=saved)  # fmt: skip
+    found = call(name, scores, uids, config=config, components=columns, state=started({}))
+    columns["acc"] = np.array([1.0, 0, 0, 0, 1, 1, 1, 0])
+    wanted = call(name, scores, uids, config={"rewards": {"keys": ["x"]}}, components=columns, state=started({}))
     np.testing.assert_array_equal(found.rows, wanted.rows)
 
 
@@ -72,11 +68,11 @@ def test_dgpo_without_weighing_needs_no_accuracy():
     np.testing.assert_allclose(found.rows, [2 / 2.0001, -2 / 2.0001, 0, 0])  # 2 * 1 / (2 + 1e-4)
 
 
-def kl_call(name: str, config: dict[str, Any], **columns: Any):
-    """Scores [1, 0, 0, 0] and KL parts of -0.25 on the first row alone."""
-    rewards, mask = tensors([0.75, 0.0, 0.0, 0.0], [1] * 4, torch.float64)
+def kl_call(name: str, config: dict[str, Any], kl: float = -0.25, state: RunState | None = None, **columns: Any):
+    """Scores [1, 0, 0, 0] and a KL part on the first row alone."""
+    rewards, mask = tensors([1.0 + kl, 0.0, 0.0, 0.0], [1] * 4, torch.float64)
     before, _ = tensors([1.0, 0.0, 0.0, 0.0], [1] * 4, torch.float64)
-    with use_run_state(RunState()):
+    with use_run_state(state or RunState()):
         found, _ = estimator_function(name)(
             rewards,
             mask,
@@ -101,11 +97,7 @@ def test_kl_is_added_to_the_weighted_sum_of_components():
 def test_accuracy_is_taken_before_kl():
     """With KL the score of row 0 is 0.75, and the mean accuracy would be 0.1875."""
     state = RunState()
-    rewards, mask = tensors([0.75, 0.0, 0.0, 0.0], [1] * 4)
-    before, _ = tensors([1.0, 0.0, 0.0, 0.0], [1] * 4)
-    config = OmegaConf.create({"use_kl_in_reward": True})
-    with use_run_state(state):
-        estimator_function("hadw")(rewards, mask, UIDS, config, batch={"token_level_scores": before})
+    kl_call("hadw", {}, state=state)
     assert state.states["hadw"]["weigh_by_history"].value == 0.25
 
 
@@ -121,8 +113,5 @@ def test_components_with_kl_need_the_scores_before_it():
 
 
 def test_an_infinite_kl_part_is_an_error():
-    rewards, mask = tensors([1.0, -INF], [1, 1])
-    before, _ = tensors([1.0, 0.0], [1, 1])
-    config = OmegaConf.create({"use_kl_in_reward": True})
     with pytest.raises(DataError, match=facts("KL", "uid 'a'", "-inf")):
-        estimator_function("drgrpo")(rewards, mask, ["a", "a"], config, batch={"token_level_scores": before})
+        kl_call("drgrpo", {}, kl=-INF)

@@ -1,4 +1,6 @@
-"""Each estimator against the slow loops of `tests/reference.py`, over random batches, settings and missing scores.
+"""Each estimator, and combinations of them, against the slow loops of `tests/reference.py`.
+
+Over random batches, settings and missing scores.
 
 Both ways in: the core, and the registered function in verl's convention.
 """
@@ -65,27 +67,23 @@ def test_drgrpo(rollout, weights):
     st.sampled_from(["sequence", "token", "none"]),
     st.sampled_from([1e-6, 1e-4, 0.5]),
     st.sampled_from([{}, {"a": ("b", 0.5)}, {"a": ("b", 0.0), "b": ("c", 1.0)}]),
+    st.booleans(),
 )
-def test_gdpo(rollout, weights, scale, whiten, epsilon, conditions):
+def test_gdpo(rollout, weights, scale, whiten, epsilon, conditions, norm_by_std):
     wanted = reference.gdpo(
         rollout.columns,
         rollout.uids,
         rollout.lengths,
         weights=weights,
-        scale=scale,
+        scale="none" if scale == "std" and not norm_by_std else scale,
         whiten=whiten,
         epsilon=epsilon,
         conditions=conditions,
     )
     written = {easy: {"on": hard, "at_least": threshold} for easy, (hard, threshold) in conditions.items()}
     gdpo = {"scale": scale, "whiten": whiten, "epsilon": epsilon, "conditions": written}
-    check("gdpo", rollout, rewards(weights) | {"gdpo": gdpo}, wanted)
-
-
-@given(rollouts(keys=KEYS), WEIGHTS)
-def test_gdpo_without_division_by_std(rollout, weights):
-    wanted = reference.gdpo(rollout.columns, rollout.uids, rollout.lengths, weights=weights, scale="none")
-    check("gdpo", rollout, rewards(weights) | {"norm_adv_by_std_in_grpo": False}, wanted)
+    config = {"gdpo": gdpo, "norm_adv_by_std_in_grpo": norm_by_std or scale == "mad"}
+    check("gdpo", rollout, rewards(weights) | config, wanted)
 
 
 @given(
@@ -122,13 +120,13 @@ def base_of(name: str, rollout: Rollout, weights: list[float]) -> list[float]:
         return reference.gdpo(rollout.columns, rollout.uids, rollout.lengths, weights=weights)
     if name == "dgpo":
         return reference.dgpo(total, rollout.uids, rollout.lengths, rollout.accuracy)
-    return (reference.grpo if name == "grpo" else reference.drgrpo)(total, rollout.uids)
+    return reference.grpo(total, rollout.uids, norm_by_std=name == "grpo")  # without the std it is drgrpo
 
 
 @given(
     st.lists(rollouts(keys=KEYS), min_size=1, max_size=5),
     WEIGHTS,
-    st.sampled_from(["grpo", "drgrpo", "gdpo", "dgpo"]),
+    st.sampled_from(["grpo", "grpo without std", "drgrpo", "gdpo", "dgpo"]),
     st.sampled_from(["soft", "window", "fixed"]),
     st.sampled_from([0.5, 1.0, 1.3]),
     st.sampled_from([1, 2, 3, 10]),
@@ -142,7 +140,8 @@ def test_hadw_over_several_batches(batches, weights, base, anchor, scale, window
         "fixed": {"fixed_anchor": 0.4},
     }
     config = rewards(weights) | {
-        "hadw": {"base": base, "anchor": anchor, "lambda_scale": scale} | given_settings[anchor]
+        "hadw": {"base": base.split()[0], "anchor": anchor, "lambda_scale": scale} | given_settings[anchor],
+        "norm_adv_by_std_in_grpo": base != "grpo without std",
     }
     memory = reference.History(anchor, scale, window, eta, eta_min, fixed_anchor=0.4)
     run = RunState()
@@ -153,8 +152,41 @@ def test_hadw_over_several_batches(batches, weights, base, anchor, scale, window
             assert math.isclose(run.states["hadw"]["weigh_by_history"].value, memory.capability, abs_tol=1e-12)
 
 
+DGPO = ["weigh_and_sum", "centre", "scale_by_mad", "balance", "weigh_by_difficulty"]
+
+
+def listed(weights: list[float], *steps: Any) -> dict[str, Any]:
+    return rewards(weights) | {"compose": {"steps": list(steps)}}
+
+
+# Small differences between tiny sums decide whether a group varies, which weights of three digits would bring about.
+@given(rollouts(keys=KEYS, nan=False), st.sampled_from([0.5, 2.0]))
+def test_gdpo_weighed_by_difficulty(rollout, temperature):
+    """`B_v softmax(-acc / T)` over the groups whose advantage varies."""
+    weights = [1.0, 0.5, 2.0]
+    wanted = reference.gdpo(rollout.columns, rollout.uids, rollout.lengths, weights=weights)
+    groups = reference.groups(rollout.uids).values()
+    valid = [rows for rows in groups if reference.has_variance([wanted[row] for row in rows])]
+    for rows, weight in zip(valid, reference.difficulty_weights(valid, rollout.accuracy, temperature), strict=True):
+        for row in rows:
+            wanted[row] *= weight
+    difficulty = {"step": "weigh_by_difficulty", "dqw_temp": temperature}
+    steps = ["centre", "scale_by_std", "weigh_and_sum", "whiten", difficulty]
+    check("compose", rollout, listed(weights, *steps), wanted)
+
+
 @given(rollouts(keys=KEYS), WEIGHTS)
-def test_the_base_of_hadw_without_std_is_drgrpo(rollout, weights):
-    config = rewards(weights) | {"norm_adv_by_std_in_grpo": False}
-    total = reference.weighted_total(list(rollout.columns.values()), weights)
-    check("hadw", rollout, config, reference.grpo(total, rollout.uids, norm_by_std=False))  # the first batch: Phi = 1
+def test_conditioned_rewards_under_dgpo(rollout, weights):
+    """The condition is no privilege of gdpo."""
+    kept = reference.conditioned(rollout.columns, {"a": ("b", 0.5)})
+    total = reference.weighted_total(list(kept.values()), weights)
+    wanted = reference.dgpo(total, rollout.uids, rollout.lengths, rollout.accuracy)
+    condition = {"step": "condition", "conditions": {"a": {"on": "b", "at_least": 0.5}}}
+    check("compose", rollout, listed(weights, condition, *DGPO), wanted)
+
+
+@given(rollouts(keys=KEYS), WEIGHTS)
+def test_drgrpo_per_reward(rollout, weights):
+    columns = [reference.centred(column, rollout.uids) for column in rollout.columns.values()]
+    wanted = reference.learnt(reference.weighted_total(columns, weights))
+    check("compose", rollout, listed(weights, "centre", "weigh_and_sum"), wanted)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.calls import call, object_array, tensors
 from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
 from tests.facts import facts, says
-from verl_ext import RunState, Settings, build, use_run_state
+from verl_ext import RunState, use_run_state
 from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError
 from verl_ext.estimators import ESTIMATORS
@@ -21,12 +21,7 @@ from verl_ext.integration.advantage.context import StepContext, activate
 from verl_ext.integration.advantage.registry import estimator_function
 
 EVERY = pytest.mark.parametrize("name", ESTIMATORS)
-
-
-@EVERY
-def test_advantages_and_returns_are_one_tensor_as_verls_own_are(name):
-    found = call(name, X, UIDS, config=config_for(name), components=fields(), state=RunState())
-    assert found.returns is found.tensor
+PAIR = {"token_level_rewards": torch.tensor([[1.0], [0.0]]), "response_mask": torch.ones(2, 1), "index": ["a", "a"]}
 
 
 @EVERY
@@ -210,29 +205,20 @@ def test_verls_names_of_keys_and_weights_mean_the_same(name):
     assert (found[0] != call(name, [0.0] * 4, UIDS, config=plain | GDPO, components=fields()).rows).any()
 
 
-@EVERY
-def test_a_misspelt_setting_is_refused(name):
-    with pytest.raises(ConfigurationError, match=facts(f"algorithm.{name}", "unknown", "'misspelt'")):
-        call(name, X, UIDS, config=config_for(name) | {name: {"misspelt": 1}}, components=fields())
+NO_KL, NO_STD = {"use_kl_in_reward": True}, {"norm_adv_by_std_in_grpo": False}
+REFUSED = [
+    ("gdpo", GDPO | NO_KL, ("use_kl_in_reward=True", "gdpo", "use_kl_loss=True")),
+    ("hadw", GDPO | NO_KL | {"hadw": {"base": "gdpo"}}, ("use_kl_in_reward=True", "gdpo")),
+    ("gdpo", GDPO | NO_STD | {"gdpo": {"scale": "mad"}}, ("norm_adv_by_std_in_grpo=False", "algorithm.gdpo.scale=mad")),
+    ("dgpo", NO_STD, ("norm_adv_by_std_in_grpo=False", "dgpo", "algorithm.dgpo.dgae=False")),
+    ("hadw", NO_STD | {"hadw": {"base": "dgpo"}}, ("norm_adv_by_std_in_grpo=False", "algorithm.dgpo.dgae=False")),
+]
 
 
-def test_gdpo_refuses_kl_in_reward():
-    with pytest.raises(ConfigurationError, match=facts("use_kl_in_reward=True", "gdpo", "use_kl_loss=True")):
-        gdpo(config=GDPO | {"use_kl_in_reward": True})
-    with pytest.raises(ConfigurationError, match="use_kl_in_reward"):
-        build("hadw", Settings.parse({"use_kl_in_reward": True, "hadw": {"base": "gdpo"}}))
-
-
-def test_gdpo_by_mad_refuses_to_be_told_not_to_divide():
-    with pytest.raises(ConfigurationError, match=facts("norm_adv_by_std_in_grpo=False", "algorithm.gdpo.scale=mad")):
-        gdpo(config=GDPO | {"norm_adv_by_std_in_grpo": False, "gdpo": {"scale": "mad"}})
-
-
-@pytest.mark.parametrize(("name", "more"), [("dgpo", {}), ("hadw", {"hadw": {"base": "dgpo"}})])
-def test_dgae_refuses_to_be_told_not_to_divide(name, more):
-    told = facts("norm_adv_by_std_in_grpo=False", "dgpo", "algorithm.dgpo.dgae=False")
-    with pytest.raises(ConfigurationError, match=told):
-        call(name, X, UIDS, config={"norm_adv_by_std_in_grpo": False} | more)
+@pytest.mark.parametrize(("name", "config", "told"), REFUSED)
+def test_settings_of_verls_that_an_estimator_cannot_honour_are_refused(name, config, told):
+    with pytest.raises(ConfigurationError, match=facts(*told)):
+        call(name, X, UIDS, config=config, components=fields())
 
 
 def test_what_is_no_tensor_is_refused_by_name():
@@ -250,23 +236,20 @@ def test_uids_that_are_tensors_are_compared_by_value():
 
 def test_a_trainer_that_passes_a_part_of_the_batch_is_named():
     rows = Rows.of_sessions(["a_0_0", "a_1_0", "b_0_0"], np.zeros(3, dtype=bool))
-    given = {"token_level_rewards": torch.ones(2, 1), "response_mask": torch.ones(2, 1), "index": ["a", "a"]}
     with (
         activate(StepContext(trainer=object(), rows=rows)),
         pytest.raises(IntegrationError, match=facts("drgrpo", "2 rows", "batch of 3")),
     ):
-        estimator_function("drgrpo")(config={}, **given)
+        estimator_function("drgrpo")(config={}, **PAIR)
 
 
 def test_a_token_score_field_that_nobody_asks_for_may_have_any_shape():
-    given = {"token_level_rewards": torch.tensor([[1.0], [0.0]]), "response_mask": torch.ones(2, 1), "index": ["a"] * 2}
     for other in (torch.ones(7), [1, 2]):
-        advantages, _ = estimator_function("drgrpo")(config={}, batch={"token_level_scores_z": other}, **given)
+        advantages, _ = estimator_function("drgrpo")(config={}, batch={"token_level_scores_z": other}, **PAIR)
         assert advantages[:, 0].tolist() == [0.5, -0.5]
 
 
 def test_an_interpolation_that_leads_nowhere_is_our_error():
     config = OmegaConf.create({"rewards": {"keys": "${nowhere}"}})
-    given = {"token_level_rewards": torch.ones(2, 1), "response_mask": torch.ones(2, 1), "index": ["a", "a"]}
     with pytest.raises(ConfigurationError, match=facts("algorithm.rewards", "nowhere")):
-        estimator_function("drgrpo")(config=config, **given)
+        estimator_function("drgrpo")(config=config, **PAIR)

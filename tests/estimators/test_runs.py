@@ -42,15 +42,6 @@ def test_a_fresh_run_starts_afresh():
     np.testing.assert_array_equal(call("hadw", scores, uids, state=run_state).rows, first)
 
 
-def test_estimators_keep_their_histories_apart():
-    run_state = RunState()
-    call("hadw", [1.0, 0.0], list("aa"), state=run_state)
-    before = run_state.state_dict()
-    call("dgpo", [1.0, 0.0], list("aa"), state=run_state)
-    assert run_state.state_dict() == before
-    assert set(before) == {"hadw"}
-
-
 @EVERY
 def test_the_metrics_of_a_step(name, config):
     rollout = Rollout(list("aabb"), {"a": [1.0, 0, 1, 1], "b": [0.5, 0, 1, 1]}, [2] * 4, [1.0, 0, 1, 1])

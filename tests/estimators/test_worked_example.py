@@ -5,7 +5,7 @@ Groups A, B, C of 4: acc = [1000 | 1110 | 0000], fmt = [1100 | 1011 | 0100], len
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,6 @@ class Case:
     expected: list[float]
     keys: tuple[str, ...] = ("acc",)
     size: int = 12
-    components: dict[str, list[float]] = field(default_factory=lambda: {"acc": ACC, "fmt": FMT})
-
-    def settings(self) -> Settings:
-        return Settings.parse(self.config)
 
 
 BOTH = {"rewards": {"keys": ["acc", "fmt"]}}
@@ -74,26 +70,15 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_the_core_gives_the_row(case):
-    rewards = np.stack([case.components[key][: case.size] for key in case.keys], axis=1)
-    batch = Batch.of(
-        rewards, UIDS[: case.size], keys=case.keys, lengths=LENGTHS[: case.size], accuracy=ACC[: case.size]
-    )
-    np.testing.assert_allclose(build(case.name, case.settings())(batch).advantages, case.expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_the_registered_function_gives_the_row(case):
-    components = {key: np.array(column[: case.size]) for key, column in case.components.items()}
-    found = call(
-        case.name,
-        ACC[: case.size],
-        UIDS[: case.size],
-        LENGTHS[: case.size],
-        config=case.config,
-        components=components,
-    )
-    np.testing.assert_allclose(found.rows, case.expected, atol=1e-5)
+def test_the_core_and_the_registered_function_give_the_row(case):
+    columns = {"acc": np.array(ACC[: case.size]), "fmt": np.array(FMT[: case.size])}
+    uids, lengths = UIDS[: case.size], LENGTHS[: case.size]
+    rewards = np.stack([columns[key] for key in case.keys], axis=1)
+    batch = Batch.of(rewards, uids, keys=case.keys, lengths=lengths, accuracy=columns["acc"])
+    found = build(case.name, Settings.parse(case.config))(batch)
+    np.testing.assert_allclose(found.advantages, case.expected, atol=1e-5)
+    direct = call(case.name, columns["acc"], uids, lengths, config=case.config, components=columns)
+    np.testing.assert_allclose(direct.rows, case.expected, atol=1e-5)
 
 
 def test_dgpo_logs_the_numbers_of_the_row():

@@ -21,13 +21,6 @@ class Raises(Step):
         raise KeyError("on purpose")
 
 
-class RaisesAtInit(Step):
-    name = "raises_at_init"
-
-    def init(self):
-        raise OSError("on purpose")
-
-
 class NoName(Step):
     name = ("no", "text")
 

@@ -128,7 +128,7 @@ def reward_function(draw: Draw) -> Any:
     }
 
 
-@pytest.mark.parametrize("step", ["Argument", "Raises", "RaisesAtInit", "NoName", "Hints", "Checks"])
+@pytest.mark.parametrize("step", ["Argument", "Raises", "NoName", "Hints", "Checks"])
 def test_a_broken_step_of_the_users_is_named(step: str) -> None:
     item: Any = f"tests.fuzz.own_steps:{step}"
     settings = Settings.parse(

@@ -18,7 +18,6 @@ from hypothesis import given
 import verl_ext
 from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, tree
 from verl_ext import Batch, RunState, Settings
-from verl_ext.core.observe import metric_name
 from verl_ext.errors import CheckpointError
 from verl_ext.files import DUMPS
 from verl_ext.integration.advantage import dump
@@ -204,13 +203,3 @@ def test_a_dump_takes_any_name(draw: Draw) -> None:
         settings = Settings.parse({"rewards": {"keys": list(keys)}, "verl_ext": {"dump_dir": folder}})
         dump.write(settings, "gdpo", batch, labels, np.zeros(4), trainer=None, run=RunState())
         assert [path.match(DUMPS) for path in Path(folder).iterdir()] == [True]
-
-
-@many
-@given(draws)
-def test_a_metrics_name_is_plain(draw: Draw) -> None:
-    """Loggers make files and folders of metrics' names."""
-    found = metric_name(name(draw))
-    assert found
-    assert set(found) <= set("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_.-")
-    assert found.strip(".")

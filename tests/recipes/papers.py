@@ -218,26 +218,8 @@ ARMS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
         {"ALGORITHM": "grpo", "NORM_BY_STD": "False"},
         {**TOOLS, **TOOLS_KL, "algorithm.norm_adv_by_std_in_grpo": False},
     ),
-    "tools dgpo": (
-        "tool_calling",
-        {"ALGORITHM": "dgpo"},
-        {
-            **TOOLS,
-            **NO_KL,
-            "algorithm.rewards.accuracy_key": "correctness",
-            "algorithm.rewards.accuracy_threshold": 2.999,
-        },
-    ),
-    "tools hadw": (
-        "tool_calling",
-        {"ALGORITHM": "hadw"},
-        {
-            **TOOLS,
-            **NO_KL,
-            "algorithm.rewards.accuracy_key": "correctness",
-            "algorithm.rewards.accuracy_threshold": 2.999,
-        },
-    ),
+    "tools dgpo": ("tool_calling", {"ALGORITHM": "dgpo"}, {**TOOLS, **NO_KL, **RIGHT_CALL}),
+    "tools hadw": ("tool_calling", {"ALGORITHM": "hadw"}, {**TOOLS, **NO_KL, **RIGHT_CALL}),
     "tools drgrpo": (
         "tool_calling",
         {"ALGORITHM": "drgrpo"},

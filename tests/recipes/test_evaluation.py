@@ -68,15 +68,6 @@ def summary(folder: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("column", ["input", "output"])
-def test_a_unicode_line_separator_in_a_text_ends_no_line(tmp_path: Path, column: str) -> None:
-    """verl writes its dumps without ASCII escapes."""
-    records = [record("p0_0_0", 1.0), record("p1_0_0", 0.0, **{column: "a\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029b"})]
-    lines = "".join(json.dumps(found, ensure_ascii=False) + "\n" for found in records)
-    (tmp_path / "5.jsonl").write_text(lines, encoding="utf-8")
-    assert summary(tmp_path)["answers"] == 2
-
-
 def test_answers_are_grouped_by_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [record(f"p{p}_{s}_0", float(s < right)) for p, right in ((0, 1), (1, 0)) for s in range(4)]
     random.Random(0).shuffle(records)

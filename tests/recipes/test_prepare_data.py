@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -90,17 +89,6 @@ def test_gsm8k_from_jsonl_as_openai_published_it(tmp_path: Path) -> None:
         write(tmp_path / f"data/{split}.jsonl", GSM8K)
     prepare("gsm8k", tmp_path / "data", tmp_path / "out")
     assert len(rows(tmp_path / "out/test.parquet")) == 3
-
-
-def test_a_unicode_line_separator_in_a_text_ends_no_line(tmp_path: Path) -> None:
-    question = "Half\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029of 36?"
-    lines = json.dumps({**GSM8K[0], "question": question}, ensure_ascii=False) + "\n"
-    (tmp_path / "data").mkdir()
-    for split in ("train", "test"):
-        (tmp_path / f"data/{split}.jsonl").write_text(lines, encoding="utf-8")
-    prepare("gsm8k", tmp_path / "data", tmp_path / "out")
-    (row,) = rows(tmp_path / "out/train.parquet")
-    assert row["prompt"][1]["content"] == question
 
 
 def test_missing_files_columns_and_torn_files_are_named(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ from verl_ext.errors import ConfigurationError, DataError
 from verl_ext.rewards import boxed_math, math_judge
 from verl_ext.rewards.boxed_math import Options, check_ground_truth, check_kwargs, compute_score, last_boxed
 
-ENDLESS = r"\boxed{9^{9^{9^9}}}"
-
 
 def accuracy(solution: str, gold: str, **kwargs: object) -> float:
     score = compute_score("math", solution, gold, {"index": 3}, **kwargs)
@@ -44,14 +42,9 @@ EQUAL = [
 UNEQUAL = [("5", "6"), (r"\frac{1}{3}", "0.333"), (r"10\%", "10"), ("(0,1)", "[0,1]"), (r"\text{east}", r"\text{west}")]
 
 
-@pytest.mark.parametrize(("gold", "answer"), EQUAL)
-def test_equal_answers(gold, answer):
-    assert accuracy(rf"So the answer is $\boxed{{{answer}}}$.", gold) == 1
-
-
-@pytest.mark.parametrize(("gold", "answer"), UNEQUAL)
-def test_unequal_answers(gold, answer):
-    assert accuracy(rf"So the answer is $\boxed{{{answer}}}$.", gold) == 0
+@pytest.mark.parametrize(("gold", "answer"), [*EQUAL, *UNEQUAL])
+def test_answers_are_equal_or_not(gold, answer):
+    assert accuracy(rf"So the answer is $\boxed{{{answer}}}$.", gold) == ((gold, answer) in EQUAL)
 
 
 @pytest.mark.parametrize(
@@ -147,14 +140,6 @@ def test_a_gold_that_takes_too_long_is_an_error():
         compute_score("math", r"\boxed{5}", "(" * 900, timeout=0.03)
 
 
-def test_an_endless_answer_is_wrong_after_the_timeout_and_the_next_one_is_judged(caplog):
-    began = time.monotonic()
-    assert accuracy(ENDLESS, "5", timeout=0.3) == 0
-    assert time.monotonic() - began < 30  # far from endless, even on a busy machine
-    assert "0.3 s" in caplog.text
-    assert accuracy(r"\boxed{5}", "5", timeout=0.3) == 1
-
-
 def test_a_long_answer_is_wrong_without_being_judged(monkeypatch):
     assert check_ground_truth("5") == "5"
     monkeypatch.setattr(math_judge.Judge, "equal", lambda *args: pytest.fail("judged"))
@@ -200,29 +185,6 @@ def test_any_answer_gets_0_or_1(text):
 def test_a_gold_scores_full_marks_against_itself(number, other, form):
     gold = form.format(number, other)
     assert accuracy(rf"\boxed{{{gold}}}", gold) == 1
-
-
-@given(st.lists(st.sampled_from(["\\boxed{", "{", "}", "\\{", "\\}", "\\\\", "a"]), max_size=12).map("".join))
-def test_a_box_is_balanced_and_opens_last(text):
-    def content(start: int) -> str | None:
-        depth, at = 1, start
-        while at < len(text):
-            if text[at] == "\\":
-                at += 1
-            else:
-                depth += {"{": 1, "}": -1}.get(text[at], 0)
-            if not depth:
-                return text[start:at].strip()
-            at += 1
-        return None
-
-    escaped, starts = False, []
-    for at, character in enumerate(text):
-        if not escaped and text.startswith("\\boxed{", at):
-            starts.append(at + len("\\boxed{"))
-        escaped = character == "\\" and not escaped
-    boxes = [box for box in map(content, starts) if box is not None]
-    assert last_boxed(text) == (boxes[-1] if boxes else None)
 
 
 ADVERSARIAL = ["\\boxed{", "\\boxed", "\\boxed ", "\\boxed{}", "{", "}", "{}", "\\", "\\a", " ", "a", "\\boxed{5}"]

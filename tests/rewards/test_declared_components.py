@@ -7,10 +7,11 @@ from importlib import import_module
 
 import pytest
 
+from tests.rewards.tool_answers import call, calls
 from verl_ext import rewards
 from verl_ext.errors import ConfigurationError
 
-CALL = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
+CALL = calls(call("f", a=1))
 TRUTHS = {"gsm8k": "#### 18", "tool_calling": CALL, "boxed_math": "0.5"}
 CASES = [
     ("gsm8k", {}),
@@ -30,7 +31,8 @@ CASES = [
 def test_every_answer_has_the_declared_components_and_the_score(module: str, kwargs: dict, answer: str) -> None:
     scorer = import_module(f"verl_ext.rewards.{module}")
     found = scorer.compute_score("data", answer, TRUTHS[module], {"index": 1, "max_global_steps": 3}, **kwargs)
-    assert sorted(found) == sorted([*scorer.components(kwargs), "score"])
+    assert list(found) == [*scorer.components(kwargs), "score"]
+    assert {type(value) for value in found.values()} == {float}
 
 
 def test_every_scorer_declares_its_components_and_the_docs_name_them() -> None:

@@ -15,9 +15,10 @@ from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
 from tests.facts import facts
+from tests.rewards.tool_answers import call, calls
 from verl_ext.errors import ConfigurationError
 
-CALL = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
+CALL = calls(call("f", a=1))
 SCORERS = {
     "tool_calling": (CALL, CALL, {"format": 1.0, "correctness": 3.0, "score": 4.0}),
     "gsm8k": (

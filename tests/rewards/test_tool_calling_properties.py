@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.rewards.tool_answers import RESPONSE
+from tests.rewards.tool_answers import calls as wrapped
 from verl_ext.rewards.tool_calling import compute_score
 
 VALUES = st.recursive(
@@ -46,17 +48,10 @@ STEPS = st.integers(0, 1000).map(lambda step: {"index": 0, "max_global_steps": s
 
 
 def written(calls: list[dict], *, ascii_only: bool = True) -> str:
-    lines = "\n".join(json.dumps(call, ensure_ascii=ascii_only) for call in calls)
-    return f"<think> t </think>\n<tool_call>\n{lines}\n</tool_call>"
+    return wrapped(*(json.dumps(call, ensure_ascii=ascii_only) for call in calls))
 
 
-def wrapped(text: str) -> str:
-    return f"<think> t </think>\n<tool_call>\n{text}\n</tool_call>"
-
-
-@given(
-    truth=CALLS.map(written) | st.just("<think></think>\n<response></response>"), answer=TEXT, kwargs=KWARGS, info=STEPS
-)
+@given(truth=CALLS.map(written) | st.just(RESPONSE), answer=TEXT | CALLS.map(written), kwargs=KWARGS, info=STEPS)
 def test_any_answer_gets_a_score_in_range(truth, answer, kwargs, info):
     for text in (answer, wrapped(answer)):
         score = compute_score("rlla", text, truth, info, **kwargs)
@@ -64,12 +59,6 @@ def test_any_answer_gets_a_score_in_range(truth, answer, kwargs, info):
         assert -3 <= score["correctness"] <= 3
         assert 0 <= score.get("length", 0) <= 1
         assert score["score"] == sum(value for name, value in score.items() if name != "score")
-
-
-@given(truth=CALLS, answer=CALLS, kwargs=KWARGS, info=STEPS)
-def test_any_calls_get_a_score_in_range(truth, answer, kwargs, info):
-    score = compute_score("rlla", written(answer), written(truth), info, **kwargs)
-    assert -3 <= score["correctness"] <= 3
 
 
 @given(CALLS, KWARGS, st.booleans(), st.integers(0, 1000))
@@ -136,15 +125,7 @@ SMALL_CALLS = st.lists(
 def test_correctness_is_what_a_plain_enumeration_gives(matching, true, predicted):
     found = compute_score("rlla", written(predicted), written(true), matching=matching)["correctness"]
     assert found == pytest.approx(3 if true == predicted else expected(true, predicted, matching))
-
-
-@given(SMALL_CALLS, SMALL_CALLS)
-def test_optimal_matching_is_never_below_greedy(true, predicted):
-    greedy, optimal = (
-        compute_score("rlla", written(predicted), written(true), matching=matching)["correctness"]
-        for matching in ("greedy", "optimal")
-    )
-    assert optimal >= greedy - 1e-12
+    assert type(found) is float
 
 
 MEGABYTE = 1_000_000
@@ -194,7 +175,7 @@ ADVERSARIAL = {
 TRUTHS = {
     "a call": written([{"name": "f", "parameters": {"a": 1}}]),
     "five calls": written([{"name": "f", "parameters": {"a": n, "b": "x"}} for n in range(5)]),
-    "a response": "<think> t </think>\n<response> hello </response>",
+    "a response": RESPONSE,
 }
 
 

@@ -48,6 +48,14 @@ class Batch:
         size = len(self.rewards)
         return np.ones(size) if self.count_tokens is None else _lengths(self.count_tokens(), size)
 
+    def accuracy_for(self, step: str) -> Array:
+        """`[N]` the accuracy, or an error that names the step which needs it."""
+        if self.accuracy is None:
+            raise ConfigurationError(
+                f"step {step!r} needs an accuracy in [0, 1] for each trajectory, but there is none"
+            )
+        return self.accuracy
+
     @cached_property
     def variation(self) -> tuple[Array, Bools]:
         """`[G, K]` mean of each reward in each group, and whether it varies there."""

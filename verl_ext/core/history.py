@@ -129,14 +129,13 @@ class WeighByHistory(Step):
         """Reweigh with the anchor, then move it."""
         old = self.init() if state is None else state
         self.check_state(old)
-        if batch.accuracy is None:
-            raise ConfigurationError(f"step {self.name!r} needs an accuracy in [0, 1], the batch has none")
-        scored = ~np.isnan(batch.accuracy)
+        accuracy = batch.accuracy_for(self.name)
+        scored = ~np.isnan(accuracy)
         if not scored.any():
             return Update(values, old)
-        y = float(batch.accuracy[scored].mean())
+        y = float(accuracy[scored].mean())
         centre, new, eta_t = self._move(old, y)
-        gap = batch.groups.broadcast(batch.groups.mean(batch.accuracy))[:, None] - centre
+        gap = batch.groups.broadcast(batch.groups.mean(accuracy))[:, None] - centre
         direction = -np.sign(values) * np.sign(gap)
         phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(direction * np.abs(gap)))
         if self.anchor == "soft" and old.value is None:

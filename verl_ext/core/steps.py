@@ -232,7 +232,7 @@ class WeighByDifficulty(Step):
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
         live = _live(values, batch)
-        accuracy = batch.groups.mean(_accuracy(batch, self.name))
+        accuracy = batch.groups.mean(batch.accuracy_for(self.name))
         solved = np.where((accuracy == 0) | np.isnan(accuracy), 1.0, accuracy)[live]
         weights = np.ones(len(live))
         metrics: Metrics = {
@@ -268,9 +268,3 @@ def _live(values: Array, batch: Batch) -> Bools:
             f"this step takes one value per trajectory, found {values.shape[1]}: put weigh_and_sum first"
         )
     return batch.groups.varies(values[:, 0])
-
-
-def _accuracy(batch: Batch, step: str) -> Array:
-    if batch.accuracy is None:
-        raise ConfigurationError(f"step {step!r} needs an accuracy in [0, 1] for each trajectory, the batch has none")
-    return batch.accuracy

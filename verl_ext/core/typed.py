@@ -74,11 +74,8 @@ def boolean(where: str, value: object) -> None:
 
 def section(kind: type[T], given: object, where: str) -> T:
     """Read the dataclass of a section from plain data; null means the defaults."""
-    if given is None:
-        return make(kind, {}, where)
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(f"{where} must be a section of settings, found {given!r}")
-    return make(kind, given, where)
+    read: T = make(kind, {}, where) if given is None else value_of(where, given, kind)
+    return read
 
 
 def make(kind: type[T], given: Mapping[Any, Any], where: str) -> T:
@@ -144,15 +141,13 @@ def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] = Mapp
             raise ConfigurationError(f"{where} must be a list, found {value!r}{remedy}")
         values = [value_of(f"{where}[{at}]", item, inner[0], limits) for at, item in enumerate(value)]
         return values if origin is list else tuple(values)
-    if origin in (dict, Mapping, MappingProxyType):
+    if origin in (dict, Mapping, MappingProxyType) or dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ConfigurationError(f"{where} must be a section of settings, found {value!r}")
+        if dataclasses.is_dataclass(kind):
+            return make(typing.cast(type[Any], kind), value, where)
         read = {str(key): value_of(f"{where}.{key}", item, inner[1], limits) for key, item in value.items()}
         return MappingProxyType(read) if origin is MappingProxyType else read
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            raise ConfigurationError(f"{where} must be a section of settings, found {value!r}")
-        return make(typing.cast(type[Any], kind), value, where)
     raise ConfigurationError(
         f"{where} is declared as {kind}, which cannot be read from a configuration: declare it as bool, int, float, "
         "str, Literal, `X | None`, tuple[X, ...], Mapping[str, X] or a dataclass"

@@ -39,7 +39,7 @@ from verl_ext.core.steps import (
 from verl_ext.core.typed import make
 from verl_ext.errors import CheckpointError, ConfigurationError, unknown
 from verl_ext.registry import estimator
-from verl_ext.settings import Settings
+from verl_ext.settings import MOVED_TO_REWARDS, Settings
 
 WHERE = "algorithm.compose.steps"
 STEPS: Mapping[str, type[Step]] = MappingProxyType(
@@ -68,9 +68,7 @@ class ComposeSettings:
 
     steps: tuple[Any, ...] | None = None
     """In order, each a name, or `{step: name, setting: value}`; `package.module:Class` is a step of your own."""
-    renamed: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {name: f"algorithm.rewards.{name}" for name in ("accuracy_key", "accuracy_threshold")}
-    )
+    renamed: ClassVar[Mapping[str, str]] = MOVED_TO_REWARDS
 
     def __post_init__(self) -> None:
         for position, item in enumerate(self.steps or ()):

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from verl_ext.core.chain import Chain, Step
@@ -27,7 +26,7 @@ from verl_ext.core.steps import Balance, Centre, ScaleByMad, ScaleByStd, WeighAn
 from verl_ext.core.typed import same_as
 from verl_ext.errors import ConfigurationError
 from verl_ext.registry import estimator
-from verl_ext.settings import Settings
+from verl_ext.settings import MOVED_TO_REWARDS, Settings
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,7 @@ class DgpoSettings:
     """Temperature of that weighting."""
     balance: Literal["auto", "token", "sequence", "none"] = "auto"
     """What the loss averages over: `token`, `sequence`, `none`; `auto` follows the actor's `loss_agg_mode`."""
-    renamed: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {name: f"algorithm.rewards.{name}" for name in ("accuracy_key", "accuracy_threshold")}
-    )
+    renamed: ClassVar[Mapping[str, str]] = MOVED_TO_REWARDS
 
 
 LOSS = {"loss_agg_mode": "token-mean", "use_kl_loss": False}

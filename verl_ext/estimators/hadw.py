@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 from verl_ext.core.chain import Chain
@@ -32,7 +31,7 @@ from verl_ext.core.typed import same_as, shared
 from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.estimators.grpo import grpo
 from verl_ext.registry import ESTIMATORS, estimator, load
-from verl_ext.settings import Settings
+from verl_ext.settings import MOVED_TO_REWARDS, Settings
 
 _NO_BASE = ("compose", "hadw")  # compose has the step weigh_by_history
 
@@ -60,9 +59,7 @@ class HadwSettings:
     """Added to the step of the `soft` anchor; with 0, the paper's formula, the anchor can stand still."""
     fixed_anchor: float | None = same_as(WeighByHistory, "fixed_anchor")
     """The anchor of `anchor=fixed`, in [0, 1]."""
-    renamed: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {name: f"algorithm.rewards.{name}" for name in ("accuracy_key", "accuracy_threshold")}
-    )
+    renamed: ClassVar[Mapping[str, str]] = MOVED_TO_REWARDS
 
     def __post_init__(self) -> None:
         if self.base not in bases():
