@@ -74,7 +74,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setattr(ray, "get_runtime_context", lambda: found)
     monkeypatch.setattr(nodes, "ask", found.ask)
     monkeypatch.setattr(nodes, "workers_have_our_environment", lambda: found.started_here)
-    monkeypatch.setattr(nodes, "question", lambda: lambda: EXPECTED)
+    monkeypatch.setattr(nodes, "answer", lambda: EXPECTED)
     monkeypatch.setattr(nodes, "_asked", set())
     return found
 
@@ -225,7 +225,7 @@ def test_driver_and_trainer_ask(
 def test_the_answer_of_this_process_is_what_it_expects() -> None:
     import verl
 
-    found = nodes.question()()
+    found = nodes.answer()
     assert found["verl_ext"] == verl_ext.__version__
     assert found["verl"] == verl.__version__
     assert nodes.trouble(found, found) is None
@@ -241,7 +241,7 @@ def test_a_plugin_that_is_not_loaded_says_whether_it_was_switched_off(policy: st
 
 def test_a_copy_that_is_not_installed_is_the_same_version_and_the_same_code(tmp_path: Path) -> None:
     """As `py_modules` brings it."""
-    code_in, home = nodes.fingerprint(), Path(verl_ext.__file__).parent
+    code_in, home = nodes.code_in, Path(verl_ext.__file__).parent
     copy = tmp_path / "verl_ext"
     shutil.copytree(home, copy, ignore=shutil.ignore_patterns("__pycache__"))
     told = subprocess.run(
@@ -258,7 +258,7 @@ def test_a_copy_that_is_not_installed_is_the_same_version_and_the_same_code(tmp_
         check=True,
     )
     assert told.stdout.split() == [verl_ext.__version__, str(copy / "__init__.py")]
-    assert code_in(str(copy)) == nodes.question()()[nodes.CODE] == code_in(str(home))
+    assert code_in(str(copy)) == nodes.answer()[nodes.CODE] == code_in(str(home))
     (copy / "notes.txt").write_text("no code")
     assert code_in(str(copy)) == code_in(str(home))
     seen = {code_in(str(home))}
