@@ -42,21 +42,3 @@ def test_the_experimental_entry_points_stop_before_ray_starts(tmp_path: Path, mo
     assert done.returncode == 1
     assert says(done.stderr, "'gdop'", "did you mean 'gdpo'")
     assert not (tmp_path / "ray").exists()
-
-
-def test_the_presets_are_on_the_command_line_as_primary_configuration_and_as_group(tmp_path: Path) -> None:
-    done = main_ppo(
-        tmp_path,
-        "--config-name",
-        "gdpo",
-        "--cfg",
-        "job",
-        "algorithm.gdpo.whiten=token",
-        "algorithm.rewards.keys=[a,b]",
-    )
-    assert done.returncode == 0, done.stderr
-    assert "adv_estimator: gdpo" in done.stdout
-    assert "whiten: token" in done.stdout
-    done = main_ppo(tmp_path, "--cfg", "job", "+verl_ext=gdpo", "algorithm.gdpo.whitn=token")
-    assert done.returncode == 1
-    assert "algorithm.gdpo.whitn" in done.stderr

@@ -46,12 +46,14 @@ def check(options: argparse.Namespace) -> tuple[str, int]:
                 f"{text!r} is not KEY=VALUE: a setting is written as on verl's command line, a preset as "
                 "+verl_ext=gdpo, and a file as --config=FILE.yaml"
             )
-    with _quiet(), composed(folder, name, options.overrides) as config:
-        from verl_ext.integration.config.checks import judge
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl warns about engines that are not installed
+        with composed(folder, name, options.overrides) as config:
+            from verl_ext.integration.config.checks import judge
 
-        verdict = judge(config, unregistered=True)
-        lines = [*_judged(verdict, config), *_complaints("error", verdict.errors)]
-        lines += _complaints("warning", (*verdict.warnings, *_held(verdict, config)))
+            verdict = judge(config, unregistered=True)
+            lines = [*_judged(verdict, config), *_complaints("error", verdict.errors)]
+            lines += _complaints("warning", (*verdict.warnings, *_held(verdict, config)))
     refused = bool(verdict.errors)
     lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run; verl's own checks did not run")
     return "\n".join(lines), int(refused)
@@ -132,20 +134,14 @@ def _chain_of(error: BaseException) -> str:
     return message if cause is None or str(cause) in message else f"{message}: {cause}"
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl warns about engines that are not installed
-        yield
-
-
 def _judged(verdict: Verdict, config: Any) -> Iterator[str]:
     """Lines about the run that was checked."""
     from verl_ext.integration.config.read import select
 
     actor = "actor_rollout_ref.actor"
     yield "checked"
-    yield f"  estimator  {verdict.name}{'' if verdict.chain is None else _steps(verdict)}"
+    steps = "" if verdict.chain is None else f" ({', '.join(step.name for step in verdict.chain.steps)})"
+    yield f"  estimator  {verdict.name}{steps}"
     if verdict.settings is None:
         yield "  settings   cannot be read, so what depends on them was not checked"
     else:
@@ -153,20 +149,10 @@ def _judged(verdict: Verdict, config: Any) -> Iterator[str]:
         weights = "" if rewards.weights is None else f", weights {', '.join(f'{one:g}' for one in rewards.weights)}"
         yield f"  rewards    {', '.join(rewards.keys or ('the score alone',))}{weights}"
     if verdict.chain is not None:
-        yield f"  whiten     {_whitened(verdict)}"
+        over = (getattr(step, "over", "") for step in verdict.chain.steps if step.name == "whiten")
+        yield f"  whiten     {next((f'over {name}' for name in over), 'none')}"
     loss = [f"{key}={select(config, f'{actor}.{key}')}" for key in ("loss_agg_mode", "loss_scale_factor")]
     yield f"  loss       {select(config, f'{actor}.policy_loss.loss_mode')}, {', '.join(loss)}"
-
-
-def _steps(verdict: Verdict) -> str:
-    chain = verdict.chain
-    return "" if chain is None else f" ({', '.join(step.name for step in chain.steps)})"
-
-
-def _whitened(verdict: Verdict) -> str:
-    """What the estimator's step `whiten` averages over."""
-    steps = verdict.chain.steps if verdict.chain is not None else ()
-    return next((f"over {getattr(step, 'over', '')}" for step in steps if step.name == "whiten"), "none")
 
 
 def _complaints(kind: str, texts: tuple[str, ...]) -> Iterator[str]:

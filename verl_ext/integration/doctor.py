@@ -8,7 +8,6 @@ import platform
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from verl_ext import __version__
@@ -56,8 +55,11 @@ def diagnose(*, verbose: bool = False) -> int:
     report = Report(verbose=verbose)
     print(f"verl_ext {__version__} on Python {platform.python_version()}")
     print("versions")
-    for line in _versions():
-        print(f"        {line}")
+    for package in _PACKAGES:
+        try:
+            print(f"        {package} {version(package)}")
+        except PackageNotFoundError:
+            print(f"        {package} is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl warns about engines that are not installed
         if _verl(report):
@@ -74,18 +76,11 @@ def diagnose(*, verbose: bool = False) -> int:
     return 1 if report.failures else 0
 
 
-def _versions() -> Iterator[str]:
-    for package in _PACKAGES:
-        try:
-            yield f"{package} {version(package)}"
-        except PackageNotFoundError:
-            yield f"{package} is not installed"
-
-
 def _verl(report: Report) -> bool:
     print("verl")
     try:
-        found = str(importlib.import_module("verl").__version__)
+        module = importlib.import_module("verl")
+        found = str(module.__version__)
     except Exception as error:  # noqa: BLE001 - report any failure
         remedy = "install it" if isinstance(error, ImportError) else "reinstall it"
         report.fail(f"verl cannot be imported: {error!r}", f"{remedy}: {_INSTALL}", error)
@@ -93,7 +88,7 @@ def _verl(report: Report) -> bool:
     if versions.order(found) < versions.order(versions.OLDEST):
         report.fail(f"verl {found} has no plugins", f"install verl>={versions.OLDEST}")
         return False
-    report.ok(f"verl {found} from {os.path.dirname(importlib.import_module('verl').__file__ or '')}")
+    report.ok(f"verl {found} from {os.path.dirname(module.__file__ or '')}")
     if versions.order(found) > versions.order(versions.TESTED[-1]):
         report.note(f"verl {found} is newer than the last tested version {versions.TESTED[-1]}")
     return True
@@ -170,9 +165,7 @@ def _registry(report: Report) -> None:
         elif not getattr(function, hooks.MARK, False):
             report.fail(f"{name} is registered by {function.__module__}", "another package replaced it, or see above")
         else:
-            replaced = getattr(function, "replaced", None)
-            note = f", in place of {replaced.__module__}.{replaced.__qualname__}" if replaced is not None else ""
-            report.ok(f"{name} by verl_ext{note}")
+            report.ok(f"{name} by verl_ext{hooks.in_place_of(function)}")
     report.note(f"others: {', '.join(sorted(set(registry) - set(ESTIMATORS)))}")
 
 
@@ -210,7 +203,8 @@ def _callers(report: Report) -> None:
     """Check what verl's modules call. Runs last, because the other checks import these modules."""
     print("what verl's modules call")
     name = "compute_advantage"
-    for path in hooks.unwrapped(name):
+    bare = hooks.unwrapped(name)
+    for path in bare:
         report.fail(f"{path} is verl's own function, without verl_ext's wrapper", _SUPPORTED)
-    if not hooks.unwrapped(name):
+    if not bare:
         report.ok(f"{name} of every imported module has verl_ext's wrapper")

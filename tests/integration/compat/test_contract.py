@@ -32,6 +32,7 @@ def test_all_that_moved_is_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(AlgoConfig, "__dataclass_fields__", fields)
     monkeypatch.delattr(AlgoConfig, "gdpo_reward_keys")
     monkeypatch.setattr(contract, "SETTINGS", (*contract.SETTINGS, "trainer.renamed", "gone.by"))
+    monkeypatch.delattr("verl.__version__")
     told = contract.moved()
     expected = [
         ("verl.trainer.ppo.core_algos.ADV_ESTIMATOR_REGISTRY", "list", "dict"),
@@ -39,6 +40,7 @@ def test_all_that_moved_is_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> No
         ("verl.trainer.config.AlgoConfig", "no gdpo_reward_keys"),
         ("verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_advantage", "(self, batch)", "(self, batch, metrics)"),
         ("verl.trainer.ppo.v1.replay_buffer.ReplayBuffer._dapo_filtered_keys", "not exist"),
+        ("verl.__version__", "not exist"),
         ("verl.trainer.ppo.ray_trainer.compute_data_metrics", "(batch, critic)", "(batch, use_critic)"),
         ("ppo_trainer", "no trainer.renamed"),
         ("ppo_trainer", "no gone.by"),
@@ -109,19 +111,6 @@ def test_a_configuration_of_another_name_is_listed(monkeypatch: pytest.MonkeyPat
     assert says(told, "ppo_trainer", f"{number} settings", "MissingConfigException", "'ppo_trainer_renamed'")
 
 
-def test_a_section_that_cannot_be_resolved_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from omegaconf import OmegaConf
-
-    config = OmegaConf.create({"trainer": "${gone.by}", "data": {"n": 1}})
-    monkeypatch.setattr(contract, "_configuration", lambda: config)
-    monkeypatch.setattr(contract, "VERL", {})
-    monkeypatch.setattr(contract, "SETTINGS", ("trainer.save_freq", "data.n", "data.m"))
-    told = contract.moved()
-    assert len(told) == 2
-    assert says(told[0], "ppo_trainer", "no section trainer", "trainer.save_freq", "gone")
-    assert says(told[1], "ppo_trainer", "no data.m")
-
-
 FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_trainer"
 
 
@@ -138,16 +127,6 @@ def test_a_fully_asynchronous_trainer_that_saves_by_another_name_is_noticed(monk
     assert any(says(line, *inherited) for line in contract.moved())
     with pytest.raises(IntegrationError, match=facts(*inherited)):
         contract.require(FULLY_ASYNC, module)
-
-
-def test_the_version_of_verl_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    import verl
-
-    monkeypatch.delattr(verl, "__version__")
-    monkeypatch.setattr(contract, "SETTINGS", ())
-    monkeypatch.setattr(contract, "VERL", {"verl": contract.VERL["verl"]})
-    (told,) = contract.moved()
-    assert says(told, "verl.__version__", "not exist")
 
 
 def test_what_a_guard_needs_is_no_failure_and_is_listed_by_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:

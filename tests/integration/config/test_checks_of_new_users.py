@@ -12,7 +12,6 @@ GSM8K, TOOLS, MATHS = (
     for name in ("gsm8k", "tool_calling", "boxed_math")
 )
 KEYS = "algorithm.rewards.keys=[a,b]"
-EIGHT = "actor_rollout_ref.rollout.n=8"
 
 
 def errors(*overrides: str) -> str:
@@ -27,7 +26,7 @@ def warnings(*overrides: str) -> str:
 def test_groups_of_one_response_are_warned_of(estimator: str) -> None:
     one = "actor_rollout_ref.rollout.n=1"
     assert one in warnings(f"+verl_ext={estimator}", KEYS, one)
-    assert "rollout.n" not in warnings(f"+verl_ext={estimator}", KEYS, EIGHT)
+    assert "rollout.n" not in warnings(f"+verl_ext={estimator}", KEYS)
 
 
 def test_one_response_is_enough_for_a_list_that_centres_no_group() -> None:
@@ -40,7 +39,7 @@ def test_one_response_is_enough_for_a_list_that_centres_no_group() -> None:
     ("override", "place"), [("+gdpo.whiten=token", "algorithm.gdpo"), ("+rewards.weights=[1,2]", "algorithm.rewards")]
 )
 def test_a_section_at_the_top_of_the_configuration_is_refused(override: str, place: str) -> None:
-    assert place in errors("+verl_ext=gdpo", KEYS, EIGHT, override)
+    assert place in errors("+verl_ext=gdpo", KEYS, override)
 
 
 @pytest.mark.parametrize("override", ["+verlext=gdpo", "+verl_exts=gdpo", "+verl-ext=gdpo"])
@@ -50,7 +49,7 @@ def test_a_misspelt_preset_is_warned_of(override: str) -> None:
 
 def test_nothing_at_the_top_of_verl_s_own_configuration_is_taken_for_a_mistake() -> None:
     assert "at the top" not in warnings()
-    assert not errors("+verl_ext=[cpu,gdpo]", KEYS, EIGHT)
+    assert not errors("+verl_ext=[cpu,gdpo]", KEYS)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +65,7 @@ def test_nothing_at_the_top_of_verl_s_own_configuration_is_taken_for_a_mistake()
 def test_a_component_of_ours_that_is_no_accuracy_is_refused(
     estimator: str, overrides: tuple[str, ...], valid: str | None
 ) -> None:
-    found = errors(f"+verl_ext={estimator}", EIGHT, *overrides)
+    found = errors(f"+verl_ext={estimator}", *overrides)
     assert "algorithm.rewards.accuracy_threshold=" in found
     assert ("algorithm.rewards.accuracy_key=" in found) == (valid is not None)
     if valid is not None:
@@ -88,17 +87,17 @@ def test_a_component_of_ours_that_is_no_accuracy_is_refused(
     ],
 )
 def test_an_accuracy_of_ours_a_threshold_and_scorers_of_others_pass(overrides: tuple[str, ...]) -> None:
-    assert "accuracy" not in errors(EIGHT, *overrides)
+    assert "accuracy" not in errors(*overrides)
 
 
 def test_the_score_of_boxed_maths_is_an_accuracy() -> None:
     pytest.importorskip("math_verify")
-    assert not errors("+verl_ext=dgpo", EIGHT, MATHS)
+    assert not errors("+verl_ext=dgpo", MATHS)
 
 
 def test_a_misspelt_filter_is_refused() -> None:
     filtered = ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=any_rewards")
-    assert "algorithm.filter_groups.metric=any_reward" in errors("+verl_ext=gdpo", KEYS, EIGHT, *filtered)
+    assert "algorithm.filter_groups.metric=any_reward" in errors("+verl_ext=gdpo", KEYS, *filtered)
 
 
 def test_a_list_written_without_brackets_is_refused_with_the_brackets() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
 import verl
@@ -30,20 +28,6 @@ def test_gspo_takes_its_mean_in_its_own_way_in_verl_0_9_0_alone(
         assert "policy_loss.loss_mode=gspo" in refusal(*under_drgrpo("gspo"))
     else:
         check_run(compose(*under_drgrpo("gspo")))
-
-
-@pytest.mark.parametrize("source", ["def loss(): ...", None])
-def test_how_verl_writes_a_loss_down_does_not_refuse_a_run(
-    source: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def getsource(_function: object) -> str:
-        if source is None:
-            raise OSError("no source")
-        return source
-
-    monkeypatch.setattr("verl.__version__", "0.9.1")
-    monkeypatch.setattr(inspect, "getsource", getsource)
-    assert warnings_of(caplog, *under_drgrpo("cispo")) == []
 
 
 def test_a_loss_of_an_unknown_version_of_verl_is_a_warning(

@@ -10,8 +10,6 @@ import pytest
 
 from tests.facts import facts, says
 from tests.integration.configs import compose
-from tests.integration.hadw_runs import legacy
-from tests.integration.test_driver import main_ppo
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration.config.checks import check_run
 
@@ -121,23 +119,3 @@ def test_under_an_estimator_of_verl_s_it_is_a_warning(tmp_path: Path, caplog: py
     with caplog.at_level(logging.WARNING, "verl_ext"):
         start(tmp_path, 2, estimator="algorithm.adv_estimator=grpo")
     assert says(caplog.text, "world size 4")
-
-
-def test_the_trainer_looks_too_since_the_driver_may_not_see_the_folder(tmp_path: Path) -> None:
-    written(tmp_path, 4)
-    with pytest.raises(ConfigurationError, match=facts("world size 4")):
-        legacy(tmp_path, "trainer.n_gpus_per_node=2")
-
-
-def test_it_stops_before_ray_starts(tmp_path: Path) -> None:
-    written(tmp_path / "runs", 1)
-    done = main_ppo(
-        tmp_path,
-        "+verl_ext=dgpo",
-        f"trainer.default_local_dir={tmp_path}/runs",
-        "trainer.n_gpus_per_node=2",
-        f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray",
-    )
-    assert done.returncode == 1
-    assert says(done.stderr, "world size 1")
-    assert not (tmp_path / "ray").exists()

@@ -10,7 +10,6 @@ import pytest
 
 from tests.facts import says
 from tests.integration.configs import compose
-from tests.integration.test_driver import main_ppo
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration.compat import contract
 from verl_ext.integration.config import checks, verl_settings
@@ -180,24 +179,6 @@ def test_verl_s_own_configurations_have_the_types_that_we_expect() -> None:
     for name in ("ppo_trainer", "ppo_megatron_trainer"):
         assert list(checks.wrong_types(compose(config_name=name))) == []
     assert set(verl_settings.KINDS) - set(contract.SETTINGS) == set()
-
-
-def test_everything_is_said_before_ray_starts(tmp_path: Path) -> None:
-    done = main_ppo(
-        tmp_path,
-        "+verl_ext=gdpo",
-        "algorithm.rewards.keys=[corectness]",
-        *scorer("gsm8k"),
-        "trainer.save_freq=abc",
-        f"++{VARIABLES}.OMP_NUM_THREADS=2",
-        f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray",
-    )
-    assert done.returncode == 1
-    told = " ".join(done.stderr.split())
-    assert "did you mean 'correctness'" in told
-    assert "trainer.save_freq" in told
-    assert f"\"++{VARIABLES}.OMP_NUM_THREADS='2'\"" in told
-    assert not (tmp_path / "ray").exists()
 
 
 # -- one error does not hide another ---------------------------------------------------------------------------------

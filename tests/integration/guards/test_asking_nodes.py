@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import ray
 from ray import cloudpickle
-from ray.util import scheduling_strategies
 
 from tests.facts import says
 from tests.integration.guards.test_nodes import GOOD, node
@@ -30,19 +29,24 @@ class Asked:
             monkeypatch.setattr(ray, name, getattr(self, name))
         # Ray's own takes nothing but ids of its making.
         monkeypatch.setattr(
-            scheduling_strategies,
+            nodes,
             "NodeAffinitySchedulingStrategy",
             lambda node_id, soft: SimpleNamespace(node_id=node_id, soft=soft),
         )
 
     def remote(self, **options: Any) -> Callable[..., Any]:
         self.options.append(options)
-        return lambda function: SimpleNamespace(options=lambda scheduling_strategy: self.task(scheduling_strategy))
 
-    def task(self, strategy: Any) -> Any:
+        def of(function: Callable[..., Any]) -> Any:
+            self.pickled = cloudpickle.dumps(function)
+            return SimpleNamespace(options=self.task)
+
+        return of
+
+    def task(self, scheduling_strategy: Any) -> Any:
         def remote() -> str:
-            self.sent.append((strategy.node_id, strategy.soft))
-            return f"reference to {strategy.node_id}"
+            self.sent.append((scheduling_strategy.node_id, scheduling_strategy.soft))
+            return f"reference to {scheduling_strategy.node_id}"
 
         return SimpleNamespace(remote=remote)
 
@@ -119,15 +123,16 @@ def test_an_error_that_is_not_ray_s_is_no_answer(asked: Asked) -> None:
         nodes.ask([node(1)], 300.0)
 
 
-def test_the_question_is_sent_whole() -> None:
+def test_the_question_is_sent_whole(asked: Asked) -> None:
     """By name it could not be read where the package is missing."""
-    sent = cloudpickle.dumps(nodes.question())
+    asked.answers = {"id1": (1.0, GOOD)}
+    nodes.ask([node(1)], 300.0)
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "verl_ext"}
     sys.modules["verl_ext"] = None  # type: ignore[assignment]
     try:
-        asked: Callable[[], dict[str, str | None]] = cloudpickle.loads(sent)
-        found = asked()
+        question: Callable[[], dict[str, str | None]] = cloudpickle.loads(asked.pickled)
+        found = question()
     finally:
         sys.modules.update(hidden)
     assert str(found["verl_ext failed"]).startswith("ModuleNotFoundError")
-    assert "verl_ext cannot be imported" in str(nodes.trouble(found, nodes.question()()))
+    assert "verl_ext cannot be imported" in str(nodes.trouble(found, nodes.answer()))

@@ -34,9 +34,6 @@ def test_the_experimental_trainers_compute_and_log(which: int) -> None:
     assert trainer.metrics["advantage/zero_share"] == 0.0
 
 
-METHODS = {"__init__", "fit", "_save_checkpoint", "_load_checkpoint", "_fit_compute_advantage"}
-
-
 def test_the_experimental_trainers_own_classes_are_wrapped_where_they_override() -> None:
     for cls in trainer_classes():
         for base in cls.__mro__[:-1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +18,7 @@ from verl_ext.integration.compat.names import RESERVED, SCORE, TOKEN_FIELD
 _NUMBER = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
+@dataclass(kw_only=True)
 class Components:
     """Columns by name, with one value per trajectory.
 
@@ -25,21 +27,14 @@ class Components:
     colocated reward model).
     """
 
-    def __init__(
-        self,
-        *,
-        labels: Sequence[Hashable],
-        token_scores: Mapping[str, Callable[[], Array]] | None = None,
-        infos: Sequence[Mapping[str, Any]] | None = None,
-        fields: Mapping[str, Any] | None = None,
-        rows: Rows | None = None,
-    ) -> None:
-        """`token_scores` are computed on demand; `fields` have one entry per trajectory, or per row with `rows`."""
-        self.labels = labels
-        self._rows = rows
-        self._token_scores = dict(token_scores or {})
-        self._infos = infos
-        self._fields = dict(fields or {})
+    labels: Sequence[Hashable]
+    token_scores: Mapping[str, Callable[[], Array]] = field(default_factory=dict)
+    """Computed on demand."""
+    infos: Sequence[Mapping[str, Any]] = ()
+    """What the reward function returned."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """One entry per trajectory, or per row with `rows`."""
+    rows: Rows | None = None
 
     @classmethod
     def of_batch(
@@ -57,54 +52,59 @@ class Components:
             for name in map(str, present.keys())
             if name.startswith(TOKEN_FIELD)
         }
-        return cls(labels=labels, token_scores=token_scores, fields=fields, rows=rows)
+        return cls(labels=labels, token_scores=token_scores, fields=fields or {}, rows=rows)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._token_scores or key in self._seen_in_infos or key in self._fields
+        return key in self.token_scores or key in self._seen_in_infos or key in self.fields
 
     def per_token(self, key: str) -> bool:
         """Whether the component comes from a batch field `token_level_scores_<key>`."""
-        return key in self._token_scores
+        return key in self.token_scores
 
     @cached_property
     def _seen_in_infos(self) -> set[str]:
-        return set().union(*self._infos) if self._infos else set()
+        return set().union(*self.infos)
 
     def names(self) -> list[str]:
         """The valid names: all numeric components, and the score, which every batch has."""
-        names = {SCORE, *self._token_scores}
-        for info in self._infos or ():
+        names = {SCORE, *self.token_scores}
+        for info in self.infos:
             names.update(str(key) for key, value in info.items() if _is_number(value))
-        for key, values in self._fields.items():
+        for key, values in self.fields.items():
             if key not in RESERVED and _length(values) and _is_number(next(iter(values))):
                 names.add(str(key))
         return sorted(names)
 
     def column(self, key: str, setting: str) -> Array:
         """`[N]` values; NaN means "not scored". `setting` is the setting that names the key."""
-        if key in self._token_scores:
-            return self._token_scores[key]()
-        if self._infos is not None and key in self._seen_in_infos:
-            values = [info.get(key) for info in self._infos]
-            if any(value is None for value in values):
-                self._raise_missing(key, setting)
+        if key in self.token_scores:
+            return self.token_scores[key]()
+        if key in self._seen_in_infos:
+            values = [info.get(key) for info in self.infos]
+            missing = [row for row, value in enumerate(values) if value is None]
+            if missing:
+                raise DataError(
+                    f"reward {key!r} ({setting}) is missing from {len(missing)} of {len(values)} samples, first of uid "
+                    f"{self.labels[missing[0]]!r}, which has {listed(self.infos[missing[0]])}: the reward function "
+                    "must return the same keys for every sample, NaN for 'not scored'"
+                )
             return self._numbers(key, values)
-        if key in self._fields:
+        if key in self.fields:
             return self._numbers(key, self._taken(key))
         raise ConfigurationError(f"{setting}: {unknown('reward component', key, self.names())}")
 
     def _taken(self, key: str) -> Any:
         """A field's entries for the scored rows."""
-        values = self._fields[key]
-        size = len(self.labels) if self._rows is None else len(self._rows.owner)
+        values = self.fields[key]
+        size = len(self.labels) if self.rows is None else len(self.rows.owner)
         if (length := _length(values)) != size:
             what = repr(values) if length is None else f"{type(values).__name__} of length {length}"
             raise DataError(f"reward {key!r} is {what}, expected {size} numbers: one per row of the batch")
-        if self._rows is None or self._rows.plain:
+        if self.rows is None or self.rows.plain:
             return values
         if isinstance(values, np.ndarray | torch.Tensor):
-            return values[self._rows.scored]
-        return [values[row] for row in self._rows.scored.tolist()]
+            return values[self.rows.scored]
+        return [values[row] for row in self.rows.scored.tolist()]
 
     def _numbers(self, key: str, values: Any) -> Array:
         """The values as floats, one per trajectory."""
@@ -135,15 +135,6 @@ class Components:
             return np.array([float(value) for value in plain], dtype=np.float64)
         except OverflowError as error:  # an integer beyond float64's range
             raise DataError(f"reward {key!r} holds a number too large for float64: {error}") from error
-
-    def _raise_missing(self, key: str, setting: str) -> None:
-        infos = self._infos or ()
-        missing = [row for row, info in enumerate(infos) if info.get(key) is None]
-        raise DataError(
-            f"reward {key!r} ({setting}) is missing from {len(missing)} of {len(infos)} samples, first of uid "
-            f"{self.labels[missing[0]]!r}, which has {listed(infos[missing[0]])}: the reward function must return the "
-            "same keys for every sample, NaN for 'not scored'"
-        )
 
 
 def token_totals(name: str, field: torch.Tensor, mask: torch.Tensor) -> Array:

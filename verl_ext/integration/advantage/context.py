@@ -51,8 +51,8 @@ class Fit:
     """One call of a trainer's `fit`, or of its advantage step alone."""
 
     trainer: Any
-    ours: Callable[[], bool]
-    """Whether the trainer's estimator is ours; raises if it is and the run was not checked."""
+    ours: Callable[[Any], bool]
+    """Whether a trainer's estimator is ours; raises if it is and the run was not checked."""
     metrics: Metrics = field(default_factory=dict)
     """Metrics of the last advantages, until they are added to those of the step."""
     computed: bool = False
@@ -87,7 +87,7 @@ def fitting() -> Fit | None:
 
 
 @contextmanager
-def fit(trainer: Any, ours: Callable[[], bool]) -> Iterator[Fit]:
+def fit(trainer: Any, ours: Callable[[Any], bool]) -> Iterator[Fit]:
     """Mark the block as a trainer's fit."""
     entered = Fit(trainer, ours)
     token = _fit.set(entered)
@@ -109,7 +109,7 @@ def context_of_call(name: str, fields: Any, tensors: Any) -> StepContext:
     context, around = current(), fitting()
     if around is not None and context is not None:
         around.computed = True
-    elif around is not None and around.ours():
+    elif around is not None and around.ours(around.trainer):
         bare = hooks.unwrapped("compute_advantage")
         raise IntegrationError(
             f"{type(around.trainer).__qualname__} called the estimator {name!r} outside verl_ext's wrapper: the "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -90,26 +92,24 @@ def _built(name: str, config: Any, context: StepContext) -> tuple[Settings, Chai
     return settings, build(name, settings)
 
 
+@dataclass
 class BatchBuilder:
     """Builds the core's `Batch` from verl's tensors: rewards, accuracy, KL term."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        name: str,
-        chain: Chain,
-        rows: Rows,
-        labels: Sequence[Hashable],
-        token_level_rewards: torch.Tensor,
-        response_mask: torch.Tensor,
-        context: StepContext,
-    ) -> None:
-        self.settings, self.name, self.chain, self.rows, self.labels = settings, name, chain, rows, labels
-        self.rewards, self.mask, self.tensors = token_level_rewards, response_mask, context.tensors
-        self.components = context.components or Components.of_batch(
-            rows, labels, response_mask, context.fields, context.tensors
-        )
-        self._score: Array | None = None
+    settings: Settings
+    name: str
+    chain: Chain
+    rows: Rows
+    labels: Sequence[Hashable]
+    rewards: torch.Tensor
+    mask: torch.Tensor
+    context: StepContext
+
+    @cached_property
+    def components(self) -> Components:
+        """The named rewards."""
+        given = self.context
+        return given.components or Components.of_batch(self.rows, self.labels, self.mask, given.fields, given.tensors)
 
     def batch(self, groups: Groups | None) -> Batch:
         """The trajectories for the core; pass `groups` if they are known already."""
@@ -120,7 +120,7 @@ class BatchBuilder:
                 f"algorithm.rewards.keys=[...] (or +algorithm.gdpo_reward_keys=[...]); the samples have "
                 f"{listed(self.components.names())}"
             )
-        columns = [self.score()] if keys is None else [self.column(key, "algorithm.rewards.keys") for key in keys]
+        columns = [self.score] if keys is None else [self.column(key, "algorithm.rewards.keys") for key in keys]
         return Batch.of(
             columns[0][:, None] if len(columns) == 1 else np.stack(columns, axis=1),
             self.labels,
@@ -134,15 +134,14 @@ class BatchBuilder:
     def column(self, key: str, setting: str) -> Array:
         """A component by name; `score` is the batch's score unless a component has that name."""
         if key == SCORE and key not in self.components:
-            return self.score()
+            return self.score
         return self.components.column(key, setting)
 
+    @cached_property
     def score(self) -> Array:
         """The score of each trajectory, before any KL term."""
-        if self._score is None:
-            before = self._before_kl()
-            self._score = self.rows.take(scores(self.rewards if before is None else before, self.mask))
-        return self._score
+        before = self._before_kl()
+        return self.rows.take(scores(self.rewards if before is None else before, self.mask))
 
     def kl_reward(self) -> Array | None:
         """The KL term of the reward, or None if there is none or it need not be separated."""
@@ -155,13 +154,14 @@ class BatchBuilder:
                 "algorithm.use_kl_in_reward=True with algorithm.rewards.keys needs the scores before KL: pass them as "
                 "batch['token_level_scores']"
             )
-        return self.rows.take(scores(self.rewards, self.mask)) - self.score()
+        return self.rows.take(scores(self.rewards, self.mask)) - self.score
 
     def _before_kl(self) -> torch.Tensor | None:
         """Token-level scores before KL; None if there is no KL term or the scores are unknown."""
-        if not self.settings.kl_in_reward or self.tensors is None or "token_level_scores" not in self.tensors:
+        tensors = self.context.tensors
+        if not self.settings.kl_in_reward or tensors is None or "token_level_scores" not in tensors:
             return None
-        before: torch.Tensor = self.tensors["token_level_scores"]
+        before: torch.Tensor = tensors["token_level_scores"]
         return before
 
     def accuracy(self) -> Array | None:

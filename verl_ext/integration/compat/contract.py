@@ -21,18 +21,13 @@ def moved(*, cpu: bool = False) -> list[str]:
     A module that cannot be imported because another package is not installed does not count.
     """
     table, settings = (CPU, CPU_SETTINGS) if cpu else (VERL, SETTINGS)
-    essential = {name: tuple(pin for pin in pins if pin.guard is None) for name, pins in table.items()}
-    return [*_of_table(essential), *_of_settings(settings)]
+    return [*_of_table(table), *_of_settings(settings)]
 
 
 def guards_off() -> dict[str, list[str]]:
     """The guards that do not work with this verl, each with what is missing."""
     switches = {pin.guard for pins in VERL.values() for pin in pins if pin.guard is not None}
-    found = {}
-    for switch in sorted(switches):
-        needed = {name: tuple(pin for pin in pins if pin.guard == switch) for name, pins in VERL.items()}
-        found[switch] = list(_of_table(needed))
-    return {switch: missing for switch, missing in found.items() if missing}
+    return {switch: missing for switch in sorted(switches) if (missing := list(_of_table(VERL, guard=switch)))}
 
 
 def require(name: str, module: Any) -> None:
@@ -74,23 +69,20 @@ def lacks_package(name: str, error: BaseException) -> bool:
     return missing not in ("", name.partition(".")[0], "verl_ext")
 
 
-def _of_table(table: Mapping[str, tuple[Pin, ...]]) -> Iterator[str]:
-    for name, pins in table.items():
-        if pins:
-            yield from _of_module(name, pins)
-
-
-def _of_module(name: str, pins: tuple[Pin, ...]) -> Iterator[str]:
-    if "vllm" in name and importlib.util.find_spec("vllm") is None:
-        return
-    try:
-        module = importlib.import_module(name)
-    except Exception as error:  # noqa: BLE001 - any failure is listed
-        if not lacks_package(name, error):
-            yield f"{name} cannot be imported any more: {type(error).__name__}: {error}"
-        return
-    for pin in pins:
-        yield from check(name, module, pin)
+def _of_table(table: Mapping[str, tuple[Pin, ...]], guard: str | None = None) -> Iterator[str]:
+    """What is missing of that which a guard needs; without one, of the essential things."""
+    for name, every in table.items():
+        pins = [pin for pin in every if pin.guard == guard]
+        if not pins or ("vllm" in name and importlib.util.find_spec("vllm") is None):
+            continue
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - any failure is listed
+            if not lacks_package(name, error):
+                yield f"{name} cannot be imported any more: {type(error).__name__}: {error}"
+            continue
+        for pin in pins:
+            yield from check(name, module, pin)
 
 
 @functools.cache
@@ -103,7 +95,6 @@ def _configuration() -> Any:
 
 def _of_settings(paths: tuple[str, ...]) -> Iterator[str]:
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     try:
         config = _configuration()
@@ -115,10 +106,6 @@ def _of_settings(paths: tuple[str, ...]) -> Iterator[str]:
         return
     for path in paths:
         section, _, name = path.rpartition(".")
-        try:
-            above = OmegaConf.select(config, section)
-        except OmegaConfBaseException as error:
-            yield f"verl's configuration ppo_trainer has no section {section}, which should hold {path}: {error}"
-            continue
+        above = OmegaConf.select(config, section)
         if not (OmegaConf.is_dict(above) and (name in above or OmegaConf.is_missing(above, name))):
             yield f"verl's configuration ppo_trainer has no {path} any more"

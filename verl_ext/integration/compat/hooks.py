@@ -87,6 +87,12 @@ def report(message: str, error: BaseException) -> None:
     warnings.warn(f"verl_ext: {message}: {error}", RuntimeWarning, stacklevel=3)
 
 
+def in_place_of(function: Any) -> str:
+    """Which function of verl an estimator replaced, for a message; empty if none."""
+    replaced = getattr(function, "replaced", None)
+    return "" if replaced is None else f", in place of {replaced.__module__}.{replaced.__qualname__}"
+
+
 def is_wrapped(function: Any) -> bool:
     """Whether a function is our wrapper; False for one that copied its attributes by `functools.wraps`."""
     return getattr(function, MARK, None) == _identity(function)

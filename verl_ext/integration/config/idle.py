@@ -17,17 +17,10 @@ def idle_settings(run: RunConfig) -> Iterator[str]:
     used, dgpo, gdpo = run.used, run.settings.of(DgpoSettings), run.settings.of(GdpoSettings)
     if "dgpo" in used and not dgpo.dqw and dgpo.dqw_temp != type(dgpo).dqw_temp:
         yield f"algorithm.dgpo.dqw_temp={dgpo.dqw_temp:g} has no effect with algorithm.dgpo.dqw=False"
-    over = whitening_of(run.settings)
-    undivided = "algorithm.gdpo.scale=none" if gdpo.scale == "none" else "algorithm.norm_adv_by_std_in_grpo=False"
-    if (
-        "gdpo" in used
-        and gdpo.epsilon != type(gdpo).epsilon
-        and (gdpo.scale == "none" or not run.settings.norm_by_std)
-        and over != "sequence"
-    ):
-        yield (
-            f"algorithm.gdpo.epsilon={gdpo.epsilon:g} has no effect with {undivided} and algorithm.gdpo.whiten={over}"
-        )
+    over, undivided = whitening_of(run.settings), gdpo.scale == "none" or not run.settings.norm_by_std
+    if "gdpo" in used and gdpo.epsilon != type(gdpo).epsilon and undivided and over != "sequence":
+        why = "algorithm.gdpo.scale=none" if gdpo.scale == "none" else "algorithm.norm_adv_by_std_in_grpo=False"
+        yield f"algorithm.gdpo.epsilon={gdpo.epsilon:g} has no effect with {why} and algorithm.gdpo.whiten={over}"
 
 
 def idle_accuracy(run: RunConfig) -> Iterator[str]:

@@ -22,34 +22,22 @@ def _drgrpo_loss(run: RunConfig) -> Iterator[str]:
     length = run.select("data.max_response_length") or "<data.max_response_length>"
     factor = run.select(f"{ACTOR}.loss_scale_factor")
     loss = run.select(f"{ACTOR}.policy_loss.loss_mode")
-    wrong = []
+    found, add = [], []
     if run.settings.loss_agg_mode != "seq-mean-token-sum-norm":
-        wrong.append(
-            (f"{ACTOR}.loss_agg_mode={run.settings.loss_agg_mode}", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm")
-        )
-    if factor is None:
-        wrong.append(
-            (
-                f"{ACTOR}.loss_scale_factor=null, with which each micro-batch is divided by its own longest response",
-                f"{ACTOR}.loss_scale_factor={length}",
-            )
-        )
-    elif isinstance(factor, bool) or not (isinstance(factor, int | float) and factor > 0):
-        wrong.append((f"{ACTOR}.loss_scale_factor={factor}", f"{ACTOR}.loss_scale_factor={length}"))
+        found.append(f"{ACTOR}.loss_agg_mode={run.settings.loss_agg_mode}")
+        add.append(f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm")
+    if isinstance(factor, bool) or not (isinstance(factor, int | float) and factor > 0):
+        why = ", with which each micro-batch is divided by its own longest response" if factor is None else ""
+        found.append(f"{ACTOR}.loss_scale_factor={'null' if factor is None else factor}{why}")
+        add.append(f"{ACTOR}.loss_scale_factor={length}")
     if aggregates_itself(loss):
-        wrong.append(
-            (
-                f"{ACTOR}.policy_loss.loss_mode={loss}, which ignores loss_agg_mode",
-                f"{ACTOR}.policy_loss.loss_mode=vanilla",
-            )
-        )
-    if wrong:
+        found.append(f"{ACTOR}.policy_loss.loss_mode={loss}, which ignores loss_agg_mode")
+        add.append(f"{ACTOR}.policy_loss.loss_mode=vanilla")
+    if found:
         yield (
             "Dr. GRPO is also a loss: a response's token losses are summed and divided by a constant. Found "
-            + "; ".join(value for value, _ in wrong)
-            + ". Add "
-            + " ".join(override for _, override in wrong)
-            + " (or algorithm.drgrpo.check_loss=False to train with another loss on purpose)"
+            f"{'; '.join(found)}. Add {' '.join(add)} (or algorithm.drgrpo.check_loss=False to train with another loss "
+            "on purpose)"
         )
 
 

@@ -55,11 +55,8 @@ def entries() -> tuple[str, ...]:
 
 def unreadable(algorithm: DictConfig) -> Iterator[str]:
     """One message for each part of an `algorithm` section that `read_settings` cannot read, not only the first."""
-    parts = [
-        ("rewards", *VERL_NAMES.values()),
-        *((name,) for name in entries() if name not in ("rewards", *VERL_NAMES.values())),
-    ]
-    for names in parts:
+    rewards = ("rewards", *VERL_NAMES.values())
+    for names in (rewards, *((name,) for name in entries() if name not in rewards)):
         try:
             Settings.parse({name: _entry(algorithm, name) for name in names})
         except ConfigurationError as error:

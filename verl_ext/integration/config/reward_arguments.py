@@ -32,8 +32,7 @@ _MANAGERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 def wrong_arguments(config: Any) -> Iterator[str]:
     """Messages about the configured reward function, if it is one of ours."""
-    path = select(config, f"{FUNCTION}.path")
-    name = _module_name(str(path)) if path else None
+    path, name = _configured(config)
     if name is None:
         return
     scorers = _scorers()
@@ -53,7 +52,10 @@ def wrong_arguments(config: Any) -> Iterator[str]:
 def wrong_components(config: Any, settings: Settings) -> Iterator[str]:
     """Messages about settings that name a component which the run cannot have."""
     valid = known_components(config)
-    for setting, key in _wanted(settings):
+    wanted = [("algorithm.rewards.keys", key) for key in settings.rewards.keys or ()]
+    if settings.rewards.accuracy_key is not None:
+        wanted.append(("algorithm.rewards.accuracy_key", settings.rewards.accuracy_key))
+    for setting, key in wanted:
         if key in RESERVED:
             yield (
                 f"{setting}: {key!r} is a field of verl's batch and cannot be a reward: rename the component in the "
@@ -101,14 +103,6 @@ def known_components(config: Any) -> list[str] | None:
         return None
 
 
-def _wanted(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Pairs of a setting and the component that it names."""
-    for key in settings.rewards.keys or ():
-        yield "algorithm.rewards.keys", key
-    if settings.rewards.accuracy_key is not None:
-        yield "algorithm.rewards.accuracy_key", settings.rewards.accuracy_key
-
-
 def _scorers() -> list[str]:
     """Our modules with a reward function."""
     names = [f"{PACKAGE}.{module.name}" for module in pkgutil.iter_modules(rewards.__path__)]
@@ -117,23 +111,24 @@ def _scorers() -> list[str]:
 
 def _scorer(config: Any) -> ModuleType | None:
     """The module of the configured reward function, if it is one of ours."""
-    path = select(config, f"{FUNCTION}.path")
-    name = _module_name(str(path)) if path else None
+    _, name = _configured(config)
     if name not in _scorers() or select(config, f"{FUNCTION}.name") != "compute_score":
         return None
     return import_module(str(name))
 
 
-def _module_name(path: str) -> str | None:
-    """The name of our module that verl would load from a path (`pkg://...` or a file), or None."""
+def _configured(config: Any) -> tuple[str, str | None]:
+    """The path in the configuration (`pkg://...` or a file), and the name of our module there, or None."""
+    path = str(select(config, f"{FUNCTION}.path") or "")
     if path.startswith("pkg://"):
         name = path.removeprefix("pkg://").replace("/", ".")
-        return name if name.startswith(f"{PACKAGE}.") else None
+        return path, name if name.startswith(f"{PACKAGE}.") else None
     try:
         file = Path(path.removeprefix("file://")).resolve()
     except ValueError:  # not a valid path, which verl reports
-        return None
-    return f"{PACKAGE}.{file.stem}" if file.parent in (Path(at).resolve() for at in rewards.__path__) else None
+        return path, None
+    ours = path and file.parent in (Path(at).resolve() for at in rewards.__path__)
+    return path, f"{PACKAGE}.{file.stem}" if ours else None
 
 
 def _arguments(config: Any) -> Mapping[str, Any]:

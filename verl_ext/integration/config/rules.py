@@ -64,18 +64,20 @@ def _unused_settings(run: RunConfig) -> Iterator[str]:
             f"algorithm.{section} is set, but algorithm.adv_estimator={run.name} does not use it: remove it, or "
             f"set algorithm.adv_estimator={section}"
         )
-    own = run.settings
-    if run.name not in ESTIMATORS and own.verl_ext.dump_dir is not None and run.select("algorithm.use_pf_ppo"):
+    if run.name in ESTIMATORS:
+        return
+    dumps, rewards = run.settings.verl_ext.dump_dir is not None, run.settings.rewards
+    if dumps and run.select("algorithm.use_pf_ppo"):
         yield (
             "algorithm.verl_ext.dump_dir has no effect with algorithm.use_pf_ppo=True, which draws other rows for the "
             "update: remove one of them"
         )
-    if run.name not in ESTIMATORS and own.verl_ext.dump_dir is not None and own.rewards.keys is None:
+    if dumps and rewards.keys is None:
         yield (
             f"algorithm.verl_ext.dump_dir has no effect on verl's {run.name} without named rewards: set "
             "algorithm.rewards.keys=[...], or remove it"
         )
-    if run.name not in ESTIMATORS and run.settings.rewards.weights is not None:
+    if rewards.weights is not None:
         yield (
             f"algorithm.rewards.weights has no effect on verl's {run.name}, which uses the score and only logs the "
             f"rewards: remove it, or set algorithm.adv_estimator to one of {listed(ESTIMATORS)}"
@@ -147,12 +149,8 @@ def _unwritable_dump(run: RunConfig) -> Iterator[str]:
 
 def _std_of_verl(run: RunConfig) -> Iterator[str]:
     settings = run.settings
-    if (
-        "gdpo" in run.used
-        and settings.verl_keys
-        and settings.of(GdpoSettings).scale == "std"
-        and not settings.norm_by_std
-    ):
+    as_verl = "gdpo" in run.used and settings.verl_keys and settings.of(GdpoSettings).scale == "std"
+    if as_verl and not settings.norm_by_std:
         yield (
             "algorithm.norm_adv_by_std_in_grpo=False: rewards are not divided by their std per group; verl's own gdpo "
             "ignores this setting and divides: set algorithm.norm_adv_by_std_in_grpo=True to keep verl's numbers"

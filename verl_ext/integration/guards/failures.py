@@ -50,8 +50,8 @@ def watch_buffer(buffer: Any, trainer: Any, settings: VerlExtSettings) -> None:
             type(buffer).__qualname__,
         )
         return
-    contract.require_members(REPLAY_BUFFER, "ReplayBuffer", type(buffer), "_evict_terminal_groups")
-    contract.require_members(REPLAY_BUFFER, "ReplayBuffer", type(buffer), "_wait_for_next_poll")
+    needed = ("_evict_terminal_groups", "_wait_for_next_poll")
+    contract.require_members(REPLAY_BUFFER, "ReplayBuffer", type(buffer), *needed)
     limit(buffer, max(FEWEST, 2 * trainer.config.data.train_batch_size), settings, trainer)
     watch(buffer, settings)
 
@@ -152,7 +152,8 @@ def wrap_rollouter_fit(original: Callable[..., Any]) -> Callable[..., Any]:
     async def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = await original(self, *args, **kwargs)
         error = getattr(self, ENDED_BY, None)
-        if error is not None and estimator_name(self.config) in ESTIMATORS and _is_on(self.config):
+        off = select(self.config, "algorithm.verl_ext.watch_rollouts") is False
+        if error is not None and estimator_name(self.config) in ESTIMATORS and not off:
             raise RolloutError(
                 f"the rollout ended before its last prompt: {type(error).__name__}: {error}. Fix this and resume from "
                 "the last checkpoint"
@@ -160,7 +161,3 @@ def wrap_rollouter_fit(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return fit
-
-
-def _is_on(config: Any) -> bool:
-    return select(config, "algorithm.verl_ext.watch_rollouts") is not False

@@ -8,11 +8,17 @@ since it has a `gdpo` of its own.
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from verl_ext.errors import ClusterError
 from verl_ext.integration.compat import hooks
@@ -42,8 +48,6 @@ def check_when_ray_runs(settings: VerlExtSettings) -> None:
 
     The check in the trainer is not enough: Ray may place the trainer on a node without this package.
     """
-    import ray
-
     if ray.is_initialized():
         check_in_trainer()
     else:
@@ -54,8 +58,6 @@ def wrap_init(original: Callable[..., Any], *, settings: VerlExtSettings) -> Cal
     """`ray.init(...)`, followed by the check; the next call is verl's own again."""
 
     def init(*args: Any, **kwargs: Any) -> Any:
-        import ray
-
         ray.init = original
         variables = (kwargs.get("runtime_env") or {}).get("env_vars")
         if isinstance(variables, dict):
@@ -78,8 +80,6 @@ def check(patience: float = PATIENCE) -> None:
 
     Skip the check if Ray does not run, or if this node is the only one and its workers have our environment.
     """
-    import ray
-
     if not ray.is_initialized():
         return
     context = ray.get_runtime_context()
@@ -89,10 +89,10 @@ def check(patience: float = PATIENCE) -> None:
     if {node["NodeID"] for node in nodes} <= {context.get_node_id()} and workers_have_our_environment():
         return
     began = time.monotonic()
-    expected = question()()
+    expected = answer()
     answers = ask(nodes, patience)
-    found = {describe(node): trouble(answers[node["NodeID"]], expected) for node in nodes}
-    lines = [f"\n  - {node}: {problem}" for node, problem in found.items() if problem is not None]
+    found = [(describe(node), trouble(answers[node["NodeID"]], expected)) for node in nodes]
+    lines = [f"\n  - {node}: {problem}" for node, problem in found if problem is not None]
     wanted = f"verl_ext {expected['verl_ext']} and verl {expected['verl']}"
     if lines:
         raise ClusterError(
@@ -114,8 +114,6 @@ def workers_have_our_environment() -> bool:
     This reads private attributes, because Ray has no public call for it. If they move, the answer is False and the
     node is asked.
     """
-    import ray
-
     worker = ray._private.worker
     if getattr(getattr(worker, "global_worker", None), "mode", None) == ray.WORKER_MODE:
         return True
@@ -126,66 +124,46 @@ def workers_have_our_environment() -> bool:
 def usable(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The alive nodes on which verl can start a process, sorted by name: each of its placements needs a CPU."""
     alive = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
-    return sorted(alive, key=lambda node: (str(node.get("NodeManagerHostname")), node["NodeManagerAddress"]))
+    return sorted(alive, key=lambda node: (node["NodeManagerHostname"], node["NodeManagerAddress"]))
 
 
 def describe(node: Mapping[str, Any]) -> str:
     """A node in a message: host, address, Ray's id."""
-    return f"{node.get('NodeManagerHostname') or 'node'} ({node['NodeManagerAddress']}, node id {node['NodeID']})"
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, node id {node['NodeID']})"
 
 
-def fingerprint() -> Callable[[str], str]:
-    """A function that hashes a package's source, since two sources may have one version.
+def code_in(folder: str) -> str:
+    """A hash of a package's source, since two sources may have one version."""
+    digest = hashlib.sha256()
+    for path, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(name for name in names if name.endswith(".py")):
+            full = os.path.join(path, name)
+            with open(full, "rb") as file:
+                content = file.read()
+            digest.update(f"{os.path.relpath(full, folder)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
-    A new function per call, like that of `question`.
+
+def answer() -> dict[str, str | None]:
+    """What each node runs in a worker process, and this process too, for the expected answer.
+
+    It may use only Python's own modules and what `ask` sends along, because a node may lack this package.
     """
-
-    def code_in(folder: str) -> str:
-        import hashlib
-        import os
-
-        digest = hashlib.sha256()
-        for path, folders, names in os.walk(folder):
-            folders.sort()
-            for name in sorted(name for name in names if name.endswith(".py")):
-                full = os.path.join(path, name)
-                with open(full, "rb") as file:
-                    content = file.read()
-                digest.update(f"{os.path.relpath(full, folder)} {len(content)}\n".encode() + content)
-        return digest.hexdigest()
-
-    return code_in
-
-
-def question() -> Callable[[], dict[str, str | None]]:
-    """The function that each node runs in a worker process. This process runs it too, for the expected answer.
-
-    A new function per call: Ray pickles a nested function whole. It would send a module's function by name, which fails
-    on a node without the module.
-    """
-    code_in, code = fingerprint(), CODE
-
-    def answer() -> dict[str, str | None]:
-        import importlib
-        import os
-        import sys
-
-        facts: dict[str, str | None] = {}
-        for name in ("verl", "verl_ext"):
-            try:
-                module = importlib.import_module(name)
-                facts[name] = str(module.__version__)
-                facts[f"{name} from"] = os.path.dirname(module.__file__ or "")
-            except Exception as error:  # noqa: BLE001 - any failure is the answer
-                facts[f"{name} failed"] = f"{type(error).__name__}: {error}"
-        folder = facts.get("verl_ext from")
-        facts[code] = code_in(folder) if folder else None
-        plugin = sys.modules.get("verl_ext.integration.plugin")
-        facts["plugin"] = None if plugin is None else str(getattr(plugin, "broken", None) or "loaded")
-        facts["policy"] = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
-        return facts
-
-    return answer
+    facts: dict[str, str | None] = {}
+    for name in ("verl", "verl_ext"):
+        try:
+            module = importlib.import_module(name)
+            facts[name] = str(module.__version__)
+            facts[f"{name} from"] = os.path.dirname(module.__file__ or "")
+        except Exception as error:  # noqa: BLE001 - any failure is the answer
+            facts[f"{name} failed"] = f"{type(error).__name__}: {error}"
+    folder = facts.get("verl_ext from")
+    facts[CODE] = code_in(folder) if folder else None
+    plugin = sys.modules.get("verl_ext.integration.plugin")
+    facts["plugin"] = None if plugin is None else str(getattr(plugin, "broken", None) or "loaded")
+    facts["policy"] = os.environ.get("VERL_USE_EXTERNAL_PLUGINS")
+    return facts
 
 
 def trouble(answer: Answer, expected: Mapping[str, str | None]) -> str | None:
@@ -216,19 +194,30 @@ def trouble(answer: Answer, expected: Mapping[str, str | None]) -> str | None:
 def ask(nodes: Sequence[Mapping[str, Any]], patience: float) -> dict[str, Answer]:
     """Each node's answer, by its id. All nodes are asked at once, each in a new worker process."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    # Sent by name, the function would fail on a node without this package.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     # One call per process: a worker that has imported verl would hold that memory for the whole run.
-    task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(question())
+    task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(answer)
     pending = {
         task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(): node
         for node in nodes
     }
     answers: dict[str, Answer] = {}
-    _collect(pending, answers, min(SLOW, patience))
+
+    def collect(seconds: float) -> None:
+        done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=seconds)
+        for reference in done:
+            node = pending.pop(reference)
+            try:
+                answers[node["NodeID"]] = ray.get(reference)
+            except ray.exceptions.RayError as error:
+                answers[node["NodeID"]] = f"asking it failed: {type(error).__name__}: {error}".strip()
+
+    collect(min(SLOW, patience))
     if pending:
         logger.warning("waiting for an answer from %s", ", ".join(map(describe, pending.values())))
-        _collect(pending, answers, max(0.0, patience - SLOW))
+        collect(max(0.0, patience - SLOW))
     for reference, node in pending.items():
         answers[node["NodeID"]] = (
             f"no answer within {patience:.0f} s: by then no worker process had started there, or it was still "
@@ -236,16 +225,3 @@ def ask(nodes: Sequence[Mapping[str, Any]], patience: float) -> dict[str, Answer
         )
         ray.cancel(reference, force=True)
     return answers
-
-
-def _collect(pending: dict[Any, Mapping[str, Any]], answers: dict[str, Answer], patience: float) -> None:
-    """Move the answers that arrive in time from `pending` to `answers`."""
-    import ray
-
-    done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=patience)
-    for reference in done:
-        try:
-            answers[pending[reference]["NodeID"]] = ray.get(reference)
-        except ray.exceptions.RayError as error:
-            answers[pending[reference]["NodeID"]] = f"asking it failed: {type(error).__name__}: {error}".strip()
-        del pending[reference]

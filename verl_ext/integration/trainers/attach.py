@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping
@@ -77,9 +76,8 @@ def attach(trainer: Any, config: Any) -> TrainerRun:
     if run.ours:
         from verl.trainer.ppo import core_algos
 
-        replaced = getattr(core_algos.ADV_ESTIMATOR_REGISTRY[run.name], "replaced", None)
-        note = f", in place of {replaced.__module__}.{replaced.__qualname__}" if replaced is not None else ""
-        logger.info("advantages by verl_ext's %s%s", run.name, note)
+        replaced = hooks.in_place_of(core_algos.ADV_ESTIMATOR_REGISTRY[run.name])
+        logger.info("advantages by verl_ext's %s%s", run.name, replaced)
     return run
 
 
@@ -133,13 +131,13 @@ def wrap_fit(original: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(original):
 
         async def fit_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with fit(self, functools.partial(is_ours, self)):
+            with fit(self, is_ours):
                 return await original(self, *args, **kwargs)
 
         return fit_async
 
     def fit_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with fit(self, functools.partial(is_ours, self)):
+        with fit(self, is_ours):
             return original(self, *args, **kwargs)
 
     return fit_sync

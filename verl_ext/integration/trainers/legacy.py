@@ -7,7 +7,6 @@ in `data.non_tensor_batch`, but passes them to `gdpo` only. The step's metrics a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -147,7 +146,7 @@ def wrap_fit_compute_advantage(original: Callable[..., Any]) -> Callable[..., An
     """`_fit_compute_advantage(self, batch)` of the experimental trainers: add our metrics to `self.metrics`."""
 
     def _fit_compute_advantage(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        with fit(self, functools.partial(attach.is_ours, self)) as around:
+        with fit(self, attach.is_ours) as around:
             result = original(self, batch, *args, **kwargs)
         _require_computed(around)
         self.metrics.update(around.metrics)
