@@ -27,12 +27,12 @@ FIELDS = {"acc": np.array(ACC), "fmt": np.array(FMT)}
 KEYS = "+algorithm.rewards.keys=[acc,fmt]"
 
 
-def dumped(folder, name="gdpo", step=7, update=0, state=None, **settings):
+def dumped(folder, name="gdpo", step=7, update=0, version=None, state=None, **settings):
     config = {
         "rewards": {"keys": ["acc", "fmt"], "weights": [2.0, 1.0]},
         "verl_ext": {"dump_dir": str(folder)} | settings,
     }
-    trainer = SimpleNamespace(global_steps=step, local_trigger_step=update)
+    trainer = SimpleNamespace(global_steps=step, local_trigger_step=update, current_param_version=version)
     context = StepContext(trainer=trainer, fields=FIELDS)
     return call(name, [0.0] * 12, UIDS, LENGTHS, config=config, context=context, state=state)
 
@@ -143,11 +143,7 @@ def test_a_folder_whose_files_cannot_be_renamed_does_not_stop_the_run(tmp_path, 
 def test_the_fully_asynchronous_trainer_numbers_its_files_by_the_version_that_verl_logs(tmp_path):
     """After a resumption its `global_steps` is one higher than when it took the same step before."""
     for updates in (9, 10):
-        context = StepContext(
-            trainer=SimpleNamespace(global_steps=updates, current_param_version=4, local_trigger_step=1), fields=FIELDS
-        )
-        config = {"rewards": {"keys": ["acc"]}, "verl_ext": {"dump_dir": str(tmp_path)}}
-        call("gdpo", [0.0] * 12, UIDS, LENGTHS, config=config, context=context)
+        dumped(tmp_path, step=updates, update=1, version=4)
     assert [path.name for path in tmp_path.iterdir()] == ["advantages-00000005-001.parquet"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 from tests.facts import a_line_says
 from tests.integration.compat.test_installation import OTHERS_WORK, REFUSING, breaking, story
 from verl_ext.errors import IntegrationError
+from verl_ext.integration.compat import contract
 
 BROKEN = {
     "the V1 trainer": (
@@ -43,56 +45,14 @@ def test_a_verl_that_moved_is_loud_and_only_our_estimators_refuse(case: str) -> 
     assert all(part in line and module in line and "python -m verl_ext doctor" in line for line in refused)
 
 
-class Trainer:
-    """Verl's, as far as our hooks touch it."""
-
-    def __init__(self, config): ...
-    def _compute_advantage(self, batch, metrics): ...
-    def _save_checkpoint(self): ...
-    def _load_checkpoint(self): ...
-
-
-class LegacyTrainer(Trainer):
-    def __init__(self, config, tokenizer, role_worker_mapping, resource_pool_manager): ...
-    def fit(self): ...
-
-
-class SeparateTrainer:
-    def _fit_compute_advantage(self, batch): ...
-
-
-def of_v1() -> SimpleNamespace:
-    queue = SimpleNamespace(kv_batch_get=lambda keys, partition_id, select_fields=None: None)
-    members = dict(vars(Trainer)) | {"_build_replay_buffer": lambda self: None, "fit": lambda self, manager: None}
-    return SimpleNamespace(PPOTrainer=type("PPOTrainer", (), members), tq=queue)
-
-
-def of_legacy() -> SimpleNamespace:
-    members = dict(vars(Trainer)) | {name: vars(LegacyTrainer)[name] for name in ("__init__", "fit")}
-    return SimpleNamespace(
-        RayPPOTrainer=type("RayPPOTrainer", (), members),
-        compute_advantage=lambda data, adv_estimator, gamma=1.0: None,
-        compute_data_metrics=lambda batch, use_critic=True: None,
-    )
-
-
-def of_separation() -> SimpleNamespace:
-    return SimpleNamespace(SeparateRayPPOTrainer=type("SeparateRayPPOTrainer", (), dict(vars(SeparateTrainer))))
-
-
-def of_core() -> SimpleNamespace:
-    return SimpleNamespace(
-        ADV_ESTIMATOR_REGISTRY={"gdpo": min},
-        POLICY_LOSS_REGISTRY={},
-        get_adv_estimator_fn=lambda name_or_enum: None,
-    )
-
-
 INSTALLERS = {
-    "v1": ("verl_ext.integration.trainers.v1:install", of_v1),
-    "legacy": ("verl_ext.integration.trainers.legacy:install", of_legacy),
-    "separation": ("verl_ext.integration.trainers.legacy:install_separation", of_separation),
-    "core": ("verl_ext.integration.advantage.registry:install", of_core),
+    "v1": ("verl_ext.integration.trainers.v1:install", "verl.trainer.ppo.v1.trainer_base"),
+    "legacy": ("verl_ext.integration.trainers.legacy:install", "verl.trainer.ppo.ray_trainer"),
+    "separation": (
+        "verl_ext.integration.trainers.legacy:install_separation",
+        "verl.experimental.separation.ray_trainer",
+    ),
+    "core": ("verl_ext.integration.advantage.registry:install", "verl.trainer.ppo.core_algos"),
 }
 TOUCHED = [
     ("v1", "PPOTrainer.__init__"),
@@ -111,6 +71,22 @@ TOUCHED = [
     ("separation", "SeparateRayPPOTrainer._fit_compute_advantage"),
     ("core", "get_adv_estimator_fn"),
 ]
+
+
+def stand_in(which: str) -> SimpleNamespace:
+    """What is pinned of a module of verl, without our wrappers."""
+    name = INSTALLERS[which][1]
+    real, made = importlib.import_module(name), SimpleNamespace()
+    for pin in contract.VERL[name]:
+        first, _, member = pin.name.partition(".")
+        value = getattr(real, first)
+        if not member:
+            setattr(made, first, {"gdpo": min} if isinstance(value, dict) else inspect.unwrap(value))
+            continue
+        if not hasattr(made, first):
+            setattr(made, first, type(first, (), {}))
+        setattr(getattr(made, first), member, inspect.unwrap(getattr(value, member)))
+    return made
 
 
 def install(which: str, module: SimpleNamespace) -> None:
@@ -134,7 +110,7 @@ def members(module: SimpleNamespace) -> dict[str, object]:
     + [(*touched, "gone") for touched in TOUCHED if not touched[1].endswith("__init__")],
 )
 def test_whatever_moves_is_named_and_nothing_is_installed_by_halves(which: str, path: str, change: str) -> None:
-    module = owner = INSTALLERS[which][1]()
+    module = owner = stand_in(which)
     *owners, name = path.split(".")
     for step in owners:
         owner = getattr(owner, step)
@@ -150,7 +126,7 @@ def test_whatever_moves_is_named_and_nothing_is_installed_by_halves(which: str, 
 
 @pytest.mark.parametrize("which", ["v1", "legacy", "core"])
 def test_what_has_not_moved_is_installed_and_once_only(which: str) -> None:
-    module = INSTALLERS[which][1]()
+    module = stand_in(which)
     before = members(module)
     install(which, module)
     after = members(module)
@@ -160,7 +136,7 @@ def test_what_has_not_moved_is_installed_and_once_only(which: str) -> None:
 
 
 def test_further_optional_parameters_of_verl_are_welcome() -> None:
-    module = of_v1()
+    module = stand_in("v1")
     module.PPOTrainer._compute_advantage = lambda self, batch, metrics, timing=None, **more: None
     install("v1", module)
 

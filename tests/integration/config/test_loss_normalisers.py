@@ -32,20 +32,21 @@ def in_verl(mode, factor=None, micro_batches=MICRO_BATCHES):
     return total.item()
 
 
-def test_grpo_divides_by_each_responses_length():
-    # TRL loss_type=grpo: mean of 1.75/4, 1.0/2, -0.25/3, 3.0/1
-    expected = (1.75 / 4 + 1.0 / 2 - 0.25 / 3 + 3.0) / 4
-    assert in_verl("seq-mean-token-mean") == pytest.approx(expected, abs=1e-6)
-
-
-def test_dapo_divides_by_the_tokens_of_the_whole_batch():
-    # TRL loss_type=dapo: (1.75 + 1.0 - 0.25 + 3.0) / 10
-    assert in_verl("token-mean") == pytest.approx(5.5 / 10, abs=1e-6)
-
-
-def test_dr_grpo_divides_by_a_constant():
-    # TRL loss_type=dr_grpo: 5.5 / (4 * 8)
-    assert in_verl("seq-mean-token-sum-norm", factor=LIMIT) == pytest.approx(5.5 / (4 * LIMIT), abs=1e-6)
+@pytest.mark.parametrize(
+    ("mode", "factor", "expected"),
+    [
+        # TRL loss_type=grpo: the mean of each response's own mean
+        ("seq-mean-token-mean", None, (1.75 / 4 + 1.0 / 2 - 0.25 / 3 + 3.0 / 1) / 4),
+        # TRL loss_type=dapo: 1.75 + 1.0 - 0.25 + 3.0 by the tokens of the whole batch
+        ("token-mean", None, 5.5 / 10),
+        # TRL loss_type=dr_grpo: by a constant
+        ("seq-mean-token-sum-norm", LIMIT, 5.5 / (4 * LIMIT)),
+        ("token-sum", None, 5.5),
+        ("seq-mean-token-sum", None, 5.5 / 4),
+    ],
+)
+def test_what_each_mode_divides_by(mode, factor, expected):
+    assert in_verl(mode, factor) == pytest.approx(expected, abs=1e-6)
 
 
 def test_without_the_constant_verls_dr_grpo_depends_on_the_micro_batches():
@@ -69,8 +70,3 @@ def test_no_mode_of_verl_divides_by_the_tokens_of_the_group():
     for mode in ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"):
         assert in_verl(mode) != pytest.approx(groups, abs=1e-2)
     assert in_verl("seq-mean-token-sum-norm", factor=LIMIT) != pytest.approx(groups, abs=1e-2)
-
-
-def test_token_sum_has_no_mean():
-    assert in_verl("token-sum") == pytest.approx(5.5, abs=1e-6)
-    assert in_verl("seq-mean-token-sum") == pytest.approx(5.5 / 4, abs=1e-6)

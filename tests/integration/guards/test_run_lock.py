@@ -84,54 +84,39 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> Non
         run_lock.hold(tmp_path / "file" / "checkpoints")
 
 
+CHECKPOINTS = "trainer.default_local_dir=FOLDER"
+DUMP = "+algorithm.verl_ext.dump_dir=FOLDER"
+NAMED = "algorithm.rewards.keys=[acc]"
+
+
 @pytest.mark.parametrize(
     ("overrides", "refused"),
     [
-        (("algorithm.adv_estimator=hadw", "trainer.save_freq=1"), True),
-        (("algorithm.adv_estimator=hadw", "trainer.save_freq=-1"), False),
-        (("algorithm.adv_estimator=grpo", "trainer.save_freq=1"), False),
+        ((CHECKPOINTS, "algorithm.adv_estimator=hadw", "trainer.save_freq=1"), "checkpoints"),
+        ((CHECKPOINTS, "algorithm.adv_estimator=hadw", "trainer.save_freq=-1"), None),
+        ((CHECKPOINTS, "algorithm.adv_estimator=grpo", "trainer.save_freq=1"), None),
+        ((DUMP, "algorithm.adv_estimator=gdpo"), DUMP.removeprefix("+")),
+        ((DUMP, "algorithm.adv_estimator=grpo", NAMED), DUMP.removeprefix("+")),
+        ((DUMP, "algorithm.adv_estimator=grpo", "algorithm.rewards.keys=null"), None),
     ],
-    ids=["ours", "saves nothing", "verl's own"],
+    ids=["ours", "saves nothing", "verl's own", "ours dumps", "verl's own dumps rewards", "verl's own dumps nothing"],
 )
-def test_a_trainer_claims_its_folder(
+def test_a_trainer_claims_its_folders(
     tmp_path: Path,
     owner: subprocess.Popen[str],
     overrides: tuple[str, ...],
-    refused: bool,
+    refused: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(run_lock, "hold", partial(run_lock.hold, patience=0.0))
-    trainer = legacy(tmp_path, *overrides)  # the fully asynchronous one's rollouter is such a trainer, and is let be
-    if refused:
-        with pytest.raises(ConfigurationError, match=facts("another run", "checkpoints", f"process {owner.pid}")):
-            trainer._load_checkpoint()
-    else:
+    # The fully asynchronous one's rollouter is such a trainer, and is let be.
+    trainer = legacy(tmp_path / "own", *(override.replace("FOLDER", str(tmp_path)) for override in overrides))
+    if refused is None:
         trainer._load_checkpoint()
-
-
-@pytest.mark.parametrize(
-    ("estimator", "refused"),
-    [
-        (("algorithm.adv_estimator=gdpo",), True),
-        (("algorithm.adv_estimator=grpo", "algorithm.rewards.keys=[acc]"), True),
-        (("algorithm.adv_estimator=grpo", "algorithm.rewards.keys=null"), False),
-    ],
-    ids=["ours", "verl's own with named rewards", "verl's own, which dumps nothing"],
-)
-def test_a_trainer_claims_the_folder_of_its_dump(
-    tmp_path: Path,
-    owner: subprocess.Popen[str],
-    estimator: tuple[str, ...],
-    refused: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(run_lock, "hold", partial(run_lock.hold, patience=0.0))
-    trainer = legacy(tmp_path / "own", *estimator, f"+algorithm.verl_ext.dump_dir={tmp_path}")
-    if refused:
-        with pytest.raises(ConfigurationError) as caught:
-            trainer._load_checkpoint()
-        assert says(caught.value, "another run", f"algorithm.verl_ext.dump_dir={tmp_path}", f"process {owner.pid}")
-    else:
+        return
+    with pytest.raises(
+        ConfigurationError, match=facts("another run", refused.replace("FOLDER", str(tmp_path)), f"process {owner.pid}")
+    ):
         trainer._load_checkpoint()
 
 

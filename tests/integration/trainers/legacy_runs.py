@@ -18,7 +18,6 @@ FORMAT = [1, 1, 0, 0, 1, 0, 1, 1]
 LENGTHS = [4, 2, 3, 1, 2, 2, 5, 3]
 UIDS = ["A"] * 4 + ["B"] * 4
 KEYS = "+algorithm.rewards.keys=[acc,format]"
-HADW = ("algorithm.adv_estimator=hadw", "+algorithm.rewards.keys=[acc]")
 # Groups A and B of the specification's worked example.
 DRGRPO_ON_ACC = [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]
 GDPO = [1.705880, 0.263915, -0.984898, -0.984898, 0.720983, -0.720983, 0.720983, -0.720983]
@@ -62,12 +61,16 @@ class OwnFit(RayPPOTrainer):
     def __init__(self, config: Any) -> None:
         self.config = config
 
+    def advantages(self, data: DataProto | None = None) -> DataProto:
+        algorithm = self.config.algorithm
+        return ray_trainer.compute_advantage(
+            batch() if data is None else data, adv_estimator=algorithm.adv_estimator, config=algorithm
+        )
+
     def fit(self, steps: int) -> list[tuple[DataProto, dict[str, Any]]]:
         done = []
         for _ in range(steps):
-            data = ray_trainer.compute_advantage(
-                batch(), adv_estimator=self.config.algorithm.adv_estimator, config=self.config.algorithm
-            )
+            data = self.advantages()
             done.append((data, ray_trainer.compute_data_metrics(data, use_critic=False)))
         return done
 

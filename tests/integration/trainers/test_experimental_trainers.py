@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 
 from tests import fresh
+from tests.integration.hadw_runs import HADW
 from tests.integration.trainers.legacy_runs import (
     GDPO,
-    HADW,
     KEYS,
     per_row,
     separate,

@@ -16,12 +16,12 @@ from verl.trainer.ppo import core_algos, ray_trainer
 
 from tests.facts import facts
 from tests.integration.configs import compose
+from tests.integration.hadw_runs import HADW
 from tests.integration.trainers.legacy_runs import (
     ACCURACY,
     DRGRPO_ON_ACC,
     FORMAT,
     GDPO,
-    HADW,
     KEYS,
     LENGTHS,
     UIDS,
@@ -64,7 +64,7 @@ def test_each_trainer_has_a_history_of_its_own() -> None:
 def test_metrics_of_one_step_do_not_stay_for_the_next() -> None:
     class EverySecond(OwnFit):
         def fit(self) -> list[dict[str, Any]]:
-            data = ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=self.config.algorithm)
+            data = self.advantages()
             return [ray_trainer.compute_data_metrics(data, use_critic=False) for _ in range(2)]
 
     first, second = EverySecond(compose("algorithm.adv_estimator=gdpo", KEYS)).fit()
@@ -144,7 +144,7 @@ def test_token_scores_stand_on_the_last_token_of_the_response_even_if_it_is_not_
             data = batch()
             data.batch["response_mask"][0, 2:] = 0  # a response of 4 tokens, of which the tool wrote 2
             data.batch["response_mask"][1] = data.batch["attention_mask"][1, 2:] = 0
-            return ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=self.config.algorithm)
+            return self.advantages(data)
 
     config = compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.token_scores=True")
     field = WithTool(config).fit().batch["token_level_scores_format"]
@@ -168,7 +168,7 @@ def test_a_process_reward_model_s_field_wins_and_stays(written: bool) -> None:
         def fit(self) -> DataProto:
             data = batch()
             data.batch["token_level_scores_acc"] = field.clone()
-            return ray_trainer.compute_advantage(data, adv_estimator="drgrpo", config=self.config.algorithm)
+            return self.advantages(data)
 
     data = WithField(config).fit()
     assert per_row(data) == pytest.approx([-value for value in DRGRPO_ON_ACC])
@@ -201,7 +201,7 @@ def test_token_scores_are_there_when_advantages_are_computed_and_do_not_become_t
             registry = core_algos.ADV_ESTIMATOR_REGISTRY
             original = registry["gdpo"]
             with mock.patch.dict(registry, {"gdpo": look}):
-                return ray_trainer.compute_advantage(data, adv_estimator="gdpo", config=self.config.algorithm)
+                return self.advantages(data)
 
     with_fields = Looks(compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.token_scores=True")).fit()
     without = Looks(compose("algorithm.adv_estimator=gdpo", KEYS)).fit()

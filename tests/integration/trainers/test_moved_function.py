@@ -17,10 +17,10 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from tests.facts import facts
 from tests.integration.configs import compose
+from tests.integration.hadw_runs import HADW
 from tests.integration.pipeline import Pipeline
 from tests.integration.trainers.legacy_runs import (
     DRGRPO_ON_ACC,
-    HADW,
     KEYS,
     OwnFit,
     batch,
@@ -67,21 +67,12 @@ def test_an_experimental_trainer_that_holds_the_bare_function_is_refused_as_it_i
     assert "verl.experimental.separation.ray_trainer.compute_advantage" in caplog.text
 
 
-@pytest.mark.parametrize("which", [0, 1, 2], ids=["separation", "one_step_off", "fully_async"])
-def test_an_experimental_trainer_that_calls_the_bare_function_stops(
-    which: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = separate(trainer_classes()[which], *HADW)
-    monkeypatch.setattr(separation, "compute_advantage", bare())
+@pytest.mark.parametrize("which", [0, 1, 2, None], ids=["separation", "one_step_off", "fully_async", "legacy"])
+def test_a_trainer_that_calls_the_bare_function_stops(which: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = OwnFit(compose(*HADW)) if which is None else separate(trainer_classes()[which], *HADW)
+    monkeypatch.setattr(ray_trainer if which is None else separation, "compute_advantage", bare())
     with pytest.raises(IntegrationError, match=facts("'hadw'", "outside", "wrapper")):
-        trainer._fit_compute_advantage(without_rewards())
-
-
-def test_the_legacy_trainer_that_calls_the_bare_function_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = OwnFit(compose(*HADW))
-    monkeypatch.setattr(ray_trainer, "compute_advantage", bare())
-    with pytest.raises(IntegrationError, match=facts("'hadw'", "outside", "wrapper")):
-        trainer.fit(steps=1)
+        trainer.fit(steps=1) if which is None else trainer._fit_compute_advantage(without_rewards())
 
 
 class Direct(OwnFit):
@@ -128,13 +119,8 @@ class InThread(OwnFit):
     """Computes advantages in a thread, which does not inherit the context of `fit`."""
 
     def fit(self) -> Any:
-        def step() -> Any:
-            return ray_trainer.compute_advantage(
-                batch(), adv_estimator=self.config.algorithm.adv_estimator, config=self.config.algorithm
-            )
-
         with ThreadPoolExecutor(1) as pool:
-            data = pool.submit(step).result()
+            data = pool.submit(self.advantages).result()
         return data, ray_trainer.compute_data_metrics(data, use_critic=False)
 
 

@@ -12,7 +12,19 @@ import pytest
 from tests.facts import a_line_says, facts
 from tests.integration.pipeline import Pipeline, answers_to
 from tests.integration.stand_ins import REGISTERED, earned
-from tests.integration.trainers.v1_runs import ACC, DGPO, DRGRPO, GDPO, HADW, PADDED, as_batch, assert_same, components
+from tests.integration.trainers.v1_runs import (
+    ACC,
+    DGPO,
+    DRGRPO,
+    GDPO,
+    HADW,
+    PADDED,
+    as_batch,
+    assert_same,
+    components,
+    on_the_legacy_trainer,
+)
+from verl_ext import RunState, use_run_state
 from verl_ext.errors import ConfigurationError, DataError
 from verl_ext.integration.trainers.attach import run_of
 
@@ -163,19 +175,14 @@ def test_the_names_are_registered_where_verl_computes_rewards_and_answers(pipeli
 def test_the_legacy_trainer_and_a_direct_call_give_the_same_numbers(
     pipeline: Pipeline, algorithm: tuple[str, ...]
 ) -> None:
-    from verl.trainer.ppo import core_algos, ray_trainer
-
-    import verl_ext
+    from verl.trainer.ppo import core_algos
 
     result = pipeline.shared("worked", *algorithm, PADDED["worked"])
     (update,), config = result.updates, result.trainer.config
-    name = config.algorithm.adv_estimator
-    with verl_ext.use_run_state(verl_ext.RunState()):
-        data = ray_trainer.compute_advantage(as_batch(update, config), adv_estimator=name, config=config.algorithm)
-    assert_same(update, data.batch["advantages"])
+    assert_same(update, on_the_legacy_trainer(update, config))
     batch = as_batch(update, config)
-    with verl_ext.use_run_state(verl_ext.RunState()):
-        advantages, returns = core_algos.get_adv_estimator_fn(name)(
+    with use_run_state(RunState()):
+        advantages, returns = core_algos.get_adv_estimator_fn(config.algorithm.adv_estimator)(
             token_level_rewards=batch.batch["token_level_rewards"],
             response_mask=batch.batch["response_mask"],
             index=batch.non_tensor_batch["uid"],

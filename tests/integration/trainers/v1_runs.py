@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tests.integration.pipeline import Update
+from verl_ext import RunState, use_run_state
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False")
 DGPO = ("algorithm.adv_estimator=dgpo",)
@@ -43,6 +44,16 @@ def as_batch(update: Update, config: Any) -> Any:
             **{key: np.array([info[key] for info in infos]) for key in infos[0]},
         },
     )
+
+
+def on_the_legacy_trainer(update: Update, config: Any) -> torch.Tensor:
+    """The advantages that verl's legacy function computes for the update's rows, in a run of their own."""
+    from verl.trainer.ppo import ray_trainer
+
+    name = config.algorithm.adv_estimator
+    with use_run_state(RunState()):
+        data = ray_trainer.compute_advantage(as_batch(update, config), adv_estimator=name, config=config.algorithm)
+    return data.batch["advantages"]
 
 
 def assert_same(update: Update, padded: torch.Tensor) -> None:
