@@ -31,24 +31,19 @@ def write(keys: Sequence[str], partition_id: str, fields: Mapping[str, Any]) -> 
     )
 
 
-def wanted(run: TrainerRun) -> list[str]:
-    """Names of the components that this run reads."""
-    names = list(run.settings.rewards.keys or ())
-    if run.chain is not None and run.chain.needs_accuracy:
-        names.append(run.settings.rewards.accuracy_key or "acc")
-    return list(dict.fromkeys(names))
-
-
 def fetch_components(batch: Any, rows: Rows, run: TrainerRun) -> Components:
     """Read the components of the scored rows from TransferQueue; nothing for a run that needs only the score.
 
     A reward function's result is in `extra_fields["reward_extra_info"]`; a colocated reward model's entries are fields.
     TransferQueue leaves out fields that no row has.
     """
-    names, keys = wanted(run), [batch.keys[row] for row in rows.scored.tolist()]
+    names, keys = list(run.settings.rewards.keys or ()), [batch.keys[row] for row in rows.scored.tolist()]
+    if run.chain is not None and run.chain.needs_accuracy:
+        names.append(run.settings.rewards.accuracy_key or "acc")
     labels = [key.rsplit("_", 2)[0] for key in keys]
     if not names or not keys:
         return Components(labels=labels)
+    names = list(dict.fromkeys(names))
     fields = ["extra_fields", *names, *(TOKEN_FIELD + name for name in names)]
     if SCORE in names:
         fields.append("rm_scores")
