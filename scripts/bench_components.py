@@ -61,7 +61,7 @@ def main() -> None:
 
     from verl_ext.core.rows import Rows
     from verl_ext.integration.trainers.attach import TrainerRun
-    from verl_ext.integration.trainers.v1 import fetch_components
+    from verl_ext.integration.trainers.rollout_data import fetch_components
     from verl_ext.settings import Settings
 
     two = TrainerRun("gdpo", Settings.parse({"rewards": {"keys": ["correctness", "format"]}}))

@@ -7,7 +7,6 @@ import dataclasses
 import importlib
 import re
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -40,15 +39,8 @@ def plain(keys, over):
     return {"label": keys}, over
 
 
-HERE = types.SimpleNamespace(
-    Fields=Fields,
-    waiting=waiting,
-    streaming=streaming,
-    plain=plain,
-    number=3,
-)
-
-
+number = 3
+HERE = sys.modules[__name__]
 KINDS = {
     "there": (Pin("absent"), ("m.absent", "not exist")),
     "nested": (Pin("Fields.absent"), ("m.Fields.absent", "not exist")),
@@ -88,7 +80,7 @@ def test_what_is_as_pinned_is_not_mentioned(pin: Pin) -> None:
 
 
 def test_what_is_defined_where_it_is_expected_is_its_own() -> None:
-    assert list(check(__name__, sys.modules[__name__], Pin("Fields", own=True))) == []
+    assert list(check(__name__, HERE, Pin("Fields", own=True))) == []
 
 
 # -- nothing of verl's is touched that is not pinned ------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.facts import says
+from tests.integration.config.judged import ONE_UPDATE, refusal
 from tests.integration.configs import compose
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration.compat import contract
@@ -16,14 +17,7 @@ from verl_ext.integration.config import checks, verl_settings
 from verl_ext.integration.config.checks import check_run
 
 GDPO = ("+verl_ext=gdpo", "algorithm.rewards.keys=[acc,format]")
-ONE_UPDATE = ("data.train_batch_size=256", "actor_rollout_ref.actor.ppo_mini_batch_size=256")
 VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
-
-
-def refusal(*overrides: str) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        check_run(compose(*overrides), unregistered=True)
-    return str(caught.value)
 
 
 def scorer(module: str, *overrides: str) -> tuple[str, ...]:

@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from tests.facts import a_line_says, facts
+from tests.facts import facts
 from tests.integration.hadw_runs import saved, state, train
 from tests.integration.pipeline import Pipeline
 from verl_ext.core.state import RunState
 from verl_ext.errors import CheckpointError
 from verl_ext.integration.trainers import checkpoint
-
-
-def test_a_state_that_does_not_fit_leaves_the_old_one_and_says_where(tmp_path: Path) -> None:
-    """A real limit of the kernel's: the file is cut off in the middle."""
-    checkpoint.save(tmp_path, state(2), step=1)
-    code = f"""
-import resource
-from verl_ext.core.history import Capability
-from verl_ext.core.state import RunState
-from verl_ext.integration.trainers import checkpoint
-resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
-run = RunState({{"hadw": {{"weigh_by_history": Capability("soft", 0.5, (0.25, 0.5), 3)}}}})
-checkpoint.save({str(tmp_path)!r}, run, step=2)
-"""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert a_line_says(done.stderr, "CheckpointError", "step 2", tmp_path / "verl_ext.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["verl_ext.json"]
-    found = RunState()
-    assert checkpoint.load(tmp_path, found, step=1) is True
-    assert found.states == state(2).states
 
 
 @pytest.mark.parametrize("call", ["pathlib.Path.write_text", "os.fsync", "os.replace"])

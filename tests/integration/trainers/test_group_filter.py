@@ -139,13 +139,14 @@ def asked(monkeypatch):
         return {"rm_scores": torch.nested.nested_tensor(rows, layout=torch.jagged)}
 
     monkeypatch.setattr(rollout_data, "read", read)
+    monkeypatch.setattr(rollout_data, "fetch_components", fetch)
     return found
 
 
 def installed(groups):
     buffer = Buffer(groups)
     run = TrainerRun("gdpo", Settings.parse({"rewards": {"keys": KEYS}}))
-    GroupFilter(buffer, fetch, run).install()
+    GroupFilter(buffer, run).install()
     return buffer
 
 
@@ -239,7 +240,7 @@ def test_a_buffer_of_another_shape_is_refused():
     buffer = Other(GROUPS)
     run = TrainerRun("gdpo", Settings.parse({"rewards": {"keys": KEYS}}))
     with pytest.raises(IntegrationError, match=facts("_dapo_filtered_keys", "(self, partition_id, more)")):
-        GroupFilter(buffer, fetch, run).install()
+        GroupFilter(buffer, run).install()
 
 
 def test_the_rows_of_a_group_that_never_came_are_an_error(asked):

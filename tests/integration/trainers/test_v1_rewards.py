@@ -31,7 +31,6 @@ from verl_ext.compare.dumps import read as read_dump
 from verl_ext.core.rows import Rows
 from verl_ext.integration.trainers import rollout_data
 from verl_ext.integration.trainers.attach import attach, run_of
-from verl_ext.integration.trainers.v1 import fetch_components
 
 
 def test_token_scores_stand_on_the_last_token_of_each_response(pipeline: Pipeline) -> None:
@@ -108,7 +107,7 @@ def test_what_is_not_finite_behind_the_mask_is_no_score_and_narrow_numbers_add_u
     batch = SimpleNamespace(keys=["a_0_0", "a_1_0"], partition_id="train")
     run = attach(SimpleNamespace(), compose("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc]"))
     rows = Rows.of_sessions(batch.keys, np.zeros(2, dtype=bool))
-    assert fetch_components(batch, rows, run).column("acc", "").tolist() == [1003.0, 2.5]
+    assert rollout_data.fetch_components(batch, rows, run).column("acc", "").tolist() == [1003.0, 2.5]
 
 
 def test_a_colocated_reward_model_s_fields_are_components(pipeline: Pipeline) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -57,9 +57,15 @@ class Components:
     def __contains__(self, key: str) -> bool:
         return key in self.token_scores or key in self._seen_in_infos or key in self.fields
 
-    def per_token(self, key: str) -> bool:
-        """Whether the component comes from a batch field `token_level_scores_<key>`."""
-        return key in self.token_scores
+    def token_fields(self, keys: Sequence[str], rows: Rows) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names `token_level_scores_<key>` of fields to write, with one value per row: 0 where not scored.
+
+        A field that exists already, a process reward model's, is kept.
+        """
+        for key in keys:
+            if key not in self.token_scores:
+                column = self.column(key, "algorithm.rewards.keys")
+                yield TOKEN_FIELD + key, torch.from_numpy(rows.give(np.nan_to_num(column, nan=0.0))).float()
 
     @cached_property
     def _seen_in_infos(self) -> set[str]:

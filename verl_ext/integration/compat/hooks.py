@@ -50,10 +50,13 @@ class Hook:
         home, name = self.target.split(":")
         try:
             getattr(importlib.import_module(home), name)(module)
-        except Exception as error:  # noqa: BLE001 - verl's import must not break; the estimators raise it
+        except Exception as error:
             self.state, self.error = "failed", error
             if self.guard is None:
-                report(f"hook into {self.module} ({self.purpose}) failed", error)
+                message = f"hook into {self.module} ({self.purpose}) failed: {error}"
+                logger.error("%s", message, exc_info=error)
+                # The log of some processes is not shown.
+                warnings.warn(f"verl_ext: {message}", RuntimeWarning, stacklevel=2)
             else:
                 logger.warning("the guard %s is off here: %s: %s", self.guard, self.module, error)
         else:
@@ -79,12 +82,6 @@ def require() -> None:
         raise IntegrationError(
             f"verl_ext is not fully installed into verl, run `python -m verl_ext doctor` for details:{lines}"
         ) from failed[0].error
-
-
-def report(message: str, error: BaseException) -> None:
-    """Log a failure, and warn about it for processes whose log is not shown."""
-    logger.error("%s: %s", message, error, exc_info=error)
-    warnings.warn(f"verl_ext: {message}: {error}", RuntimeWarning, stacklevel=3)
 
 
 def in_place_of(function: Any) -> str:

@@ -42,8 +42,19 @@ def check(where: str, module: Any, pin: Pin) -> Iterator[str]:
             yield f"{path} does not exist any more"
             return
         value = getattr(value, name)
-    for test in (_kind, _own, _parameters, _has, _coroutine):
-        yield from test(path, value, pin)
+    if pin.kind is not None and not isinstance(value, pin.kind):
+        yield f"{path} is a {type(value).__name__}, expected a {pin.kind.__name__}"
+    home = str(getattr(value, "__module__", None))
+    if pin.own and not path.startswith(f"{home}."):
+        yield f"{path} is {home}.{getattr(value, '__qualname__', pin.name)}, expected its own"
+    yield from _parameters(path, value, pin)
+    fields = {item.name for item in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+    fields |= set(getattr(value, "model_fields", ()))
+    if missing := [name for name in pin.has if name not in fields and not hasattr(value, name)]:
+        yield f"{path} has no {', '.join(missing)} any more"
+    is_one = inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value)
+    if pin.coroutine is not None and is_one != pin.coroutine:
+        yield f"{path} {'became a coroutine function' if is_one else 'is not a coroutine function any more'}"
 
 
 def _parameters(path: str, function: Any, pin: Pin) -> Iterator[str]:
@@ -62,27 +73,3 @@ def _parameters(path: str, function: Any, pin: Pin) -> Iterator[str]:
         yield f"{path} takes ({', '.join(first)}), expected ({', '.join(pin.takes)})"
     if missing := [name for name in pin.accepts if name not in names]:
         yield f"{path} does not take {', '.join(missing)} any more; it takes ({', '.join(names)})"
-
-
-def _kind(path: str, value: Any, pin: Pin) -> Iterator[str]:
-    if pin.kind is not None and not isinstance(value, pin.kind):
-        yield f"{path} is a {type(value).__name__}, expected a {pin.kind.__name__}"
-
-
-def _own(path: str, value: Any, pin: Pin) -> Iterator[str]:
-    home = str(getattr(value, "__module__", None))
-    if pin.own and not path.startswith(f"{home}."):
-        yield f"{path} is {home}.{getattr(value, '__qualname__', pin.name)}, expected its own"
-
-
-def _has(path: str, value: Any, pin: Pin) -> Iterator[str]:
-    fields = {item.name for item in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
-    fields |= set(getattr(value, "model_fields", ()))
-    if missing := [name for name in pin.has if name not in fields and not hasattr(value, name)]:
-        yield f"{path} has no {', '.join(missing)} any more"
-
-
-def _coroutine(path: str, value: Any, pin: Pin) -> Iterator[str]:
-    is_one = inspect.iscoroutinefunction(value) or inspect.isasyncgenfunction(value)
-    if pin.coroutine is not None and is_one != pin.coroutine:
-        yield f"{path} {'became' if is_one else 'is not'} a coroutine function{'' if is_one else ' any more'}"

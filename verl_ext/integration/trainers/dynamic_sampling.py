@@ -21,7 +21,6 @@ from verl_ext.core.groups import Bools
 from verl_ext.core.observe import metric_names
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration.advantage.components import Components
 from verl_ext.integration.compat import contract
 from verl_ext.integration.compat.names import REPLAY_BUFFER
 from verl_ext.integration.trainers import rollout_data
@@ -30,10 +29,8 @@ from verl_ext.settings import ANY_REWARD
 
 logger = logging.getLogger("verl_ext")
 
-Fetch = Callable[[Any, Rows, TrainerRun], Components]
 
-
-def wrap_build(original: Callable[..., Any], *, fetch: Fetch) -> Callable[..., Any]:
+def wrap_build(original: Callable[..., Any]) -> Callable[..., Any]:
     """`PPOTrainer._build_replay_buffer(self)`: install our rule in the buffer if the configuration asks for it."""
 
     def _build_replay_buffer(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,7 +39,7 @@ def wrap_build(original: Callable[..., Any], *, fetch: Fetch) -> Callable[..., A
             run = required_run(self)
             if run is None:
                 raise IntegrationError(f"{type(self).__qualname__} filters groups by {ANY_REWARD}, but was not checked")
-            GroupFilter(buffer, fetch, run).install()
+            GroupFilter(buffer, run).install()
         return buffer
 
     return _build_replay_buffer
@@ -51,8 +48,8 @@ def wrap_build(original: Callable[..., Any], *, fetch: Fetch) -> Callable[..., A
 class GroupFilter:
     """Decides once for each finished group of a replay buffer whether to keep it."""
 
-    def __init__(self, buffer: Any, fetch: Fetch, run: TrainerRun) -> None:
-        self.buffer, self.fetch, self.run = buffer, fetch, run
+    def __init__(self, buffer: Any, run: TrainerRun) -> None:
+        self.buffer, self.run = buffer, run
         self.decided: dict[str, float | None] = {}
         """By uid: None for a group that is kept, its mean score for one that is dropped."""
         self.counts: Counter[str] = Counter()
@@ -118,7 +115,7 @@ class GroupFilter:
             raise IntegrationError(f"finished groups without a trajectory: {sorted(missing)[:5]}")
         rows = Rows.of_sessions(keys, np.zeros(len(keys), dtype=bool))
         named = SimpleNamespace(keys=keys, partition_id=partition_id)
-        components = self.fetch(named, rows, self.run)
+        components = rollout_data.fetch_components(named, rows, self.run)
         names = self.run.settings.rewards.keys or ()
         columns = [components.column(name, "algorithm.rewards.keys") for name in names]
         batch = Batch.of(np.stack(columns, axis=1), components.labels, keys=names)

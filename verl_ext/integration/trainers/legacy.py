@@ -11,7 +11,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 
 from verl_ext.core.groups import Groups
@@ -21,7 +20,7 @@ from verl_ext.integration.advantage.components import Components
 from verl_ext.integration.advantage.context import Fit, StepContext, activate, current, fit, fitting
 from verl_ext.integration.advantage.watched import watch
 from verl_ext.integration.compat import contract, hooks
-from verl_ext.integration.compat.names import SCORE, TOKEN_FIELD
+from verl_ext.integration.compat.names import SCORE
 from verl_ext.integration.trainers import attach
 from verl_ext.run import use_run_state
 
@@ -105,19 +104,13 @@ def _components(context: StepContext, data: Any) -> tuple[Rows, Components]:
 
 
 def _write_token_scores(data: Any, rows: Rows, components: Components, run: attach.TrainerRun) -> None:
-    """Write `token_level_scores_<key>`: each reward on the last token of its response, 0 elsewhere.
-
-    A field that exists already, a process reward model's, is kept.
-    """
+    """Write `token_level_scores_<key>`: each reward on the last token of its response, 0 elsewhere."""
     mask = data.batch["response_mask"]
     every, last = last_tokens(data.batch, mask)
-    for key in run.settings.rewards.keys or ():
-        if components.per_token(key):
-            continue
-        column = components.column(key, "algorithm.rewards.keys")
+    for name, values in components.token_fields(run.settings.rewards.keys or (), rows):
         field = torch.zeros(mask.shape, dtype=torch.float32)
-        field[every, last] = torch.from_numpy(rows.give(np.nan_to_num(column, nan=0.0))).float()[every]
-        data.batch[TOKEN_FIELD + key] = field
+        field[every, last] = values[every]
+        data.batch[name] = field
 
 
 def last_tokens(tensors: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

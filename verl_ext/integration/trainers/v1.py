@@ -17,11 +17,10 @@ import torch
 
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration.advantage.components import Components, token_totals
+from verl_ext.integration.advantage.components import Components
 from verl_ext.integration.advantage.context import StepContext, activate, current
 from verl_ext.integration.advantage.watched import watch
 from verl_ext.integration.compat import contract
-from verl_ext.integration.compat.names import SCORE, TOKEN_FIELD
 from verl_ext.integration.guards import failures, guard, workers
 from verl_ext.integration.trainers import attach, dynamic_sampling, rollout_data
 from verl_ext.integration.trainers.attach import TrainerRun
@@ -36,10 +35,9 @@ MISSING = "advantage/missing_responses"
 def install(trainer_base: ModuleType) -> None:
     """Wrap `PPOTrainer`; registered trainers and third-party subclasses inherit from it."""
     contract.require("verl.trainer.ppo.v1.trainer_base", trainer_base)
-    build_replay_buffer = functools.partial(dynamic_sampling.wrap_build, fetch=fetch_components)
     own = {
         "_compute_advantage": wrap_compute_advantage,
-        "_build_replay_buffer": lambda original: wrap_build_replay_buffer(build_replay_buffer(original)),
+        "_build_replay_buffer": lambda original: wrap_build_replay_buffer(dynamic_sampling.wrap_build(original)),
     }
     attach.adopt(trainer_base.PPOTrainer, {**attach.WRAPPERS, **own})
 
@@ -54,7 +52,7 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
         padding = np.array([bool(tag.get("is_padding", False)) for tag in batch.tags], dtype=bool)
         rows = Rows.of_sessions(batch.keys, padding)
         missing = missing_responses(self, len(rows.scored), run)
-        components = fetch_components(batch, rows, run)
+        components = rollout_data.fetch_components(batch, rows, run)
         context = StepContext(trainer=self, run=run, rows=rows, components=components)
         if run.settings.rewards.token_scores:
             write_token_scores(batch, rows, components, run)
@@ -113,70 +111,22 @@ def missing_responses(trainer: Any, found: int, run: TrainerRun) -> float:
     return float(missing)
 
 
-def wanted(run: TrainerRun) -> list[str]:
-    """Names of the components that this run reads."""
-    names = list(run.settings.rewards.keys or ())
-    if run.chain is not None and run.chain.needs_accuracy:
-        names.append(run.settings.rewards.accuracy_key or "acc")
-    return list(dict.fromkeys(names))
-
-
-def fetch_components(batch: Any, rows: Rows, run: TrainerRun) -> Components:
-    """Read the components of the scored rows from TransferQueue; nothing for a run that needs only the score.
-
-    A reward function's result is in `extra_fields["reward_extra_info"]`; a colocated reward model's entries are fields.
-    TransferQueue leaves out fields that no row has.
-    """
-    names, keys = wanted(run), [batch.keys[row] for row in rows.scored.tolist()]
-    labels = [key.rsplit("_", 2)[0] for key in keys]
-    if not names or not keys:
-        return Components(labels=labels)
-    fields = ["extra_fields", *names, *(TOKEN_FIELD + name for name in names)]
-    if SCORE in names:
-        fields.append("rm_scores")
-    data = rollout_data.read(keys, batch.partition_id, fields)
-    present = set(data.keys())
-    extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
-    infos = [entry.get("reward_extra_info") or {} for entry in extra if isinstance(entry, dict)]
-    per_token = {name: data[TOKEN_FIELD + name] for name in names if TOKEN_FIELD + name in present}
-    own = {name: _listed(data.pop(name)) for name in names if name in present}
-    score = data["rm_scores"] if SCORE in names and SCORE not in own else None
-    if not per_token and score is None:
-        return Components(labels=labels, infos=infos, fields=own)
-    mask = _dense(rollout_data.read(keys, batch.partition_id, ["response_mask"])["response_mask"])
-    totals = {
-        name: functools.partial(token_totals, TOKEN_FIELD + name, _dense(field), mask)
-        for name, field in per_token.items()
-    }
-    if score is not None:  # the reward function returns no component of that name
-        own[SCORE] = token_totals("rm_scores", _dense(score), mask)
-    return Components(labels=labels, token_scores=totals, infos=infos, fields=own)
-
-
 def dense_tensors(batch: Any) -> dict[str, torch.Tensor]:
     """The advantages of a batch, its mask and scores, padded."""
     data = rollout_data.read(batch.keys, batch.partition_id, ["advantages", "response_mask", "rm_scores"])
     return {
-        "advantages": _dense(data["advantages"]),
-        "response_mask": _dense(data["response_mask"]),
-        "token_level_scores": _dense(data["rm_scores"]),
+        "advantages": rollout_data.dense(data["advantages"]),
+        "response_mask": rollout_data.dense(data["response_mask"]),
+        "token_level_scores": rollout_data.dense(data["rm_scores"]),
     }
 
 
 def write_token_scores(batch: Any, rows: Rows, components: Components, run: TrainerRun) -> None:
-    """Write `token_level_scores_<key>` into the batch: each reward on the last token of its response, 0 elsewhere.
-
-    A field that exists already, a process reward model's, is kept.
-    """
+    """Write `token_level_scores_<key>` into the batch: each reward on the last token of its response, 0 elsewhere."""
     mask = rollout_data.read(batch.keys, batch.partition_id, ["response_mask"])["response_mask"]
     lengths = mask.offsets().diff()
-    out: dict[str, torch.Tensor] = {}
-    for key in run.settings.rewards.keys or ():
-        if components.per_token(key):
-            continue
-        values = rows.give(np.nan_to_num(components.column(key, "algorithm.rewards.keys"), nan=0.0))
-        out[TOKEN_FIELD + key] = on_last_token(torch.from_numpy(values).float(), lengths)
-    if out:
+    fields = components.token_fields(run.settings.rewards.keys or (), rows)
+    if out := {name: on_last_token(values, lengths) for name, values in fields}:
         rollout_data.write(batch.keys, batch.partition_id, out)
 
 
@@ -187,11 +137,3 @@ def on_last_token(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     has_tokens = lengths > 0
     flat[ends[has_tokens] - 1] = values[has_tokens]
     return torch.nested.nested_tensor_from_jagged(flat, torch.nn.functional.pad(ends, (1, 0)))
-
-
-def _dense(field: torch.Tensor) -> torch.Tensor:
-    return field.to_padded_tensor(0) if field.is_nested else field
-
-
-def _listed(field: Any) -> Any:
-    return field if isinstance(field, torch.Tensor) else field.tolist()
