@@ -32,7 +32,7 @@ class _AfterImport(MetaPathFinder):
         finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         specs = (finder.find_spec(fullname, path, target) for finder in finders)
         spec = next((spec for spec in specs if spec is not None), None)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
+        if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
             execute = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
