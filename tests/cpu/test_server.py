@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from tests.cpu.servers import PARAMS, ask, ready
+from tests.cpu.servers import PARAMS, ask, begin, ready
 from verl_ext.cpu import server as server_module
 from verl_ext.errors import ConfigurationError, IntegrationError
 
@@ -96,8 +96,7 @@ def test_an_abort_cuts_the_running_batch_and_the_continuation_matches(make, mode
     async def scenario():
         server = make(response_length=4000, prompt_length=16)
         await ready(server, model)
-        running = ask(server, [5, 6, 7], max_tokens=4000, ignore_eos=True)
-        await asyncio.sleep(0.5)
+        running = await begin(server, [5, 6, 7], max_tokens=4000, ignore_eos=True)
         await server.abort_all_requests()
         cut = await running
         # Held while generation is paused, taken up when it resumes.
@@ -120,8 +119,7 @@ def test_an_abort_returns_when_the_running_batch_has_ended(make, model):
     async def scenario():
         server = make(response_length=4000)
         await ready(server, model)
-        running = ask(server, [5, 6, 7], max_tokens=4000, ignore_eos=True)
-        await asyncio.sleep(0.5)
+        running = await begin(server, [5, 6, 7], max_tokens=4000, ignore_eos=True)
         await server.abort_all_requests()
         await server.resume_generation()  # at once: it must not undo the abort
         return await running

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests import tiny_model
-from tests.cpu.servers import ask, ready, weights_of
+from tests.cpu.servers import ask, begin, ready, weights_of
 from tests.facts import facts
 from verl_ext.errors import IntegrationError
 
@@ -74,8 +74,7 @@ def test_weights_wait_for_the_end_of_the_running_batch(make, model, tokenizer):
     async def scenario():
         server = make(response_length=200)
         await ready(server, model)
-        running = ask(server, [5, 6, 7], max_tokens=200, ignore_eos=True)
-        await asyncio.sleep(0.2)
+        running = await begin(server, [5, 6, 7], max_tokens=200, ignore_eos=True)
         await ready(server, other)
         return running.done(), await running
 
