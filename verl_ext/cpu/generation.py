@@ -99,11 +99,12 @@ class _Draw:
     def __call__(self, logits: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A token for each of these rows, and its log-probability."""
         greedy, top_k, top_p = self.greedy[rows], self.top_k[rows], self.top_p[rows]
-        logits = logits.float() / torch.where(greedy[:, None], 1.0, self.temperature[rows])
+        # In place: new memory for a large vocabulary costs more time than the computation.
+        logits = logits.float().div_(torch.where(greedy[:, None], 1.0, self.temperature[rows]))
         if bool(((top_k > 0) | (top_p < 1.0)).any()):
             logits = truncate(logits, top_k, top_p)
         log_probs = logits.log_softmax(dim=-1)
-        cumulative = log_probs.exp().cumsum(dim=-1)
+        cumulative = torch.exp(log_probs, out=logits).cumsum_(dim=-1)
         uniform = torch.stack([torch.rand(1, generator=self.generators[row]) for row in rows.tolist()])
         # Stay below the sum, so that the first entry above belongs to a token with a probability.
         target = uniform * (1 - 2**-20) * cumulative[:, -1:]
