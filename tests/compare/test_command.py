@@ -80,6 +80,15 @@ def test_the_picture_and_the_page(printed, rollouts, tmp_path):
     html.parser.HTMLParser().feed(page)
 
 
+@pytest.mark.parametrize("option", ["--html", "--output"])
+def test_an_output_cannot_replace_the_rollouts(option, printed, rollouts):
+    file = next(rollouts.glob("*.jsonl"))
+    before = file.read_bytes()
+    for given in (rollouts, file):
+        assert says(printed(given, "gdpo", made.KEYS, option, file, status=1), option, file.name)
+    assert file.read_bytes() == before
+
+
 def test_dumps_have_no_text_and_say_whose_they_are(printed, tmp_path):
     text = printed(made.dump(tmp_path, 1, 2), "gdpo", made.KEYS)
     assert "the run's estimator: dgpo" in text

@@ -47,6 +47,16 @@ def test_a_run_that_is_given_twice_is_not_two_seeds(more, tmp_path, capsys):
     refused(capsys, log.parent, log.parent, *more)
 
 
+@pytest.mark.parametrize("option", ["--markdown", "--html"])
+def test_an_output_cannot_replace_the_log(option, tmp_path, capsys):
+    log = write(tmp_path / "run")
+    before = log.read_bytes()
+    (tmp_path / "link").symlink_to(log.parent)
+    said = refused(capsys, log.parent, option, tmp_path / "link" / log.name)
+    assert says(said, option, log.name)
+    assert log.read_bytes() == before
+
+
 @pytest.mark.parametrize("outputs", [[], ["--markdown"], ["--html"]])
 def test_names_cannot_steer_a_terminal_or_break_a_table(outputs, tmp_path, capsys):
     if "--html" in outputs:

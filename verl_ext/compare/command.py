@@ -20,7 +20,7 @@ from verl_ext.compare.measures import (
     normalised,
 )
 from verl_ext.compare.picture import draw
-from verl_ext.compare.read import read
+from verl_ext.compare.read import files, read
 from verl_ext.compare.rollouts import SCORE_ALONE, Rollouts
 from verl_ext.compare.variants import Outcome, Variant
 from verl_ext.errors import ConfigurationError, printable
@@ -77,7 +77,7 @@ def compare(options: argparse.Namespace) -> str:
     """Write the requested files; return the text to print."""
     if options.top < 0:
         raise ConfigurationError(f"--top must be at least 0, found {options.top}")
-    check_outputs(plot=options.plot, html=options.html, output=options.output)
+    check_outputs(files(options.rollouts), plot=options.plot, html=options.html, output=options.output)
     named, common = variants.parse(options.variants)
     if len(named) == 1:
         raise ConfigurationError(

@@ -33,6 +33,11 @@ def read(path: Path, wanted: Collection[str], *, length: str | None = None) -> R
     return dumps.read(path, length) if path.suffix == ".parquet" else lines.read(path, [path], wanted, length)
 
 
+def files(path: Path) -> list[Path]:
+    """The files that `read` reads: one, or those of a folder."""
+    return [*_files(path, lines.PATTERN), *_files(path, DUMPS)] if path.is_dir() else [path]
+
+
 def _files(folder: Path, pattern: str) -> Iterator[Path]:
     return (file for file in folder.glob(pattern) if file.name != METRICS)
 

@@ -66,7 +66,8 @@ def report(options: argparse.Namespace) -> str:
         return dumped.report([path for run in options.runs for path in named(run)[1]], top=options.top)
     if options.follow:
         return _follow(options)
-    check_outputs(plot=options.plot, html=options.html, markdown=options.markdown)
+    logs = [find_log(path) for run in options.runs for path in named(run)[1]]
+    check_outputs(logs, plot=options.plot, html=options.html, markdown=options.markdown)
     found = read_runs(options.runs)
     if options.metrics:
         check_metrics(options.metrics, found)

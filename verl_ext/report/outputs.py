@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,11 +10,19 @@ from verl_ext.errors import ConfigurationError
 from verl_ext.report.plot import check_picture
 
 
-def check_outputs(*, plot: Path | None, html: Path | None, **others: Path | None) -> None:
-    """Raise if an output cannot be written; the names are those of the options."""
+def check_outputs(reads: Iterable[Path], *, plot: Path | None, html: Path | None, **others: Path | None) -> None:
+    """Raise if an output cannot be written or would replace a file that the command reads.
+
+    The names of the outputs are those of the options.
+    """
+    inputs = {path.resolve() for path in reads}
     for option, path in (("plot", plot), ("html", html), *others.items()):
-        if path is not None and path.is_dir():
+        if path is None:
+            continue
+        if path.is_dir():
             raise ConfigurationError(f"--{option} {path} is a folder; name a file")
+        if path.resolve() in inputs:
+            raise ConfigurationError(f"--{option} {path} would replace a file that this command reads: name another")
     if plot is not None or html is not None:
         check_picture(plot)
 
