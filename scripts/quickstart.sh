@@ -128,6 +128,10 @@ if [[ -z $python ]]; then
 fi
 
 say "Task"
+if [[ ! -d .cache/tiny/$task ]]; then
+  # Making it takes one core. The other compiles what each of verl's processes imports.
+  start "$python" -c "import verl.trainer.main_ppo, verl.workers.engine_workers, verl_ext.cpu.server"
+fi
 supervised "$python" scripts/make_tiny_task.py "$task"
 
 names=(grpo)
