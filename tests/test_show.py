@@ -59,6 +59,25 @@ def test_the_list_that_it_prints_is_the_estimator(name, more, capsys):
     np.testing.assert_array_equal(composed(BATCH).advantages, named(BATCH).advantages)
 
 
+@pytest.mark.parametrize(
+    ("doc", "found"),
+    [
+        ("Mine.\n\n    A = r\n    B = A\n", ["A = r", "B = A"]),  # nothing else is there, whose margin would count
+        ("\nMine.\n\n  A = r\n", ["A = r"]),
+        ("Mine.\n\n\tA = r\n\nText.\n", ["A = r"]),
+        ("Mine.\n\nText:\n\n  A = r\n    B = A\n\n- text that\n  goes on\n", ["A = r", "B = A"]),
+        ("Mine.\n\nText.\n", []),
+        ("Mine.", []),
+    ],
+)
+def test_a_formula_is_shown_however_it_is_indented(doc, found, capsys, monkeypatch):
+    monkeypatch.setattr("verl_ext.estimators.drgrpo.__doc__", doc)
+    text = shown(capsys, "drgrpo")
+    assert text.startswith(
+        "drgrpo: Mine.\n\n" + "\n".join(["formula", *(f"  {line}" for line in found), ""] if found else ["steps\n"])
+    )
+
+
 def test_settings_come_from_a_file_and_the_command_line_goes_before(capsys, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
