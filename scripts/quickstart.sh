@@ -64,7 +64,7 @@ while (($#)); do
 done
 [[ $task =~ ^(tools|sums)$ ]] || fail "--task is '$task', valid: tools, sums"
 # Read the list with sed: there is no Python environment yet.
-known=$(sed -n 's/^ *"\([a-z_]*\)": "verl_ext\.estimators\..*/\1/p' verl_ext/registry.py | grep -vx compose | paste -sd '|')
+known=$(sed -n 's/^ *"\([a-z0-9_]*\)": "verl_ext\.estimators\..*/\1/p' verl_ext/registry.py | grep -vx compose | paste -sd '|')
 [[ -n $known && $estimator =~ ^(grpo|$known)$ ]] || fail "--estimator is '$estimator', valid: ${known//|/, }, grpo"
 [[ $rollout =~ ^(embedded|vllm)$ ]] || fail "--rollout is '$rollout', valid: embedded, vllm"
 for name in steps ranks; do

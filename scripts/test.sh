@@ -3,7 +3,7 @@
 # numpy and on other Pythons, and runs of the real pipeline on the CPU.
 #
 #   scripts/test.sh                everything except the slow runs, as CI does
-#   scripts/test.sh --quick        lint, types of what changed since the last commit, the pure parts: half a minute
+#   scripts/test.sh --quick        lint, types and tests of what changed since the last commit, the pure parts
 #   scripts/test.sh --fast         lint, types and unit tests
 #   scripts/test.sh --slow         also the slow runs
 #   scripts/test.sh -- ARGS        only pytest with these arguments, in the environment
@@ -32,18 +32,33 @@ fi
 echo "== lint"
 ruff check .
 ruff format --check .
+
+changed() { # PATTERN of git's: files that differ from the last commit and are there
+    { git diff --name-only --diff-filter=d HEAD -- "$1" && git ls-files --others --exclude-standard -- "$1"; } | sort -u
+}
+
 if [ "$LEVEL" = quick ]; then
     echo "== types of what changed"
-    mapfile -t CHANGED < <({ git diff --name-only HEAD -- 'verl_ext/*.py'; git ls-files --others --exclude-standard 'verl_ext/*.py'; } | sort -u)
+    mapfile -t CHANGED < <(changed 'verl_ext/*.py')
     if ((${#CHANGED[@]})); then mypy --follow-imports=silent "${CHANGED[@]}"; fi
-    echo "== the pure parts"
-    exec python -m pytest -q -n 2 --dist loadfile tests/core tests/estimators/test_worked_example.py \
-        tests/estimators/test_compos*.py tests/estimators/test_own_steps.py tests/test_settings*.py tests/test_imports.py
+    echo "== the pure parts, the documents and the tests that changed"
+    # tests/core as files: pytest would run a file twice that is named beside its folder.
+    mapfile -t TESTS < <({
+        ls tests/core/test_*.py tests/estimators/test_worked_example.py tests/estimators/test_compos*.py \
+            tests/estimators/test_own_steps.py tests/test_{settings*,imports,registry,docs,public_api}.py
+        changed 'tests/*test_*.py' | grep -E '(^|/)test_[^/]*\.py$' || true
+    } | sort -u)
+    OMP_NUM_THREADS=1 exec python -m pytest -q -n 2 --dist loadfile -m "not slow and not end_to_end" "${TESTS[@]}"
 fi
 echo "== types and docs"
 mypy &
 TYPES=$!
-NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict --config-file docs/mkdocs.yml
+# Not with --quiet: then --strict counts no warnings.
+LOG=$(NO_MKDOCS_2_WARNING=1 mkdocs build --strict --config-file docs/mkdocs.yml 2>&1) || {
+    echo "$LOG" >&2
+    wait "$TYPES" || true
+    exit 1
+}
 wait "$TYPES"
 
 echo "== unit tests, verl $(python -c 'from importlib.metadata import version; print(version("verl"))')"

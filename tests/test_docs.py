@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.facts import facts
+from tests.facts import facts, says
 from verl_ext import Batch, Settings, build, registry
 from verl_ext.registry import ESTIMATORS
 
@@ -34,16 +34,50 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 180
 
 
-def test_every_estimator_has_a_page_and_stands_in_the_readme():
-    for name in set(registry.BUILT_IN) - {"compose"}:
-        assert (PAGES / "estimators" / f"{name}.md").exists()
-        assert f"estimators/{name}.md" in TEXTS[Path("README.md")]
-        assert f"estimators/{name}.md" in (ROOT / "docs" / "mkdocs.yml").read_text()
+def missing_lines(name: str) -> list[str]:
+    """What the documents lack of an estimator: the file, and the line to add."""
+    page, found = f"estimators/{name}.md", []
+    if not (PAGES / page).exists():
+        found.append(f"docs/pages/{page} is missing: write it, with the formula and the settings")
+    for file, line in (
+        ("README.md", f"| [`{name}`](docs/pages/{page}) | the method and its paper | in one line |"),
+        ("docs/mkdocs.yml", f"      - {name}: {page}"),
+        ("docs/pages/index.md", f"[{name}]({page})"),
+    ):
+        if line.split(" | ")[0] not in (ROOT / file).read_text(encoding="utf-8"):
+            found.append(f"{file} does not name it: add `{line}` beside those of the other estimators")
+    return found
+
+
+def test_every_estimator_has_a_page_and_the_lines_that_lead_to_it():
+    missing = {name: missing_lines(name) for name in sorted(set(registry.BUILT_IN) - {"compose"})}
+    lines = [f"{name}: {text}" for name, texts in missing.items() for text in texts]
+    assert not lines, "\n".join(["an estimator is not in the documents:", *lines])
+
+
+def test_a_new_estimator_is_told_every_file_and_the_line_to_add():
+    told = missing_lines("clipped")
+    wanted = [
+        ("docs/pages/estimators/clipped.md",),
+        ("README.md", "[`clipped`](docs/pages/estimators/clipped.md)"),
+        ("docs/mkdocs.yml", "- clipped: estimators/clipped.md"),
+        ("docs/pages/index.md", "[clipped](estimators/clipped.md)"),
+    ]
+    assert len(told) == len(wanted)
+    assert all(says(text, *parts) for text, parts in zip(told, wanted, strict=True))
+
+
+def test_the_contributors_page_names_the_files_that_those_lines_are_for():
+    section = TEXTS[Path("docs/pages/contributing.md")].partition("## Add an estimator")[2].partition("\n## ")[0]
+    others = ("verl_ext/registry.py", "BUILT_IN", "CHANGELOG.md", "scripts/make_docs.py", "same_as")
+    for name in ("docs/pages/estimators/clipped.md", "README.md", "docs/mkdocs.yml", "docs/pages/index.md", *others):
+        assert name in section
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=str)
 def test_links_to_files_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", TEXTS[path]):
+    text = re.sub(r"`[^`\n]*`", "", TEXTS[path])
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
         if "://" not in target:
             assert ((ROOT / path).parent / target).exists(), target
 
@@ -58,11 +92,33 @@ def test_no_sentence_stands_twice():
                 assert seen.setdefault(sentence, path) == path, f"{sentence!r} in {path} and {seen[sentence]}"
 
 
+def examples() -> list[str]:
+    """The estimator of the contributor's page, and its test."""
+    page = TEXTS[Path("docs/pages/contributing.md")]
+    return [textwrap.dedent(block) for block in re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S)]
+
+
+@pytest.mark.parametrize("command", [["check"], ["format", "--check", "--diff"]], ids=["lint", "format"])
+@pytest.mark.parametrize(
+    ("number", "path"), [(0, "verl_ext/estimators/clipped.py"), (1, "tests/estimators/test_clipped.py")]
+)
+def test_the_example_of_the_contributors_page_passes_the_project_s_lint(number, path, command):
+    ruff = pytest.importorskip("ruff").__name__
+    done = subprocess.run(
+        [sys.executable, "-m", ruff, *command, "--no-cache", "--stdin-filename", path, "-"],
+        input=examples()[number],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+
+
 @pytest.fixture
 def clipped(tmp_path, monkeypatch):
     """The estimator of the contributor's page, as a module that the list names."""
-    page = TEXTS[Path("docs/pages/contributing.md")]
-    source, test = (textwrap.dedent(block) for block in re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S))
+    source, test = examples()
     (tmp_path / "clipped_example.py").write_text(source)
     spec = importlib.util.spec_from_file_location("clipped_example", tmp_path / "clipped_example.py")
     module = importlib.util.module_from_spec(spec)

@@ -16,6 +16,7 @@ from verl_ext.estimators.dgpo import DgpoSettings
 from verl_ext.estimators.drgrpo import DrgrpoSettings
 from verl_ext.estimators.gdpo import GdpoSettings
 from verl_ext.estimators.hadw import HadwSettings
+from verl_ext.registry import BUILT_IN
 from verl_ext.settings import RewardsSettings, Settings, sections
 
 SECTIONS = sections()
@@ -134,7 +135,7 @@ CHOICES = [
     ("gdpo", "scale", ("std", "mad", "none")),
     ("dgpo", "balance", ("auto", "token", "sequence", "none")),
     ("hadw", "anchor", ("soft", "window", "fixed")),
-    ("hadw", "base", ("grpo", "drgrpo", "gdpo", "dgpo")),
+    ("hadw", "base", ("grpo", *sorted(set(BUILT_IN) - {"compose", "hadw"}))),
 ]
 
 

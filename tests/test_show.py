@@ -12,6 +12,7 @@ from verl_ext.cli import main
 from verl_ext.core.chain import Chain
 from verl_ext.core.steps import Centre, WeighAndSum
 from verl_ext.estimators.compose import describe
+from verl_ext.registry import BUILT_IN
 
 BATCH = Batch.of(
     [[1.0, 3.0], [0.0, 1.0], [2.0, 0.0], [5.0, 0.0]],
@@ -38,7 +39,7 @@ def test_it_prints_the_steps_their_formulas_and_the_settings_in_force(capsys):
         assert f"  {line}\n" in text
 
 
-@pytest.mark.parametrize("name", ["gdpo", "dgpo", "hadw", "drgrpo"])
+@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"compose"}))
 @pytest.mark.parametrize(
     "more", [[], ["algorithm.gdpo.conditions={x:{on:y,at_least:0.5}}", "algorithm.hadw.base=gdpo"]]
 )
@@ -56,6 +57,25 @@ def test_the_list_that_it_prints_is_the_estimator(name, more, capsys):
     named = build(name, Settings.parse(given))
     assert composed == named
     np.testing.assert_array_equal(composed(BATCH).advantages, named(BATCH).advantages)
+
+
+@pytest.mark.parametrize(
+    ("doc", "found"),
+    [
+        ("Mine.\n\n    A = r\n    B = A\n", ["A = r", "B = A"]),  # nothing else is there, whose margin would count
+        ("\nMine.\n\n  A = r\n", ["A = r"]),
+        ("Mine.\n\n\tA = r\n\nText.\n", ["A = r"]),
+        ("Mine.\n\nText:\n\n  A = r\n    B = A\n\n- text that\n  goes on\n", ["A = r", "B = A"]),
+        ("Mine.\n\nText.\n", []),
+        ("Mine.", []),
+    ],
+)
+def test_a_formula_is_shown_however_it_is_indented(doc, found, capsys, monkeypatch):
+    monkeypatch.setattr("verl_ext.estimators.drgrpo.__doc__", doc)
+    text = shown(capsys, "drgrpo")
+    assert text.startswith(
+        "drgrpo: Mine.\n\n" + "\n".join(["formula", *(f"  {line}" for line in found), ""] if found else ["steps\n"])
+    )
 
 
 def test_settings_come_from_a_file_and_the_command_line_goes_before(capsys, tmp_path):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -99,7 +100,7 @@ def load(name: str) -> Callable[[Any], Any]:
     module, _, function = ESTIMATORS[name].partition(":")
     try:
         loaded: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module of another package may raise anything
         raise ConfigurationError(
             f"the estimator {name!r} cannot be loaded from {ESTIMATORS[name]}: {type(error).__name__}: {error}; "
             f"install its package again, or remove its entry point in the group {GROUP}"
@@ -110,4 +111,46 @@ def load(name: str) -> Callable[[Any], Any]:
 def declaration(name: str) -> Declaration:
     """The declaration of an estimator; an empty one for a function without `@estimator`."""
     declared: Declaration = getattr(load(name), _DECLARED, Declaration())
+    if declared.section is None:
+        return declared
+    wrong = f"the estimator {name!r} declares section={declared.section!r}"
+    if not is_dataclass(declared.section):
+        raise ConfigurationError(f"{wrong}, expected a dataclass: write @dataclass above it")
+    for item in fields(declared.section):
+        if item.default is MISSING:
+            raise ConfigurationError(f"{wrong}, whose {item.name} has no default: write {item.name}: ... = VALUE")
     return declared
+
+
+def declarations() -> dict[str, Declaration]:
+    """The declaration of every estimator, without those of other packages that are broken."""
+    found = {}
+    for name in ESTIMATORS:
+        with skipping(name):
+            found[name] = declaration(name)
+    return found
+
+
+@contextmanager
+def skipping(name: str) -> Iterator[None]:
+    """Skip what raises about an estimator of another package, with one warning, so that all others work.
+
+    What computes does not skip it: a run with it raises. An error about an estimator of this package is raised here.
+    """
+    try:
+        yield
+    except Exception as error:
+        if name in BUILT_IN:
+            raise
+        _warn_of_broken(name, f"{type(error).__name__}: {error}")
+
+
+@cache
+def _warn_of_broken(name: str, error: str) -> None:
+    logger.warning(
+        "the estimator %r of another package (%s) is broken and has no preset and no settings here; a run with it "
+        "raises. %s",
+        name,
+        ESTIMATORS[name],
+        error,
+    )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from verl_ext.core.typed import LARGEST_WEIGHT, boolean, limited, section
 from verl_ext.errors import ConfigurationError
-from verl_ext.registry import ESTIMATORS, declaration
+from verl_ext.registry import ESTIMATORS, declaration, declarations
 
 VERL_NAMES: Mapping[str, str] = MappingProxyType({"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"})
 """Settings of `algorithm.rewards` to the settings of verl under `algorithm` that mean the same."""
@@ -96,7 +96,7 @@ COMMON: Mapping[str, type[Any]] = MappingProxyType({"rewards": RewardsSettings, 
 
 def sections() -> dict[str, type[Any]]:
     """The dataclass of every section of `algorithm` that this package reads, by the section's name."""
-    own = {name: declaration(name).section for name in ESTIMATORS}
+    own = {name: declared.section for name, declared in declarations().items()}
     return {**COMMON, **{name: kind for name, kind in own.items() if kind is not None}}
 
 

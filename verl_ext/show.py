@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,11 @@ def show(options: argparse.Namespace) -> str:
     settings = Settings.parse(algorithm, loss_agg_mode=mode)
     chain = build(name, settings)
     home = importlib.import_module(ESTIMATORS[name].split(":")[0])
-    heading, _, rest = inspect.cleandoc(home.__doc__ or "").partition("\n")
+    # Not `inspect.cleandoc`: it takes the indent away where the formula is all that follows the heading.
+    heading, _, rest = (home.__doc__ or "").expandtabs().strip().partition("\n")
     lines = [f"{name}: {heading}"]
-    if name != "compose":
-        lines += ["", "formula", *_indented(rest)]
+    if name != "compose" and (formula := list(_indented(rest))):
+        lines += ["", "formula", *formula]
     lines += ["", "steps", *_steps(chain), "", "settings in force", *_settings(name, settings)]
     lines += ["", "the same as a list", *_as_list(chain, settings)]
     return "\n".join(lines)
@@ -121,10 +123,13 @@ def _override(text: str, parser: Any) -> tuple[str, Any]:
 
 
 def _indented(text: str) -> Iterator[str]:
-    """The formulas in a docstring: its indented lines."""
-    for line in text.splitlines():
-        if line.startswith("    "):
-            yield f"  {line.strip()}"
+    """The formulas in a docstring: paragraphs of indented lines, and lines indented by four spaces."""
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = [line for line in paragraph.splitlines() if line.strip()]
+        formula = all(line.startswith(" ") for line in lines)
+        for line in lines:
+            if formula or line.startswith("    "):
+                yield f"  {line.strip()}"
 
 
 def _steps(chain: Chain) -> Iterator[str]:

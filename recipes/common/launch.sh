@@ -37,7 +37,7 @@ PYTHON=${PYTHON:-python}
 NNODES=${NNODES:-1}
 LOGGER=${LOGGER:-[console,file]}
 # The estimators in the package's list; compose has no default steps.
-mapfile -t ESTIMATORS < <(sed -n 's/^ *"\([a-z_]*\)": "verl_ext\.estimators\..*/\1/p' "$ROOT/verl_ext/registry.py" | grep -vx compose)
+mapfile -t ESTIMATORS < <(sed -n 's/^ *"\([a-z0-9_]*\)": "verl_ext\.estimators\..*/\1/p' "$ROOT/verl_ext/registry.py" | grep -vx compose)
 one_of ALGORITHM grpo "${ESTIMATORS[@]}"
 one_of DEVICE gpu cpu
 NGPUS_PER_NODE=${NGPUS_PER_NODE:-$([[ $DEVICE == cpu ]] && echo 1 || echo 8)}

@@ -26,8 +26,22 @@ NAN, INF = math.nan, math.inf
     ],
 )
 def test_rewards_of_another_shape_are_refused(rewards, labels):
-    with pytest.raises(DataError, match=facts("rewards", f"({len(labels)}, 2)")):
+    with pytest.raises(DataError, match=facts("rewards", f"({len(labels)}, 2)", "'x', 'y'")):
         Batch.of(rewards, labels, keys=("x", "y"))
+
+
+def test_a_flat_list_of_one_reward_is_told_its_key_both_shapes_and_how_to_write_it():
+    with pytest.raises(DataError, match=facts("(3,)", "(3, 1)", "'score'", "rewards=[[value], ...]")):
+        Batch.of([1.0, 0.0, 1.0], ["a", "a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("row", "found"), [([3.0], "(1,)"), (3.0, "()"), (["good", 1.0], "['good', 1.0]"), (["x" * 999], "...")]
+)
+def test_the_first_row_of_another_shape_is_named(row, found):
+    with pytest.raises(DataError, match=facts("rewards", "row 1", found, "(3, 2)", "'x', 'y'")) as caught:
+        Batch.of([[1.0, 2.0], row, [None, {}]], ["a", "a", "b"], keys=("x", "y"))
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize("name", ["lengths", "accuracy", "kl_reward"])

@@ -10,18 +10,20 @@ import pytest
 from tests.batches import Rollout
 from tests.calls import Call, call
 from verl_ext import RunState
+from verl_ext.registry import BUILT_IN
 
 KEYS = {"rewards": {"keys": ["a", "b"], "weights": [1.0, 0.5]}}
-# Every estimator, and hadw on every base in the middle of a run, where Phi is not 1.
+OWN_LIST = "compose"  # has no steps by default
+# Every estimator of the package, and hadw on every base in the middle of a run, where Phi is not 1.
 ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
-    "drgrpo": ("drgrpo", KEYS),
-    "gdpo": ("gdpo", KEYS),
+    **{name: (name, KEYS) for name in sorted(set(BUILT_IN) - {OWN_LIST, "hadw"})},
     "gdpo over tokens": ("gdpo", KEYS | {"gdpo": {"whiten": "token"}}),
-    "dgpo": ("dgpo", KEYS),
     "dgpo by sequences, std": ("dgpo", KEYS | {"dgpo": {"dgae": False, "balance": "sequence"}}),
     "hadw on grpo": ("hadw", KEYS),
-    "hadw on drgrpo": ("hadw", KEYS | {"hadw": {"base": "drgrpo"}}),
-    "hadw on gdpo": ("hadw", KEYS | {"hadw": {"base": "gdpo"}}),
+    **{
+        f"hadw on {base}": ("hadw", KEYS | {"hadw": {"base": base}})
+        for base in sorted(set(BUILT_IN) - {OWN_LIST, "hadw"})
+    },
     "hadw on dgpo": ("hadw", KEYS | {"hadw": {"base": "dgpo", "anchor": "window"}}),
 }
 EVERY = pytest.mark.parametrize(("name", "config"), ESTIMATORS.values(), ids=ESTIMATORS.keys())

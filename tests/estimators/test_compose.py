@@ -54,7 +54,7 @@ def test_a_named_estimator_and_its_list_give_the_same_bits(name, config, batches
 
 def test_every_step_stands_in_the_list_of_some_estimator():
     used = {step.name for name, config in EVERY for step in build(name, Settings.parse(config)).steps}
-    assert used == set(STEPS)
+    assert used >= set(STEPS)  # an estimator may have steps of its own
 
 
 def test_settings_at_their_defaults_are_listed_where_that_is_asked_for():

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from verl_ext.estimators.compose import STEPS
+from verl_ext.registry import BUILT_IN
 from verl_ext.settings import VERL_NAMES, sections
 
 SECTIONS = sections()
@@ -86,7 +87,7 @@ VALID: dict[str, tuple[Any, ...]] = {
         {"format": {True: "correctness", "at_least": 1}},
     ),
     "balance": ("auto", "token", "sequence", "none"),
-    "base": ("grpo", "drgrpo", "gdpo", "dgpo"),
+    "base": ("grpo", *sorted(set(BUILT_IN) - {"compose", "hadw"})),
     "anchor": ("soft", "window", "fixed"),
     "history_window": (1, 10),
     "fixed_anchor": (0.5,),

@@ -95,6 +95,28 @@ def test_a_misspelt_preset_is_refused_with_the_one_that_is_meant(
         assert says(err, repr(found), f"did you mean {meant!r}", f"+verl_ext={meant}", f"verl_ext: {meant}")
 
 
+@pytest.mark.parametrize(
+    ("setting", "meant"),
+    [
+        ("algorithm.gdpo.whitten=token", "'whiten'"),
+        ("algorithm.rewards.weigths=[1,2]", "'weights'"),
+        ("algorithm.verl_ext.dump_dirs=x", "'dump_dir'"),
+        ("~algorithm.gdpo.epsilom", "'epsilon'"),
+        ("algorithm.gdop.whiten=token", "algorithm.gdpo"),
+    ],
+)
+def test_a_misspelt_setting_of_a_preset_is_refused_with_the_one_that_is_meant(check, setting: str, meant: str) -> None:
+    status, out, err = check(*GDPO, setting)
+    assert (status, out) == (1, "")
+    assert says(err, setting.strip("~").split("=")[0].split(".")[2], f"did you mean {meant}")
+
+
+def test_a_setting_of_verl_s_that_does_not_exist_is_not_said_to_be_ours(check) -> None:
+    err = check(*GDPO, "algorithm.kl_ctrl.horizons=3")[2]
+    assert says(err, "algorithm.kl_ctrl.horizons")
+    assert not says(err, "did you mean")
+
+
 def test_an_estimator_of_verl_s_own_has_no_preset(check) -> None:
     assert says(check("+verl_ext=grpo")[2], "algorithm.adv_estimator=grpo", "no preset")
 

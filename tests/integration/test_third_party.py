@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import fresh
-from tests.facts import a_line_says
+from tests.facts import a_line_says, says
 
 PYPROJECT = """
 [build-system]
@@ -23,9 +23,12 @@ version = "1.0"
 [project.entry-points."verl_ext.estimators"]
 fading = "other_estimators:fading"
 dgpo = "other_estimators:fading"
+grpo = "other_estimators:fading"
+broken = "other_broken:broken"
+factory = "other_estimators:factory"
 
 [tool.hatch.build.targets.wheel]
-packages = ["other_estimators.py"]
+packages = ["other_estimators.py", "other_broken.py"]
 """
 MODULE = '''
 """Fading: centred rewards, fading with the number of batches.
@@ -66,6 +69,20 @@ class FadingSettings:
 def fading(settings):
     """Centre and fade."""
     return Chain((WeighAndSum(settings.rewards.weights), Centre(), Fade(settings.of(FadingSettings).rate)))
+
+
+@dataclass(frozen=True)
+class FactorySettings:
+    """`algorithm.factory`."""
+
+    needed: float
+    """Without a default, so that there is no preset."""
+
+
+@estimator(section=FactorySettings)
+def factory(settings):
+    """Nothing."""
+    return fading(settings)
 '''
 STORY = """
 import logging
@@ -90,6 +107,13 @@ try:
 except ConfigurationError as error:
     print("REFUSED", error)
 print("PRESET", preset("fading")["algorithm"]["fading"])
+try:
+    core_algos.get_adv_estimator_fn("broken")(**call)
+except ConfigurationError as error:
+    print("BROKEN", error)
+main(["check", "+verl_ext=gdpo", "algorithm.rewards.keys=[acc]"])
+main(["check", "algorithm.adv_estimator=broken"])
+main(["doctor"])
 print("DGPO", core_algos.get_adv_estimator_fn("dgpo").__name__)
 main(["show", "fading", "algorithm.fading.rate=0.75"])
 """
@@ -101,6 +125,7 @@ def installed(tmp_path_factory) -> Path:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
     (source / "pyproject.toml").write_text(PYPROJECT)
     (source / "other_estimators.py").write_text(MODULE)
+    (source / "other_broken.py").write_text('raise RuntimeError("on purpose")\n')
     install = [
         sys.executable,
         "-m",
@@ -129,3 +154,18 @@ def test_it_is_registered_checked_logged_saved_and_shown(installed, tmp_path):
     assert "algorithm.fading.rate=0.75" in told
     assert "DGPO compute_dgpo_advantage" in told
     assert "dgpo=other_estimators:fading" in done.stderr  # ours stays, and a warning says so
+    assert a_line_says(done.stderr, "WARNING", "grpo=other_estimators:fading", "'grpo'", "replaces verl's own")
+    assert "replaces verl's own estimator 'fading'" not in done.stderr
+
+
+def test_a_broken_one_is_named_and_leaves_the_presets_of_the_others(installed):
+    done = fresh.run(f"import sys\nsys.path.append({str(installed)!r})\n{STORY}")
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert a_line_says(done.stdout, "BROKEN", "'broken'", "other_broken:broken", "on purpose")
+    assert a_line_says(done.stdout, "estimator", "gdpo")
+    assert a_line_says(done.stdout, "accepts")
+    assert a_line_says(done.stdout, "refuses")
+    assert a_line_says(done.stdout, "FAIL", "broken", "on purpose")
+    warned = [line for line in done.stderr.splitlines() if line.startswith("WARNING:verl_ext")]
+    for name, reason in (("broken", "on purpose"), ("factory", "needed")):
+        assert len([line for line in warned if says(line, repr(name), reason)]) == 1, done.stderr

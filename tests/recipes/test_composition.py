@@ -16,6 +16,7 @@ from tests.recipes.papers import ALGORITHMS, ARMS, WARNED
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration.config.checks import check_run
 from verl_ext.integration.config.presets import MARKER, defaults
+from verl_ext.registry import BUILT_IN
 from verl_ext.settings import VerlExtSettings
 
 
@@ -117,7 +118,7 @@ REFUSED = {
     "an algorithm that does not exist": (
         "gsm8k",
         {"ALGORITHM": "gdop"},
-        "ALGORITHM is 'gdop', valid: grpo, dgpo, drgrpo, gdpo",
+        f"ALGORITHM is 'gdop', valid: grpo, {', '.join(name for name in BUILT_IN if name != 'compose')}",
     ),
     "a device that does not exist": ("math", {"DEVICE": "tpu"}, "DEVICE is 'tpu', valid: gpu, cpu"),
     "a way to read numbers": ("gsm8k", {"STRICT": "yes"}, "STRICT is 'yes', valid: corrected, reference"),

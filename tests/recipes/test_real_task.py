@@ -24,6 +24,7 @@ from tests.recipes.real_task import model as real_model
 from verl_ext.cpu.precision import is_fast
 from verl_ext.errors import ConfigurationError, VerlExtError
 from verl_ext.recipes.data.command import parser, prepare
+from verl_ext.registry import BUILT_IN
 from verl_ext.rewards.gsm8k import compute_score
 
 
@@ -193,7 +194,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "gdpo", "dgpo", "hadw", "drgrpo"])
+@pytest.mark.parametrize("algorithm", ["grpo", *sorted(set(BUILT_IN) - {"compose"})])
 def test_the_training_script_composes_and_passes_the_checks(algorithm, tmp_path):
     from verl_ext.cpu import sizes
     from verl_ext.integration.config.checks import check_run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from tests.facts import a_line_says, says
 from tests.signals import as_from_a_terminal, under_nohup
 from tests.tiny.waiting import pids_in
+from verl_ext.registry import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +51,7 @@ def quickstart(folder, *options, **environment):
         (["--seed", "-1"], ("--seed", "'-1'", "integer from 0")),
         (["--seed", "99999999999"], ("--seed", "'99999999999'")),
         (["--task", "sum"], ("--task", "'sum'", "tools, sums")),
-        (["--estimator", "ppo"], ("--estimator", "'ppo'", "dgpo, drgrpo, gdpo, hadw, grpo")),
+        (["--estimator", "ppo"], ("--estimator", "'ppo'", *sorted({"grpo", *BUILT_IN} - {"compose"}))),
         (["--rollout", "sglang"], ("--rollout", "'sglang'", "embedded, vllm")),
         (["--bogus"], ("unknown", "--bogus")),
     ],
@@ -59,6 +61,23 @@ def test_a_wrong_option_is_refused_before_anything_starts(options, told, tmp_pat
     assert done.returncode == 2
     assert a_line_says(done.stderr, "quickstart:", *told)
     assert done.stdout == ""
+
+
+def test_the_name_of_an_estimator_may_have_digits_and_underscores(tmp_path):
+    """In a copy of the project whose list has one more line."""
+    for name in ("scripts/quickstart.sh", "scripts/environment.sh", "recipes/common/launch.sh", "verl_ext/registry.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    with (tmp_path / "verl_ext/registry.py").open("a") as registry:
+        registry.write('    "top_2": "verl_ext.estimators.top_2:top_2",\n')
+    script(tmp_path / "python", f'printf "%s|" "$@" >>"{tmp_path}/calls"')
+    run = script(tmp_path / "recipes/mine/run.sh", 'source "$(dirname "$0")/../common/launch.sh"; echo "$ALGORITHM"')
+    for command in ([tmp_path / "scripts/quickstart.sh", "--estimator", "top_2", "--python", "./python"], [run]):
+        environment = {**os.environ, "ALGORITHM": "top_2"}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout == "top_2\n"
+    assert "|tools|top_2|" in (tmp_path / "calls").read_text()
 
 
 def test_paths_are_meant_from_where_it_is_called(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -78,7 +79,7 @@ class Batch:
         `labels` are the prompts' uids. Pass `groups` if they are already grouped. `lengths` default to 1 each.
         """
         size = len(labels)
-        matrix = _shaped("rewards", rewards, (size, len(keys)))
+        matrix = _shaped("rewards", rewards, (size, len(keys)), f"one column per key, {', '.join(map(repr, keys))}")
         check_finite(matrix, keys, labels)
         batch = cls(
             rewards=matrix,
@@ -159,11 +160,26 @@ def _check_range(name: str, low: float, high: float, most: float) -> None:
         raise DataError(f"{name} must lie in [0, {most:g}], found {wrong:g}")
 
 
-def _shaped(name: str, values: Sequence[Any] | Array, shape: tuple[int, ...]) -> Array:
+def _shaped(name: str, values: Sequence[Any] | Array, shape: tuple[int, ...], columns: str = "") -> Array:
+    expected = f"expected {shape}: one row per trajectory{columns and f' and {columns}'}"
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{name} must be numbers of shape {shape}: {error}") from error
+        found = _wrong_row(values, shape) or str(error)
+        raise DataError(f"{name} cannot be read as numbers: {found}, {expected}") from error
     if array.shape != shape and not (array.size == 0 and 0 in shape):
-        raise DataError(f"{name} has shape {array.shape}, expected {shape}: one row per trajectory")
+        remedy = f": write {name}=[[value], ...]" if columns and array.shape == shape[:1] and shape[1] == 1 else ""
+        raise DataError(f"{name} has shape {array.shape}, {expected}{remedy}")
     return array.reshape(shape)
+
+
+def _wrong_row(values: object, shape: tuple[int, ...]) -> str:
+    """The first row that is not made of numbers or has another shape than the rest must have."""
+    for at, row in enumerate(values if isinstance(values, Sequence | np.ndarray) else ()):
+        try:
+            found = np.asarray(row, dtype=np.float64).shape
+        except (TypeError, ValueError, OverflowError):
+            return f"row {at} is {reprlib.repr(row)}"
+        if found != shape[1:]:
+            return f"row {at} has shape {found}"
+    return ""

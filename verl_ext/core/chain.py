@@ -70,7 +70,7 @@ class Step:
         """Return new values `[N, K]`. NaN means "not scored": pass it on."""
         raise NotImplementedError(f"the step {type(self).__name__} defines neither apply nor update")
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - part of the contract
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:
         """Return new values, the new state, metrics and warnings."""
         return Update(self.apply(values, batch))
 

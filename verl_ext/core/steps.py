@@ -176,7 +176,7 @@ class Whiten(Step):
         unused = given.get("over", cls.over) == "token" and "epsilon" in given
         return "epsilon has no effect with over=token, whose divisor is sqrt(var + 1e-8)" if unused else None
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:
         values, centred = _without_rounding(values, batch)
         x = values.ravel()
         weights = batch.lengths.repeat(values.shape[1]) if self.over == "token" else np.ones(len(x))
@@ -206,7 +206,7 @@ class Balance(Step):
     after: ClassVar[Order] = _SUMMED
     over: Literal["token", "sequence"] = "token"
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:
         share = batch.lengths if self.over == "token" else np.ones(len(values))
         live = batch.groups.broadcast(_live(values, batch))
         valid = float((share * live).sum())
@@ -230,7 +230,7 @@ class WeighByDifficulty(Step):
     """Temperature T."""
     renamed: ClassVar[Mapping[str, str]] = MappingProxyType({"temperature": "dqw_temp"})
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:  # noqa: ARG002 - the step's contract
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:
         live = _live(values, batch)
         accuracy = batch.groups.mean(batch.accuracy_for(self.name))
         solved = np.where((accuracy == 0) | np.isnan(accuracy), 1.0, accuracy)[live]

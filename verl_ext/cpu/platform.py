@@ -77,7 +77,7 @@ class CPUPlatform(PlatformBase):
         """A CPU is always there."""
         return True
 
-    def is_platform_available(self, use_smi_check: bool = False) -> bool:  # noqa: ARG002
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
         """False, so that verl never selects it by itself: the head node of a GPU cluster may have no GPU."""
         return False
 
@@ -107,7 +107,7 @@ class CPUPlatform(PlatformBase):
     def empty_cache(self) -> None:
         """No cache to empty."""
 
-    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:  # noqa: ARG002
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         """No compute capability."""
         return None, None
 
@@ -120,7 +120,7 @@ class CPUPlatform(PlatformBase):
         return "VERL_EXT_CPU_VISIBLE_DEVICES"
 
     @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:  # noqa: ARG002
+    def nvtx_range(self, msg: str) -> Iterator[None]:
         """No profiler ranges."""
         yield
 

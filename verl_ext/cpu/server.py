@@ -98,7 +98,7 @@ class EmbeddedServer:
         self,
         prompt_ids: Sequence[int],
         sampling_params: dict[str, Any],
-        request_id: str,  # noqa: ARG002
+        request_id: str,
         image_data: Any = None,
         video_data: Any = None,
         **other: Any,

@@ -89,7 +89,7 @@ class SharedPromptCache(Cache):
             found.append(part[:, :, :end])
         return found[0], found[1]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+    def get_seq_length(self, layer_idx: int = 0) -> int:
         """The prompts' width and the answers' length."""
         return self.padding.shape[-1] + self.length
 

@@ -72,7 +72,7 @@ class SocketCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self,
         weights: Generator[tuple[str, torch.Tensor], None, None],
-        global_steps: int | None = None,  # noqa: ARG002
+        global_steps: int | None = None,
     ) -> None:
         """Send from rank 0; every other rank runs through the generator as well, because gathering is collective."""
         _, *receivers = self._sockets
@@ -96,7 +96,7 @@ class SocketCheckpointEngine(CheckpointEngine):
 
     async def receive_weights(  # type: ignore[override]
         self,
-        global_steps: int | None = None,  # noqa: ARG002
+        global_steps: int | None = None,
     ) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
         """Yield what rank 0 sends, until its None."""
         (socket,) = self._sockets

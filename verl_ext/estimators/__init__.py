@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verl_ext.registry import ESTIMATORS, load
+from verl_ext.registry import ESTIMATORS, declaration, load
 
 if TYPE_CHECKING:
     from verl_ext.core.chain import Chain
@@ -20,5 +20,6 @@ def build(name: str, settings: Settings) -> Chain:
     >>> [step.name for step in build("drgrpo", Settings()).steps]
     ['weigh_and_sum', 'centre']
     """
+    declaration(name)  # raises if it is broken
     chain: Chain = load(name)(settings)
     return chain

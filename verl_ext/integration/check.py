@@ -10,6 +10,7 @@ import argparse
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,7 @@ def composed(folder: Path | None, name: str, overrides: list[str]) -> Iterator[A
         try:
             config = hydra.compose(name, overrides=overrides, return_hydra_config=True)
         except (HydraException, OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
-            reason = _not_found(error, name, overrides) or _chain_of(error)
+            reason = _not_found(error, name, overrides) or "".join([*_misspelt(overrides), _chain_of(error)])
             raise ConfigurationError(f"the configuration {name} cannot be composed: {reason}") from error
         HydraConfig.instance().set_config(config)
         try:
@@ -125,6 +126,23 @@ def _not_found(error: BaseException, name: str, overrides: list[str]) -> str | N
         return f"{found} is verl's own and has no preset: write algorithm.adv_estimator={found}"
     near = nearest(found, valid) or "NAME"
     return f"{unknown('preset', found, valid)}: write +{GROUP}={near}, or in a file's defaults `{GROUP}: {near}`"
+
+
+def _misspelt(overrides: list[str]) -> Iterator[str]:
+    """Messages about overrides of our sections that Hydra does not know, with the nearest name."""
+    from verl_ext.integration.config.read import misspelt
+    from verl_ext.settings import sections
+
+    known = sections()
+    for text in overrides:
+        key = text.partition("=")[0].lstrip("+~")
+        match key.split("."):
+            case ["algorithm", section, setting, *_] if section in known:
+                valid = [item.name for item in fields(known[section])]
+                if setting not in valid:
+                    yield f"algorithm.{section}: {unknown('setting', setting, valid)}. "
+            case ["algorithm", section, _, *_]:
+                yield from (f"{message} " for message in misspelt([section]))
 
 
 def _chain_of(error: BaseException) -> str:

@@ -11,9 +11,10 @@ import warnings
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from verl_ext import __version__
-from verl_ext.errors import IntegrationError
+from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.estimators import ESTIMATORS
 from verl_ext.integration.compat import contract, hooks, versions
+from verl_ext.registry import declaration
 
 PLUGIN = "verl_ext.integration.plugin"
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
@@ -164,9 +165,20 @@ def _registry(report: Report) -> None:
             report.fail(f"{name} raises an error when it is called", "see the plugin section")
         elif not getattr(function, hooks.MARK, False):
             report.fail(f"{name} is registered by {function.__module__}", "another package replaced it, or see above")
+        elif (broken := _broken(name)) is not None:
+            report.fail(f"{name} is broken: {broken}", "mend or uninstall its package", broken)
         else:
             report.ok(f"{name} by verl_ext{hooks.in_place_of(function)}")
     report.note(f"others: {', '.join(sorted(set(registry) - set(ESTIMATORS)))}")
+
+
+def _broken(name: str) -> Exception | None:
+    """What keeps an estimator from being declared, if anything."""
+    try:
+        declaration(name)
+    except ConfigurationError as error:
+        return error
+    return None
 
 
 def _hooks(report: Report) -> None:

@@ -57,7 +57,7 @@ class ToolCallingHandler(OSSHandler):
         return inference_data
 
     @override
-    def decode_ast(self, result: str, language: str = "Python") -> list[dict[str, Any]]:  # noqa: ARG002
+    def decode_ast(self, result: str, language: str = "Python") -> list[dict[str, Any]]:
         return as_data(result)
 
     @override

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from verl_ext.estimators import ESTIMATORS
 from verl_ext.integration.compat import contract
 from verl_ext.integration.compat.hooks import MARK
+from verl_ext.registry import BUILT_IN, ESTIMATORS, GROUP
+
+logger = logging.getLogger("verl_ext")
 
 
 def install(core_algos: ModuleType) -> None:
@@ -20,6 +23,16 @@ def install(core_algos: ModuleType) -> None:
     contract.require("verl.trainer.ppo.core_algos", core_algos)
     registry = core_algos.ADV_ESTIMATOR_REGISTRY
     new = {name: estimator_function(name) for name in ESTIMATORS if not getattr(registry.get(name), MARK, False)}
+    for name in new:
+        if name not in BUILT_IN and name in registry:
+            logger.warning(
+                "the entry point %s=%s of the group %s replaces verl's own estimator %r in every run: rename it, "
+                "unless that is meant",
+                name,
+                ESTIMATORS[name],
+                GROUP,
+                name,
+            )
     for name, function in new.items():
         function.replaced = registry.get(name)  # type: ignore[attr-defined]
     registry.update(new)

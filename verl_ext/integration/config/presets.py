@@ -7,12 +7,12 @@ holds the defaults of the estimator's sections and what the paper sets elsewhere
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from verl_ext.registry import ESTIMATORS, declaration
+from verl_ext.registry import declaration, declarations, skipping
 from verl_ext.settings import sections
 
 GROUP = "verl_ext"
@@ -25,24 +25,26 @@ Hydra's `runtime.choices` lacks presets from a list (`[cpu,gdpo]`) and primary c
 
 def install(config_store: ModuleType) -> None:
     """Store the presets in Hydra's ConfigStore."""
-    _store(config_store, {name: preset(name) for name in ESTIMATORS})
+    _store(config_store, preset)
 
 
 @contextmanager
 def without_values(config_store: ModuleType) -> Iterator[None]:
     """Store presets with the same keys but no values (`???`, which Hydra never merges over a value)."""
-    _store(config_store, {name: _missing(preset(name)) for name in ESTIMATORS})
+    _store(config_store, lambda name: _missing(preset(name)))
     try:
         yield
     finally:
         install(config_store)
 
 
-def _store(config_store: ModuleType, bodies: Mapping[str, Mapping[str, Any]]) -> None:
+def _store(config_store: ModuleType, body_of: Callable[[str], Mapping[str, Any]]) -> None:
     store = config_store.ConfigStore.instance()
-    for name, body in bodies.items():
-        store.store(name=name, node={"defaults": ["ppo_trainer", "_self_"], **body}, provider=GROUP)
-        store.store(group=GROUP, name=name, package="_global_", node=body, provider=GROUP)
+    for name in declarations():
+        with skipping(name):
+            body = body_of(name)
+            store.store(name=name, node={"defaults": ["ppo_trainer", "_self_"], **body}, provider=GROUP)
+            store.store(group=GROUP, name=name, package="_global_", node=body, provider=GROUP)
 
 
 def _missing(body: Mapping[str, Any]) -> dict[str, Any]:

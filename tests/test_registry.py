@@ -1,0 +1,70 @@
+"""The estimators by name: what one of another package that is broken leaves working."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+
+from tests.facts import facts, says
+from verl_ext import Settings, build, registry
+from verl_ext.errors import ConfigurationError
+from verl_ext.registry import BUILT_IN, ESTIMATORS
+from verl_ext.settings import sections
+
+DECLARED = """
+from dataclasses import dataclass
+from verl_ext import Centre, Chain, WeighAndSum, estimator
+
+@dataclass
+class Own:
+    limit: float
+
+@estimator(section=%s)
+def broken(settings):
+    return Chain((WeighAndSum(), Centre()))
+"""
+# The source of its module, and what a message must say of it.
+BROKEN = {
+    "raises as it is imported": ("raise RuntimeError('on purpose')", "RuntimeError: on purpose"),
+    "is not there": ("", "AttributeError"),
+    "has settings that are no dataclass": (DECLARED % "int", "dataclass"),
+    "has a setting without a default": (DECLARED % "Own", "limit"),
+}
+every_kind = pytest.mark.parametrize("kind", BROKEN)
+
+
+@pytest.fixture
+def broken(kind, tmp_path, monkeypatch):
+    """An estimator of another package, named `broken_<number>`: a warning is logged once for each."""
+    name = f"broken_{list(BROKEN).index(kind)}_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(BROKEN[kind][0])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, name: f"{name}:broken"})
+    yield name
+    sys.modules.pop(name, None)
+
+
+@every_kind
+def test_a_broken_one_is_skipped_with_one_warning_that_names_it_and_the_error(broken, kind, caplog):
+    with caplog.at_level(logging.WARNING, "verl_ext"):
+        assert set(registry.declarations()) == set(BUILT_IN)
+        assert {"gdpo", "hadw"} < set(sections()) <= {"rewards", "verl_ext", *BUILT_IN}
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert says(message, repr(broken), f"{broken}:broken", BROKEN[kind][1])
+
+
+@every_kind
+def test_what_computes_with_it_raises_and_the_others_do_not(broken, kind):
+    assert build("gdpo", Settings.parse({"gdpo": {"whiten": "token"}})).steps
+    with pytest.raises(ConfigurationError, match=facts(repr(broken))):
+        Settings.parse({broken: {"limit": 1}})
+    with pytest.raises(ConfigurationError, match=facts(repr(broken), BROKEN[kind][1])):
+        build(broken, Settings())
+
+
+def test_a_broken_one_of_this_package_is_an_error(monkeypatch):
+    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, "gdpo": "no_such_module:gdpo"})
+    with pytest.raises(ConfigurationError, match=facts("'gdpo'", "no_such_module:gdpo")):
+        registry.declarations()
