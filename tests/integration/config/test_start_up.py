@@ -133,6 +133,10 @@ def test_what_is_no_name_is_refused_in_the_driver(written: str) -> None:
 WRONG = {
     "trainer.save_freq=abc": "'abc'",
     "trainer.save_freq=null": "None",
+    "trainer.test_freq=often": "'often'",
+    "trainer.test_freq=null": "None",
+    "trainer.total_epochs='3'": "'3'",
+    "trainer.total_epochs=null": "None",
     "trainer.nnodes=two": "'two'",
     "trainer.n_gpus_per_node=1.5": "1.5",
     "trainer.resume_mode=atuo": "did you mean 'auto'",
