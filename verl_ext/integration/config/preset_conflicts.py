@@ -130,7 +130,7 @@ def _defaults(tree: Any) -> Iterator[tuple[str, list[str]]]:
             yield from _defaults(child)
 
 
-def _command_line() -> tuple[str, list[str]] | None:
+def _command_line() -> tuple[str | None, list[str]] | None:
     """The primary configuration and the command line of the run; None without Hydra's state, as in the trainer."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
