@@ -17,7 +17,7 @@ from verl_ext.errors import DataError
 from verl_ext.recipes.data import Plan, Record, Row, Split, row
 from verl_ext.recipes.data.command import main, parser
 from verl_ext.recipes.data.plan import text
-from verl_ext.rewards.boxed_math import check_ground_truth, last_boxed
+from verl_ext.rewards.boxed_math import check_ground_truth, last_boxed, unread_box
 
 MATH = "DigitalLearningGmbH/MATH-lighteval"
 MATH500 = "HuggingFaceH4/MATH-500"
@@ -27,10 +27,10 @@ LEVELS = (1, 2, 3, 4, 5)
 
 def math_row(record: Record, index: int) -> Row:
     r"""A row of MATH. The answer is in the last \boxed{} of the solution."""
-    boxed = last_boxed(text(record, "solution"))
-    if not boxed:
+    solution = text(record, "solution")
+    if unread_box(solution) is None and not last_boxed(solution):
         raise DataError(r"'solution' has no complete \boxed{...} with content")
-    return _row(record, boxed, MATH, "train", index)
+    return _row(record, solution, MATH, "train", index)
 
 
 def math500_row(record: Record, index: int) -> Row:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -9,7 +10,7 @@ from omegaconf import OmegaConf
 from tests.cpu.test_checks import configuration
 from tests.facts import facts
 from tests.integration.configs import compose
-from verl_ext.cpu import checks, sizes
+from verl_ext.cpu import checks, plugin, sizes
 from verl_ext.errors import ConfigurationError
 
 TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
@@ -49,6 +50,19 @@ def threads(config):
 @pytest.mark.parametrize(("ranks", "expected"), [(1, "4"), (2, "2"), (3, "1"), (8, "1")])
 def test_the_cores_are_divided_among_the_ranks(ranks, expected):
     assert threads(filled(f"trainer.n_gpus_per_node={ranks}")) == expected
+
+
+def test_every_setting_that_is_no_number_is_named_before_anything_is_computed_with_it():
+    wrong = {"trainer.n_gpus_per_node": "two", "trainer.nnodes": None, "data.max_prompt_length": "long"}
+    wrong |= {"ray_kwargs.ray_init.num_cpus": "all", "actor_rollout_ref.rollout.n": None}
+    lines = [f"{path}={'null' if value is None else value}" for path, value in wrong.items()]
+    module = SimpleNamespace(auto_set_device=lambda config: pytest.fail("verl's own"))
+    plugin._watch_configuration(module)
+    told = [fact for path, value in wrong.items() for fact in (path, f"found {value!r}")]
+    with pytest.raises(ConfigurationError, match=facts(*told)):
+        module.auto_set_device(configuration(*lines))
+    for group in ("cpu", "[cpu,vllm]", "[cpu,separate_async]"):
+        sizes.require_numbers(configuration(group=group))
 
 
 def test_threads_that_are_set_stay(monkeypatch):

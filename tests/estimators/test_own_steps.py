@@ -142,6 +142,14 @@ OWN = """
             raise OSError("no such table")
 
 
+    class Unchecked(Step):
+        name = "unchecked"
+
+        @classmethod
+        def check(cls, given):
+            return given["limit"] > 0
+
+
     class Infinite(Step):
         name = "infinite"
 
@@ -174,6 +182,14 @@ def test_a_step_of_one_s_own_stands_in_a_list_with_its_settings(own):
 def test_a_step_that_cannot_begin_is_named(own):
     with pytest.raises(ConfigurationError, match=facts("steps[2]", "own_steps:Unready", "OSError: no such table")):
         composed(*SUMMED, "own_steps:Unready")
+
+
+def test_a_step_whose_check_raises_is_named_with_the_cause(own):
+    with pytest.raises(
+        ConfigurationError, match=facts("steps[2]", "own_steps:Unchecked", "KeyError: 'limit'")
+    ) as caught:
+        composed(*SUMMED, "own_steps:Unchecked")
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_a_misspelt_step_of_one_s_own_is_told_the_steps_of_its_module(own):

@@ -108,6 +108,21 @@ def test_the_last_step_is_read_or_the_one_that_is_asked_for(tmp_path: Path) -> N
     assert summary(folder, "--step", "9")["mean"]["correctness"] == 1
 
 
+def test_the_folder_of_the_json_is_made_and_one_that_cannot_be_does_not_lose_the_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = dump(tmp_path / "d", [record("p_0_0", 1.0)])
+    assert main([str(folder), "--json", str(tmp_path / "new/deep/out.json")]) == 0
+    assert json.loads((tmp_path / "new/deep/out.json").read_text())
+    capsys.readouterr()
+    for wrong in (Path("/dev/null/x/out.json"), folder):
+        assert main([str(folder), "--json", str(wrong)]) == 1
+        said = capsys.readouterr()
+        assert a_line_says(said.out, "1 answers", "1 prompts")
+        assert a_line_says(said.err, wrong, "cannot be written")
+        assert len(said.err.splitlines()) == 1
+
+
 WRONG = {
     "no dump": ([], "--step=7", "holds no dump of step 7; found steps '5'"),
     "an unknown reward": (

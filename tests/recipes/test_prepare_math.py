@@ -90,14 +90,18 @@ def test_maths_bad_rows_are_named(tmp_path: Path) -> None:
         math(r"\boxed{" + "9" * 3000 + "}"),
         math(r"\boxed{3}", "hard"),
         math(r"\boxed{3}"),
+        math(r"$\boxed{3}$, that is $\boxed \frac62$"),
+        math(r"\boxed 5x+3"),
     ]
     with pytest.raises(DataError) as caught:
         prepare_math(math_folder(tmp_path / "maths", bad), tmp_path / "out")
     message = str(caught.value)
-    assert says(message, "5 of 7 rows")
+    assert says(message, "7 of 9 rows")
     for index in (0, 1, 2):
         assert a_line_says(message, f"train row {index}", "'solution'", r"\boxed{...}")
     assert a_line_says(message, "train row 3", "'DigitalLearningGmbH/MATH-lighteval'", 3000)
+    for index in (6, 7):
+        assert a_line_says(message, f"train row {index}", "'DigitalLearningGmbH/MATH-lighteval'", r"\boxed{...}")
     assert a_line_says(message, "train row 4", "'level'", "'hard'", "'Level 1' to 'Level 5'")
 
 

@@ -79,6 +79,22 @@ def test_it_waits_for_the_log_and_draws_whenever_it_has_grown(tmp_path, looks):
     assert shown(drawn[6])[0] == 4
 
 
+def test_names_cannot_steer_the_terminal_while_it_waits_or_draws(tmp_path, looks):
+    folder = tmp_path / "run\x1b[31m\x07"
+    folder.mkdir()
+    path = folder / "metrics.jsonl"
+    path.touch()
+    odd = "reward/\x1b[2Jy/mean"
+    waits, unknown, drawn = looks(
+        folder, append(path, line(1)), append(path, line(2, **{odd: 1.0})), more=["--metrics", odd, "reward/x/mean"]
+    )
+    assert waits.startswith("waiting: ")
+    assert "run\\x1b[31m\\x07" in waits
+    assert "\\x1b[2Jy" in drawn
+    for text in (waits, unknown, drawn):
+        assert not [char for char in text if not char.isprintable() and char != "\n"]
+
+
 @pytest.mark.parametrize("size", [1, 5, 40, 41, 1000])
 def test_a_sparkline_is_as_wide_as_it_may_be_and_every_step_is_in_some_mark(size):
     drawn = sparkline(np.eye(size)[-1])

@@ -107,6 +107,17 @@ def test_a_path_without_dumps_beside_one_with_them_is_refused(tmp_path, capsys):
     assert str(tmp_path / "nowhere") in report(capsys, tmp_path, tmp_path / "nowhere", status=1)
 
 
+def test_a_folder_whose_subfolders_hold_dumps_names_them_with_the_line_to_type(tmp_path, capsys):
+    for name in ("a run/dump", "b/c/d", "b/c/d/too/deep", "empty"):
+        (tmp_path / name).mkdir(parents=True)
+        if name != "empty":
+            dump(tmp_path / name, 1)
+    told = report(capsys, tmp_path, status=1)
+    assert says(told, f"report --groups '{tmp_path}/a run/dump'", f"report --groups {tmp_path}/b/c/d\n")
+    assert "empty" not in told
+    assert "deep" not in told
+
+
 def test_names_in_a_dump_cannot_steer_a_terminal(tmp_path, capsys):
     folder = tmp_path / "x\x1b[31m"
     folder.mkdir()

@@ -47,6 +47,26 @@ def test_answers_are_equal_or_not(gold, answer):
     assert accuracy(rf"So the answer is $\boxed{{{answer}}}$.", gold) == ((gold, answer) in EQUAL)
 
 
+# Without braces: what stands in the box, and what follows it. None of them is 5 for certain.
+UNREAD = [
+    "5x+3",
+    "5 + 3",
+    "5^2",
+    "5/2",
+    "5%",
+    r"5\%",
+    "5, 6",
+    "5,6",
+    "5: 6",
+    "5.x",
+    "5!x",
+    r"5 \text{ cm}",
+    "5 cm",
+    "5(x)",
+]
+UNREAD += ["5_2", "(5)", "xy", "x = 5", "-x", "--5", "1,00", "5.6.7", r"\frac12", r"\frac{1}{2}", "$5$", "", "?", "é"]
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -60,8 +80,13 @@ def test_answers_are_equal_or_not(gold, answer):
         (r"\boxed 1, no, \boxed{2}", "2"),
         (r"\boxed{1 + \boxed 2}", "2"),
         (r"\boxed", None),
-        (r"\boxed $5$", None),
-        (r"\boxed \frac{1}{2}", None),
+        *((rf"so $\boxed {bare}$.", bare) for bare in ("5", "-3.5", "+2", ".5", "1,000", "x", "A")),
+        *(
+            (rf"It is \boxed 5{end}", "5")
+            for end in (".", "!", ", so", ":", " \nWe", "\t", r"\)", r" \]", r"\\", r" \end{x}", "}")
+        ),
+        *((rf"It is \boxed {bare}", None) for bare in UNREAD),
+        (r"\boxed{1}, as \boxed 2x", "1"),
         (r"\boxedx{5}", None),
         (r"\fbox{5}", "5"),
         (r"\fbox 5", "5"),
@@ -133,6 +158,16 @@ def test_a_gold_that_cannot_be_read_is_an_error_that_names_the_row(gold):
     for solution in (r"\boxed{5}", ""):
         with pytest.raises(DataError, match=facts("row 3 of 'math'", "ground_truth")):
             compute_score("math", solution, gold, {"index": 3})
+
+
+@pytest.mark.parametrize("bare", UNREAD)
+def test_a_box_without_braces_that_cannot_be_read_is_no_answer_and_as_the_last_one_of_a_gold_an_error(bare):
+    box = rf"\boxed {bare}"
+    assert accuracy(box, "5") == 0
+    for gold in (box, rf"\boxed{{5}}, or {box}", rf"\boxed{{ 5 + {box} }}"):
+        with pytest.raises(DataError, match=facts("row 3 of 'math'", "ground_truth", r"\boxed{...}")):
+            compute_score("math", r"\boxed{5}", gold, {"index": 3})
+    assert accuracy(r"\boxed{5}", rf"{box} or, $\boxed 5$") == 1
 
 
 def test_a_gold_that_takes_too_long_is_an_error():

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from verl_ext.compare import dumps, lines
 from verl_ext.compare.rollouts import Rollouts
 from verl_ext.errors import DataError
-from verl_ext.files import DUMPS
+from verl_ext.files import DUMPS, below
 from verl_ext.report.reader import METRICS
-
-DEPTH, MOST = 3, 10
-"""How far below a folder without rollouts they are looked for, and how many folders are named."""
 
 
 def read(path: Path, wanted: Collection[str], *, length: str | None = None) -> Rollouts:
@@ -21,9 +17,10 @@ def read(path: Path, wanted: Collection[str], *, length: str | None = None) -> R
     if path.is_dir():
         texts, tables = sorted(_files(path, lines.PATTERN)), sorted(_files(path, DUMPS))
         if not texts and not tables:
+            subfolders = below(path, (lines.PATTERN, DUMPS), "compare {} ...", but=METRICS)
             raise DataError(
                 f"{path} holds neither {lines.PATTERN} (verl's trainer.rollout_data_dir and validation_data_dir; "
-                f"{METRICS} is a run's log) nor {DUMPS} (algorithm.verl_ext.dump_dir){_below(path)}"
+                f"{METRICS} is a run's log) nor {DUMPS} (algorithm.verl_ext.dump_dir){subfolders}"
             )
         if texts and tables:
             raise DataError(f"{path} holds {lines.PATTERN} and {DUMPS}: move one kind to a folder of its own")
@@ -40,12 +37,3 @@ def files(path: Path) -> list[Path]:
 
 def _files(folder: Path, pattern: str) -> Iterator[Path]:
     return (file for file in folder.glob(pattern) if file.name != METRICS)
-
-
-def _below(path: Path) -> str:
-    """The line to type for each subfolder that holds rollouts."""
-    patterns = ("*/" * depth + kind for depth in range(1, DEPTH + 1) for kind in (lines.PATTERN, DUMPS))
-    folders = {file.parent for pattern in patterns for file in _files(path, pattern)}
-    first = sorted(folders)[:MOST]
-    typed = "".join(f"\n  python -m verl_ext compare {shlex.quote(str(folder))} ..." for folder in first)
-    return f"; subfolders have such files:{typed}" if typed else ""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 GROUP = "verl_ext"
+FILES = Path(__file__).parent / GROUP
+"""The folder of the presets that are files."""
 
 
 def store(config_store: Any) -> None:
@@ -18,6 +20,6 @@ def store(config_store: Any) -> None:
 
     # This runs in every process that imports hydra; the loader written in Python takes ten times as long.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    for path in sorted((Path(__file__).parent / GROUP).glob("*.yaml")):
+    for path in sorted(FILES.glob("*.yaml")):
         node = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - a safe loader
         config_store.store(group=GROUP, name=path.stem, node=node, package="_global_", provider="verl_ext")

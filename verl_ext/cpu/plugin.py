@@ -65,6 +65,7 @@ def _watch_configuration(module: ModuleType) -> None:
         from verl_ext.cpu import checks, sizes
 
         if checks.asks_for_cpu(config):
+            sizes.require_numbers(config)
             activate()
             sizes.fill(config)
             checks.check(config)

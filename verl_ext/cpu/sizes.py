@@ -30,6 +30,28 @@ MANY_PARAMETERS = 5e7
 COPIES_OF_LOGITS = 6
 """In the update, in fp32: logits, log-softmax, entropy and their gradients."""
 
+ROLLOUT = "actor_rollout_ref.rollout"
+NUMBERS = (
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    f"{ROLLOUT}.data_parallel_size",
+    f"{ROLLOUT}.n",
+    f"{ROLLOUT}.pipeline_model_parallel_size",
+    f"{ROLLOUT}.tensor_model_parallel_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "data.train_batch_size",
+    "trainer.n_gpus_per_node",
+    "trainer.nnodes",
+)
+OPEN_NUMBERS = (
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+    f"{ROLLOUT}.max_num_seqs",
+    "ray_kwargs.ray_init.num_cpus",
+    "ray_kwargs.ray_init.num_gpus",
+)
+"""Those that may be null."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -78,6 +100,22 @@ def sizes_of(path: str) -> Sizes | None:
         size = values.get("head_dim")
         keys = key_heads * (size if isinstance(size, int) else hidden // heads)
     return Sizes(vocabulary, hidden, inner, layers, keys)
+
+
+def require_numbers(config: Any) -> None:
+    """Raise one error that names every setting that this module and `checks` compute with and that is no number."""
+    from omegaconf import OmegaConf
+
+    if "actor_rollout_ref" not in config:
+        return
+    problems = []
+    for path in (*NUMBERS, *OPEN_NUMBERS):
+        value = OmegaConf.select(config, path)
+        is_open = value is None and path in OPEN_NUMBERS
+        if not is_open and (isinstance(value, bool) or not isinstance(value, int | float)):
+            problems.append(f"{path} must be a number, found {value!r}: set {path}=1, for example")
+    if problems:
+        raise ConfigurationError("\n".join(problems))
 
 
 def fill(config: Any) -> None:

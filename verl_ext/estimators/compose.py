@@ -185,7 +185,10 @@ def _step(item: str | Mapping[str, Any], where: str, settings: Settings) -> Step
         raise
     except Exception as error:  # user code may raise anything
         raise ConfigurationError(f"{where}: {name} cannot be created: {type(error).__name__}: {error}") from error
-    complaint = kind.check(given)
+    try:
+        complaint = kind.check(given)
+    except Exception as error:  # user code may raise anything
+        raise ConfigurationError(f"{where}: `check` of {name} raises {type(error).__name__}: {error}") from error
     if complaint:
         raise ConfigurationError(f"{where} ({name}): {complaint}")
     return step

@@ -12,7 +12,7 @@ import numpy as np
 
 from verl_ext.core.groups import Array, Bools, Groups, divide
 from verl_ext.errors import ConfigurationError, DataError, listed, printable
-from verl_ext.files import DUMPS
+from verl_ext.files import DUMPS, below
 from verl_ext.report.table import Rows, plain
 
 
@@ -131,7 +131,8 @@ def _files(path: Path) -> list[Path]:
         return [path]
     files = sorted(path.glob(DUMPS))
     if not files:
-        raise DataError(f"{path} holds no {DUMPS}; expected the folder of algorithm.verl_ext.dump_dir")
+        subfolders = below(path, (DUMPS,), "report --groups {}")
+        raise DataError(f"{path} holds no {DUMPS}; expected the folder of algorithm.verl_ext.dump_dir{subfolders}")
     return files
 
 

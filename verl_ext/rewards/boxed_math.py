@@ -1,7 +1,10 @@
 r"""Accuracy of the answer in \boxed{...}, judged by math-verify.
 
 `accuracy` is 1 if the last complete \boxed{...} of the answer equals the ground truth, else 0, and `score` is the same.
-The ground truth is the answer alone, or a solution with its own box. `\fbox{5}` and `\boxed 5` are boxes too.
+The ground truth is the answer alone, or a solution with its own box. `\fbox{5}` is a box too, and so is `\boxed 5`: one
+number or one letter without braces, at the end of a formula, a line or a phrase. Any other box without braces, such as
+`\boxed 5x+3` or `\boxed \frac12`, is not read: it is no answer, and a ground truth whose last box is such a one is a
+`DataError`.
 math-verify decides what is equal: `\frac{1}{2}` equals `0.5`, and `x=5` equals `5`. An answer that it cannot read, such
 as `0.\overline{72}`, equals only the same text.
 
@@ -28,10 +31,13 @@ MAX_CHARACTERS = 2000
 # A ground truth may take so many times the `timeout`.
 GOLD_PATIENCE = 10
 
-# A box opens with a brace, or holds one bare word (MATH has both). Escaped characters are tokens of their own, so that
-# \{ does not count as a brace.
+# A bare box holds one number or one letter, at the end of a formula, a line or a phrase: `\boxed 5x+3` is not 5.
+_BARE = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)|[A-Za-z]"
+_END = r"[ \t]*(?:\Z|[\n\r$}]|\\[)\]\\]|\\end\b|(?:[.!?]|[,;:](?!\s*[-+\d(\\]))(?:[\s$]|\\[)\]]|\Z))"
+# A box opens with a brace, or is bare (MATH has both). Escaped characters are tokens of their own, so that \{ does not
+# count as a brace.
 _TOKEN = re.compile(
-    r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(?P<brace>\{)|(?P<bare>[^\s{}$\\]*[^\s{}$\\.,;:]))|\\.|[{}]", re.DOTALL
+    rf"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(?P<brace>\{{)|(?P<bare>{_BARE})(?={_END})|(?P<unread>))|\\.|[{{}}]", re.DOTALL
 )
 
 
@@ -54,9 +60,25 @@ def last_boxed(text: str) -> str | None:
     '\\frac{1}{2}'
     >>> last_boxed(r"The sum is $\boxed 12$.")
     '12'
+    >>> last_boxed(r"\boxed 5x+3")
     """
+    return _boxes(text)[0]
+
+
+def unread_box(text: str) -> str | None:
+    r"""The beginning of a box without braces that cannot be read, if it opens after every box that can be.
+
+    >>> unread_box(r"It is \boxed \frac12, as \boxed{3} says")
+    >>> unread_box(r"It is \boxed{3} or $\boxed \frac12$")
+    '\\boxed \\frac12$'
+    """
+    return _boxes(text)[1]
+
+
+def _boxes(text: str) -> tuple[str | None, str | None]:
+    """The answers of `last_boxed` and `unread_box`."""
     open_at: list[int | None] = []  # for each open brace, where its box begins; None for a plain brace
-    start, end = -1, -1
+    start, end, unread = -1, -1, None
     for token in _TOKEN.finditer(text):
         if token[0] == "}":
             began = open_at.pop() if open_at else None
@@ -68,7 +90,12 @@ def last_boxed(text: str) -> str | None:
             open_at.append(token.end())
         elif token["bare"]:
             start, end = token.span("bare")
-    return None if start < 0 else text[start:end].strip()
+        elif token["unread"] is not None:
+            unread = token.span()
+    found = None if start < 0 else text[start:end].strip()
+    if unread is None or unread[0] < start:
+        return found, None
+    return found, text[unread[0] : unread[1] + 20].strip()
 
 
 def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
@@ -90,7 +117,9 @@ def accuracies(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
 def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float = Options.timeout) -> str:
     """Return the gold answer; raise `DataError`, which names the row, if there is none."""
     text = truth_text(row, ground_truth)
-    boxed = last_boxed(text)
+    boxed, unread = _boxes(text)
+    if unread is not None:
+        raise bad_truth(row, f"has a box without braces that cannot be read, {unread!r}", ground_truth, r"\boxed{...}")
     gold = text if boxed is None else boxed
     if len(gold) > MAX_CHARACTERS:
         raise bad_truth(row, f"is an answer of {len(gold)} characters", ground_truth, f"at most {MAX_CHARACTERS}")

@@ -11,6 +11,20 @@ from omegaconf import OmegaConf
 
 from tests import fresh
 from tests.facts import says
+from tests.integration.config.preset_cases import (
+    AFTER,
+    EARLY,
+    ELSEWHERE,
+    ESTIMATOR,
+    INTERPOLATED,
+    KEYS,
+    LATE,
+    LOST,
+    MISSPELT,
+    OTHER,
+    SWEEPS,
+    TWO,
+)
 from tests.integration.configs import compose
 from tests.integration.test_driver import main_ppo
 from verl_ext.errors import ConfigurationError
@@ -46,130 +60,6 @@ for folder, arguments in json.load(open("runs.json")):
     with open(os.path.join(folder, "status"), "w") as file:
         file.write(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
 """
-KEYS = "algorithm.rewards.keys=[acc,format]"
-PRIMARY = "hydra: {searchpath: ['pkg://verl.trainer.config']}\ndefaults: %s\n"
-IN_A_GROUP = "# @package _global_\ndefaults: %s\n"
-OURS = """
-algorithm:
-  rewards: {keys: [acc, format], weights: [1, 0.5]}
-  dgpo: {dqw_temp: 5.0, dqw: false}
-  gdpo: {whiten: token}
-actor_rollout_ref: {actor: {loss_agg_mode: seq-mean-token-mean}}
-"""
-# Of these the preset of dgpo sets all but gdpo's.
-LOST = (
-    "algorithm.rewards.keys=['acc', 'format'] (by None)",
-    "algorithm.rewards.weights=[1, 0.5] (by None)",
-    "algorithm.dgpo.dqw_temp=5.0 (by 2.0)",
-    "algorithm.dgpo.dqw=False (by True)",
-    "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean (by token-mean)",
-)
-NO_PRESET = {"mine.yaml": PRIMARY % "[ppo_trainer, _self_]" + OURS}
-GRPO = "algorithm: {adv_estimator: grpo, rewards: {keys: [acc, format]}}"
-MINE = "--config-path OWN --config-name mine"
-
-# The user's files, in the folder OWN, and the command line.
-LATE = {
-    "on the command line": (NO_PRESET, f"{MINE} +verl_ext=dgpo"),
-    "on the command line with a package": (NO_PRESET, f"{MINE} +verl_ext@_global_=dgpo"),
-    "on the command line in a list": (NO_PRESET, f"{MINE} +verl_ext=[cpu,dgpo]"),
-    "on the command line of a sweep": (NO_PRESET, f"{MINE} --multirun +verl_ext=dgpo,hadw"),
-    "after _self_": ({"mine.yaml": PRIMARY % "[ppo_trainer, _self_, verl_ext: dgpo]" + OURS}, MINE),
-    "after _self_ in a list": ({"mine.yaml": PRIMARY % "[ppo_trainer, _self_, verl_ext: [cpu, dgpo]]" + OURS}, MINE),
-    "after another file of the user's": (
-        {
-            "mine.yaml": PRIMARY % "[base, verl_ext: dgpo, _self_]",
-            "base.yaml": "defaults: [ppo_trainer, _self_]" + OURS,
-        },
-        MINE,
-    ),
-    "within another file of the user's": (
-        {
-            "mine.yaml": PRIMARY % "[base, _self_]",
-            "base.yaml": "defaults: [ppo_trainer, _self_, verl_ext: dgpo]" + OURS,
-        },
-        MINE,
-    ),
-    "in a group of the user's": (
-        {"experiment/mine.yaml": IN_A_GROUP % "[_self_, /verl_ext: dgpo]" + OURS},
-        "--config-dir OWN +experiment=mine",
-    ),
-    "in a group on the search path": (
-        {"experiment/mine.yaml": IN_A_GROUP % "[_self_, '/verl_ext@_global_': [dgpo]]" + OURS},
-        "hydra.searchpath=[file://OWN] +experiment=mine",
-    ),
-}
-EARLY = {
-    "before _self_": ({"mine.yaml": PRIMARY % "[ppo_trainer, verl_ext: dgpo, _self_]" + OURS}, MINE),
-    "within another file of the user's, before": (
-        {
-            "mine.yaml": PRIMARY % "[base, _self_]",
-            "base.yaml": "defaults: [ppo_trainer, 'verl_ext@_global_': [dgpo], _self_]" + OURS,
-        },
-        MINE,
-    ),
-    "in a group of the user's, before": (
-        {"experiment/mine.yaml": IN_A_GROUP % "[/verl_ext: dgpo, _self_]" + OURS},
-        "--config-dir OWN +experiment=mine",
-    ),
-    "as the file's base": ({"mine.yaml": PRIMARY % "[dgpo, _self_]" + OURS}, MINE),
-    # One of them as the preset has it: the user says so now.
-    "repeated on the command line": (
-        NO_PRESET,
-        f"{MINE} +verl_ext=dgpo {KEYS} algorithm.rewards.weights=[1,0.5] algorithm.dgpo.dqw_temp=5 "
-        "algorithm.dgpo.dqw=True actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
-    ),
-    "deleted on the command line": (
-        {"mine.yaml": PRIMARY % "[ppo_trainer, _self_]" + "algorithm: {dgpo: {dqw_temp: 5.0}}"},
-        f"{MINE} +verl_ext=dgpo {KEYS} ~algorithm.dgpo.dqw_temp",
-    ),
-}
-OTHER = {
-    "further down in the file": (
-        {"mine.yaml": PRIMARY % "[ppo_trainer, verl_ext: gdpo, _self_]" + GRPO},
-        MINE,
-        "grpo",
-    ),
-    "further down than the file's base": ({"mine.yaml": PRIMARY % "[gdpo, _self_]" + GRPO}, MINE, "grpo"),
-    "verl's own, which the preset stands before": (
-        {"mine.yaml": PRIMARY % "[verl_ext: gdpo, ppo_trainer, _self_]"},
-        f"{MINE} +{KEYS}",
-        "gae",
-    ),
-    "estimator on the command line": (
-        {"mine.yaml": PRIMARY % "[ppo_trainer, verl_ext: gdpo, _self_]"},
-        f"{MINE} {KEYS} algorithm.adv_estimator=dgpo",
-        "dgpo",
-    ),
-    "both on the command line": ({}, f"+verl_ext=[cpu,gdpo] {KEYS} algorithm.adv_estimator=rloo", "rloo"),
-    "both, with a package": ({}, f"+verl_ext@_global_=gdpo {KEYS} algorithm.adv_estimator=grpo", "grpo"),
-    "beside the primary configuration": ({}, f"--config-name gdpo {KEYS} algorithm.adv_estimator=grpo", "grpo"),
-}
-TWO = {
-    "two in a list": ({}, f"+verl_ext=[drgrpo,gdpo] {KEYS}"),
-    "two in two packages": ({}, f"+verl_ext=drgrpo +verl_ext@_global_=gdpo {KEYS}"),
-    "two in two files": ({"mine.yaml": PRIMARY % "[drgrpo, verl_ext: gdpo, _self_]"}, f"{MINE} {KEYS}"),
-}
-SWEEP = "--multirun +verl_ext=gdpo,dgpo trainer.experiment_name=${algorithm.adv_estimator}"
-SWEEPS = {
-    "of names": ({}, f"{SWEEP} ++{KEYS} ++algorithm.verl_ext.check_nodes=False"),
-    "of lists": ({}, f"{SWEEP.replace('gdpo,dgpo', '[cpu,gdpo],[cpu,dgpo]')} ++{KEYS}"),
-    "of a file's preset": (
-        {"mine.yaml": PRIMARY % "[ppo_trainer, verl_ext: gdpo, _self_]"},
-        f"{MINE} {SWEEP.replace('+', '')} {KEYS}",
-    ),
-}
-ESTIMATOR = {
-    "the file's, then the preset": (
-        {"mine.yaml": PRIMARY % "[ppo_trainer, _self_, verl_ext: gdpo]" + "algorithm: {adv_estimator: grpo}"},
-        f"{MINE} {KEYS}",
-    ),
-    "the file's, and a preset on the command line": (
-        {"mine.yaml": PRIMARY % "[ppo_trainer, _self_]" + "algorithm: {adv_estimator: grpo}"},
-        f"{MINE} +verl_ext=gdpo {KEYS}",
-    ),
-}
-ELSEWHERE = {"in a package of its own": ({}, "+verl_ext@elsewhere.deep=gdpo")}
 
 
 @dataclass
@@ -195,7 +85,8 @@ class Done:
 def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     """How each run ended."""
     home = tmp_path_factory.mktemp("runs")
-    cases = {**LATE, **EARLY, **OTHER, **TWO, **SWEEPS, **ESTIMATOR, **ELSEWHERE}
+    cases = {**LATE, **EARLY, **OTHER, **TWO, **SWEEPS, **ESTIMATOR, **ELSEWHERE, **MISSPELT}
+    cases |= {f"after: {name}": case for name, case in AFTER.items()} | INTERPOLATED
     runs = []
     for number, (files, line, *_) in enumerate(cases.values()):
         own = home / str(number) / "own"
@@ -221,6 +112,23 @@ def test_a_preset_that_replaces_values_of_the_user_is_refused_wherever_it_stands
     assert all(lost in told for lost in LOST), told
     assert "algorithm.gdpo.whiten=token (by" not in told
     assert "defaults: [ppo_trainer, verl_ext: dgpo, _self_]" in told
+
+
+@pytest.mark.parametrize("place", AFTER)
+def test_a_preset_after_self_is_refused_even_if_it_replaces_nothing(place: str, ends) -> None:
+    file, found, right = AFTER[place][2:]
+    assert says(ends[f"after: {place}"].refused(), file, f"defaults: {found}", f"defaults: {right}")
+
+
+def test_an_interpolation_on_the_command_line_is_read_in_the_run_s_own_configuration(ends) -> None:
+    assert [run[0] for run in ends["of the run"].trained()] == ["gdpo"]
+    assert says(ends["of nothing"].refused(), "algorithm.gdpo", "VERL_EXT_NO_SUCH")
+
+
+@pytest.mark.parametrize("place", MISSPELT)
+def test_a_preset_under_a_misspelt_name_is_refused(place: str, ends) -> None:
+    group, _, chosen = MISSPELT[place][1].partition("=")
+    assert says(ends[place].refused(), group.removeprefix("+"), f"did you mean +verl_ext={chosen}")
 
 
 @pytest.mark.parametrize("place", EARLY)

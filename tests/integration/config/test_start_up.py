@@ -133,6 +133,10 @@ def test_what_is_no_name_is_refused_in_the_driver(written: str) -> None:
 WRONG = {
     "trainer.save_freq=abc": "'abc'",
     "trainer.save_freq=null": "None",
+    "trainer.test_freq=often": "'often'",
+    "trainer.test_freq=null": "None",
+    "trainer.total_epochs='3'": "'3'",
+    "trainer.total_epochs=null": "None",
     "trainer.nnodes=two": "'two'",
     "trainer.n_gpus_per_node=1.5": "1.5",
     "trainer.resume_mode=atuo": "did you mean 'auto'",
@@ -167,6 +171,18 @@ def test_a_dump_s_folder_that_cannot_be_made_here_is_warned_of(
     assert not says(caplog.text, dump)
     check_run(compose(f"algorithm.adv_estimator={estimator}", "+algorithm.rewards.keys=[acc,format]", f"+{dump}"))
     assert says(caplog.text, dump, f"{tmp_path}/file:", "Not a directory", "algorithm.verl_ext.dump_dir=null")
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_a_folder_for_checkpoints_that_cannot_be_made_here_is_warned_of(
+    estimator: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = "trainer.default_local_dir=/dev/null/x"
+    given = (f"algorithm.adv_estimator={estimator}", "+algorithm.rewards.keys=[acc,format]", home)
+    check_run(compose(*given))  # which saves nothing
+    assert not says(caplog.text, home)
+    check_run(compose(*given, "trainer.save_freq=5"))
+    assert says(caplog.text, home, "/dev/null:", "Not a directory", "trainer.save_freq=-1")
 
 
 def test_verl_s_own_configurations_have_the_types_that_we_expect() -> None:

@@ -182,6 +182,8 @@ SETTINGS = (
     "trainer.resume_from_path",
     "trainer.resume_mode",
     "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.total_epochs",
     "trainer.use_v1",
     "trainer.v1.sampler.custom_sampler.path",
     "trainer.v1.trainer_mode",

@@ -14,7 +14,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, listed, nearest
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.integration.compat import hooks
-from verl_ext.integration.config.preset_conflicts import misplaced, preset_conflicts
+from verl_ext.integration.config.preset_conflicts import misplaced, misspelt_group, preset_conflicts
 from verl_ext.integration.config.read import (
     common_settings,
     estimator_name,
@@ -82,7 +82,7 @@ def judge(config: Any, *, unregistered: bool = False) -> Verdict:
         except ConfigurationError as error:  # an entry that a rule cannot read
             errors.append(str(error))
 
-    for look in (wrong_arguments, preset_conflicts, wrong_variables):
+    for look in (wrong_arguments, preset_conflicts, misspelt_group, wrong_variables):
         collect(look(config))
     for look in (misspelt_of, misplaced, wrong_types, wrong_ranks):
         collect(look(config), errors if ours else warnings)

@@ -9,19 +9,23 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_ext.conf import FILES
 from verl_ext.errors import listed, nearest
 from verl_ext.integration.config.presets import GROUP, MARKER, preset, without_values
 from verl_ext.integration.config.read import estimator_name, select
+from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import sections
 
 logger = logging.getLogger("verl_ext")
 
 ESTIMATOR = "algorithm.adv_estimator"
+SELF = "_self_"
 VERLS = "hydra.searchpath=[pkg://verl.trainer.config]"
 
 
 def preset_conflicts(config: Any) -> Iterator[str]:
     """Messages about presets that are misplaced, mixed, or in conflict with the estimator or the user's values."""
+    yield from _after_self()
     composed, estimator = _plain(config), estimator_name(config)
     marks = [path.rpartition(f"{MARKER}.") for path, _ in _leaves(composed)]
     names = [name for place, mark, name in marks if mark and not place]
@@ -49,21 +53,94 @@ def preset_conflicts(config: Any) -> Iterator[str]:
 
 
 def misplaced(config: Any) -> Iterator[str]:
-    """Entries at the top of a configuration that nothing reads there: our sections, and a misspelt preset."""
-    known = sections()
+    """Sections of ours at the top of a configuration, where nothing reads them."""
+    for key in sections():
+        if key in config and OmegaConf.is_dict(select(config, key)):
+            yield f"{_unread(key)}: write algorithm.{key}.NAME=... (with a + where no preset is used)"
+
+
+def misspelt_group(config: Any) -> Iterator[str]:
+    """Entries at the top of a configuration that choose a preset under a misspelt name."""
+    valid = {*ESTIMATORS, *(path.stem for path in FILES.glob("*.yaml"))}
     for key in map(str, config):
-        meant = nearest(key, [GROUP], cutoff=0.75) if key != MARKER else None
-        if key not in known and meant is None:
+        if key == MARKER or nearest(key, [GROUP], cutoff=0.75) is None:
             continue
-        problem = f"{key} at the top of the configuration is not read and would be ignored"
         value = select(config, key)
-        if key in known and OmegaConf.is_dict(value):
-            yield f"{problem}: write algorithm.{key}.NAME=... (with a + where no preset is used)"
-        elif meant is not None and isinstance(value, str):
+        names = [value] if isinstance(value, str) else list(value) if OmegaConf.is_list(value) else []
+        if not names or (key != GROUP and not any(nearest(name, valid, cutoff=0.75) for name in names)):
+            continue
+        chosen = names[0] if isinstance(value, str) else f"[{','.join(map(str, names))}]"
+        yield f"{_unread(key)}: did you mean +{GROUP}={chosen} (in a file's defaults `{GROUP}: {chosen}`)?"
+
+
+def _unread(key: str) -> str:
+    return f"{key} at the top of the configuration is not read and would be ignored"
+
+
+def _after_self() -> Iterator[str]:
+    """One message for each of the user's files that has a preset after `_self_` in its defaults.
+
+    This needs Hydra's global state within `hydra.main`, as `_replaced` does.
+    """
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from hydra.types import RunMode
+
+    given = _command_line()
+    if given is None:
+        return
+    name, overrides = given
+    # Hydra adds presets of the command line behind the primary file's own, where the user wants them.
+    others = [text for text in overrides if not re.match(rf"\+{GROUP}(@[^=]*)?=", text)]
+    try:
+        tree = GlobalHydra.instance().config_loader().compute_defaults_list(name, others, RunMode.RUN).defaults_tree
+    except HydraException as error:
+        logger.warning("could not check where presets stand in your files: %s", error)
+        return
+    for file, entries in _defaults(tree):
+        own = entries.index(SELF) if SELF in entries else len(entries)
+        late = [entry for entry in entries[own:] if entry.startswith(f"{GROUP}: ")]
+        if late:
+            right = [*entries[:own], *late, *(entry for entry in entries[own:] if entry not in late)]
             yield (
-                f"{problem}: a preset is chosen by +{GROUP}={value} on the command line, or by `{GROUP}: {value}` in a "
-                "file's defaults"
+                f"{file}.yaml has `defaults: [{', '.join(entries)}]`, where {' and '.join(late)} would replace the "
+                f"file's own settings, because it stands after {SELF}: write `defaults: [{', '.join(right)}]`"
             )
+
+
+def _defaults(tree: Any) -> Iterator[tuple[str, list[str]]]:
+    """Each file of Hydra's tree of defaults with its entries, in order and as a file has them."""
+    children = [child for child in tree.children or () if child is not None]
+    nodes = [getattr(child, "node", child) for child in children]
+    entries: list[str] = []
+    for node in nodes:
+        path = SELF if node.is_self() else str(node.get_config_path())
+        if not path.startswith(f"{GROUP}/"):
+            group, package = getattr(node, "group", None), getattr(node, "package", None)
+            entries.append(f"{group}{f'@{package}' if package else ''}: {node.value}" if group else path)
+        elif entries and entries[-1].startswith(f"{GROUP}: "):  # Hydra has taken a list apart
+            known = entries.pop().removeprefix(f"{GROUP}: ").strip("[]")
+            entries.append(f"{GROUP}: [{known}, {path.removeprefix(f'{GROUP}/')}]")
+        else:
+            entries.append(f"{GROUP}: {path.removeprefix(f'{GROUP}/')}")
+    if type(tree.node).__name__ != "VirtualRoot":
+        yield str(tree.node.get_config_path()), entries
+    for child in children:
+        if hasattr(child, "children"):
+            yield from _defaults(child)
+
+
+def _command_line() -> tuple[str | None, list[str]] | None:
+    """The primary configuration and the command line of the run; None without Hydra's state, as in the trainer."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+
+    if not (HydraConfig.initialized() and GlobalHydra.instance().is_initialized()):
+        return None
+    run = HydraConfig.get()
+    # An interpolation in an override refers to the run's own configuration, not to this one of Hydra's.
+    given: Any = OmegaConf.to_container(run.overrides, resolve=False)
+    return run.job.config_name, [*given["hydra"], *given["task"]]
 
 
 def _replaced(composed: Mapping[str, Any], name: str) -> Iterator[str]:
@@ -74,20 +151,19 @@ def _replaced(composed: Mapping[str, Any], name: str) -> Iterator[str]:
     """
     import hydra
     from hydra.core import config_store
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
 
-    if not (HydraConfig.initialized() and GlobalHydra.instance().is_initialized()):
+    given = _command_line()
+    if given is None:
         return
-    run = HydraConfig.get()
+    primary, line = given
     # Hydra rejects `~KEY` for a key without a value, as here; a deleted value is not replaced anyway.
-    overrides = [text for text in (*run.overrides.hydra, *run.overrides.task) if not text.startswith("~")]
+    overrides = [text for text in line if not text.startswith("~")]
     # With `+verl_ext=NAME` on the command line the user chose the estimator.
-    chosen = any(re.match(rf"\+?{GROUP}(@[^=]*)?=.*\b{name}\b", text) for text in run.overrides.task)
+    chosen = any(re.match(rf"\+?{GROUP}(@[^=]*)?=.*\b{name}\b", text) for text in line)
     try:
         with without_values(config_store):
-            own = _plain(hydra.compose(run.job.config_name, overrides))
+            own = _plain(hydra.compose(primary, overrides))
             replaced = [
                 (path, before, value)
                 for path, value in _leaves(preset(name))

@@ -127,24 +127,28 @@ def filter_by_reward(run: RunConfig) -> Iterator[str]:
         )
 
 
-def _unwritable_dump(run: RunConfig) -> Iterator[str]:
-    """A dump's folder that cannot be made or written here. This tries it where the folder is or would be.
+def _unwritable(run: RunConfig) -> Iterator[str]:
+    """Folders of the run that cannot be made or written here. This tries each where it is or would be.
 
-    The trainer, which may be on another machine, refuses it.
+    The trainer, which may be on another machine, refuses them.
     """
-    folder = run.settings.verl_ext.dump_dir
-    if folder is None or (run.name not in ESTIMATORS and run.settings.rewards.keys is None):
-        return
-    there = next(path for path in (Path(folder), *Path(folder).parents) if os.path.lexists(path))
-    try:
-        with TemporaryDirectory(dir=there):
-            pass
-    except OSError as error:
-        yield (
-            f"algorithm.verl_ext.dump_dir={folder} cannot be written on this machine, because nothing can be made in "
-            f"{there}: {error.strerror}; if the trainer runs here, set algorithm.verl_ext.dump_dir=... to another "
-            "folder, or algorithm.verl_ext.dump_dir=null to dump none"
-        )
+    dump, home = run.settings.verl_ext.dump_dir, run.select("trainer.default_local_dir")
+    every = run.select("trainer.save_freq")
+    folders = []
+    if dump is not None and (run.name in ESTIMATORS or run.settings.rewards.keys is not None):
+        folders.append(("algorithm.verl_ext.dump_dir", dump, "algorithm.verl_ext.dump_dir=null to dump none"))
+    if isinstance(home, str) and home and isinstance(every, int) and every > 0:
+        folders.append(("trainer.default_local_dir", home, "trainer.save_freq=-1 to save no checkpoint"))
+    for setting, folder, without in folders:
+        there = next(path for path in (Path(folder), *Path(folder).parents) if os.path.lexists(path))
+        try:
+            with TemporaryDirectory(dir=there):
+                pass
+        except OSError as error:
+            yield (
+                f"{setting}={folder} cannot be written on this machine, because nothing can be made in {there}: "
+                f"{error.strerror}; if the trainer runs here, set {setting}=... to another folder, or {without}"
+            )
 
 
 def _std_of_verl(run: RunConfig) -> Iterator[str]:
@@ -181,7 +185,7 @@ WARNINGS = (
     idle_history,
     _std_of_verl,
     _filtered_groups,
-    _unwritable_dump,
+    _unwritable,
     *loss_rules.WARNINGS,
 )
 NOTES = (_whitening,)

@@ -17,7 +17,8 @@ VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
 
 ResumeMode = Literal["auto", "disable", "resume_path"]
 
-# Entries of verl's configuration that this package reads, with the types in verl's own files.
+# Entries of verl's configuration that this package reads, and those that verl reads as numbers only in the training,
+# with the types in verl's own files.
 KINDS: Mapping[str, Any] = MappingProxyType(
     {
         f"{ACTOR}.policy_loss.loss_mode": str,
@@ -36,6 +37,8 @@ KINDS: Mapping[str, Any] = MappingProxyType(
         "trainer.nnodes": int,
         "trainer.resume_mode": ResumeMode,
         "trainer.save_freq": int,
+        "trainer.test_freq": int,
+        "trainer.total_epochs": int,
         "trainer.use_v1": bool,
         "trainer.v1.sampler.custom_sampler.path": str | None,
     }

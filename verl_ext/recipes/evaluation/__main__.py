@@ -14,6 +14,7 @@ from typing import Any
 from verl_ext.errors import DataError, VerlExtError, printable, unknown
 from verl_ext.recipes.evaluation.answers import Answer, find_dump, read_answers
 from verl_ext.recipes.evaluation.passes import passes
+from verl_ext.report.outputs import write
 
 
 def summary(answers: Sequence[Answer], right: str | None, above: float) -> dict[str, Any]:
@@ -61,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results[str(path)] = {**summary(answers, options.right, options.above), "unreadable_lines": torn}
             sys.stdout.write(text(path, results[str(path)]) + "\n")
         if options.json is not None:
-            options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+            sys.stdout.flush()
+            write(options.json, json.dumps(results, indent=2) + "\n")
     except VerlExtError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1
