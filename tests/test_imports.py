@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 DRAW = runpy.run_path(str(ROOT / "scripts" / "draw_imports.py"))
 
 LAYERS = (
-    ("__init__", "conf", "errors", "files", "recipes", "integration"),
-    ("registry",),
+    ("__init__", "conf", "errors", "recipes", "integration"),
+    ("registry", "files"),
     ("core", "rewards", "jsonl", "integration.compat"),
     ("settings", "run", "report", "cpu", "recipes.data", "recipes.evaluation"),
     ("estimators",),

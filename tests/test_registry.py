@@ -31,6 +31,8 @@ BROKEN = {
     "is not there": ("", "AttributeError"),
     "has settings that are no dataclass": (DECLARED % "int", "dataclass"),
     "has a setting without a default": (DECLARED % "Own", "limit"),
+    "is no function": ("broken = 5", "5"),
+    "has a preset that is none": (DECLARED.replace("section=%s", "preset=5"), "preset=5"),
 }
 every_kind = pytest.mark.parametrize("kind", BROKEN)
 
@@ -62,6 +64,16 @@ def test_what_computes_with_it_raises_and_the_others_do_not(broken, kind):
         Settings.parse({broken: {"limit": 1}})
     with pytest.raises(ConfigurationError, match=facts(repr(broken), BROKEN[kind][1])):
         build(broken, Settings())
+
+
+@pytest.mark.parametrize(("body", "told"), [("1 / 0", "ZeroDivisionError"), ("return [1]", "[1]")])
+def test_one_that_raises_or_returns_no_chain_is_named(body, told, tmp_path, monkeypatch):
+    name = f"wrong_{len(told)}"
+    (tmp_path / f"{name}.py").write_text(f"def wrong(settings):\n    {body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, name: f"{name}:wrong"})
+    with pytest.raises(ConfigurationError, match=facts(repr(name), told)):
+        build(name, Settings())
 
 
 def test_a_broken_one_of_this_package_is_an_error(monkeypatch):

@@ -1,4 +1,4 @@
-"""Write files atomically, and find them below a folder."""
+"""Write files, atomically or with a clear error, and find them below a folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from verl_ext.errors import ConfigurationError
 
 DUMPS = "advantages-*.parquet"
 """The files of `algorithm.verl_ext.dump_dir`."""
@@ -63,3 +65,19 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file."""
+    with writing(path):
+        path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Make the folder of a file; turn an error of the file system in the block into one that names the file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error}") from error

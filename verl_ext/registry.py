@@ -105,12 +105,16 @@ def load(name: str) -> Callable[[Any], Any]:
             f"the estimator {name!r} cannot be loaded from {ESTIMATORS[name]}: {type(error).__name__}: {error}; "
             f"install its package again, or remove its entry point in the group {GROUP}"
         ) from error
+    if not callable(loaded):
+        raise ConfigurationError(f"the estimator {name!r}, {ESTIMATORS[name]}, is {loaded!r}, expected a function")
     return loaded
 
 
 def declaration(name: str) -> Declaration:
     """The declaration of an estimator; an empty one for a function without `@estimator`."""
     declared: Declaration = getattr(load(name), _DECLARED, Declaration())
+    if not isinstance(declared.preset, Mapping):
+        raise ConfigurationError(f"the estimator {name!r} declares preset={declared.preset!r}, expected a mapping")
     if declared.section is None:
         return declared
     wrong = f"the estimator {name!r} declares section={declared.section!r}"

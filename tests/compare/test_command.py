@@ -89,6 +89,11 @@ def test_an_output_cannot_replace_the_rollouts(option, printed, rollouts):
     assert file.read_bytes() == before
 
 
+def test_an_output_cannot_replace_a_dump(printed, tmp_path):
+    file = next(made.dump(tmp_path, 1).glob("*.parquet"))
+    assert says(printed(tmp_path, "gdpo", made.KEYS, "--output", file, status=1), "--output", file.name)
+
+
 def test_dumps_have_no_text_and_say_whose_they_are(printed, tmp_path):
     text = printed(made.dump(tmp_path, 1, 2), "gdpo", made.KEYS)
     assert "the run's estimator: dgpo" in text

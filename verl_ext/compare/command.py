@@ -25,7 +25,8 @@ from verl_ext.compare.rollouts import SCORE_ALONE, Rollouts
 from verl_ext.compare.variants import Outcome, Variant
 from verl_ext.errors import ConfigurationError, printable
 from verl_ext.estimators import ESTIMATORS
-from verl_ext.report.outputs import check_outputs, write, writing
+from verl_ext.files import write, writing
+from verl_ext.report.outputs import check_outputs
 from verl_ext.settings import Settings
 
 

@@ -113,7 +113,7 @@ def require_numbers(config: Any) -> None:
         value = OmegaConf.select(config, path)
         is_open = value is None and path in OPEN_NUMBERS
         if not is_open and (isinstance(value, bool) or not isinstance(value, int | float)):
-            problems.append(f"{path} must be a number, found {value!r}: set {path}=1, for example")
+            problems.append(f"{path} must be a number, found {value!r}")
     if problems:
         raise ConfigurationError("\n".join(problems))
 

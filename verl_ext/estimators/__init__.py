@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verl_ext.registry import ESTIMATORS, declaration, load
+from verl_ext.errors import ConfigurationError, VerlExtError
+from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration, load
 
 if TYPE_CHECKING:
     from verl_ext.core.chain import Chain
@@ -20,6 +21,18 @@ def build(name: str, settings: Settings) -> Chain:
     >>> [step.name for step in build("drgrpo", Settings()).steps]
     ['weigh_and_sum', 'centre']
     """
+    from verl_ext.core.chain import Chain
+
     declaration(name)  # raises if it is broken
-    chain: Chain = load(name)(settings)
+    try:
+        chain = load(name)(settings)
+    except Exception as error:
+        if isinstance(error, VerlExtError) or name in BUILT_IN:
+            raise
+        # What another package raises does not name its estimator.
+        raise ConfigurationError(
+            f"the estimator {name!r}, {ESTIMATORS[name]}, raises {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(chain, Chain):
+        raise ConfigurationError(f"the estimator {name!r}, {ESTIMATORS[name]}, returns {chain!r}, expected a Chain")
     return chain

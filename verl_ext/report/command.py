@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from verl_ext.errors import ConfigurationError, DataError, printable
+from verl_ext.files import write, writing
 from verl_ext.report import follow
 from verl_ext.report import groups as dumped
 from verl_ext.report.curves import Experiments, check_metrics, rewards
 from verl_ext.report.log import Log
-from verl_ext.report.outputs import check_outputs, write, writing
+from verl_ext.report.outputs import check_outputs
 from verl_ext.report.page import page
 from verl_ext.report.panels import Panel, of_metrics, panels
 from verl_ext.report.plot import plot

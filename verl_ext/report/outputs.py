@@ -1,9 +1,8 @@
-"""Where a command writes its files: checked before the work begins, with clear errors."""
+"""The files that a command is asked to write: checked before the work begins, with clear errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from verl_ext.errors import ConfigurationError
@@ -25,19 +24,3 @@ def check_outputs(reads: Iterable[Path], *, plot: Path | None, html: Path | None
             raise ConfigurationError(f"--{option} {path} would replace a file that this command reads: name another")
     if plot is not None or html is not None:
         check_picture(plot)
-
-
-def write(path: Path, text: str) -> None:
-    """Write a text file."""
-    with writing(path):
-        path.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Make the folder of a file; turn an error of the file system in the block into one that names the file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error}") from error

@@ -56,6 +56,10 @@ LATE = {
     ),
 }
 EARLY = {
+    "in an empty place after _self_": (
+        {"mine.yaml": PRIMARY % "[ppo_trainer, _self_, verl_ext: null]" + "algorithm: {gamma: 1.0}"},
+        f"{MINE} verl_ext=dgpo {KEYS}",
+    ),
     "before _self_": ({"mine.yaml": PRIMARY % "[ppo_trainer, verl_ext: dgpo, _self_]" + OURS}, MINE),
     "within another file of the user's, before": (
         {
@@ -128,6 +132,13 @@ ESTIMATOR = {
 # Presets after `_self_` that replace no value: the file and its lines as they are and as they should be.
 NOTHING = "trainer: {total_training_steps: 1}"
 AFTER = {
+    "after _self_ at the front": (
+        {"mine.yaml": PRIMARY % "[_self_, ppo_trainer, verl_ext: gdpo]" + NOTHING},
+        f"{MINE} {KEYS}",
+        "mine.yaml",
+        "[_self_, ppo_trainer, verl_ext: gdpo]",
+        "[ppo_trainer, verl_ext: gdpo, _self_]",
+    ),
     "cpu": (
         {"mine.yaml": PRIMARY % "[ppo_trainer, _self_, verl_ext: cpu]" + NOTHING},
         MINE,

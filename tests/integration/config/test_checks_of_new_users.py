@@ -43,8 +43,8 @@ def test_a_section_at_the_top_of_the_configuration_is_refused(override: str, pla
 
 
 @pytest.mark.parametrize("override", ["+verlext=gdpo", "+verl_exts=gdpo", "+verl-ext=gdpo"])
-def test_a_misspelt_preset_is_warned_of(override: str) -> None:
-    assert "+verl_ext=gdpo" in warnings(override)
+def test_a_misspelt_preset_is_refused(override: str) -> None:
+    assert "+verl_ext=gdpo" in errors(override)
 
 
 def test_nothing_at_the_top_of_verl_s_own_configuration_is_taken_for_a_mistake() -> None:

@@ -94,24 +94,25 @@ def _after_self() -> Iterator[str]:
     others = [text for text in overrides if not re.match(rf"\+{GROUP}(@[^=]*)?=", text)]
     try:
         tree = GlobalHydra.instance().config_loader().compute_defaults_list(name, others, RunMode.RUN).defaults_tree
-    except HydraException as error:
-        logger.warning("could not check where presets stand in your files: %s", error)
+    except HydraException as error:  # a file may override the preset of the command line, which is left out here
+        logger.debug("could not check where presets stand in your files: %s", error)
         return
     for file, entries in _defaults(tree):
         own = entries.index(SELF) if SELF in entries else len(entries)
         late = [entry for entry in entries[own:] if entry.startswith(f"{GROUP}: ")]
         if late:
-            right = [*entries[:own], *late, *(entry for entry in entries[own:] if entry not in late)]
+            last = max(at for at, entry in enumerate(entries) if entry in late)
+            right = [*entries[:own], *entries[own + 1 : last + 1], SELF, *entries[last + 1 :]]
             yield (
-                f"{file}.yaml has `defaults: [{', '.join(entries)}]`, where {' and '.join(late)} would replace the "
-                f"file's own settings, because it stands after {SELF}: write `defaults: [{', '.join(right)}]`"
+                f"{file}.yaml has `defaults: [{', '.join(entries)}]`: {' and '.join(late)} stands after {SELF}, so it "
+                f"replaces settings of the file itself: write `defaults: [{', '.join(right)}]`"
             )
 
 
 def _defaults(tree: Any) -> Iterator[tuple[str, list[str]]]:
     """Each file of Hydra's tree of defaults with its entries, in order and as a file has them."""
     children = [child for child in tree.children or () if child is not None]
-    nodes = [getattr(child, "node", child) for child in children]
+    nodes = [node for node in (getattr(child, "node", child) for child in children) if _own(node)]
     entries: list[str] = []
     for node in nodes:
         path = SELF if node.is_self() else str(node.get_config_path())
@@ -128,6 +129,11 @@ def _defaults(tree: Any) -> Iterator[tuple[str, list[str]]]:
     for child in children:
         if hasattr(child, "children"):
             yield from _defaults(child)
+
+
+def _own(node: Any) -> bool:
+    """Whether the file chooses it itself: not an empty placeholder, and not what the command line puts in its place."""
+    return not (getattr(node, "config_name_overridden", False) or (getattr(node, "group", None) and node.value is None))
 
 
 def _command_line() -> tuple[str | None, list[str]] | None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext.errors import DataError, VerlExtError, printable, unknown
+from verl_ext.files import write
 from verl_ext.recipes.evaluation.answers import Answer, find_dump, read_answers
 from verl_ext.recipes.evaluation.passes import passes
-from verl_ext.report.outputs import write
 
 
 def summary(answers: Sequence[Answer], right: str | None, above: float) -> dict[str, Any]:
