@@ -232,6 +232,7 @@ def test_the_folder_of_a_run_names_its_subfolders_that_hold_rollouts(printed, tm
         (tmp_path / name).mkdir(parents=True)
         made.dump(tmp_path / name, 1)
     made.write(tmp_path / "rollouts", made.entries())
+    made.write(tmp_path / "other run", [{"step": 1, "data": {}}], name="metrics")
     error = printed(tmp_path, "dgpo", status=1)
     assert a_line_says(error, f"python -m verl_ext compare '{tmp_path}/a run/dump'")
     assert a_line_says(error, f"python -m verl_ext compare {tmp_path}/rollouts")

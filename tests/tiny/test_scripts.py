@@ -21,10 +21,10 @@ from verl_ext.registry import BUILT_IN
 ROOT = Path(__file__).parents[2]
 
 
-def script(path, body):
+def script(path, body, beside="true"):
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The import beside the task, where that is not made yet, is not counted.
-    path.write_text(f'#!/bin/bash\n[[ $* != "-c import verl."* ]] || exit 0\n{body}\n')
+    # The import beside the task, where that is not made yet, does something else.
+    path.write_text(f'#!/bin/bash\n[[ $* != "-c import verl."* ]] || exec {beside}\n{body}\n')
     path.chmod(0o755)
     return path
 
@@ -70,7 +70,7 @@ def test_the_name_of_an_estimator_may_have_digits_and_underscores(tmp_path):
         shutil.copy(ROOT / name, tmp_path / name)
     with (tmp_path / "verl_ext/registry.py").open("a") as registry:
         registry.write('    "top_2": "verl_ext.estimators.top_2:top_2",\n')
-    script(tmp_path / "python", f'printf "%s|" "$@" >>"{tmp_path}/calls"')
+    script(tmp_path / "python", f'printf "%s|" "$@" >>"{tmp_path}/calls"', beside="touch imported")
     run = script(tmp_path / "recipes/mine/run.sh", 'source "$(dirname "$0")/../common/launch.sh"; echo "$ALGORITHM"')
     for command in ([tmp_path / "scripts/quickstart.sh", "--estimator", "top_2", "--python", "./python"], [run]):
         environment = {**os.environ, "ALGORITHM": "top_2"}
@@ -78,6 +78,7 @@ def test_the_name_of_an_estimator_may_have_digits_and_underscores(tmp_path):
         assert done.returncode == 0, done.stderr
     assert done.stdout == "top_2\n"
     assert "|tools|top_2|" in (tmp_path / "calls").read_text()
+    assert (tmp_path / "imported").exists()  # while the task is made, which this copy has not
 
 
 def test_paths_are_meant_from_where_it_is_called(tmp_path):
