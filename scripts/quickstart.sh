@@ -130,7 +130,7 @@ fi
 say "Task"
 if [[ ! -d .cache/tiny/$task ]]; then
   # Making it takes one core. The other compiles what each of verl's processes imports.
-  start "$python" -c "import verl.trainer.main_ppo, verl.workers.engine_workers, verl_ext.cpu.server"
+  start env VERL_PLATFORM=cpu "$python" -c "import verl.trainer.main_ppo, verl.workers.engine_workers, verl_ext.cpu.server"
 fi
 supervised "$python" scripts/make_tiny_task.py "$task"
 

@@ -122,7 +122,7 @@ def declaration(name: str) -> Declaration:
         raise ConfigurationError(f"{wrong}, expected a dataclass: write @dataclass above it")
     for item in fields(declared.section):
         if item.default is MISSING:
-            raise ConfigurationError(f"{wrong}, whose {item.name} has no default: write {item.name}: ... = VALUE")
+            raise ConfigurationError(f"{wrong}, whose {item.name} has no plain default: write {item.name}: ... = VALUE")
     return declared
 
 
