@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,11 +29,9 @@ def divide(numerator: Array, divisor: Array) -> Array:
     >>> divide(np.array([1.0, 0.0]), np.array([2.0, 0.0]))
     array([0.5, 0. ])
     """
-    if divisor.all():
-        quotient: Array = numerator / divisor
-        return quotient
-    out = np.zeros(np.broadcast_shapes(numerator.shape, divisor.shape))
-    return np.divide(numerator, divisor, out=out, where=divisor != 0)
+    zero = divisor == 0
+    quotient: Array = numerator / np.where(zero, 1.0, divisor)
+    return np.where(zero, 0.0, quotient)
 
 
 @dataclass(frozen=True)
@@ -59,14 +58,17 @@ class Groups:
 
     @classmethod
     def of(cls, labels: Iterable[Hashable]) -> Groups:
-        """Group by label. Labels may be of any hashable types."""
+        """Group by label. Labels may be of any hashable types; tensors count by value."""
         labels = list(labels)
-        codes: dict[Hashable, int] = {}
+        codes: defaultdict[Hashable, int] = defaultdict()
+        codes.default_factory = codes.__len__  # a new label gets the next number
         try:
-            ids = np.array([codes.setdefault(label, len(codes)) for label in labels], dtype=np.intp)
+            ids = np.fromiter(map(codes.__getitem__, labels), dtype=np.intp, count=len(labels))
         except TypeError as error:
             bad = next(label for label in labels if _unhashable(label))
             raise DataError(f"group labels must be hashable, found {bad!r} ({type(bad).__name__})") from error
+        if any(hasattr(kind, "tolist") for kind in set(map(type, codes))):  # tensors are hashed by identity
+            return cls.of([label.tolist() if hasattr(label, "tolist") else label for label in labels])
         # numpy sorts 16-bit integers by radix, in linear time.
         keys = ids.astype(np.uint16) if len(codes) <= 65536 else ids
         sizes = np.bincount(ids)

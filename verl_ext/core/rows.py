@@ -108,7 +108,7 @@ def float_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def token_counts(mask: torch.Tensor) -> Array:
     """`[B]` number of tokens in a mask of floats, per row."""
     narrow = mask.dtype.itemsize < 4  # bfloat16 is exact only up to 256
-    return mask.sum(dim=-1, dtype=torch.float32 if narrow else None).to(torch.float64).cpu().numpy()
+    return mask.sum(dim=-1, dtype=torch.float32 if narrow else None).cpu().numpy().astype(np.float64)
 
 
 def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
@@ -118,7 +118,7 @@ def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
     Values outside the mask that are not finite are ignored.
     """
     narrow = token_level.dtype.itemsize < 4
-    total: Array = token_level.sum(dim=-1, dtype=torch.float32 if narrow else None).double().cpu().numpy()
+    total: Array = token_level.sum(dim=-1, dtype=torch.float32 if narrow else None).cpu().numpy().astype(np.float64)
     if not np.isfinite(total).all():
         broken = ~np.isfinite(total)
         rows, seen = token_level[broken].double(), mask[broken].bool()
@@ -138,7 +138,7 @@ def broadcast(per_row: Array, mask: torch.Tensor) -> torch.Tensor:
             f"an advantage of {per_row[np.abs(per_row).argmax()]:g} does not fit {kind}: scale the rewards down, for "
             "example with algorithm.rewards.weights"
         )
-    column = torch.from_numpy(np.ascontiguousarray(per_row)).to(device=mask.device, dtype=kind).unsqueeze(-1)
+    column = torch.as_tensor(per_row, dtype=kind, device=mask.device)[:, None]
     # Adding 0 turns -0 (-0.5 * 0) into 0. One row of zeros is faster than a scalar or another pass.
     return torch.addcmul(mask.new_zeros(1, mask.shape[1]), mask, column, out=mask)
 
