@@ -14,9 +14,9 @@ DRAW = runpy.run_path(str(ROOT / "scripts" / "draw_imports.py"))
 LAYERS = (
     ("__init__", "conf", "errors", "recipes", "integration"),
     ("registry", "files"),
-    ("core", "rewards", "jsonl", "integration.compat"),
-    ("settings", "run", "report", "cpu", "recipes.data", "recipes.evaluation"),
-    ("estimators",),
+    ("core", "jsonl", "integration.compat"),
+    ("settings", "rewards", "run", "report", "cpu"),
+    ("estimators", "recipes.data", "recipes.evaluation"),
     ("integration.config", "cpu.tiny"),
     ("integration.advantage", "integration.guards", "integration.doctor", "show"),
     ("integration.trainers", "compare"),

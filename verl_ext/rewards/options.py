@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast
 
-from verl_ext.errors import ConfigurationError, DataError, unknown
+from verl_ext.core.typed import make
+from verl_ext.errors import ConfigurationError, DataError
 
 Options = TypeVar("Options")
 
@@ -26,30 +25,16 @@ def parse_options(cls: type[Options], kwargs: Mapping[str, object]) -> Options:
     `cls` is a frozen dataclass whose fields are `Literal[...]` of strings or `float`.
     """
     settings = {name: value for name, value in kwargs.items() if name not in FROM_VERL}
-    valid = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     for name, value in settings.items():
-        if name not in valid:
-            raise ConfigurationError(unknown(f"argument of {KWARGS}", name, valid))
         if not isinstance(value, str | int | float):
             raise ConfigurationError(f"{KWARGS}.{name} must be a single value, found {type(value).__name__}: {value!r}")
     key = tuple((name, type(settings[name]), settings[name]) for name in sorted(settings))
-    return cast(Options, _validated(cast(Any, cls), key))
+    return cast(Options, _read(cast(Any, cls), key))
 
 
 @lru_cache(maxsize=64)  # keyed by type too, because 1, 1.0 and True are equal
-def _validated(cls: Any, settings: tuple[tuple[str, type, object], ...]) -> Any:
-    hints = get_type_hints(cls)
-    return cls(**{name: _checked(name, value, hints[name]) for name, _, value in settings})
-
-
-def _checked(name: str, value: object, hint: object) -> object:
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise ConfigurationError(unknown(f"value of {KWARGS}.{name}", value, get_args(hint)))
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigurationError(f"{KWARGS}.{name} must be a finite number, found {value!r}")
-    return float(value)
+def _read(cls: Any, settings: tuple[tuple[str, type, object], ...]) -> Any:
+    return make(cls, {name: value for name, _, value in settings}, KWARGS)
 
 
 def require_package(module: str, install: str, why: str) -> None:

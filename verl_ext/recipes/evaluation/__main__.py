@@ -18,11 +18,14 @@ from verl_ext.recipes.evaluation.passes import passes
 
 
 def summary(answers: Sequence[Answer], right: str | None, above: float) -> dict[str, Any]:
-    """Counts, the mean of every reward, and pass@k if `right` names the reward that decides what is right."""
-    rewards = {}
+    """Counts, the mean of every reward, and pass@k if `right` names the reward that decides what is right.
+
+    The mean of a reward that no answer has is None.
+    """
+    rewards: dict[str, float | None] = {}
     for name in answers[0].rewards:
         scored = [answer.rewards[name] for answer in answers if not math.isnan(answer.rewards[name])]
-        rewards[name] = sum(scored) / len(scored) if scored else math.nan
+        rewards[name] = sum(scored) / len(scored) if scored else None
     result: dict[str, Any] = {"answers": len(answers), "prompts": len({answer.prompt for answer in answers})}
     result["mean"] = rewards
     if right is not None:
@@ -40,7 +43,8 @@ def text(path: Path, result: dict[str, Any]) -> str:
     lines = [f"{path}: {result['answers']} answers to {result['prompts']} prompts"]
     if result["unreadable_lines"]:
         lines.append(f"  {result['unreadable_lines']} unreadable line(s) left out")
-    lines += [f"  mean {printable(name):<20} {value:.4f}" for name, value in result["mean"].items()]
+    for name, value in result["mean"].items():
+        lines.append(f"  mean {printable(name):<20} {'not scored' if value is None else format(value, '.4f')}")
     lines += [f"  {f'pass@{k}':<25} {value:.4f}" for k, value in result.get("pass", {}).items()]
     return "\n".join(lines)
 
