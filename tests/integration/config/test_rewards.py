@@ -15,11 +15,11 @@ KWARGS = "+reward.custom_reward_function.reward_kwargs"
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "an argument that does not exist": (
         (f"{PATH}=pkg://verl_ext.rewards.tool_calling", f"{KWARGS}.maching=optimal"),
-        "reward_kwargs 'maching' (did you mean 'matching'?); valid: ",
+        "reward_kwargs: unknown setting 'maching' (did you mean 'matching'?); valid: ",
     ),
     "a value that does not exist": (
         (f"{PATH}=pkg://verl_ext/rewards/gsm8k", f"{KWARGS}.strict=yes"),
-        "value of reward.custom_reward_function.reward_kwargs.strict 'yes'; valid: 'corrected', 'reference'",
+        "reward_kwargs.strict: unknown value 'yes'; valid: 'corrected', 'reference'",
     ),
     "a value out of range, of a module named by its file": (
         (f"{PATH}={verl_ext.rewards.gsm8k.__file__.replace('gsm8k', 'boxed_math')}", f"{KWARGS}.timeout=0"),
