@@ -106,6 +106,8 @@ def overrides(training: Training, data: Path, run: Path) -> list[str]:
         "actor_rollout_ref.rollout.n=8",
         f"actor_rollout_ref.rollout.seed={training.seed}",
         "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+        # One update a batch: the rollout's log-probabilities are those of the policy that is updated.
+        "algorithm.rollout_correction.bypass_mode=True",
         f"actor_rollout_ref.actor.optim.lr={task.learning_rate}",
         f"actor_rollout_ref.actor.data_loader_seed={training.seed}",
         "trainer.val_before_train=False",
