@@ -21,6 +21,8 @@ case ${1:-} in
         ;;
 esac
 
+# pip leaves compiling to the first import. If that is forbidden, each of the many processes below compiles everything anew.
+unset PYTHONDONTWRITEBYTECODE
 source scripts/environment.sh
 make_environment .venv cpu,dev scripts/constraints.txt
 export PATH="$PWD/.venv/bin:$PATH"
