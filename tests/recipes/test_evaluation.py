@@ -100,9 +100,10 @@ def test_above_says_what_is_right_and_unscored_answers_have_no_part_in_a_mean(tm
     assert found["mean"]["length"] == 0.5
 
 
-def test_a_reward_that_no_answer_has_is_null_in_the_json(tmp_path: Path) -> None:
+def test_a_reward_that_no_answer_has_is_null_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [record("p_0_0", 1.0, length=float("nan"))]
     assert summary(dump(tmp_path / "d", records))["mean"]["length"] is None
+    assert a_line_says(capsys.readouterr().out, "length", "not scored")
 
 
 def test_the_last_step_is_read_or_the_one_that_is_asked_for(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_seed_steps_and_ranks_reach_verl(tmp_path):
     assert config.trainer.n_gpus_per_node == 2
     assert config.data.seed == config.actor_rollout_ref.rollout.seed == 5
     assert config.actor_rollout_ref.actor.data_loader_seed == 5
+    assert config.algorithm.rollout_correction.bypass_mode
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,17 @@ def test_progress_is_shown_the_rest_is_in_the_log_and_a_finished_run_is_not_repe
     (tmp_path / "run/checkpoints").mkdir()  # verl would go on from there
     assert train(TRAINING, data, tmp_path / "run", more=["trainer.nnodes=1"])  # another configuration is another run
     assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_a_run_of_an_earlier_version_with_other_overrides_is_another_run(data, tmp_path, verl, monkeypatch):
+    verl("exit 0")
+    earlier = [part for part in overrides(TRAINING, data, tmp_path / "run") if "bypass_mode" not in part]
+    with monkeypatch.context() as patched:
+        patched.setattr("verl_ext.cpu.tiny.train.overrides", lambda *_: earlier)
+        assert train(TRAINING, data, tmp_path / "run")
+    assert train(TRAINING, data, tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert not train(TRAINING, data, tmp_path / "moved")
 
 
 def test_a_run_on_another_model_or_data_is_another_run(data, tmp_path, verl):

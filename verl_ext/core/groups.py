@@ -58,7 +58,7 @@ class Groups:
 
     @classmethod
     def of(cls, labels: Iterable[Hashable]) -> Groups:
-        """Group by label. Labels may be of any hashable types; tensors count by value."""
+        """Group by label. Labels may be of any hashable types."""
         labels = list(labels)
         codes: defaultdict[Hashable, int] = defaultdict()
         codes.default_factory = codes.__len__  # a new label gets the next number
@@ -67,8 +67,6 @@ class Groups:
         except TypeError as error:
             bad = next(label for label in labels if _unhashable(label))
             raise DataError(f"group labels must be hashable, found {bad!r} ({type(bad).__name__})") from error
-        if any(hasattr(kind, "tolist") for kind in set(map(type, codes))):  # tensors are hashed by identity
-            return cls.of([label.tolist() if hasattr(label, "tolist") else label for label in labels])
         # numpy sorts 16-bit integers by radix, in linear time.
         keys = ids.astype(np.uint16) if len(codes) <= 65536 else ids
         sizes = np.bincount(ids)

@@ -25,9 +25,8 @@ def parse_options(cls: type[Options], kwargs: Mapping[str, object]) -> Options:
     `cls` is a frozen dataclass whose fields are `Literal[...]` of strings or `float`.
     """
     settings = {name: value for name, value in kwargs.items() if name not in FROM_VERL}
-    for name, value in settings.items():
-        if not isinstance(value, str | int | float):
-            raise ConfigurationError(f"{KWARGS}.{name} must be a single value, found {type(value).__name__}: {value!r}")
+    if not all(isinstance(value, str | int | float) for value in settings.values()):
+        return make(cls, settings, KWARGS)  # raises, and others cannot be a key
     key = tuple((name, type(settings[name]), settings[name]) for name in sorted(settings))
     return cast(Options, _read(cast(Any, cls), key))
 

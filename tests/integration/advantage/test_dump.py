@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.batches import ACC, FMT, LENGTHS, UIDS
 from tests.calls import call
@@ -27,14 +28,14 @@ FIELDS = {"acc": np.array(ACC), "fmt": np.array(FMT)}
 KEYS = "+algorithm.rewards.keys=[acc,fmt]"
 
 
-def dumped(folder, name="gdpo", step=7, update=0, version=None, state=None, **settings):
+def dumped(folder, name="gdpo", step=7, update=0, version=None, state=None, uids=UIDS, **settings):
     config = {
         "rewards": {"keys": ["acc", "fmt"], "weights": [2.0, 1.0]},
         "verl_ext": {"dump_dir": str(folder)} | settings,
     }
     trainer = SimpleNamespace(global_steps=step, local_trigger_step=update, current_param_version=version)
     context = StepContext(trainer=trainer, fields=FIELDS)
-    return call(name, [0.0] * 12, UIDS, LENGTHS, config=config, context=context, state=state)
+    return call(name, [0.0] * 12, uids, LENGTHS, config=config, context=context, state=state)
 
 
 def test_a_file_holds_the_rewards_the_groups_and_the_advantage_of_every_trajectory(tmp_path):
@@ -54,6 +55,12 @@ def test_a_file_holds_the_rewards_the_groups_and_the_advantage_of_every_trajecto
     assert table["responses"] == [4] * 12
     np.testing.assert_array_equal(table["advantage"], found.rows)
     assert "accuracy" not in table
+
+
+def test_uids_that_are_tensors_are_written_by_value(tmp_path):
+    dumped(tmp_path, uids=[torch.tensor(at // 4) for at in range(12)])
+    (path,) = tmp_path.iterdir()
+    assert parquet.read_table(path).to_pydict()["uid"] == [str(at // 4) for at in range(12)]
 
 
 def test_the_accuracy_is_there_where_the_estimator_looks_at_it(tmp_path):

@@ -106,7 +106,7 @@ def overrides(training: Training, data: Path, run: Path) -> list[str]:
         "actor_rollout_ref.rollout.n=8",
         f"actor_rollout_ref.rollout.seed={training.seed}",
         "actor_rollout_ref.actor.ppo_mini_batch_size=16",
-        # One update a batch: the rollout's log-probabilities are those of the policy that is updated.
+        # One update a batch: the rollout's log-probabilities are, up to rounding, those of the policy that is updated.
         "algorithm.rollout_correction.bypass_mode=True",
         f"actor_rollout_ref.actor.optim.lr={task.learning_rate}",
         f"actor_rollout_ref.actor.data_loader_seed={training.seed}",
@@ -153,7 +153,8 @@ def train(
             f"{data} is not the tiny task {training.task!r}: make it by `python scripts/make_tiny_task.py "
             f"{training.task} --folder {data}`"
         )
-    settings = {**asdict(training), "data": task["recipe"], "overrides": list(more)}
+    given = [*overrides(training, Path("DATA"), Path("RUN")), *more]  # the same wherever the folders are
+    settings = {**asdict(training), "data": task["recipe"], "overrides": given}
     finished = run / FINISHED
     if finished.is_file() and json.loads(finished.read_text(encoding="utf-8")) == settings:
         return False

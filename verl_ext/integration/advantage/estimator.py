@@ -211,7 +211,10 @@ def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashabl
     if index is None:
         raise DataError("the uids are missing: pass index=<one uid per row>")
     try:
-        uids: list[Hashable] = list(index.tolist() if hasattr(index, "tolist") else index)
+        uids: list[Any] = list(index.tolist() if hasattr(index, "tolist") else index)
+        # Tensors hash by identity, so each would be a group of its own.
+        if any(issubclass(kind, torch.Tensor) for kind in set(map(type, uids))):
+            uids = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]
     except TypeError as error:
         raise DataError(f"index must be a list or an array of uids, one per row, found {index!r}") from error
     if len(uids) != len(mask):
