@@ -45,14 +45,17 @@ def algorithm(name: str) -> DictConfig:
 
 
 def batch(rows: int, length: int, kind: torch.dtype) -> dict[str, object]:
-    """Responses of random length in shuffled groups, scored on the last token in the mask."""
+    """Responses of random length in shuffled groups, scored on the last token in the mask.
+
+    The rows of a group share one uid object, as after verl's `DataProto.repeat`.
+    """
     draw = np.random.default_rng(0)
     lengths = draw.integers(length // 8, length + 1, rows)
     mask = (torch.arange(length) < torch.from_numpy(lengths)[:, None]).to(kind)
     correctness, form = draw.integers(0, 2, rows).astype(float), draw.integers(0, 2, rows).astype(float)
     rewards = torch.zeros(rows, length)
     rewards[torch.arange(rows), torch.from_numpy(lengths) - 1] = torch.from_numpy(correctness).float()
-    uids = np.array([f"{group:032x}" for group in range(rows // GROUP) for _ in range(GROUP)], dtype=object)
+    uids = np.repeat(np.array([f"{group:032x}" for group in range(rows // GROUP)], dtype=object), GROUP)
     return {
         "token_level_rewards": rewards,
         "response_mask": mask,

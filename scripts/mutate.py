@@ -84,7 +84,6 @@ HARMLESS = (
     ("narrow = token_level.dtype.itemsize < 4", "Lt -> LtE", "the same"),
     ("narrow = token_level.dtype.itemsize < 4", "4 -> 5", "the same"),
     ("if (np.abs(mean) > TOLERANCE", "Gt -> GtE", "a mean just at the limit may count as either"),
-    ("scale = divide(count, np.where(deviations > 0", "0.0 -> ", "the values that it scales are 0"),
     ('("balance", "weigh_by_difficulty", "weigh_by_history")', "swapped", "the order in which rules are looked up"),
     ('(SUM, "centre", "scale_by_std", "scale_by_mad")', "swapped", "the same"),
 )

@@ -139,9 +139,9 @@ supervised "$python" scripts/make_tiny_task.py "$task"
 names=(grpo)
 [[ $estimator == grpo ]] || names+=("$estimator")
 # A run's processes start one after the other, so one run alone does not use two cores. Each run needs 4 GB.
-free=$(awk '/^MemAvailable:/ {print int($2 / 1e6)}' /proc/meminfo 2>/dev/null || true)
+free=$("$python" -c "from verl_ext.cpu.sizes import free_bytes; print((free_bytes() or 0) // 10**9)")
 at_once=no
-[[ $rollout != embedded || $ranks != 1 || ${free:-0} -lt 10 ]] || at_once=yes
+[[ $rollout != embedded || $ranks != 1 || $free -lt 10 ]] || at_once=yes
 say "Training with ${names[0]}${names[1]:+ and ${names[1]}}"
 runs=()
 for name in "${names[@]}"; do

@@ -160,7 +160,7 @@ def test_padding_is_told_by_its_name_and_that_no_token_counts():
         (["p", 7, "pad", "a"], [False, False, True, False]),
         (["p", "xpad", "a", "pad"], [False, False, False, True]),
     ):
-        assert padding_by_uid(uids, Groups.of(uids), mask).tolist() == padding
+        assert padding_by_uid(Groups.of(uids), mask).tolist() == padding
 
 
 @pytest.mark.parametrize(

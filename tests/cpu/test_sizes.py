@@ -185,3 +185,37 @@ def test_vllm_is_recommended_where_it_is_much_faster(model, tmp_path):
     assert not recommended("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.name=vllm")
     (tmp_path / "config.json").write_text(json.dumps({**SMOL, "vocab_size": 128, "num_hidden_layers": 2}))
     assert not recommended("actor_rollout_ref.rollout.n=1")
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"memory.max": "8000", "memory.current": "5000", "memory.stat": "anon 4000\ninactive_file 700"}, 3700),
+        ({"memory.max": "8000", "memory.current": "9000", "memory.stat": "anon 9000"}, 0),
+        ({"memory.max": "max", "memory.current": "5000", "memory.stat": "inactive_file 700"}, None),
+        (
+            {
+                "memory/memory.limit_in_bytes": "8000",
+                "memory/memory.usage_in_bytes": "5000",
+                "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 700",
+            },
+            3700,
+        ),
+        ({"memory/memory.limit_in_bytes": "8000"}, None),
+        ({}, None),
+    ],
+)
+def test_a_container_has_what_its_limit_leaves(tmp_path, files, free):
+    (tmp_path / "memory").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert sizes._free_in_container(tmp_path) == free
+
+
+def test_of_the_machine_and_the_container_the_one_with_less_memory_counts(monkeypatch):
+    monkeypatch.setattr(sizes, "proc_bytes", lambda *_: 6000)
+    for in_container, free in ((3700, 3700), (9000, 6000), (None, 6000)):
+        monkeypatch.setattr(sizes, "_free_in_container", lambda found=in_container: found)
+        assert sizes.free_bytes() == free
+    monkeypatch.setattr(sizes, "proc_bytes", lambda *_: None)
+    assert sizes.free_bytes() is None

@@ -55,6 +55,8 @@ class Groups:
     """`[G]` where each group begins in `order`."""
     sizes: Index
     """`[G]` trajectories in each group."""
+    labels: tuple[Hashable, ...]
+    """`G` labels of the groups."""
 
     @classmethod
     def of(cls, labels: Iterable[Hashable]) -> Groups:
@@ -70,7 +72,7 @@ class Groups:
         # numpy sorts 16-bit integers by radix, in linear time.
         keys = ids.astype(np.uint16) if len(codes) <= 65536 else ids
         sizes = np.bincount(ids)
-        return cls(ids, np.argsort(keys, kind="stable"), np.cumsum(sizes) - sizes, sizes)
+        return cls(ids, np.argsort(keys, kind="stable"), np.cumsum(sizes) - sizes, sizes, tuple(codes))
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -86,12 +88,7 @@ class Groups:
 
     def mean(self, x: Array) -> Array:
         """Mean of the scored values; NaN for a group without any."""
-        total, count = self.sum_and_count(x)
-        if count.all():
-            mean: Array = total / count
-            return mean
-        unscored: Array = np.full(total.shape, np.nan)
-        return np.divide(total, count, out=unscored, where=count > 0)
+        return _mean(*self._sorted_sum_and_count(x.take(self.order, axis=0)))
 
     def std(self, centred: Array) -> Array:
         """Standard deviation, with n - 1, of values centred in their group; 0 for fewer than two scored values."""
@@ -104,19 +101,22 @@ class Groups:
 
     def variation(self, x: Array) -> tuple[Array, Bools]:
         """Mean of the scored values, and whether they vary (see `varies`)."""
-        mean, sorted_x = self.mean(x), x.take(self.order, axis=0)
+        sorted_x = x.take(self.order, axis=0)
+        mean = _mean(*self._sorted_sum_and_count(sorted_x))
         width = np.fmax.reduceat(sorted_x, self.starts) - np.fmin.reduceat(sorted_x, self.starts)
         return mean, np.asarray(width > TOLERANCE * np.fmax(1.0, np.abs(mean)))
 
     def sum_and_count(self, x: Array) -> tuple[Array, Array]:
         """Sum and number of the scored values. The counts may have one column if they are the same for all columns."""
-        sorted_x = x.take(self.order, axis=0)
-        total: Array = np.add.reduceat(sorted_x, self.starts)
+        return self._sorted_sum_and_count(x.take(self.order, axis=0))
+
+    def _sorted_sum_and_count(self, x: Array) -> tuple[Array, Array]:
+        """`sum_and_count` of values that are sorted by group."""
+        total: Array = np.add.reduceat(x, self.starts)
         if not np.isnan(total).any():
             return total, self._counts if x.ndim == 1 else self._counts[:, None]
-        missing = np.isnan(sorted_x)
-        sorted_x[missing] = 0.0
-        total = np.add.reduceat(sorted_x, self.starts)
+        missing = np.isnan(x)
+        total = np.add.reduceat(np.where(missing, 0.0, x), self.starts)
         return total, np.add.reduceat((~missing).astype(np.float64), self.starts)
 
     @cached_property
@@ -126,6 +126,14 @@ class Groups:
     def broadcast(self, per_group: npt.NDArray[D]) -> npt.NDArray[D]:
         """Broadcast one value per group to its trajectories: `[G, ...] -> [N, ...]`."""
         return per_group.take(self.ids, axis=0)
+
+
+def _mean(total: Array, count: Array) -> Array:
+    if count.all():
+        mean: Array = total / count
+        return mean
+    unscored: Array = np.full(total.shape, np.nan)
+    return np.divide(total, count, out=unscored, where=count > 0)
 
 
 def _unhashable(label: Hashable) -> bool:

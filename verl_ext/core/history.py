@@ -13,7 +13,7 @@ import numpy as np
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import SUM, Order, Step, Update
 from verl_ext.core.groups import Array
-from verl_ext.core.observe import Metrics
+from verl_ext.core.observe import Metrics, mean_of, std_of
 from verl_ext.core.typed import LARGEST_WEIGHT, limited
 from verl_ext.errors import CheckpointError, ConfigurationError
 
@@ -130,14 +130,14 @@ class WeighByHistory(Step):
         old = self.init() if state is None else state
         self.check_state(old)
         accuracy = batch.accuracy_for(self.name)
-        scored = ~np.isnan(accuracy)
-        if not scored.any():
+        scored = accuracy[~np.isnan(accuracy)]
+        if not len(scored):
             return Update(values, old)
-        y = float(accuracy[scored].mean())
+        y = mean_of(scored)
         centre, new, eta_t = self._move(old, y)
-        gap = batch.groups.broadcast(batch.groups.mean(accuracy))[:, None] - centre
-        direction = -np.sign(values) * np.sign(gap)
-        phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(direction * np.abs(gap)))
+        gap = batch.groups.broadcast(batch.groups.mean(accuracy) - centre)[:, None]
+        # D M = -sgn(x) (p_g - C)
+        phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(-np.sign(values) * gap))
         if self.anchor == "soft" and old.value is None:
             phi = np.ones_like(phi)
         used = phi[~np.isnan(values)]
@@ -149,7 +149,8 @@ class WeighByHistory(Step):
             "tick": float(new.ticks),
         }
         if used.size:
-            metrics |= {"reweighting_mean": float(used.mean()), "reweighting_std": float(used.std())}
+            mean = mean_of(used)
+            metrics |= {"reweighting_mean": mean, "reweighting_std": std_of(used, mean)}
         return Update(values * phi, new, metrics, self._warnings(new, y))
 
     def _move(self, old: Capability, y: float) -> tuple[float, Capability, float]:

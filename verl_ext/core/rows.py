@@ -86,14 +86,12 @@ class Rows:
         return np.append(per_trajectory, 0.0)[self.owner]
 
 
-def padding_by_uid(uids: Sequence[Hashable], groups: Groups, mask: torch.Tensor) -> Bools:
+def padding_by_uid(groups: Groups, mask: torch.Tensor) -> Bools:
     """Rows that verl added to fill a batch: a uid `pad...` and no token in the mask. `groups`: the rows by uid."""
-    padding = np.zeros(len(uids), dtype=bool)
-    distinct = [uids[row] for row in groups.firsts.tolist()]
-    if "pad" in {uid[:3] for uid in distinct if isinstance(uid, str)}:
-        for row in np.flatnonzero(~mask.bool().any(dim=-1).cpu().numpy()).tolist():
-            uid = uids[row]
-            padding[row] = isinstance(uid, str) and uid.startswith("pad")
+    padded = np.array([isinstance(uid, str) and uid.startswith("pad") for uid in groups.labels], dtype=bool)
+    padding = groups.broadcast(padded)
+    if padded.any():
+        padding &= ~mask.bool().any(dim=-1).cpu().numpy()
     return padding
 
 

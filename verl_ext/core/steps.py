@@ -13,7 +13,7 @@ import numpy as np
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import SUM, Order, Step, Update
 from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
-from verl_ext.core.observe import Metrics
+from verl_ext.core.observe import Metrics, mean_of
 from verl_ext.core.typed import limited
 from verl_ext.errors import ConfigurationError, listed
 
@@ -117,7 +117,7 @@ class ScaleByMad(Step):
         groups = batch.groups
         deviations, count = groups.sum_and_count(np.abs(values))
         # 0 where no value deviates: dividing by a tiny epsilon alone would give infinity.
-        scale = divide(count, np.where(deviations > 0, deviations + self.epsilon, 0.0))
+        scale: Array = np.divide(count, deviations + self.epsilon, out=np.zeros_like(deviations), where=deviations > 0)
         return values * groups.broadcast(scale)
 
 
@@ -209,7 +209,7 @@ class Balance(Step):
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
         share = batch.lengths if self.over == "token" else np.ones(len(values))
         live = batch.groups.broadcast(_live(values, batch))
-        valid = float((share * live).sum())
+        valid = float(share @ live)
         z = float(share.sum()) / valid if valid else 1.0
         dead_share = 1.0 - float(np.count_nonzero(live)) / len(live) if len(live) else 0.0
         return Update(values * z, metrics={"balance_z": z, "zero_mask_ratio": z, "dead_share": dead_share})
@@ -246,7 +246,7 @@ class WeighByDifficulty(Step):
             lam *= len(lam) / lam.sum()
             weights[live] = lam
             metrics |= {
-                "difficulty_weight_mean": float(lam.mean()),
+                "difficulty_weight_mean": mean_of(lam),
                 "difficulty_weight_max": float(lam.max()),
                 "difficulty_weight_min": float(lam.min()),
             }

@@ -208,8 +208,29 @@ def remarks(config: Any) -> Iterator[str]:
 
 
 def free_bytes() -> int | None:
-    """The memory that programs can still take; None where the system does not say."""
-    return proc_bytes("/proc/meminfo", "MemAvailable")
+    """The memory that programs can still take, also in a container; None where the system does not say."""
+    found = [free for free in (proc_bytes("/proc/meminfo", "MemAvailable"), _free_in_container()) if free is not None]
+    return min(found, default=None)
+
+
+def _free_in_container(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What Linux's control group, version 2 or 1, leaves of a container's memory.
+
+    Without a limit None (version 2) or a huge number (version 1).
+
+    The page cache counts as used there, but the kernel takes its inactive part back when memory runs short.
+    """
+    for folder, most, used, cache in (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            limit, taken = (int((folder / name).read_text(encoding="ascii")) for name in (most, used))
+            counts = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+        except (OSError, ValueError):  # another version, or `max`: no limit
+            continue
+        return max(0, limit - taken + int(counts.get(cache, 0)))
+    return None
 
 
 def proc_bytes(file: str, field: str) -> int | None:

@@ -55,17 +55,17 @@ def compute(
     settings, chain = _built(name, config, context)
     uids = _uids(index, token_level_rewards, response_mask)
     _check_mask(response_mask, run_state())
-    mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
     rows, groups = context.rows, None
     if rows is None:
         groups = Groups.of(uids)
-        rows = Rows.of_padding(padding_by_uid(uids, groups, mask))
+        rows = Rows.of_padding(padding_by_uid(groups, response_mask))
     if len(rows.owner) != len(uids):
         raise IntegrationError(
             f"{name} was called with {len(uids)} rows of a batch of {len(rows.owner)}: the trainer "
             f"{type(context.trainer).__qualname__} must pass all rows in one call"
         )
     labels = rows.labels(uids)
+    mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
     if not labels:
         return _both(broadcast(np.zeros(len(uids)), mask))
     builder = BatchBuilder(settings, name, chain, rows, labels, token_level_rewards, mask, context)

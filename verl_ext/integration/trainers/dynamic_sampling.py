@@ -125,11 +125,10 @@ class GroupFilter:
         several = batch.groups.sizes > 1
         score_varies, kept = batch.groups.varies(scores), varies.any(axis=1) | ~several
         mean = batch.groups.mean(scores)
-        order = [components.labels[row] for row in batch.groups.firsts.tolist()]
-        for uid, keep, score in zip(order, kept.tolist(), mean.tolist(), strict=True):
+        for uid, keep, score in zip(batch.groups.labels, kept.tolist(), mean.tolist(), strict=True):
             self.decided[str(uid)] = None if keep else score
         self._warn_if_all_dropped(kept)
-        self.counts["finished"] += len(order)
+        self.counts["finished"] += len(batch.groups)
         self.counts["dropped"] += int((~kept).sum())
         self.counts["score_constant"] += int((~score_varies & several).sum())
         self.counts["kept_with_constant_score"] += int((~score_varies & several & kept).sum())
