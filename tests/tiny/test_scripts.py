@@ -21,10 +21,14 @@ from verl_ext.registry import BUILT_IN
 ROOT = Path(__file__).parents[2]
 
 
-def script(path, body, beside="true"):
+def script(path, body, beside="true", free=16):
+    """A program that stands for Python.
+
+    The import beside the task, where that is not made yet, does `beside`. Asked for the free memory, it says `free`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The import beside the task, where that is not made yet, does something else.
-    path.write_text(f'#!/bin/bash\n[[ $* != "-c import verl."* ]] || exec {beside}\n{body}\n')
+    others = f'[[ $* != "-c import verl."* ]] || exec {beside}\n[[ $* != *free_bytes* ]] || exec echo {free}'
+    path.write_text(f"#!/bin/bash\n{others}\n{body}\n")
     path.chmod(0o755)
     return path
 
@@ -121,13 +125,9 @@ def waiting(tmp_path):
     started = []
 
     def begin(free, *options):
-        script(tmp_path / "bin/awk", f"echo {free}")
-        script(tmp_path / "python", f"cd {tmp_path}\n{WAITING}")
+        script(tmp_path / "python", f"cd {tmp_path}\n{WAITING}", free=free)
         command = [ROOT / "scripts/quickstart.sh", "--python", tmp_path / "python", "--output", tmp_path / "runs"]
-        environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-        process = subprocess.Popen(
-            [*command, *options], env=environment, preexec_fn=as_from_a_terminal, start_new_session=True
-        )
+        process = subprocess.Popen([*command, *options], preexec_fn=as_from_a_terminal, start_new_session=True)
         started.append(process)
         return process
 
@@ -146,7 +146,7 @@ def test_both_trainings_run_at_once_and_end_together(waiting, tmp_path):
             os.kill(pid, 0)
 
 
-@pytest.mark.parametrize(("free", "options"), [(9, []), ("", []), (64, ["--ranks", "2"]), (64, ["--rollout", "vllm"])])
+@pytest.mark.parametrize(("free", "options"), [(9, []), (0, []), (64, ["--ranks", "2"]), (64, ["--rollout", "vllm"])])
 def test_without_room_for_two_one_training_follows_the_other(waiting, tmp_path, free, options):
     process = waiting(free, *options)
     pids_in(tmp_path / "pids", 2)
