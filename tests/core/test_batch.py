@@ -10,6 +10,7 @@ from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.errors import ConfigurationError, DataError
 
 NAN, INF = math.nan, math.inf
+LABELS = list("abcde")
 
 
 @pytest.mark.parametrize(
@@ -91,14 +92,22 @@ def test_lengths_are_one_where_not_given():
 
 def test_a_threshold_makes_an_accuracy_of_any_score():
     values = np.array([-1.0, 0.0, 0.5, 1.0, NAN])
-    np.testing.assert_array_equal(unit_accuracy(values, key="k", threshold=0.0), [0, 0, 1, 1, NAN])  # strictly above
-    np.testing.assert_array_equal(unit_accuracy(values, key="k", threshold=0.5), [0, 0, 0, 1, NAN])
+    above = {threshold: unit_accuracy(values, LABELS, key="k", threshold=threshold) for threshold in (0.0, 0.5)}
+    np.testing.assert_array_equal(above[0.0], [0, 0, 1, 1, NAN])  # strictly above
+    np.testing.assert_array_equal(above[0.5], [0, 0, 0, 1, NAN])
+
+
+@pytest.mark.parametrize("threshold", [None, 0.5])
+@pytest.mark.parametrize("wrong", [INF, -INF, 2e30])
+def test_an_accuracy_that_is_not_finite_is_named_with_its_uid(wrong, threshold):
+    with pytest.raises(DataError, match=facts("'k'", "'c'", str(wrong))):
+        unit_accuracy(np.array([0.0, NAN, wrong]), LABELS, key="k", threshold=threshold)
 
 
 @pytest.mark.parametrize("values", [[-1.0, 1.0], [0.0, 2.0], [0.0, 1 + 2e-6], [-2e-6, 0.5]])
 def test_accuracy_outside_the_unit_interval_names_key_range_and_remedy(values):
     with pytest.raises(ConfigurationError) as error:
-        unit_accuracy(np.array([*values, NAN]), key="reward", threshold=None, where="algorithm.rewards")
+        unit_accuracy(np.array([*values, NAN]), LABELS, key="reward", threshold=None, where="algorithm.rewards")
     assert says(
         error.value,
         "'reward'",
@@ -121,12 +130,12 @@ def test_accuracy_outside_the_unit_interval_names_key_range_and_remedy(values):
     ],
 )
 def test_each_end_of_the_unit_interval_is_cut_off_by_itself(values, cut):
-    np.testing.assert_array_equal(unit_accuracy(np.array(values), key="acc", threshold=None), cut)
+    np.testing.assert_array_equal(unit_accuracy(np.array(values), LABELS, key="acc", threshold=None), cut)
 
 
 def test_an_accuracy_within_its_interval_is_not_copied():
     values = np.array([0.0, 0.5, 1.0])
-    assert unit_accuracy(values, key="acc", threshold=None) is values
+    assert unit_accuracy(values, LABELS, key="acc", threshold=None) is values
 
 
 @pytest.mark.parametrize(

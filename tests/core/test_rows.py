@@ -9,7 +9,7 @@ import torch
 from tests.facts import facts
 from verl_ext.core import rows as rows_module
 from verl_ext.core.groups import Groups
-from verl_ext.core.rows import Rows, broadcast, empty, float_mask, padding_by_uid, scores, token_counts
+from verl_ext.core.rows import Rows, broadcast, empty, float_mask, scores, token_counts
 from verl_ext.errors import DataError
 
 NAN, INF = math.nan, math.inf
@@ -160,7 +160,18 @@ def test_padding_is_told_by_its_name_and_that_no_token_counts():
         (["p", 7, "pad", "a"], [False, False, True, False]),
         (["p", "xpad", "a", "pad"], [False, False, False, True]),
     ):
-        assert padding_by_uid(Groups.of(uids), mask).tolist() == padding
+        rows = Rows.of_groups(Groups.of(uids), mask)
+        assert (rows.owner < 0).tolist() == padding
+        assert rows.scored.tolist() == [row for row, padded in enumerate(padding) if not padded]
+        assert not rows.plain
+
+
+def test_without_padding_every_row_is_a_trajectory():
+    mask = torch.tensor([[0, 0], [1, 0], [1, 1]])
+    for uids in ((["a", 7, "xpad"]), (["a", "pad-1", "pad-1"])):  # a row with tokens is no padding
+        rows = Rows.of_groups(Groups.of(uids), mask)
+        assert rows.plain
+        assert rows.scored.tolist() == rows.owner.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,18 @@ def test_the_mask_is_converted_once_and_not_read_again(name, kind):
     assert found.dtype == torch.float32
 
 
+@EVERY
+def test_tensors_that_require_gradients_are_cut_off(name):
+    rewards, mask = tensors([1.0, 0.0, 1.0, 0.0], [1, 2, 2, 1])
+    settings, values = OmegaConf.create(config_for(name)), fields()
+    plain, _ = estimator_function(name)(rewards, mask, UIDS, settings, non_tensor_batch=values)
+    found, _ = estimator_function(name)(
+        rewards.requires_grad_(), mask.float().requires_grad_(), UIDS, settings, non_tensor_batch=values
+    )
+    assert not found.requires_grad
+    assert torch.equal(found, plain)
+
+
 def test_batch_and_config_may_be_absent():
     rewards, mask = tensors([1.0, 0.0], [2, 1])
     with use_run_state(RunState()):

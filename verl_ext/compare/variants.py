@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.compare.rollouts import TOKENS, Rollouts
-from verl_ext.core.batch import Batch, check_finite, unit_accuracy
+from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain, State
 from verl_ext.core.groups import Array, Groups
 from verl_ext.errors import ConfigurationError, printable, unknown
@@ -196,8 +196,8 @@ def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:
     names = (ACCURACY,) if rollouts.source is not None else (ACCURACY, DUMPED_ACCURACY)
     key = own.accuracy_key or next((name for name in names if name in rollouts.names), rollouts.total)
     values = rollouts.column(key, "algorithm.rewards.accuracy_key")
-    check_finite(values[:, None], [key], _Labels(rollouts, slice(0, len(values))))
-    return key, unit_accuracy(values, key=key, threshold=own.accuracy_threshold, where="algorithm.rewards")
+    labels = _Labels(rollouts, slice(0, len(values)))
+    return key, unit_accuracy(values, labels, key=key, threshold=own.accuracy_threshold, where="algorithm.rewards")
 
 
 def legend(results: Sequence[Outcome], rollouts: Rollouts) -> Iterator[str]:

@@ -79,7 +79,7 @@ class Batch:
         `labels` are the prompts' uids. Pass `groups` if they are already grouped. `lengths` default to 1 each.
         """
         size = len(labels)
-        matrix = _shaped("rewards", rewards, (size, len(keys)), f"one column per key, {', '.join(map(repr, keys))}")
+        matrix = _shaped("rewards", rewards, (size, len(keys)), keys)
         check_finite(matrix, keys, labels)
         batch = cls(
             rewards=matrix,
@@ -98,8 +98,9 @@ class Batch:
 
 def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable]) -> None:
     """Raise for an infinite or huge reward, naming its component and uid. NaN is allowed: it means "not scored"."""
-    broken = np.abs(matrix) > LARGEST_REWARD
-    if broken.any():
+    size = np.abs(matrix)
+    if np.fmax.reduce(size, axis=None, initial=0.0) > LARGEST_REWARD:
+        broken = size > LARGEST_REWARD
         row, column = np.argwhere(broken)[0]
         raise DataError(
             f"reward {keys[column]!r} of uid {labels[row]!r} is {matrix[row, column]} (row {row}, "
@@ -108,18 +109,22 @@ def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable])
         )
 
 
-def unit_accuracy(values: Array, *, key: str, threshold: float | None, where: str = "") -> Array:
+def unit_accuracy(
+    values: Array, labels: Sequence[Hashable], *, key: str, threshold: float | None, where: str = ""
+) -> Array:
     """Accuracy in [0, 1]; with a threshold, `values > threshold` is 1 and the rest 0. NaN stays NaN.
 
-    >>> unit_accuracy(np.array([-1.0, 1.0]), key="score", threshold=0.0)
+    >>> unit_accuracy(np.array([-1.0, 1.0]), ["a", "a"], key="score", threshold=0.0)
     array([0., 1.])
     """
     if threshold is not None:
+        check_finite(values[:, None], [key], labels)
         return np.where(np.isnan(values), np.nan, (values > threshold).astype(np.float64))
     # fmin and fmax skip NaN. If every value is NaN, both comparisons below are False.
     low, high = np.fmin.reduce(values, initial=np.nan), np.fmax.reduce(values, initial=np.nan)
-    prefix = f"{where}." if where else ""
     if low < -1e-6 or high > 1 + 1e-6:
+        check_finite(values[:, None], [key], labels)  # names the row
+        prefix = f"{where}." if where else ""
         raise ConfigurationError(
             f"accuracy must lie in [0, 1], but {key!r} ranges over [{low:g}, {high:g}]: name another "
             f"component with {prefix}accuracy_key, or set {prefix}accuracy_threshold=t, which counts values above t as "
@@ -150,7 +155,8 @@ def _accuracy(values: Sequence[float] | Array, size: int) -> Array:
 def _lengths(values: Counts, size: int) -> Array:
     lengths = _shaped("lengths", values, (size,))
     # If a value is NaN, so are the minimum and the maximum.
-    _check_range("lengths", lengths.min(initial=0.0), lengths.max(initial=0.0), MOST_TOKENS)
+    low, high = np.minimum.reduce(lengths, initial=0.0), np.maximum.reduce(lengths, initial=0.0)
+    _check_range("lengths", low, high, MOST_TOKENS)
     return lengths
 
 
@@ -160,17 +166,21 @@ def _check_range(name: str, low: float, high: float, most: float) -> None:
         raise DataError(f"{name} must lie in [0, {most:g}], found {wrong:g}")
 
 
-def _shaped(name: str, values: Sequence[Any] | Array, shape: tuple[int, ...], columns: str = "") -> Array:
-    expected = f"expected {shape}: one row per trajectory{columns and f' and {columns}'}"
+def _shaped(name: str, values: Sequence[Any] | Array, shape: tuple[int, ...], keys: Sequence[str] = ()) -> Array:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         found = _wrong_row(values, shape) or str(error)
-        raise DataError(f"{name} cannot be read as numbers: {found}, {expected}") from error
+        raise DataError(f"{name} cannot be read as numbers: {found}, {_expected(shape, keys)}") from error
     if array.shape != shape and not (array.size == 0 and 0 in shape):
-        remedy = f": write {name}=[[value], ...]" if columns and array.shape == shape[:1] and shape[1] == 1 else ""
-        raise DataError(f"{name} has shape {array.shape}, {expected}{remedy}")
+        remedy = f": write {name}=[[value], ...]" if keys and array.shape == shape[:1] and shape[1] == 1 else ""
+        raise DataError(f"{name} has shape {array.shape}, {_expected(shape, keys)}{remedy}")
     return array.reshape(shape)
+
+
+def _expected(shape: tuple[int, ...], keys: Sequence[str]) -> str:
+    columns = f" and one column per key, {', '.join(map(repr, keys))}" if keys else ""
+    return f"expected {shape}: one row per trajectory{columns}"
 
 
 def _wrong_row(values: object, shape: tuple[int, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ class Groups:
         # numpy sorts 16-bit integers by radix, in linear time.
         keys = ids.astype(np.uint16) if len(codes) <= 65536 else ids
         sizes = np.bincount(ids)
-        return cls(ids, np.argsort(keys, kind="stable"), np.cumsum(sizes) - sizes, sizes, tuple(codes))
+        return cls(ids, keys.argsort(kind="stable"), sizes.cumsum() - sizes, sizes, tuple(codes))
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -88,7 +89,7 @@ class Groups:
 
     def mean(self, x: Array) -> Array:
         """Mean of the scored values; NaN for a group without any."""
-        return _mean(*self._sorted_sum_and_count(x.take(self.order, axis=0)))
+        return self._mean_of_sorted(x.take(self.order, axis=0))
 
     def std(self, centred: Array) -> Array:
         """Standard deviation, with n - 1, of values centred in their group; 0 for fewer than two scored values."""
@@ -102,19 +103,30 @@ class Groups:
     def variation(self, x: Array) -> tuple[Array, Bools]:
         """Mean of the scored values, and whether they vary (see `varies`)."""
         sorted_x = x.take(self.order, axis=0)
-        mean = _mean(*self._sorted_sum_and_count(sorted_x))
+        mean = self._mean_of_sorted(sorted_x)
         width = np.fmax.reduceat(sorted_x, self.starts) - np.fmin.reduceat(sorted_x, self.starts)
         return mean, np.asarray(width > TOLERANCE * np.fmax(1.0, np.abs(mean)))
 
     def sum_and_count(self, x: Array) -> tuple[Array, Array]:
         """Sum and number of the scored values. The counts may have one column if they are the same for all columns."""
-        return self._sorted_sum_and_count(x.take(self.order, axis=0))
+        sorted_x = x.take(self.order, axis=0)
+        total = np.add.reduceat(sorted_x, self.starts)
+        if _has_nan(total):
+            return self._scored_sum_and_count(sorted_x)
+        return total, self._counts if x.ndim == 1 else self._counts[:, None]
 
-    def _sorted_sum_and_count(self, x: Array) -> tuple[Array, Array]:
-        """`sum_and_count` of values that are sorted by group."""
+    def _mean_of_sorted(self, x: Array) -> Array:
+        """`mean` of values that are sorted by group."""
         total: Array = np.add.reduceat(x, self.starts)
-        if not np.isnan(total).any():
-            return total, self._counts if x.ndim == 1 else self._counts[:, None]
+        if _has_nan(total):
+            total, count = self._scored_sum_and_count(x)
+            mean: Array = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+        else:
+            mean = total / (self._counts if x.ndim == 1 else self._counts[:, None])
+        return mean
+
+    def _scored_sum_and_count(self, x: Array) -> tuple[Array, Array]:
+        """`sum_and_count` of values that are sorted by group, of which some are NaN."""
         missing = np.isnan(x)
         total = np.add.reduceat(np.where(missing, 0.0, x), self.starts)
         return total, np.add.reduceat((~missing).astype(np.float64), self.starts)
@@ -128,12 +140,9 @@ class Groups:
         return per_group.take(self.ids, axis=0)
 
 
-def _mean(total: Array, count: Array) -> Array:
-    if count.all():
-        mean: Array = total / count
-        return mean
-    unscored: Array = np.full(total.shape, np.nan)
-    return np.divide(total, count, out=unscored, where=count > 0)
+def _has_nan(totals: Array) -> bool:
+    """Whether a value is NaN; also true if infinite values cancel."""
+    return math.isnan(np.add.reduce(totals, axis=None))
 
 
 def _unhashable(label: Hashable) -> bool:

@@ -164,8 +164,9 @@ class WeighByHistory(Step):
             return centre, Capability(self.anchor, centre, kept, ticks), 0.0
         if old.value is None:
             return y, Capability(self.anchor, y, (y,), ticks), 1.0
-        recent = old.window[-self.history_window :]  # a run may resume with a shorter window than it was saved with
-        sigma = float(np.std(recent)) if len(recent) > 1 else 1.0
+        # A run may resume with a shorter window than it was saved with.
+        recent = np.array(old.window[-self.history_window :])
+        sigma = std_of(recent, mean_of(recent)) if len(recent) > 1 else 1.0
         eta_t = min(self.eta_min + self.eta * sigma, 1.0)
         posterior = (1 - eta_t) * old.value + eta_t * y
         kept = (*old.window, posterior)[-self.history_window :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -32,11 +33,22 @@ class Rows:
     """Whether every row is its own trajectory, in order."""
 
     @classmethod
+    def of_groups(cls, groups: Groups, mask: torch.Tensor) -> Rows:
+        """One trajectory per row, except padding, by which verl fills a batch: a uid `pad...` and no token in the mask.
+
+        `groups` are the rows by uid.
+        """
+        padded = [group for group, uid in enumerate(groups.labels) if isinstance(uid, str) and uid.startswith("pad")]
+        if not padded:
+            return cls._every(len(groups.ids))
+        no_tokens: Bools = ~mask.bool().any(dim=-1).cpu().numpy()
+        return cls.of_padding(no_tokens & np.isin(groups.ids, padded))
+
+    @classmethod
     def of_padding(cls, padding: Bools) -> Rows:
         """One trajectory per row, except padding."""
         if not padding.any():
-            every = np.arange(len(padding))
-            return cls(every, every, plain=True)
+            return cls._every(len(padding))
         scored = np.flatnonzero(~padding)
         owner = np.where(padding, -1, np.cumsum(~padding) - 1)
         return cls(scored, owner)
@@ -64,6 +76,11 @@ class Rows:
                 last[number] = (int(index), row)
         return cls(np.array([row for _, row in last], dtype=np.intp), owner)
 
+    @classmethod
+    def _every(cls, size: int) -> Rows:
+        every = np.arange(size)
+        return cls(every, every, plain=True)
+
     def take(self, per_row: Array) -> Array:
         """Select the values of the scored rows: `[B, ...] -> [N, ...]`."""
         return per_row if self.plain else per_row[self.scored]
@@ -86,21 +103,12 @@ class Rows:
         return np.append(per_trajectory, 0.0)[self.owner]
 
 
-def padding_by_uid(groups: Groups, mask: torch.Tensor) -> Bools:
-    """Rows that verl added to fill a batch: a uid `pad...` and no token in the mask. `groups`: the rows by uid."""
-    padded = np.array([isinstance(uid, str) and uid.startswith("pad") for uid in groups.labels], dtype=bool)
-    padding = groups.broadcast(padded)
-    if padded.any():
-        padding &= ~mask.bool().any(dim=-1).cpu().numpy()
-    return padding
-
-
 def float_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The mask as floats, in new memory: verl's masks are int64, which torch multiplies by floats very slowly."""
     kind = dtype if dtype.is_floating_point else torch.float32
     large = mask.device.type == "cpu" and mask.numel() >= HUGE
     out = empty(mask.shape, kind) if large else torch.empty(mask.shape, dtype=kind, device=mask.device)
-    return out.copy_(mask)
+    return out.copy_(mask).detach()
 
 
 def token_counts(mask: torch.Tensor) -> Array:
@@ -115,9 +123,10 @@ def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
     Finite values outside the mask count: a multi-turn response may have its score on a token that is not trained on.
     Values outside the mask that are not finite are ignored.
     """
+    token_level = token_level.detach()
     narrow = token_level.dtype.itemsize < 4
     total: Array = token_level.sum(dim=-1, dtype=torch.float32 if narrow else None).cpu().numpy().astype(np.float64)
-    if not np.isfinite(total).all():
+    if not math.isfinite(np.add.reduce(total)):
         broken = ~np.isfinite(total)
         rows, seen = token_level[broken].double(), mask[broken].bool()
         kept = torch.where(seen | torch.isfinite(rows), rows, 0)
@@ -131,12 +140,13 @@ def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
 def broadcast(per_row: Array, mask: torch.Tensor) -> torch.Tensor:
     """Broadcast `[B]` over a mask of floats `[B, L]` in place: the row's value inside the mask, exactly 0 outside."""
     kind = mask.dtype
-    if len(per_row) and np.abs(per_row).max() > torch.finfo(kind).max:
+    if np.maximum.reduce(np.abs(per_row), initial=0.0) > torch.finfo(kind).max:
         raise DataError(
             f"an advantage of {per_row[np.abs(per_row).argmax()]:g} does not fit {kind}: scale the rewards down, for "
             "example with algorithm.rewards.weights"
         )
-    column = torch.as_tensor(per_row, dtype=kind, device=mask.device)[:, None]
+    narrow = per_row if kind == torch.float64 else per_row.astype(np.float32)
+    column = torch.from_numpy(narrow)[:, None].to(mask)
     # Adding 0 turns -0 (-0.5 * 0) into 0. One row of zeros is faster than a scalar or another pass.
     return torch.addcmul(mask.new_zeros(1, mask.shape[1]), mask, column, out=mask)
 

@@ -117,7 +117,8 @@ class ScaleByMad(Step):
         groups = batch.groups
         deviations, count = groups.sum_and_count(np.abs(values))
         # 0 where no value deviates: dividing by a tiny epsilon alone would give infinity.
-        scale: Array = np.divide(count, deviations + self.epsilon, out=np.zeros_like(deviations), where=deviations > 0)
+        scale = np.zeros(deviations.shape)
+        np.divide(count, deviations + self.epsilon, out=scale, where=deviations > 0)
         return values * groups.broadcast(scale)
 
 
@@ -135,11 +136,12 @@ class WeighAndSum(Step):
 
     def apply(self, values: Array, batch: Batch) -> Array:
         columns = values.shape[1]
-        weights = np.ones(columns) if self.weights is None else np.asarray(self.weights)
-        if weights.shape != (columns,):
-            raise ConfigurationError(f"{len(weights)} weights for {columns} reward keys: {listed(batch.keys)}")
-        if weights.tolist() == [1.0] and batch.kl_reward is None:
+        given = (1.0,) * columns if self.weights is None else self.weights
+        if len(given) != columns:
+            raise ConfigurationError(f"{len(given)} weights for {columns} reward keys: {listed(batch.keys)}")
+        if given == (1.0,) and batch.kl_reward is None:
             return values
+        weights = np.array(given)
         total: Array = values @ weights
         unscored: Bools = np.isnan(total)
         if np.any(unscored):
@@ -209,8 +211,8 @@ class Balance(Step):
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
         share = batch.lengths if self.over == "token" else np.ones(len(values))
         live = batch.groups.broadcast(_live(values, batch))
-        valid = float(share @ live)
-        z = float(share.sum()) / valid if valid else 1.0
+        valid = float(np.dot(share, live))
+        z = float(np.add.reduce(share)) / valid if valid else 1.0
         dead_share = 1.0 - float(np.count_nonzero(live)) / len(live) if len(live) else 0.0
         return Update(values * z, metrics={"balance_z": z, "zero_mask_ratio": z, "dead_share": dead_share})
 
@@ -233,7 +235,7 @@ class WeighByDifficulty(Step):
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
         live = _live(values, batch)
         accuracy = batch.groups.mean(batch.accuracy_for(self.name))
-        solved = np.where((accuracy == 0) | np.isnan(accuracy), 1.0, accuracy)[live]
+        solved = np.where(accuracy > 0, accuracy, 1.0)[live]  # NaN is not above 0
         weights = np.ones(len(live))
         metrics: Metrics = {
             "valid_groups": float(len(solved)),
@@ -241,14 +243,14 @@ class WeighByDifficulty(Step):
             "all_wrong_groups": float(np.count_nonzero(accuracy <= 0)),
         }
         if len(solved):
-            with np.errstate(over="ignore"):  # a tiny temperature gives all weight to the hardest groups
-                lam = np.exp((solved.min() - solved) / self.dqw_temp)
-            lam *= len(lam) / lam.sum()
+            temperature = max(self.dqw_temp, 1e-300)  # dividing by less could overflow
+            lam = np.exp((np.minimum.reduce(solved) - solved) / temperature)
+            lam *= len(lam) / np.add.reduce(lam)
             weights[live] = lam
             metrics |= {
                 "difficulty_weight_mean": mean_of(lam),
-                "difficulty_weight_max": float(lam.max()),
-                "difficulty_weight_min": float(lam.min()),
+                "difficulty_weight_max": float(np.maximum.reduce(lam)),
+                "difficulty_weight_min": float(np.minimum.reduce(lam)),
             }
         return Update(values * batch.groups.broadcast(weights)[:, None], metrics=metrics)
 

@@ -55,7 +55,7 @@ class Components:
         return cls(labels=labels, token_scores=token_scores, fields=fields or {}, rows=rows)
 
     def __contains__(self, key: str) -> bool:
-        return key in self.token_scores or key in self._seen_in_infos or key in self.fields
+        return key in self.token_scores or key in self.fields or key in self._seen_in_infos
 
     def token_fields(self, keys: Sequence[str], rows: Rows) -> Iterator[tuple[str, torch.Tensor]]:
         """Names `token_level_scores_<key>` of fields to write, with one value per row: 0 where not scored.

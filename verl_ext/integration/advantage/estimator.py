@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_ext.core.batch import Batch, check_finite, unit_accuracy
+from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Array, Groups
 from verl_ext.core.observe import advantage_metrics, reward_metrics
-from verl_ext.core.rows import Rows, broadcast, float_mask, padding_by_uid, scores, token_counts
+from verl_ext.core.rows import Rows, broadcast, float_mask, scores, token_counts
 from verl_ext.core.state import RunState, plain_state
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
 from verl_ext.estimators import build
@@ -31,7 +31,6 @@ from verl_ext.settings import Settings
 logger = logging.getLogger("verl_ext")
 
 
-@torch.no_grad()
 def compute(
     name: str,
     token_level_rewards: torch.Tensor,
@@ -53,12 +52,11 @@ def compute(
     context = context_of_call(name, non_tensor_batch, batch)
     context.used = True
     settings, chain = _built(name, config, context)
-    uids = _uids(index, token_level_rewards, response_mask)
-    _check_mask(response_mask, run_state())
-    rows, groups = context.rows, None
-    if rows is None:
-        groups = Groups.of(uids)
-        rows = Rows.of_padding(padding_by_uid(groups, response_mask))
+    _check_shapes(token_level_rewards, response_mask)
+    uids, groups = _grouped(index, len(response_mask))
+    run = run_state()
+    _check_mask(response_mask, run)
+    rows = context.rows or Rows.of_groups(groups, response_mask)
     if len(rows.owner) != len(uids):
         raise IntegrationError(
             f"{name} was called with {len(uids)} rows of a batch of {len(rows.owner)}: the trainer "
@@ -70,7 +68,6 @@ def compute(
         return _both(broadcast(np.zeros(len(uids)), mask))
     builder = BatchBuilder(settings, name, chain, rows, labels, token_level_rewards, mask, context)
     trajectories = builder.batch(groups if rows.plain else None)
-    run = run_state()
     run.readers |= chain.readers
     result = chain(trajectories, run.states.get(name))
     if name not in run.states:
@@ -176,8 +173,7 @@ class BatchBuilder:
                 "batch['token_level_scores']"
             )
         values = self.column(key, f"{where}.accuracy_key")
-        check_finite(values[:, None], [key], self.labels)
-        return unit_accuracy(values, key=key, threshold=own.accuracy_threshold, where=where)
+        return unit_accuracy(values, self.labels, key=key, threshold=own.accuracy_threshold, where=where)
 
 
 def warn_once(run: RunState, warnings: Mapping[str, str]) -> None:
@@ -189,7 +185,7 @@ def warn_once(run: RunState, warnings: Mapping[str, str]) -> None:
 
 
 def _singletons(batch: Batch) -> dict[str, str]:
-    alone = int((batch.groups.sizes == 1).sum())
+    alone = np.count_nonzero(batch.groups.sizes == 1)
     if not alone:
         return {}
     return {
@@ -198,7 +194,7 @@ def _singletons(batch: Batch) -> dict[str, str]:
     }
 
 
-def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashable]:
+def _check_shapes(rewards: torch.Tensor, mask: torch.Tensor) -> None:
     for name, value in (("token_level_rewards", rewards), ("response_mask", mask)):
         if not isinstance(value, torch.Tensor):
             raise DataError(f"{name} must be a torch tensor [rows, tokens], found {type(value).__name__}")
@@ -208,18 +204,24 @@ def _uids(index: Any, rewards: torch.Tensor, mask: torch.Tensor) -> list[Hashabl
         raise DataError(
             f"token_level_rewards {tuple(rewards.shape)} and response_mask {tuple(mask.shape)} must be [rows, tokens]"
         )
+
+
+def _grouped(index: Any, size: int) -> tuple[list[Hashable], Groups]:
+    """The uids of the rows, and the rows by uid."""
     if index is None:
         raise DataError("the uids are missing: pass index=<one uid per row>")
     try:
-        uids: list[Any] = list(index.tolist() if hasattr(index, "tolist") else index)
-        # Tensors hash by identity, so each would be a group of its own.
-        if any(issubclass(kind, torch.Tensor) for kind in set(map(type, uids))):
-            uids = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]
+        uids = list(index.tolist() if hasattr(index, "tolist") else index)
     except TypeError as error:
         raise DataError(f"index must be a list or an array of uids, one per row, found {index!r}") from error
-    if len(uids) != len(mask):
-        raise DataError(f"index holds {len(uids)} uids for {len(mask)} rows")
-    return uids
+    if len(uids) != size:
+        raise DataError(f"index holds {len(uids)} uids for {size} rows")
+    groups = Groups.of(uids)
+    # Tensors hash by identity, so each would be a group of its own.
+    if any(issubclass(kind, torch.Tensor) for kind in set(map(type, groups.labels))):
+        uids = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]
+        groups = Groups.of(uids)
+    return uids, groups
 
 
 def _check_mask(mask: torch.Tensor, run: RunState) -> None:

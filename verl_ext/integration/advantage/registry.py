@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from verl_ext.integration.advantage.estimator import compute
 from verl_ext.integration.compat import contract
 from verl_ext.integration.compat.hooks import MARK
 from verl_ext.registry import BUILT_IN, ESTIMATORS, GROUP
@@ -44,8 +45,6 @@ def estimator_function(name: str) -> Callable[..., Any]:
     def compute_advantage(
         token_level_rewards: Any, response_mask: Any, index: Any = None, config: Any = None, **given: Any
     ) -> tuple[Any, Any]:
-        from verl_ext.integration.advantage.estimator import compute
-
         return compute(name, token_level_rewards, response_mask, index=index, config=config, **given)
 
     compute_advantage.__name__ = compute_advantage.__qualname__ = f"compute_{name}_advantage"

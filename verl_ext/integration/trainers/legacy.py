@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from verl_ext.core.groups import Groups
-from verl_ext.core.rows import Rows, padding_by_uid, scores
+from verl_ext.core.rows import Rows, scores
 from verl_ext.errors import IntegrationError
 from verl_ext.integration.advantage.components import Components
 from verl_ext.integration.advantage.context import Fit, StepContext, activate, current, fit, fitting
@@ -97,7 +97,7 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
 def _components(context: StepContext, data: Any) -> tuple[Rows, Components]:
     """The rows and named rewards of a batch."""
     mask, uids = data.batch["response_mask"], data.non_tensor_batch["uid"].tolist()
-    rows = Rows.of_padding(padding_by_uid(Groups.of(uids), mask))
+    rows = Rows.of_groups(Groups.of(uids), mask)
     # The batch's score, unless the reward function returns a component of that name.
     fields = {SCORE: scores(data.batch["token_level_scores"], mask), **(context.fields or {})}
     return rows, Components.of_batch(rows, rows.labels(uids), mask, fields, context.tensors)
