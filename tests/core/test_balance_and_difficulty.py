@@ -43,7 +43,6 @@ def test_difficulty_weighs_hard_groups_more():
             "valid_groups": 2,
             "all_right_groups": 1,
             "all_wrong_groups": 1,
-            "difficulty_weight_mean": 1,
             "difficulty_weight_max": 1.462117,
             "difficulty_weight_min": 0.537883,
         },

@@ -36,6 +36,17 @@ def test_a_flat_list_of_one_reward_is_told_its_key_both_shapes_and_how_to_write_
         Batch.of([1.0, 0.0, 1.0], ["a", "a", "b"])
 
 
+@pytest.mark.parametrize(("rewards", "keys"), [(np.zeros(2), ("x", "y")), (np.zeros((3, 1)), ("x",))])
+def test_brackets_are_proposed_only_where_they_would_help(rewards, keys):
+    with pytest.raises(DataError) as caught:
+        Batch.of(rewards, ["a", "b"], keys=keys)
+    assert "[[" not in str(caught.value)
+
+
+def test_rewards_of_no_trajectory_need_no_second_axis():
+    assert Batch.of([], [], keys=("x", "y")).rewards.shape == (0, 2)
+
+
 @pytest.mark.parametrize(
     ("row", "found"), [([3.0], "(1,)"), (3.0, "()"), (["good", 1.0], "['good', 1.0]"), (["x" * 999], "...")]
 )
@@ -60,8 +71,8 @@ def test_an_infinite_reward_is_named_with_its_uid(value):
 
 def test_a_reward_whose_square_is_far_too_large_is_named_too():
     Batch.of([[1e30]], ["a"])
-    with pytest.raises(DataError, match=facts("'score'", "uid 'a'", "-1e+160", "at most 1e+30")):
-        Batch.of([[-1e160]], ["a"])
+    with pytest.raises(DataError, match=facts("'score'", "uid 'b'", "-1e+160", "1 such", "at most 1e+30")):
+        Batch.of([[1e30], [-1e160]], ["a", "b"])
 
 
 @pytest.mark.parametrize("value", [INF, -INF, NAN, 1.1e30])

@@ -65,6 +65,31 @@ def test_every_setting_that_is_no_number_is_named_before_anything_is_computed_wi
         sizes.require_numbers(configuration(group=group))
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        "actor_rollout_ref.rollout.data_parallel_size",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+        "actor_rollout_ref.rollout.max_num_seqs",
+        "actor_rollout_ref.rollout.n",
+        "actor_rollout_ref.rollout.pipeline_model_parallel_size",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "data.max_prompt_length",
+        "data.max_response_length",
+        "data.train_batch_size",
+        "ray_kwargs.ray_init.num_cpus",
+        "ray_kwargs.ray_init.num_gpus",
+        "trainer.n_gpus_per_node",
+        "trainer.nnodes",
+    ],
+)
+def test_each_number_is_asked_for(path):
+    with pytest.raises(ConfigurationError, match=facts(path, "found 'many'")):
+        sizes.require_numbers(configuration(f"++{path}=many"))
+
+
 def test_threads_that_are_set_stay(monkeypatch):
     assert threads(filled("++ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS='3'")) == "3"
     monkeypatch.setenv(sizes.THREADS, "2")

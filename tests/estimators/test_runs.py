@@ -60,7 +60,6 @@ def test_the_metrics_of_a_step(name, config):
             "dgpo/zero_mask_ratio",
             "dgpo/dead_share",
             "dgpo/valid_groups",
-            "dgpo/difficulty_weight_mean",
         },
         "hadw": {"hadw/capability_prior", "hadw/capability_posterior", "hadw/eta_t", "hadw/reweighting_std"},
     }

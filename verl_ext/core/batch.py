@@ -173,7 +173,7 @@ def _shaped(name: str, values: Sequence[Any] | Array, shape: tuple[int, ...], ke
         found = _wrong_row(values, shape) or str(error)
         raise DataError(f"{name} cannot be read as numbers: {found}, {_expected(shape, keys)}") from error
     if array.shape != shape and not (array.size == 0 and 0 in shape):
-        remedy = f": write {name}=[[value], ...]" if keys and array.shape == shape[:1] and shape[1] == 1 else ""
+        remedy = f": write {name}=[[value], ...]" if array.shape == shape[:1] and shape[1] == 1 else ""
         raise DataError(f"{name} has shape {array.shape}, {_expected(shape, keys)}{remedy}")
     return array.reshape(shape)
 

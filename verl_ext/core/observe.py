@@ -15,8 +15,9 @@ from verl_ext.core.groups import Array
 Metrics = dict[str, float]
 
 # verl aggregates a metric over the updates of one step by looking for these words anywhere in its name, so a reward
-# called `format_minimal` would be logged by its minimum. A `_` inside the word prevents that.
-_MISREAD = re.compile("max|min|mean|avg|average|sum|total|timing_s|timing_per_token", re.IGNORECASE)
+# called `format_minimal` would be logged by its minimum. A `_` after the word's first letter prevents that.
+# The pattern matches only this letter, so that it finds words that overlap, as in `sumin`.
+_MISREAD = re.compile("(?=max|min|mean|avg|average|sum|total|timing_s|timing_per_token).", re.IGNORECASE)
 
 
 def metric_name(key: str) -> str:
@@ -28,9 +29,7 @@ def metric_name(key: str) -> str:
     plain = re.sub(r"[^0-9A-Za-z_.-]+", "_", key) or "_"
     if not plain.strip("."):  # `..` would be a folder for a logger that uses names as paths
         plain = "_" * len(plain)
-    while _MISREAD.search(plain):  # breaking `sum` in `sumin` leaves `min`
-        plain = _MISREAD.sub(lambda match: f"{match[0][0]}_{match[0][1:]}", plain)
-    return plain
+    return _MISREAD.sub(r"\g<0>_", plain)
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ import numpy as np
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import SUM, Order, Step, Update
 from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
-from verl_ext.core.observe import Metrics, mean_of
+from verl_ext.core.observe import Metrics
 from verl_ext.core.typed import limited
 from verl_ext.errors import ConfigurationError, listed
 
@@ -243,12 +243,10 @@ class WeighByDifficulty(Step):
             "all_wrong_groups": float(np.count_nonzero(accuracy <= 0)),
         }
         if len(solved):
-            temperature = max(self.dqw_temp, 1e-300)  # dividing by less could overflow
-            lam = np.exp((np.minimum.reduce(solved) - solved) / temperature)
+            lam = np.exp((np.minimum.reduce(solved) - solved) / self.dqw_temp)
             lam *= len(lam) / np.add.reduce(lam)
             weights[live] = lam
             metrics |= {
-                "difficulty_weight_mean": mean_of(lam),
                 "difficulty_weight_max": float(np.maximum.reduce(lam)),
                 "difficulty_weight_min": float(np.minimum.reduce(lam)),
             }
