@@ -56,6 +56,12 @@ def test_the_first_row_of_another_shape_is_named(row, found):
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize("rewards", [{"a": 1.0}, {1.0}, iter([1.0])])
+def test_what_is_no_list_is_named_by_its_type(rewards):
+    with pytest.raises(DataError, match=facts("rewards", type(rewards).__name__)):
+        Batch.of(rewards, ["a"])
+
+
 @pytest.mark.parametrize("name", ["lengths", "accuracy", "kl_reward"])
 @pytest.mark.parametrize("values", [np.ones(2), np.ones((3, 1)), ["a", "b", "c"]])
 def test_a_column_of_another_shape_is_refused(name, values):

@@ -41,11 +41,9 @@ def metric_names(keys: tuple[str, ...]) -> Mapping[str, str]:
     """
     names: dict[str, str] = {}
     for key in keys:
-        name, count = metric_name(key), 1
-        while name in names.values():
-            count += 1
-            name = f"{metric_name(key)}.{count}"
-        names[key] = name
+        plain = metric_name(key)
+        candidates = (plain, *(f"{plain}.{number}" for number in range(2, len(keys) + 1)))
+        names[key] = next(name for name in candidates if name not in names.values())
     return names
 
 
