@@ -60,6 +60,7 @@ HARMLESS = (
     ("scale = np.zeros(deviations.shape)", "zeros -> ones", "it multiplies zeros"),
     ("wrong = next(", "swapped", "which of two wrong values is named"),
     ("wrong = next(", "LtE -> Lt", "the least value cannot be the most that is allowed while another is beyond it"),
+    ("candidates = (plain, ", "1 -> 2", "one candidate more than are needed"),
     ("keys = ids.astype(np.uint16)", "LtE -> Lt", "wider keys give the same order, only more slowly"),
     ("keys = ids.astype(np.uint16)", "65536 -> 0", "the same"),
     ("named = {name for key, needed in", "swapped", "they become a set"),
