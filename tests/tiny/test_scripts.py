@@ -86,7 +86,8 @@ def test_the_name_of_an_estimator_may_have_digits_and_underscores(tmp_path):
 
 
 def test_paths_are_meant_from_where_it_is_called(tmp_path):
-    script(tmp_path / "a b/python", f'printf "%s|" "$@" >>"{tmp_path}/calls"; echo >>"{tmp_path}/calls"')
+    # One write per call: both trainings run at once.
+    script(tmp_path / "a b/python", f'printf "%s\\n" "$(printf "%s|" "$@")" >>"{tmp_path}/calls"')
     done = quickstart(tmp_path, "--python", "a b/python", "--output", "my runs", "--steps", "3", "--", "a.b=c d")
     assert done.returncode == 0, done.stderr
     calls = (tmp_path / "calls").read_text().splitlines()
