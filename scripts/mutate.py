@@ -34,6 +34,7 @@ ALL = (
     "tests/estimators/test_worked_example.py",
     "tests/core",
     *SETTINGS_TESTS,
+    "tests/test_registry.py",
     "tests/estimators/test_compositions.py",
     "tests/estimators/test_components.py",
     "tests/estimators/test_compose.py",

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.facts import facts, says
-from verl_ext import Settings, build, registry
+from verl_ext import Settings, build, estimators, registry
 from verl_ext.errors import ConfigurationError
 from verl_ext.registry import BUILT_IN, ESTIMATORS
 from verl_ext.settings import sections
@@ -74,6 +74,23 @@ def test_one_that_raises_or_returns_no_chain_is_named(body, told, tmp_path, monk
     monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, name: f"{name}:wrong"})
     with pytest.raises(ConfigurationError, match=facts(repr(name), told)):
         build(name, Settings())
+
+
+def test_its_own_refusal_of_the_settings_stays_as_it_is(monkeypatch):
+    def refuses(settings):
+        raise ConfigurationError("mine.limit must be above 0")
+
+    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, "mine": f"{__name__}:refuses"})
+    monkeypatch.setattr(sys.modules[__name__], "refuses", refuses, raising=False)
+    with pytest.raises(ConfigurationError) as caught:
+        build("mine", Settings())
+    assert str(caught.value) == "mine.limit must be above 0"
+
+
+def test_a_fault_in_one_of_this_package_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(estimators, "load", lambda name: lambda settings: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        build("gdpo", Settings())
 
 
 def test_a_broken_one_of_this_package_is_an_error(monkeypatch):
