@@ -129,7 +129,7 @@ def test_scores_are_summed_exactly_enough(dtype, values):
 @pytest.mark.parametrize("kind", MASKS)
 def test_an_advantage_is_broadcast_over_the_tokens_that_count(kind, dtype, large, monkeypatch):
     """Bit for bit the advantage where a token counts, and 0 elsewhere: not -0 for a negative one."""
-    monkeypatch.setattr(rows_module, "HUGE", 0 if large else 2**60)
+    monkeypatch.setattr(rows_module, "LARGE", 0 if large else 2**60)
     draw = np.random.default_rng(0)
     per_row = np.append(draw.normal(size=61), [0.0, 6e4, -6e4])
     mask = torch.from_numpy(draw.random((64, 37)) < 0.5)
@@ -198,7 +198,7 @@ def test_an_advantage_may_be_as_large_as_its_type_allows(dtype):
         broadcast(np.array([1.0, -largest * 1.001]), mask)
 
 
-@pytest.mark.parametrize(("tokens", "large"), [(rows_module.HUGE // 2 - 1, False), (rows_module.HUGE // 2, True)])
+@pytest.mark.parametrize(("tokens", "large"), [(rows_module.LARGE // 2 - 1, False), (rows_module.LARGE // 2, True)])
 def test_a_large_result_is_written_into_memory_of_numpys(tokens, large, monkeypatch):
     taken = []
     monkeypatch.setattr(rows_module, "empty", lambda shape, kind: taken.append(shape) or torch.empty(shape, dtype=kind))
@@ -213,7 +213,7 @@ def test_a_large_result_is_written_into_memory_of_numpys(tokens, large, monkeypa
 
 def test_a_mask_stays_on_its_device(monkeypatch):
     """The device `meta` stands for every device but the processor."""
-    monkeypatch.setattr(rows_module, "HUGE", 0)
+    monkeypatch.setattr(rows_module, "LARGE", 0)
     assert float_mask(torch.ones(2, 3, device="meta"), torch.float32).device.type == "meta"
 
 
@@ -224,3 +224,9 @@ def test_memory_of_numpys_has_the_shape_and_type_that_was_asked_for(shape, dtype
     assert found.shape == shape
     assert found.dtype == dtype
     assert found.fill_(1.0).sum() == math.prod(shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_memory_of_numpys_begins_a_huge_page(dtype):
+    kept = [empty(torch.Size((rows, 5)), dtype) for rows in (1, 3, 1000, 300_000)]
+    assert [one.data_ptr() % 2**21 for one in kept] == [0] * 4
