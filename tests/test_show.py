@@ -35,7 +35,7 @@ def test_it_prints_the_steps_their_formulas_and_the_settings_in_force(capsys):
     numbered = re.findall(r"^  \d  (\w+) +(.*)$", text, re.MULTILINE)
     assert [name for name, _ in numbered] == ["centre", "scale_by_mad", "weigh_and_sum", "whiten"]
     assert all("x" in formula and formula.count("`") >= 2 for _, formula in numbered)
-    for line in ("algorithm.gdpo.scale=mad", "algorithm.gdpo.epsilon=1e-06", "algorithm.rewards.keys=[x,y]"):
+    for line in ("algorithm.gdpo.scale=mad", "algorithm.gdpo.epsilon=1e-06", "'algorithm.rewards.keys=[x,y]'"):
         assert f"  {line}\n" in text
 
 

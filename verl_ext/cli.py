@@ -60,7 +60,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     report = commands.add_parser(
         "report",
         help="make a table and a picture of the rewards of runs",
-        description="Compare runs by what verl's file logger wrote (trainer.logger=[console,file]).",
+        description="Compare runs by what verl's file logger wrote ('trainer.logger=[console,file]').",
     )
     report_command.add_arguments(report)
     show = commands.add_parser(

@@ -45,7 +45,7 @@ class RewardsSettings:
         if self.keys is not None and (not keys or not all(keys) or len(set(keys)) != len(keys)):
             raise ConfigurationError(
                 f"{where}.keys must name at least one reward, each once and no empty name, found {list(keys)}: "
-                f"write {where}.keys=[format,correctness]"
+                f"write '{where}.keys=[format,correctness]'"
             )
         if self.weights is not None and len(self.weights) != len(keys):
             raise ConfigurationError(
@@ -55,7 +55,7 @@ class RewardsSettings:
         if self.accuracy_key == "":
             raise ConfigurationError(f"{where}.accuracy_key must name a reward component, found ''")
         if self.token_scores and not keys:
-            raise ConfigurationError(f"{where}.token_scores=True needs {where}.keys=[...]")
+            raise ConfigurationError(f"{where}.token_scores=True needs '{where}.keys=[...]'")
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,8 @@ def _settings(name: str, settings: Settings) -> Iterator[str]:
         shown.append((base, settings.of(section)))
     for part, section in shown:
         for item in dataclasses.fields(section):
-            yield f"  algorithm.{part}.{item.name}={_text(plain(getattr(section, item.name)))}"
+            text = f"algorithm.{part}.{item.name}={_text(plain(getattr(section, item.name)))}"
+            yield f"  '{text}'" if "[" in text or "{" in text else f"  {text}"
     yield f"  algorithm.norm_adv_by_std_in_grpo={settings.norm_by_std}"
     yield f"  algorithm.use_kl_in_reward={settings.kl_in_reward}"
     yield f"  actor_rollout_ref.actor.loss_agg_mode={settings.loss_agg_mode}"

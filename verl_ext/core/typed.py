@@ -137,7 +137,7 @@ def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] = Mapp
         return value
     if origin in (tuple, list, Sequence):
         if isinstance(value, str) or not isinstance(value, Sequence):
-            remedy = f": write {where}=[{value}]" if isinstance(value, str | int | float) else ""
+            remedy = f": write '{where}=[{value}]'" if isinstance(value, str | int | float) else ""
             raise ConfigurationError(f"{where} must be a list, found {value!r}{remedy}")
         values = [value_of(f"{where}[{at}]", item, inner[0], limits) for at, item in enumerate(value)]
         return values if origin is list else tuple(values)

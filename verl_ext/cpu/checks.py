@@ -165,7 +165,7 @@ def _rollout(config: Any) -> Iterator[str]:
         if "VLLM_CPU_KVCACHE_SPACE" in _environment(config):
             yield (
                 f"{path}.name is 'embedded', but the settings of the preset `vllm` are set too; presets apply in "
-                "order: write +verl_ext=[cpu,vllm], or remove vllm"
+                "order: write '+verl_ext=[cpu,vllm]', or remove vllm"
             )
     else:
         yield from _padded_vocabulary(model)

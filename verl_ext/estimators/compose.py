@@ -91,8 +91,8 @@ def compose(settings: Settings) -> Chain:
     listed = settings.of(ComposeSettings).steps
     if not listed:
         raise ConfigurationError(
-            f"algorithm.adv_estimator=compose needs a list of steps: set {WHERE}=[...], for example "
-            "[weigh_and_sum,centre,scale_by_std]; `python -m verl_ext show gdpo` prints the list of gdpo"
+            f"algorithm.adv_estimator=compose needs a list of steps: set '{WHERE}=[...]', for example "
+            "'[weigh_and_sum,centre,scale_by_std]'; `python -m verl_ext show gdpo` prints the list of gdpo"
         )
     steps = tuple(_step(item, f"{WHERE}[{at}]", settings) for at, item in enumerate(listed))
     _check_order(steps)

@@ -33,7 +33,7 @@ def find_log(run: Path) -> Path:
     what = f"holds {listed(path.name for path in logs)}" if run.is_dir() else "does not exist"
     raise DataError(
         f"{run} {what}; expected the .jsonl file of verl's file logger, a tensorboard folder, or a folder with "
-        f"{METRICS} or with one such file (trainer.logger=[console,file] writes it, to the path in "
+        f"{METRICS} or with one such file ('trainer.logger=[console,file]' writes it, to the path in "
         "VERL_FILE_LOGGER_PATH)"
     )
 

@@ -53,11 +53,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "gdpo without keys": (
         ("algorithm.adv_estimator=gdpo", "reward.custom_reward_function.path=/my/rewards.py"),
-        ("set +algorithm.rewards.keys=[...]", "/my/rewards.py"),
+        ("set '+algorithm.rewards.keys=[...]'", "/my/rewards.py"),
     ),
     "hadw on gdpo without keys": (
         ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gdpo"),
-        ("hadw", "set +algorithm.rewards.keys=[...]"),
+        ("hadw", "set '+algorithm.rewards.keys=[...]'"),
     ),
     "token scores of no keys": (
         ("algorithm.adv_estimator=dgpo", "+algorithm.rewards.token_scores=True"),
@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a list without steps": (
         ("algorithm.adv_estimator=compose",),
-        ("set +algorithm.compose.steps=[...]",),
+        ("set '+algorithm.compose.steps=[...]'",),
     ),
     "a filter by rewards without their names": (
         (
@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a list that needs the rewards' names": (
         ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[centre,weigh_and_sum]"),
-        ("compose", "set +algorithm.rewards.keys=[...]"),
+        ("compose", "set '+algorithm.rewards.keys=[...]'"),
     ),
     "a condition of a list on a reward that is no key": (
         (
@@ -177,7 +177,7 @@ def test_it_is_refused_with_what_was_found_and_what_to_change(case: str) -> None
 def test_all_that_is_wrong_is_said_at_once() -> None:
     message = refusal("algorithm.adv_estimator=gdpo", "algorithm.use_kl_in_reward=True")
     assert message.count("\n  - ") == 2
-    assert says(message, "algorithm.use_kl_in_reward=True", "set +algorithm.rewards.keys=[...]")
+    assert says(message, "algorithm.use_kl_in_reward=True", "set '+algorithm.rewards.keys=[...]'")
 
 
 def test_what_a_message_says_to_add_can_be_added_as_it_stands() -> None:
@@ -188,7 +188,7 @@ def test_what_a_message_says_to_add_can_be_added_as_it_stands() -> None:
 
 
 def test_settings_that_a_preset_brought_are_named_without_a_plus() -> None:
-    with pytest.raises(ConfigurationError, match=facts("set algorithm.rewards.keys=[...]")):
+    with pytest.raises(ConfigurationError, match=facts("set 'algorithm.rewards.keys=[...]'")):
         check_run(compose("+verl_ext=gdpo"))
 
 

@@ -114,7 +114,7 @@ class BatchBuilder:
         if keys is None and self.chain.per_reward:
             raise ConfigurationError(
                 f"{self.name} normalises each reward separately and needs their names: set "
-                f"algorithm.rewards.keys=[...] (or +algorithm.gdpo_reward_keys=[...]); the samples have "
+                f"'algorithm.rewards.keys=[...]' (or '+algorithm.gdpo_reward_keys=[...]'); the samples have "
                 f"{listed(self.components.names())}"
             )
         columns = [self.score] if keys is None else [self.column(key, "algorithm.rewards.keys") for key in keys]

@@ -24,8 +24,8 @@ def _missing_keys(run: RunConfig) -> Iterator[str]:
         path = run.select("reward.custom_reward_function.path")
         source = f"the reward function in {path}" if path else "your reward function (verl's own return `acc` at most)"
         yield (
-            f"{run.name} normalises each reward separately and needs their names: set algorithm.rewards.keys=[...] "
-            f"(or algorithm.gdpo_reward_keys=[...]) to the keys that {source} returns beside `score`"
+            f"{run.name} normalises each reward separately and needs their names: set 'algorithm.rewards.keys=[...]' "
+            f"(or 'algorithm.gdpo_reward_keys=[...]') to the keys that {source} returns beside `score`"
         )
 
 
@@ -75,7 +75,7 @@ def _unused_settings(run: RunConfig) -> Iterator[str]:
     if dumps and rewards.keys is None:
         yield (
             f"algorithm.verl_ext.dump_dir has no effect on verl's {run.name} without named rewards: set "
-            "algorithm.rewards.keys=[...], or remove it"
+            "'algorithm.rewards.keys=[...]', or remove it"
         )
     if rewards.weights is not None:
         yield (
@@ -116,7 +116,7 @@ def filter_by_reward(run: RunConfig) -> Iterator[str]:
         return
     where = f"algorithm.filter_groups.metric={ANY_REWARD}"
     if run.settings.rewards.keys is None:
-        yield f"{where} needs the names of the rewards: set algorithm.rewards.keys=[...]"
+        yield f"{where} needs the names of the rewards: set 'algorithm.rewards.keys=[...]'"
     if run.select("trainer.use_v1") is False:
         yield f"{where} works on verl's default trainer: remove trainer.use_v1=False, or the filter"
     sampler = run.select("trainer.v1.sampler.custom_sampler.path")
