@@ -119,7 +119,6 @@ actor=(
 case $SETUP in
   mathforge)
     actor+=(
-      actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.03
       actor_rollout_ref.actor.clip_ratio_c="$NO_DUAL_CLIP"
     )
     ;;

@@ -71,8 +71,8 @@ actor=(
   actor_rollout_ref.actor.entropy_coeff=0.001
   actor_rollout_ref.actor.use_kl_loss=False
 )
-# The preset of drgrpo sets its own loss. The reference averages over the tokens of each micro-batch and weighs
-# micro-batches by their answers; verl 0.9 averages over all tokens of a mini-batch.
+# The preset of drgrpo sets its own loss. The reference averages over the tokens of each micro-batch, adds these up and
+# divides by 2, however many micro-batches there are; verl 0.9 averages over all tokens of a mini-batch.
 [[ $ALGORITHM == drgrpo ]] || actor+=(actor_rollout_ref.actor.loss_agg_mode=token-mean)
 
 rollout=(

@@ -72,6 +72,20 @@ def test_gdpo_whitened_over_tokens_is_verls(rollout, weights, norm_by_std):
     torch.testing.assert_close(found.tensor, wanted, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("mean", "distance"), [(0, 1e-6), (10, 1e-5), (1000, 1e-3)])
+def test_gdpo_is_as_near_to_verls_as_its_docstring_says(mean, distance):
+    draw = np.random.default_rng(mean)
+    for _ in range(20):
+        columns = {key: draw.normal(mean, 1, 48).tolist() for key in "ab"}
+        lengths = draw.integers(1, 33, 48).tolist()
+        rollout = Rollout([f"group {row // 6}" for row in range(48)], columns, lengths, [0.0] * 48)
+        found = call(
+            "gdpo", [0.0] * 48, rollout.uids, lengths, config={"gdpo_reward_keys": ["a", "b"]},
+            components={key: np.array(column) for key, column in columns.items()}, dtype=torch.float32,
+        )  # fmt: skip
+        torch.testing.assert_close(found.tensor, verl_gdpo(rollout, None), atol=distance, rtol=0)
+
+
 def test_verl_whitens_the_rounding_of_constant_groups_and_we_do_not():
     """Two prompts without variance: 0.3 and 0.2, six responses each, have a std of about 1e-8 in float32."""
     rollout = Rollout(list("aaaaaabbbbbb"), {"x": [0.3] * 6 + [0.2] * 6}, [1] * 12, [0.0] * 12)

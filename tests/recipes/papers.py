@@ -126,7 +126,7 @@ MATHS = {
 MATHFORGE = {
     **MATHS,
     **sizes(32, 32, 8, 512, 1024),
-    **optim(5e-7, decay=0, lr_warmup_steps_ratio=0.03),
+    **optim(5e-7, decay=0),
     **CLIP,
     **NO_DUAL_CLIP,
     **every(test=10, save=50),

@@ -97,6 +97,9 @@ def test_calls_are_read_from_the_last_block() -> None:
     assert as_code(CALL.replace("1}", '"it\'s", "b": true}')) == ['f(a="it\'s", b=True)']
 
 
+# Each ends a line for str.splitlines, and none does in a file of JSON lines.
+SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+
 # A line of the block, and what is read from it: for comparing, for executing.
 LINES = {
     "": ([], []),
@@ -107,6 +110,11 @@ LINES = {
     '{"name": "f", "parameters": {"a": 1}': ([], []),
     '{"name": "None", "parameters": {}}': ([], []),
     '{"name": " none ", "parameters": {"a": 1}}': ([], []),
+    '{"name": "None", "parameters": null}': ([], []),
+    '{"name": "f", "parameters": {"a": "\x85\u2028\u2029"}}': (
+        [{"f": {"a": "\x85\u2028\u2029"}}],
+        ["f(a='\\x85\\u2028\\u2029')"],
+    ),
     '{"name": "f"}': ([], ["f()"]),
     '{"parameters": {"a": 1}}': ([], ["(a=1)"]),
     '{"name": "f", "parameters": {"a": [1, "x"], "b": null}}': (
@@ -134,9 +142,6 @@ def test_a_call_that_cannot_be_executed_ends_the_turn(line: str) -> None:
 def test_parameters_that_are_no_object_are_left_to_bfcl() -> None:
     assert as_data('<tool_call>\n{"name": "f", "parameters": [1]}\n</tool_call>') == [{"f": [1]}]
 
-
-# Each ends a line for str.splitlines, and none does in a file of JSON lines.
-SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 
 CORRECT = {
     CALL: True,

@@ -61,6 +61,10 @@ UNREAD = [
     "5.x",
     "5!x",
     r"5 \text{ cm}",
+    r"5\,\text{cm}",
+    r"5\,000",
+    "5 * 3",
+    "5 < 6",
     "5 cm",
     "5(x)",
 ]
@@ -83,7 +87,24 @@ UNREAD += ["5_2", "(5)", "xy", "x = 5", "-x", "--5", "1,00", "5.6.7", r"\frac12"
         *((rf"so $\boxed {bare}$.", bare) for bare in ("5", "-3.5", "+2", ".5", "1,000", "x", "A")),
         *(
             (rf"It is \boxed 5{end}", "5")
-            for end in (".", "!", ", so", ":", " \nWe", "\t", r"\)", r" \]", r"\\", r" \end{x}", "}")
+            for end in (
+                ".",
+                "!",
+                ", so",
+                ":",
+                " \nWe",
+                "\t",
+                r"\)",
+                r" \]",
+                r"\\",
+                r" \end{x}",
+                "}",
+                "**",
+                r"\,",
+                r"\;.",
+                r" \quad$",
+                "</answer>",
+            )
         ),
         *((rf"It is \boxed {bare}", None) for bare in UNREAD),
         (r"\boxed{1}, as \boxed 2x", "1"),

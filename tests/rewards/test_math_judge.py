@@ -82,7 +82,7 @@ INTERRUPTED = """
     threads = [threading.Thread(target=others) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
-    for number in range(50):
+    for number in range(150):
         signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0005, 0.004))
         try:
             while True:
@@ -102,7 +102,7 @@ INTERRUPTED = """
 @pytest.mark.parametrize("threads", [0, 2])
 def test_random_interruptions_leave_no_wrong_verdict(fake_library, threads):
     fake_library(verify="time.sleep(0.001) or left == right")
-    assert run(INTERRUPTED.replace("THREADS", str(threads))) == "50 []\n"
+    assert run(INTERRUPTED.replace("THREADS", str(threads))) == "150 []\n"
 
 
 def test_an_interrupted_process_is_replaced(fake_library, tmp_path, judge):
@@ -138,6 +138,18 @@ def test_threads_get_their_own_verdicts():
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(score, range(60))) == [float(number % 2 == 0) for number in range(60)]
+
+
+def test_threads_share_one_process(fake_library, tmp_path, judge):
+    fake_library(verify="time.sleep(0.05) or left == right")
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda number: judge.equal("5", str(number), 5.0), range(4, 8))) == [
+            False,
+            True,
+            False,
+            False,
+        ]
+    assert len(begun(tmp_path)) == 1
 
 
 def test_a_process_that_was_killed_is_replaced(fake_library, tmp_path, judge, caplog):
@@ -263,11 +275,12 @@ def test_the_process_has_a_limit_of_memory(tmp_path, fake_library, judge):
 @pytest.mark.parametrize("module", ["antlr4", "sympy", "math_verify", "json", "logging", "pickle"])
 def test_a_file_of_the_working_folder_stands_in_for_no_library(tmp_path, module):
     (tmp_path / f"{module}.py").write_text("raise ImportError('not the library')")
+    (tmp_path / "link").symlink_to(tmp_path)
     script = """
         import os, sys
         sys.path.remove("")  # the caller's own imports are not in question
         from verl_ext.rewards.math_judge import JUDGE
-        sys.path[:0] = ["", os.getcwd()]
+        sys.path[:0] = ["", os.getcwd(), "link"]
         print(JUDGE.equal("1/2", "0.5", 5.0))
     """
     assert run(script, cwd=tmp_path) == "True\n"

@@ -87,10 +87,11 @@ class _Process:
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115
         self._pipe, theirs = Pipe()
         # The search path of the caller, with the working folder last: no file there may hide a library.
-        path = os.pathsep.join(sorted(map(os.path.abspath, sys.path), key=os.getcwd().__eq__))
+        here = os.path.realpath(os.curdir)
+        folders = sorted(map(os.path.abspath, sys.path), key=lambda folder: os.path.realpath(folder) == here)
         with theirs:
             self.popen = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", math_judge_process.__file__, str(theirs.fileno()), path],
+                [sys.executable, "-I", math_judge_process.__file__, str(theirs.fileno()), os.pathsep.join(folders)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._printed,

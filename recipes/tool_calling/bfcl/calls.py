@@ -50,12 +50,13 @@ def as_code(answer: str) -> list[str]:
     code = []
     for call in calls_of(answer):
         name, parameters = call.get("name", ""), call.get("parameters", {})
+        if _is_none(name):
+            continue
         if not isinstance(name, str) or not isinstance(parameters, dict):
             raise ValueError(f"a call is not a name with an object of parameters: {str(call)[:200]}")
-        if not _is_none(name):
-            code.append(f"{name}({', '.join(f'{key}={value!r}' for key, value in parameters.items())})")
+        code.append(f"{name}({', '.join(f'{key}={value!r}' for key, value in parameters.items())})")
     return code
 
 
-def _is_none(name: str) -> bool:
-    return name.strip().lower() == "none"
+def _is_none(name: object) -> bool:
+    return isinstance(name, str) and name.strip().lower() == "none"
