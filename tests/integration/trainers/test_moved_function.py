@@ -5,8 +5,10 @@ verl's pull request 7237 moves the function to a module that no hook knows. Its 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -174,6 +176,15 @@ def test_the_default_trainer_computes_the_same_with_the_bare_function_or_stops(
     assert run_of(moved.trainer).state.states["hadw"]["weigh_by_history"].ticks == 2
     with pytest.raises(DataError):
         pipeline.run(*given, "algorithm.use_kl_in_reward=True", prompts=2)
+
+
+def test_the_module_to_which_the_function_moved_holds_the_bare_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its callers may write `trainer_utils.compute_advantage(...)` and hold nothing themselves."""
+    home = ModuleType("verl.trainer.ppo.new_home")
+    home.compute_advantage = bare()
+    monkeypatch.setattr(bare(), "__module__", home.__name__)
+    monkeypatch.setitem(sys.modules, home.__name__, home)
+    assert hooks.unwrapped("compute_advantage") == [f"{home.__name__}.compute_advantage"]
 
 
 def test_every_caller_of_verl_holds_the_wrapper() -> None:

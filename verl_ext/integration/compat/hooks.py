@@ -96,16 +96,22 @@ def is_wrapped(function: Any) -> bool:
 
 
 def unwrapped(name: str) -> list[str]:
-    """The imported modules of verl that hold another module's function by this name without our wrapper.
+    """The imported modules of verl that hold the function by this name without our wrapper.
 
-    A module that imported the function before it was wrapped still has the original.
+    A module that imported the function before it was wrapped still has the original, and so has the module that
+    defines it, if the wrapper is in another one.
     """
-    paths = []
-    for module, held in list(sys.modules.items()):
-        function = vars(held).get(name) if module.startswith("verl.") and isinstance(held, ModuleType) else None
-        if inspect.isfunction(function) and function.__module__ != module and not is_wrapped(function):
-            paths.append(f"{module}.{name}")
-    return sorted(paths)
+    held = {
+        module: vars(found)[name]
+        for module, found in list(sys.modules.items())
+        if module.startswith("verl.") and isinstance(found, ModuleType) and inspect.isfunction(vars(found).get(name))
+    }
+    originals = {inspect.unwrap(function) for function in held.values() if is_wrapped(function)}
+    return sorted(
+        f"{module}.{name}"
+        for module, function in held.items()
+        if not is_wrapped(function) and (function in originals or function.__module__ != module)
+    )
 
 
 def _identity(function: Any) -> str:
