@@ -32,6 +32,14 @@ BROKEN = {
     "has settings that are no dataclass": (DECLARED % "int", "dataclass"),
     "has a setting without a default": (DECLARED % "Own", "limit"),
     "is no function": ("broken = 5", "5"),
+    "has a default that is no plain data": (DECLARED.replace("float", "object = frozenset('a')") % "Own", "frozenset"),
+    "has a number of numpy's as default": (
+        "from numpy import float64\n" + DECLARED.replace("float", "float = float64(2.5)") % "Own",
+        "2.5",
+    ),
+    "has settings of an unknown type": (DECLARED.replace("float", "'Nothing' = None") % "Own", "Nothing"),
+    "names others by what raises": (DECLARED.replace("section=%s", "also=lambda: 1 / 0"), "ZeroDivisionError"),
+    "names others by one text": (DECLARED.replace("section=%s", "also=lambda: 'gdpo'"), "gdpo"),
     "has a preset that is none": (DECLARED.replace("section=%s", "preset=5"), "preset=5"),
 }
 every_kind = pytest.mark.parametrize("kind", BROKEN)
@@ -74,6 +82,17 @@ def test_one_that_raises_or_returns_no_chain_is_named(body, told, tmp_path, monk
     monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, name: f"{name}:wrong"})
     with pytest.raises(ConfigurationError, match=facts(repr(name), told)):
         build(name, Settings())
+
+
+def test_settings_that_raise_are_named(tmp_path, monkeypatch):
+    source = DECLARED.replace(
+        "float", "float = 1.0\n    def __post_init__(self):\n        raise TypeError('on purpose')"
+    )
+    (tmp_path / "raising.py").write_text(source % "Own")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, "raising": "raising:broken"})
+    with pytest.raises(ConfigurationError, match=facts("algorithm.raising", "Own", "TypeError: on purpose")):
+        Settings.parse({"raising": {"limit": 2.0}})
 
 
 def test_its_own_refusal_of_the_settings_stays_as_it_is(monkeypatch):

@@ -123,6 +123,9 @@ def test_a_list_of_one_s_own_is_shown_with_its_steps(capsys):
         (["gdpo", "algorithm.gdpo=${x}"], ("algorithm.gdpo", "'x'")),
         (["gdpo", "actor_rollout_ref.actor.loss_agg_mode=${x}"], ("actor_rollout_ref.actor.loss_agg_mode", "'x'")),
         (["gdpo", "actor_rollout_ref.actor.loss_agg_mode=[a]"], ("actor_rollout_ref.actor.loss_agg_mode",)),
+        (["gdpo", "algorithm.gdpo=[1]", "algorithm.gdpo.scale=mad"], ("'algorithm.gdpo.scale=mad'",)),
+        (["gdpo", f"algorithm.gdpo.epsilon={'1' * 5000}"], ("algorithm.gdpo.epsilon",)),
+        (["gdpo", f"algorithm.rewards.keys={'[' * 2000}{']' * 2000}"], ("algorithm.rewards.keys",)),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_of_ours(arguments, told, capsys):
@@ -141,6 +144,8 @@ def test_what_is_wrong_is_said_in_one_line_of_ours(arguments, told, capsys):
         ("algorithm: {gdpo: {scale: '${nowhere}'}}\n", ("algorithm.gdpo", "'nowhere'")),
         ("algorithm: 3\n", ("algorithm", "section")),
         ("[1]\n", ("mapping",)),
+        ("[" * 3000, ("mine.yaml",)),
+        ("algorithm: \x00", ("mine.yaml",)),
     ],
 )
 def test_a_file_with_something_wrong_is_refused(text, told, capsys, tmp_path):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache, cached_property
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from verl_ext.errors import ConfigurationError, unknown
 
@@ -115,6 +115,10 @@ def declaration(name: str) -> Declaration:
     declared: Declaration = getattr(load(name), _DECLARED, Declaration())
     if not isinstance(declared.preset, Mapping):
         raise ConfigurationError(f"the estimator {name!r} declares preset={declared.preset!r}, expected a mapping")
+    with _naming(f"the estimator {name!r} declares also={declared.also!r}"):
+        others = declared.also()
+    if isinstance(others, str) or not all(isinstance(other, str) for other in others):
+        raise ConfigurationError(f"the estimator {name!r} declares also, which returns {others!r}, expected names")
     if declared.section is None:
         return declared
     wrong = f"the estimator {name!r} declares section={declared.section!r}"
@@ -123,7 +127,32 @@ def declaration(name: str) -> Declaration:
     for item in fields(declared.section):
         if item.default is MISSING:
             raise ConfigurationError(f"{wrong}, whose {item.name} has no plain default: write {item.name}: ... = VALUE")
+        if not _is_plain(item.default):
+            raise ConfigurationError(
+                f"{wrong}, whose {item.name} has the default {item.default!r}: a preset can hold only None, bool, int, "
+                "float, str, and lists and mappings of these"
+            )
+    with _naming(f"{wrong}, whose types cannot be read"):
+        get_type_hints(declared.section)
     return declared
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Say of what it is if it raises; what another package declares may raise anything."""
+    try:
+        yield
+    except Exception as error:
+        raise ConfigurationError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a configuration can hold the value. OmegaConf refuses subclasses, such as numpy's floats."""
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, (*value.keys(), *value.values())))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def declarations() -> dict[str, Declaration]:

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from verl_ext.core.typed import LARGEST_WEIGHT, boolean, limited, section
-from verl_ext.errors import ConfigurationError
-from verl_ext.registry import ESTIMATORS, declaration, declarations
+from verl_ext.errors import ConfigurationError, VerlExtError
+from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration, declarations
 
 VERL_NAMES: Mapping[str, str] = MappingProxyType({"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"})
 """Settings of `algorithm.rewards` to the settings of verl under `algorithm` that mean the same."""
@@ -42,7 +42,7 @@ class RewardsSettings:
 
     def __post_init__(self) -> None:
         where, keys = "algorithm.rewards", self.keys or ()
-        if self.keys is not None and (not keys or not all(keys) or len(set(keys)) != len(keys)):
+        if self.keys is not None and (not keys or not all(key.strip() for key in keys) or len(set(keys)) != len(keys)):
             raise ConfigurationError(
                 f"{where}.keys must name at least one reward, each once and no empty name, found {list(keys)}: "
                 f"write '{where}.keys=[format,correctness]'"
@@ -126,7 +126,7 @@ class Settings:
         """
         given = {name: algorithm.get(name) for name in ESTIMATORS}
         own = {
-            name: section(kind, found, f"algorithm.{name}")
+            name: _own_section(name, kind, found)
             for name, found in given.items()
             if found is not None and (kind := declaration(name).section) is not None
         }
@@ -148,6 +148,18 @@ class Settings:
         'token'
         """
         return next((found for found in self.own.values() if isinstance(found, kind)), kind())
+
+
+def _own_section(name: str, kind: type[Any], found: object) -> Any:
+    """The section of an estimator; the dataclass of another package may raise anything."""
+    try:
+        return section(kind, found, f"algorithm.{name}")
+    except Exception as error:
+        if isinstance(error, VerlExtError) or name in BUILT_IN:
+            raise
+        raise ConfigurationError(
+            f"algorithm.{name}: {kind.__qualname__} of {ESTIMATORS[name]} raises {type(error).__name__}: {error}"
+        ) from error
 
 
 def _with_verl_names(algorithm: Mapping[str, Any]) -> object:

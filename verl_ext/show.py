@@ -63,6 +63,7 @@ def configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[str
     try:
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
 
         from verl_ext.integration.config import read
     except ImportError as error:
@@ -71,7 +72,10 @@ def configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[str
     parser = OverridesParser.create()
     for text in overrides:
         key, value = _override(text, parser)
-        OmegaConf.update(config, key, value, force_add=True)
+        try:
+            OmegaConf.update(config, key, value, force_add=True)
+        except (OmegaConfBaseException, ValueError) as error:
+            raise ConfigurationError(f"{text!r} does not fit the settings before it: {error}") from error
     algorithm, mode = read.select(config, "algorithm"), read.select(config, _LOSS)
     if not (algorithm is None or OmegaConf.is_dict(algorithm)) or not (mode is None or isinstance(mode, str)):
         raise ConfigurationError(f"algorithm must be a section and {_LOSS} a string, found {algorithm!r} and {mode!r}")
@@ -88,7 +92,7 @@ def _loaded(path: Path | None) -> Any:
 
     try:
         config = OmegaConf.create({}) if path is None else OmegaConf.load(path)
-    except (OSError, OmegaConfBaseException, YAMLError, ValueError) as error:
+    except (OSError, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"--config={path}: the settings cannot be read: {error}") from error
     if not OmegaConf.is_dict(config):
         raise ConfigurationError(f"--config={path}: the settings cannot be read: the file must be a mapping")
@@ -101,8 +105,8 @@ def _override(text: str, parser: Any) -> tuple[str, Any]:
 
     try:
         override = parser.parse_override(text)
-    except HydraException as error:
-        wrong = f"{text!r} is not KEY=VALUE, such as algorithm.gdpo.scale=mad"
+    except (HydraException, ValueError, RecursionError) as error:
+        wrong = f"{text[:200]!r} is not KEY=VALUE, such as algorithm.gdpo.scale=mad"
         if any(text.count(left) != text.count(right) for left, right in ("[]", "{}", "()")):
             wrong = f"{text!r} has a bracket without its other half; lists are written as [a,b], mappings as {{a:1}}"
         raise ConfigurationError(f"the settings cannot be read: {wrong}") from error

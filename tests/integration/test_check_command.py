@@ -10,6 +10,7 @@ from tests import fresh
 from tests.facts import says
 from tests.integration.test_driver import main_ppo
 from verl_ext.cli import main
+from verl_ext.registry import ESTIMATORS
 
 GROUPS = "actor_rollout_ref.rollout.n=8"
 GDPO = ("+verl_ext=gdpo", "algorithm.rewards.keys=[acc,format]", GROUPS)
@@ -117,8 +118,19 @@ def test_a_setting_of_verl_s_that_does_not_exist_is_not_said_to_be_ours(check) -
     assert not says(err, "did you mean")
 
 
+def test_a_sweep_is_checked_run_by_run(check) -> None:
+    status, _, err = check("--multirun", "+verl_ext=gdpo,dgpo")
+    assert (status, says(err, "--multirun", "each choice")) == (1, True)
+
+
 def test_an_estimator_of_verl_s_own_has_no_preset(check) -> None:
     assert says(check("+verl_ext=grpo")[2], "algorithm.adv_estimator=grpo", "no preset")
+
+
+def test_a_broken_estimator_of_another_package_is_named(check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, "mine": "no_such_module:mine"})
+    status, _, err = check("+verl_ext=mine")
+    assert (status, says(err, "'mine'", "no_such_module:mine")) == (1, True)
 
 
 def test_a_primary_configuration_that_does_not_exist_is_refused_with_those_that_do(check) -> None:

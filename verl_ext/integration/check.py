@@ -35,11 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a YAML file: a primary configuration with `defaults`, or a complete one as printed by `--cfg job`",
     )
     parser.add_argument("--config-name", "-cn", metavar="NAME", help=f"a primary configuration, {PRIMARY} by default")
+    parser.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--config-path", "-cp", type=Path, metavar="FOLDER", help=f"its folder, {HOME} by default")
 
 
 def check(options: argparse.Namespace) -> tuple[str, int]:
     """The text to print, and the exit status: 1 if there are errors."""
+    if options.multirun:
+        raise ConfigurationError("--multirun: this command checks one run; give it each choice of the sweep by itself")
     folder, name = _where(options)
     for text in options.overrides:
         if "=" not in text and not text.startswith("~"):
@@ -114,6 +117,8 @@ def _not_found(error: BaseException, name: str, overrides: list[str]) -> str | N
     from hydra.core.global_hydra import GlobalHydra
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
+    from verl_ext.registry import ESTIMATORS, declaration
+
     group, _, found = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if not found or group not in ("", GROUP):
         return None
@@ -122,7 +127,9 @@ def _not_found(error: BaseException, name: str, overrides: list[str]) -> str | N
     valid = [each for each in options if not each.startswith("_")]
     if not group:
         return f"{unknown('configuration', found, valid)}. {error}"
-    if found in ADV_ESTIMATOR_REGISTRY:  # and in no preset
+    if found in ESTIMATORS:
+        declaration(found)  # raises: a broken one has no preset
+    elif found in ADV_ESTIMATOR_REGISTRY:
         return f"{found} is verl's own and has no preset: write algorithm.adv_estimator={found}"
     near = nearest(found, valid) or "NAME"
     return f"{unknown('preset', found, valid)}: write +{GROUP}={near}, or in a file's defaults `{GROUP}: {near}`"

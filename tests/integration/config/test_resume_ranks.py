@@ -108,6 +108,24 @@ def test_without_a_checkpoint_to_look_at_nothing_is_said(tmp_path: Path, tracker
     start(tmp_path, 2)
 
 
+def test_an_empty_tracker_means_the_highest_whole_checkpoint(tmp_path: Path) -> None:
+    for step, ranks in ((9, 2), (10, 4)):
+        (written(tmp_path, ranks, step=step) / "data.pt").touch()
+    written(tmp_path, 2, step=11)  # killed before it was whole
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("\n")
+    start(tmp_path, 4)
+    with pytest.raises(ConfigurationError, match=facts("global_step_10", "world size 4")):
+        start(tmp_path, 2)
+
+
+def test_the_critic_of_gae_needs_no_switch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(tmp_path, 2)
+    written(tmp_path, 4, part="critic")
+    with caplog.at_level(logging.WARNING, "verl_ext"):
+        start(tmp_path, 2, estimator="algorithm.adv_estimator=gae")
+    assert says(caplog.text, "critic", "world size 4")
+
+
 def test_a_checkpoint_of_megatron_s_is_none_of_ours(tmp_path: Path) -> None:
     folder = written(tmp_path, 0)
     (folder / "actor" / "dist_ckpt").mkdir()

@@ -165,6 +165,21 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("algorithm.norm_adv_by_std_in_grpo=False", "gdpo", "set algorithm.norm_adv_by_std_in_grpo=True"),
     ),
+    "the weight of the only reward": (
+        ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "+algorithm.rewards={keys: [acc], weights: [5]}"),
+        ("algorithm.rewards.weights=[5]", "dgpo", "remove"),
+    ),
+    "weights so small that totals count as constant": (
+        ("algorithm.adv_estimator=gdpo", "+algorithm.rewards={keys: [acc, format], weights: [0, -1e-7]}"),
+        ("algorithm.rewards.weights=[0.0, -1e-07]", "1e-6", "divide all weights by 1e-07"),
+    ),
+    "a factor of a list that whitening takes out": (
+        (
+            "algorithm.adv_estimator=compose",
+            "+algorithm.compose.steps=[weigh_and_sum,centre,{step:weigh_by_history,anchor:window,lambda_scale:10},whiten]",
+        ),
+        ("weigh_by_history", "lambda_scale=10", "whiten"),
+    ),
     "a window of posteriors that only counts with eta": (
         ("algorithm.adv_estimator=hadw", "+algorithm.hadw={eta: 0, history_window: 5}"),
         ("algorithm.hadw.history_window=5", "algorithm.hadw.eta=0"),

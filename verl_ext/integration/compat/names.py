@@ -17,4 +17,6 @@ RESERVED = frozenset(
 TRACKER = "latest_checkpointed_iteration.txt"
 """The file that names the current checkpoint."""
 STEP_FOLDER = "global_step_"
+DATA = "data.pt"
+"""The file that every trainer of verl writes into a checkpoint after the model."""
 REPLAY_BUFFER = "verl.trainer.ppo.v1.replay_buffer"

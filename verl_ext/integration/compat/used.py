@@ -184,6 +184,7 @@ SETTINGS = (
     "trainer.save_freq",
     "trainer.test_freq",
     "trainer.total_epochs",
+    "trainer.total_training_steps",
     "trainer.use_v1",
     "trainer.v1.sampler.custom_sampler.path",
     "trainer.v1.trainer_mode",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from verl_ext.core.history import WeighByHistory
-from verl_ext.core.steps import Centre
+from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, Whiten
 from verl_ext.estimators import ESTIMATORS
 from verl_ext.estimators.dgpo import DgpoSettings
 from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
@@ -39,12 +39,16 @@ def idle_accuracy(run: RunConfig) -> Iterator[str]:
 
 
 def idle_history(run: RunConfig) -> Iterator[str]:
-    """Settings of the soft anchor that have no effect because of another one, in hadw or in a user's list."""
-    for step in run.chain.steps if run.chain is not None else ():
-        if not isinstance(step, WeighByHistory) or step.anchor != "soft":
+    """Settings of the history that have no effect because of another one, in hadw or in a user's list."""
+    steps = run.chain.steps if run.chain is not None else ()
+    for at, step in enumerate(steps):
+        if not isinstance(step, WeighByHistory):
             continue
-        hadw = run.name == "hadw"
-        where = "algorithm.hadw." if hadw else "weigh_by_history: "
+        where = "algorithm.hadw." if run.name == "hadw" else "weigh_by_history: "
+        if step.lambda_scale != WeighByHistory.lambda_scale and any(isinstance(one, Whiten) for one in steps[at:]):
+            yield f"{where}lambda_scale={step.lambda_scale:g} has no effect before whiten, which divides by the std"
+        if step.anchor != "soft":
+            continue
         if step.eta_min == 1 and step.eta != WeighByHistory.eta:
             yield f"{where}eta={step.eta:g} has no effect with {where}eta_min=1: the step eta_t is at most 1"
         if step.history_window != WeighByHistory.history_window and (step.eta == 0 or step.eta_min == 1):
@@ -55,6 +59,23 @@ def idle_history(run: RunConfig) -> Iterator[str]:
                 f"{where}eta=0 and {where}eta_min=0: the anchor stays at the first batch's accuracy; set {where}"
                 "eta_min=0.05, or use anchor=fixed"
             )
+
+
+def idle_weights(run: RunConfig) -> Iterator[str]:
+    """A weight of the only reward that a later division takes out, and weights so small that nothing is left."""
+    steps, weights = run.chain.steps if run.chain is not None else (), run.settings.rewards.weights or ()
+    divided = any(isinstance(step, ScaleByStd | ScaleByMad | Whiten) for step in steps)
+    if divided and not run.settings.kl_in_reward and len(weights) == 1 and weights[0] > 0 and weights[0] != 1:
+        yield (
+            f"'algorithm.rewards.weights=[{weights[0]:g}]' has no effect: {run.name} divides by the spread of its only "
+            "reward; remove it"
+        )
+    largest = max(map(abs, weights), default=0.0)
+    if steps and 0 < largest < 1e-3:
+        yield (
+            f"algorithm.rewards.weights={list(weights)} are small: a group whose total varies by at most 1e-6 counts "
+            f"as constant, and its advantage is 0; divide all weights by {largest:g}, which keeps their ratios"
+        )
 
 
 def idle_groups(run: RunConfig) -> Iterator[str]:

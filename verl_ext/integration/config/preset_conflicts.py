@@ -104,8 +104,8 @@ def _after_self() -> Iterator[str]:
             last = max(at for at, entry in enumerate(entries) if entry in late)
             right = [*entries[:own], *entries[own + 1 : last + 1], SELF, *entries[last + 1 :]]
             yield (
-                f"{file}.yaml has `defaults: [{', '.join(entries)}]`: {' and '.join(late)} stands after {SELF}, so it "
-                f"replaces settings of the file itself: write `defaults: [{', '.join(right)}]`"
+                f"{file}.yaml has `defaults: [{', '.join(entries)}]`: {' and '.join(late)} stands after {SELF}, where "
+                f"it would replace settings of the file itself: write `defaults: [{', '.join(right)}]`"
             )
 
 
@@ -116,8 +116,9 @@ def _defaults(tree: Any) -> Iterator[tuple[str, list[str]]]:
     entries: list[str] = []
     for node in nodes:
         path = SELF if node.is_self() else str(node.get_config_path())
-        if not path.startswith(f"{GROUP}/"):
-            group, package = getattr(node, "group", None), getattr(node, "package", None)
+        group, package = getattr(node, "group", None), getattr(node, "package", None)
+        # A preset under another package is no preset: `preset_conflicts` says so.
+        if not path.startswith(f"{GROUP}/") or package not in (None, "_global_"):
             entries.append(f"{group}{f'@{package}' if package else ''}: {node.value}" if group else path)
         elif entries and entries[-1].startswith(f"{GROUP}: "):  # Hydra has taken a list apart
             known = entries.pop().removeprefix(f"{GROUP}: ").strip("[]")

@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_ext.integration.compat.names import STEP_FOLDER, TRACKER
+from verl_ext.integration.compat.names import DATA, STEP_FOLDER, TRACKER
 from verl_ext.integration.config.read import select
 
 _SHARD = re.compile(r"(model|optim|extra_state)_world_size_(\d+)_rank_\d+\.pt")
@@ -57,9 +57,16 @@ def _checkpoint(config: Any) -> Path | None:
     if mode != "auto" or not isinstance(home, str):
         return None
     try:
-        return Path(home) / f"{STEP_FOLDER}{int((Path(home) / TRACKER).read_bytes())}"
+        text = (Path(home) / TRACKER).read_bytes()
+        return Path(home) / f"{STEP_FOLDER}{int(text) if text.strip() else _highest(Path(home))}"
     except (OSError, ValueError):  # no checkpoint, or a broken tracker, which is reported when the run loads it
         return None
+
+
+def _highest(home: Path) -> int:
+    """The highest step with a whole checkpoint: where the trainer resumes if a killed run left an empty tracker."""
+    numbers = (folder.parent.name.removeprefix(STEP_FOLDER) for folder in home.glob(f"{STEP_FOLDER}*/{DATA}"))
+    return max(int(number) for number in numbers if number.isdecimal())
 
 
 def _has_critic(config: Any) -> bool:

@@ -14,7 +14,7 @@ from verl_ext.estimators import ESTIMATORS
 from verl_ext.estimators.compose import try_out
 from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
 from verl_ext.integration.config import loss_rules
-from verl_ext.integration.config.idle import idle_accuracy, idle_groups, idle_history, idle_settings
+from verl_ext.integration.config.idle import idle_accuracy, idle_groups, idle_history, idle_settings, idle_weights
 from verl_ext.integration.config.run_config import RunConfig
 from verl_ext.settings import ANY_REWARD
 
@@ -183,6 +183,7 @@ WARNINGS = (
     idle_accuracy,
     idle_groups,
     idle_history,
+    idle_weights,
     _std_of_verl,
     _filtered_groups,
     _unwritable,

@@ -39,6 +39,7 @@ KINDS: Mapping[str, Any] = MappingProxyType(
         "trainer.save_freq": int,
         "trainer.test_freq": int,
         "trainer.total_epochs": int,
+        "trainer.total_training_steps": int | None,
         "trainer.use_v1": bool,
         "trainer.v1.sampler.custom_sampler.path": str | None,
     }

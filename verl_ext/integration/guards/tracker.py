@@ -20,12 +20,9 @@ from omegaconf import OmegaConf
 
 from verl_ext.errors import CheckpointError
 from verl_ext.files import replacing
-from verl_ext.integration.compat.names import STEP_FOLDER, TRACKER
+from verl_ext.integration.compat.names import DATA, STEP_FOLDER, TRACKER
 
 logger = logging.getLogger("verl_ext")
-
-DATA = "data.pt"
-"""The file that every trainer of verl writes into a checkpoint after the model."""
 
 
 def repair(trainer: Any, *, state_file: str | None) -> None:
