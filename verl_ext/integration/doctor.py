@@ -91,7 +91,7 @@ def _verl(report: Report) -> bool:
         return False
     report.ok(f"verl {found} from {os.path.dirname(module.__file__ or '')}")
     if versions.order(found) > versions.order(versions.TESTED[-1]):
-        report.note(f"verl {found} is newer than the last tested version {versions.TESTED[-1]}")
+        report.note(f"verl {found} is newer than the last tested release {versions.TESTED[-1]}")
     return True
 
 
