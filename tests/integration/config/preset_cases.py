@@ -182,6 +182,12 @@ INTERPOLATED = {
     ),
     "of nothing": ({}, f"+verl_ext=gdpo {KEYS} algorithm.gdpo.epsilon=${{oc.env:VERL_EXT_NO_SUCH}}"),
 }
-ELSEWHERE = {"in a package of its own": ({}, "+verl_ext@elsewhere.deep=gdpo")}
+ELSEWHERE = {
+    "in a package of its own": ({}, "+verl_ext@elsewhere.deep=gdpo"),
+    "in a package of its own, after _self_": (
+        {"mine.yaml": PRIMARY % "[ppo_trainer, _self_, 'verl_ext@elsewhere.deep': gdpo]" + NOTHING},
+        MINE,
+    ),
+}
 
 MISSPELT = {"a misspelt group": ({}, "+verl_etx=gdpo"), "a misspelt group with a list": ({}, "+verl_exts=[cpu,gdpo]")}

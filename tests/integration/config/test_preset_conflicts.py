@@ -170,11 +170,13 @@ def test_presets_of_two_estimators_are_refused(place: str, ends) -> None:
     assert "+verl_ext=gdpo" in told
 
 
-def test_a_preset_in_a_package_of_its_own_is_refused(ends) -> None:
+@pytest.mark.parametrize("place", ELSEWHERE)
+def test_a_preset_in_a_package_of_its_own_is_refused(place: str, ends) -> None:
     """verl would train with its own default without it."""
-    told = ends["in a package of its own"].refused()
+    told = ends[place].refused()
     assert "elsewhere.deep" in told
     assert "+verl_ext=gdpo" in told
+    assert "_self_" not in told  # moving it would not help
 
 
 @pytest.mark.parametrize("form", SWEEPS)
