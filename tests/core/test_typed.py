@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from tests.facts import facts
+from tests.facts import facts, says
 from verl_ext.core.typed import limited, make, number, same_as, section, shared, value_of
 from verl_ext.errors import ConfigurationError
 
@@ -163,3 +163,18 @@ def test_a_field_may_take_its_default_and_its_limits_from_another():
 def test_an_old_name_of_a_setting_ends_in_an_error_with_the_new_line():
     with pytest.raises(ConfigurationError, match=facts("'lest'", "least=0.5")):
         make(Copy, {"lest": 0.5}, "x")
+
+
+@pytest.mark.parametrize(
+    ("value", "advised"), [(10.0, True), (1e20, True), (10.5, False), ("10", False), (True, False)]
+)
+def test_a_whole_number_written_as_a_float_is_told_how_to_write_it(value, advised):
+    with pytest.raises(ConfigurationError, match=facts("x.n", repr(value))) as caught:
+        value_of("x.n", value, int)
+    assert says(caught.value, f"write x.n={value:.0f}" if advised else "write") is advised
+
+
+def test_a_float_where_text_belongs_is_not_told_to_be_another_number():
+    with pytest.raises(ConfigurationError, match=facts("x.name", 10.0)) as caught:
+        value_of("x.name", 10.0, str)
+    assert not says(caught.value, "write")
