@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import itertools
 import subprocess
 import sys
 
@@ -70,14 +71,36 @@ def test_the_picture_and_the_page(printed, rollouts, tmp_path):
     pytest.importorskip("matplotlib")
     hostile = [line | {"output": "<script>alert(1)</script>\x1b[31m $x$"} for line in made.entries(1)]
     made.write(rollouts, hostile)
-    printed(rollouts, "gdpo", "dgpo", made.KEYS, "--plot", tmp_path / "a.png", "--html", tmp_path / "a.html")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    picture = tmp_path / "a\x1b[31m.png"
+    text = printed(rollouts, "gdpo", "dgpo", made.KEYS, "--plot", picture, "--html", tmp_path / "a.html")
+    assert a_line_says(text, f"{tmp_path}/a\\x1b[31m.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "a.html").read_text()
     assert "<script>" not in page
     assert "\x1b" not in page
     assert 'src="http' not in page
     assert "&lt;script&gt;alert(1)" in page
     html.parser.HTMLParser().feed(page)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_the_percentages_in_the_picture_do_not_overlap(count, printed, rollouts, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, dpi: figures.append(self))
+    variants = ["gdpo", "dgpo", "hadw", "drgrpo", "gdpo algorithm.gdpo.scale=mad"][:count]
+    printed(rollouts, *variants, made.KEYS, "--plot", tmp_path / "a.png")
+    (figure,) = figures
+    figure.draw_without_rendering()
+    (ax,) = [ax for ax in figure.axes if ax.get_title().startswith("Share of groups")]
+    for text in ax.texts:
+        text.set_text("100%")
+    boxes = sorted((text.get_window_extent() for text in ax.texts), key=lambda box: box.x0)
+    assert len(boxes) == 3 * (count + 1)
+    assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(boxes))
+    assert max(text.get_window_extent().y1 for text in ax.texts) <= ax.bbox.y1
 
 
 @pytest.mark.parametrize("option", ["--html", "--output"])

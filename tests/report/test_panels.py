@@ -119,15 +119,57 @@ def test_what_does_not_move_is_not_drawn_as_noise(tmp_path, monkeypatch):
 
 def test_names_are_drawn_as_they_are_written(tmp_path, monkeypatch):
     """Two `$` are no formula, a name that begins with `_` is in the legend, a newline stays in its line."""
-    names = ["$a$", "_b", "c\nd\x1b[31m"]
-    metric = "reward/$x_1$/mean"
+    names = ["$a$", "_b$\x1b$", "c\nd\x1b[31m"]
+    metric = "reward/$x_1$\x1b[31m/mean"
     groups = {name: [log_of({1: {metric: 1.0}, 2: {metric: 2.0}})] for name in names}
-    groups["_b"].append(log_of({2: {"other": 1.0}}))
+    groups[names[1]].append(log_of({2: {"other": 1.0}}))
     groups["_e"] = groups["$a$"]
     figure = drawn(groups, panels(groups), tmp_path, monkeypatch)
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["$a$", "c\\nd\\x1b[31m", "_e"]
     (ax,) = figure.axes
-    assert ax.get_title() == "$x_1$"
-    assert [text.get_text() for text in ax.texts] == ["not logged: _b"]
+    assert ax.get_title() == "$x_1$\\x1b[31m"
+    assert [text.get_text() for text in ax.texts] == ["not logged: _b$\\x1b$"]
     assert not [text for text in [*legend.get_texts(), ax.title, *ax.texts] if text.get_parse_math()]
+
+
+NAMES = {
+    "ordinary names of runs": [f"tools-{name}-15-steps-seed-1" for name in ("grpo", "gdpo", "dgpo")],
+    "as many as there are colours": list("abcdef"),
+    "a name wider than a panel": ["W" * 60, "a"],
+}
+
+
+@pytest.mark.parametrize("panel_count", [1, 3])
+@pytest.mark.parametrize("case", NAMES)
+def test_the_whole_legend_is_in_the_picture(case, panel_count, tmp_path, monkeypatch):
+    seeds = [log(), log(1.0)]
+    shown = of_metrics(list(LOGGED)[:panel_count])
+    figure = drawn(dict.fromkeys(NAMES[case], seeds), shown, tmp_path, monkeypatch, smooth=5)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    extent = legend.get_window_extent()
+    assert extent.x0 > -0.01
+    assert extent.x1 < figure.bbox.width + 0.01
+    assert extent.y1 < figure.bbox.height + 0.01
+    assert extent.y0 >= max(ax.title.get_window_extent().y1 for ax in figure.axes if ax.get_visible())
+    assert min(ax.get_window_extent().height for ax in figure.axes) > 1.5 * figure.dpi  # the panel is no less for it
+
+
+def test_the_legend_has_the_order_of_the_arguments(tmp_path, monkeypatch):
+    """Also where the first run has not logged what the first panel shows."""
+    groups = {"a": [log(leave_out={"reward/correctness/mean"})], "b": [log()]}
+    (legend,) = drawn(groups, panels(groups), tmp_path, monkeypatch).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
+
+
+def test_a_run_of_one_step_is_a_point(tmp_path, monkeypatch):
+    groups = {"a": [log()], "b": [log(steps=[1])]}
+    (ax,) = drawn(groups, of_metrics(["advantage/std"]), tmp_path, monkeypatch).axes
+    assert [line.get_marker() for line in ax.lines] == ["None", "o"]
+
+
+def test_a_picture_without_a_curve_says_what_is_not_logged(tmp_path, monkeypatch):
+    groups = {"a": [log(), log(leave_out={"advantage/std"})]}
+    (ax,) = drawn(groups, of_metrics(["advantage/std"]), tmp_path, monkeypatch).axes
+    assert [text.get_text() for text in ax.texts] == ["not logged: a"]

@@ -10,7 +10,7 @@ import numpy as np
 from verl_ext.compare.measures import Bins
 from verl_ext.core.groups import Array
 from verl_ext.errors import ConfigurationError, printable
-from verl_ext.report.plot import COLOURS, legend
+from verl_ext.report.plot import COLOURS, legend, legend_above
 
 if TYPE_CHECKING:
     from verl_ext.compare.command import Comparison
@@ -51,7 +51,7 @@ def _figure(result: Comparison) -> Any:
     for ax in axes.ravel():
         ax.spines[["top", "right"]].set_visible(False)
         ax.set_axisbelow(True)
-    legend(figure, lines, labels, loc="outside upper center", ncols=len(lines), handlelength=3)
+    legend_above(figure, lines, labels)
     return figure
 
 
@@ -118,6 +118,7 @@ def _shares(ax: Any, result: Comparison, labels: list[str]) -> None:
     """Bars: advantages of 0, dead groups, and signs that turn."""
     kinds = ("dead groups", "A = 0", "other sign than grpo")
     width = 0.8 / len(labels)
+    upright = {"rotation": 90} if len(labels) > 3 else {}  # side by side they would overlap
     highest = 0.0
     for at, found in enumerate(result.measures):
         heights = (found.dead, found.zero, found.turned)
@@ -125,9 +126,9 @@ def _shares(ax: Any, result: Comparison, labels: list[str]) -> None:
         places = np.arange(len(kinds)) + (at - (len(labels) - 1) / 2) * width
         ax.bar(places, heights, width=0.9 * width, color=COLOURS[at])
         for place, height in zip(places, heights, strict=True):
-            ax.text(place, height, f"{height:.0%}", ha="center", va="bottom", fontsize=8)
+            ax.text(place, height, f"{height:.0%}", ha="center", va="bottom", fontsize=8, **upright)
     ax.set_xticks(np.arange(len(kinds)), kinds)
-    ax.set_ylim(0, max(1.12 * highest, 0.01))
+    ax.set_ylim(0, max(1.15 * highest, 0.01))
     ax.set_yticks([])
     ax.set_title("Share of groups, and of trajectories")
 
