@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -18,18 +19,31 @@ from verl_ext.report import command as report_command
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 for success."""
+    _accept_all_output()
     try:
         status = _run(arguments)
         sys.stdout.flush()
     except OSError as error:
         if error.filename is not None:  # the error is about a file, not about stdout
-            raise
+            problem = f"{error.filename} cannot be read or written: {error.strerror}"
+            sys.stderr.write(printable(problem) + "\n")
+            return 1
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         if isinstance(error, BrokenPipeError):  # the reader, such as `head`, has closed the pipe
             return 128 + signal.SIGPIPE
         sys.stderr.write(f"the output cannot be written: {error}\n")
         return 1
     return status
+
+
+def _accept_all_output() -> None:
+    """Escape characters that the output's encoding lacks, and discard what goes to a closed output."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _run(arguments: Sequence[str] | None) -> int:

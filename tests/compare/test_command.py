@@ -112,6 +112,14 @@ def test_an_output_cannot_replace_the_rollouts(option, printed, rollouts):
     assert file.read_bytes() == before
 
 
+def test_two_outputs_cannot_be_one_file(printed, rollouts, tmp_path):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "out/a"
+    said = printed(rollouts, "gdpo", made.KEYS, "--html", file, "--output", file, status=1)
+    assert says(said, "--html", "--output", file)
+    assert not file.parent.exists()
+
+
 def test_an_output_cannot_replace_a_dump(printed, tmp_path):
     file = next(made.dump(tmp_path, 1).glob("*.parquet"))
     assert says(printed(tmp_path, "gdpo", made.KEYS, "--output", file, status=1), "--output", file.name)
