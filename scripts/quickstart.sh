@@ -131,8 +131,11 @@ say "Task"
 if [[ ! -d .cache/tiny/$task ]]; then
   # Making it takes one core. The other compiles what each of verl's processes imports. Images of containers often set
   # PYTHONDONTWRITEBYTECODE, but without the compiled code each process takes twice as long to import it.
+  imports=$output/imports.txt
+  mkdir -p "$output"
+  echo "what verl imports is compiled meanwhile, the output is in $imports"
   start env -u PYTHONDONTWRITEBYTECODE VERL_PLATFORM=cpu "$python" -c \
-    "import verl.trainer.main_ppo, verl.workers.engine_workers, verl_ext.cpu.server"
+    "import verl.trainer.main_ppo, verl.workers.engine_workers, verl_ext.cpu.server" >"$imports" 2>&1
 fi
 supervised "$python" scripts/make_tiny_task.py "$task"
 
