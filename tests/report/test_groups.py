@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.facts import says
@@ -76,6 +78,22 @@ def test_a_file_that_lacks_a_column_is_named_with_the_column(missing, tmp_path, 
 def test_a_column_of_another_type_is_named(name, tmp_path, capsys):
     bad = dump(tmp_path, 1, {name: [0.5] * 4 if name == "uid" else list("wxyz")})
     assert says(report(capsys, bad, status=1), bad, f"'{name}'")
+
+
+@pytest.mark.parametrize("name", ["step", "reward/a", "estimator"])
+def test_a_file_with_two_columns_of_one_name_is_named_with_the_column(name, tmp_path, capsys):
+    good, bad = dump(tmp_path, 1), dump(tmp_path, 2, {"estimator": ["dgpo"] * 4})
+    table = parquet.read_table(bad)
+    parquet.write_table(table.append_column(name, table[name]), bad)
+    for paths, status in (((bad,), 1), ((good, bad), 0)):
+        assert says(report(capsys, *paths, status=status), bad, f"'{name}'")
+
+
+def test_a_pipe_is_not_opened(tmp_path, capsys):
+    pipe = tmp_path / "advantages-00000001-000.parquet"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        assert says(report(capsys, path, status=1), pipe, "regular file")
 
 
 @pytest.mark.parametrize("more", [{"accuracy": [0.5] * 4}, {"reward/b": None}, {"step": [0.5] * 4}])

@@ -103,8 +103,12 @@ def read(paths: Sequence[Path]) -> Dump:
     left_out = []
     for file in files:
         try:
+            if not file.is_file():
+                raise DataError("it is not a regular file")
             with pyarrow.parquet.ParquetFile(file) as opened:
                 content = opened.read()
+            if double := [name for name, count in Counter(content.schema.names).items() if count > 1]:
+                raise DataError(f"it has several columns of one name: {listed(double)}")
             _check_columns({field.name: field.type for field in content.schema})
             tables[file] = content
         except (OSError, ValueError, pyarrow.ArrowException) as error:
