@@ -139,7 +139,14 @@ def test_without_matplotlib_a_picture_is_refused_with_what_to_install(runs, prin
         (["--smooth", "0"], ("--smooth", "at least 1", "found 0")),
         (["--window", "0"], ("--window", "at least 1", "found 0")),
         (["--top", "0"], ("--top", "at least 1", "found 0")),
-        (["--follow", "--interval", "0"], ("--interval", "above 0", "found 0")),
+        *(
+            ([option, str(10**30)], (option, "at most 1000000000", f"found {10**30}"))
+            for option in ("--smooth", "--window", "--top")
+        ),
+        *(
+            (["--follow", "--interval", found], ("--interval", "above 0", "at most 86400", f"found {found}"))
+            for found in ("0", "-1", "nan", "inf", "1e+12")
+        ),
         (["--follow", "--html", "x.html"], ("--follow", "--html")),
         (["--groups", "--plot", "x.png"], ("--groups", "--plot")),
         (["--groups", "--follow"], ("--groups", "--follow")),

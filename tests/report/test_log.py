@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.facts import facts
+from tests.facts import a_line_says, facts
 from tests.report.logs import line
 from verl_ext.cli import main
 from verl_ext.errors import DataError
@@ -30,7 +32,16 @@ def steps_of(log):
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", '{"step": "1", "data": {}}', '{"step": 1}', "Training", "\x00\x00", '{"step": 2, "data": {"a": 1']
+    "text",
+    [
+        "[]",
+        '{"step": "1", "data": {}}',
+        '{"step": 1}',
+        "Training",
+        "\x00\x00",
+        '{"step": 2, "data": {"a": 1',
+        '{"step": true, "data": {}}',
+    ],
 )
 def test_a_line_that_is_no_record_is_left_out_and_counted_also_the_last_one(tmp_path, text):
     path = tmp_path / "metrics.jsonl"
@@ -132,6 +143,58 @@ def test_the_parts_of_a_run_are_read_one_after_the_other(tmp_path):
     (tmp_path / "2.jsonl").write_text("".join(line(step, a=10 * step) for step in (3, 4)))
     log = Reader([tmp_path / "1.jsonl", tmp_path / "2.jsonl"]).read()
     assert [values["a"] for values in steps_of(log).values()] == [1, 2, 30, 40]
+
+
+def test_a_log_of_many_resumes_is_read_in_time_and_a_few_of_them_are_listed(tmp_path, capsys):
+    """As long as one without, but for the steps that are taken again."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(
+        "".join(line(4 * part + at, **{"reward/x/mean": 0.5}) for part in range(3000) for at in range(1, 7))
+    )
+    began = time.process_time()
+    log = read_log(path)
+    assert time.process_time() - began < 1.5
+    assert log.resumed_after == list(range(4, 12_000, 4))
+    assert main(["report", f"run={path}"]) == 0
+    text = capsys.readouterr().out
+    assert a_line_says(text, "resumed", "4, 8, 12", "2,994 more")
+    assert max(map(len, text.splitlines())) < 200 + len(str(path))
+
+
+HUGE = [1e308, -1e308, 1.7e308, 1.1e150, 10**300]
+
+
+@pytest.mark.parametrize("value", HUGE)
+def test_a_value_too_large_to_compute_with_is_not_logged(value, tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    values = [value, 0.5, -value, value, 1.5]
+    path.write_text("".join(line(step, **{"reward/x/mean": each}) for step, each in enumerate(values, 1)))
+    assert steps_of(read_log(path)) == {1: {}, 2: {"reward/x/mean": 0.5}, 3: {}, 4: {}, 5: {"reward/x/mean": 1.5}}
+    assert main(["report", f"run={path}"]) == 0
+    assert capsys.readouterr().out.splitlines()[2].split()[3:] == ["2-5", "1.000", "1.000", "1.000", "1.000"]
+
+
+@pytest.mark.parametrize("more", [["--plot", "out.png"], ["--html", "out.html"], ["--follow"]])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_values_can_be_shown(more, sign, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    for name, scale in (("a", sign), ("b", -sign)):
+        data = ({"reward/x/mean": scale * value} for value in (1e150, -1e150, 1e150))
+        (tmp_path / name).write_text("".join(line(step, **each) for step, each in enumerate(data, 1)))
+    if "--follow" in more:
+        monkeypatch.setattr("verl_ext.report.follow.follow", lambda read, draw, *_, **__: draw(read()))
+    assert main(["report", "run=a", "run=b", *more]) == 0
+
+
+@pytest.mark.parametrize("where", ["", "metrics.jsonl", "other.jsonl"])
+def test_a_pipe_is_refused_as_a_log(where, tmp_path):
+    run = tmp_path / "run"
+    if where:
+        run.mkdir()
+    os.mkfifo(run / where)
+    with pytest.raises(DataError, match=facts(run / where, "regular file")):
+        find_log(run)
 
 
 @pytest.fixture

@@ -21,6 +21,12 @@ from verl_ext.report.plot import plot
 from verl_ext.report.reader import Reader, find_log
 from verl_ext.report.table import Rows, markdown, plain, rows
 
+MOST = 10**9
+"""The largest number of steps or groups in an option."""
+DAY = 24 * 60 * 60
+RESUMES = 5
+"""Number of resumes of a run that are listed."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
@@ -55,10 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def report(options: argparse.Namespace) -> str:
     """Write the requested files; return the text to print."""
     for name in ("smooth", "window", "top"):
-        if getattr(options, name) < 1:
-            raise ConfigurationError(f"--{name} must be at least 1, found {getattr(options, name)}")
-    if not options.interval > 0:
-        raise ConfigurationError(f"--interval must be above 0, found {options.interval:g}")
+        if not 1 <= getattr(options, name) <= MOST:
+            raise ConfigurationError(f"--{name} must be at least 1 and at most {MOST}, found {getattr(options, name)}")
+    if not 0 < options.interval <= DAY:
+        raise ConfigurationError(
+            f"--interval must be above 0 and at most {DAY} seconds, a day, found {options.interval:g}"
+        )
     kind = "--groups" if options.groups else "--follow" if options.follow else None
     for name in ("plot", "html", "markdown", *(("metrics", "follow") if options.groups else ())):
         if kind is not None and getattr(options, name):
@@ -159,7 +167,9 @@ def _warnings(found: Experiments) -> list[str]:
 
 def _odd(log: Log) -> Iterator[str]:
     if log.resumed_after:
-        yield f"resumed after step {', '.join(map(str, log.resumed_after))}"
+        more = len(log.resumed_after) - RESUMES
+        listed = ", ".join(map(str, log.resumed_after[:RESUMES]))
+        yield f"resumed after step {listed}" + (f" and {more:,} more" if more > 0 else "")
     if log.unreadable:
         yield f"{log.unreadable} unreadable line(s) left out"
 

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 Steps = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
+LARGEST = 1e150
+"""Squares of larger values, as in a standard deviation, do not fit a float."""
 
 
 @dataclass
@@ -55,11 +57,14 @@ class Log:
     _last: int | None = None
 
     def add(self, step: int, data: Mapping[str, Any]) -> None:
-        """Add one record. A value that is not a finite number counts as not logged."""
+        """Add one record. A value that is no finite number, or too large to compute with, counts as not logged."""
         if self._last is not None and step < self._last:
+            before: list[int] = []
             for known, old in self._rows.items():
                 old.drop_after(step, len(known))
-            self.resumed_after.append(int(max(self.steps[self.steps < step], default=0)))
+                at = bisect.bisect_left(old.steps, step)
+                before += old.steps[max(0, at - 1) : at]
+            self.resumed_after.append(max(before, default=0))
         self._last = step
         self._count += 1
         names = tuple(data)
@@ -68,7 +73,8 @@ class Log:
             rows = self._rows[tuple(map(sys.intern, names))] = _Rows()
         rows.places.append(self._count)
         rows.steps.append(step)
-        rows.values.extend([value if type(value) in (float, int) else nan for value in data.values()])
+        numbers = [type(value) in (float, int) and abs(value) <= LARGEST for value in data.values()]
+        rows.values.extend([value if use else nan for value, use in zip(data.values(), numbers, strict=True)])
 
     @property
     def steps(self) -> Steps:

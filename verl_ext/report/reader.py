@@ -25,6 +25,9 @@ def find_log(run: Path) -> Path:
     if (run / METRICS).is_file():
         return run / METRICS
     logs = sorted(run.glob("*.jsonl"))
+    for path in (run, *logs):
+        if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe may wait for ever
+            raise DataError(f"{path} is not a regular file: copy what it holds to a .jsonl file, and name that")
     if len(logs) == 1:
         return logs[0]
     for folder in (run, run / "tensorboard"):
