@@ -10,7 +10,7 @@ from verl_ext.report.plot import check_picture
 
 
 def check_outputs(reads: Iterable[Path], *, plot: Path | None, html: Path | None, **others: Path | None) -> None:
-    """Raise if an output cannot be written would replace a file that the command reads, or is given twice.
+    """Raise if an output cannot be written, would replace a file that the command reads, or is given twice.
 
     The names of the outputs are those of the options.
     """
