@@ -39,6 +39,7 @@ BROKEN = {
     ),
     "has settings of an unknown type": (DECLARED.replace("float", "'Nothing' = None") % "Own", "Nothing"),
     "names others by what raises": (DECLARED.replace("section=%s", "also=lambda: 1 / 0"), "ZeroDivisionError"),
+    "names others by a number": (DECLARED.replace("section=%s", "also=lambda: 5"), "TypeError"),
     "names others by one text": (DECLARED.replace("section=%s", "also=lambda: 'gdpo'"), "gdpo"),
     "has a preset that is none": (DECLARED.replace("section=%s", "preset=5"), "preset=5"),
 }

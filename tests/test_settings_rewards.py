@@ -53,7 +53,7 @@ def test_both_names_at_once_are_an_error():
     )
 
 
-@pytest.mark.parametrize("keys", ["format", [], ["a", "a"], ["a", " "], [1, 2], 7, [None]])
+@pytest.mark.parametrize("keys", ["format", [], ["a", "a"], [1, 2], 7, [None]])
 @pytest.mark.parametrize("ours", [True, False])
 def test_keys_are_a_list_of_different_names(keys, ours):
     refused({"rewards": {"keys": keys}} if ours else {"gdpo_reward_keys": keys}, "algorithm.rewards.keys", "found")

@@ -117,7 +117,8 @@ def declaration(name: str) -> Declaration:
         raise ConfigurationError(f"the estimator {name!r} declares preset={declared.preset!r}, expected a mapping")
     with _naming(f"the estimator {name!r} declares also={declared.also!r}"):
         others = declared.also()
-    if isinstance(others, str) or not all(isinstance(other, str) for other in others):
+        named = not isinstance(others, str) and all(isinstance(other, str) for other in others)
+    if not named:
         raise ConfigurationError(f"the estimator {name!r} declares also, which returns {others!r}, expected names")
     if declared.section is None:
         return declared
@@ -139,7 +140,7 @@ def declaration(name: str) -> Declaration:
 
 @contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Say of what it is if it raises; what another package declares may raise anything."""
+    """Raise a `ConfigurationError` that begins with `what` in place of any error: other packages may raise anything."""
     try:
         yield
     except Exception as error:

@@ -42,7 +42,7 @@ class RewardsSettings:
 
     def __post_init__(self) -> None:
         where, keys = "algorithm.rewards", self.keys or ()
-        if self.keys is not None and (not keys or not all(key.strip() for key in keys) or len(set(keys)) != len(keys)):
+        if self.keys is not None and (not keys or not all(keys) or len(set(keys)) != len(keys)):
             raise ConfigurationError(
                 f"{where}.keys must name at least one reward, each once and no empty name, found {list(keys)}: "
                 f"write '{where}.keys=[format,correctness]'"
