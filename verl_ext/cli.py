@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except OSError as error:
         if error.filename is not None:  # the error is about a file, not about stdout
-            problem = f"{error.filename} cannot be read or written: {error.strerror}"
+            problem = f"{error.filename} cannot be read or written: {error.strerror or error}"
             sys.stderr.write(printable(problem) + "\n")
             return 1
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
@@ -41,7 +41,7 @@ def _accept_all_output() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, "w", errors="backslashreplace"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 

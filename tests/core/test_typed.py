@@ -171,7 +171,7 @@ def test_an_old_name_of_a_setting_ends_in_an_error_with_the_new_line():
 def test_a_whole_number_written_as_a_float_is_told_how_to_write_it(value, advised):
     with pytest.raises(ConfigurationError, match=facts("x.n", repr(value))) as caught:
         value_of("x.n", value, int)
-    assert says(caught.value, f"write x.n={value:.0f}" if advised else "write") is advised
+    assert says(caught.value, f"write {value:.0f}" if advised else "write") is advised
 
 
 def test_a_float_where_text_belongs_is_not_told_to_be_another_number():

@@ -197,6 +197,12 @@ def test_a_pipe_is_refused_as_a_log(where, tmp_path):
         find_log(run)
 
 
+def test_a_pipe_beside_a_log_is_left_alone(tmp_path):
+    os.mkfifo(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").touch()
+    assert find_log(tmp_path) == tmp_path / "b.jsonl"
+
+
 @pytest.fixture
 def events(tmp_path):
     writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter

@@ -132,7 +132,7 @@ def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] = Mapp
     if kind in _PLAIN:
         if type(value) is not kind:
             whole = kind is int and isinstance(value, float) and value.is_integer()
-            remedy = f": write {where}={value:.0f}" if whole else ""
+            remedy = f": write {value:.0f}" if whole else ""
             raise ConfigurationError(f"{where} must be {_PLAIN[kind]}, found {value!r}{remedy}")
         if kind is int:
             number(where, value, **limits)

@@ -24,9 +24,10 @@ def find_log(run: Path) -> Path:
         return run
     if (run / METRICS).is_file():
         return run / METRICS
-    logs = sorted(run.glob("*.jsonl"))
-    for path in (run, *logs):
-        if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe may wait for ever
+    found = sorted(run.glob("*.jsonl"))
+    logs = [path for path in found if path.is_file()]
+    for path in () if logs else (run, *found):
+        if path.exists() and not path.is_dir():  # opening a pipe may wait for ever
             raise DataError(f"{path} is not a regular file: copy what it holds to a .jsonl file, and name that")
     if len(logs) == 1:
         return logs[0]

@@ -34,7 +34,10 @@ GOLD_PATIENCE = 10
 # A bare box holds one number or one letter, at the end of a formula, a line or a phrase: `\boxed 5x+3` is not 5.
 _BARE = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)|[A-Za-z]"
 _SPACE = r"(?:[ \t]|\\[,;: ]|\\q?quad\b)*"
-_END = _SPACE + r"(?:\Z|[\n\r$}]|\*\*|</|\\[)\]\\]|\\end\b|(?:[.!?]|[,;:](?!\s*[-+\d(\\]))(?:[\s$]|\\[)\]]|\Z))"
+_END = (
+    _SPACE + r"(?:\Z|[\n\r$}]|\\[)\]\\]|\\end\b|</[a-z]|\*\*(?!\s*[-+\d(\\]|\w)"
+    r"|(?:[.!?]|[,;:](?!\s*[-+\d(\\]))(?:[\s$]|\\[)\]]|\Z))"
+)
 # A box opens with a brace, or is bare (MATH has both). Escaped characters are tokens of their own, so that \{ does not
 # count as a brace.
 _TOKEN = re.compile(

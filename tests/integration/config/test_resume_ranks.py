@@ -110,8 +110,9 @@ def test_without_a_checkpoint_to_look_at_nothing_is_said(tmp_path: Path, tracker
 
 def test_an_empty_tracker_means_the_highest_whole_checkpoint(tmp_path: Path) -> None:
     for step, ranks in ((9, 2), (10, 4)):
-        (written(tmp_path, ranks, step=step) / "data.pt").touch()
-    written(tmp_path, 2, step=11)  # killed before it was whole
+        (written(tmp_path, ranks, step=step) / "data.pt").write_text("x")
+    (written(tmp_path, 2, step=11) / "data.pt").touch()  # killed before it was whole
+    written(tmp_path, 2, step=12)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("\n")
     start(tmp_path, 4)
     with pytest.raises(ConfigurationError, match=facts("global_step_10", "world size 4")):

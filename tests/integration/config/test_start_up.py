@@ -135,7 +135,7 @@ WRONG = {
     "trainer.save_freq=null": "None",
     "trainer.test_freq=often": "'often'",
     "trainer.test_freq=null": "None",
-    "trainer.test_freq=10.0": "write trainer.test_freq=10",
+    "trainer.test_freq=10.0": "write 10",
     "trainer.total_training_steps=abc": "'abc'",
     "trainer.total_epochs='3'": "'3'",
     "trainer.total_epochs=null": "None",

@@ -106,7 +106,7 @@ def unwrapped(name: str) -> list[str]:
         for module, found in list(sys.modules.items())
         if module.startswith("verl.") and isinstance(found, ModuleType) and inspect.isfunction(vars(found).get(name))
     }
-    originals = {inspect.unwrap(function) for function in held.values() if is_wrapped(function)}
+    originals = {function.__wrapped__ for function in held.values() if is_wrapped(function)}
     return sorted(
         f"{module}.{name}"
         for module, function in held.items()

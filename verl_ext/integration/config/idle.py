@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from verl_ext.core.history import WeighByHistory
-from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, Whiten
+from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum, Whiten
 from verl_ext.estimators import ESTIMATORS
 from verl_ext.estimators.dgpo import DgpoSettings
 from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
@@ -64,8 +64,10 @@ def idle_history(run: RunConfig) -> Iterator[str]:
 def idle_weights(run: RunConfig) -> Iterator[str]:
     """A weight of the only reward that a later division takes out, and weights so small that nothing is left."""
     steps, weights = run.chain.steps if run.chain is not None else (), run.settings.rewards.weights or ()
-    divided = any(isinstance(step, ScaleByStd | ScaleByMad | Whiten) for step in steps)
-    if divided and not run.settings.kl_in_reward and len(weights) == 1 and weights[0] > 0 and weights[0] != 1:
+    names = [step.name for step in steps]
+    summed = steps[names.index(WeighAndSum.name) :] if WeighAndSum.name in names else ()
+    divided = any(isinstance(step, ScaleByStd | ScaleByMad | Whiten) for step in summed)
+    if divided and not run.settings.kl_in_reward and len(weights) == 1 and weights[0] >= 1e-3 and weights[0] != 1:
         yield (
             f"'algorithm.rewards.weights=[{weights[0]:g}]' has no effect: {run.name} divides by the spread of its only "
             "reward; remove it"
@@ -74,7 +76,8 @@ def idle_weights(run: RunConfig) -> Iterator[str]:
     if steps and 0 < largest < 1e-3:
         yield (
             f"algorithm.rewards.weights={list(weights)} are small: a group whose total varies by at most 1e-6 counts "
-            f"as constant, and its advantage is 0; divide all weights by {largest:g}, which keeps their ratios"
+            "as constant, and its advantage is 0; if your rewards are not large, divide all weights by "
+            f"{largest:g}, which keeps their ratios"
         )
 
 

@@ -64,8 +64,9 @@ def _checkpoint(config: Any) -> Path | None:
 
 
 def _highest(home: Path) -> int:
-    """The highest step with a whole checkpoint: where the trainer resumes if a killed run left an empty tracker."""
-    numbers = (folder.parent.name.removeprefix(STEP_FOLDER) for folder in home.glob(f"{STEP_FOLDER}*/{DATA}"))
+    """The highest step with a whole checkpoint: the trainer resumes there, or refuses, if the tracker is empty."""
+    files = (file for file in home.glob(f"{STEP_FOLDER}*/{DATA}") if file.stat().st_size)
+    numbers = (file.parent.name.removeprefix(STEP_FOLDER) for file in files)
     return max(int(number) for number in numbers if number.isdecimal())
 
 
