@@ -41,6 +41,7 @@ BROKEN = {
     "names others by what raises": (DECLARED.replace("section=%s", "also=lambda: 1 / 0"), "ZeroDivisionError"),
     "names others by a number": (DECLARED.replace("section=%s", "also=lambda: 5"), "TypeError"),
     "names others by one text": (DECLARED.replace("section=%s", "also=lambda: 'gdpo'"), "gdpo"),
+    "has a preset that is no plain data": (DECLARED.replace("section=%s", "preset={'a': frozenset()}"), "frozenset"),
     "has a preset that is none": (DECLARED.replace("section=%s", "preset=5"), "preset=5"),
 }
 every_kind = pytest.mark.parametrize("kind", BROKEN)

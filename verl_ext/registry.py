@@ -113,8 +113,10 @@ def load(name: str) -> Callable[[Any], Any]:
 def declaration(name: str) -> Declaration:
     """The declaration of an estimator; an empty one for a function without `@estimator`."""
     declared: Declaration = getattr(load(name), _DECLARED, Declaration())
-    if not isinstance(declared.preset, Mapping):
-        raise ConfigurationError(f"the estimator {name!r} declares preset={declared.preset!r}, expected a mapping")
+    if not (isinstance(declared.preset, Mapping) and _is_plain(declared.preset)):
+        raise ConfigurationError(
+            f"the estimator {name!r} declares preset={declared.preset!r}, expected a mapping of plain data"
+        )
     with _naming(f"the estimator {name!r} declares also={declared.also!r}"):
         others = declared.also()
         named = not isinstance(others, str) and all(isinstance(other, str) for other in others)
