@@ -98,7 +98,7 @@ def test_calls_are_read_from_the_last_block() -> None:
 
 
 # Each ends a line for str.splitlines, and none does in a file of JSON lines.
-SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+SEPARATORS, ODD = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", "\x85\u2028\u2029"
 
 # A line of the block, and what is read from it: for comparing, for executing.
 LINES = {
@@ -111,10 +111,7 @@ LINES = {
     '{"name": "None", "parameters": {}}': ([], []),
     '{"name": " none ", "parameters": {"a": 1}}': ([], []),
     '{"name": "None", "parameters": null}': ([], []),
-    '{"name": "f", "parameters": {"a": "\x85\u2028\u2029"}}': (
-        [{"f": {"a": "\x85\u2028\u2029"}}],
-        ["f(a='\\x85\\u2028\\u2029')"],
-    ),
+    f'{{"name": "f", "parameters": {{"a": "{ODD}"}}}}': ([{"f": {"a": ODD}}], [f"f(a={ODD!r})"]),
     '{"name": "f"}': ([], ["f()"]),
     '{"parameters": {"a": 1}}': ([], ["(a=1)"]),
     '{"name": "f", "parameters": {"a": [1, "x"], "b": null}}': (

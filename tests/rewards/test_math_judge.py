@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -133,7 +132,6 @@ def test_an_endless_question_is_a_no_after_its_time_and_says_so(judge, caplog):
 
 def test_threads_get_their_own_verdicts():
     def score(number: int) -> float:
-        assert threading.current_thread() is not threading.main_thread()
         return compute_score("math", rf"\boxed{{{number // 2}}}", str(number - number // 2))["score"]
 
     with ThreadPoolExecutor(8) as pool:
@@ -143,13 +141,8 @@ def test_threads_get_their_own_verdicts():
 def test_threads_share_one_process(fake_library, tmp_path, judge):
     fake_library(verify="time.sleep(0.05) or left == right")
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda number: judge.equal("5", str(number), 5.0), range(4, 8))) == [
-            False,
-            True,
-            False,
-            False,
-        ]
-    assert len(begun(tmp_path)) == 1
+        verdicts = list(pool.map(lambda number: judge.equal("5", str(number), 5.0), range(4, 8)))
+    assert (verdicts, len(begun(tmp_path))) == ([False, True, False, False], 1)
 
 
 def test_a_process_that_was_killed_is_replaced(fake_library, tmp_path, judge, caplog):
@@ -170,8 +163,7 @@ def test_a_process_that_is_killed_while_it_judges_is_replaced_and_asked_again(fa
         " else open(once, 'w').close() or os.kill(os.getpid(), 9)",
     )
     assert judge.equal("x", "x", 5.0)
-    assert once.exists()
-    assert not caplog.text
+    assert (once.exists(), caplog.text) == (True, "")
 
 
 def test_a_process_that_dies_of_a_question_is_reported_with_what_it_printed(fake_library, judge, caplog):

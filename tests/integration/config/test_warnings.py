@@ -13,6 +13,7 @@ from verl_ext.integration.config.checks import check_run
 
 pytestmark = pytest.mark.usefixtures("known_verl")
 
+WEIGHT = "+algorithm.rewards={keys: [acc], weights: [5]}"
 ACCEPTED: dict[str, tuple[str, ...]] = {
     "verl's default": (),
     "a list with a step of one's own": (
@@ -22,21 +23,9 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "verl's gae": ("algorithm.adv_estimator=gae",),
     "gdpo with verl's names": ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[acc,format]"),
     "gdpo with weights": ("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.weights=[1,0.5]"),
-    "gdpo with one weight, which only divides before the sum": (
-        "algorithm.adv_estimator=gdpo",
-        "+algorithm.rewards={keys: [acc], weights: [5]}",
-        "+algorithm.gdpo.whiten=none",
-    ),
-    "drgrpo with one weight": (
-        "algorithm.adv_estimator=drgrpo",
-        *DRGRPO_LOSS,
-        "+algorithm.rewards={keys: [acc], weights: [5]}",
-    ),
-    "dgpo with one reward turned round": (
-        "algorithm.adv_estimator=dgpo",
-        *ONE_UPDATE,
-        "+algorithm.rewards={keys: [acc], weights: [-5]}",
-    ),
+    "gdpo with one weight, divided before it": ("algorithm.adv_estimator=gdpo", WEIGHT, "+algorithm.gdpo.whiten=none"),
+    "drgrpo with one weight": ("algorithm.adv_estimator=drgrpo", *DRGRPO_LOSS, WEIGHT),
+    "dgpo with one reward turned round": ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, WEIGHT.replace("5", "-5")),
     "dgpo": ("algorithm.adv_estimator=dgpo", *ONE_UPDATE),
     "hadw": ("algorithm.adv_estimator=hadw",),
     "dgpo, its mean over sequences by the loss and by the mode": (
@@ -181,11 +170,11 @@ DOUBTFUL: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("algorithm.norm_adv_by_std_in_grpo=False", "gdpo", "set algorithm.norm_adv_by_std_in_grpo=True"),
     ),
     "the weight of the only reward": (
-        ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, "+algorithm.rewards={keys: [acc], weights: [5]}"),
+        ("algorithm.adv_estimator=dgpo", *ONE_UPDATE, WEIGHT),
         ("algorithm.rewards.weights=[5]", "dgpo", "remove"),
     ),
     "the weight of the only reward, in a sum that is whitened": (
-        ("algorithm.adv_estimator=gdpo", "+algorithm.rewards={keys: [acc], weights: [5]}"),
+        ("algorithm.adv_estimator=gdpo", WEIGHT),
         ("algorithm.rewards.weights=[5]", "gdpo", "remove"),
     ),
     "weights so small that totals count as constant": (
