@@ -7,12 +7,17 @@ import pytest
 from tests.rewards.tool_answers import BOTH, ONE, RESPONSE, THINK, TWO, F, G, call, calls, correctness
 from verl_ext.rewards.tool_calling import compute_score
 
+ODD = "\x85\u2028\u2029"  # each ends a line for str.splitlines
+RAW, ESCAPED = f'{{"name": "f", "parameters": {{"a": "{ODD}"}}}}', call("f", a=ODD)
+
 # The arithmetic is 6 * s / t - 3 with t = 1 + 3 = 4 for ONE and t = 1 + 3 + 3 = 7 for TWO.
 EDGES = {
     "exact": (ONE, ONE, 1, 3),
     "keys reordered": (ONE, calls('{"parameters": {"b": "x", "a": 1}, "name": "f"}'), 1, 3),
     "calls reordered": (TWO, calls(G, F), 1, 3),
     "unicode escapes": (ONE, calls(r'{"name": "f", "parameters": {"a": 1, "b": "\u0078"}}'), 1, 3),
+    "line separators in a value of the answer": (calls(ESCAPED), calls(RAW), 1, 3),
+    "line separators in a value of the truth": (calls(RAW), calls(ESCAPED), 1, 3),
     "surrounding space is stripped": (ONE, f"\n {ONE}\n", 1, 3),
     "1.0 is 1": (ONE, calls(call("f", a=1.0, b="x")), 1, 3),
     "true is 1": (ONE, calls(call("f", a=True, b="x")), 1, 3),
