@@ -18,7 +18,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from verl_ext.core.steps import (
 from verl_ext.core.typed import make
 from verl_ext.errors import CheckpointError, ConfigurationError, unknown
 from verl_ext.registry import estimator
-from verl_ext.settings import MOVED_TO_REWARDS, Settings
+from verl_ext.settings import Settings
 
 WHERE = "algorithm.compose.steps"
 STEPS: Mapping[str, type[Step]] = MappingProxyType(
@@ -68,7 +68,6 @@ class ComposeSettings:
 
     steps: tuple[Any, ...] | None = None
     """In order, each a name, or `{step: name, setting: value}`; `package.module:Class` is a step of your own."""
-    renamed: ClassVar[Mapping[str, str]] = MOVED_TO_REWARDS
 
     def __post_init__(self) -> None:
         for position, item in enumerate(self.steps or ()):

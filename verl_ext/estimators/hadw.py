@@ -22,9 +22,8 @@ the window and the count of batches, saved with every checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from verl_ext.core.chain import Chain
 from verl_ext.core.history import AnchorKind, WeighByHistory, check_anchor
@@ -32,7 +31,7 @@ from verl_ext.core.typed import same_as, shared
 from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.estimators.grpo import grpo
 from verl_ext.registry import ESTIMATORS, estimator, load
-from verl_ext.settings import MOVED_TO_REWARDS, Settings
+from verl_ext.settings import Settings
 
 _NO_BASE = ("compose", "hadw")  # compose has the step weigh_by_history
 
@@ -60,7 +59,6 @@ class HadwSettings:
     """Added to the step of the `soft` anchor; with 0, the paper's formula, the anchor can stand still."""
     fixed_anchor: float | None = same_as(WeighByHistory, "fixed_anchor")
     """The anchor of `anchor=fixed`, in [0, 1]."""
-    renamed: ClassVar[Mapping[str, str]] = MOVED_TO_REWARDS
 
     def __post_init__(self) -> None:
         if self.base not in bases():
@@ -68,7 +66,7 @@ class HadwSettings:
         check_anchor(self, prefix="algorithm.hadw.")
 
 
-@estimator(section=HadwSettings, also=bases)
+@estimator(section=HadwSettings, also=lambda settings: [settings.of(HadwSettings).base])
 def hadw(settings: Settings) -> Chain:
     """The steps of the base, then `weigh_by_history`.
 
