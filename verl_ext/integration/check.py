@@ -57,7 +57,7 @@ def check(options: argparse.Namespace) -> tuple[str, int]:
 
             verdict = judge(config, unregistered=True)
             lines = [*_judged(verdict, config), *_complaints("error", verdict.errors)]
-            lines += _complaints("warning", (*verdict.warnings, *_held(verdict, config)))
+            lines += _complaints("warning", verdict.warnings)
     refused = bool(verdict.errors)
     lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run; verl's own checks did not run")
     return "\n".join(lines), int(refused)
@@ -184,16 +184,3 @@ def _complaints(kind: str, texts: tuple[str, ...]) -> Iterator[str]:
     yield f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}"
     for text in texts:
         yield f"  - {text}"
-
-
-def _held(verdict: Verdict, config: Any) -> Iterator[str]:
-    """Messages about folders of this run that another run has locked."""
-    from verl_ext.integration.guards import run_lock
-
-    if verdict.settings is None or verdict.errors:
-        return
-    for folder, use in run_lock.folders(config, verdict.settings):
-        try:
-            run_lock.require_free(folder, use, patience=0)
-        except VerlExtError as error:
-            yield str(error)
