@@ -116,7 +116,6 @@ def _run_chain(
     result = chain(batch, before)
     if before is None:
         plain_state(result.state)  # raise now, not at the first checkpoint
-    run.state.readers |= chain.readers
     run.state.states[name] = result.state
     for kind, text in result.warnings.items():
         run.warn_once(kind, text)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext import __version__
-from verl_ext.core.history import Capability
 from verl_ext.errors import CheckpointError
 from verl_ext.files import replacing, sync_folder
 from verl_ext.integration.run import Run, run_of
@@ -194,8 +193,9 @@ def _refused(path: Path, reason: str) -> CheckpointError:
 
 
 def _described(state: Any) -> str:
-    if isinstance(state, Capability) and state.value is not None:
-        return f": goes on after {state.ticks} batches, anchor {state.value:.3f}"
+    match state:
+        case {"ticks": int(ticks), "value": float(value)}:
+            return f": goes on after {ticks} batches, anchor {value:.3f}"
     return ""
 
 

@@ -188,8 +188,6 @@ def start(trainer: Any, config: Any) -> Run:
     verdict = check_run(config)
     settings = verdict.settings or Settings()
     run = Run(verdict.name, settings, verdict.chain, trainer=trainer)
-    if run.chain is not None:
-        run.state.readers |= run.chain.readers
     if run.watches:
         _require_wrapper(type(trainer), run)
         dump.prepare(settings.verl_ext.dump_dir)
