@@ -12,7 +12,7 @@ import pytest
 
 from tests import fresh
 from tests.integration.hadw_runs import HADW
-from tests.integration.trainers.legacy_runs import (
+from tests.integration.trainers.ray_runs import (
     GDPO,
     KEYS,
     per_row,
@@ -22,7 +22,7 @@ from tests.integration.trainers.legacy_runs import (
 )
 from verl_ext.errors import CheckpointError
 from verl_ext.integration.guards import run_lock
-from verl_ext.integration.trainers.attach import run_of
+from verl_ext.integration.run import run_of
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["separation", "one_step_off", "fully_async"])
@@ -54,7 +54,7 @@ from ray import cloudpickle
 cls = cloudpickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
 for name in ("__init__", "fit", "_save_checkpoint", "load_checkpoint", "_fit_compute_advantage"):
     assert getattr(cls, name).__verl_ext__, name
-from verl_ext.integration.compat import hooks
+from verl_ext.integration import hooks
 assert hooks.HOOKS["verl.trainer.ppo.ray_trainer"].state == "holds"
 """
     done = fresh.run(code, str(tmp_path / "class"))

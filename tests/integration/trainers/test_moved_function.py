@@ -21,7 +21,7 @@ from tests.facts import facts
 from tests.integration.configs import compose
 from tests.integration.hadw_runs import HADW
 from tests.integration.pipeline import Pipeline
-from tests.integration.trainers.legacy_runs import (
+from tests.integration.trainers.ray_runs import (
     DRGRPO_ON_ACC,
     KEYS,
     OwnFit,
@@ -31,8 +31,8 @@ from tests.integration.trainers.legacy_runs import (
     without_rewards,
 )
 from verl_ext.errors import DataError, IntegrationError
-from verl_ext.integration.compat import hooks
-from verl_ext.integration.trainers.attach import run_of
+from verl_ext.integration import hooks
+from verl_ext.integration.run import run_of
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]")
 

@@ -12,7 +12,7 @@ from tests.integration.hadw_runs import legacy, saved, state, train
 from tests.integration.pipeline import Pipeline
 from verl_ext.errors import CheckpointError
 from verl_ext.integration.trainers import checkpoint
-from verl_ext.integration.trainers.attach import run_of
+from verl_ext.integration.run import run_of
 
 # -- through verl's V1 trainer ---------------------------------------------------------------------------------------
 

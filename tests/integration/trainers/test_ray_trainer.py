@@ -17,7 +17,7 @@ from verl.trainer.ppo import core_algos, ray_trainer
 from tests.facts import facts
 from tests.integration.configs import compose
 from tests.integration.hadw_runs import HADW
-from tests.integration.trainers.legacy_runs import (
+from tests.integration.trainers.ray_runs import (
     ACCURACY,
     DRGRPO_ON_ACC,
     FORMAT,
@@ -33,7 +33,7 @@ from tests.integration.trainers.legacy_runs import (
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.integration.advantage.context import fit
 from verl_ext.integration.trainers import legacy
-from verl_ext.integration.trainers.attach import run_of
+from verl_ext.integration.run import run_of
 
 
 def test_components_reach_gdpo_and_numbers_the_step_s_metrics() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from verl.trainer.ppo import core_algos
 
-from tests.integration.trainers.legacy_runs import own_fit, per_row
+from tests.integration.trainers.ray_runs import own_fit, per_row
 
 NAMED = ("algorithm.adv_estimator=gdpo", "++algorithm.gdpo_reward_keys=[acc,format]")
 WEIGHED = "++algorithm.gdpo_reward_weights=[1.0,0.25]"

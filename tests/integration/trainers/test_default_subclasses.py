@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.integration.pipeline import Pipeline
-from tests.integration.trainers.test_v1_trainer import WORKED
-from tests.integration.trainers.v1_runs import ACC, DRGRPO, HADW
+from tests.integration.trainers.test_default_trainer import WORKED
+from tests.integration.trainers.default_runs import ACC, DRGRPO, HADW
 from verl_ext.errors import IntegrationError
 
 

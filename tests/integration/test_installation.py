@@ -57,7 +57,7 @@ def story(*parts: str, **environment: str) -> Told:
 def breaking(module: str, statement: str) -> str:
     """A verl whose `module` differs by `statement`, run before any hook sees the module."""
     return f"""
-    from verl_ext.integration.compat.imports import after_import
+    from verl_ext.integration.hooks import after_import
 
     def changed(module):
         {statement}
@@ -76,7 +76,7 @@ def test_import_verl_registers_all_and_keeps_what_it_replaced() -> None:
         from verl_ext.registry import BUILT_IN
         for name in BUILT_IN:
             function = core_algos.get_adv_estimator_fn(name)
-            assert function.__module__ == "verl_ext.integration.advantage.registry", name
+            assert function.__module__ == "verl_ext.integration.advantage", name
             print(name, getattr(function.replaced, "__qualname__", None))
         assert core_algos.get_adv_estimator_fn(core_algos.AdvantageEstimator.GDPO) is registry["gdpo"]
         """
@@ -91,7 +91,7 @@ def test_loading_the_plugin_again_and_reloading_verl_s_module_change_nothing() -
         import importlib
         import verl
         from verl.trainer.ppo import core_algos, ray_trainer
-        from verl_ext.integration.compat import hooks
+        from verl_ext.integration import hooks
         from verl_ext.integration import plugin
         before = dict(core_algos.ADV_ESTIMATOR_REGISTRY)
         advantage, fit = ray_trainer.compute_advantage, ray_trainer.RayPPOTrainer.fit
@@ -105,7 +105,7 @@ def test_loading_the_plugin_again_and_reloading_verl_s_module_change_nothing() -
         # verl's module run anew: what it registers is replaced again, and no function of ours stands for another.
         importlib.reload(core_algos)
         again = core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"]
-        assert again.__module__ == "verl_ext.integration.advantage.registry"
+        assert again.__module__ == "verl_ext.integration.advantage"
         assert again.replaced.__module__ == "verl.trainer.ppo.core_algos"
         assert hooks.HOOKS["verl.trainer.ppo.core_algos"].state == "holds"
         """
@@ -153,7 +153,7 @@ def test_the_module_can_be_named_where_entry_points_are_off() -> None:
         """
         import verl
         from verl.trainer.ppo import core_algos
-        assert core_algos.ADV_ESTIMATOR_REGISTRY["hadw"].__module__ == "verl_ext.integration.advantage.registry"
+        assert core_algos.ADV_ESTIMATOR_REGISTRY["hadw"].__module__ == "verl_ext.integration.advantage"
         """,
         VERL_USE_EXTERNAL_PLUGINS="none",
         VERL_USE_EXTERNAL_MODULES="verl_ext.integration.plugin",
