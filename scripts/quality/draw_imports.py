@@ -1,8 +1,8 @@
 """Print the imports inside the package: its parts in layers, with imports pointing down, and import circles.
 
-    python scripts/draw_imports.py                 # the parts (folders) of verl_ext
-    python scripts/draw_imports.py --files         # every file, not only the parts
-    python scripts/draw_imports.py --root OTHER    # another checkout
+    python scripts/quality/draw_imports.py                 # the parts (folders) of verl_ext
+    python scripts/quality/draw_imports.py --files         # every file, not only the parts
+    python scripts/quality/draw_imports.py --root OTHER    # another checkout
 
 A part is a folder, or a single file next to folders. Imports inside functions count, imports under `if TYPE_CHECKING:`
 do not. Exit status 1 if there is a circle.
@@ -119,7 +119,7 @@ def layers(graph: Graph) -> list[list[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[2])
     parser.add_argument("--files", action="store_true", help="draw every file")
     options = parser.parse_args()
     known = modules(options.root)

@@ -13,7 +13,7 @@ from verl_ext.recipes.data import Plan, Record, Row, Split
 from verl_ext.recipes.data.command import prepare
 from verl_ext.recipes.data.plan import text
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "gsm8k" / "prepare_data.py"
+RECIPE = Path(__file__).resolve().parents[3] / "recipes" / "gsm8k" / "prepare_data.py"
 COLD_START, VAL, QUICK = 480, 64, 200
 """Numbers of questions: training rows for the cold start, then for validation (the rest is for RL); test rows."""
 MakeRow = Callable[[Record, int], Row] | None

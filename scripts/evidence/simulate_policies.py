@@ -1,8 +1,8 @@
 """Train small policies with exact gradients, and compare the other estimators with grpo over many seeds.
 
-    python scripts/simulate_policies.py            # about two minutes: writes the results, the tables and the picture
-    python scripts/simulate_policies.py dgpo       # only this study; the others stay as they are stored
-    python scripts/simulate_policies.py --quick    # repeats two seeds; exit status 1 if the stored results differ
+    python scripts/evidence/simulate_policies.py            # about two minutes: results, tables, picture
+    python scripts/evidence/simulate_policies.py dgpo       # only this study; the others stay as they are stored
+    python scripts/evidence/simulate_policies.py --quick    # repeats two seeds; exit status 1 if results differ
 
 A policy is a softmax over a few answers per prompt, so the gradient of its log-probabilities is exact. The advantages
 come from this package's estimators. docs/pages/estimators_compared.md states the model and shows the results.
@@ -25,7 +25,7 @@ from softmax_policies import CONSTANT, EVERY, SEQUENCE, STEPS, TOKEN, Arm, Condi
 from verl_ext.report.plot import COLOURS, dress
 from verl_ext.report.table import Rows, markdown
 
-PAGES = Path(__file__).parents[1] / "docs" / "pages"
+PAGES = Path(__file__).parents[2] / "docs" / "pages"
 RESULTS, PAGE, REST = (PAGES / f"estimators_compared{end}" for end in (".json", ".md", "_all.md"))
 PICTURE = PAGES / "pictures" / "estimators_compared.png"
 SEEDS, QUICK_SEEDS = range(20), range(2)

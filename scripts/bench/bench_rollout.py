@@ -1,8 +1,8 @@
 """Tokens a second of the embedded rollout, of transformers' `generate` and of vLLM, on one model, in one run.
 
-    python scripts/bench_rollout.py --model outputs/real/gsm8k/model
+    python scripts/bench/bench_rollout.py --model outputs/real/gsm8k/model
     scripts/quickstart.sh --rollout vllm    # makes .venv-vllm
-    .venv-vllm/bin/python scripts/bench_rollout.py --model outputs/real/gsm8k/model
+    .venv-vllm/bin/python scripts/bench/bench_rollout.py --model outputs/real/gsm8k/model
 
 Each round draws new prompts and asks every engine in turn, so that a slow minute of the machine hits all of them. The
 table has the medians of the rounds. Every answer has the full length, so that the engines do the same work.

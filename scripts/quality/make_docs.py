@@ -1,7 +1,7 @@
 """Write the generated pages of docs/: the settings, from their dataclasses, and the hooks, from their tables.
 
-python scripts/make_docs.py            # write docs/pages/settings.md and docs/pages/verl.md
-python scripts/make_docs.py --check    # exit status 1 if one of them is stale
+python scripts/quality/make_docs.py            # write docs/pages/settings.md and docs/pages/verl.md
+python scripts/quality/make_docs.py --check    # exit status 1 if one of them is stale
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from verl_ext.integration.guards.guard import GUARDS
 from verl_ext.integration.plugin import hooks_into_verl
 from verl_ext.settings import sections
 
-PAGES = Path(__file__).parents[1] / "docs" / "pages"
-MADE = "<!-- Made by scripts/make_docs.py: change the dataclasses or tables that it reads, then run it again. -->"
+PAGES = Path(__file__).parents[2] / "docs" / "pages"
+MADE = "<!-- Made by scripts/quality/make_docs.py: change the dataclasses or tables that it reads. -->"
 
 SETTINGS = """# Settings
 

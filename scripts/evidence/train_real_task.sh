@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Train the model of make_real_task.py on GSM8K, with the recipe's script, on the CPU: 30 steps of 4 questions x 8 answers.
 #
-#   scripts/train_real_task.sh grpo 1                       # an estimator and a seed
-#   scripts/train_real_task.sh gdpo 1 trainer.val_before_train=False trainer.total_training_steps=50
+#   scripts/evidence/train_real_task.sh grpo 1                       # an estimator and a seed
+#   scripts/evidence/train_real_task.sh gdpo 1 trainer.val_before_train=False trainer.total_training_steps=50
 #
 # Variables: TASK, the folder of make_real_task.py; OUTPUT_DIR; STEPS; PRECISION, bf16 as on a GPU (the default where this
 # processor multiplies it fast) or fp32; and those of recipes/gsm8k/run.sh.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 [[ $# -ge 2 && $2 =~ ^[0-9]+$ ]] || {
   sed -n '2,8s/^# \{0,1\}//p' "$0" >&2

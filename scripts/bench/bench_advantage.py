@@ -9,8 +9,8 @@ verl's grpo_vectorized, takes more than half of its time (from 16,384 rows or 40
 as verl's gdpo. This must hold from 1024 x 1024. `floor` is the plain torch code at the end of verl's estimators: one
 `scores[:, None] * mask` and one `mask.sum(-1)`. `floor + score` adds one `token_level_rewards.sum(-1)`.
 
-    python scripts/bench_advantage.py                 # every size, both kinds of masks
-    python scripts/bench_advantage.py --sizes 1024x1024 16384x1024 --masks int64 --output table.md
+    python scripts/bench/bench_advantage.py                 # every size, both kinds of masks
+    python scripts/bench/bench_advantage.py --sizes 1024x1024 16384x1024 --masks int64 --output table.md
 """
 
 from __future__ import annotations

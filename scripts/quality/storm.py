@@ -1,6 +1,6 @@
 """Kill a training many times, and check that it ends like an undisturbed one.
 
-    python scripts/storm.py --kills 30 --seed 0
+    python scripts/quality/storm.py --kills 30 --seed 0
 
 Trains hadw on a tiny model through verl's own pipeline on the CPU, once undisturbed, and once killed with SIGKILL at
 random moments (starting, in a step, while a checkpoint is saved; the driver, the task runner, the FSDP worker, the
@@ -23,8 +23,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts/quality")]
 
 from storm_record import Kill, Storm  # noqa: E402
 

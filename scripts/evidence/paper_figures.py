@@ -1,7 +1,7 @@
 """Draw the papers' claims from the package's own estimators: exact numbers, no samples and no model.
 
-    python scripts/paper_figures.py            # print the key numbers, write the pictures and their paragraphs
-    python scripts/paper_figures.py --check    # write nothing; exit status 1 if a paragraph is stale
+    python scripts/evidence/paper_figures.py            # print the key numbers, write the pictures and their paragraphs
+    python scripts/evidence/paper_figures.py --check    # write nothing; exit status 1 if a paragraph is stale
 
 Each estimator's page in docs/pages/estimators has its picture and its paragraph between two marks. The pictures
 need matplotlib, the package's extra `plot`.
@@ -17,7 +17,7 @@ from types import ModuleType
 
 from figures import dgpo, drgrpo, gdpo, hadw
 
-PAGES = Path(__file__).parents[1] / "docs" / "pages" / "estimators"
+PAGES = Path(__file__).parents[2] / "docs" / "pages" / "estimators"
 PICTURES = PAGES.parent / "pictures"
 FIGURES: dict[str, tuple[ModuleType, tuple[float, float]]] = {
     "gdpo": (gdpo, (9.2, 5.4)),
@@ -26,8 +26,8 @@ FIGURES: dict[str, tuple[ModuleType, tuple[float, float]]] = {
     "drgrpo": (drgrpo, (9.2, 3.8)),
 }
 """The figure of each page, and its size in inches."""
-BEGIN = "<!-- Made by scripts/paper_figures.py from scripts/figures/{name}.py: change it there, then run it again. -->"
-END = "<!-- End of what scripts/paper_figures.py made. -->"
+BEGIN = "<!-- Made by scripts/evidence/paper_figures.py from figures/{name}.py: change it there, then run it again. -->"
+END = "<!-- End of what scripts/evidence/paper_figures.py made. -->"
 
 
 def main() -> int:
