@@ -42,13 +42,13 @@ def advantage_step() -> None:
 
 def functions_of(call: Any) -> list[tuple[str, str]]:
     """Return file and name of every function of the package that runs in the call."""
-    seen: dict[tuple[str, str], None] = {}
+    seen: dict[tuple[str, str, int], None] = {}
 
     def profile(frame: FrameType, event: str, _argument: object) -> None:
         path = Path(frame.f_code.co_filename)
         comprehension = frame.f_code.co_name.startswith("<")
         if event == "call" and PACKAGE in path.parents and not comprehension:
-            seen[str(path.relative_to(PACKAGE)), frame.f_code.co_qualname] = None
+            seen[str(path.relative_to(PACKAGE)), frame.f_code.co_name, frame.f_code.co_firstlineno] = None
 
     call()
     sys.setprofile(profile)
@@ -56,7 +56,7 @@ def functions_of(call: Any) -> list[tuple[str, str]]:
         call()
     finally:
         sys.setprofile(None)
-    return list(seen)
+    return [(path, name) for path, name, _line in seen]
 
 
 def main() -> None:
