@@ -26,7 +26,8 @@ from verl_ext.report.plot import COLOURS, dress
 from verl_ext.report.table import Rows, markdown
 
 PAGES = Path(__file__).parents[2] / "docs" / "pages"
-RESULTS, PAGE, REST = (PAGES / f"estimators_compared{end}" for end in (".json", ".md", "_all.md"))
+RESULTS = Path(__file__).with_name("estimators_compared.json")
+PAGE, REST = (PAGES / f"estimators_compared{end}" for end in (".md", "_all.md"))
 PICTURE = PAGES / "pictures" / "estimators_compared.png"
 SEEDS, QUICK_SEEDS = range(20), range(2)
 
@@ -277,7 +278,7 @@ def main() -> int:
         found = rounded(summary(STUDIES[key], runs(STUDIES[key], condition, rate, SEEDS), rate))
         studies[key] = ordered(CONDITIONS, {**studies.get(key, {}), name: found})
         stored = {"seeds": len(SEEDS), "steps": STEPS, "studies": ordered(STUDIES, studies)}
-        RESULTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+        RESULTS.write_text(json.dumps(stored) + "\n", encoding="utf-8")
         print(f"{time.monotonic() - began:4.0f} s  {key}: {name}", flush=True)
     if missing := [key for key in STUDIES if set(studies.get(key, {})) != set(CONDITIONS)]:
         sys.exit(f"{RESULTS.name} does not have all results of {', '.join(missing)}: run this script with --missing")
