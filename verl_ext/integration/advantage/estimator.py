@@ -126,7 +126,7 @@ class BatchBuilder:
             lengths=lambda: self.rows.total(token_counts(self.mask)),
             accuracy=self.accuracy(),
             kl_reward=self.kl_reward(),
-            outputs=self.rows.total(np.ones(len(self.rows.owner))),
+            outputs=self.rows.outputs,
         )
 
     def column(self, key: str, setting: str) -> Array:
