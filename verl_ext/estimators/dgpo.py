@@ -42,10 +42,7 @@ class DgpoSettings:
     """What the loss averages over: `token`, `sequence`, `none`; `auto` follows the actor's `loss_agg_mode`."""
 
 
-LOSS = {"loss_agg_mode": "token-mean", "use_kl_loss": False}
-
-
-@estimator(section=DgpoSettings, preset={"actor_rollout_ref": {"actor": LOSS}})
+@estimator(section=DgpoSettings)
 def dgpo(settings: Settings) -> Chain:
     """Scale by the mean absolute deviation, balance, weigh by difficulty.
 

@@ -55,7 +55,7 @@ class HadwSettings(Anchor):
             raise ConfigurationError(f"algorithm.hadw.base: {unknown('value', self.base, bases())}")
 
 
-@estimator(section=HadwSettings, also=bases)
+@estimator(section=HadwSettings, also=lambda settings: [settings.of(HadwSettings).base])
 def hadw(settings: Settings) -> Chain:
     """The steps of the base, then `weigh_by_history`.
 
