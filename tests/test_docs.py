@@ -142,10 +142,11 @@ def test_the_estimator_of_the_contributors_page_works(clipped):
 
 def test_its_settings_are_checked_and_shown(clipped, capsys):
     from verl_ext.cli import main
-    from verl_ext.integration.config.presets import preset
+    from verl_ext.conf import generated
+    from verl_ext.registry import declaration
 
     with pytest.raises(ValueError, match=facts("algorithm.clipped.limit", "above 0", "found 0")):
         Settings.parse({"clipped": {"limit": 0}})
-    assert preset("clipped")["algorithm"]["clipped"] == {"limit": 0.5}
+    assert generated("clipped", declaration("clipped").section)["algorithm"]["clipped"] == {"limit": 0.5}
     assert main(["show", "clipped", "algorithm.clipped.limit=2"]) == 0
     assert "algorithm.clipped.limit=2.0" in capsys.readouterr().out

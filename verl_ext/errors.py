@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 
 class VerlExtError(Exception):
@@ -32,6 +33,15 @@ class RolloutError(VerlExtError, RuntimeError):
 
 class CheckpointError(VerlExtError, RuntimeError):
     """Saved state is missing, damaged, or belongs to another run."""
+
+
+class Complaint(NamedTuple):
+    """What a rule has against a configuration."""
+
+    text: str
+    """What is wrong, what is valid, and the line to change."""
+    fatal: bool = True
+    """Whether the run is refused; False: a warning."""
 
 
 def listed(names: Iterable[object]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from verl_ext.core.typed import LARGEST_WEIGHT, boolean, limited, section
 from verl_ext.errors import ConfigurationError, VerlExtError
@@ -16,10 +16,6 @@ from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration, declarations
 
 VERL_NAMES: Mapping[str, str] = MappingProxyType({"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"})
 """Settings of `algorithm.rewards` to the settings of verl under `algorithm` that mean the same."""
-MOVED_TO_REWARDS: Mapping[str, str] = MappingProxyType(
-    {name: f"algorithm.rewards.{name}" for name in ("accuracy_key", "accuracy_threshold")}
-)
-"""Settings that sections of estimators had once, to those that took their place."""
 ANY_REWARD = "any_reward"
 """The metric of `algorithm.filter_groups` that keeps a group while any reward varies."""
 T = TypeVar("T")
@@ -39,6 +35,8 @@ class RewardsSettings:
     """Values above it count as right; null: the values are an accuracy in [0, 1] already."""
     token_scores: bool = False
     """Whether the trainer writes a batch field `token_level_scores_<key>` for every key."""
+    rejected: Literal["keep", "leave_out"] = "keep"
+    """Whether responses that rollout correction rejected count in means, spreads and the accuracy."""
 
     def __post_init__(self) -> None:
         where, keys = "algorithm.rewards", self.keys or ()
@@ -60,34 +58,16 @@ class RewardsSettings:
 
 @dataclass(frozen=True)
 class VerlExtSettings:
-    """`algorithm.verl_ext`: dumps of advantages, and the guards that protect a run."""
+    """`algorithm.verl_ext`: dumps of advantages."""
 
     dump_dir: str | None = None
     """Folder for one parquet file per update, with the rewards, group statistics and advantage of every trajectory.
 
     With an estimator of verl's own, `rewards.keys` must be set."""
-    dump_every: int = limited(1, low=1)
-    """Write a file every so many steps."""
-    dump_limit_mb: float = limited(200.0, above=0.0)
-    """Size limit of the folder; the oldest files are deleted first."""
-    check_nodes: bool = True
-    """Guard: before training, check that all nodes of the Ray cluster have the driver's verl and verl_ext versions."""
-    lock_folders: bool = True
-    """Guard: refuse to start a second run in the same `default_local_dir` or `dump_dir`."""
-    repair_tracker: bool = True
-    """Guard: on resume, repair a `latest_checkpointed_iteration.txt` that a killed run left empty."""
-    watch_rollouts: bool = True
-    """Guard: stop a run whose rollouts keep failing or whose workers died; log a warning when it stalls."""
 
     def __post_init__(self) -> None:
-        where = "algorithm.verl_ext"
         if self.dump_dir == "":
-            raise ConfigurationError(f"{where}.dump_dir must be a folder, found ''")
-        changed = [name for name in ("dump_every", "dump_limit_mb") if getattr(self, name) != getattr(type(self), name)]
-        if self.dump_dir is None and changed:
-            raise ConfigurationError(
-                f"{where}.{changed[0]} has no effect without {where}.dump_dir: set it, or remove it"
-            )
+            raise ConfigurationError("algorithm.verl_ext.dump_dir must be a folder, found ''")
 
 
 COMMON: Mapping[str, type[Any]] = MappingProxyType({"rewards": RewardsSettings, "verl_ext": VerlExtSettings})
@@ -96,8 +76,8 @@ COMMON: Mapping[str, type[Any]] = MappingProxyType({"rewards": RewardsSettings, 
 
 def sections() -> dict[str, type[Any]]:
     """The dataclass of every section of `algorithm` that this package reads, by the section's name."""
-    own = {name: declared.section for name, declared in declarations().items()}
-    return {**COMMON, **{name: kind for name, kind in own.items() if kind is not None}}
+    own = {name: declared.section for name, declared in declarations().items() if declared.section is not None}
+    return {**COMMON, **own}
 
 
 @dataclass(frozen=True)
@@ -116,28 +96,36 @@ class Settings:
     """verl's `actor_rollout_ref.actor.loss_agg_mode`."""
     verl_keys: bool = False
     """Whether the rewards are named by verl's own `algorithm.gdpo_reward_keys`."""
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The entries of `algorithm` from which `parse` read all this, as JSON can hold them."""
 
     @classmethod
     def parse(cls, algorithm: Mapping[str, Any], *, loss_agg_mode: str = "token-mean") -> Settings:
-        """Read the `algorithm` section of a configuration, given as plain data.
+        """Read the `algorithm` section of a configuration from plain data.
 
         >>> Settings.parse({"rewards": {"keys": ["format"]}}).rewards.keys
         ('format',)
         """
-        given = {name: algorithm.get(name) for name in ESTIMATORS}
+        given = {name: _plain(algorithm[name]) for name in entries() if algorithm.get(name) is not None}
+        if isinstance(preset := given.get("verl_ext"), str):
+            raise ConfigurationError(
+                f"algorithm.verl_ext={preset}: a preset goes into the `defaults` of a file (`verl_ext: {preset}`), or "
+                f"on the command line as +verl_ext={preset}"
+            )
         own = {
-            name: _own_section(name, kind, found)
-            for name, found in given.items()
-            if found is not None and (kind := declaration(name).section) is not None
+            name: _own_section(name, kind, given[name])
+            for name in ESTIMATORS
+            if name in given and (kind := declaration(name).section) is not None
         }
         return cls(
-            rewards=section(RewardsSettings, _with_verl_names(algorithm), "algorithm.rewards"),
-            verl_ext=section(VerlExtSettings, algorithm.get("verl_ext"), "algorithm.verl_ext"),
-            own=MappingProxyType({name: found for name, found in own.items() if found != type(found)()}),
-            norm_by_std=_verl_boolean(algorithm, "norm_adv_by_std_in_grpo", default=cls.norm_by_std),
-            kl_in_reward=_verl_boolean(algorithm, "use_kl_in_reward", default=cls.kl_in_reward),
+            rewards=section(RewardsSettings, _with_verl_names(given), "algorithm.rewards"),
+            verl_ext=section(VerlExtSettings, given.get("verl_ext"), "algorithm.verl_ext"),
+            own=MappingProxyType({name: read for name, read in own.items() if read != type(read)()}),
+            norm_by_std=_verl_boolean(given, "norm_adv_by_std_in_grpo", default=cls.norm_by_std),
+            kl_in_reward=_verl_boolean(given, "use_kl_in_reward", default=cls.kl_in_reward),
             loss_agg_mode=loss_agg_mode,
-            verl_keys=algorithm.get(VERL_NAMES["keys"]) is not None,
+            verl_keys=VERL_NAMES["keys"] in given,
+            given=given,
         )
 
     def of(self, kind: type[T]) -> T:
@@ -147,13 +135,26 @@ class Settings:
         >>> Settings.parse({"gdpo": {"whiten": "token"}}).of(GdpoSettings).whiten
         'token'
         """
-        return next((found for found in self.own.values() if isinstance(found, kind)), kind())
+        return next((read for read in self.own.values() if isinstance(read, kind)), kind())
 
 
-def _own_section(name: str, kind: type[Any], found: object) -> Any:
+def entries() -> tuple[str, ...]:
+    """The entries of `algorithm` that this package reads."""
+    return (*COMMON, *ESTIMATORS, *VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward")
+
+
+def _plain(value: Any) -> Any:
+    """Data that JSON can hold. YAML 1.1 reads the keys `on` and `off` as True and False."""
+    if isinstance(value, Mapping):
+        switches = {True: "on", False: "off"}
+        return {switches[key] if isinstance(key, bool) else str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _own_section(name: str, kind: type[Any], given: object) -> Any:
     """The section of an estimator; the dataclass of another package may raise anything."""
     try:
-        return section(kind, found, f"algorithm.{name}")
+        return section(kind, given, f"algorithm.{name}")
     except Exception as error:
         if isinstance(error, VerlExtError) or name in BUILT_IN:
             raise
@@ -162,24 +163,22 @@ def _own_section(name: str, kind: type[Any], found: object) -> Any:
         ) from error
 
 
-def _with_verl_names(algorithm: Mapping[str, Any]) -> object:
+def _with_verl_names(given: Mapping[str, Any]) -> object:
     """The section `rewards`, with verl's own `gdpo_reward_keys` and `gdpo_reward_weights` as `keys` and `weights`."""
-    rewards = algorithm.get("rewards")
-    given = {ours: algorithm[name] for ours, name in VERL_NAMES.items() if algorithm.get(name) is not None}
-    if not given or not (rewards is None or isinstance(rewards, Mapping)):
+    rewards = given.get("rewards")
+    theirs = {ours: given[name] for ours, name in VERL_NAMES.items() if name in given}
+    if not theirs or not isinstance(rewards, Mapping | None):
         return rewards
-    for ours, value in given.items():
+    for ours, value in theirs.items():
         if rewards and rewards.get(ours) is not None:
             raise ConfigurationError(
                 f"algorithm.rewards.{ours}={rewards[ours]} and algorithm.{VERL_NAMES[ours]}={value} are both set: "
                 "they mean the same, remove one"
             )
-    return {**(rewards or {}), **given}
+    return {**(rewards or {}), **theirs}
 
 
-def _verl_boolean(algorithm: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    value = algorithm.get(name)
-    if value is None:
-        return default
+def _verl_boolean(given: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = given.get(name, default)
     boolean(f"algorithm.{name}", value)
     return bool(value)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.facts import facts
+from verl_ext.conf import read
 from verl_ext.errors import ConfigurationError
 from verl_ext.estimators import build
-from verl_ext.registry import declaration
 from verl_ext.settings import Settings
 
 A, B = {"on": "b", "at_least": 1.0}, {"rewards": {"keys": ["a", "b"]}}
@@ -83,13 +83,10 @@ def test_an_unknown_estimator_names_the_nearest():
 
 def test_the_preset_of_dgpo_has_the_loss_of_its_paper():
     """MathForge: a mean over all tokens, and no KL loss."""
-    assert declaration("dgpo").preset == {
-        "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean", "use_kl_loss": False}}
-    }
+    assert read("dgpo")["actor_rollout_ref"]["actor"] == {"loss_agg_mode": "token-mean", "use_kl_loss": False}
 
 
 def test_the_preset_of_drgrpo_has_no_kl_loss_and_divides_by_a_constant():
-    from verl_ext.estimators.drgrpo import LOSS
-
-    assert LOSS["use_kl_loss"] is False
-    assert LOSS["loss_agg_mode"] == "seq-mean-token-sum-norm"
+    loss = read("drgrpo")["actor_rollout_ref"]["actor"]
+    assert loss["use_kl_loss"] is False
+    assert loss["loss_agg_mode"] == "seq-mean-token-sum-norm"

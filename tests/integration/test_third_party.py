@@ -92,7 +92,8 @@ from verl.trainer.ppo import core_algos
 from verl_ext import run_state
 from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration.config.presets import preset
+from verl_ext.conf import generated
+from verl_ext.registry import declaration
 
 scores, mask = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.ones(2, 2, dtype=torch.int64)
 call = dict(token_level_rewards=scores, response_mask=mask, index=["a", "a"], config={"fading": {"rate": 0.25}})
@@ -106,7 +107,7 @@ try:
     function(**{**call, "config": {"fading": {"rate": 2}}})
 except ConfigurationError as error:
     print("REFUSED", error)
-print("PRESET", preset("fading")["algorithm"]["fading"])
+print("PRESET", generated("fading", declaration("fading").section)["algorithm"]["fading"])
 try:
     core_algos.get_adv_estimator_fn("broken")(**call)
 except ConfigurationError as error:

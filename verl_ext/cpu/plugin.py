@@ -24,7 +24,6 @@ _active = False
 def install() -> None:
     """Schedule the hooks; called once in every process that imports verl."""
     after_import("verl.utils.device", _watch_configuration)
-    after_import("hydra.core.config_store", _store_configurations)
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         activate()
 
@@ -74,12 +73,6 @@ def _watch_configuration(module: ModuleType) -> None:
             original(config)
 
     module.auto_set_device = auto_set_device  # type: ignore[attr-defined]
-
-
-def _store_configurations(module: ModuleType) -> None:
-    from verl_ext.conf import store
-
-    store(module.ConfigStore.instance())
 
 
 def _register_platform(module: ModuleType) -> None:

@@ -17,16 +17,15 @@ were 1. With DGAE, `sum_g |A_i|` in a valid group, before z and lambda, is n_g S
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from verl_ext.core.chain import Chain, Step
 from verl_ext.core.steps import Balance, Centre, ScaleByMad, ScaleByStd, WeighAndSum, WeighByDifficulty
 from verl_ext.core.typed import same_as
 from verl_ext.errors import ConfigurationError
 from verl_ext.registry import estimator
-from verl_ext.settings import MOVED_TO_REWARDS, Settings
+from verl_ext.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,9 @@ class DgpoSettings:
     """Temperature of that weighting."""
     balance: Literal["auto", "token", "sequence", "none"] = "auto"
     """What the loss averages over: `token`, `sequence`, `none`; `auto` follows the actor's `loss_agg_mode`."""
-    renamed: ClassVar[Mapping[str, str]] = MOVED_TO_REWARDS
 
 
-LOSS = {"loss_agg_mode": "token-mean", "use_kl_loss": False}
-
-
-@estimator(section=DgpoSettings, preset={"actor_rollout_ref": {"actor": LOSS}})
+@estimator(section=DgpoSettings)
 def dgpo(settings: Settings) -> Chain:
     """Scale by the mean absolute deviation, balance, weigh by difficulty.
 
@@ -70,16 +65,14 @@ def dgpo(settings: Settings) -> Chain:
     elif settings.norm_by_std:
         steps.append(ScaleByStd())
     balance = balance_for(settings.loss_agg_mode) if own.balance == "auto" else own.balance
-    if balance == "token":
-        steps.append(Balance("token"))
-    elif balance == "sequence":
-        steps.append(Balance("sequence"))
+    if balance != "none":
+        steps.append(Balance(balance))
     if own.dqw:
         steps.append(WeighByDifficulty(own.dqw_temp))
-    return Chain(tuple(steps), {Balance.name: "dgpo", WeighByDifficulty.name: "dgpo"})
+    return Chain(tuple(steps))
 
 
-def balance_for(loss_agg_mode: str) -> str:
+def balance_for(loss_agg_mode: str) -> Literal["token", "sequence", "none"]:
     """The balancing that fits a loss: what the loss averages over.
 
     `token-sum` does not average, so there is nothing to balance.

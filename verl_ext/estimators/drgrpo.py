@@ -34,14 +34,7 @@ class DrgrpoSettings:
     """Refuse to start unless the actor's loss is Dr. GRPO's: token sums divided by a constant."""
 
 
-LOSS = {
-    "loss_agg_mode": "seq-mean-token-sum-norm",
-    "loss_scale_factor": "${data.max_response_length}",
-    "use_kl_loss": False,
-}
-
-
-@estimator(section=DrgrpoSettings, preset={"actor_rollout_ref": {"actor": LOSS}})
+@estimator(section=DrgrpoSettings)
 def drgrpo(settings: Settings) -> Chain:
     """`A = r - mean_g(r)`.
 

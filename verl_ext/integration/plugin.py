@@ -73,7 +73,7 @@ def hooks_into_verl() -> tuple[Hook, ...]:
         ),
         Hook(
             "hydra.core.config_store",
-            f"{_HERE}.config.presets:install",
+            "verl_ext.conf:install",
             "configuration presets",
             "stores the presets in Hydra's ConfigStore",
         ),

@@ -71,7 +71,7 @@ def write(
         step = next(_calls)
     # verl's asynchronous trainers make several updates a step.
     update = int(getattr(trainer, "local_trigger_step", 0))
-    if own.dump_dir is None or FAILED in run.warned or step % own.dump_every:
+    if own.dump_dir is None or FAILED in run.warned:
         return
     try:
         folder = Path(own.dump_dir)
@@ -83,7 +83,7 @@ def write(
         where = {"step": np.full(size, step), "update": np.full(size, update), "estimator": [name] * size}
         ends = {"uid": [storable(label) for label in labels], "advantage": advantages}
         save(folder / f"advantages-{step:08d}-{update:03d}.parquet", where | ends | values)
-        prune(folder, own.dump_limit_mb * 1e6)
+        prune(folder, 200e6)
     except OSError as error:
         run.warned.add(FAILED)
         logger.warning("algorithm.verl_ext.dump_dir=%s: %s; this run dumps no more advantages", own.dump_dir, error)
@@ -127,7 +127,7 @@ def set_aside(folder: str, step: int) -> None:
 def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
     """By column: one entry per trajectory. Rewards are raw, NaN where not scored."""
     groups = batch.groups
-    mean, varies = batch.variation
+    mean, varies = batch.groups.variation(batch.rewards)
     std = groups.std(batch.rewards - groups.broadcast(mean))
     values: dict[str, Any] = {
         "responses": groups.broadcast(groups.sizes),

@@ -9,9 +9,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_ext.conf import FILES
+from verl_ext.conf import FILES, GROUP, MARKER
 from verl_ext.errors import listed, nearest
-from verl_ext.integration.config.presets import GROUP, MARKER, preset, without_values
 from verl_ext.integration.config.read import estimator_name, select
 from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import sections
@@ -49,7 +48,6 @@ def preset_conflicts(config: Any) -> Iterator[str]:
                 f"with {name} (in a file's defaults the preset comes after ppo_trainer), or remove +{GROUP}={name} (in "
                 f"a file {GROUP}: {name}) to train with {estimator}"
             )
-        yield from _replaced(composed, name)
 
 
 def misplaced(config: Any) -> Iterator[str]:
@@ -148,47 +146,6 @@ def _command_line() -> tuple[str | None, list[str]] | None:
     # An interpolation in an override refers to the run's own configuration, not to this one of Hydra's.
     given: Any = OmegaConf.to_container(run.overrides, resolve=False)
     return run.job.config_name, [*given["hydra"], *given["task"]]
-
-
-def _replaced(composed: Mapping[str, Any], name: str) -> Iterator[str]:
-    """One message for all the user's values that the preset replaced.
-
-    This composes the configuration again with a preset that sets nothing, and compares. It needs Hydra's global state
-    within `hydra.main`, which holds the files and the command line.
-    """
-    import hydra
-    from hydra.core import config_store
-    from hydra.errors import HydraException
-
-    given = _command_line()
-    if given is None:
-        return
-    primary, line = given
-    # Hydra rejects `~KEY` for a key without a value, as here; a deleted value is not replaced anyway.
-    overrides = [text for text in line if not text.startswith("~")]
-    # With `+verl_ext=NAME` on the command line the user chose the estimator.
-    chosen = any(re.match(rf"\+?{GROUP}(@[^=]*)?=.*\b{name}\b", text) for text in line)
-    try:
-        with without_values(config_store):
-            own = _plain(hydra.compose(primary, overrides))
-            replaced = [
-                (path, before, value)
-                for path, value in _leaves(preset(name))
-                if _at(composed, path) == value
-                and (before := _at(own, path)) not in ("???", value)
-                and not (path == ESTIMATOR and chosen)
-            ]
-            verls = _plain(hydra.compose(name, [VERLS])) if replaced else {}
-    except HydraException as error:
-        logger.warning("could not check whether the preset %s replaced values of your own: %s", name, error)
-        return
-    lost = [f"{path}={before} (by {value})" for path, before, value in replaced if before != _at(verls, path)]
-    if lost:
-        yield (
-            f"the preset {name} comes after the file with these values and replaces them: {', '.join(lost)}; put it "
-            f"right after ppo_trainer in the file's defaults (defaults: [ppo_trainer, {GROUP}: {name}, _self_]), or "
-            "set the values on the command line"
-        )
 
 
 def _plain(config: Any) -> dict[str, Any]:

@@ -60,7 +60,7 @@ _off: set[str] = set()
 
 def attempt(switch: str, settings: VerlExtSettings, action: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Run a guard if it is on. Raise its verdicts; any other error turns it off with one warning."""
-    if not getattr(settings, switch) or switch in _off:
+    if not getattr(settings, switch, True) or switch in _off:
         return
     try:
         action(*args, **kwargs)
