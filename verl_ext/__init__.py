@@ -41,7 +41,7 @@ _NAMES = {
     ),
     "verl_ext.estimators": ("build",),
     "verl_ext.registry": ("ESTIMATORS", "estimator"),
-    "verl_ext.run": ("run_state", "use_run_state"),
+    "verl_ext.integration.run": ("run_state", "use_run_state"),
     "verl_ext.settings": ("Settings",),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}

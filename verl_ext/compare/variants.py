@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,8 +72,9 @@ def parse(arguments: Sequence[str]) -> tuple[list[Variant], Settings]:
             valid = unknown("estimator", name, (*ESTIMATORS, BASELINE))
             raise ConfigurationError(f"{valid}, or a list of steps in [...]")
         found = _settings([*shared, *settings])
-        chain = grpo(found) if name == BASELINE else build(name, found)
-        if (wrong := try_out(chain, found)) is not None:
+        make = grpo if name == BASELINE else partial(build, name)
+        chain = make(found)
+        if (wrong := try_out(make, found)) is not None:
             raise ConfigurationError(f"{text!r}: {wrong}")
         _check_used(settings, [(name, found)], text)
         shown = ON_SUM if name == BASELINE and found.rewards.keys else name
