@@ -162,7 +162,7 @@ def _save(result: Comparison, path: Path) -> None:
         import pyarrow
     except ImportError as error:
         raise ConfigurationError(f"--output {path} needs pyarrow: pip install pyarrow") from error
-    from verl_ext.integration.advantage.dump import save, storable
+    from verl_ext.integration.dump import save, storable
 
     rollouts = result.rollouts
     uids = pyarrow.array([storable(uid) for uid in rollouts.prompts])

@@ -6,11 +6,15 @@ Each docstring names the patched function, whose signature `verl_ext.integration
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from verl_ext.integration.compat.contract import member
+
+
+def member(_name: str, module: ModuleType, path: str) -> Any:
+    return operator.attrgetter(path)(module)
 
 
 def process_group(module: ModuleType) -> None:

@@ -16,7 +16,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from verl_ext.integration.compat.imports import after_import
+from verl_ext.integration.hooks import after_import
 
 _active = False
 
