@@ -1,0 +1,267 @@
+"""Read the trajectories of a run: our dumps of advantages, or the JSON lines that verl writes."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from verl_ext.core.groups import Array, Groups
+from verl_ext.errors import DataError, listed, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DUMPS, LINES = "advantages-*.parquet", "*.jsonl"
+METRICS = "metrics.jsonl"
+"""The log of a run, which holds no trajectories."""
+SCORE, TOKENS, CHARACTERS = "score", "tokens", "characters"
+NOT_REWARDS = {"input", "output", "gts", "uid", "step"}
+SCORE_ALONE = (
+    "verl's default trainer writes the score alone to trainer.rollout_data_dir; all rewards are in "
+    "algorithm.verl_ext.dump_dir, in trainer.validation_data_dir, and in the rollouts of RayPPOTrainer"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run that wrote a dump."""
+
+    estimator: str
+    algorithm: Mapping[str, Any]
+    """Its section `algorithm`, as plain data."""
+    loss_agg_mode: str
+    states: Mapping[tuple[int, int], Any]
+    """The state of its estimator before each (step, update), as plain data; None for a stateless estimator."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """`N` trajectories in the order of the run's updates."""
+
+    path: Path
+    table: pd.DataFrame
+    """One row a trajectory, with `step`, `update`, `uid`, and where known `advantage`, `accuracy`, `file` and `line`."""
+    rewards: Mapping[str, Array]
+    """Each reward as it was scored, NaN where it was not; the score is one of them."""
+    total: str
+    """The reward that verl's grpo works on."""
+    seen: Mapping[str, Array] = field(default_factory=dict)
+    """In a dump: each reward as the run's estimator saw it."""
+    lengths: Array | None = None
+    unit: str = TOKENS
+    run: Run | None = None
+    notes: tuple[str, ...] = ()
+    """What was left out or assumed."""
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The answers to one prompt in one update."""
+        return Groups.of(zip(*(self.table[name].tolist() for name in ("step", "update", "uid")), strict=True))
+
+    @cached_property
+    def updates(self) -> list[tuple[tuple[int, int], slice]]:
+        """Each (step, update) and its rows, in order."""
+        names = list(zip(self.table["step"].tolist(), self.table["update"].tolist(), strict=True))
+        ends = [at for at in range(1, len(names)) if names[at] != names[at - 1]]
+        return [(names[start], slice(start, stop)) for start, stop in itertools.pairwise([0, *ends, len(names)])]
+
+    @cached_property
+    def gaps(self) -> str:
+        """Which updates of the run are missing; "" if there is none."""
+        missing, last = [], (0, 0)
+        for now, _ in self.updates:
+            if now[0] > last[0] + 1:
+                missing.append(f"{last[0] + 1}" if now[0] == last[0] + 2 else f"{last[0] + 1} to {now[0] - 1}")
+            last = now
+        return ", ".join([*missing[:3], *(["..."] if len(missing) > 3 else [])])
+
+    def reward(self, key: str, setting: str) -> Array:
+        """Return the values of a reward; raise if the files do not have it."""
+        if key not in self.rewards:
+            alone = f". {SCORE_ALONE}" if set(self.rewards) == {SCORE} else ""
+            raise DataError(f"{setting}: {unknown('reward', key, self.rewards)}{alone}")
+        return self.rewards[key]
+
+    @property
+    def summary(self) -> str:
+        """Say how much was read, and from where."""
+        steps, sizes, count = self.table["step"], self.groups.sizes, len(self.updates)
+        span = f"step {steps.min()}" if steps.min() == steps.max() else f"steps {steps.min()} to {steps.max()}"
+        answers = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
+        batches = f", {count} batches" if count > 1 else ""
+        return f"{len(self.table):,} trajectories in {len(sizes):,} groups of {answers}, {span}{batches}: {self.path}"
+
+
+def read(path: Path, length: str = TOKENS) -> Rollouts:
+    """Read a file, or all of a folder and, for dumps, of its subfolders. `length` names the entry with the tokens."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    if path.suffix == ".parquet" or (path.is_dir() and any(path.rglob(DUMPS))):
+        return read_dumps([path])
+    files = [file for file in sorted(path.glob(LINES)) if file.name != METRICS] if path.is_dir() else [path]
+    if not files:
+        below = sorted({str(file.parent) for file in path.rglob(LINES) if file.name != METRICS})
+        raise DataError(f"{path} holds neither {DUMPS} nor {LINES}; folders with {LINES}: {listed(below)}")
+    return _read_lines(path, files, length)
+
+
+def read_dumps(paths: Sequence[Path]) -> Rollouts:
+    """Read dumps of advantages. An update that several folders hold is taken from the one that was written last."""
+    import pandas as pd
+    import pyarrow
+    import pyarrow.parquet
+
+    files = [file for path in paths for file in (sorted(path.rglob(DUMPS)) if path.is_dir() else [path])]
+    files.sort(key=lambda file: file.stat().st_mtime_ns)
+    tables: dict[tuple[int, int], tuple[Path, Any]] = {}
+    notes, replaced = [], 0
+    for file in files:
+        try:
+            table = pyarrow.parquet.read_table(file)
+            name = int(table["step"][0].as_py()), int(table["update"][0].as_py())
+        except (OSError, KeyError, IndexError, pyarrow.ArrowException) as error:
+            notes.append(f"{file} is left out: {str(error).splitlines()[0]}")
+            continue
+        replaced += name in tables
+        tables[name] = file, table
+    if not tables:
+        raise DataError("\n".join([f"no {DUMPS} can be read in {listed(paths)}", *notes]))
+    tables = dict(sorted(tables.items()))
+    if replaced:
+        notes.append(f"{replaced} file(s) left out, because a later start or resume wrote the update again; {_spans(tables)}")
+    frame = pd.concat([table.to_pandas() for _, table in tables.values()], ignore_index=True)
+    seen = {name.partition("/")[2]: frame[name].to_numpy(float) for name in frame if name.startswith("reward/")}
+    raw = {key: frame[f"raw/{key}"].to_numpy(float) for key in seen if f"raw/{key}" in frame}
+    total = next(name for name in ("total", SCORE, "sum") if name not in seen)
+    run, more = _run({name: table.schema.metadata or {} for name, (_, table) in tables.items()})
+    return Rollouts(
+        path=paths[0],
+        table=frame,
+        rewards=seen | raw | {total: frame["total"].to_numpy(float)},
+        total=total,
+        seen=seen,
+        lengths=frame[TOKENS].to_numpy(float),
+        run=run,
+        notes=(*notes, *more),
+    )
+
+
+def _spans(tables: Mapping[tuple[int, int], tuple[Path, Any]]) -> str:
+    """Say which steps were taken from which folder."""
+    spans = []
+    for folder, group in itertools.groupby(tables.items(), key=lambda item: item[1][0].parent.name):
+        steps = [step for (step, _), _ in group]
+        spans.append(f"{steps[0]} to {steps[-1]} from {folder}")
+    return f"steps {', '.join(spans)}"
+
+
+def _run(metadata: Mapping[tuple[int, int], Mapping[bytes, bytes]]) -> tuple[Run | None, list[str]]:
+    """Return the run that wrote the files, its settings as the last file has them, and what must be said about it."""
+    found = {name: json.loads(each[b"verl_ext"]) for name, each in metadata.items() if b"verl_ext" in each}
+    if len(found) < len(metadata):
+        return None, ["the dump does not hold the settings of its run: name them as KEY=VALUE"]
+    last = list(found.values())[-1]
+    run = Run(
+        last["estimator"],
+        last["algorithm"],
+        last["loss_agg_mode"],
+        {name: each["state"] if each["estimator"] == last["estimator"] else None for name, each in found.items()},
+    )
+    parts = ("estimator", "algorithm", "loss_agg_mode")
+    others = sum(any(each[part] != last[part] for part in parts) for each in found.values())
+    return run, [f"{others} of {len(found)} updates had other settings than the last"] if others else []
+
+
+def _read_lines(path: Path, files: Sequence[Path], length: str) -> Rollouts:
+    """Read verl's JSON lines. Of a trajectory in several parts the last one has the reward, as in verl."""
+    import pandas as pd
+
+    places, scores, torn = [], [], 0
+    for file in files:
+        for line, record in _records(file):
+            if record is None:
+                torn += 1
+                continue
+            if SCORE not in record or not record.keys() & {"uid", "input"}:
+                raise DataError(f"{file}, line {line} is not a rollout of verl: it has {listed(record)}")
+            asked = json.dumps([record.get("input"), record.get("gts")]).encode()
+            places.append(
+                {
+                    "step": record.get("step", int(file.stem) if file.stem.isdecimal() else 0),
+                    "uid": str(record.get("uid", hashlib.blake2b(asked, digest_size=6).hexdigest())),
+                    "file": str(file),
+                    "line": line,
+                    CHARACTERS: len(str(record.get("output", ""))),
+                }
+            )
+            numbers = {key: value for key, value in record.items() if isinstance(value, int | float)}
+            scores.append({key: float(value) for key, value in numbers.items() if key not in NOT_REWARDS})
+    if not places:
+        raise DataError(f"{path} holds no rollout, and {torn} unreadable line(s)")
+    table, rewards = pd.DataFrame(places), pd.DataFrame(scores)
+    notes = [f"{torn:,} unreadable line(s) left out"] if torn else []
+    unit = CHARACTERS
+    if length in rewards and rewards[length].notna().all():
+        unit, table[TOKENS] = TOKENS, rewards[length]
+    elif length != TOKENS:
+        raise DataError(f"--length {length} is not a number in every line; numbers are {listed(rewards)}")
+    table, notes_of_parts = _trajectories(table.sort_values("step", kind="stable"), unit)
+    rewards = rewards.drop(columns=[TOKENS], errors="ignore").loc[table.index]
+    missing = rewards.isna().sum()
+    notes += [f"{key} is missing from {count:,} lines: not scored there" for key, count in missing.items() if count]
+    return Rollouts(
+        path=path,
+        table=table.assign(update=0).reset_index(drop=True),
+        rewards={str(key): values.to_numpy(float) for key, values in rewards.items()},
+        total=SCORE,
+        lengths=table[unit].to_numpy(float),
+        unit=unit,
+        notes=(*notes, *notes_of_parts),
+    )
+
+
+def _trajectories(table: pd.DataFrame, unit: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return one row a trajectory, with the length of all its parts, and what must be said about it.
+
+    The default trainer writes its key, `{prompt}_{session}_{part}`, as `uid`; other trainers write the prompt's uid.
+    """
+    keys = table["uid"].str.extract(r"^(?P<uid>.+)_(?P<session>\d+)_(?P<part>\d+)$")
+    if keys.isna().any(axis=None) or table.duplicated(["step", "uid"]).any():
+        return table, []
+    table = table.assign(uid=keys["uid"], session=keys["session"], part=keys["part"].astype(int))
+    trajectory = ["step", "uid", "session"]
+    table[unit] = table.groupby(trajectory)[unit].transform("sum")
+    last = table.loc[table.groupby(trajectory, sort=False)["part"].idxmax()]
+    earlier = len(table) - len(last)
+    return last, [f"{earlier:,} lines are earlier parts of a trajectory: the last part has its reward"] * bool(earlier)
+
+
+def _records(file: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield the number and the record of each line; None for a torn one, which a killed process leaves."""
+    with file.open("rb") as opened:
+        for number, line in enumerate(opened, start=1):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if line.strip():
+                yield number, record if isinstance(record, dict) else None
+
+
+def texts(table: pd.DataFrame) -> dict[Any, tuple[str, str]]:
+    """Read the input and the output of some rows, by the row's label, from their files again."""
+    found = {}
+    for file, rows in table.groupby("file"):
+        wanted = dict(zip(rows["line"].tolist(), rows.index, strict=True))
+        for number, record in _records(Path(str(file))):
+            if number in wanted and record is not None:
+                found[wanted[number]] = str(record.get("input", "")), str(record.get("output", ""))
+    return found
