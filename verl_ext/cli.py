@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from verl_ext import __version__
-from verl_ext import show as show_command
-from verl_ext.compare import command as compare_command
 from verl_ext.errors import VerlExtError, printable
 from verl_ext.integration import check as check_command
-from verl_ext.report import command as report_command
+from verl_ext.tools import show as show_command
+from verl_ext.tools.compare import command as compare_command
+from verl_ext.tools.report import command as report_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

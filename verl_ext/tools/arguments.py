@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verl_ext.errors import ConfigurationError, unknown
-from verl_ext.settings import VERL_NAMES, Settings, sections
+from verl_ext.settings import VERL_NAMES, Settings, entries
 
 LOSS = "actor_rollout_ref.actor.loss_agg_mode"
 ALGORITHM = "algorithm."
@@ -48,10 +48,7 @@ def _override(text: str) -> tuple[str, Any]:
             f"{text!r} is not KEY=VALUE; write a list as 'algorithm.rewards.keys=[a,b]', a mapping as {{a:1}}"
         ) from error
     key = override.key_or_group
-    whole = [*VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward"]
-    if key in (*(ALGORITHM + name for name in (*whole, *sections())), LOSS):
-        return key, override.value()
-    if not key.startswith(tuple(f"{ALGORITHM}{name}." for name in sections())):
-        valid = [*(ALGORITHM + name for name in (*sections(), *whole)), LOSS]
-        raise ConfigurationError(f"{text!r}: {unknown('setting', key, valid)}; name the estimator without `=`")
+    valid = [*(ALGORITHM + name for name in entries() if name != "verl_ext"), LOSS]
+    if ".".join(key.split(".")[:2]) not in valid and key != LOSS:
+        raise ConfigurationError(f"{text!r}: {unknown('setting', key, valid)}; name an estimator without `=`")
     return key, override.value()

@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from verl_ext.core.groups import Array, Groups
 from verl_ext.errors import DataError, listed, unknown
 
@@ -39,7 +37,7 @@ class Run:
     """Its section `algorithm`, as plain data."""
     loss_agg_mode: str
     states: Mapping[tuple[int, int], Any]
-    """The state of its estimator before each (step, update), as plain data; None for a stateless estimator."""
+    """The state of its estimator before each (step, update); empty for a stateless estimator."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +46,16 @@ class Rollouts:
 
     path: Path
     table: pd.DataFrame
-    """One row a trajectory, with `step`, `update`, `uid`, and where known `advantage`, `accuracy`, `file` and `line`."""
+    """One row a trajectory, with `step`, `update`, `uid`; in a dump `advantage`, else `input` and `output`."""
     rewards: Mapping[str, Array]
     """Each reward as it was scored, NaN where it was not; the score is one of them."""
     total: str
     """The reward that verl's grpo works on."""
+    lengths: Array
+    unit: str
+    """What the lengths count: tokens or characters."""
     seen: Mapping[str, Array] = field(default_factory=dict)
     """In a dump: each reward as the run's estimator saw it."""
-    lengths: Array | None = None
-    unit: str = TOKENS
     run: Run | None = None
     notes: tuple[str, ...] = ()
     """What was left out or assumed."""
@@ -100,17 +99,17 @@ class Rollouts:
         return f"{len(self.table):,} trajectories in {len(sizes):,} groups of {answers}, {span}{batches}: {self.path}"
 
 
-def read(path: Path, length: str = TOKENS) -> Rollouts:
-    """Read a file, or all of a folder and, for dumps, of its subfolders. `length` names the entry with the tokens."""
+def read(path: Path) -> Rollouts:
+    """Read a file, or all of a folder and, for dumps, of its subfolders."""
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if path.suffix == ".parquet" or (path.is_dir() and any(path.rglob(DUMPS))):
         return read_dumps([path])
     files = [file for file in sorted(path.glob(LINES)) if file.name != METRICS] if path.is_dir() else [path]
     if not files:
-        below = sorted({str(file.parent) for file in path.rglob(LINES) if file.name != METRICS})
+        below = {str(file.parent) for file in path.rglob(LINES) if file.name != METRICS}
         raise DataError(f"{path} holds neither {DUMPS} nor {LINES}; folders with {LINES}: {listed(below)}")
-    return _read_lines(path, files, length)
+    return _read_lines(path, files)
 
 
 def read_dumps(paths: Sequence[Path]) -> Rollouts:
@@ -122,7 +121,7 @@ def read_dumps(paths: Sequence[Path]) -> Rollouts:
     files = [file for path in paths for file in (sorted(path.rglob(DUMPS)) if path.is_dir() else [path])]
     files.sort(key=lambda file: file.stat().st_mtime_ns)
     tables: dict[tuple[int, int], tuple[Path, Any]] = {}
-    notes, replaced = [], 0
+    notes, again = [], set()
     for file in files:
         try:
             table = pyarrow.parquet.read_table(file)
@@ -130,13 +129,15 @@ def read_dumps(paths: Sequence[Path]) -> Rollouts:
         except (OSError, KeyError, IndexError, pyarrow.ArrowException) as error:
             notes.append(f"{file} is left out: {str(error).splitlines()[0]}")
             continue
-        replaced += name in tables
+        again |= {name} & tables.keys()
         tables[name] = file, table
     if not tables:
         raise DataError("\n".join([f"no {DUMPS} can be read in {listed(paths)}", *notes]))
     tables = dict(sorted(tables.items()))
-    if replaced:
-        notes.append(f"{replaced} file(s) left out, because a later start or resume wrote the update again; {_spans(tables)}")
+    if again:
+        folders = listed({tables[name][0].parent.name for name in again})
+        steps = f"{min(again)[0]} to {max(again)[0]}"
+        notes.append(f"several folders hold steps {steps}: {len(again)} updates are taken from {folders}, written last")
     frame = pd.concat([table.to_pandas() for _, table in tables.values()], ignore_index=True)
     seen = {name.partition("/")[2]: frame[name].to_numpy(float) for name in frame if name.startswith("reward/")}
     raw = {key: frame[f"raw/{key}"].to_numpy(float) for key in seen if f"raw/{key}" in frame}
@@ -149,18 +150,10 @@ def read_dumps(paths: Sequence[Path]) -> Rollouts:
         total=total,
         seen=seen,
         lengths=frame[TOKENS].to_numpy(float),
+        unit=TOKENS,
         run=run,
         notes=(*notes, *more),
     )
-
-
-def _spans(tables: Mapping[tuple[int, int], tuple[Path, Any]]) -> str:
-    """Say which steps were taken from which folder."""
-    spans = []
-    for folder, group in itertools.groupby(tables.items(), key=lambda item: item[1][0].parent.name):
-        steps = [step for (step, _), _ in group]
-        spans.append(f"{steps[0]} to {steps[-1]} from {folder}")
-    return f"steps {', '.join(spans)}"
 
 
 def _run(metadata: Mapping[tuple[int, int], Mapping[bytes, bytes]]) -> tuple[Run | None, list[str]]:
@@ -173,48 +166,47 @@ def _run(metadata: Mapping[tuple[int, int], Mapping[bytes, bytes]]) -> tuple[Run
         last["estimator"],
         last["algorithm"],
         last["loss_agg_mode"],
-        {name: each["state"] if each["estimator"] == last["estimator"] else None for name, each in found.items()},
+        {
+            name: each["state"]
+            for name, each in found.items()
+            if each["state"] and each["estimator"] == last["estimator"]
+        },
     )
     parts = ("estimator", "algorithm", "loss_agg_mode")
     others = sum(any(each[part] != last[part] for part in parts) for each in found.values())
     return run, [f"{others} of {len(found)} updates had other settings than the last"] if others else []
 
 
-def _read_lines(path: Path, files: Sequence[Path], length: str) -> Rollouts:
+def _read_lines(path: Path, files: Sequence[Path]) -> Rollouts:
     """Read verl's JSON lines. Of a trajectory in several parts the last one has the reward, as in verl."""
     import pandas as pd
 
     places, scores, torn = [], [], 0
     for file in files:
-        for line, record in _records(file):
+        for record in json_lines(file):
             if record is None:
                 torn += 1
                 continue
             if SCORE not in record or not record.keys() & {"uid", "input"}:
-                raise DataError(f"{file}, line {line} is not a rollout of verl: it has {listed(record)}")
-            asked = json.dumps([record.get("input"), record.get("gts")]).encode()
-            places.append(
-                {
-                    "step": record.get("step", int(file.stem) if file.stem.isdecimal() else 0),
-                    "uid": str(record.get("uid", hashlib.blake2b(asked, digest_size=6).hexdigest())),
-                    "file": str(file),
-                    "line": line,
-                    CHARACTERS: len(str(record.get("output", ""))),
-                }
-            )
+                raise DataError(f"{file} holds no rollouts of verl: a line has {listed(record)}")
+            texts = {name: str(record.get(name, "")) for name in ("input", "output")}
+            step = record.get("step", int(file.stem) if file.stem.isdecimal() else 0)
+            uid = record.get("uid", hashlib.blake2b(f"{texts['input']} {record.get('gts')}".encode()).hexdigest()[:12])
+            places.append({"step": step, "uid": str(uid), **texts, "length": len(texts["output"])})
             numbers = {key: value for key, value in record.items() if isinstance(value, int | float)}
             scores.append({key: float(value) for key, value in numbers.items() if key not in NOT_REWARDS})
     if not places:
         raise DataError(f"{path} holds no rollout, and {torn} unreadable line(s)")
     table, rewards = pd.DataFrame(places), pd.DataFrame(scores)
     notes = [f"{torn:,} unreadable line(s) left out"] if torn else []
-    unit = CHARACTERS
-    if length in rewards and rewards[length].notna().all():
-        unit, table[TOKENS] = TOKENS, rewards[length]
-    elif length != TOKENS:
-        raise DataError(f"--length {length} is not a number in every line; numbers are {listed(rewards)}")
-    table, notes_of_parts = _trajectories(table.sort_values("step", kind="stable"), unit)
-    rewards = rewards.drop(columns=[TOKENS], errors="ignore").loc[table.index]
+    unit = TOKENS if TOKENS in rewards and rewards[TOKENS].notna().all() else CHARACTERS
+    if unit == TOKENS:
+        table["length"] = rewards.pop(TOKENS)
+    lines = len(table)
+    table = _trajectories(table.sort_values("step", kind="stable"))
+    rewards = rewards.loc[table.index]
+    if parts := lines - len(table):
+        notes.append(f"{parts:,} lines are earlier parts of a trajectory: the last part has its reward")
     missing = rewards.isna().sum()
     notes += [f"{key} is missing from {count:,} lines: not scored there" for key, count in missing.items() if count]
     return Rollouts(
@@ -222,46 +214,32 @@ def _read_lines(path: Path, files: Sequence[Path], length: str) -> Rollouts:
         table=table.assign(update=0).reset_index(drop=True),
         rewards={str(key): values.to_numpy(float) for key, values in rewards.items()},
         total=SCORE,
-        lengths=table[unit].to_numpy(float),
+        lengths=table["length"].to_numpy(float),
         unit=unit,
-        notes=(*notes, *notes_of_parts),
+        notes=tuple(notes),
     )
 
 
-def _trajectories(table: pd.DataFrame, unit: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return one row a trajectory, with the length of all its parts, and what must be said about it.
+def _trajectories(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a trajectory, with the length of all its parts.
 
     The default trainer writes its key, `{prompt}_{session}_{part}`, as `uid`; other trainers write the prompt's uid.
     """
     keys = table["uid"].str.extract(r"^(?P<uid>.+)_(?P<session>\d+)_(?P<part>\d+)$")
     if keys.isna().any(axis=None) or table.duplicated(["step", "uid"]).any():
-        return table, []
+        return table
     table = table.assign(uid=keys["uid"], session=keys["session"], part=keys["part"].astype(int))
-    trajectory = ["step", "uid", "session"]
-    table[unit] = table.groupby(trajectory)[unit].transform("sum")
-    last = table.loc[table.groupby(trajectory, sort=False)["part"].idxmax()]
-    earlier = len(table) - len(last)
-    return last, [f"{earlier:,} lines are earlier parts of a trajectory: the last part has its reward"] * bool(earlier)
+    trajectory = table.groupby(["step", "uid", "session"], sort=False)
+    table["length"] = trajectory["length"].transform("sum")
+    return table.loc[trajectory["part"].idxmax()]
 
 
-def _records(file: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield the number and the record of each line; None for a torn one, which a killed process leaves."""
-    with file.open("rb") as opened:
-        for number, line in enumerate(opened, start=1):
+def json_lines(file: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the record of each line; None for a torn line, which a killed process leaves."""
+    with file.open("rb") as lines:
+        for line in lines:
             try:
                 record = json.loads(line)
             except ValueError:
                 record = None
-            if line.strip():
-                yield number, record if isinstance(record, dict) else None
-
-
-def texts(table: pd.DataFrame) -> dict[Any, tuple[str, str]]:
-    """Read the input and the output of some rows, by the row's label, from their files again."""
-    found = {}
-    for file, rows in table.groupby("file"):
-        wanted = dict(zip(rows["line"].tolist(), rows.index, strict=True))
-        for number, record in _records(Path(str(file))):
-            if number in wanted and record is not None:
-                found[wanted[number]] = str(record.get("input", "")), str(record.get("output", ""))
-    return found
+            yield record if isinstance(record, dict) else None

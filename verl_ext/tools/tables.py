@@ -51,7 +51,11 @@ def page(heading: str, notes: Iterable[str], picture: bytes, alt: str, tables: I
         cells = [_row(rows[0], "th"), *(_row(row, "td") for row in rows[1:])]
         body += [f"<h2>{html.escape(caption)}</h2>", f"<p>{html.escape(remark)}</p>", "<table>", *cells, "</table>"]
     head = f'<meta charset="utf-8">\n<title>{html.escape(heading)}</title>\n<style>{_STYLE}</style>'
-    return f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n' + "\n".join(body) + "\n</body>\n</html>\n"
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n'
+        + "\n".join(body)
+        + "\n</body>\n</html>\n"
+    )
 
 
 def _row(cells: Sequence[str], kind: str) -> str:

@@ -13,12 +13,12 @@ import numpy as np
 
 from verl_ext.errors import ConfigurationError
 from verl_ext.settings import Settings
-from verl_ext.tools import picture, rollouts
+from verl_ext.tools import picture
 from verl_ext.tools.compare import variants
 from verl_ext.tools.compare.measures import Bins, Measures, Share, by_level, furthest, measure, normalised
 from verl_ext.tools.compare.picture import draw
 from verl_ext.tools.compare.variants import GRPO, Outcome
-from verl_ext.tools.rollouts import TOKENS, Rollouts
+from verl_ext.tools.rollouts import Rollouts, read
 from verl_ext.tools.tables import Rows, page, plain, write
 
 _ROWS, _TEXT, _LONGEST = 8, 60, 2000
@@ -50,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "steps, as in '[weigh_and_sum,centre]'; `run`, the advantages that a dump recorded (default); or KEY=VALUE, "
         "which holds for all. Settings that no argument names are those of the run, where a dump has them",
     )
-    parser.add_argument("--length", metavar="KEY", default=TOKENS, help="the entry of the JSON lines with the tokens")
     parser.add_argument("--top", type=int, default=1, help="groups to show for each variant (default: 1)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with the picture, tables and texts")
@@ -76,7 +75,7 @@ class Comparison:
 
 def compare(options: argparse.Namespace) -> str:
     """Write the requested files; return the text to print."""
-    found = rollouts.read(options.rollouts, options.length)
+    found = read(options.rollouts)
     result = _compared(found, options.variants)
     groups = list(_groups(result, options.top))
     lines = list(result.notes)
@@ -111,32 +110,25 @@ def _compared(found: Rollouts, arguments: list[str]) -> Comparison:
         seen = np.stack([each.seen.get(key, found.rewards[key]) for key in keys], axis=1)
         scaled = normalised(seen, found.groups)
         measures.append(measure(each.advantages, outcomes[0].advantages, found.groups, scaled, level))
-    return Comparison(found, outcomes, measures, keys, level, [*_notes(found, outcomes), *note])
+    return Comparison(found, outcomes, measures, keys, level, [*_notes(found, outcomes, common), *note])
 
 
-def _notes(found: Rollouts, outcomes: list[Outcome]) -> Iterator[str]:
+def _notes(found: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterator[str]:
     """Say what was read, and what each variant is."""
     yield found.summary
     yield from found.notes
     if alone := int((found.groups.sizes == 1).sum()):
         yield f"{alone:,} groups have one trajectory: its advantage is 0 (verl's own grpo gives it its raw score)"
-    run = found.run
-    if run is not None:
-        kl = "; the KL in its rewards is left out" if run.algorithm.get("use_kl_in_reward") else ""
-        yield f"the run: {run.estimator}, with {_written(variants.settings_of(found))}{kl}"
-    yield f"{GRPO}: on {found.total}, without weights and conditions"
-    for outcome in outcomes[1:]:
-        variant = outcome.variant
-        with_ = "" if variant.chain is None else f" with {_written(variant.settings)}"
-        text = "the advantages that the run recorded" if variant.chain is None else variant.text
-        yield f"{variant.label}: {text}{with_}"
-        yield from outcome.notes
-
-
-def _written(settings: Settings) -> str:
-    """Write the settings that were not left at their defaults."""
-    given = {name: value for name, value in settings.given.items() if value not in (None, {}) and name != "verl_ext"}
-    return " ".join([json.dumps(given, sort_keys=True), f"loss_agg_mode={settings.loss_agg_mode}"])
+    if found.run is not None:
+        yield f"the run: {found.run.estimator}; its settings hold for all variants, unless an argument names them"
+    given = {name: value for name, value in common.given.items() if name != "verl_ext"}
+    yield f"settings: {json.dumps(given)}, loss_agg_mode={common.loss_agg_mode}"
+    if given.get("use_kl_in_reward"):
+        yield "the KL in the rewards is left out, because rollouts do not hold it"
+    yield f"{GRPO}: on {found.total}"
+    for variant, notes in ((outcome.variant, outcome.notes) for outcome in outcomes[1:]):
+        yield f"{variant.label}: {'the advantages that the run recorded' if variant.chain is None else variant.text}"
+        yield from notes
 
 
 def _level(found: Rollouts, common: Settings) -> tuple[Bins, list[str]]:
@@ -179,19 +171,18 @@ def _groups(result: Comparison, top: int) -> Iterator[tuple[str, str, Rows]]:
         base, outcome = result.outcomes[0], result.outcomes[at + 1]
         members = np.flatnonzero(found.groups.ids == group)
         members = members[np.argsort(-outcome.advantages[members], kind="stable")]
-        place = found.table.iloc[members]
-        texts = rollouts.texts(place) if "file" in place else {}
+        table = found.table.iloc[members]
+        texts = [_end(text, _LONGEST) for text in table.get("output", ())]
         rows: Rows = [(*keys, GRPO, outcome.variant.label, *(["answer"] if texts else []))]
-        for row in members.tolist():
+        for at_row, row in enumerate(members.tolist()):
             advantages = [f"{each.advantages[row]:+.3f}" for each in (base, outcome)]
-            answer = [_end(texts[row][1], _LONGEST)] if texts else []
-            rows.append((*(_number(found.rewards[key][row]) for key in keys), *advantages, *answer))
+            rows.append((*(_number(found.rewards[key][row]) for key in keys), *advantages, *texts[at_row : at_row + 1]))
         distance = result.measures[at + 1].distance[group]
         title = (
             f"Where {outcome.variant.label} is furthest from grpo, both scaled to the same size ({distance:.2f}): step "
-            f"{place['step'].iloc[0]}, prompt {place['uid'].iloc[0]}"
+            f"{table['step'].iloc[0]}, prompt {table['uid'].iloc[0]}"
         )
-        yield title, f"Prompt: {_end(texts[members[0]][0], _LONGEST)}" if texts else "", rows
+        yield title, f"Prompt: {_end(table['input'].iloc[0], _LONGEST)}" if texts else "", rows
 
 
 def _short(rows: Rows) -> Rows:
@@ -222,14 +213,10 @@ def _number(value: float, half: float = math.nan) -> str:
 def _save(result: Comparison, path: Path) -> None:
     """Write one row a trajectory: where it comes from, its rewards and every variant's advantage."""
     found = result.rollouts
-    table = found.table[[name for name in ("step", "update", "uid", "line") if name in found.table]].copy()
-    if found.lengths is not None:
-        table[found.unit] = found.lengths
+    table = found.table[["step", "update", "uid"]].assign(**{found.unit: found.lengths})
     for key in dict.fromkeys((found.total, *result.keys)):
         table[f"reward/{key}"] = found.rewards[key]
     for outcome in result.outcomes:
         table[f"advantage/{outcome.variant.label}"] = outcome.advantages
     path.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(path, index=False)
-
-

@@ -143,8 +143,8 @@ def spearman(x: Array, y: Array) -> float:
     import pandas as pd
 
     # In float32, values that differ by rounding are equal.
-    ranks = [pd.Series(values.astype(np.float32)).rank().to_numpy() for values in (x, y)]
-    return float(np.corrcoef(*ranks)[0, 1]) if all(np.ptp(rank) for rank in ranks) else math.nan
+    ranks = [pd.Series(values.astype(np.float32)).rank() for values in (x, y)]
+    return float(ranks[0].corr(ranks[1])) if all(np.ptp(rank) for rank in ranks) else math.nan
 
 
 def distances(advantages: Array, baseline: Array, groups: Groups) -> Array:
@@ -172,7 +172,7 @@ def by_level(means: Array, title: str, low: float = 0.0, high: float = 1.0) -> B
 
 
 def furthest(distance: Sequence[Array], top: int) -> list[tuple[int, int]]:
-    """Return for each estimator the groups that are furthest from grpo, as (estimator, group); none twice, none at 0."""
+    """Return for each estimator the groups furthest from grpo, as (estimator, group); none twice, none at 0."""
     chosen: dict[int, int] = {}
     for at, values in enumerate(distance):
         far = [group for group in np.argsort(-values, kind="stable").tolist() if values[group] > _SAME]

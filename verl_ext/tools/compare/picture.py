@@ -32,7 +32,7 @@ def _weight(ax: Any, measures: Sequence[Measures], level: Bins) -> list[Any]:
     lines = []
     for at, (found, colour, marker) in enumerate(zip(measures, COLOURS, _MARKERS, strict=False)):
         x = places + (at - (len(measures) - 1) / 2) * shift
-        mean, half = np.nan_to_num(found.by_level, nan=np.nan).T
+        mean, half = found.by_level.T
         some = ~np.isnan(mean)
         look = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.6, "elinewidth": 1, "capsize": 2}
         lines.append(ax.errorbar(x[some], mean[some], yerr=np.nan_to_num(half[some]), **look))
@@ -79,15 +79,16 @@ def _shares(ax: Any, measures: Sequence[Measures]) -> None:
     from matplotlib.ticker import PercentFormatter
 
     kinds = ("groups in which\nevery A is 0", "trajectories\nwith A = 0", "other sign\nthan grpo")
-    width = 0.8 / len(measures)
+    width, highest = 0.8 / len(measures), 0.1
     for at, found in enumerate(measures):
         shares = (found.dead, found.zero, found.turned)[: 3 if at else 2]
         places = np.arange(len(shares)) + (at - (len(measures) - 1) / 2) * width
         heights = np.array([share.value for share in shares])
+        highest = max(highest, *(share.high for share in shares))
         around = [[share.value - share.low for share in shares], [share.high - share.value for share in shares]]
         look = {"ecolor": "#333333", "capsize": 2, "error_kw": {"elinewidth": 1}}
         ax.bar(places, heights, width=0.9 * width, color=COLOURS[at], yerr=around, **look)
     ax.set_xticks(np.arange(len(kinds)), kinds)
     ax.yaxis.set_major_formatter(PercentFormatter(1))
-    ax.set_ylim(0, 1)
+    ax.set_ylim(0, 1.05 * highest)
     dress(ax, "How many give no signal, or another", "share, with 95 % interval")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,10 +88,10 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
 def settings_of(rollouts: Rollouts, overrides: Sequence[str] = ()) -> Settings:
     """Return the settings of the run with some overrides; rollouts hold no KL term."""
     run = rollouts.run
-    if run is None:
-        return parse_settings(overrides)
-    algorithm = {**run.algorithm, "use_kl_in_reward": False, "verl_ext": None}
-    return parse_settings(overrides, algorithm, run.loss_agg_mode)
+    settings = (
+        parse_settings(overrides, run.algorithm, run.loss_agg_mode) if run is not None else parse_settings(overrides)
+    )
+    return replace(settings, kl_in_reward=False)
 
 
 def _chain(name: str, settings: Settings, rollouts: Rollouts) -> Chain | None:
@@ -103,8 +103,6 @@ def _chain(name: str, settings: Settings, rollouts: Rollouts) -> Chain | None:
         valid = unknown("estimator", name, (*ESTIMATORS, GRPO, RUN))
         raise ConfigurationError(f"{valid}, or a list of steps in [...]")
     chain = grpo(settings) if name == GRPO else build(name, settings)
-    if settings.kl_in_reward:
-        raise ConfigurationError("algorithm.use_kl_in_reward=True: rollouts hold no KL term; remove it")
     if chain.per_reward and settings.rewards.keys is None:
         raise ConfigurationError(
             f"{name} works on each reward separately: add 'algorithm.rewards.keys=[...]' with some of "
@@ -129,10 +127,9 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     keys = own.keys or (rollouts.total,)
     rewards = np.stack([rollouts.reward(key, "algorithm.rewards.keys") for key in keys], axis=1)
     accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
-    lengths = np.ones(len(rewards)) if rollouts.lengths is None else rollouts.lengths
     uids = rollouts.table["uid"].tolist()
     is_run = _is_the_run(chain, variant.settings, rollouts)
-    states = _recorded_states(chain, rollouts) if is_run else {}
+    recorded = rollouts.run.states if rollouts.run is not None and is_run else {}
     state: Mapping[str, Any] = chain.init()
     advantages, seen = np.zeros(len(rewards)), rewards.copy()
     notes: dict[str, str] = {}
@@ -141,13 +138,13 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
             rewards[rows],
             uids[rows],
             keys=keys,
-            lengths=lengths[rows],
+            lengths=rollouts.lengths[rows],
             accuracy=None if accuracies is None else accuracies[rows],
         )
-        result = chain(batch, states.get(update, state))
+        result = chain(batch, recorded.get(update, state))
         state, advantages[rows], seen[rows] = result.state, result.advantages, result.seen
         notes |= result.warnings
-    said = [*notes.values(), *_odd(chain, rollouts, recorded=bool(states))]
+    said = [*notes.values(), *_odd(chain, rollouts, recorded=bool(recorded))]
     if is_run:
         apart = float(np.abs(advantages - rollouts.table["advantage"].to_numpy(float)).max())
         same = "equal" if apart < _ROUNDING else f"differ by up to {apart:.3g} from"
@@ -162,18 +159,9 @@ def _is_the_run(chain: Chain, settings: Settings, rollouts: Rollouts) -> bool:
     if run is None or run.estimator not in ESTIMATORS:
         return False
     recorded = settings_of(rollouts)
-    return settings.rewards == recorded.rewards and chain == build(run.estimator, recorded)
-
-
-def _recorded_states(chain: Chain, rollouts: Rollouts) -> dict[tuple[int, int], Mapping[str, Any]]:
-    """Return the state before each update that the dump holds."""
-    steps = {step.name: step for step in chain.steps}
-    states = rollouts.run.states if rollouts.run is not None else {}
-    return {
-        update: {name: steps[name].read(value) for name, value in plain.items()}
-        for update, plain in states.items()
-        if plain is not None
-    }
+    names = ("keys", "accuracy_key", "accuracy_threshold") if chain.needs_accuracy else ("keys",)
+    same = all(getattr(settings.rewards, name) == getattr(recorded.rewards, name) for name in names)
+    return same and chain == build(run.estimator, recorded)
 
 
 def _odd(chain: Chain, rollouts: Rollouts, *, recorded: bool) -> Iterator[str]:
@@ -185,7 +173,7 @@ def _odd(chain: Chain, rollouts: Rollouts, *, recorded: bool) -> Iterator[str]:
         yield f"its history begins with these rollouts{gaps}"
     by_tokens = any(getattr(step, "over", None) == "token" for step in chain.steps)
     if by_tokens and rollouts.unit != TOKENS:
-        yield f"approximate: it weighs by tokens, and the lengths are in {rollouts.unit} (--length names the tokens)"
+        yield f"approximate: it weighs by tokens, and the lengths are in {rollouts.unit}"
 
 
 def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:

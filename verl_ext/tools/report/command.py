@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="[NAME=]RUN",
-        help="the folder of a run, its .jsonl log or its tensorboard folder; A+B are the parts of one run before and "
+        help="the folder of a run, or the .jsonl log of verl's file logger; A+B are the parts of one run before and "
         "after it was resumed; runs with the same NAME are seeds of one experiment (default: the name of the folder)",
     )
     parser.add_argument("--metrics", nargs="+", metavar="METRIC", help="default: every reward, and related curves")
@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with the picture and the tables")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
     parser.add_argument("--title", help="heading of the picture and the page")
-    parser.add_argument("--smooth", type=int, default=5, help="steps averaged in each point of the picture (default: 5)")
+    parser.add_argument(
+        "--smooth", type=int, default=5, help="steps averaged in each point of the picture (default: 5)"
+    )
     parser.add_argument(
         "--window",
         type=int,

@@ -17,14 +17,14 @@ def report(paths: Sequence[Path], *, top: int) -> str:
     dump = read_dumps(paths)
     groups, table, keys = dump.groups, dump.table, list(dump.seen)
     steps = table["step"]
-    varies: Bools = np.stack([groups.varies(dump.seen[key]) for key in keys], axis=1)
+    varies = {key: groups.varies(dump.seen[key]) for key in keys}
     advantages = table["advantage"].to_numpy(float)
-    learned = groups.sum(np.abs(advantages)) > 0
+    learned: Bools = groups.sum(np.abs(advantages)) > 0
     files, count = len(dump.updates), len(groups)
     lines = [
         f"{files} files, steps {steps.min()} to {steps.max()}, {count} groups, {len(table)} responses",
-        f"dead, no reward varies: {_share(~varies.any(axis=1))}",
-        *(f"  {key} does not vary: {_share(~varies[:, at])}" for at, key in enumerate(keys)),
+        f"dead, no reward varies: {_share(~np.logical_or.reduce(list(varies.values())))}",
+        *(f"  {key} does not vary: {_share(~each)}" for key, each in varies.items()),
         f"every advantage is 0: {_share(~learned)}",
     ]
     level = "accuracy" if "accuracy" in table else "total"
