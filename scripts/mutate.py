@@ -43,7 +43,7 @@ ALL = (
     "tests/estimators/test_direct_call.py",
     "tests/estimators/test_against_reference.py",
 )
-NEEDS_VERL = "tests/core/test_observe.py::test_verl_combines_each_metric_as_its_last_word_says"
+NEEDS_VERL = "tests/core/test_metrics.py::test_verl_combines_each_metric_as_its_last_word_says"
 UNUSED_PLUGINS = ("cacheprovider", "doctest", "unraisableexception", "threadexception")
 
 # Changes that do not change any result: part of the line, part of the change, and the reason. The list only explains

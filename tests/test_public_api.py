@@ -87,7 +87,7 @@ def test_the_registered_functions_are_told_apart_by_name(name):
     [
         ("verl_ext", ("verl", "ray", "torch", "numpy", "omegaconf", "hydra")),
         (
-            "verl_ext.estimators, verl_ext.core.observe, verl_ext.core.rows",
+            "verl_ext.estimators, verl_ext.core.metrics, verl_ext.core.rows",
             ("verl", "ray", "omegaconf", "hydra", "transformers"),
         ),
     ],

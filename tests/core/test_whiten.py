@@ -10,7 +10,7 @@ import pytest
 from tests.core.columns import apply, column
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain
-from verl_ext.core.observe import advantage_metrics
+from verl_ext.core.metrics import advantage_metrics
 from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum, Whiten
 
 NAN = math.nan

@@ -12,7 +12,7 @@ from tests.end_to_end import agents
 from tests.end_to_end.test_async import ESTIMATORS, history
 from tests.end_to_end.test_training import TIMEOUT
 from verl_ext import Batch, Settings, build
-from verl_ext.core.history import Capability, WeighByHistory
+from verl_ext.core.history import WeighByHistory
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 ROOT = str(Path(__file__).parents[2])
@@ -86,7 +86,7 @@ def test_the_history_counts_sessions_and_goes_on(begin, mode):
     sessions = dumped(again, 3)
     batch = Batch.of(sessions[["reward/score"]], list(sessions.uid), accuracy=sessions.accuracy)
     chain = build("hadw", Settings())
-    undisturbed = chain(batch, {WeighByHistory.name: Capability.from_dict(before)})
+    undisturbed = chain(batch, {WeighByHistory.name: before})
     assert sessions.advantage.to_numpy() == pytest.approx(undisturbed.advantages, abs=1e-12)
-    assert history(again, 3) == undisturbed.state[WeighByHistory.name].to_dict()
+    assert history(again, 3) == undisturbed.state[WeighByHistory.name]
     assert history(again, 3)["ticks"] == 3

@@ -9,14 +9,13 @@ from unittest import mock
 
 from tests.integration.configs import compose
 from tests.integration.pipeline import Pipeline
-from verl_ext.core.history import Capability
 from verl_ext.core.state import RunState
 
 HADW = ("algorithm.adv_estimator=hadw", "+algorithm.rewards.keys=[acc]")
 
 
 def state(ticks: int, value: float = 0.1 + 0.2) -> RunState:
-    return RunState({"hadw": {"weigh_by_history": Capability("soft", value, (1 / 3, value), ticks)}})
+    return RunState({"hadw": {"weigh_by_history": {"anchor": "soft", "value": value, "window": [1 / 3, value], "ticks": ticks}}})
 
 
 def legacy(folder: Path, *overrides: str) -> Any:

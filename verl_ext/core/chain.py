@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -11,14 +11,15 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array
-from verl_ext.core.observe import Metrics, metric_name
+from verl_ext.core.metrics import Metrics
 from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
 SUM = "weigh_and_sum"
+CONDITION = "condition"
 Order = Mapping[str, str]
 """Names of other steps, each with the reason why it must, or must not, come before a step."""
 State = Mapping[str, Any]
-"""State of a chain: the state of each stateful step, by step name. Each is plain data or has a `to_dict()`."""
+"""State of a chain: the state of each stateful step, by step name."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Update:
     values: Array
     state: Any = None
     metrics: Metrics = field(default_factory=dict)
-    """By short name; the chain adds the name of the step or the estimator as a prefix."""
+    """By short name; in the logs the name of the estimator comes before it."""
     warnings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -39,9 +40,9 @@ class Step:
 
     - `update` instead of `apply`, for a step that logs metrics, warns, or keeps state from batch to batch. The state is
       an argument and a result; the step itself never changes.
-    - `init`: the state before the first batch. If it is not plain data, it has `to_dict()`, and `read` is the inverse.
-    - `after`, `not_after`, `stands_for`: which steps must, and which must not, come before this one in a list.
-    - `check`: rejects settings that are valid one by one but not together. `check_state`: rejects a saved state.
+    - `init`: the state before the first batch, plain data that JSON restores unchanged. `check_state` rejects a saved
+      one.
+    - `after`, `not_after`: which steps must, and which must not, come before this one in a list.
 
     >>> @dataclass(frozen=True)
     ... class Halve(Step):
@@ -56,15 +57,11 @@ class Step:
     name: ClassVar[str]
     """The name of the step in a list of steps."""
     needs_accuracy: ClassVar[bool] = False
-    """Whether it reads `batch.accuracy`."""
+    """Whether the step reads `batch.accuracy`."""
     after: ClassVar[Order] = MappingProxyType({})
     """Steps that must come before this one, each with the reason."""
     not_after: ClassVar[Order] = MappingProxyType({})
     """Steps that must not come before this one, each with the reason."""
-    stands_for: ClassVar[tuple[str, ...]] = ()
-    """Steps whose place it takes in these rules: `("weigh_and_sum",)` for another way to combine values into one."""
-    renamed: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Old names of settings to the new ones."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         """Return new values `[N, K]`. NaN means "not scored": pass it on."""
@@ -76,16 +73,6 @@ class Step:
 
     def init(self) -> Any:
         """Return the state before the first batch; None for a stateless step."""
-        return None
-
-    @staticmethod
-    def read(data: Any) -> Any:
-        """Read the state from the plain data of a checkpoint."""
-        return data
-
-    @classmethod
-    def check(cls, given: Mapping[str, Any]) -> str | None:  # noqa: ARG003 - part of the contract
-        """Return what is wrong with the combination of settings, or None."""
         return None
 
     def check_state(self, state: Any) -> None:
@@ -100,6 +87,8 @@ class Result:
     state: State
     metrics: Metrics
     warnings: Mapping[str, str]
+    seen: Array
+    """`[N, K]` the rewards after the conditions at the start of the chain."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +102,6 @@ class Chain:
     """
 
     steps: tuple[Step, ...]
-    log_as: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Prefix of the metrics of a step, by step name. Default: the name of the step."""
 
     def __post_init__(self) -> None:
         stateful = [step.name for step in self.steps if step.init() is not None]
@@ -132,11 +119,6 @@ class Chain:
         return bool(self.steps) and self.steps[0].name != SUM
 
     @property
-    def readers(self) -> dict[str, Callable[[Any], Any]]:
-        """The name of each stateful step to the function that reads its saved state."""
-        return {step.name: step.read for step in self.steps if step.init() is not None}
-
-    @property
     def stateful(self) -> bool:
         """Whether checkpoints must hold the state of this chain."""
         return bool(self.init())
@@ -147,11 +129,10 @@ class Chain:
 
     def check_state(self, state: State) -> None:
         """Raise `CheckpointError` if the steps cannot continue from a saved state."""
-        if foreign := set(state) - set(self.readers):
+        if foreign := state.keys() - self.init().keys():
             raise CheckpointError(
-                f"the saved state belongs to {listed(foreign)}, but the steps of this run are "
-                f"{', '.join(step.name for step in self.steps)}: resume with the estimator that saved it, or start "
-                "from a folder without that state"
+                f"the saved state of {listed(foreign)} belongs to another estimator: resume with the estimator that "
+                "saved it, or start from a folder without that state"
             )
         for step in self.steps:
             if step.name in state:
@@ -163,24 +144,30 @@ class Chain:
         new: dict[str, Any] = {}
         metrics: Metrics = {}
         warnings: dict[str, str] = {}
-        values = batch.rewards
+        values = seen = batch.rewards
         for step in self.steps:
             update = step.update(values, batch, old.get(step.name))
+            _check_shape(step, update.values, len(values))
+            if step.name == CONDITION and values is seen:
+                seen = update.values
             values = update.values
-            metrics.update({self._metric(step, name): value for name, value in update.metrics.items()})
-            warnings.update(update.warnings)
+            metrics |= update.metrics
+            warnings |= update.warnings
             if update.state is not None:
                 new[step.name] = update.state
-        if values.shape != (len(batch.rewards), 1):
+        if values.shape[1] != 1:
             raise ConfigurationError(
                 f"a chain must end with one value per trajectory, but the steps {[step.name for step in self.steps]} "
-                f"return values of shape {values.shape}: add weigh_and_sum"
+                f"return {values.shape[1]}: add {SUM}"
             )
         advantages = values[:, 0]
-        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, warnings)
+        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, warnings, seen)
 
-    def _metric(self, step: Step, name: str) -> str:
-        """The step `whiten` logs `whiten_std` as `gdpo/whiten_std` in gdpo, and as `whiten/std` in a user's list."""
-        if step.name in self.log_as:
-            return f"{self.log_as[step.name]}/{name}"
-        return f"{metric_name(step.name)}/{name.removeprefix(f'{step.name}_')}"
+
+def _check_shape(step: Step, values: object, size: int) -> None:
+    if not isinstance(values, np.ndarray) or values.ndim != 2 or len(values) != size:
+        shape = f"shape {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+        raise ConfigurationError(
+            f"step {step.name!r} returns {shape}, expected an array with a row for each of {size} trajectories: "
+            f"return [N, K], after {SUM} [N, 1]"
+        )

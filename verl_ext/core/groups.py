@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -62,18 +59,13 @@ class Groups:
     @classmethod
     def of(cls, labels: Iterable[Hashable]) -> Groups:
         """Group by label. Labels may be of any hashable types."""
-        labels = list(labels)
-        codes: defaultdict[Hashable, int] = defaultdict()
-        codes.default_factory = codes.__len__  # a new label gets the next number
+        numbers: dict[Hashable, int] = {}
         try:
-            ids = np.fromiter(map(codes.__getitem__, labels), dtype=np.intp, count=len(labels))
+            ids = np.array([numbers.setdefault(label, len(numbers)) for label in labels], dtype=np.intp)
         except TypeError as error:
-            bad = next(label for label in labels if _unhashable(label))
-            raise DataError(f"group labels must be hashable, found {bad!r} ({type(bad).__name__})") from error
-        # numpy sorts 16-bit integers by radix, in linear time.
-        keys = ids.astype(np.uint16) if len(codes) <= 65536 else ids
+            raise DataError(f"group labels must be hashable: {error}") from error
         sizes = np.bincount(ids)
-        return cls(ids, keys.argsort(kind="stable"), sizes.cumsum() - sizes, sizes, tuple(codes))
+        return cls(ids, ids.argsort(kind="stable"), sizes.cumsum() - sizes, sizes, tuple(numbers))
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -85,16 +77,23 @@ class Groups:
 
     def sum(self, x: Array) -> Array:
         """Sum of the scored values."""
-        return self.sum_and_count(x)[0]
+        total: Array = np.add.reduceat(np.where(np.isnan(x), 0.0, x)[self.order], self.starts)
+        return total
+
+    def count(self, x: Array) -> Array:
+        """Number of the scored values."""
+        number: Array = np.add.reduceat((~np.isnan(x)).astype(np.float64)[self.order], self.starts)
+        return number
 
     def mean(self, x: Array) -> Array:
         """Mean of the scored values; NaN for a group without any."""
-        return self._mean_of_sorted(x.take(self.order, axis=0))
+        count = self.count(x)
+        mean: Array = np.divide(self.sum(x), count, out=np.full(count.shape, np.nan), where=count > 0)
+        return mean
 
     def std(self, centred: Array) -> Array:
         """Standard deviation, with n - 1, of values centred in their group; 0 for fewer than two scored values."""
-        squares, count = self.sum_and_count(np.square(centred))
-        return np.sqrt(divide(squares, count - 1))
+        return np.sqrt(divide(self.sum(np.square(centred)), self.count(centred) - 1))
 
     def varies(self, x: Array) -> Bools:
         """Whether a group has variance: `max - min > 1e-6 * max(1, |mean|)`; never for a single scored value."""
@@ -102,52 +101,10 @@ class Groups:
 
     def variation(self, x: Array) -> tuple[Array, Bools]:
         """Mean of the scored values, and whether they vary (see `varies`)."""
-        sorted_x = x.take(self.order, axis=0)
-        mean = self._mean_of_sorted(sorted_x)
-        width = np.fmax.reduceat(sorted_x, self.starts) - np.fmin.reduceat(sorted_x, self.starts)
+        mean, in_order = self.mean(x), x[self.order]
+        width = np.fmax.reduceat(in_order, self.starts) - np.fmin.reduceat(in_order, self.starts)
         return mean, np.asarray(width > TOLERANCE * np.fmax(1.0, np.abs(mean)))
-
-    def sum_and_count(self, x: Array) -> tuple[Array, Array]:
-        """Sum and number of the scored values. The counts may have one column if they are the same for all columns."""
-        sorted_x = x.take(self.order, axis=0)
-        total = np.add.reduceat(sorted_x, self.starts)
-        if _has_nan(total):
-            return self._scored_sum_and_count(sorted_x)
-        return total, self._counts if x.ndim == 1 else self._counts[:, None]
-
-    def _mean_of_sorted(self, x: Array) -> Array:
-        """`mean` of values that are sorted by group."""
-        total: Array = np.add.reduceat(x, self.starts)
-        if _has_nan(total):
-            total, count = self._scored_sum_and_count(x)
-            mean: Array = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
-        else:
-            mean = total / (self._counts if x.ndim == 1 else self._counts[:, None])
-        return mean
-
-    def _scored_sum_and_count(self, x: Array) -> tuple[Array, Array]:
-        """`sum_and_count` of values that are sorted by group, of which some are NaN."""
-        missing = np.isnan(x)
-        total = np.add.reduceat(np.where(missing, 0.0, x), self.starts)
-        return total, np.add.reduceat((~missing).astype(np.float64), self.starts)
-
-    @cached_property
-    def _counts(self) -> Array:
-        return self.sizes.astype(np.float64)
 
     def broadcast(self, per_group: npt.NDArray[D]) -> npt.NDArray[D]:
         """Broadcast one value per group to its trajectories: `[G, ...] -> [N, ...]`."""
-        return per_group.take(self.ids, axis=0)
-
-
-def _has_nan(totals: Array) -> bool:
-    """Whether a value is NaN; also true if infinite values cancel."""
-    return math.isnan(np.add.reduce(totals, axis=None))
-
-
-def _unhashable(label: Hashable) -> bool:
-    try:
-        hash(label)
-    except TypeError:
-        return True
-    return False
+        return per_group[self.ids]

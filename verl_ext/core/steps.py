@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import SUM, Order, Step, Update
-from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
-from verl_ext.core.observe import Metrics
+from verl_ext.core.chain import CONDITION, SUM, Order, Step, Update
+from verl_ext.core.groups import TOLERANCE, Array, Bools
+from verl_ext.core.metrics import Metrics, metric_names
 from verl_ext.core.typed import limited
 from verl_ext.errors import ConfigurationError, listed
 
@@ -40,38 +40,40 @@ class Requirement:
 class Condition(Step):
     """`r_k <- r_k * 1[r_on >= t]`: an easy reward counts only where the hard one was reached (GDPO, eq. 8).
 
-    Where `on` is not scored, `r_k` is not scored either.
+    Where `on` is not scored, `r_k` is not scored either. `condition_met/<reward>` is the share of the scored `on` that
+    reached the threshold.
     """
 
-    name: ClassVar[str] = "condition"
+    name: ClassVar[str] = CONDITION
     not_after: ClassVar[Order] = MappingProxyType(
         dict.fromkeys(
             (SUM, "centre", "scale_by_std", "scale_by_mad"), "a condition applies to the rewards as they were scored"
         )
     )
-    conditions: MappingProxyType[str, Requirement] = field(default_factory=lambda: MappingProxyType({}))
+    conditions: Mapping[str, Requirement]
 
     def __post_init__(self) -> None:
+        if not self.conditions:
+            raise ConfigurationError("condition: it needs conditions={reward: {on: other reward, at_least: number}}")
         for key, needed in self.conditions.items():
             if needed.on == key:
-                raise ConfigurationError(f"conditions.{key}.on must name another reward, found {needed.on!r}")
+                raise ConfigurationError(f"condition: conditions.{key}.on must be another reward, found {needed.on!r}")
 
-    @classmethod
-    def check(cls, given: Mapping[str, Any]) -> str | None:
-        """Reject a step without conditions."""
-        return None if given.get("conditions") else "it needs conditions={reward: {on: other reward, at_least: number}}"
-
-    def apply(self, values: Array, batch: Batch) -> Array:
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:
         named = {name for key, needed in self.conditions.items() for name in (key, needed.on)}
         if missing := named - set(batch.keys):
             raise ConfigurationError(f"conditions name {listed(missing)}, but the reward keys are {listed(batch.keys)}")
+        names, metrics = metric_names(batch.keys), {}
         out: Array = values.copy()
         for key, needed in self.conditions.items():
             column, on = batch.keys.index(key), batch.rewards[:, batch.keys.index(needed.on)]
-            missed = (on < needed.at_least) & ~np.isnan(values[:, column])
-            out[missed, column] = 0.0
-            out[np.isnan(on), column] = np.nan
-        return out
+            met = on >= needed.at_least
+            unscored = np.isnan(on)
+            out[~met & ~np.isnan(values[:, column]), column] = 0.0
+            out[unscored, column] = np.nan
+            if not unscored.all():
+                metrics[f"condition_met/{names[key]}"] = float(met[~unscored].mean())
+        return Update(out, metrics=metrics)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Centre(Step):
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
-        mean, varies = batch.variation if values is batch.rewards else groups.variation(values)
+        mean, varies = groups.variation(values)
         centred = values - groups.broadcast(mean)
         return np.where(groups.broadcast(varies) | np.isnan(centred), centred, 0.0)
 
@@ -100,8 +102,8 @@ class ScaleByStd(Step):
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        groups = batch.groups
-        return divide(values, groups.broadcast(groups.std(values) + self.epsilon))
+        scaled: Array = values / batch.groups.broadcast(batch.groups.std(values) + self.epsilon)
+        return scaled
 
 
 @dataclass(frozen=True)
@@ -114,12 +116,11 @@ class ScaleByMad(Step):
     epsilon: float = limited(1e-4, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        groups = batch.groups
-        deviations, count = groups.sum_and_count(np.abs(values))
+        deviations, count = batch.groups.sum(np.abs(values)), batch.groups.count(values)
         # 0 where no value deviates: dividing by a tiny epsilon alone would give infinity.
-        scale = np.zeros(deviations.shape)
-        np.divide(count, deviations + self.epsilon, out=scale, where=deviations > 0)
-        return values * groups.broadcast(scale)
+        scale = np.divide(count, deviations + self.epsilon, out=np.zeros(count.shape), where=deviations > 0)
+        scaled: Array = values * batch.groups.broadcast(scale)
+        return scaled
 
 
 @dataclass(frozen=True)
@@ -130,27 +131,24 @@ class WeighAndSum(Step):
     """
 
     name: ClassVar[str] = SUM
-    not_after: ClassVar[Order] = MappingProxyType({SUM: "there is already one value per trajectory"})
     weights: tuple[float, ...] | None = None
     """One per component; default: 1 each."""
+    kl_where_varying: bool = False
+    """Leave the KL part out of groups whose sum does not vary."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        columns = values.shape[1]
-        given = (1.0,) * columns if self.weights is None else self.weights
-        if len(given) != columns:
-            raise ConfigurationError(f"{len(given)} weights for {columns} reward keys: {listed(batch.keys)}")
-        if given == (1.0,) and batch.kl_reward is None:
-            return values
-        weights = np.array(given)
-        total: Array = values @ weights
-        unscored: Bools = np.isnan(total)
-        if np.any(unscored):
-            missing = np.isnan(values)
-            total = np.where(missing, 0.0, values) @ weights
-            unscored = np.asarray(missing.all(axis=1))
+        weights = np.ones(len(batch.keys)) if self.weights is None else np.array(self.weights)
+        if not values.shape[1] == len(weights) == len(batch.keys):
+            raise ConfigurationError(
+                f"{SUM} needs a weight and a value for each reward, found {len(weights)} weights and {values.shape[1]} "
+                f"values for {len(batch.keys)} reward keys: {listed(batch.keys)}"
+            )
+        unscored = np.isnan(values)
+        total: Array = np.where(unscored, 0.0, values) @ weights
+        total[unscored.all(axis=1)] = np.nan
         if batch.kl_reward is not None:
-            total = total + batch.kl_reward
-        total[unscored] = np.nan
+            varies = batch.groups.broadcast(batch.groups.varies(total))
+            total = total + np.where(varies | (not self.kl_where_varying), batch.kl_reward, 0.0)
         return total[:, None]
 
 
@@ -172,27 +170,24 @@ class Whiten(Step):
     over: Literal["sequence", "token"] = "sequence"
     epsilon: float = limited(1e-6, above=0.0)
 
-    @classmethod
-    def check(cls, given: Mapping[str, Any]) -> str | None:
-        """Reject an epsilon over tokens, where 1e-8 is added to the variance as in verl."""
-        unused = given.get("over", cls.over) == "token" and "epsilon" in given
-        return "epsilon has no effect with over=token, whose divisor is sqrt(var + 1e-8)" if unused else None
+    def __post_init__(self) -> None:
+        if self.over == "token" and self.epsilon != Whiten.epsilon:
+            raise ConfigurationError("whiten: epsilon has no effect with over=token, whose divisor is sqrt(var + 1e-8)")
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
         values, centred = _without_rounding(values, batch)
-        x = values.ravel()
-        weights = batch.lengths.repeat(values.shape[1]) if self.over == "token" else np.ones(len(x))
-        unscored = np.isnan(x)
-        if unscored.any():
-            x, weights = x[~unscored], weights[~unscored]
+        column = _single(values)
+        scored = ~np.isnan(column)
+        x = column[scored]
+        weights = batch.lengths[scored] if self.over == "token" else np.ones(len(x))
         total = float(weights.sum())
-        zero_mean = not total or (centred and self.over == "sequence")
-        mean = 0.0 if zero_mean else float((weights * x).sum()) / total
+        if not total:
+            return Update(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})
+        mean = 0.0 if centred and self.over == "sequence" else float((weights * x).sum()) / total
         variance = float((weights * np.square(x - mean)).sum()) / (total - 1) if total > 1 else 0.0
         std = math.sqrt(variance)
         divisor = math.sqrt(variance + 1e-8) if self.over == "token" else std + self.epsilon
-        whitened = (values - mean) / divisor if divisor else np.where(np.isnan(values), values, 0.0)
-        return Update(whitened if total else values, metrics={"whiten_shift": mean, "whiten_std": std})
+        return Update((values - mean) / divisor, metrics={"whiten_shift": mean, "whiten_std": std})
 
 
 @dataclass(frozen=True)
@@ -201,20 +196,20 @@ class Balance(Step):
 
     `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = N / N_valid`. A group is valid if its
     values vary; `z = 1` when none is. z is logged as `balance_z`, and as `zero_mask_ratio` as in the authors' code and
-    TRL; `dead_share` is the share of rows in groups that are not valid.
+    TRL; `dead_share` is the share of trajectories in groups that are not valid.
     """
 
     name: ClassVar[str] = "balance"
     after: ClassVar[Order] = _SUMMED
+    not_after: ClassVar[Order] = MappingProxyType({"balance": "the factor would apply twice"})
     over: Literal["token", "sequence"] = "token"
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
         share = batch.lengths if self.over == "token" else np.ones(len(values))
         live = batch.groups.broadcast(_live(values, batch))
-        # Not np.dot: BLAS starts threads of its own for it, which slow torch's down.
-        valid = float(np.add.reduce(share[live]))
-        z = float(np.add.reduce(share)) / valid if valid else 1.0
-        dead_share = 1.0 - float(np.count_nonzero(live)) / len(live) if len(live) else 0.0
+        valid = float(share[live].sum())
+        z = float(share.sum()) / valid if valid else 1.0
+        dead_share = float((~live).mean()) if len(live) else 0.0
         return Update(values * z, metrics={"balance_z": z, "zero_mask_ratio": z, "dead_share": dead_share})
 
 
@@ -229,9 +224,9 @@ class WeighByDifficulty(Step):
     name: ClassVar[str] = "weigh_by_difficulty"
     needs_accuracy: ClassVar[bool] = True
     after: ClassVar[Order] = _SUMMED
+    not_after: ClassVar[Order] = MappingProxyType({"weigh_by_difficulty": "the weights would apply twice"})
     dqw_temp: float = limited(2.0, above=0.0)
     """Temperature T."""
-    renamed: ClassVar[Mapping[str, str]] = MappingProxyType({"temperature": "dqw_temp"})
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
         live = _live(values, batch)
@@ -240,17 +235,14 @@ class WeighByDifficulty(Step):
         weights = np.ones(len(live))
         metrics: Metrics = {
             "valid_groups": float(len(solved)),
-            "all_right_groups": float(np.count_nonzero(accuracy >= 1)),
-            "all_wrong_groups": float(np.count_nonzero(accuracy <= 0)),
+            "all_right_groups": float((accuracy >= 1).sum()),
+            "all_wrong_groups": float((accuracy <= 0).sum()),
         }
         if len(solved):
-            lam = np.exp((np.minimum.reduce(solved) - solved) / self.dqw_temp)
-            lam *= len(lam) / np.add.reduce(lam)
+            lam = np.exp((solved.min() - solved) / self.dqw_temp)
+            lam *= len(lam) / lam.sum()
             weights[live] = lam
-            metrics |= {
-                "difficulty_weight_max": float(np.maximum.reduce(lam)),
-                "difficulty_weight_min": float(np.minimum.reduce(lam)),
-            }
+            metrics |= {"difficulty_weight_max": float(lam.max()), "difficulty_weight_min": float(lam.min())}
         return Update(values * batch.groups.broadcast(weights)[:, None], metrics=metrics)
 
 
@@ -264,8 +256,11 @@ def _without_rounding(values: Array, batch: Batch) -> tuple[Array, bool]:
 
 def _live(values: Array, batch: Batch) -> Bools:
     """`[G]` whether the group's single value varies."""
+    return batch.groups.varies(_single(values))
+
+
+def _single(values: Array) -> Array:
+    """`[N]` the single value of each trajectory."""
     if values.shape[1] != 1:
-        raise ConfigurationError(
-            f"this step takes one value per trajectory, found {values.shape[1]}: put weigh_and_sum first"
-        )
-    return batch.groups.varies(values[:, 0])
+        raise ConfigurationError(f"this step takes one value per trajectory, found {values.shape[1]}: put {SUM} first")
+    return values[:, 0]

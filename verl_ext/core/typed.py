@@ -15,6 +15,7 @@ from verl_ext.errors import ConfigurationError, unknown
 LARGEST_WEIGHT = 1e30  # its square times the square of a reward does not overflow
 T = TypeVar("T")
 _PLAIN = {bool: "True or False", int: "an integer", str: "a string"}
+_NOTHING = dataclasses.MISSING
 
 
 def limited(default: Any, *, low: float | None = None, above: float | None = None, high: float | None = None) -> Any:
@@ -28,29 +29,13 @@ def same_as(kind: type[Any], name: str) -> Any:
     return dataclasses.field(default=field.default, metadata=field.metadata)
 
 
-def shared(source: Any, kind: type[Any]) -> dict[str, Any]:
-    """The fields that `source` and the dataclass `kind` have in common, with the values in `source`.
-
-    >>> @dataclasses.dataclass
-    ... class Section:
-    ...     limit: float = 2.0
-    ...     base: str = "grpo"
-    >>> @dataclasses.dataclass
-    ... class Clip:
-    ...     limit: float = 3.0
-    >>> Clip(**shared(Section(), Clip))
-    Clip(limit=2.0)
-    """
-    return {item.name: getattr(source, item.name) for item in dataclasses.fields(kind) if hasattr(source, item.name)}
-
-
 def number(
     where: str, value: object, *, low: float | None = None, above: float | None = None, high: float | None = None
 ) -> None:
     """Raise unless the value is a finite number within the limits."""
-    if not _finite(value):
+    exact = _finite(value)
+    if exact is None:
         raise ConfigurationError(f"{where} must be a finite number, found {value!r}")
-    exact = float(value)  # type: ignore[arg-type]
     if low is not None and exact < low:
         raise ConfigurationError(f"{where} must be at least {low:g}, found {exact:g}")
     if above is not None and exact <= above:
@@ -59,22 +44,23 @@ def number(
         raise ConfigurationError(f"{where} must be at most {high:g}, found {exact:g}")
 
 
-def _finite(value: object) -> bool:
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
     try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return float(value) if math.isfinite(value) else None
     except OverflowError:  # an integer beyond float64
-        return False
+        return None
 
 
 def boolean(where: str, value: object) -> None:
     """Raise unless the value is True or False."""
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{where} must be True or False, found {value!r}")
+    value_of(where, value, bool)
 
 
 def section(kind: type[T], given: object, where: str) -> T:
     """Read the dataclass of a section from plain data; null means the defaults."""
-    read: T = make(kind, {}, where) if given is None else value_of(where, given, kind)
+    read: T = value_of(where, {} if given is None else given, kind)
     return read
 
 
@@ -89,23 +75,14 @@ def make(kind: type[T], given: Mapping[Any, Any], where: str) -> T:
     """
     # A class that is not a dataclass has no settings.
     known = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    fields = {item.name: item for item in known if item.init}
-    hints = typing.get_type_hints(kind)
-    # YAML 1.1 reads the key `on` as True.
-    named = {"on" if name is True and "on" in fields else name: value for name, value in given.items()}
-    renamed: Mapping[str, str] = getattr(kind, "renamed", {})
-    for name in named:
-        if name in renamed:
-            raise ConfigurationError(
-                f"{where}: the setting {name!r} is now called {renamed[name]!r}: write {renamed[name]}={named[name]}"
-            )
+    fields, hints, read = {item.name: item for item in known if item.init}, typing.get_type_hints(kind), {}
+    for name, value in _named(given).items():
         if name not in fields:
             raise ConfigurationError(f"{where}: {unknown('setting', name, fields)}")
-    nothing = dataclasses.MISSING
+        read[name] = value_of(f"{where}.{name}", value, hints[name], fields[name].metadata)
     for name, item in fields.items():
-        if name not in named and item.default is nothing and item.default_factory is nothing:
+        if name not in read and item.default is _NOTHING and item.default_factory is _NOTHING:
             raise ConfigurationError(f"{where} needs the setting {name!r}")
-    read = {name: value_of(f"{where}.{name}", named[name], hints[name], fields[name].metadata) for name in named}
     return kind(**read)
 
 
@@ -143,17 +120,21 @@ def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] = Mapp
             raise ConfigurationError(f"{where} must be a list, found {value!r}{remedy}")
         values = [value_of(f"{where}[{at}]", item, inner[0], limits) for at, item in enumerate(value)]
         return values if origin is list else tuple(values)
-    if origin in (dict, Mapping, MappingProxyType) or dataclasses.is_dataclass(kind):
+    if origin in (dict, Mapping) or dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ConfigurationError(f"{where} must be a section of settings, found {value!r}")
         if dataclasses.is_dataclass(kind):
             return make(typing.cast(type[Any], kind), value, where)
-        read = {str(key): value_of(f"{where}.{key}", item, inner[1], limits) for key, item in value.items()}
-        return MappingProxyType(read) if origin is MappingProxyType else read
+        return {key: value_of(f"{where}.{key}", item, inner[1], limits) for key, item in _named(value).items()}
     raise ConfigurationError(
         f"{where} is declared as {kind}, which cannot be read from a configuration: declare it as bool, int, float, "
         "str, Literal, `X | None`, tuple[X, ...], Mapping[str, X] or a dataclass"
     )
+
+
+def _named(given: Mapping[Any, Any]) -> dict[str, Any]:
+    """The mapping with strings as keys. YAML 1.1 reads the key `on` as True."""
+    return {"on" if key is True else str(key): value for key, value in given.items()}
 
 
 def _first_fitting(where: str, value: Any, kinds: Sequence[Any], limits: Mapping[str, Any]) -> Any:

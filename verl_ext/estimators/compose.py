@@ -8,14 +8,16 @@ r"""`adv_estimator=compose`: an estimator written as a list of steps in the conf
 
 A list may name the steps of the named estimators, which `python -m verl_ext show NAME` prints as such lists, and steps
 of your own as `package.module:Class`. These need no registration, but must be importable where verl's trainer runs.
-Names, settings and order are checked when the list is read.
+Names, settings and order are checked when the list is read. Exactly one step is `weigh_and_sum`, which applies
+`algorithm.rewards.weights`: a method that combines rewards in another way scales them before the sum.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +26,7 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import SUM, Chain, Step
+from verl_ext.core.groups import Array
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.state import plain_state
 from verl_ext.core.steps import (
@@ -37,29 +40,24 @@ from verl_ext.core.steps import (
     Whiten,
 )
 from verl_ext.core.typed import make
-from verl_ext.errors import CheckpointError, ConfigurationError, unknown
+from verl_ext.errors import ConfigurationError, VerlExtError, unknown
 from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
 WHERE = "algorithm.compose.steps"
-STEPS: Mapping[str, type[Step]] = MappingProxyType(
-    {
-        kind.name: kind
-        for kind in (
-            Condition,
-            Centre,
-            ScaleByStd,
-            ScaleByMad,
-            WeighAndSum,
-            Whiten,
-            Balance,
-            WeighByDifficulty,
-            WeighByHistory,
-        )
-    }
+_KINDS: tuple[type[Step], ...] = (
+    Condition,
+    Centre,
+    ScaleByStd,
+    ScaleByMad,
+    WeighAndSum,
+    Whiten,
+    Balance,
+    WeighByDifficulty,
+    WeighByHistory,
 )
+STEPS: Mapping[str, type[Step]] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """The steps that a list may name."""
-DIVIDING = frozenset({ScaleByStd.name, ScaleByMad.name})
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,7 @@ class ComposeSettings:
             name = item.get("step") if isinstance(item, Mapping) else item
             if not (isinstance(name, str) and name):
                 raise ConfigurationError(
-                    f"{WHERE}[{position}] must be a step's name, or {{step: name, setting: value}}, found "
-                    f"{dict(item) if isinstance(item, Mapping) else item!r}"
+                    f"{WHERE}[{position}] must be a step's name, or {{step: name, setting: value}}, found {item!r}"
                 )
 
 
@@ -100,6 +97,129 @@ def compose(settings: Settings) -> Chain:
     return chain
 
 
+def _step(item: str | Mapping[str, Any], where: str, settings: Settings) -> Step:
+    given = {} if isinstance(item, str) else {key: value for key, value in item.items() if key != "step"}
+    name = item if isinstance(item, str) else str(item["step"])
+    kind = _own(name, where) if ":" in name else STEPS.get(name)
+    if kind is None:
+        raise ConfigurationError(
+            f"{where}: {unknown('step', name, STEPS)}, or package.module:Class for one of your own"
+        )
+    if kind is WeighAndSum:
+        if "weights" in given:
+            raise ConfigurationError(f"{where}: set the weights of {name} by algorithm.rewards.weights")
+        given["weights"] = settings.rewards.weights
+    try:
+        step: Step = make(kind, given, name)
+        step.init()
+    except Exception as error:  # user code may raise anything
+        cause = "" if isinstance(error, VerlExtError) else f"{name} raises {type(error).__name__}: "
+        raise ConfigurationError(f"{where}: {cause}{error}") from error
+    return step
+
+
+def _own(path: str, where: str) -> type[Step]:
+    """Import the class of a user's step, and check it."""
+    module, _, name = path.partition(":")
+    try:
+        kind: Any = getattr(importlib.import_module(module), name)
+    except Exception as error:  # a module may raise anything
+        raise ConfigurationError(
+            f"{where}: {path!r} cannot be imported: {type(error).__name__}: {error}; write package.module:Class, and "
+            "install the package or put it on PYTHONPATH, in the driver and where verl's trainer runs"
+        ) from error
+    if not (isinstance(kind, type) and issubclass(kind, Step) and isinstance(getattr(kind, "name", None), str)):
+        raise ConfigurationError(
+            f"{where}: {path!r} is not a step: write a frozen dataclass that inherits verl_ext.Step, with a "
+            "string `name` and `apply(self, values, batch)`"
+        )
+    if kind.name in STEPS:
+        raise ConfigurationError(f"{where}: verl_ext has a step {kind.name!r} already: rename {path!r}")
+    return kind
+
+
+def _check_order(steps: Sequence[Step]) -> None:
+    """Raise unless there is one sum, and each step makes sense after those before it."""
+    names = [step.name for step in steps]
+    if names.count(SUM) != 1:
+        raise ConfigurationError(
+            f"{WHERE} must have {SUM} once, found {names.count(SUM)}: put it first to work on the total, or later to "
+            "apply steps to each reward before"
+        )
+    for at, step in enumerate(steps):
+        for needed, reason in step.after.items():
+            if needed not in names[:at]:
+                raise ConfigurationError(f"{WHERE}[{at}]: {step.name} must come after {needed}, because {reason}")
+        for wrong, reason in step.not_after.items():
+            if wrong in names[:at]:
+                raise ConfigurationError(f"{WHERE}[{at}]: {step.name} must not come after {wrong}, because {reason}")
+
+
+def _check_against(chain: Chain, settings: Settings) -> None:
+    """Raise if the list contradicts settings of verl."""
+    if settings.kl_in_reward and chain.per_reward:
+        raise ConfigurationError(
+            "algorithm.use_kl_in_reward=True does not work with this list: KL is added to one combined reward, and it "
+            f"works on each reward separately before {SUM}; set algorithm.use_kl_in_reward=False and, to keep a KL "
+            "term, actor_rollout_ref.actor.use_kl_loss=True"
+        )
+    dividing = [step.name for step in chain.steps if isinstance(step, ScaleByStd | ScaleByMad)]
+    if dividing and not settings.norm_by_std:
+        raise ConfigurationError(
+            f"algorithm.norm_adv_by_std_in_grpo=False contradicts {dividing[0]} in {WHERE}: remove the step from the "
+            "list, or set norm_adv_by_std_in_grpo=True"
+        )
+
+
+def try_out(build: Callable[[Settings], Chain], settings: Settings) -> str | None:
+    """Run an estimator on a made-up batch, because a step of the user may fail; return what is wrong, or None.
+
+    With two or more rewards it runs with two sets of weights, whose results must differ.
+    """
+    keys = settings.rewards.keys or ("score",)
+    try:
+        advantages = _trial(build(settings), keys)
+        if not np.isfinite(advantages).all():
+            return "the estimator, tried on a made-up batch of 12 responses, returns advantages that are not finite"
+        tilted = 10.0 ** -np.arange(len(keys)) / sum(10.0 ** -np.arange(len(keys)))
+        both = [_weighed(build, settings, weights) for weights in (tilted, tilted[::-1])] if len(keys) > 1 else []
+        results = [_trial(chain, keys) for chain in both if chain is not None]
+    except Exception as error:  # noqa: BLE001 - user code may raise anything
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        return (
+            f"the estimator, tried on a made-up batch of 12 responses, raises {type(error).__name__}: {error} "
+            f"({at.filename}, line {at.lineno})"
+        )
+    if len(results) == 2 and np.allclose(results[0], results[1], rtol=1e-9, atol=1e-12):
+        return "algorithm.rewards.weights has no effect on this estimator: sum the rewards with WeighAndSum(weights)"
+    return None
+
+
+def _weighed(build: Callable[[Settings], Chain], settings: Settings, weights: Array) -> Chain | None:
+    """The chain with other weights; None if the estimator refuses weights, which is no silent loss."""
+    rewards = dataclasses.replace(settings.rewards, weights=tuple(weights.tolist()))
+    try:
+        return build(dataclasses.replace(settings, rewards=rewards))
+    except ConfigurationError:
+        return None
+
+
+def _trial(chain: Chain, keys: tuple[str, ...]) -> Array:
+    """Advantages on a made-up batch; raise if the chain fails or its state cannot be saved."""
+    draw = np.random.default_rng(0)
+    batch = Batch.of(
+        draw.integers(0, 2, (12, len(keys))).astype(np.float64),
+        list("aaaabbbbcccc"),
+        keys=keys,
+        lengths=draw.integers(1, 9, 12).astype(np.float64),
+        accuracy=draw.integers(0, 2, 12).astype(np.float64) if chain.needs_accuracy else None,
+    )
+    plain_state(chain.init())
+    result = chain(batch)
+    plain_state(result.state)
+    return result.advantages
+
+
 def describe(chain: Chain) -> list[str | dict[str, Any]]:
     """The list that describes a chain; settings at their defaults are left out.
 
@@ -118,153 +238,12 @@ def _name_in_a_list(step: Step) -> str:
 
 def settings_of(step: Step, *, defaults: bool = False) -> dict[str, Any]:
     """The settings of a step as plain data, without the weights, which are `algorithm.rewards.weights`."""
-    if not dataclasses.is_dataclass(step):
-        return {}
-    settings = {}
-    for item in dataclasses.fields(step):
-        value = getattr(step, item.name)
-        default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
-        if (defaults or value != default) and (step.name, item.name) != (SUM, "weights"):
-            settings[item.name] = plain(value)
-    return settings
-
-
-def try_out(chain: Chain, settings: Settings) -> str | None:
-    """Run the chain on a made-up batch, because a step of the user may fail; return what is wrong, or None."""
-    keys = settings.rewards.keys or ("score",)
-    draw = np.random.default_rng(0)
-    batch = Batch.of(
-        draw.integers(0, 2, (12, len(keys))).astype(np.float64),
-        list("aaaabbbbcccc"),
-        keys=keys,
-        lengths=draw.integers(1, 9, 12).astype(np.float64),
-        accuracy=draw.integers(0, 2, 12).astype(np.float64) if chain.needs_accuracy else None,
-    )
-    values, state = batch.rewards, chain.init()
-    for step in chain.steps:
-        where = f"step {step.name!r} ({type(step).__module__}:{type(step).__qualname__}), tried on a made-up batch of "
-        where += f"{values.shape[0]} responses and {values.shape[1]} values each"
-        values.setflags(write=False)  # in a run they may be the rewards of the batch, which a step must not change
-        try:
-            update = step.update(values, batch, state.get(step.name))
-            new = update.values
-            for kept in (state.get(step.name), update.state):
-                plain_state({} if kept is None else {step.name: kept})
-        except CheckpointError as error:
-            return f"{where}: {error}"
-        except Exception as error:  # noqa: BLE001 - user code may raise anything
-            return f"{where}, raises {type(error).__name__}: {error}"
-        if not isinstance(new, np.ndarray) or new.ndim != 2 or len(new) != len(values):
-            what = f"values of shape {new.shape}" if isinstance(new, np.ndarray) else type(new).__name__
-            return f"{where}, returns {what}, expected an array with one row per response: [{len(values)}, values]"
-        if not np.isfinite(new).all():
-            return f"{where}, returns values that are not finite"
-        values = new
-    if values.shape[1] != 1:
-        return f"{WHERE} returns {values.shape[1]} values per response: add weigh_and_sum"
-    return None
-
-
-def _step(item: str | Mapping[str, Any], where: str, settings: Settings) -> Step:
-    given = {} if isinstance(item, str) else {key: value for key, value in item.items() if key != "step"}
-    name = item if isinstance(item, str) else str(item["step"])
-    kind = _own(name, where) if ":" in name else STEPS.get(name)
-    if kind is None:
-        raise ConfigurationError(
-            f"{where}: {unknown('step', name, STEPS)}, or package.module:Class for one of your own"
-        )
-    if kind is WeighAndSum:
-        if given:
-            raise ConfigurationError(f"{where}: {name} has no settings here: set algorithm.rewards.weights")
-        return WeighAndSum(settings.rewards.weights)
-    try:
-        step: Step = make(kind, given, f"{where} ({name})")
-        step.init()
-    except ConfigurationError:
-        raise
-    except Exception as error:  # user code may raise anything
-        raise ConfigurationError(f"{where}: {name} cannot be created: {type(error).__name__}: {error}") from error
-    try:
-        complaint = kind.check(given)
-    except Exception as error:  # user code may raise anything
-        raise ConfigurationError(f"{where}: `check` of {name} raises {type(error).__name__}: {error}") from error
-    if complaint:
-        raise ConfigurationError(f"{where} ({name}): {complaint}")
-    return step
-
-
-def _own(path: str, where: str) -> type[Step]:
-    """Import the class of a user's step, and check it."""
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise ConfigurationError(f"{where}: {path!r} is not a step: write package.module:Class")
-    try:
-        home = importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{where}: {module!r} of {path!r} cannot be imported: {error}; install its package, or put it on "
-            "PYTHONPATH, in the driver and on the node where verl's trainer runs"
-        ) from error
-    except Exception as error:  # a module may raise anything
-        raise ConfigurationError(
-            f"{where}: {module!r} of {path!r} raises {type(error).__name__} when it is imported: {error}"
-        ) from error
-    kind: Any = getattr(home, name, None)
-    if kind is None:
-        near = [key for key, value in vars(home).items() if isinstance(value, type) and issubclass(value, Step)]
-        raise ConfigurationError(f"{where}: {unknown(f'step of {module}', name, near)}")
-    if not (isinstance(kind, type) and issubclass(kind, Step) and isinstance(getattr(kind, "name", None), str)):
-        raise ConfigurationError(
-            f"{where}: {path!r} is not a step: write a frozen dataclass that inherits verl_ext.Step, with a "
-            "string `name` and `apply(self, values, batch)`"
-        )
-    own: type[Step] = kind
-    if own.name in STEPS:
-        raise ConfigurationError(f"{where}: verl_ext has a step {own.name!r} already: rename {path!r}")
-    return own
-
-
-def _check_order(steps: Sequence[Step]) -> None:
-    """Raise if a step makes no sense at its place in the list, or undoes another one."""
-    passed: set[str] = set()
-    side: set[str] = set()  # steps since the start of the list, or since the sum
-    for at, step in enumerate(steps):
-        where = f"{WHERE}[{at}]"
-        for needed, reason in step.after.items():
-            if needed not in passed:
-                raise ConfigurationError(f"{where}: {step.name} must come after {needed}, because {reason}")
-        for wrong, reason in step.not_after.items():
-            if wrong in passed:
-                raise ConfigurationError(f"{where}: {step.name} must not come after {wrong}, because {reason}")
-        done = "a division by the group's spread" if step.name in DIVIDING else step.name
-        if done in side and step.name in STEPS:
-            raise ConfigurationError(
-                f"{where}: {step.name} must not come after {done}: the second one has no meaning; remove one"
-            )
-        side = set() if step.name == SUM else side | {done}
-        passed |= {step.name, *step.stands_for}
-    if SUM not in passed:
-        raise ConfigurationError(
-            f"{WHERE} has no {SUM}: put it first to work on the total, or later to apply steps to each reward "
-            "separately before"
-        )
-
-
-def _check_against(chain: Chain, settings: Settings) -> None:
-    """Raise if the list contradicts settings of verl."""
-    names = {step.name for step in chain.steps}
-    if settings.kl_in_reward and chain.per_reward:
-        raise ConfigurationError(
-            "algorithm.use_kl_in_reward=True does not work with this list: KL is added to one combined reward, and it "
-            f"works on each reward separately before {SUM}; set algorithm.use_kl_in_reward=False and, to keep a KL "
-            "term, actor_rollout_ref.actor.use_kl_loss=True"
-        )
-    dividing = sorted(names & DIVIDING)
-    if dividing and not settings.norm_by_std:
-        raise ConfigurationError(
-            f"algorithm.norm_adv_by_std_in_grpo=False contradicts {dividing[0]} in {WHERE}: remove the step from the "
-            "list, or set norm_adv_by_std_in_grpo=True"
-        )
+    items: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(step) if dataclasses.is_dataclass(step) else ()
+    return {
+        item.name: plain(getattr(step, item.name))
+        for item in items
+        if (defaults or getattr(step, item.name) != item.default) and (step.name, item.name) != (SUM, "weights")
+    }
 
 
 def plain(value: Any) -> Any:
@@ -272,5 +251,5 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return dataclasses.asdict(value)
     return list(value) if isinstance(value, tuple) else value

@@ -65,16 +65,14 @@ def dgpo(settings: Settings) -> Chain:
     elif settings.norm_by_std:
         steps.append(ScaleByStd())
     balance = balance_for(settings.loss_agg_mode) if own.balance == "auto" else own.balance
-    if balance == "token":
-        steps.append(Balance("token"))
-    elif balance == "sequence":
-        steps.append(Balance("sequence"))
+    if balance != "none":
+        steps.append(Balance(balance))
     if own.dqw:
         steps.append(WeighByDifficulty(own.dqw_temp))
-    return Chain(tuple(steps), {Balance.name: "dgpo", WeighByDifficulty.name: "dgpo"})
+    return Chain(tuple(steps))
 
 
-def balance_for(loss_agg_mode: str) -> str:
+def balance_for(loss_agg_mode: str) -> Literal["token", "sequence", "none"]:
     """The balancing that fits a loss: what the loss averages over.
 
     `token-sum` does not average, so there is nothing to balance.

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from verl_ext.core.chain import Chain, Step
@@ -53,13 +52,6 @@ class GdpoSettings:
     conditions: Mapping[str, Requirement] | None = None
     """`{easy: {on: hard, at_least: 1.0}}`: `easy` counts only where `hard` reached the threshold."""
 
-    def __post_init__(self) -> None:
-        for key, needed in (self.conditions or {}).items():
-            if needed.on == key:
-                raise ConfigurationError(
-                    f"algorithm.gdpo.conditions.{key}.on must name another reward, found {needed.on!r}"
-                )
-
 
 @estimator(section=GdpoSettings)
 def gdpo(settings: Settings) -> Chain:
@@ -80,7 +72,7 @@ def gdpo(settings: Settings) -> Chain:
         )
     steps: list[Step] = [Centre()]
     if own.conditions:
-        steps.insert(0, Condition(MappingProxyType(dict(own.conditions))))
+        steps.insert(0, Condition(own.conditions))
     if own.scale == "mad":
         if not settings.norm_by_std:
             raise ConfigurationError(
@@ -96,7 +88,7 @@ def gdpo(settings: Settings) -> Chain:
         steps.append(Whiten("sequence", own.epsilon))
     elif over == "token":
         steps.append(Whiten("token"))
-    return Chain(tuple(steps), {Whiten.name: "gdpo"})
+    return Chain(tuple(steps))
 
 
 def whitening_of(settings: Settings) -> str:

@@ -23,11 +23,11 @@ the window and the count of batches, saved with every checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from verl_ext.core.chain import Chain
-from verl_ext.core.history import AnchorKind, WeighByHistory, check_anchor
-from verl_ext.core.typed import same_as, shared
+from verl_ext.core.history import Anchor, WeighByHistory
 from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.estimators.grpo import grpo
 from verl_ext.registry import ESTIMATORS, estimator, load
@@ -42,28 +42,17 @@ def bases() -> list[str]:
 
 
 @dataclass(frozen=True)
-class HadwSettings:
+class HadwSettings(Anchor):
     """`algorithm.hadw`."""
 
+    where: ClassVar[str] = "algorithm.hadw"
     base: str = "grpo"
     """The estimator whose advantage is reweighted: `grpo`, or one of this package."""
-    anchor: AnchorKind = WeighByHistory.anchor
-    """How the model's capability is estimated: `soft` (the paper), `window` (the authors' code), `fixed`."""
-    lambda_scale: float = same_as(WeighByHistory, "lambda_scale")
-    """Factor of every weight; 1.0 leaves a prompt at the anchor unchanged."""
-    history_window: int = same_as(WeighByHistory, "history_window")
-    """Batches remembered, by `soft` and `window`."""
-    eta: float = same_as(WeighByHistory, "eta")
-    """Factor of sigma in the step of the `soft` anchor."""
-    eta_min: float = same_as(WeighByHistory, "eta_min")
-    """Added to the step of the `soft` anchor; with 0, the paper's formula, the anchor can stand still."""
-    fixed_anchor: float | None = same_as(WeighByHistory, "fixed_anchor")
-    """The anchor of `anchor=fixed`, in [0, 1]."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.base not in bases():
             raise ConfigurationError(f"algorithm.hadw.base: {unknown('value', self.base, bases())}")
-        check_anchor(self, prefix="algorithm.hadw.")
 
 
 @estimator(section=HadwSettings, also=lambda settings: [settings.of(HadwSettings).base])
@@ -73,13 +62,13 @@ def hadw(settings: Settings) -> Chain:
     >>> from verl_ext.core.batch import Batch
     >>> chain = hadw(Settings())
     >>> first = chain(Batch.of([[1], [0]], ["a", "a"], accuracy=[1, 0]))
-    >>> first.state["weigh_by_history"].value
+    >>> first.state["weigh_by_history"]["value"]
     0.5
     >>> second = chain(Batch.of([[1], [0], [0], [0]], ["b"] * 4, accuracy=[1, 0, 0, 0]), first.state)
-    >>> round(second.metrics["hadw/capability_posterior"], 4)
+    >>> round(second.metrics["capability_posterior"], 4)
     0.4625
     """
     own = settings.of(HadwSettings)
-    make: Callable[[Settings], Chain] = grpo if own.base == "grpo" else load(own.base)
-    base, history = make(settings), WeighByHistory(**shared(own, WeighByHistory))
-    return Chain((*base.steps, history), {**base.log_as, history.name: "hadw"})
+    base: Callable[[Settings], Chain] = grpo if own.base == "grpo" else load(own.base)
+    history = WeighByHistory(**{item.name: getattr(own, item.name) for item in fields(Anchor)})
+    return Chain((*base(settings).steps, history))

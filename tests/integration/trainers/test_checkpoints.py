@@ -97,12 +97,11 @@ def test_a_process_killed_while_it_saves_leaves_the_old_state_or_the_new(moment:
     checkpoint.save(tmp_path, state(2), step=1)
     code = f"""
 import json, os, pathlib, signal
-from verl_ext.core.history import Capability
 from verl_ext.core.state import RunState
 from verl_ext.integration.trainers import checkpoint
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 {KILLED_AT[moment]}
-run = RunState({{"hadw": {{"weigh_by_history": Capability("soft", 0.1 + 0.2, (1 / 3, 0.1 + 0.2), 3)}}}})
+run = RunState({{"hadw": {{"weigh_by_history": {{"anchor": "soft", "value": 0.1 + 0.2, "window": [1 / 3, 0.1 + 0.2], "ticks": 3}}}}}})
 checkpoint.save({str(tmp_path)!r}, run, step=2)
 """
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=120).returncode == -9

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from verl_ext.core.chain import Chain
-from verl_ext.core.observe import Metrics
+from verl_ext.core.metrics import Metrics
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError, listed
 from verl_ext.integration.advantage.components import Components

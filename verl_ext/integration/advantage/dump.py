@@ -127,7 +127,7 @@ def set_aside(folder: str, step: int) -> None:
 def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
     """By column: one entry per trajectory. Rewards are raw, NaN where not scored."""
     groups = batch.groups
-    mean, varies = batch.variation
+    mean, varies = batch.groups.variation(batch.rewards)
     std = groups.std(batch.rewards - groups.broadcast(mean))
     values: dict[str, Any] = {
         "responses": groups.broadcast(groups.sizes),

@@ -14,7 +14,7 @@ import torch
 from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Array, Groups
-from verl_ext.core.observe import advantage_metrics, reward_metrics
+from verl_ext.core.metrics import advantage_metrics, reward_metrics
 from verl_ext.core.rows import Rows, broadcast, float_mask, scores, token_counts
 from verl_ext.core.state import RunState, plain_state
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
@@ -68,7 +68,6 @@ def compute(
         return _both(broadcast(np.zeros(len(uids)), mask))
     builder = BatchBuilder(settings, name, chain, rows, labels, token_level_rewards, mask, context)
     trajectories = builder.batch(groups if rows.plain else None)
-    run.readers |= chain.readers
     result = chain(trajectories, run.states.get(name))
     if name not in run.states:
         plain_state(result.state)  # raise now, not at the first checkpoint
@@ -76,7 +75,8 @@ def compute(
     warn_once(run, {**_singletons(trajectories), **result.warnings})
     if settings.verl_ext.dump_dir is not None:
         dump.write(settings, name, trajectories, labels, result.advantages, trainer=context.trainer, run=run)
-    context.metrics |= reward_metrics(trajectories) | advantage_metrics(result.advantages) | result.metrics
+    context.metrics |= reward_metrics(trajectories, result.seen) | advantage_metrics(result.advantages)
+    context.metrics |= {f"{name}/{metric}": value for metric, value in result.metrics.items()}
     return _both(broadcast(rows.give(result.advantages), mask))
 
 
@@ -126,6 +126,7 @@ class BatchBuilder:
             lengths=lambda: self.rows.total(token_counts(self.mask)),
             accuracy=self.accuracy(),
             kl_reward=self.kl_reward(),
+            outputs=self.rows.total(np.ones(len(self.rows.owner))),
         )
 
     def column(self, key: str, setting: str) -> Array:

@@ -10,7 +10,7 @@ import torch
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array, divide
-from verl_ext.core.observe import Metrics, reward_metrics
+from verl_ext.core.metrics import Metrics, reward_metrics
 from verl_ext.core.rows import Rows, float_mask, scores, token_counts
 from verl_ext.core.state import RunState
 from verl_ext.integration.advantage import dump
@@ -34,7 +34,8 @@ def watch(
         return {}
     columns = np.stack([components.column(key, "algorithm.rewards.keys") for key in keys], axis=1)
     if run.settings.verl_ext.dump_dir is None or tensors is None:
-        return reward_metrics(Batch.of(columns, components.labels, keys=keys))
+        batch = Batch.of(columns, components.labels, keys=keys)
+        return reward_metrics(batch, batch.rewards)
     found = tensors()
     mask = float_mask(found["response_mask"], torch.float32)
     tokens = token_counts(mask)
@@ -49,7 +50,7 @@ def watch(
         run=state,
         total=rows.take(scores(found["token_level_scores"], mask)),
     )
-    return reward_metrics(batch)
+    return reward_metrics(batch, batch.rewards)
 
 
 def _mean(advantages: torch.Tensor, mask: torch.Tensor, tokens: Array) -> Array:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from omegaconf import DictConfig
 
 from verl_ext.errors import listed, nearest, unknown
-from verl_ext.estimators import ESTIMATORS
+from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.estimators.compose import try_out
 from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
 from verl_ext.integration.config import loss_rules
@@ -52,7 +53,7 @@ def _conditions(run: RunConfig) -> Iterator[str]:
 
 def _composed(run: RunConfig) -> Iterator[str]:
     if run.name == "compose" and run.chain is not None and not any((*_missing_keys(run), *_conditions(run))):
-        complaint = try_out(run.chain, run.settings)
+        complaint = try_out(partial(build, run.name), run.settings)
         if complaint:
             yield complaint
 

@@ -43,7 +43,6 @@ class TrainerRun:
     def __post_init__(self) -> None:
         if self.name in ESTIMATORS:
             self.chain = build(self.name, self.settings)
-            self.state.readers |= self.chain.readers
 
     @property
     def ours(self) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Bools
-from verl_ext.core.observe import metric_names
+from verl_ext.core.metrics import metric_names
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
 from verl_ext.integration.compat import contract
@@ -133,7 +133,7 @@ class GroupFilter:
         self.counts["score_constant"] += int((~score_varies & several).sum())
         self.counts["kept_with_constant_score"] += int((~score_varies & several & kept).sum())
         for at, name in enumerate(metric_names(names).values()):
-            self.counts[f"{name}_constant"] += int((~batch.variation[1][:, at] & several).sum())
+            self.counts[f"{name}_constant"] += int((~batch.groups.varies(batch.rewards)[:, at] & several).sum())
 
     def _scores(self, partition_id: str, keys: list[str]) -> Any:
         """`[N]` scores, which verl's rule looks at."""

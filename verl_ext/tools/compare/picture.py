@@ -17,6 +17,7 @@ _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++")
 def draw(labels: Sequence[str], measures: Sequence[Measures], level: Bins, rewards: Sequence[str], title: str) -> Any:
     """Return the figure of three panels."""
     figure = new_figure(15.5, 5.4, len(labels))
+    figure.get_layout_engine().set(w_pad=0.1)
     weight, explained, shares = figure.subplots(1, 3, width_ratios=(1.1, 1, 1))
     lines = _weight(weight, measures, level)
     _explained(explained, labels, measures, rewards)
@@ -86,7 +87,7 @@ def _shares(ax: Any, measures: Sequence[Measures]) -> None:
         heights = np.array([share.value for share in shares])
         highest = max(highest, *(share.high for share in shares))
         around = [[share.value - share.low for share in shares], [share.high - share.value for share in shares]]
-        look = {"ecolor": "#333333", "capsize": 2, "error_kw": {"elinewidth": 1}}
+        look = {"ecolor": "#888888", "capsize": 2, "error_kw": {"elinewidth": 1}}
         ax.bar(places, heights, width=0.9 * width, color=COLOURS[at], yerr=around, **look)
     ax.set_xticks(np.arange(len(kinds)), kinds)
     ax.yaxis.set_major_formatter(PercentFormatter(1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import re
 from collections.abc import Mapping
 
@@ -32,7 +30,6 @@ def metric_name(key: str) -> str:
     return _MISREAD.sub(r"\g<0>_", plain)
 
 
-@functools.lru_cache(maxsize=64)
 def metric_names(keys: tuple[str, ...]) -> Mapping[str, str]:
     """Metric names of several rewards; equal ones get a number.
 
@@ -47,18 +44,24 @@ def metric_names(keys: tuple[str, ...]) -> Mapping[str, str]:
     return names
 
 
-def reward_metrics(batch: Batch) -> Metrics:
-    """Mean, std, min and max of each reward, the share of groups without variance, the number of unscored rows."""
-    if not len(batch.rewards):
+def reward_metrics(batch: Batch, seen: Array) -> Metrics:
+    """Statistics of each reward as the estimator saw it, `[N, K]`: after the conditions, before the weights.
+
+    `dead_groups` is the share of groups without variance. With conditions, `raw_mean` is the mean before them.
+    """
+    if not len(seen):
         return {}
     metrics: Metrics = {}
-    dead = 1.0 - np.add.reduce(batch.variation[1]) / len(batch.groups)
-    unscored = np.add.reduce(np.isnan(batch.rewards))
-    for column, name in enumerate(metric_names(batch.keys).values()):
-        values = batch.rewards[:, column]
-        metrics |= _moments(f"reward/{name}", values[~np.isnan(values)] if unscored[column] else values)
-        metrics[f"reward/{name}/dead_groups"] = float(dead[column])
-        metrics[f"reward/{name}/unscored"] = float(unscored[column])
+    dead = 1.0 - batch.groups.varies(seen).mean(axis=0)
+    for column, key in enumerate(metric_names(batch.keys).values()):
+        name = f"reward/{key}"
+        scored = _scored(seen[:, column])
+        metrics |= _moments(name, scored)
+        metrics[f"{name}/dead_groups"] = float(dead[column])
+        metrics[f"{name}/unscored"] = float(len(seen) - len(scored))
+        raw = _scored(batch.rewards[:, column])
+        if seen is not batch.rewards and len(raw):
+            metrics[f"{name}/raw_mean"] = float(raw.mean())
     return metrics
 
 
@@ -66,28 +69,15 @@ def advantage_metrics(advantages: Array) -> Metrics:
     """Mean, std, min and max over trajectories, and the share of exact zeros, which give no gradient."""
     if not len(advantages):
         return {}
-    return _moments("advantage", advantages) | {
-        "advantage/zero_share": 1.0 - float(np.count_nonzero(advantages)) / len(advantages)
-    }
+    return _moments("advantage", advantages) | {"advantage/zero_share": float((advantages == 0).mean())}
+
+
+def _scored(values: Array) -> Array:
+    return values[~np.isnan(values)]
 
 
 def _moments(name: str, values: Array) -> Metrics:
     if not len(values):
         return {}
-    mean = mean_of(values)
-    return {
-        f"{name}/mean": mean,
-        f"{name}/std": std_of(values, mean),
-        f"{name}/min": float(np.minimum.reduce(values)),
-        f"{name}/max": float(np.maximum.reduce(values)),
-    }
-
-
-def mean_of(values: Array) -> float:
-    """The mean; faster than `values.mean()` on a few thousand values."""
-    return float(np.add.reduce(values)) / len(values)
-
-
-def std_of(values: Array, mean: float) -> float:
-    """The population standard deviation around a known mean. `values.std()` would compute the mean again."""
-    return math.sqrt(np.add.reduce(np.square(values - mean)) / len(values))
+    statistics = {"mean": values.mean(), "std": values.std(), "min": values.min(), "max": values.max()}
+    return {f"{name}/{key}": float(value) for key, value in statistics.items()}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.batches import ACC, FMT, LENGTHS, UIDS
 from tests.calls import metrics_of
 from verl_ext.core.batch import Batch
-from verl_ext.core.observe import advantage_metrics, metric_name, metric_names, reward_metrics
+from verl_ext.core.metrics import advantage_metrics, metric_name, metric_names, reward_metrics
 
 NAN = math.nan
 
