@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 
 class VerlExtError(Exception):
@@ -32,6 +33,13 @@ class RolloutError(VerlExtError, RuntimeError):
 
 class CheckpointError(VerlExtError, RuntimeError):
     """Saved state is missing, damaged, or belongs to another run."""
+
+
+class Complaint(NamedTuple):
+    """What a rule says about a configuration; one that is not fatal is a warning."""
+
+    text: str
+    fatal: bool = True
 
 
 def listed(names: Iterable[object]) -> str:

@@ -81,10 +81,7 @@ def hooks_into_verl() -> tuple[Hook, ...]:
 
 
 def _schedule() -> None:
-    from verl_ext.cpu import plugin as cpu
-
     schedule(*hooks_into_verl())
-    cpu.install()
 
 
 def _report_broken(error: Exception) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from verl_ext import conf
 from verl_ext.registry import declaration, declarations, skipping
 from verl_ext.settings import sections
 
@@ -25,6 +26,7 @@ Hydra's `runtime.choices` lacks presets from a list (`[cpu,gdpo]`) and primary c
 
 def install(config_store: ModuleType) -> None:
     """Store the presets in Hydra's ConfigStore."""
+    conf.store(config_store.ConfigStore.instance())
     _store(config_store, preset)
 
 
