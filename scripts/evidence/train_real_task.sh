@@ -30,7 +30,7 @@ export LEARNING_RATE=${LEARNING_RATE:-1e-5}
 export USE_KL_LOSS=${USE_KL_LOSS:-False}
 export SAVE_FREQ=${SAVE_FREQ:--1} TEST_FREQ=${TEST_FREQ:-$STEPS}
 
-PRECISION=${PRECISION:-$("${PYTHON:-python}" -c 'from verl_ext.cpu.precision import is_fast; print("bf16" if is_fast("bf16") else "fp32")')}
+PRECISION=${PRECISION:-$("${PYTHON:-python}" -c 'from verl_ext.cpu.sizes import is_fast; print("bf16" if is_fast("bf16") else "fp32")')}
 declare -A TORCH=([bf16]=bfloat16 [fp32]=float32)
 [[ -n ${TORCH[$PRECISION]:-} ]] || {
   echo "PRECISION=$PRECISION: valid are bf16 and fp32" >&2

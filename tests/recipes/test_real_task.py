@@ -21,7 +21,7 @@ from tests.integration.configs import compose
 from tests.recipes.launchers import run_script
 from tests.recipes.real_task import SCRIPTS, cold_start, data, make_real_task, make_tokenizer, rows, write_questions
 from tests.recipes.real_task import model as real_model
-from verl_ext.cpu.precision import is_fast
+from verl_ext.cpu.sizes import is_fast
 from verl_ext.errors import ConfigurationError, VerlExtError
 from verl_ext.recipes.data.command import parser, prepare
 from verl_ext.registry import BUILT_IN

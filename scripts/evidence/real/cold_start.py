@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from real.model import END
-from verl_ext.cpu.precision import is_fast
+from verl_ext.cpu.sizes import is_fast
 from verl_ext.errors import CheckpointError, ConfigurationError, DataError
 from verl_ext.files import replacing
 
