@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.facts import facts
 from tests.integration.pipeline import Pipeline
-from tests.integration.trainers.test_v1_trainer import WORKED
-from tests.integration.trainers.v1_runs import ACC, DRGRPO, HADW
+from tests.integration.trainers.test_default_trainer import WORKED
+from tests.integration.trainers.default_runs import ACC, DRGRPO, HADW
 from verl_ext.errors import IntegrationError
 
 
@@ -47,7 +48,7 @@ def test_a_subclass_that_goes_its_own_way_is_refused(pipeline: Pipeline) -> None
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
             return batch
 
-    with pytest.raises(IntegrationError, match=r"(?=.*OwnWay\._compute_advantage)(?=.*'drgrpo')"):
+    with pytest.raises(IntegrationError, match=facts("did not call", "'drgrpo'")):
         pipeline.run("worked", *DRGRPO, cls=OwnWay)
 
 
@@ -59,3 +60,18 @@ def test_every_trainer_mode_of_verl_inherits_the_hook(mode: str) -> None:
     for method in ("__init__", "_compute_advantage", "_save_checkpoint", "_load_checkpoint"):
         owner = next(base for base in cls.__mro__ if method in vars(base))
         assert getattr(vars(owner)[method], "__verl_ext__", False), f"{owner.__qualname__}.{method}"
+
+
+def test_the_trainer_computes_the_same_with_verl_s_bare_function(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verl's pull request 7237 moves `compute_advantage`; our part is around the whole of `_compute_advantage`."""
+    from verl.trainer.ppo.v1 import utils
+
+    given = ("history", *HADW, "trainer.total_training_steps=2", "algorithm.use_kl_in_reward=True")
+    wrapped = pipeline.run(*given, prompts=2)
+    monkeypatch.setattr(utils, "compute_advantage", utils.compute_advantage.__wrapped__)
+    moved = pipeline.run(*given, prompts=2)
+    for one, other in zip(wrapped.updates, moved.updates, strict=True):
+        assert one.by_answer() == pytest.approx(other.by_answer(), abs=1e-6)
+    assert moved.metrics[2]["hadw/tick"] == 2

@@ -1,17 +1,19 @@
-"""Trainers without workers, over verl's legacy and experimental ones, and their batches."""
+"""Trainers without workers over `RayPPOTrainer` and the experimental trainers built on it, and their batches."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from verl import DataProto
-from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 from verl.trainer.ppo import ray_trainer
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from tests.integration.configs import compose
+from tests.integration.hadw_runs import HADW
 
 ACCURACY = [1, 0, 0, 0, 1, 1, 1, 0]
 FORMAT = [1, 1, 0, 0, 1, 0, 1, 1]
@@ -80,6 +82,18 @@ def own_fit(*overrides: str, steps: int = 1) -> tuple[OwnFit, list[tuple[DataPro
     return trainer, trainer.fit(steps)
 
 
+def stub(folder: Path, *overrides: str) -> Any:
+    """verl's own `_save_checkpoint` and `_load_checkpoint` of hadw on a trainer without workers."""
+
+    class Stub(RayPPOTrainer):
+        def __init__(self, config: Any) -> None:
+            self.config, self.global_steps, self.use_critic = config, 0, False
+            self.actor_rollout_wg = mock.MagicMock()
+            self.train_dataloader = mock.MagicMock(**{"state_dict.return_value": {}, "__len__.return_value": 4})
+
+    return Stub(compose(*HADW, f"trainer.default_local_dir={folder}", "trainer.resume_mode=auto", *overrides))
+
+
 def separate(cls: type[Any], *overrides: str) -> Any:
     """An instance of one of verl's experimental trainers, as its `_fit_compute_advantage` needs it."""
 
@@ -94,6 +108,13 @@ def separate(cls: type[Any], *overrides: str) -> Any:
     return trainer
 
 
+def advance(trainer: Any) -> DataProto:
+    """The advantage step of an experimental trainer and its metrics, as `fit_step` has them."""
+    data = trainer._fit_compute_advantage(without_rewards())
+    trainer.metrics.update(ray_trainer.compute_data_metrics(data, use_critic=False))
+    return data
+
+
 def without_rewards() -> DataProto:
     data = batch()
     for key in ("acc", "format"):
@@ -105,5 +126,6 @@ def without_rewards() -> DataProto:
 def trainer_classes() -> list[type[Any]]:
     from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer
     from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer
+    from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 
     return [SeparateRayPPOTrainer, OneStepOffRayTrainer, FullyAsyncTrainer.__ray_metadata__.modified_class]

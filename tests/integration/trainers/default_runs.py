@@ -46,7 +46,7 @@ def as_batch(update: Update, config: Any) -> Any:
     )
 
 
-def on_the_legacy_trainer(update: Update, config: Any) -> torch.Tensor:
+def on_ray_trainer(update: Update, config: Any) -> torch.Tensor:
     """The advantages that verl's legacy function computes for the update's rows, in a run of their own."""
     from verl.trainer.ppo import ray_trainer
 

@@ -1,4 +1,4 @@
-"""A configuration written for verl's own gdpo, on the legacy trainer: the same numbers with this package installed."""
+"""A configuration written for verl's own gdpo, on `RayPPOTrainer`: the same numbers with this package installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from verl.trainer.ppo import core_algos
 
-from tests.integration.trainers.legacy_runs import own_fit, per_row
+from tests.integration.trainers.ray_runs import own_fit, per_row
 
 NAMED = ("algorithm.adv_estimator=gdpo", "++algorithm.gdpo_reward_keys=[acc,format]")
 WEIGHED = "++algorithm.gdpo_reward_weights=[1.0,0.25]"
@@ -21,7 +21,7 @@ def test_verls_names_keep_verls_numbers(more: tuple[str, ...]) -> None:
     assert theirs is core_algos.compute_gdpo_outcome_advantage
     with (
         mock.patch.dict(core_algos.ADV_ESTIMATOR_REGISTRY, {"gdpo": theirs}),
-        mock.patch("verl_ext.integration.trainers.legacy._require_computed"),  # it requires ours
+        mock.patch("verl_ext.integration.run.Run.require_called"),  # it requires ours
     ):
         _, [(verls, metrics)] = own_fit(*more, *NAMED)
     assert "advantage/std" not in metrics  # verl's own function ran

@@ -6,6 +6,8 @@ import os
 import textwrap
 from dataclasses import dataclass
 
+import pytest
+
 from tests import fresh
 from tests.facts import a_line_says, says
 from verl_ext.registry import BUILT_IN
@@ -57,7 +59,7 @@ def story(*parts: str, **environment: str) -> Told:
 def breaking(module: str, statement: str) -> str:
     """A verl whose `module` differs by `statement`, run before any hook sees the module."""
     return f"""
-    from verl_ext.integration.compat.imports import after_import
+    from verl_ext.integration.hooks import after_import
 
     def changed(module):
         {statement}
@@ -76,7 +78,7 @@ def test_import_verl_registers_all_and_keeps_what_it_replaced() -> None:
         from verl_ext.registry import BUILT_IN
         for name in BUILT_IN:
             function = core_algos.get_adv_estimator_fn(name)
-            assert function.__module__ == "verl_ext.integration.advantage.registry", name
+            assert function.__module__ == "verl_ext.integration.advantage", name
             print(name, getattr(function.replaced, "__qualname__", None))
         assert core_algos.get_adv_estimator_fn(core_algos.AdvantageEstimator.GDPO) is registry["gdpo"]
         """
@@ -91,21 +93,21 @@ def test_loading_the_plugin_again_and_reloading_verl_s_module_change_nothing() -
         import importlib
         import verl
         from verl.trainer.ppo import core_algos, ray_trainer
-        from verl_ext.integration.compat import hooks
+        from verl_ext.integration import hooks
         from verl_ext.integration import plugin
         before = dict(core_algos.ADV_ESTIMATOR_REGISTRY)
-        advantage, fit = ray_trainer.compute_advantage, ray_trainer.RayPPOTrainer.fit
+        advantage, save = ray_trainer.compute_advantage, ray_trainer.RayPPOTrainer._save_checkpoint
         count = len(hooks.HOOKS)
         importlib.reload(plugin)
         importlib.reload(plugin)
         assert core_algos.ADV_ESTIMATOR_REGISTRY == before
-        assert (ray_trainer.compute_advantage, ray_trainer.RayPPOTrainer.fit) == (advantage, fit)
+        assert (ray_trainer.compute_advantage, ray_trainer.RayPPOTrainer._save_checkpoint) == (advantage, save)
         assert len(hooks.HOOKS) == count
         assert before["gdpo"].replaced.__module__ == "verl.trainer.ppo.core_algos"
         # verl's module run anew: what it registers is replaced again, and no function of ours stands for another.
         importlib.reload(core_algos)
         again = core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"]
-        assert again.__module__ == "verl_ext.integration.advantage.registry"
+        assert again.__module__ == "verl_ext.integration.advantage"
         assert again.replaced.__module__ == "verl.trainer.ppo.core_algos"
         assert hooks.HOOKS["verl.trainer.ppo.core_algos"].state == "holds"
         """
@@ -117,22 +119,14 @@ def test_verl_s_gdpo_is_reported_as_replaced_once_a_run() -> None:
         """
         import verl
         from tests.integration.configs import compose
-        from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-        from verl_ext.integration.trainers.attach import attach
+        from tests.integration.trainers.ray_runs import OwnFit
 
-        class Trainer(PPOTrainer):
-            def on_step_end(self): ...
-            def on_sample_end(self): ...
-
-        config = compose("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[a]")
-        trainer = Trainer.__new__(Trainer)
-        Trainer.__init__(trainer, config)
+        OwnFit(compose("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[a]"))
         """
     )
     replaced = [line for line in told.err.splitlines() if "in place of" in line]
     assert len(replaced) == 1
-    assert "INFO verl_ext" in replaced[0]
-    assert says(replaced[0], "gdpo", "verl.trainer.ppo.core_algos.compute_gdpo_outcome_advantage")
+    assert says(replaced[0], "INFO verl_ext", "gdpo", "verl.trainer.ppo.core_algos.compute_gdpo_outcome_advantage")
 
 
 def test_plugins_can_be_switched_off() -> None:
@@ -153,7 +147,7 @@ def test_the_module_can_be_named_where_entry_points_are_off() -> None:
         """
         import verl
         from verl.trainer.ppo import core_algos
-        assert core_algos.ADV_ESTIMATOR_REGISTRY["hadw"].__module__ == "verl_ext.integration.advantage.registry"
+        assert core_algos.ADV_ESTIMATOR_REGISTRY["hadw"].__module__ == "verl_ext.integration.advantage"
         """,
         VERL_USE_EXTERNAL_PLUGINS="none",
         VERL_USE_EXTERNAL_MODULES="verl_ext.integration.plugin",
@@ -164,10 +158,10 @@ def test_an_error_of_the_plugin_itself_is_not_lost() -> None:
     """verl logs what a plugin raises at DEBUG only."""
     told = story(
         """
-        import verl_ext.cpu.plugin
-        def install():
+        from verl_ext.integration import hooks
+        def schedule(*_):
             raise RuntimeError("something in the plugin broke")
-        verl_ext.cpu.plugin.install = install
+        hooks.schedule = schedule
         import verl
         """,
         OTHERS_WORK,
@@ -176,3 +170,29 @@ def test_an_error_of_the_plugin_itself_is_not_lost() -> None:
     assert a_line_says(told.err, "ERROR verl_ext", "RuntimeError: something in the plugin broke")
     assert a_line_says(told.err, "RuntimeWarning", "verl_ext")
     assert told.out.count("something in the plugin broke") == len(BUILT_IN)
+
+
+# A module of verl, how it differs, and what the message says besides the versions.
+MOVED = {
+    "a class is gone": ("verl.trainer.ppo.ray_trainer", "del module.RayPPOTrainer", ("RayPPOTrainer",)),
+    "a method is gone": (
+        "verl.trainer.ppo.ray_trainer",
+        "del module.RayPPOTrainer._load_checkpoint",
+        ("RayPPOTrainer", "_load_checkpoint"),
+    ),
+    "a function takes something else": (
+        "verl.utils.config",
+        "module.validate_config = lambda settings: None",
+        ("validate_config", "settings", "expected config"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MOVED)
+def test_a_hook_that_does_not_find_its_name_says_so_and_the_estimators_raise(case: str) -> None:
+    module, statement, told = MOVED[case]
+    out = story(breaking(module, statement), f"import {module}", OTHERS_WORK, REFUSING)
+    versions = ("verl", "is installed", "tested with 0.9.0 and 0.9.1")
+    assert a_line_says(out.err, "ERROR verl_ext", f"hook into {module}", *told, *versions)
+    assert len(out.out.splitlines()) == len(BUILT_IN)
+    assert all(says(line, "REFUSED", module, *told, "doctor") for line in out.out.splitlines())

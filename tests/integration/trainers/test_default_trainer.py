@@ -12,7 +12,7 @@ import pytest
 from tests.facts import a_line_says, facts
 from tests.integration.pipeline import Pipeline, answers_to
 from tests.integration.stand_ins import REGISTERED, earned
-from tests.integration.trainers.v1_runs import (
+from tests.integration.trainers.default_runs import (
     ACC,
     DGPO,
     DRGRPO,
@@ -22,11 +22,11 @@ from tests.integration.trainers.v1_runs import (
     as_batch,
     assert_same,
     components,
-    on_the_legacy_trainer,
+    on_ray_trainer,
 )
 from verl_ext import RunState, use_run_state
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.integration.trainers.attach import run_of
+from verl_ext.integration.run import run_of
 
 WORKED: dict[str, tuple[str, tuple[str, ...], dict[tuple[str, str], float]]] = {
     "drgrpo on accuracy": (
@@ -139,7 +139,7 @@ def test_hadw_remembers_the_batch_before(pipeline: Pipeline) -> None:
 def test_an_asynchronous_step_of_two_updates_is_two_ticks(pipeline: Pipeline) -> None:
     result = pipeline.run("history", *HADW, ACC, "+trainer.v1.sync={parameter_sync_step: 2}", prompts=4)
     assert len(result.updates) == 2
-    assert run_of(result.trainer).state.states["hadw"]["weigh_by_history"].ticks == 2
+    assert run_of(result.trainer).state.states["hadw"]["weigh_by_history"]["ticks"] == 2
 
 
 def test_the_step_s_metrics_hold_each_reward_and_the_advantages(pipeline: Pipeline) -> None:
@@ -179,7 +179,7 @@ def test_the_legacy_trainer_and_a_direct_call_give_the_same_numbers(
 
     result = pipeline.shared("worked", *algorithm, PADDED["worked"])
     (update,), config = result.updates, result.trainer.config
-    assert_same(update, on_the_legacy_trainer(update, config))
+    assert_same(update, on_ray_trainer(update, config))
     batch = as_batch(update, config)
     with use_run_state(RunState()):
         advantages, returns = core_algos.get_adv_estimator_fn(config.algorithm.adv_estimator)(

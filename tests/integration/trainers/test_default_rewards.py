@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,8 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 
-from tests.integration.configs import compose
 from tests.integration.pipeline import Pipeline, answers_to
-from tests.integration.trainers.v1_runs import (
+from tests.integration.trainers.default_runs import (
     ACC,
     DGPO,
     DRGRPO,
@@ -25,12 +23,10 @@ from tests.integration.trainers.v1_runs import (
     PADDED,
     assert_same,
     components,
-    on_the_legacy_trainer,
+    on_ray_trainer,
 )
-from verl_ext.compare.dumps import read as read_dump
-from verl_ext.core.rows import Rows
-from verl_ext.integration.trainers import rollout_data
-from verl_ext.integration.trainers.attach import attach, run_of
+from verl_ext import integration
+from verl_ext.integration.run import run_of
 
 
 def test_token_scores_stand_on_the_last_token_of_each_response(pipeline: Pipeline) -> None:
@@ -92,7 +88,7 @@ def test_a_process_reward_model_s_field_is_the_component_and_stays_as_it_is(
 def test_what_is_not_finite_behind_the_mask_is_no_score_and_narrow_numbers_add_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on the legacy trainer, whose fields are padded: here they are jagged, in the model's own type."""
+    """As with RayPPOTrainer, whose fields are padded: here they are jagged, in the model's own type."""
     field = [torch.full((1003,), 1.0), torch.tensor([2.0, math.nan, 0.5])]
     mask = [torch.ones(1003), torch.tensor([1.0, 0.0, 1.0])]
     stored = {
@@ -100,14 +96,12 @@ def test_what_is_not_finite_behind_the_mask_is_no_score_and_narrow_numbers_add_u
         "response_mask": torch.nested.as_nested_tensor(mask, layout=torch.jagged).long(),
     }
     monkeypatch.setattr(
-        rollout_data,
-        "read",
+        integration.components,
+        "read_queue",
         lambda keys, partition_id, fields: {name: stored[name] for name in fields if name in stored},
     )
-    batch = SimpleNamespace(keys=["a_0_0", "a_1_0"], partition_id="train")
-    run = attach(SimpleNamespace(), compose("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc]"))
-    rows = Rows.of_sessions(batch.keys, np.zeros(2, dtype=bool))
-    assert rollout_data.fetch_components(batch, rows, run).column("acc", "").tolist() == [1003.0, 2.5]
+    rewards = integration.components.of_queue(["a_0_0", "a_1_0"], "train", ["acc"])
+    assert rewards.column("acc", "").tolist() == [1003.0, 2.5]
 
 
 def test_a_colocated_reward_model_s_fields_are_components(pipeline: Pipeline) -> None:
@@ -148,16 +142,13 @@ def test_verl_s_own_grpo_dumps_its_advantages_beside_the_named_rewards(pipeline:
         f"+algorithm.verl_ext.dump_dir={tmp_path}",
         PADDED["worked"],
     )
-    (path,) = tmp_path.glob("*.parquet")
+    (path,) = tmp_path.glob("from-0-0/*.parquet")
     table = pq.read_table(path).to_pydict()
-    assert set(table["estimator"]) == {"grpo"}
     assert len(table["uid"]) == 12  # without padding
     assert sum(table["reward/acc"]) == 4
     assert sum(table["total"]) == 10
     (update,) = result.updates
     assert sorted(table["advantage"]) == pytest.approx(sorted(map(update.advantage, update.rows())), abs=1e-6)
-    rollouts = read_dump(tmp_path, None)
-    assert set(rollouts.names) == {"acc", "format", "total"}
 
 
 def test_verl_s_own_grpo_writes_token_scores_on_request(pipeline: Pipeline) -> None:
@@ -212,7 +203,7 @@ def test_kl_in_reward_is_part_of_drgrpo_s_total(pipeline: Pipeline) -> None:
 def test_kl_in_reward_leaves_the_accuracy_alone(pipeline: Pipeline, algorithm: tuple[str, ...]) -> None:
     result = pipeline.run("worked", *algorithm, *KL)
     (update,), config = result.updates, result.trainer.config
-    assert_same(update, on_the_legacy_trainer(update, config))
+    assert_same(update, on_ray_trainer(update, config))
     if "hadw" in algorithm[0]:
         assert result.metrics[1]["hadw/batch_accuracy"] == pytest.approx(4 / 12)
     else:
