@@ -18,7 +18,7 @@ from verl_ext.errors import ConfigurationError, listed, unknown
 from verl_ext.estimators import ESTIMATORS, build
 from verl_ext.estimators.compose import describe, plain, settings_of
 from verl_ext.registry import declaration
-from verl_ext.settings import VERL_NAMES, Settings, sections
+from verl_ext.settings import VERL_NAMES, Settings, misspelt, sections
 
 _LOSS = "actor_rollout_ref.actor.loss_agg_mode"
 
@@ -65,7 +65,7 @@ def configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[str
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
-        from verl_ext.integration.config import read
+        from verl_ext.integration.checks import read
     except ImportError as error:
         raise ConfigurationError("reading settings needs Hydra, as in verl: pip install hydra-core") from error
     config = _loaded(path)
@@ -79,7 +79,7 @@ def configured(path: Path | None, overrides: Sequence[str]) -> tuple[Mapping[str
     algorithm, mode = read.select(config, "algorithm"), read.select(config, _LOSS)
     if not (algorithm is None or OmegaConf.is_dict(algorithm)) or not (mode is None or isinstance(mode, str)):
         raise ConfigurationError(f"algorithm must be a section and {_LOSS} a string, found {algorithm!r} and {mode!r}")
-    for complaint in read.misspelt(algorithm or ()):
+    for complaint in misspelt(algorithm or ()):
         raise ConfigurationError(complaint)
     return read.plain(algorithm), mode or "token-mean"
 
