@@ -15,10 +15,10 @@ from verl_ext.errors import VerlExtError, printable
 
 COMMANDS = {
     "check": ("verl_ext.integration.checks.command", "print every error and warning of a configuration"),
-    "compare": ("verl_ext.compare.command", "show what estimators would do to the rollouts of a run"),
+    "compare": ("verl_ext.tools.compare.command", "show what estimators would do to the rollouts of a run"),
     "doctor": ("verl_ext.integration.doctor", "report whether verl loads this package, and what does not work"),
-    "report": ("verl_ext.report.command", "make a table and a picture of the rewards of runs"),
-    "show": ("verl_ext.show", "print the steps, the formula and the settings of an estimator"),
+    "report": ("verl_ext.tools.report.command", "make a table and a picture of the rewards of runs"),
+    "show": ("verl_ext.tools.show", "print the steps, the formula and the settings of an estimator"),
 }
 """Each command: its module, which has `add_arguments(parser)` and a function of the command's name, and what it does.
 

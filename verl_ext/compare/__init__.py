@@ -1,1 +1,0 @@
-"""`verl-ext compare`: the advantages that estimators would have given to rollouts that a run has written."""

@@ -1,0 +1,54 @@
+"""Settings from a command line, as `show` and `compare` take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from verl_ext.errors import ConfigurationError, unknown
+from verl_ext.settings import VERL_NAMES, Settings, entries
+
+LOSS = "actor_rollout_ref.actor.loss_agg_mode"
+ALGORITHM = "algorithm."
+
+
+def parse_settings(
+    overrides: Iterable[str], algorithm: Mapping[str, Any] | None = None, loss_agg_mode: str = "token-mean"
+) -> Settings:
+    """Read `KEY=VALUE` arguments as on verl's command line, over the section `algorithm` of a run.
+
+    >>> parse_settings(["algorithm.rewards.keys=[a,b]"], {"rewards": {"keys": ["c"], "weights": [1, 2]}}).rewards.keys
+    ('a', 'b')
+    """
+    plain: dict[str, Any] = dict(algorithm or {})
+    given = dict(map(_override, overrides))
+    mode = given.pop(LOSS, loss_agg_mode)
+    if "algorithm.rewards.keys" in given:  # the run's weights belong to the run's keys
+        plain |= dict.fromkeys(VERL_NAMES.values())
+        plain["rewards"] = {**(plain.get("rewards") or {}), "weights": None}
+    for key, value in given.items():
+        *path, last = key.removeprefix(ALGORITHM).split(".")
+        section = plain
+        for part in path:
+            section[part] = dict(section.get(part) or {})
+            section = section[part]
+        section[last] = value
+    return Settings.parse(plain, loss_agg_mode=mode)
+
+
+def _override(text: str) -> tuple[str, Any]:
+    """Return the key and the value of one setting; raise unless estimators read it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigurationError(
+            f"{text!r} is not KEY=VALUE; write a list as 'algorithm.rewards.keys=[a,b]', a mapping as {{a:1}}"
+        ) from error
+    key = override.key_or_group
+    valid = [*(ALGORITHM + name for name in entries() if name != "verl_ext"), LOSS]
+    if ".".join(key.split(".")[:2]) not in valid and key != LOSS:
+        raise ConfigurationError(f"{text!r}: {unknown('setting', key, valid)}; name an estimator without `=`")
+    return key, override.value()

@@ -1,0 +1,180 @@
+"""What is measured of the advantages of one estimator, alone and against grpo."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_ext.core.groups import Array, Groups, Index, divide
+
+QUARTERS = (0.25, 0.5, 0.75)
+_SAME = 1e-9
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, value: float, groups: int) -> Share:
+        """Return Wilson's interval for so many groups: the answers to one prompt are not independent.
+
+        >>> Share.of(0.5, 100).low.__round__(3), Share.of(0.0, 100).high.__round__(3)
+        (0.404, 0.037)
+        """
+        z = 1.96**2 / groups
+        middle, half = (value + z / 2) / (1 + z), math.sqrt(z * value * (1 - value) + z * z / 4) / (1 + z)
+        return cls(value, min(value, middle - half), max(value, middle + half))
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Groups sorted by difficulty."""
+
+    title: str
+    labels: tuple[str, ...]
+    ids: Index
+    """`[G]` the bin of each group."""
+
+    @property
+    def counts(self) -> Index:
+        """Groups in each bin."""
+        return np.bincount(self.ids, minlength=len(self.labels))
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The figures of one estimator."""
+
+    dead: Share
+    """Groups in which every advantage is 0."""
+    zero: Share
+    """Trajectories with advantage 0."""
+    turned: Share
+    """Trajectories whose advantage has the other sign than grpo's."""
+    size: float
+    """Mean |A|."""
+    rank: float
+    """Spearman's correlation with grpo's advantage, over all trajectories."""
+    explained: tuple[float, ...]
+    """For each reward, its share of the variance of the advantage; see `explained`."""
+    by_level: Array
+    """For each bin the mean |A|, divided by that of all groups; and the half of its 95 % interval."""
+    distance: Array
+    """`[G]` how far a group's advantages are from grpo's; see `distances`."""
+
+
+def measure(advantages: Array, baseline: Array, groups: Groups, rewards: Array, level: Bins) -> Measures:
+    """Return all figures; `rewards` are those of `normalised`."""
+    count, size = len(groups), np.abs(advantages)
+    return Measures(
+        dead=Share.of(float((groups.sum(size) == 0).mean()), count),
+        zero=Share.of(float((advantages == 0).mean()), count),
+        turned=Share.of(float((np.sign(advantages) * np.sign(baseline) < 0).mean()), count),
+        size=float(size.mean()),
+        rank=spearman(advantages, baseline),
+        explained=tuple(explained(advantages, rewards).tolist()),
+        by_level=_by_level(groups.mean(size), level),
+        distance=distances(advantages, baseline, groups),
+    )
+
+
+def _by_level(sizes: Array, level: Bins) -> Array:
+    """`[bins, 2]` the mean of each bin and the half of its interval, divided by the mean of all groups."""
+    found = np.full((len(level.labels), 2), np.nan)
+    for at in range(len(level.labels)):
+        inside = sizes[level.ids == at]
+        if len(inside):
+            found[at, 0] = inside.mean()
+        if len(inside) > 1:
+            found[at, 1] = 1.96 * inside.std(ddof=1) / math.sqrt(len(inside))
+    return found / sizes.mean() if sizes.any() else found
+
+
+def normalised(rewards: Array, groups: Groups) -> Array:
+    """`[N, K]` each reward less its mean in the group, divided by its std there; 0 where it does not vary."""
+    mean, varies = groups.variation(rewards)
+    centred = np.where(groups.broadcast(varies) | np.isnan(rewards), rewards - groups.broadcast(mean), 0.0)
+    return np.nan_to_num(divide(centred, groups.broadcast(groups.std(centred))))
+
+
+def explained(advantages: Array, rewards: Array) -> Array:
+    """`[K]` the share of the variance of the advantage that each reward explains.
+
+    The R^2 of a linear regression, over all trajectories, of the advantage on the rewards normalised in their groups,
+    split by Shapley value: the gain in R^2 when the reward is added, averaged over all orders of adding them. The
+    shares add up to the R^2 of all rewards; no weighted sum of them with fixed weights explains the rest.
+
+    >>> explained(np.array([1.0, -1.0, 1.0, -1.0]), np.array([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]]))
+    array([1., 0.])
+    """
+    count = rewards.shape[1]
+    covariance = np.atleast_2d(np.cov(np.column_stack([rewards, advantages]), rowvar=False))
+    within, against, variance = covariance[:-1, :-1], covariance[:-1, -1], covariance[-1, -1]
+    if not variance > 0:
+        return np.full(count, np.nan)
+    fit = np.zeros(2**count)
+    for chosen in range(1, 2**count):
+        of = [at for at in range(count) if chosen >> at & 1]
+        weights = np.linalg.lstsq(within[np.ix_(of, of)], against[of], rcond=1e-10)[0]
+        fit[chosen] = weights @ against[of] / variance
+    shares = np.zeros(count)
+    for at in range(count):
+        for others in (chosen for chosen in range(2**count) if not chosen >> at & 1):
+            size = others.bit_count()
+            weight = math.factorial(size) * math.factorial(count - size - 1) / math.factorial(count)
+            shares[at] += weight * (fit[others | 1 << at] - fit[others])
+    return shares
+
+
+def spearman(x: Array, y: Array) -> float:
+    """Return the correlation of ranks, equal values at their mean rank; NaN where one of them is constant.
+
+    >>> round(spearman(np.array([1.0, 2.0, 3.0, 3.0]), np.array([5.0, 7.0, 9.0, 8.0])), 4)
+    0.9487
+    """
+    import pandas as pd
+
+    # In float32, values that differ by rounding are equal.
+    ranks = [pd.Series(values.astype(np.float32)).rank() for values in (x, y)]
+    return float(ranks[0].corr(ranks[1])) if all(np.ptp(rank) for rank in ranks) else math.nan
+
+
+def distances(advantages: Array, baseline: Array, groups: Groups) -> Array:
+    """`[G]` the root mean square, over a group, of the difference from grpo's advantages.
+
+    Both are divided by their root mean square over all trajectories, so that an estimator that only has larger
+    advantages is at distance 0.
+    """
+    scaled = [divide(values, np.sqrt(np.mean(np.square(values)))) for values in (advantages, baseline)]
+    return np.sqrt(groups.mean(np.square(scaled[0] - scaled[1])))
+
+
+def by_level(means: Array, title: str, low: float = 0.0, high: float = 1.0) -> Bins:
+    """Sort groups by their mean accuracy: 0, four quarters of the range between, 1."""
+    width = high - low
+    if not width > 0:
+        return Bins(title, (f"{low:g}",), np.zeros(len(means), dtype=np.intp))
+    edges = [low, *(low + width * edge for edge in QUARTERS), high]
+    ids = np.searchsorted(edges[1:-1], means - _SAME * width) + 1
+    ids = np.where(means <= low + _SAME * width, 0, np.where(means >= high - _SAME * width, 5, ids))
+    shown = [f"{edge:.3g}" for edge in edges]
+    labels = [shown[0], *(f"to {edge}" for edge in shown[1:-1]), f"below {shown[-1]}", shown[-1]]
+    unscored = np.isnan(means)
+    return Bins(title, (*labels, *["unscored"] * bool(unscored.any())), np.where(unscored, 6, ids))
+
+
+def furthest(distance: Sequence[Array], top: int) -> list[tuple[int, int]]:
+    """Return for each estimator the groups furthest from grpo, as (estimator, group); none twice, none at 0."""
+    chosen: dict[int, int] = {}
+    for at, values in enumerate(distance):
+        far = [group for group in np.argsort(-values, kind="stable").tolist() if values[group] > _SAME]
+        chosen |= dict.fromkeys([group for group in far if group not in chosen][:top], at)
+    return [(at, group) for group, at in chosen.items()]

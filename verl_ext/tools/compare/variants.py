@@ -1,0 +1,195 @@
+"""What is compared: estimators with their settings, and the advantages that they give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from verl_ext.core.batch import Batch, unit_accuracy
+from verl_ext.core.chain import Chain
+from verl_ext.core.groups import Array
+from verl_ext.errors import ConfigurationError, listed, unknown
+from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.estimators.grpo import grpo
+from verl_ext.settings import Settings
+from verl_ext.tools.arguments import parse_settings
+from verl_ext.tools.rollouts import TOKENS, Rollouts
+
+GRPO, RUN = "grpo", "run"
+ACCURACY = "acc"
+"""The reward that is the accuracy in a run, if the scorer returns it."""
+_SETTING = re.compile(r"\s+(?=[+~]*[\w.@/]+=)")
+"""Where a setting begins. Spaces inside `[...]` and `{...}` are followed by no `KEY=`."""
+_ROUNDING = 1e-4
+"""Advantages are computed in float64 here, and recorded in float64 or float32."""
+_LONGEST = 26
+"""Characters of a label; a longer one becomes a number, which the notes explain."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An estimator with its settings."""
+
+    label: str
+    """A short name for tables."""
+    text: str
+    """As the user wrote it."""
+    settings: Settings
+    chain: Chain | None
+    """None for `run`: the advantages that the run recorded."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The advantages of a variant."""
+
+    variant: Variant
+    advantages: Array
+    seen: Mapping[str, Array]
+    """Each reward as the estimator saw it: after conditions, before weights."""
+    notes: tuple[str, ...] = ()
+
+
+def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], Settings]:
+    """Return the variants, grpo on the score first, and the settings that all of them share.
+
+    A setting that no argument names is that of the run, where its dump has the settings.
+    """
+    shared: list[str] = []
+    named: list[tuple[str, list[str], str]] = []
+    for argument in arguments:
+        first, *own = _SETTING.split(argument.strip())
+        if "=" in first.partition("[")[0]:
+            shared += [first, *own]
+        elif first.startswith("["):
+            named.append(("compose", [f"algorithm.compose.steps={first}", *own], argument))
+        else:
+            named.append((first, own, argument))
+    if not named and "advantage" in rollouts.table:
+        named = [(RUN, [], RUN)]
+    if not named:
+        raise ConfigurationError(f"name an estimator to compare with grpo: {listed(ESTIMATORS)}, or a list in [...]")
+    common = settings_of(rollouts, shared)
+    plain = Settings(norm_by_std=common.norm_by_std)
+    variants = [Variant(GRPO, GRPO, plain, grpo(plain))]
+    for at, (name, own, text) in enumerate(named, start=1):
+        settings = settings_of(rollouts, [*shared, *own])
+        variants.append(Variant(_label(name, own, at, settings), text, settings, _chain(name, settings, rollouts)))
+    labels = [variant.label for variant in variants]
+    if twice := {label for label in labels if labels.count(label) > 1}:
+        raise ConfigurationError(f"{listed(twice)} is there twice (grpo on the score always is): leave one out")
+    return variants, common
+
+
+def settings_of(rollouts: Rollouts, overrides: Sequence[str] = ()) -> Settings:
+    """Return the settings of the run with some overrides; rollouts hold no KL term."""
+    run = rollouts.run
+    settings = (
+        parse_settings(overrides, run.algorithm, run.loss_agg_mode) if run is not None else parse_settings(overrides)
+    )
+    return replace(settings, kl_in_reward=False)
+
+
+def _chain(name: str, settings: Settings, rollouts: Rollouts) -> Chain | None:
+    if name == RUN:
+        if "advantage" not in rollouts.table:
+            raise ConfigurationError("`run` needs recorded advantages, which algorithm.verl_ext.dump_dir writes")
+        return None
+    if name != GRPO and name not in ESTIMATORS:
+        valid = unknown("estimator", name, (*ESTIMATORS, GRPO, RUN))
+        raise ConfigurationError(f"{valid}, or a list of steps in [...]")
+    chain = grpo(settings) if name == GRPO else build(name, settings)
+    if chain.per_reward and settings.rewards.keys is None:
+        raise ConfigurationError(
+            f"{name} works on each reward separately: add 'algorithm.rewards.keys=[...]' with some of "
+            f"{listed(rollouts.rewards)}"
+        )
+    return chain
+
+
+def _label(name: str, own: Sequence[str], at: int, settings: Settings) -> str:
+    """Return the name of the estimator and what was set for it."""
+    if name == GRPO and settings.rewards.keys:
+        name = "grpo (sum)"
+    label = " ".join([name, *(text.split(".")[-1] for text in own)])
+    return label if len(label) <= _LONGEST else f"{name} ({at})"
+
+
+def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
+    """Compute the advantages update by update: an estimator may carry state from one to the next."""
+    chain, own = variant.chain, variant.settings.rewards
+    if chain is None:
+        return Outcome(variant, rollouts.table["advantage"].to_numpy(float), rollouts.seen)
+    keys = own.keys or (rollouts.total,)
+    rewards = np.stack([rollouts.reward(key, "algorithm.rewards.keys") for key in keys], axis=1)
+    accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
+    uids = rollouts.table["uid"].tolist()
+    is_run = _is_the_run(chain, variant.settings, rollouts)
+    recorded = rollouts.run.states if rollouts.run is not None and is_run else {}
+    state: Mapping[str, Any] = chain.init()
+    advantages, seen = np.zeros(len(rewards)), rewards.copy()
+    notes: dict[str, str] = {}
+    for update, rows in rollouts.updates:
+        batch = Batch.of(
+            rewards[rows],
+            uids[rows],
+            keys=keys,
+            lengths=rollouts.lengths[rows],
+            accuracy=None if accuracies is None else accuracies[rows],
+        )
+        result = chain(batch, recorded.get(update, state))
+        state, advantages[rows], seen[rows] = result.state, result.advantages, result.seen
+        notes |= result.warnings
+    said = [*notes.values(), *_odd(chain, rollouts, recorded=bool(recorded))]
+    if is_run:
+        apart = float(np.abs(advantages - rollouts.table["advantage"].to_numpy(float)).max())
+        same = "equal" if apart < _ROUNDING else f"differ by up to {apart:.3g} from"
+        said.append(f"with the run's settings its advantages {same} those that the run recorded")
+    named = tuple(f"{variant.label}: {text}" for text in said)
+    return Outcome(variant, advantages, dict(zip(keys, seen.T, strict=True)), named)
+
+
+def _is_the_run(chain: Chain, settings: Settings, rollouts: Rollouts) -> bool:
+    """Return whether a variant is the estimator of the run, with the run's settings."""
+    run = rollouts.run
+    if run is None or run.estimator not in ESTIMATORS:
+        return False
+    recorded = settings_of(rollouts)
+    names = ("keys", "accuracy_key", "accuracy_threshold") if chain.needs_accuracy else ("keys",)
+    same = all(getattr(settings.rewards, name) == getattr(recorded.rewards, name) for name in names)
+    return same and chain == build(run.estimator, recorded)
+
+
+def _odd(chain: Chain, rollouts: Rollouts, *, recorded: bool) -> Iterator[str]:
+    """Say which numbers may not be those of a run."""
+    if chain.stateful and recorded:
+        yield "its history is the one that the dump recorded before each update"
+    elif chain.stateful:
+        gaps = f"; steps {rollouts.gaps} are missing, so it is not that of a run" if rollouts.gaps else ""
+        yield f"its history begins with these rollouts{gaps}"
+    by_tokens = any(getattr(step, "over", None) == "token" for step in chain.steps)
+    if by_tokens and rollouts.unit != TOKENS:
+        yield f"approximate: it weighs by tokens, and the lengths are in {rollouts.unit}"
+
+
+def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:
+    """Return the name and the values in [0, 1] of the accuracy.
+
+    A dump's accuracy is taken unless a setting names another; else `acc`; else the score, if it is the only reward.
+    """
+    own, run = settings.rewards, settings_of(rollouts).rewards
+    named = (own.accuracy_key, own.accuracy_threshold)
+    if "accuracy" in rollouts.table and named == (run.accuracy_key, run.accuracy_threshold):
+        return "accuracy", rollouts.table["accuracy"].to_numpy(float)
+    key = own.accuracy_key or (ACCURACY if ACCURACY in rollouts.rewards else rollouts.total)
+    if key == rollouts.total and own.accuracy_key is None and len(own.keys or ()) > 1:
+        raise ConfigurationError(
+            f"which reward is the accuracy? Set algorithm.rewards.accuracy_key to one of {listed(own.keys or ())}"
+        )
+    values = rollouts.reward(key, "algorithm.rewards.accuracy_key")
+    uids = rollouts.table["uid"].tolist()
+    return key, unit_accuracy(values, uids, key=key, threshold=own.accuracy_threshold, where="algorithm.rewards")

@@ -1,0 +1,66 @@
+"""What all pictures share: colours, legends, and how they are written."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_ext.errors import ConfigurationError
+
+# Okabe and Ito's colours without yellow, which is faint on white. The line styles also work without colours.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
+STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
+LEGEND = 0.7
+"""Inches of a figure's height that a legend may take, before the figure grows."""
+
+
+def new_figure(width: float, height: float, curves: int) -> Any:
+    """Return an empty figure for so many curves, each with a colour of its own."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigurationError("a picture needs matplotlib: pip install 'matplotlib>=3.7'") from error
+    if curves > len(COLOURS):
+        raise ConfigurationError(f"{curves} names are too many for one picture, at most {len(COLOURS)}")
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write the picture in the format of the path's ending; make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        figure.savefig(path, dpi=130)
+    except ValueError as error:  # matplotlib lists the endings that it knows
+        raise ConfigurationError(f"--plot {path}: {error}") from error
+
+
+def png(figure: Any) -> bytes:
+    """Return the picture as a PNG."""
+    file = io.BytesIO()
+    figure.savefig(file, dpi=130, format="png")
+    return file.getvalue()
+
+
+def dress(ax: Any, title: str, unit: str) -> None:
+    """Give a panel its title, its unit, and a grid."""
+    ax.set_title(title)
+    ax.set_ylabel(unit)
+    ax.grid(alpha=0.25)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def legend_above(figure: Any, lines: Sequence[Any], labels: Sequence[str], title: str | None = None) -> None:
+    """Put a legend above the panels, in as many columns as fit; the figure grows where it is too small."""
+    look = {"loc": "outside upper center", "frameon": False, "handlelength": 3.5, "title": title}
+    for columns in range(max(1, len(lines)), 0, -1):
+        legend = figure.legend(lines, labels, ncols=columns, **look)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()
+    legend.get_title().set_multialignment("center")
+    width, height = legend.get_window_extent().size / figure.dpi
+    wide, high = figure.get_size_inches()
+    figure.set_size_inches(max(wide, width), high + max(0.0, height - LEGEND))

@@ -1,0 +1,104 @@
+"""`verl-ext report`: arguments in; table, picture and page out."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from verl_ext.errors import ConfigurationError, DataError, unknown
+from verl_ext.tools import picture
+from verl_ext.tools.report import groups
+from verl_ext.tools.report.curves import Experiments, logged, panels, panels_of, rewards, rows, width_of
+from verl_ext.tools.report.logs import Log, find_log, read_log
+from verl_ext.tools.report.plot import plot
+from verl_ext.tools.tables import markdown, page, plain, write
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="[NAME=]RUN",
+        help="the folder of a run, or the .jsonl log of verl's file logger; A+B are the parts of one run before and "
+        "after it was resumed; runs with the same NAME are seeds of one experiment (default: the name of the folder)",
+    )
+    parser.add_argument("--metrics", nargs="+", metavar="METRIC", help="default: every reward, and related curves")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture with one panel per reward")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with the picture and the tables")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
+    parser.add_argument("--title", help="heading of the picture and the page")
+    parser.add_argument(
+        "--smooth", type=int, default=5, help="steps averaged in each point of the picture (default: 5)"
+    )
+    parser.add_argument(
+        "--window",
+        type=int,
+        default=10,
+        help="steps averaged in first, final and best, at most half of the shortest run (default: 10)",
+    )
+    parser.add_argument(
+        "--groups",
+        action="store_true",
+        help="the runs are dumps of advantages (algorithm.verl_ext.dump_dir): show dead and hardest groups",
+    )
+    parser.add_argument("--top", type=int, default=10, help="number of groups to show (default: 10)")
+
+
+def report(options: argparse.Namespace) -> str:
+    """Write the requested files; return the text to print."""
+    if min(options.smooth, options.window, options.top) < 1:
+        raise ConfigurationError("--smooth, --window and --top must be at least 1")
+    if options.groups:
+        return groups.report([Path(run) for run in options.runs], top=options.top)
+    found = _read(options.runs)
+    for metric in options.metrics or ():
+        if metric not in logged(found):
+            raise DataError(unknown("metric", metric, logged(found)))
+    metrics = options.metrics or rewards(found)
+    if not metrics:
+        raise DataError("no run has logged a named reward (`reward/.../mean`) or a score: name metrics with --metrics")
+    width = width_of(found, metrics, options.window)
+    table = rows(found, metrics, width)
+    notes = [f"{log.path}: {note}" for logs in found.values() for log in logs for note in log.notes]
+    if width < options.window:
+        notes.append(f"first, final and best are means of {width} step(s), half of the shortest run at most")
+    text = [plain(table), *notes]
+    if options.markdown is not None:
+        write(options.markdown, markdown(table) + "\n")
+        text.append(f"table: {options.markdown}")
+    if options.plot is not None or options.html is not None:
+        shown = panels_of(options.metrics) if options.metrics else panels(found)
+        figure = plot(found, shown, options.smooth, options.title)
+        if options.plot is not None:
+            picture.save(figure, options.plot)
+            text.append(f"picture: {options.plot}")
+        if options.html is not None:
+            heading = options.title or " and ".join(found)
+            alt = "Curves over training steps of " + ", ".join(panel.title for panel in shown)
+            tables = [("Rewards", "", table)]
+            if beside := [metric for panel in shown for metric in panel.metrics if metric not in metrics]:
+                tables.append(("Beside the rewards", "", rows(found, beside, width)))
+            runs = [f"{name}: {log.path}, {len(log.table)} steps" for name, logs in found.items() for log in logs]
+            write(options.html, page(heading, [*runs, *notes], picture.png(figure), alt, tables))
+            text.append(f"page: {options.html}")
+    return "\n".join(text)
+
+
+def _read(runs: list[str]) -> Experiments:
+    """Read the logs, by name in the order of the arguments. Two runs are seeds only if the user names them so."""
+    experiments: dict[str, list[Log]] = {}
+    read: set[tuple[str, Path]] = set()
+    for run in runs:
+        name, equals, rest = run.partition("=")
+        if Path(run).exists() or not equals:
+            name, rest = "", run
+        paths = [Path(rest)] if Path(rest).exists() else [Path(part) for part in rest.split("+")]
+        parts = [find_log(path) for path in paths]
+        folder = paths[0].resolve()
+        name = name or (folder.parent if folder.is_file() else folder).name
+        if (name in experiments and "=" not in run) or (name, parts[0].resolve()) in read:
+            raise ConfigurationError(f"{run}: {name} is there already: write NAME={rest} with a name of its own")
+        read.add((name, parts[0].resolve()))
+        experiments.setdefault(name, []).append(read_log(parts))
+    return experiments

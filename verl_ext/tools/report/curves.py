@@ -1,0 +1,145 @@
+"""From logs to curves, to the figures of the table, and to the list of panels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from verl_ext.tools.report.logs import Log
+from verl_ext.tools.tables import Rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Experiments = Mapping[str, Sequence[Log]]
+"""The logs of the runs of each name: seeds of one experiment."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot: a curve for each name of the first metric, and thinner curves of the others."""
+
+    title: str
+    unit: str
+    metrics: tuple[str, ...]
+    share: bool = False
+    """Whether the values lie between 0 and 1."""
+    skip: int = 0
+    """Number of steps at the start to leave out."""
+
+
+_CAPABILITY = "/capability_posterior"
+_BESIDE = (
+    Panel("advantage: std", "std over responses", ("advantage/std",)),
+    Panel("advantage: largest and least", "advantage", ("critic/advantages/max", "critic/advantages/min")),
+    Panel("advantage: exactly 0", "share of responses", ("advantage/zero_share",), share=True),
+    Panel("length of a response", "tokens, batch mean", ("response_length/mean",)),
+    # The first step includes start-up.
+    Panel("time of a step, after the first", "seconds", ("timing_s/step",), skip=1),
+)
+
+
+def curve(logs: Sequence[Log], metric: str) -> pd.DataFrame | None:
+    """Return a column for each run, at the steps at which all of them logged the metric; None if there is no such step.
+
+    A step at which a run logged NaN does not count as logged.
+    """
+    import pandas as pd
+
+    if not all(log.has(metric) for log in logs):
+        return None
+    joined = pd.concat([log.table[metric].dropna() for log in logs], axis="columns", join="inner")
+    joined.columns = range(len(logs))
+    return None if joined.empty else joined
+
+
+def logged(experiments: Experiments) -> list[str]:
+    """Return the names of all metrics that any run has logged."""
+    return sorted({str(name) for logs in experiments.values() for log in logs for name in log.table})
+
+
+def rewards(experiments: Experiments) -> list[str]:
+    """Return the metrics to show: the mean of each named reward, or verl's own score if there is none."""
+    metrics = logged(experiments)
+    named = [name for name in metrics if name.startswith("reward/") and name.endswith("/mean") and name.count("/") == 2]
+    return named or [name for name in ("critic/score/mean",) if name in metrics]
+
+
+def title(metric: str) -> str:
+    """Return a short title for a metric.
+
+    >>> title("reward/format/mean"), title("critic/score/mean"), title("actor/entropy")
+    ('format', 'score', 'actor/entropy')
+    """
+    parts = metric.split("/")
+    return parts[1] if len(parts) == 3 and parts[0] in ("reward", "critic") and parts[2] == "mean" else metric
+
+
+def panels(experiments: Experiments) -> list[Panel]:
+    """Return all panels for which the runs have logged something: rewards first."""
+    metrics, names = logged(experiments), rewards(experiments)
+    found = panels_of(names)
+    for name in names:
+        dead = name.removesuffix("/mean") + "/dead_groups"
+        found.append(Panel(f"{title(name)}: dead groups", "share of prompts", (dead,), share=True))
+    for metric in metrics:
+        if metric.endswith(_CAPABILITY):
+            name = metric.removesuffix(_CAPABILITY)
+            both = (metric, f"{name}/batch_accuracy")
+            found.append(Panel(f"{name}: capability (thin: accuracy)", "mean accuracy", both, share=True))
+    return [panel for panel in (*found, *_BESIDE) if panel.metrics[0] in metrics]
+
+
+def panels_of(metrics: Sequence[str]) -> list[Panel]:
+    """Return a panel for each metric."""
+    units = {metric: panel.unit for panel in _BESIDE for metric in panel.metrics}
+    return [Panel(title(metric), units.get(metric, _unit(metric)), (metric,)) for metric in metrics]
+
+
+def _unit(metric: str) -> str:
+    if metric.startswith("timing_s/"):
+        return "seconds"
+    return "reward, batch mean" if title(metric) != metric else "value"
+
+
+def width_of(experiments: Experiments, metrics: Sequence[str], asked: int) -> int:
+    """Return the number of steps in `first` and `final`: at most half of the shortest curve, so that they are apart."""
+    curves = [curve(logs, metric) for logs in experiments.values() for metric in metrics]
+    return max(1, min([asked, *(len(found) // 2 for found in curves if found is not None)]))
+
+
+def rows(experiments: Experiments, metrics: Sequence[str], width: int) -> Rows:
+    """Return a line for each metric and name, ± standard deviation over the runs.
+
+    `first` and `final` are means over `width` steps, `best` is the highest mean over `width` consecutive steps, and
+    `area` is the mean height of the curve.
+    """
+    lines: Rows = [("metric", "name", "runs", "steps", f"first {width}", f"final {width}", f"best {width}", "area")]
+    for metric in metrics:
+        for name, logs in experiments.items():
+            found = curve(logs, metric)
+            if found is None:
+                lines.append((title(metric), name, str(len(logs)), "not logged", "", "", "", ""))
+                continue
+            best = found.rolling(min(width, len(found))).mean().max()
+            figures = (found.iloc[:width].mean(), found.iloc[-width:].mean(), best, _area(found))
+            steps = f"{found.index[0]}-{found.index[-1]}"
+            lines.append((title(metric), name, str(len(logs)), steps, *map(_number, figures)))
+    return lines
+
+
+def _area(found: pd.DataFrame) -> pd.Series[float]:
+    """Return the mean height of each run's curve: the area under it divided by the number of steps."""
+    if len(found) == 1:
+        return found.iloc[0]
+    widths = np.diff(found.index)
+    heights = (found.iloc[1:].to_numpy() + found.iloc[:-1].to_numpy()) / 2
+    return found.iloc[0] * 0 + (heights * widths[:, None]).sum(axis=0) / widths.sum()
+
+
+def _number(values: pd.Series[float]) -> str:
+    """Return the mean over the runs, ± their standard deviation if there are several."""
+    return f"{values.mean():.3f} ± {values.std():.3f}" if len(values) > 1 else f"{values.mean():.3f}"

@@ -1,0 +1,71 @@
+"""Find and read what verl's file logger wrote of a run, as a table with a row a step and a column a metric."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_ext.errors import DataError, listed
+from verl_ext.tools.rollouts import METRICS, json_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a run logged."""
+
+    path: Path
+    table: pd.DataFrame
+    """Steps, ascending, by metrics; NaN where a metric was not logged."""
+    notes: tuple[str, ...]
+
+    def has(self, metric: str) -> bool:
+        """Return whether a metric has a value at some step."""
+        return metric in self.table and bool(self.table[metric].notna().any())
+
+
+def find_log(run: Path) -> Path:
+    """Find the log of a run: the path itself, or the log in a run's folder."""
+    if run.is_file():
+        return run
+    logs = [run / METRICS] if (run / METRICS).is_file() else sorted(run.glob("*.jsonl"))
+    if len(logs) != 1:
+        raise DataError(
+            f"{run} holds {listed(path.name for path in logs)}, expected {METRICS} or one .jsonl file; verl writes it "
+            "with 'trainer.logger=[console,file]' to <project_name>/<experiment_name>.jsonl, or to "
+            "VERL_FILE_LOGGER_PATH"
+        )
+    return logs[0]
+
+
+def read_log(parts: Sequence[Path]) -> Log:
+    """Read the parts of one run in order. A step that is below the last one begins a resumed part, which counts."""
+    import pandas as pd
+
+    kept: list[tuple[int, dict[str, float]]] = []
+    resumed, torn = [], 0
+    for record in itertools.chain.from_iterable(map(json_lines, parts)):
+        if record is None or not isinstance(record.get("data"), dict):
+            torn += 1
+            continue
+        step = int(record["step"])
+        if kept and step < kept[-1][0]:
+            kept = [old for old in kept if old[0] <= step]
+            resumed.append(step)
+        kept.append((step, _numbers(record["data"])))
+    table = pd.DataFrame([data for _, data in kept], index=[step for step, _ in kept], dtype=float)
+    table = table.replace([float("inf"), -float("inf")], float("nan")).dropna(axis="columns", how="all")
+    if table.empty:
+        raise DataError(f"{listed(parts)} holds no metrics of verl's file logger ({{'step': ..., 'data': {{...}}}})")
+    notes = [f"resumed at step {', '.join(map(str, resumed[-5:]))}: the later values count"] if resumed else []
+    notes += [f"{torn} unreadable line(s) left out"] if torn else []
+    return Log(parts[-1], table.groupby(level=0).last(), tuple(notes))
+
+
+def _numbers(data: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in data.items() if isinstance(value, int | float)}

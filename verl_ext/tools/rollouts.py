@@ -1,0 +1,245 @@
+"""Read the trajectories of a run: our dumps of advantages, or the JSON lines that verl writes."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_ext.core.groups import Array, Groups
+from verl_ext.errors import DataError, listed, unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DUMPS, LINES = "advantages-*.parquet", "*.jsonl"
+METRICS = "metrics.jsonl"
+"""The log of a run, which holds no trajectories."""
+SCORE, TOKENS, CHARACTERS = "score", "tokens", "characters"
+NOT_REWARDS = {"input", "output", "gts", "uid", "step"}
+SCORE_ALONE = (
+    "verl's default trainer writes the score alone to trainer.rollout_data_dir; all rewards are in "
+    "algorithm.verl_ext.dump_dir, in trainer.validation_data_dir, and in the rollouts of RayPPOTrainer"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run that wrote a dump."""
+
+    estimator: str
+    algorithm: Mapping[str, Any]
+    """Its section `algorithm`, as plain data."""
+    loss_agg_mode: str
+    states: Mapping[tuple[int, int], Any]
+    """The state of its estimator before each (step, update); empty for a stateless estimator."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """`N` trajectories in the order of the run's updates."""
+
+    path: Path
+    table: pd.DataFrame
+    """One row a trajectory, with `step`, `update`, `uid`; in a dump `advantage`, else `input` and `output`."""
+    rewards: Mapping[str, Array]
+    """Each reward as it was scored, NaN where it was not; the score is one of them."""
+    total: str
+    """The reward that verl's grpo works on."""
+    lengths: Array
+    unit: str
+    """What the lengths count: tokens or characters."""
+    seen: Mapping[str, Array] = field(default_factory=dict)
+    """In a dump: each reward as the run's estimator saw it."""
+    run: Run | None = None
+    notes: tuple[str, ...] = ()
+    """What was left out or assumed."""
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The answers to one prompt in one update."""
+        return Groups.of(zip(*(self.table[name].tolist() for name in ("step", "update", "uid")), strict=True))
+
+    @cached_property
+    def updates(self) -> list[tuple[tuple[int, int], slice]]:
+        """Each (step, update) and its rows, in order."""
+        names = list(zip(self.table["step"].tolist(), self.table["update"].tolist(), strict=True))
+        ends = [at for at in range(1, len(names)) if names[at] != names[at - 1]]
+        return [(names[start], slice(start, stop)) for start, stop in itertools.pairwise([0, *ends, len(names)])]
+
+    @cached_property
+    def gaps(self) -> str:
+        """Which updates of the run are missing; "" if there is none."""
+        missing, last = [], (0, 0)
+        for now, _ in self.updates:
+            if now[0] > last[0] + 1:
+                missing.append(f"{last[0] + 1}" if now[0] == last[0] + 2 else f"{last[0] + 1} to {now[0] - 1}")
+            last = now
+        return ", ".join([*missing[:3], *(["..."] if len(missing) > 3 else [])])
+
+    def reward(self, key: str, setting: str) -> Array:
+        """Return the values of a reward; raise if the files do not have it."""
+        if key not in self.rewards:
+            alone = f". {SCORE_ALONE}" if set(self.rewards) == {SCORE} else ""
+            raise DataError(f"{setting}: {unknown('reward', key, self.rewards)}{alone}")
+        return self.rewards[key]
+
+    @property
+    def summary(self) -> str:
+        """Say how much was read, and from where."""
+        steps, sizes, count = self.table["step"], self.groups.sizes, len(self.updates)
+        span = f"step {steps.min()}" if steps.min() == steps.max() else f"steps {steps.min()} to {steps.max()}"
+        answers = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
+        batches = f", {count} batches" if count > 1 else ""
+        return f"{len(self.table):,} trajectories in {len(sizes):,} groups of {answers}, {span}{batches}: {self.path}"
+
+
+def read(path: Path) -> Rollouts:
+    """Read a file, or all of a folder and, for dumps, of its subfolders."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    if path.suffix == ".parquet" or (path.is_dir() and any(path.rglob(DUMPS))):
+        return read_dumps([path])
+    files = [file for file in sorted(path.glob(LINES)) if file.name != METRICS] if path.is_dir() else [path]
+    if not files:
+        below = {str(file.parent) for file in path.rglob(LINES) if file.name != METRICS}
+        raise DataError(f"{path} holds neither {DUMPS} nor {LINES}; folders with {LINES}: {listed(below)}")
+    return _read_lines(path, files)
+
+
+def read_dumps(paths: Sequence[Path]) -> Rollouts:
+    """Read dumps of advantages. An update that several folders hold is taken from the one that was written last."""
+    import pandas as pd
+    import pyarrow
+    import pyarrow.parquet
+
+    files = [file for path in paths for file in (sorted(path.rglob(DUMPS)) if path.is_dir() else [path])]
+    files.sort(key=lambda file: file.stat().st_mtime_ns)
+    tables: dict[tuple[int, int], tuple[Path, Any]] = {}
+    notes, again = [], set()
+    for file in files:
+        try:
+            table = pyarrow.parquet.read_table(file)
+            name = int(table["step"][0].as_py()), int(table["update"][0].as_py())
+        except (OSError, KeyError, IndexError, pyarrow.ArrowException) as error:
+            notes.append(f"{file} is left out: {str(error).splitlines()[0]}")
+            continue
+        again |= {name} & tables.keys()
+        tables[name] = file, table
+    if not tables:
+        raise DataError("\n".join([f"no {DUMPS} can be read in {listed(paths)}", *notes]))
+    tables = dict(sorted(tables.items()))
+    if again:
+        folders = listed({tables[name][0].parent.name for name in again})
+        steps = f"{min(again)[0]} to {max(again)[0]}"
+        notes.append(f"several folders hold steps {steps}: {len(again)} updates are taken from {folders}, written last")
+    frame = pd.concat([table.to_pandas() for _, table in tables.values()], ignore_index=True)
+    seen = {name.partition("/")[2]: frame[name].to_numpy(float) for name in frame if name.startswith("reward/")}
+    raw = {key: frame[f"raw/{key}"].to_numpy(float) for key in seen if f"raw/{key}" in frame}
+    total = next(name for name in ("total", SCORE, "sum") if name not in seen)
+    run, more = _run({name: table.schema.metadata or {} for name, (_, table) in tables.items()})
+    return Rollouts(
+        path=paths[0],
+        table=frame,
+        rewards=seen | raw | {total: frame["total"].to_numpy(float)},
+        total=total,
+        seen=seen,
+        lengths=frame[TOKENS].to_numpy(float),
+        unit=TOKENS,
+        run=run,
+        notes=(*notes, *more),
+    )
+
+
+def _run(metadata: Mapping[tuple[int, int], Mapping[bytes, bytes]]) -> tuple[Run | None, list[str]]:
+    """Return the run that wrote the files, its settings as the last file has them, and what must be said about it."""
+    found = {name: json.loads(each[b"verl_ext"]) for name, each in metadata.items() if b"verl_ext" in each}
+    if len(found) < len(metadata):
+        return None, ["the dump does not hold the settings of its run: name them as KEY=VALUE"]
+    last = list(found.values())[-1]
+    run = Run(
+        last["estimator"],
+        last["algorithm"],
+        last["loss_agg_mode"],
+        {
+            name: each["state"]
+            for name, each in found.items()
+            if each["state"] and each["estimator"] == last["estimator"]
+        },
+    )
+    parts = ("estimator", "algorithm", "loss_agg_mode")
+    others = sum(any(each[part] != last[part] for part in parts) for each in found.values())
+    return run, [f"{others} of {len(found)} updates had other settings than the last"] if others else []
+
+
+def _read_lines(path: Path, files: Sequence[Path]) -> Rollouts:
+    """Read verl's JSON lines. Of a trajectory in several parts the last one has the reward, as in verl."""
+    import pandas as pd
+
+    places, scores, torn = [], [], 0
+    for file in files:
+        for record in json_lines(file):
+            if record is None:
+                torn += 1
+                continue
+            if SCORE not in record or not record.keys() & {"uid", "input"}:
+                raise DataError(f"{file} holds no rollouts of verl: a line has {listed(record)}")
+            texts = {name: str(record.get(name, "")) for name in ("input", "output")}
+            step = record.get("step", int(file.stem) if file.stem.isdecimal() else 0)
+            uid = record.get("uid", hashlib.blake2b(f"{texts['input']} {record.get('gts')}".encode()).hexdigest()[:12])
+            places.append({"step": step, "uid": str(uid), **texts, "length": len(texts["output"])})
+            numbers = {key: value for key, value in record.items() if isinstance(value, int | float)}
+            scores.append({key: float(value) for key, value in numbers.items() if key not in NOT_REWARDS})
+    if not places:
+        raise DataError(f"{path} holds no rollout, and {torn} unreadable line(s)")
+    table, rewards = pd.DataFrame(places), pd.DataFrame(scores)
+    notes = [f"{torn:,} unreadable line(s) left out"] if torn else []
+    unit = TOKENS if TOKENS in rewards and rewards[TOKENS].notna().all() else CHARACTERS
+    if unit == TOKENS:
+        table["length"] = rewards.pop(TOKENS)
+    lines = len(table)
+    table = _trajectories(table.sort_values("step", kind="stable"))
+    rewards = rewards.loc[table.index]
+    if parts := lines - len(table):
+        notes.append(f"{parts:,} lines are earlier parts of a trajectory: the last part has its reward")
+    missing = rewards.isna().sum()
+    notes += [f"{key} is missing from {count:,} lines: not scored there" for key, count in missing.items() if count]
+    return Rollouts(
+        path=path,
+        table=table.assign(update=0).reset_index(drop=True),
+        rewards={str(key): values.to_numpy(float) for key, values in rewards.items()},
+        total=SCORE,
+        lengths=table["length"].to_numpy(float),
+        unit=unit,
+        notes=tuple(notes),
+    )
+
+
+def _trajectories(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a trajectory, with the length of all its parts.
+
+    The default trainer writes its key, `{prompt}_{session}_{part}`, as `uid`; other trainers write the prompt's uid.
+    """
+    keys = table["uid"].str.extract(r"^(?P<uid>.+)_(?P<session>\d+)_(?P<part>\d+)$")
+    if keys.isna().any(axis=None) or table.duplicated(["step", "uid"]).any():
+        return table
+    table = table.assign(uid=keys["uid"], session=keys["session"], part=keys["part"].astype(int))
+    trajectory = table.groupby(["step", "uid", "session"], sort=False)
+    table["length"] = trajectory["length"].transform("sum")
+    return table.loc[trajectory["part"].idxmax()]
+
+
+def json_lines(file: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the record of each line; None for a torn line, which a killed process leaves."""
+    with file.open("rb") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            yield record if isinstance(record, dict) else None
