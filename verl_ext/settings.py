@@ -50,6 +50,11 @@ class RewardsSettings:
                 f"{len(self.weights)} reward weights for {len(keys)} reward keys: "
                 f"{where}.weights={list(self.weights)}, {where}.keys={list(keys)}; give one weight per key"
             )
+        if self.weights is not None and not any(self.weights):
+            raise ConfigurationError(
+                f"{where}.weights={list(self.weights)} are all 0, and so would be every advantage: give at least one "
+                "reward a weight"
+            )
         if self.accuracy_key == "":
             raise ConfigurationError(f"{where}.accuracy_key must name a reward component, found ''")
         if self.token_scores and not keys:
