@@ -16,7 +16,7 @@ from tests.estimators.small import GDPO, UIDS, X, fields
 from tests.facts import facts, says
 from verl_ext import RunState, use_run_state
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.integration.advantage.registry import estimator_function
+from verl_ext.integration.advantage import estimator_function
 
 NAN, INF = math.nan, math.inf
 
