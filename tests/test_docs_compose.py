@@ -16,7 +16,7 @@ from tests.facts import facts
 from tests.integration.configs import compose as configuration
 from verl_ext import Batch, Settings, build
 from verl_ext.cli import main
-from verl_ext.integration.config.checks import check_run
+from verl_ext.integration.checks import check_run
 
 PAGE = (Path(__file__).parents[1] / "docs" / "pages" / "compose.md").read_text()
 KEYS = "+algorithm.rewards.keys=[correctness,format]"
@@ -45,7 +45,7 @@ def test_a_fifth_estimator_as_the_page_writes_it(my_steps):
     overrides = [word for word in words if "=" in word and not word.startswith("PYTHONPATH")]
     config = configuration(*overrides)
     check_run(config)
-    from verl_ext.integration.config.read import read_settings
+    from verl_ext.integration.checks.read import read_settings
 
     found = build("compose", read_settings(config.algorithm))(BATCH).advantages
     columns = [reference.over_std(list(column), UIDS, 1e-6) for column in zip(*ROWS, strict=True)]

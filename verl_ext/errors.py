@@ -23,14 +23,6 @@ class IntegrationError(VerlExtError, RuntimeError):
     """verl lacks what this package needs, or a hook does not work."""
 
 
-class ClusterError(VerlExtError, RuntimeError):
-    """A node of the Ray cluster lacks what the run needs."""
-
-
-class RolloutError(VerlExtError, RuntimeError):
-    """Responses are missing, or cannot be scored."""
-
-
 class CheckpointError(VerlExtError, RuntimeError):
     """Saved state is missing, damaged, or belongs to another run."""
 

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from verl_ext.core.typed import LARGEST_WEIGHT, boolean, limited, section
-from verl_ext.errors import ConfigurationError, VerlExtError
+from verl_ext.errors import ConfigurationError, VerlExtError, nearest
 from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration, declarations
 
 VERL_NAMES: Mapping[str, str] = MappingProxyType({"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"})
@@ -49,6 +49,11 @@ class RewardsSettings:
             raise ConfigurationError(
                 f"{len(self.weights)} reward weights for {len(keys)} reward keys: "
                 f"{where}.weights={list(self.weights)}, {where}.keys={list(keys)}; give one weight per key"
+            )
+        if self.weights is not None and not any(self.weights):
+            raise ConfigurationError(
+                f"{where}.weights={list(self.weights)} are all 0, and so would be every advantage: give at least one "
+                "reward a weight"
             )
         if self.accuracy_key == "":
             raise ConfigurationError(f"{where}.accuracy_key must name a reward component, found ''")
@@ -141,6 +146,21 @@ class Settings:
 def entries() -> tuple[str, ...]:
     """The entries of `algorithm` that this package reads."""
     return (*COMMON, *ESTIMATORS, *VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward")
+
+
+def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[str]:
+    """Yield a message for each entry of `algorithm` that looks like one of ours; `known` are verl's.
+
+    >>> list(misspelt(["gdop", "gamma"]))
+    ['algorithm.gdop is unknown and would be ignored: did you mean algorithm.gdpo?']
+    """
+    own = sections()
+    places = {item.name: f"{name}.{item.name}" for name, kind in own.items() for item in fields(kind)}
+    places |= {name: name for name in (*own, *VERL_NAMES.values())}
+    for key in map(str, names):
+        near = None if key in known or places.get(key) == key else nearest(key, places, cutoff=0.75)
+        if near is not None:
+            yield f"algorithm.{key} is unknown and would be ignored: did you mean algorithm.{places[near]}?"
 
 
 def _plain(value: Any) -> Any:

@@ -70,7 +70,7 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
 
     from verl_ext.integration.advantage.context import StepContext, activate
     from verl_ext.integration.advantage.registry import estimator_function
-    from verl_ext.integration.config.read import read_settings
+    from verl_ext.integration.checks.read import read_settings
     from verl_ext.integration.trainers.attach import TrainerRun
 
     rewards, mask, uids = given["token_level_rewards"], given["response_mask"], given["index"]

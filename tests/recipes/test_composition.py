@@ -14,7 +14,7 @@ from tests.recipes import launchers
 from tests.recipes.launchers import RECIPES, composed
 from tests.recipes.papers import ALGORITHMS, ARMS, WARNED
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration.config.checks import check_run
+from verl_ext.integration.checks import check_run
 from verl_ext.conf import MARKER, defaults
 from verl_ext.registry import BUILT_IN
 from verl_ext.settings import VerlExtSettings

@@ -197,7 +197,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 @pytest.mark.parametrize("algorithm", ["grpo", *sorted(set(BUILT_IN) - {"compose"})])
 def test_the_training_script_composes_and_passes_the_checks(algorithm, tmp_path):
     from verl_ext.cpu import sizes
-    from verl_ext.integration.config.checks import check_run
+    from verl_ext.integration.checks import check_run
 
     done = run_script(
         "../scripts/evidence/train_real_task.sh", algorithm, "7", "trainer.nnodes=1", DRY_RUN="1", TASK=str(tmp_path)

@@ -48,7 +48,7 @@ def test_the_overrides_compose_and_pass_every_check_that_a_run_begins_with(task,
     pytest.importorskip("verl")
     from tests.integration.configs import compose
     from verl_ext.cpu.checks import check
-    from verl_ext.integration.config.checks import check_run
+    from verl_ext.integration.checks import check_run
 
     config = compose(*overrides(Training(task, estimator), tmp_path, tmp_path / "run"))
     check(config)

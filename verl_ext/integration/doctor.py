@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import platform
@@ -46,6 +47,16 @@ class Report:
         print(f"  FAIL  {text}\n        {remedy}")
         if self.verbose and error is not None:
             traceback.print_exception(error, file=sys.stdout)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("--verbose", action="store_true", help="show the tracebacks of what failed")
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Print a report and return the exit status."""
+    return diagnose(verbose=options.verbose)
 
 
 def diagnose(*, verbose: bool = False) -> int:

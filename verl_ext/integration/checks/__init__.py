@@ -69,5 +69,6 @@ def judge(config: Any) -> Verdict:
         collect(rule(run))
     for added in hooks.RULES:
         collect(added(config))
-    texts = [tuple(dict.fromkeys(text for text, fatal in complaints if fatal is kind)) for kind in (True, False)]
-    return Verdict(name, run.settings, chain, *texts, tuple(rules.notes(run)))
+    errors = tuple(dict.fromkeys(text for text, fatal in complaints if fatal))
+    warnings = tuple(dict.fromkeys(text for text, fatal in complaints if not fatal))
+    return Verdict(name, run.settings, chain, errors, warnings, tuple(rules.notes(run)))

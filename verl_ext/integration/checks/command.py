@@ -22,7 +22,9 @@ VERL = "verl.trainer.config"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command: those of verl, so that a command line can be pasted."""
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings as on verl's command line")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a primary configuration: its folder and name in one")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="a primary configuration: its folder and name in one"
+    )
     parser.add_argument("--config-path", "-cp", type=Path, metavar="FOLDER", help=f"{VERL} by default")
     parser.add_argument("--config-name", "-cn", default="ppo_trainer", metavar="NAME", help="ppo_trainer by default")
 
@@ -71,7 +73,7 @@ def _judged(folder: Path | None, name: str, overrides: list[str]) -> tuple[list[
         finally:
             HydraConfig.instance().cfg = None
     for kind, texts in (("error", verdict.errors), ("warning", verdict.warnings), ("note", verdict.notes)):
-        lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
+        lines += [f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}"] if texts or kind == "error" else []
         lines += [f"  - {text}" for text in texts]
     return lines, bool(verdict.errors)
 
@@ -87,7 +89,9 @@ def _lines(verdict: Any, config: Any) -> Iterator[str]:
         yield f"steps      {', '.join(map(_step, chain.steps))}"
     weights = rewards.weights or (1.0,) * len(rewards.keys or ())
     conditions = _conditions(chain)
-    named = [f"{weight:g} {key}{conditions.get(key, '')}" for key, weight in zip(rewards.keys or (), weights, strict=True)]
+    named = [
+        f"{weight:g} {key}{conditions.get(key, '')}" for key, weight in zip(rewards.keys or (), weights, strict=True)
+    ]
     only = "" if chain is not None else " (only logged: verl's estimator uses the score)"
     yield f"rewards    {', '.join(named) + only if named else 'the score'}"
     if chain is not None and chain.needs_accuracy:

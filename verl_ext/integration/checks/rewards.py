@@ -16,7 +16,7 @@ from typing import Any
 from verl_ext import rewards
 from verl_ext.errors import Complaint, ConfigurationError, listed, unknown
 from verl_ext.integration.checks.read import RunConfig, readable, resolved, select
-from verl_ext.integration.compat.names import RESERVED, SCORE
+from verl_ext.integration.components import RESERVED, SCORE
 from verl_ext.settings import Settings
 
 FUNCTION = "reward.custom_reward_function"

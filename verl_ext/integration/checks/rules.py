@@ -33,7 +33,7 @@ from verl_ext.integration.checks.rewards import (
 )
 from verl_ext.registry import BUILT_IN, declaration, refused
 from verl_ext.registry import GROUP as ENTRY_POINTS
-from verl_ext.settings import ANY_REWARD, VERL_NAMES, sections
+from verl_ext.settings import ANY_REWARD, misspelt, sections
 
 FILTER = "algorithm.filter_groups"
 SCALE_SENSITIVE = ("clip_cov", "kl_cov", "dro")
@@ -66,26 +66,17 @@ def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
     )
 
 
-def misspelt(run: RunConfig) -> Iterator[Complaint]:
-    """Entries of `algorithm` that look like one of ours, and sections of ours where nothing reads them."""
+def unread(run: RunConfig) -> Iterator[Complaint]:
+    """Entries that look like one of ours, where nothing reads them."""
     from verl.trainer.config import AlgoConfig
 
-    of_verl = {item.name for item in dataclasses.fields(AlgoConfig)}
-    known = sections()
-    places = {item.name: f"{name}.{item.name}" for name, kind in known.items() for item in dataclasses.fields(kind)}
-    places |= {name: name for name in (*known, *VERL_NAMES.values())}
-    for key in map(str, run.config.algorithm):
-        near = None if key in of_verl or places.get(key) == key else nearest(key, places, cutoff=0.75)
-        if near is not None:
-            text = f"algorithm.{key} is unknown and would be ignored: did you mean algorithm.{places[near]}?"
-            yield Complaint(text, fatal=run.name in ESTIMATORS)
+    for text in misspelt(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)}):
+        yield Complaint(text, fatal=run.name in ESTIMATORS)
     for key in map(str, run.config):
-        if key in known and key != GROUP:
+        if key in sections() and key != GROUP:
             yield Complaint(f"{key} is not read at the top of the configuration: write algorithm.{key}")
         elif key != MARKER and nearest(key, [GROUP], cutoff=0.75) is not None:
-            yield Complaint(
-                f"{key} is not read as a setting: a preset is +{GROUP}=NAME, or in `defaults` {GROUP}: NAME"
-            )
+            yield Complaint(f"{key} is no setting: a preset is +{GROUP}=NAME, or `{GROUP}: NAME` in `defaults`")
 
 
 def other_preset(run: RunConfig) -> Iterator[Complaint]:
@@ -111,24 +102,22 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
         return
     body: Any = OmegaConf.to_container(OmegaConf.load(files[0]))
     entries = body.get("defaults") or []
-    late = (
-        [entry for entry in entries[entries.index("_self_") :] if isinstance(entry, dict)]
-        if "_self_" in entries
-        else []
-    )
+    late = entries[entries.index("_self_") :] if "_self_" in entries else []
+    groups = [re.sub(r"^(override )?/?|@.*", "", key) for entry in late if isinstance(entry, dict) for key in entry]
     line = f"write `{GROUP}: NAME` before `_self_` in `defaults` of {files[0].name}"
-    if any(re.sub(r"^(override )?/?|@.*", "", key) == GROUP and entry[key] for entry in late for key in entry):
+    if GROUP in groups:
         yield Complaint(f"a preset after `_self_` replaces settings of the file itself: {line}")
-    if any(text.startswith(f"+{GROUP}=") for text in hydra.overrides.task) and run.select(MARKER):
-        typed = tuple(re.split("[=@]", text.lstrip("+~"))[0] for text in hydra.overrides.task)
-        replaced = [
-            path
-            for path, value in _leaves(body.get("algorithm") or {}, "algorithm")
-            if path != "algorithm.adv_estimator" and "${" not in str(value) and run.select(path) != value
-            if not any(f"{path}.".startswith(f"{key}.") for key in typed)
-        ]
-        if replaced:
-            yield Complaint(f"+{GROUP}=NAME on the command line replaces {', '.join(replaced)} of the file: {line}")
+    typed = [re.split("[=@]", text.lstrip("+~"))[0] for text in hydra.overrides.task]
+    if GROUP not in typed or not run.select(MARKER):
+        return
+    replaced = [
+        path
+        for path, value in _leaves(body.get("algorithm") or {}, "algorithm")
+        if path != "algorithm.adv_estimator" and "${" not in str(value) and run.select(path) != value
+        if not any(f"{path}.".startswith(f"{key}.") for key in typed)
+    ]
+    if replaced:
+        yield Complaint(f"the preset on the command line replaces {', '.join(replaced)} of the file: {line}")
 
 
 def _leaves(section: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
@@ -309,7 +298,7 @@ def notes(run: RunConfig) -> Iterator[str]:
         yield "algorithm.norm_adv_by_std_in_grpo=False: rewards are not divided by their std; verl's own gdpo divides"
 
 
-ALWAYS = (unknown_estimator, misspelt, other_preset, late_preset, wrong_arguments)
+ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments)
 """The rules for every configuration."""
 READ = (wrong_components, lost_penalty, filter_of_groups, without_effect)
 """Those that need the settings."""

@@ -1,0 +1,253 @@
+"""The rules for a run's configuration, one table: what is refused or warned of, and the words that a message must have."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from tests.integration.configs import compose as composed_by_hydra
+from verl_ext.errors import Complaint, ConfigurationError
+from verl_ext.integration import hooks
+from verl_ext.integration.checks import Verdict, check_run, judge, rules
+
+ACTOR = "actor_rollout_ref.actor"
+KEYS = "+algorithm.rewards.keys=[acc,format]"
+GDPO = ("algorithm.adv_estimator=gdpo", KEYS)
+DRGRPO = (f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor=3000")
+PATH = "reward.custom_reward_function.path"
+KWARGS = "+reward.custom_reward_function.reward_kwargs"
+GSM8K, TOOLS = (f"{PATH}=pkg://verl_ext.rewards.{name}" for name in ("gsm8k", "tool_calling"))
+TWO = "+algorithm.rewards.keys=[correctness,format]"
+DAPO = ("reward.reward_manager.name=dapo", "+reward.reward_kwargs.overlong_buffer_cfg.enable=True")
+LOGGED = "+reward.reward_kwargs.overlong_buffer_cfg.log=True"
+OVERLONG = "+algorithm.rewards.keys=[acc,overlong_reward]"
+FILTER = "algorithm.filter_groups.enable=True"
+COMPOSE = "algorithm.adv_estimator=compose"
+OWN = "tests.integration.own_steps"
+
+# Overrides, with the estimator first where it has no name, and the words of one message.
+ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+    ("estimator", ("algorithm.adv_estimator=gdop",), ("adv_estimator", "'gdop'", "'gdpo'", "'rloo'")),
+    ("estimator, case", ("algorithm.adv_estimator=GDPO",), ("'GDPO'", "'gdpo'")),
+    ("setting", (*GDPO, "+algorithm.gdpo.whitn=token"), ("algorithm.gdpo", "'whitn'", "'whiten'")),
+    ("section", (*GDPO, "+algorithm.gdop.whiten=token"), ("algorithm.gdop", "algorithm.gdpo")),
+    ("setting without its section", (*GDPO, "+algorithm.whiten=token"), ("algorithm.gdpo.whiten",)),
+    ("verl's name", (*GDPO, "+algorithm.gdpo_reward_weight=[1,2]"), ("algorithm.gdpo_reward_weights",)),
+    ("section at the top", (*GDPO, "+gdpo.whiten=token"), ("algorithm.gdpo",)),
+    ("preset as a setting", (*GDPO, "+algorithm.verl_ext=gdpo"), ("algorithm.verl_ext", "defaults", "+verl_ext=gdpo")),
+    ("preset as an entry", (*GDPO, "+verl_etx=gdpo"), ("verl_etx", "+verl_ext=NAME")),
+    ("value", (*GDPO, "+algorithm.gdpo.whiten=tokens"), ("algorithm.gdpo.whiten", "'tokens'", "'token'")),
+    ("type", (*GDPO, "+algorithm.gdpo=token"), ("algorithm.gdpo", "section", "'token'")),
+    ("range", (*GDPO, "+algorithm.gdpo.epsilon=0"), ("algorithm.gdpo.epsilon", "above 0")),
+    ("interpolation", (*GDPO, "+algorithm.gdpo.epsilon=${nothing}"), ("algorithm.gdpo", "cannot be read")),
+    ("no keys", ("algorithm.adv_estimator=gdpo",), ("gdpo", "'algorithm.rewards.keys=[...]'")),
+    ("no keys below hadw", ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gdpo"), ("rewards.keys",)),
+    ("no keys of a list", (COMPOSE, "+algorithm.compose.steps=[centre,weigh_and_sum]"), ("rewards.keys",)),
+    ("number of weights", (*GDPO, "+algorithm.rewards.weights=[1,2,3]"), ("weights", "3", "2")),
+    ("weights of 0", (*GDPO, "+algorithm.rewards.weights=[0,0]"), ("algorithm.rewards.weights", "0")),
+    ("component", (*GDPO, GSM8K), ("algorithm.rewards.keys", "'acc'", "'correctness'")),
+    ("field of verl", (*GDPO[:1], "+algorithm.rewards.keys=[uid,a]"), ("algorithm.rewards.keys", "'uid'")),
+    ("argument", (*GDPO[:1], TWO, GSM8K, f"{KWARGS}.maching=x"), ("reward_kwargs", "'maching'")),
+    ("argument below grpo", ("algorithm.adv_estimator=grpo", GSM8K, f"{KWARGS}.strict=yes"), ("strict", "'yes'")),
+    ("scorer", (*GDPO, f"{PATH}=pkg://verl_ext.rewards.gsm8"), ("'gsm8'", "'gsm8k'")),
+    ("function", (*GDPO, GSM8K, "reward.custom_reward_function.name=score"), ("compute_score",)),
+    (
+        "accuracy beyond [0, 1]",
+        ("algorithm.adv_estimator=hadw", TWO, TOOLS, "+algorithm.rewards.accuracy_key=correctness"),
+        ("'correctness'", "accuracy_threshold"),
+    ),
+    ("accuracy by default", ("algorithm.adv_estimator=dgpo", GSM8K), ("'score'", "accuracy_key", "correctness")),
+    ("accuracy of a sum", ("algorithm.adv_estimator=hadw", TWO), ("hadw", "algorithm.rewards.accuracy_key")),
+    ("accuracy of a sum, scorer", ("algorithm.adv_estimator=dgpo", TWO, GSM8K), ("accuracy_key", "'correctness'")),
+    ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),
+    ("lost penalty, not logged", (*GDPO[:1], OVERLONG, *DAPO), ("overlong_reward", "log=True")),
+    ("loss of drgrpo", ("algorithm.adv_estimator=drgrpo",), (DRGRPO[0], f"{ACTOR}.loss_scale_factor=", "check_loss")),
+    (
+        "loss below hadw",
+        ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=drgrpo", DRGRPO[0]),
+        (f"{ACTOR}.loss_scale_factor",),
+    ),
+    (
+        "loss that goes its own way",
+        ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.policy_loss.loss_mode=sapo"),
+        ("loss_mode=sapo", "vanilla"),
+    ),
+    ("KL", (*GDPO, "algorithm.use_kl_in_reward=True"), ("algorithm.use_kl_in_reward", "use_kl_loss")),
+    (
+        "std against mad",
+        (*GDPO, "+algorithm.gdpo.scale=mad", "algorithm.norm_adv_by_std_in_grpo=False"),
+        ("norm_adv_by_std_in_grpo", "algorithm.gdpo.scale"),
+    ),
+    (
+        "std against dgae",
+        ("algorithm.adv_estimator=dgpo", "algorithm.norm_adv_by_std_in_grpo=False"),
+        ("norm_adv_by_std_in_grpo", "algorithm.dgpo.dgae=False"),
+    ),
+    (
+        "condition",
+        (*GDPO, "+algorithm.gdpo.conditions={format:{on:accu,at_least:1}}"),
+        ("'accu'", "'acc'", "algorithm.rewards.keys"),
+    ),
+    (
+        "condition of a list",
+        (COMPOSE, KEYS, "+algorithm.compose.steps=[{step:condition,conditions:{x:{on:acc,at_least:1}}},weigh_and_sum]"),
+        ("'x'",),
+    ),
+    (
+        "anchor",
+        ("algorithm.adv_estimator=hadw", "+algorithm.hadw={anchor: window, eta: 0.2}"),
+        ("algorithm.hadw.eta", "anchor"),
+    ),
+    ("other preset", ("+verl_ext=hadw", "algorithm.adv_estimator=grpo"), ("hadw", "algorithm.adv_estimator=grpo")),
+    ("two presets", ("+verl_ext=[drgrpo,hadw]",), ("drgrpo", "hadw")),
+    ("step", (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{OWN}:Broken]"), ("KeyError", "own_steps.py")),
+    ("filter without keys", ("algorithm.adv_estimator=grpo", FILTER, "algorithm.filter_groups.metric=any_reward"), ("keys",)),
+    (
+        "filter elsewhere",
+        (*GDPO, FILTER, "algorithm.filter_groups.metric=any_reward", "trainer.use_v1=False"),
+        ("trainer.use_v1",),
+    ),
+    ("filter, misspelt", (*GDPO, FILTER, "algorithm.filter_groups.metric=any_rewards"), ("metric=any_reward",)),
+]  # fmt: skip
+WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+    ("estimator registered elsewhere", ("algorithm.adv_estimator=my_method",), ("'my_method'", "trainer's process")),
+    ("settings of grpo", ("algorithm.adv_estimator=grpo", "+algorithm.rewards.keyz=[a]"), ("'keyz'", "'keys'")),
+    ("section of another", (*GDPO, "+algorithm.dgpo.dqw_temp=5"), ("algorithm.dgpo", "adv_estimator=dgpo")),
+    ("weights of grpo", ("algorithm.adv_estimator=grpo", KEYS, "+algorithm.rewards.weights=[1,2]"), ("weights", "grpo")),
+    ("dump of grpo", ("algorithm.adv_estimator=grpo", "+algorithm.verl_ext.dump_dir=/tmp/x"), ("dump_dir", "keys")),
+    ("one response", ("algorithm.adv_estimator=hadw", "actor_rollout_ref.rollout.n=1"), ("rollout.n=1",)),
+    ("temperature", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo={dqw: False, dqw_temp: 5}"), ("dqw_temp", "dqw")),
+    ("history behind a filter", ("algorithm.adv_estimator=hadw", FILTER), ("filter_groups.enable", "anchor")),
+    ("filter by the total", (*GDPO, FILTER, "algorithm.filter_groups.metric=reward"), ("metric=any_reward",)),
+    (
+        "filter by single rewards",
+        ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, FILTER, "algorithm.filter_groups.metric=any_reward"),
+        ("metric=reward",),
+    ),
+    ("balance", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo.balance=sequence"), ("balance=sequence", "token")),
+    (
+        "balance below hadw",
+        ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=dgpo", "+algorithm.dgpo.balance=sequence"),
+        ("balance=sequence", "token"),
+    ),
+    (
+        "balance of a list",
+        (COMPOSE, "+algorithm.compose.steps=[weigh_and_sum,centre,{step:balance,over:sequence}]"),
+        ("balance", "token"),
+    ),
+    (
+        "balance by a loss that goes its own way",
+        ("algorithm.adv_estimator=dgpo", f"{ACTOR}.policy_loss.loss_mode=sapo"),
+        ("loss_mode=sapo", "balance=sequence"),
+    ),
+    ("scale of advantages", (*GDPO, f"{ACTOR}.policy_loss.loss_mode=clip_cov"), ("loss_mode=clip_cov",)),
+    ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
+]  # fmt: skip
+ACCEPTED: dict[str, tuple[str, ...]] = {
+    "gdpo": GDPO,
+    "gdpo by verl's names": ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[acc,format]"),
+    "gdpo with its scorer": (*GDPO[:1], TWO, GSM8K),
+    "gdpo with dapo's penalty": (*GDPO[:1], OVERLONG, *DAPO, LOGGED),
+    "hadw": ("algorithm.adv_estimator=hadw",),
+    "hadw with a named accuracy": ("algorithm.adv_estimator=hadw", TWO, GSM8K, "+algorithm.rewards.accuracy_key=correctness"),
+    "hadw with acc among the keys": ("algorithm.adv_estimator=hadw", KEYS),
+    "dgpo with a threshold": (
+        "algorithm.adv_estimator=dgpo", TWO, TOOLS, "+algorithm.rewards={accuracy_key: correctness, accuracy_threshold: 0}",
+    ),
+    "drgrpo": ("algorithm.adv_estimator=drgrpo", *DRGRPO),
+    "drgrpo on purpose": ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False"),
+    "the preset of drgrpo": ("+verl_ext=drgrpo",),
+    "a preset beside another": ("+verl_ext=[separate_async,hadw]",),
+    "grpo with logged rewards": ("algorithm.adv_estimator=grpo", TWO, GSM8K),
+    "any_reward": (*GDPO, FILTER, "algorithm.filter_groups.metric=any_reward"),
+    "somebody's reward function": (*GDPO, f"{PATH}=pkg://somebody.rewards", f"{KWARGS}.maching=x"),
+    "a file of the same name": (*GDPO, f"{PATH}=/nowhere/gsm8k.py", f"{KWARGS}.strict=yes"),
+    "a section of verl's": (*GDPO, "+algorithm.rollout_correction.mine=1"),
+    "an estimator like ours": ("algorithm.adv_estimator=rloo",),
+}  # fmt: skip
+
+
+_composed_once = functools.cache(composed_by_hydra)
+
+
+def compose(*overrides: str) -> Any:
+    """verl's configuration with these overrides; only a preset needs Hydra."""
+    presets = [text for text in overrides if text.startswith("+verl_ext=")]
+    config = copy.deepcopy(_composed_once(*presets))
+    OmegaConf.set_struct(config, False)
+    for text in overrides:
+        if text not in presets:
+            override = OverridesParser.create().parse_override(text)
+            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+    return config
+
+
+def names(table: list[tuple[str, tuple[str, ...], tuple[str, ...]]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("overrides", "words"), [case[1:] for case in table], ids=[case[0] for case in table])
+
+
+@pytest.fixture(autouse=True)
+def known_verl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a verl whose losses the package does not know, the rules are those of the last tested version."""
+    if rules.aggregates_itself("sapo") is None:
+        monkeypatch.setattr("verl.__version__", list(rules.SELF_AGGREGATING)[-1])
+
+
+@names(ERRORS)
+def test_it_is_refused(overrides: tuple[str, ...], words: tuple[str, ...]) -> None:
+    config = compose(*overrides)
+    errors = judge(config).errors
+    assert any(all(word in text for word in words) for text in errors), errors
+    with pytest.raises(ConfigurationError) as caught:
+        check_run(config)
+    assert all(text in str(caught.value) for text in errors)
+
+
+@names(WARNINGS)
+def test_it_is_warned_of(overrides: tuple[str, ...], words: tuple[str, ...]) -> None:
+    verdict = judge(compose(*overrides))
+    assert verdict.errors == ()
+    assert any(all(word in text for word in words) for text in verdict.warnings), verdict.warnings
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_it_is_accepted_without_a_word(case: str) -> None:
+    verdict = check_run(compose(*ACCEPTED[case]))
+    assert (verdict.errors, verdict.warnings) == ((), ())
+
+
+def test_all_errors_are_said_at_once() -> None:
+    errors = judge(compose("algorithm.adv_estimator=gdpo", "+algorithm.gdop.x=1", GSM8K, f"{KWARGS}.x=1")).errors
+    assert len(errors) == 3
+
+
+def test_the_verdict_holds_what_runs() -> None:
+    verdict = judge(compose(*GDPO, "+algorithm.gdpo.whiten=token"))
+    assert (verdict.name, verdict.settings.rewards.keys) == ("gdpo", ("acc", "format"))
+    assert [step.name for step in verdict.chain.steps] == ["centre", "scale_by_std", "weigh_and_sum", "whiten"]
+    other = judge(compose("algorithm.adv_estimator=grpo", KEYS))
+    assert (other.chain, other.settings.rewards.keys) == (None, ("acc", "format"))
+
+
+def test_the_estimator_s_name_may_be_verl_s_enum() -> None:
+    from verl.trainer.ppo.core_algos import AdvantageEstimator
+
+    config = compose(KEYS)
+    config.algorithm.adv_estimator = AdvantageEstimator.GDPO
+    assert check_run(config).name == "gdpo"
+
+
+def test_rules_of_plugins_are_judged_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rule(config: object) -> Iterator[Complaint]:
+        yield Complaint("no GPU")
+        yield Complaint("slow", fatal=False)
+
+    monkeypatch.setattr(hooks, "RULES", [rule])
+    verdict: Verdict = judge(compose(*GDPO))
+    assert (verdict.errors, verdict.warnings) == (("no GPU",), ("slow",))
