@@ -115,7 +115,7 @@ def _label(name: str, own: Sequence[str], at: int, settings: Settings) -> str:
     """Return the name of the estimator and what was set for it."""
     if name == GRPO and settings.rewards.keys:
         name = "grpo (sum)"
-    label = " ".join([name, *(text.split(".")[-1] for text in own)])
+    label = " ".join([name, *(re.sub(r"^[^=]*\.", "", text) for text in own)])
     return label if len(label) <= _LONGEST else f"{name} ({at})"
 
 
