@@ -25,9 +25,9 @@ TEXTS = {
 
 def test_the_generated_pages_are_fresh():
     done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "make_docs.py", "--check"], capture_output=True, text=True, timeout=300
+        [sys.executable, ROOT / "scripts/quality/make_docs.py", "--check"], capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}\nrun python scripts/make_docs.py"
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\nrun python scripts/quality/make_docs.py"
 
 
 def test_the_readme_is_short():
@@ -69,7 +69,7 @@ def test_a_new_estimator_is_told_every_file_and_the_line_to_add():
 
 def test_the_contributors_page_names_the_files_that_those_lines_are_for():
     section = TEXTS[Path("docs/pages/contributing.md")].partition("## Add an estimator")[2].partition("\n## ")[0]
-    others = ("verl_ext/registry.py", "BUILT_IN", "CHANGELOG.md", "scripts/make_docs.py", "same_as")
+    others = ("verl_ext/registry.py", "BUILT_IN", "CHANGELOG.md", "scripts/quality/make_docs.py", "same_as")
     for name in ("docs/pages/estimators/clipped.md", "README.md", "docs/mkdocs.yml", "docs/pages/index.md", *others):
         assert name in section
 

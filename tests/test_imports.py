@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DRAW = runpy.run_path(str(ROOT / "scripts" / "draw_imports.py"))
+DRAW = runpy.run_path(str(ROOT / "scripts/quality/draw_imports.py"))
 
 LAYERS = (
     ("__init__", "conf", "errors", "recipes", "integration"),

@@ -1,4 +1,4 @@
-"""scripts/mutate.py: every mutant is code, and its list explains no mutant that does not exist."""
+"""scripts/quality/mutate.py: every mutant is code, and its list explains no mutant that does not exist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts/quality"
 
 
 @pytest.fixture

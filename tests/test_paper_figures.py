@@ -1,4 +1,4 @@
-"""`scripts/paper_figures.py`: its numbers against closed forms, exact arithmetic, verl and what the papers print."""
+"""`scripts/evidence/paper_figures.py`: numbers against closed forms, exact arithmetic, verl, the papers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(ROOT / "scripts"))
+    patch.syspath_prepend(str(ROOT / "scripts/evidence"))
     import paper_figures
     from figures import common, dgpo, drgrpo, gdpo, hadw
 
@@ -28,7 +28,7 @@ def test_the_examples_in_the_docstrings(module):
 @pytest.mark.parametrize("name", paper_figures.FIGURES)
 def test_the_paragraph_of_the_page_is_fresh(name):
     text = (paper_figures.PAGES / f"{name}.md").read_text(encoding="utf-8")
-    assert paper_figures.page(name, text) == text, "run python scripts/paper_figures.py"
+    assert paper_figures.page(name, text) == text, "run python scripts/evidence/paper_figures.py"
     assert (paper_figures.PICTURES / f"paper_{name}.png").stat().st_size < 120_000
 
 

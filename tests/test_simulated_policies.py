@@ -15,7 +15,7 @@ import pytest
 
 from verl_ext.registry import declaration
 
-SCRIPTS = str(Path(__file__).parents[1] / "scripts")
+SCRIPTS = str(Path(__file__).parents[1] / "scripts/evidence")
 sys.path.insert(0, SCRIPTS)
 policies = importlib.import_module("softmax_policies")
 simulate = importlib.import_module("simulate_policies")

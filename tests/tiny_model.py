@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from verl_ext.cpu.tiny import model, tokenizer
-
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<s>' + message['role'] + '\n' + message['content'] + '</s>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}"
@@ -14,15 +12,19 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer():
-    """The tiny tasks' tokenizer without their words, and with roles in the prompt."""
-    made = tokenizer.make_tokenizer(common=())
+    """The quickstart's tokenizer without its words, and with roles in the prompt."""
+    from recipes.quickstart import prepare_data  # here: verl's reward workers load this file from other folders
+
+    made = prepare_data.make_tokenizer(words=())
     made.chat_template = CHAT_TEMPLATE
     return made
 
 
 def make_model(made, *, padded_vocabulary: int = 0, seed: int = 0):
-    """A smaller one than the tiny tasks', for that tokenizer."""
-    return model.make_model(
+    """A smaller one than the quickstart's, for that tokenizer."""
+    from recipes.quickstart import prepare_data
+
+    return prepare_data.make_model(
         made,
         seed=seed,
         vocab_size=len(made) + padded_vocabulary,

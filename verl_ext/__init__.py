@@ -33,29 +33,27 @@ _NAMES = {
     "verl_ext.core.typed": ("limited",),
     "verl_ext.errors": (
         "CheckpointError",
-        "ClusterError",
+        "Complaint",
         "ConfigurationError",
         "DataError",
         "IntegrationError",
-        "RolloutError",
         "VerlExtError",
     ),
     "verl_ext.estimators": ("build",),
     "verl_ext.registry": ("ESTIMATORS", "estimator"),
-    "verl_ext.run": ("run_state", "use_run_state"),
+    "verl_ext.integration.run": ("run_state", "use_run_state"),
     "verl_ext.settings": ("Settings",),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
-_RENAMED = {"Stateless": "Step"}
 
 __all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _RENAMED:
-        raise AttributeError(
-            f"verl_ext.{name} is now called {_RENAMED[name]}: write from verl_ext import {_RENAMED[name]}"
-        )
-    raise AttributeError(f"module 'verl_ext' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'verl_ext' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,11 +7,11 @@ python recipes/gsm8k/prepare_data.py --local_dataset_path ~/gsm8k     # a clone 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that the script runs from every folder
+from recipes.common.data import Plan, Record, Row, Split, main, parser, row, text
 from verl_ext.errors import DataError
-from verl_ext.recipes.data import Plan, Record, Row, Split, row
-from verl_ext.recipes.data.command import main, parser
-from verl_ext.recipes.data.plan import text
 from verl_ext.rewards.gsm8k import check_ground_truth
 
 HUB = "openai/gsm8k"
@@ -29,7 +29,7 @@ def make_row(record: Record, index: int, split: str) -> Row:
         raise DataError(f"'answer' has no '####' before its result, found {solution[-200:]!r}")
     gold = check_ground_truth(solution, f"row {index} of {HUB!r}")
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text(record, "question")}]
-    return row(data_source=HUB, prompt=messages, ability="math", ground_truth=gold, split=split, index=index)
+    return row(source=HUB, prompt=messages, truth=gold, split=split, index=index)
 
 
 def _split(name: str) -> Split:

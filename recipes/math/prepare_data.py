@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Collection
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that the script runs from every folder
+from recipes.common.data import Plan, Record, Row, Split, main, parser, row, text
 from verl_ext.errors import DataError
-from verl_ext.recipes.data import Plan, Record, Row, Split, row
-from verl_ext.recipes.data.command import main, parser
-from verl_ext.recipes.data.plan import text
 from verl_ext.rewards.boxed_math import check_ground_truth, last_boxed, unread_box
 
 MATH = "DigitalLearningGmbH/MATH-lighteval"
@@ -41,15 +42,7 @@ def math500_row(record: Record, index: int) -> Row:
 def _row(record: Record, answer: str, source: str, split: str, index: int) -> Row:
     gold = check_ground_truth(answer, f"row {index} of {source!r}")
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text(record, "problem")}]
-    return row(
-        data_source=source,
-        prompt=messages,
-        ability="math",
-        ground_truth=gold,
-        split=split,
-        index=index,
-        level=level_of(record),
-    )
+    return row(source=source, prompt=messages, truth=gold, split=split, index=index, level=level_of(record))
 
 
 def level_of(record: Record) -> int:
@@ -61,8 +54,14 @@ def level_of(record: Record) -> int:
     return 0 if match[1] == "?" else int(match[1])
 
 
-def plan(levels: tuple[int, ...]) -> Plan:
-    """MATH-500, and the given levels of MATH."""
+def plan(levels: Collection[int]) -> Plan:
+    """Return the plan for MATH-500 and these levels of MATH."""
+
+    def chosen_row(record: Record, index: int) -> Row | None:
+        if set(levels) != set(LEVELS) and level_of(record) not in levels:
+            return None
+        return math_row(record, index)
+
     return Plan(
         name="MATH",
         splits=(
@@ -76,8 +75,7 @@ def plan(levels: tuple[int, ...]) -> Plan:
                     "train.jsonl",
                 ),
                 ("problem", "level", "solution"),
-                math_row,
-                keep=lambda record: set(levels) == set(LEVELS) or level_of(record) in levels,
+                chosen_row,
             ),
             Split(
                 "math500",
@@ -102,5 +100,5 @@ def options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    given = options()
-    sys.exit(main(plan(tuple(given.levels)), given))
+    chosen = options()
+    sys.exit(main(plan(chosen.levels), chosen))

@@ -14,17 +14,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that the script runs from every folder
+from recipes.common.data import Plan, Record, Row, Split, main, parser, row
 from verl_ext.errors import DataError
-from verl_ext.recipes.data import Plan, Record, Row, Split, row
-from verl_ext.recipes.data.command import main, parser
 from verl_ext.rewards.tool_calling import check_ground_truth
 
 SOURCE = "rlla"
 SEED, TEST_SHARE = 31415, 0.02
-"""From ToolRL's own split (dataset/rlla_4k_raw/rlla.py)."""
+"""From ToolRL's split (dataset/rlla_4k_raw/rlla.py)."""
 WHERE = "a clone of https://github.com/qiancheng0/ToolRL (dataset/rlla_4k)"
 
 
@@ -40,7 +41,7 @@ def make_row(record: Record, index: int, split: str) -> Row:
     prompt = record["prompt"]
     if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
         raise DataError(f"'prompt' is not a list of messages, found {str(prompt)[:200]}")
-    return _row(prompt, reward_model["ground_truth"], str(record["ability"]), split, index)
+    return _row(prompt, reward_model["ground_truth"], split, index)
 
 
 def raw_row(record: Record, index: int, split: str) -> Row:
@@ -49,19 +50,19 @@ def raw_row(record: Record, index: int, split: str) -> Row:
         {"role": "system", "content": record["instruction"]},
         {"role": "user", "content": record["input"]},
     ]
-    return _row(messages, record["output"], "math", split, index)  # ToolRL's files have "math" as well
+    return _row(messages, record["output"], split, index)
 
 
-def _row(messages: list[dict[str, str]], truth: object, ability: str, split: str, index: int) -> Row:
+def _row(messages: list[dict[str, str]], truth: object, split: str, index: int) -> Row:
     check_ground_truth(truth, f"row {index} of {SOURCE!r}")
-    return row(data_source=SOURCE, prompt=messages, ability=ability, ground_truth=str(truth), split=split, index=index)
+    return row(source=SOURCE, prompt=messages, truth=str(truth), split=split, index=index)
 
 
 def _split(name: str) -> Split:
     return Split(
         name,
         (f"dataset/rlla_4k/{name}.parquet", f"rlla_4k/{name}.parquet", f"{name}.parquet"),
-        ("prompt", "ability", "reward_model"),
+        ("prompt", "reward_model"),
         lambda record, index: make_row(record, index, name),
     )
 
@@ -113,5 +114,5 @@ def options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    given = options()
-    sys.exit(main(RAW if given.raw else PLAN, given))
+    chosen = options()
+    sys.exit(main(RAW if chosen.raw else PLAN, chosen))

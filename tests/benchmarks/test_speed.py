@@ -1,4 +1,4 @@
-"""What `scripts/bench_advantage.py` promises, and the promise itself at two sizes."""
+"""What `scripts/bench/bench_advantage.py` promises, and the promise itself at two sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_advantage.py"
+SCRIPT = Path(__file__).parents[2] / "scripts/bench/bench_advantage.py"
 
 
 @pytest.fixture(scope="module")

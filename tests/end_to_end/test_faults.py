@@ -1,4 +1,4 @@
-"""What ends, what goes on and what is refused when a run is disturbed; `scripts/storm.py` kills at random moments."""
+"""What ends, what goes on and what is refused when a run is disturbed; `storm.py` kills at random."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ END_OF_VERL = 90
 
 @pytest.fixture(scope="module")
 def storm():
-    path = Path(__file__).parents[2] / "scripts/storm.py"
+    path = Path(__file__).parents[2] / "scripts/quality/storm.py"
     spec = importlib.util.spec_from_file_location("storm", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # its dataclasses look there
     spec.loader.exec_module(module)

@@ -11,7 +11,7 @@ import pyarrow.parquet
 
 from tests import tiny_model
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts/evidence"
 sys.path.insert(0, str(SCRIPTS))
 make_real_task = importlib.import_module("make_real_task")
 cold_start, data, model = (importlib.import_module(f"real.{name}") for name in ("cold_start", "data", "model"))

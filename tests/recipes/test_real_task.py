@@ -1,4 +1,4 @@
-"""scripts/make_real_task.py, with a tiny model and made-up questions in the place of the real ones."""
+"""scripts/evidence/make_real_task.py, with a tiny model and made-up questions in the place of the real ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.integration.configs import compose
 from tests.recipes.launchers import run_script
 from tests.recipes.real_task import SCRIPTS, cold_start, data, make_real_task, make_tokenizer, rows, write_questions
 from tests.recipes.real_task import model as real_model
-from verl_ext.cpu.precision import is_fast
+from verl_ext.cpu.sizes import is_fast
 from verl_ext.errors import ConfigurationError, VerlExtError
 from verl_ext.recipes.data.command import parser, prepare
 from verl_ext.registry import BUILT_IN
@@ -200,7 +200,7 @@ def test_the_training_script_composes_and_passes_the_checks(algorithm, tmp_path)
     from verl_ext.integration.config.checks import check_run
 
     done = run_script(
-        "../scripts/train_real_task.sh", algorithm, "7", "trainer.nnodes=1", DRY_RUN="1", TASK=str(tmp_path)
+        "../scripts/evidence/train_real_task.sh", algorithm, "7", "trainer.nnodes=1", DRY_RUN="1", TASK=str(tmp_path)
     )
     assert done.returncode == 0, done.stderr
     config = compose(*shlex.split(done.stdout)[4:])
@@ -219,19 +219,19 @@ def test_the_training_script_composes_and_passes_the_checks(algorithm, tmp_path)
     + [({"PRECISION": name}, (name, torch)) for name, torch in (("bf16", "bfloat16"), ("fp32", "float32"))],
 )
 def test_the_training_script_takes_bf16_only_where_it_is_fast_or_asked_for(asked, expected):
-    done = run_script("../scripts/train_real_task.sh", "gdpo", "1", DRY_RUN="1", **asked)
+    done = run_script("../scripts/evidence/train_real_task.sh", "gdpo", "1", DRY_RUN="1", **asked)
     config = compose(*shlex.split(done.stdout)[4:])
     models = config.actor_rollout_ref
     assert (models.actor.fsdp_config.mixed_precision.param_dtype, models.rollout.dtype) == expected
 
 
 def test_the_training_script_refuses_another_precision():
-    done = run_script("../scripts/train_real_task.sh", "gdpo", "1", DRY_RUN="1", PRECISION="fp8")
+    done = run_script("../scripts/evidence/train_real_task.sh", "gdpo", "1", DRY_RUN="1", PRECISION="fp8")
     assert done.returncode == 2
     assert says(done.stderr, "PRECISION=fp8", "bf16", "fp32")
 
 
 def test_the_training_script_asks_for_an_estimator_and_a_seed():
-    done = run_script("../scripts/train_real_task.sh", "gdpo", DRY_RUN="1")
+    done = run_script("../scripts/evidence/train_real_task.sh", "gdpo", DRY_RUN="1")
     assert done.returncode == 2
     assert "train_real_task.sh grpo 1" in done.stderr

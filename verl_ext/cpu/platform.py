@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,17 +15,21 @@ NAME = "cpu"
 """The name under which verl finds this platform: `VERL_PLATFORM=cpu`."""
 
 
-def _status(field: str) -> int:
-    return proc_bytes("/proc/self/status", field) or 0
-
-
 def _nothing(*_args: object, **_kwargs: object) -> None:
     return None
 
 
+def _resident(*_args: object) -> int:
+    return proc_bytes("/proc/self/status", "VmRSS") or 0
+
+
+def _peak(*_args: object) -> int:
+    return proc_bytes("/proc/self/status", "VmHWM") or 0
+
+
 def _memory_info(*_args: object) -> tuple[int, int]:
     total = proc_bytes("/proc/meminfo", "MemTotal") or 0
-    return max(0, total - _status("VmRSS")), total
+    return max(0, total - _resident()), total
 
 
 def device_module() -> types.ModuleType:
@@ -47,10 +50,10 @@ def device_module() -> types.ModuleType:
         current_device=lambda: torch.device("cpu"),
         get_device_name=lambda *_: "cpu",
         get_device_capability=lambda *_: (None, None),
-        memory_allocated=lambda *_: _status("VmRSS"),
-        memory_reserved=lambda *_: _status("VmRSS"),
-        max_memory_allocated=lambda *_: _status("VmHWM"),
-        max_memory_reserved=lambda *_: _status("VmHWM"),
+        memory_allocated=_resident,
+        memory_reserved=_resident,
+        max_memory_allocated=_peak,
+        max_memory_reserved=_peak,
         mem_get_info=_memory_info,
         # The CPU's generator is torch's global one, which verl seeds and saves as well.
         get_rng_state=lambda *_: torch.get_rng_state(),
@@ -62,19 +65,11 @@ def device_module() -> types.ModuleType:
 class CPUPlatform(PlatformBase):
     """verl on the CPU: gloo, shared memory, and Ray's `GPU` resource as virtual slots, one per rank."""
 
-    def __init__(self) -> None:
-        self._module = device_module()
-
     device_name = NAME
     vendor_name = NAME
-
-    @property
-    def device_module(self) -> types.ModuleType:
-        """See the function of the same name."""
-        return self._module
+    device_module = device_module()
 
     def is_available(self) -> bool:
-        """A CPU is always there."""
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
@@ -86,49 +81,17 @@ class CPUPlatform(PlatformBase):
         return torch.device("cpu")
 
     def device_count(self) -> int:
-        """One device per process."""
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        """Nothing to select."""
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        """Work on the CPU is done when its call returns."""
-
-    def manual_seed(self, seed: int) -> None:
-        """The CPU's generator is torch's global one, which verl seeds itself."""
-
-    def manual_seed_all(self, seed: int) -> None:
-        """Like `manual_seed`."""
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """The allocator of the CPU has no settings."""
-
-    def empty_cache(self) -> None:
-        """No cache to empty."""
-
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        """No compute capability."""
         return None, None
 
     def communication_backend_name(self) -> str:
-        """The collective library of the CPU."""
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
         """Not CUDA_VISIBLE_DEVICES: if that is empty, Ray rejects the virtual slots."""
         return "VERL_EXT_CPU_VISIBLE_DEVICES"
-
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        """No profiler ranges."""
-        yield
-
-    def profiler_start(self) -> None:
-        """No device profiler."""
-
-    def profiler_stop(self) -> None:
-        """No device profiler."""
 
     def ray_resource_name(self) -> str:
         """The only resource besides NPU that verl's resource pools count."""
@@ -139,9 +102,14 @@ class CPUPlatform(PlatformBase):
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
 
     def is_ipc_supported(self) -> bool:
-        """No device memory to share: verl sends weights through shared memory instead."""
+        """False: there is no device memory to share, so verl sends weights through shared memory."""
         return False
 
-    def cudart(self) -> Any:
-        """No CUDA runtime."""
-        return None
+    def nvtx_range(self, msg: str) -> Any:
+        return nullcontext()
+
+    def _none(self, *_args: Any, **_kwargs: Any) -> None:
+        """Do nothing: a CPU has no queue, no cache and no profiler, and verl seeds torch's global generator itself."""
+
+    set_device = synchronize = manual_seed = manual_seed_all = _none
+    set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = _none

@@ -1,4 +1,4 @@
-"""Switch verl to the CPU on request, and schedule what that needs in every process.
+"""Switch verl to the CPU on request: verl imports this module in every process, through the `verl.plugins` entry point.
 
 It is never switched on by itself, because the head node of a GPU cluster may have no GPU, like a laptop. It is on:
 
@@ -6,26 +6,20 @@ It is never switched on by itself, because the head node of a GPU cluster may ha
   `trainer.device=cpu` if verl finds no accelerator;
 - in every other process, and in scripts, with the environment variable `VERL_PLATFORM=cpu`.
 
-This module does not import torch, ray or verl, because every process that imports verl runs it.
+Because every process imports this module, it does not import torch, ray or verl.
 """
 
 from __future__ import annotations
 
-import functools
 import os
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from verl_ext.integration.compat.imports import after_import
+from verl_ext.errors import Complaint
+from verl_ext.integration.hooks import RULES, after_import, wrap
 
 _active = False
-
-
-def install() -> None:
-    """Schedule the hooks; called once in every process that imports verl."""
-    after_import("verl.utils.device", _watch_configuration)
-    if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-        activate()
 
 
 def activate() -> None:
@@ -43,36 +37,37 @@ def activate() -> None:
     after_import("verl.plugin.platform.platform_manager", _register_platform)
     after_import("verl.workers.rollout.base", _register_adapter)
     after_import("verl.workers.rollout.replica", _register_replica)
-    after_import("verl.checkpoint_engine", _register_checkpoint_engine)
-    from verl_ext.cpu import patches
+    after_import("verl.checkpoint_engine.base", _register_checkpoint_engine)
+    from verl_ext.cpu.patches import PATCHES
 
-    for module_name, patch in patches.PATCHES.items():
+    for module_name, patch in PATCHES.items():
         after_import(module_name, patch)
 
 
+def judge(config: Any) -> Iterator[Complaint]:
+    """Complain about what cannot run on the CPU, if the run is meant for it."""
+    from verl_ext.cpu import checks
+
+    if checks.asks_for_cpu(config):
+        yield from checks.judge(config)
+
+
 def _watch_configuration(module: ModuleType) -> None:
-    """Read the configuration before verl uses it, in `auto_set_device`, which `main_ppo.main` calls first.
+    """Read the configuration before verl uses it: `main_ppo.main` calls `auto_set_device` first."""
 
-    verl (0.9.0, 0.9.1) itself sets `trainer.device` to its default accelerator if it finds none.
-    """
-    original = getattr(module, "auto_set_device", None)
-    if original is None or hasattr(original, "__wrapped__"):
-        return
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def auto_set_device(config: Any) -> None:
+            from verl_ext.cpu import checks, sizes
 
-    @functools.wraps(original)
-    def auto_set_device(config: Any) -> None:
-        from verl_ext.cpu import checks, sizes
+            if checks.asks_for_cpu(config):
+                activate()
+                sizes.fill(config)
+            else:
+                original(config)
 
-        if checks.asks_for_cpu(config):
-            sizes.require_numbers(config)
-            activate()
-            sizes.fill(config)
-            checks.check(config)
-            checks.log_remarks(config)
-        else:
-            original(config)
+        return auto_set_device
 
-    module.auto_set_device = auto_set_device  # type: ignore[attr-defined]
+    wrap(module, "auto_set_device", make)
 
 
 def _register_platform(module: ModuleType) -> None:
@@ -80,8 +75,7 @@ def _register_platform(module: ModuleType) -> None:
 
     manager: Any = module
     manager.PlatformRegistry.register(NAME)(CPUPlatform)
-    current = manager._current_platform
-    if current is not None and current.device_name != NAME:
+    if manager._current_platform is not None and manager._current_platform.device_name != NAME:
         # In the driver verl chose its platform before the configuration was read.
         manager._current_platform = CPUPlatform()
 
@@ -99,5 +93,13 @@ def _register_replica(module: ModuleType) -> None:
     module.RolloutReplicaRegistry.register("embedded", load)
 
 
-def _register_checkpoint_engine(_module: ModuleType) -> None:
-    import verl_ext.cpu.weights  # noqa: F401 - registers itself
+def _register_checkpoint_engine(module: ModuleType) -> None:
+    from verl_ext.cpu.weights import RayCheckpointEngine
+
+    module.CheckpointEngineRegistry.register("ray")(RayCheckpointEngine)
+
+
+RULES.append(judge)
+after_import("verl.utils.device", _watch_configuration)
+if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+    activate()

@@ -7,12 +7,10 @@ from collections.abc import Generator
 from typing import Any
 
 import ray
-import torch
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
-from verl.workers.rollout.utils import ensure_async_iterator
 
-from verl_ext.errors import ConfigurationError
+from verl_ext.cpu.weights import Weight, buckets
 
 NAME = "embedded"
 """The value of `actor_rollout_ref.rollout.name` for this rollout."""
@@ -25,16 +23,6 @@ def server_name(replica_rank: int) -> str:
 
 class EmbeddedReplica(RolloutReplica):
     """One rank, one server. Follows `vLLMReplica.launch_servers` (verl 0.9.0 and 0.9.1)."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.world_size != 1:
-            raise ConfigurationError(
-                f"a replica of the embedded rollout is one process, found tensor x data x pipeline parallel size "
-                f"{self.world_size}: set actor_rollout_ref.rollout.tensor_model_parallel_size=1"
-            )
-        if self.is_reward_model or self.is_teacher_model:
-            raise ConfigurationError("the embedded rollout serves only the policy, no reward or teacher model")
 
     async def launch_servers(self) -> None:
         """Start the server on the node of its rank and wait until it has built its model."""
@@ -68,35 +56,20 @@ class EmbeddedRollout(BaseRollout):
 
     async def update_weights(
         self,
-        weights: Generator[tuple[str, torch.Tensor], None, None],
+        weights: Generator[Weight, None, None],
         wire_format: str = "named_tensors",
         global_steps: int | None = None,
-        **kwargs: Any,
+        **_others: Any,
     ) -> None:
         """Send all weights in buckets. Each rank reads the generator to its end, because gathering is collective."""
-        if wire_format != "named_tensors":
-            raise ConfigurationError(
-                f"the embedded rollout accepts only the wire format 'named_tensors', found {wire_format!r}"
-            )
-        if kwargs.get("peft_config") is not None:
-            raise ConfigurationError("the embedded rollout accepts only merged LoRA weights: set model.lora.merge=True")
         if self._server is None:
             self._server = ray.get_actor(server_name(self.replica_rank))
-        room = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
-        bucket: list[tuple[str, torch.Tensor]] = []
-        size = 0
-        async for name, tensor in ensure_async_iterator(weights):
-            tensor = tensor.detach().cpu()
-            if bucket and size + tensor.nbytes > room:
-                await self._server.load_weights.remote(bucket)
-                bucket, size = [], 0
-            bucket.append((name, tensor))
-            size += tensor.nbytes
-        await self._server.load_weights.remote(bucket)
+        async for bucket in buckets(weights, self.config.checkpoint_engine.update_weights_bucket_megabytes << 20):
+            await self._server.load_weights.remote(bucket)
         await self._server.finish_weights.remote(global_steps)
 
     async def resume(self, tags: list[str]) -> None:
-        """Nothing to do: the server never sleeps."""
+        """Do nothing: the server never sleeps."""
 
     async def release(self) -> None:
-        """Nothing to do: the server never sleeps."""
+        """Do nothing: the server never sleeps."""

@@ -23,30 +23,32 @@ logger = logging.getLogger(__name__)
 QUIET_SECONDS = 0.02
 """A batch starts when no request has arrived for this long: verl sends a step's requests in one burst."""
 
-_SAMPLING_KEYS = ("temperature", "top_k", "top_p", "repetition_penalty", "logprobs", "ignore_eos")
-_LIMIT_KEYS = ("max_tokens", "max_new_tokens")
+KNOWN = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "logprobs",
+    "ignore_eos",
+    "max_tokens",
+    "max_new_tokens",
+)
+"""The sampling parameters that `Sampling` can express; of the repetition penalty only 1, which is none."""
 
 
 def sampling_from(params: dict[str, Any], *, prompt_length: int, config: Any) -> Sampling:
     """Convert verl's sampling parameters, with the limits of `vLLMHttpServer.generate` (verl 0.9.1)."""
-    for key in params:
-        if key not in _SAMPLING_KEYS + _LIMIT_KEYS:
-            raise ConfigurationError(unknown("sampling parameter", key, _SAMPLING_KEYS + _LIMIT_KEYS))
+    if others := params.keys() - KNOWN:
+        raise ConfigurationError(unknown("sampling parameter", min(others), KNOWN))
     if params.get("repetition_penalty", 1.0) != 1.0:
         raise ConfigurationError("the embedded rollout has no repetition_penalty: leave it at 1.0")
     room = config.prompt_length + config.response_length - prompt_length
-    limit = next((params[key] for key in _LIMIT_KEYS if key in params), min(config.response_length, room))
+    limit = params.get("max_tokens", params.get("max_new_tokens", min(config.response_length, room)))
     if config.max_model_len is not None:
-        if prompt_length >= config.max_model_len:
-            raise ConfigurationError(
-                f"a prompt of {prompt_length} tokens leaves no room in max_model_len={config.max_model_len}; "
-                "set data.max_prompt_length below actor_rollout_ref.rollout.max_model_len"
-            )
         limit = min(limit, config.max_model_len - prompt_length)
-    temperature = float(params.get("temperature", 1.0))
-    greedy = temperature == 0.0  # then top_k and top_p have no effect; vLLM ignores them as well
+    greedy = params.get("temperature") == 0  # then top_k and top_p have no effect; vLLM ignores them as well
     return Sampling(
-        temperature=temperature,
+        temperature=float(params.get("temperature", 1.0)),
         top_k=-1 if greedy else int(params.get("top_k", -1)),
         top_p=1.0 if greedy else float(params.get("top_p", 1.0)),
         max_tokens=max(1, int(limit)),
@@ -220,28 +222,10 @@ class EmbeddedServer:
         if global_steps is not None:
             self.global_steps = global_steps
 
-    # -- no-ops: a model in plain memory does not sleep and keeps no cache between batches ---------------------------
+    async def _nothing(self, *_args: Any, **_kwargs: Any) -> None:
+        """Do nothing: a model in plain memory does not sleep, and every batch has its own cache."""
 
-    async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Nothing to wake."""
-
-    async def sleep(self) -> None:
-        """Nothing to free."""
-
-    async def clear_kv_cache(self) -> None:
-        """Nothing to clear: every batch has its own cache."""
-
-    async def release_kv_cache(self) -> None:
-        """Like `clear_kv_cache`."""
-
-    async def resume_kv_cache(self) -> None:
-        """Like `clear_kv_cache`."""
-
-    async def start_profile(self, **_kwargs: Any) -> None:
-        """No profiler."""
-
-    async def stop_profile(self) -> None:
-        """No profiler."""
+    wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = _nothing
 
 
 def _build(model_config: Any, dtype: str) -> tuple[Any, list[int], int]:

@@ -1,105 +1,85 @@
-"""Send weights from the trainer's ranks to rollout servers in other processes, over plain sockets.
+"""Send weights from the trainer's ranks to rollouts in other processes, through Ray's queues.
 
 verl's own checkpoint engines for a separate rollout (nccl, nixl, ...) all need an accelerator.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Generator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable
+from typing import Any, ClassVar
 
-import ray
 import torch
-import zmq
-from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+from ray.util.queue import Queue
+from verl.checkpoint_engine.base import CheckpointEngine
+from verl.workers.rollout.utils import ensure_async_iterator
 
-BACKEND = "socket"
-"""The value of `actor_rollout_ref.rollout.checkpoint_engine.backend` for this engine."""
+Weight = tuple[str, torch.Tensor]
 
 
-@CheckpointEngineRegistry.register(BACKEND)
-class SocketCheckpointEngine(CheckpointEngine):
-    """Every receiver listens; the trainer's rank 0 connects to all of them and sends buckets, then None.
+async def buckets(weights: Iterable[Weight] | AsyncIterable[Weight], room: int) -> AsyncIterator[list[Weight]]:
+    """Weights in lists of at most `room` bytes; a larger weight has a list for itself."""
+    bucket: list[Weight] = []
+    size = 0
+    async for name, tensor in ensure_async_iterator(weights):
+        if bucket and size + tensor.nbytes > room:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor.detach().cpu()))
+        size += tensor.nbytes
+    yield bucket
+
+
+class RayCheckpointEngine(CheckpointEngine):
+    """Rank 0 of the trainer puts buckets of weights, then None, into the queue of each rollout.
 
     verl calls the methods in the order of `CheckpointEngineManager.update_weights` (verl 0.9.0 and 0.9.1):
-    `prepare`, `build_topology`, `init_process_group`, then sending and receiving at once, and `finalize`.
+    `prepare`, `build_topology` in the driver, `init_process_group`, then sending and receiving at once, `finalize`.
     """
+
+    kept: ClassVar[list[Queue]] = []
+    """The driver's queues, which serve every update of the run."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self.bucket_size = bucket_size
         self.is_master = is_master
-        self._context = zmq.Context()
-        self._sockets: list[zmq.Socket[bytes]] = []
+        self.queues: list[Queue] = []
 
     def prepare(self) -> dict[str, Any]:
-        """Listen, and return the address. The trainer's ranks listen too: they do not know their role yet."""
-        address = ray.util.get_node_ip_address().strip("[]")
-        socket = self._context.socket(zmq.PULL)
-        socket.setsockopt(zmq.LINGER, 0)
-        if ":" in address:
-            socket.setsockopt(zmq.IPV6, 1)
-            address = f"[{address}]"
-        port = socket.bind_to_random_port(f"tcp://{address}")
-        self._sockets = [socket]
-        return {"address": f"tcp://{address}:{port}"}
+        return {}
 
     @classmethod
     def build_topology(
-        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+        cls,
+        actor_wg_world_size: int,
+        rollout_world_size: int,
+        metadata: list[dict[str, Any]],  # noqa: ARG003
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Rank 0 of the trainer gets every receiver's address, all others none."""
-        receivers = [entry["address"] for entry in metadata[actor_wg_world_size:]]
-        none: list[list[str]] = [[] for _ in range(actor_wg_world_size - 1)]
-        return {"receivers": [receivers, *none]}, {"receivers": [[] for _ in range(rollout_world_size)]}
+        """Rank 0 of the trainer gets every queue, its other ranks none, each rollout its own."""
+        while len(cls.kept) < rollout_world_size:
+            cls.kept.append(Queue(maxsize=2, actor_options={"num_cpus": 0}))
+        queues = cls.kept[:rollout_world_size]
+        none: list[list[Queue]] = [[] for _ in range(actor_wg_world_size - 1)]
+        return {"queues": [queues, *none]}, {"queues": [[queue] for queue in queues]}
 
-    def init_process_group(self, receivers: list[str]) -> None:  # type: ignore[override]
-        """Connect the sender."""
-        for address in receivers:
-            socket = self._context.socket(zmq.PUSH)
-            socket.setsockopt(zmq.SNDHWM, 2)
-            if "[" in address:
-                socket.setsockopt(zmq.IPV6, 1)
-            socket.connect(address)
-            self._sockets.append(socket)
+    def init_process_group(self, queues: list[Queue]) -> None:  # type: ignore[override]
+        self.queues = queues
 
     def finalize(self) -> None:
-        """Close what `prepare` and `init_process_group` opened."""
-        for socket in self._sockets:
-            socket.close()
-        self._sockets = []
+        self.queues = []
 
-    async def send_weights(
-        self,
-        weights: Generator[tuple[str, torch.Tensor], None, None],
-        global_steps: int | None = None,
-    ) -> None:
-        """Send from rank 0; every other rank runs through the generator as well, because gathering is collective."""
-        _, *receivers = self._sockets
-        bucket: list[tuple[str, torch.Tensor]] = []
-        size = 0
-        for name, tensor in weights:
-            if not receivers:
-                continue
-            if bucket and size + tensor.nbytes > self.bucket_size:
-                await self._send(receivers, bucket)
-                bucket, size = [], 0
-            bucket.append((name, tensor.detach().cpu()))
-            size += tensor.nbytes
-        await self._send(receivers, bucket)
-        await self._send(receivers, None)
-
-    @staticmethod
-    async def _send(receivers: list[zmq.Socket[bytes]], bucket: list[tuple[str, torch.Tensor]] | None) -> None:
-        for socket in receivers:
-            await asyncio.to_thread(socket.send_pyobj, bucket)
+    async def send_weights(self, weights: Generator[Weight, None, None], global_steps: int | None = None) -> None:
+        """Send from rank 0; the other ranks read the generator to its end as well, because gathering is collective."""
+        async for bucket in buckets(weights, self.bucket_size):
+            for queue in self.queues:
+                await queue.put_async(bucket)
+        for queue in self.queues:
+            await queue.put_async(None)
 
     async def receive_weights(  # type: ignore[override]
-        self,
-        global_steps: int | None = None,
-    ) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
-        """Yield what rank 0 sends, until its None."""
-        (socket,) = self._sockets
-        while (bucket := await asyncio.to_thread(socket.recv_pyobj)) is not None:
-            for name, tensor in bucket:
-                yield name, tensor
+        self, global_steps: int | None = None
+    ) -> AsyncGenerator[Weight, None]:
+        """Yield the weights that rank 0 sends, until its None."""
+        (queue,) = self.queues
+        while (bucket := await queue.get_async()) is not None:
+            for weight in bucket:
+                yield weight

@@ -18,10 +18,13 @@ gives +-8e-7.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from verl_ext.core.chain import Chain
 from verl_ext.core.steps import Centre, WeighAndSum
+from verl_ext.errors import Complaint
 from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
@@ -34,7 +37,27 @@ class DrgrpoSettings:
     """Refuse to start unless the actor's loss is Dr. GRPO's: token sums divided by a constant."""
 
 
-@estimator(section=DrgrpoSettings)
+def check(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complaint]:
+    """Complain unless the actor's loss is Dr. GRPO's; `select` reads an entry of verl's configuration."""
+    actor = "actor_rollout_ref.actor"
+    if not settings.of(DrgrpoSettings).check_loss:
+        return
+    add, factor = [], select(f"{actor}.loss_scale_factor")
+    if settings.loss_agg_mode != "seq-mean-token-sum-norm":
+        add.append(f"{actor}.loss_agg_mode=seq-mean-token-sum-norm")
+    if isinstance(factor, bool) or not (isinstance(factor, int | float) and factor > 0):
+        add.append(f"{actor}.loss_scale_factor={select('data.max_response_length') or '<data.max_response_length>'}")
+    if add:
+        yield Complaint(
+            "Dr. GRPO is also a loss: token losses of a response are summed and divided by a constant (without a "
+            f"loss_scale_factor verl divides by the longest response of each micro-batch): add {' '.join(add)}, or "
+            "algorithm.drgrpo.check_loss=False to train with another loss"
+        )
+    if select(f"{actor}.use_kl_loss"):
+        yield Complaint(f"Dr. GRPO trains without a KL term: set {actor}.use_kl_loss=False", fatal=False)
+
+
+@estimator(section=DrgrpoSettings, check=check)
 def drgrpo(settings: Settings) -> Chain:
     """`A = r - mean_g(r)`.
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from verl_ext.errors import IntegrationError
 from verl_ext.estimators import ESTIMATORS
-from verl_ext.integration.compat.hooks import Hook, schedule
-from verl_ext.integration.compat.imports import after_import
+from verl_ext.integration.hooks import Hook, after_import, schedule
 
 _HERE = "verl_ext.integration"
 
@@ -18,11 +17,11 @@ broken: Exception | None = None
 
 
 def hooks_into_verl() -> tuple[Hook, ...]:
-    """The hooks, each with the module of verl after whose import it runs; the docs print this table."""
+    """Return the hooks, each with the module of verl after whose import it runs; the docs print this table."""
     return (
         Hook(
             "verl.trainer.ppo.core_algos",
-            f"{_HERE}.advantage.registry:install",
+            f"{_HERE}.advantage:install",
             "the estimators' names",
             "registers the estimators in `ADV_ESTIMATOR_REGISTRY`; `gdpo` replaces verl's own, which is kept beside it",
         ),
@@ -40,36 +39,23 @@ def hooks_into_verl() -> tuple[Hook, ...]:
         ),
         Hook(
             "verl.trainer.ppo.v1.trainer_base",
-            f"{_HERE}.trainers.v1:install",
+            f"{_HERE}.default_trainer:install",
             "the default (V1) trainer",
-            "wraps `PPOTrainer.__init__`, `fit`, `_compute_advantage`, `_build_replay_buffer`, `_save_checkpoint` and "
-            "`_load_checkpoint`",
+            "wraps `PPOTrainer.__init__`, `_compute_advantage`, `_save_checkpoint` and `_load_checkpoint`; with "
+            "`algorithm.filter_groups.metric=any_reward` also `_dapo_filtered_keys` of its replay buffer",
         ),
         Hook(
             "verl.trainer.ppo.ray_trainer",
-            f"{_HERE}.trainers.legacy:install",
-            "the legacy trainer",
-            "wraps `compute_advantage`, `compute_data_metrics`, and `RayPPOTrainer.__init__`, `fit`, "
-            "`_save_checkpoint` and `_load_checkpoint`",
-        ),
-        Hook(
-            "verl.experimental.separation.ray_trainer",
-            f"{_HERE}.trainers.legacy:install_separation",
-            "experimental trainers",
-            "wraps `SeparateRayPPOTrainer._fit_compute_advantage`, as a subclass of `RayPPOTrainer`",
+            f"{_HERE}.ray_trainer:install",
+            "RayPPOTrainer and the experimental trainers",
+            "wraps `compute_advantage`, `compute_data_metrics`, and `RayPPOTrainer.__init__`, `_save_checkpoint` and "
+            "`_load_checkpoint`",
         ),
         Hook(
             "verl.experimental.fully_async_policy.fully_async_trainer",
-            f"{_HERE}.trainers.legacy:install_fully_async",
+            f"{_HERE}.ray_trainer:install_fully_async",
             "checkpoints of the fully asynchronous trainer",
             "wraps `FullyAsyncTrainer.load_checkpoint`",
-        ),
-        Hook(
-            "verl.experimental.fully_async_policy.fully_async_rollouter",
-            f"{_HERE}.guards.failures:install_rollouter",
-            "failures of the fully asynchronous rollout",
-            "wraps `FullyAsyncRollouter._streaming_generation_main` and `fit`",
-            guard="watch_rollouts",
         ),
         Hook(
             "hydra.core.config_store",
@@ -78,13 +64,6 @@ def hooks_into_verl() -> tuple[Hook, ...]:
             "stores the presets in Hydra's ConfigStore",
         ),
     )
-
-
-def _schedule() -> None:
-    from verl_ext.cpu import plugin as cpu
-
-    schedule(*hooks_into_verl())
-    cpu.install()
 
 
 def _report_broken(error: Exception) -> None:
@@ -108,6 +87,6 @@ def _report_broken(error: Exception) -> None:
 
 
 try:
-    _schedule()
+    schedule(*hooks_into_verl())
 except Exception as error:  # noqa: BLE001 - report any failure, and let verl go on
     _report_broken(error)

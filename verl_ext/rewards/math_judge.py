@@ -1,12 +1,12 @@
-"""Run math-verify in a separate process, which the kernel kills when a judgement takes too long.
+r"""Run math-verify in a child process, which the kernel kills when a judgement takes too long.
 
-Why not a library's process pool? Measured with one worker: pebble, loky and `concurrent.futures` take 0.3 to 0.5 ms a
-verdict where this takes about 0.1 ms, all three hang after random interruptions, and pebble raises after `os.fork`.
-They limit wall time, which depends on the load of the machine, so we would still need our own timer, memory limit and
-search path.
+`python -I math_judge.py FD PATH` is the child: it reads (gold, answer, timeout) from a pipe and writes True or False.
+Before each judgement it sets a timer that kills it, even inside a big-integer operation, which Python code cannot
+interrupt. The timer counts CPU time, so that right answers stay right on a busy machine.
 
-A process answers one question at a time and is reused only after it has answered. An exception between a question and
-its reply ends the process, so that a late reply is never taken for the reply to the next question.
+A child answers one question at a time and is used again only after it has answered. An exception between a question and
+its reply ends the child, so that a late reply is never taken for the reply to the next question. Process pools (pebble,
+loky, `concurrent.futures`) hang after random interruptions and limit wall time.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from contextlib import suppress
-from multiprocessing.connection import Pipe
-
-from verl_ext.errors import ConfigurationError
-from verl_ext.rewards import math_judge_process
+from functools import lru_cache
+from importlib import import_module
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0  # of CPU time for the first judgement, which loads most of sympy
+_MEMORY = 4 << 30  # bytes of address space: the limit for runaway powers of integers
 
 
 class NoVerdictError(Exception):
@@ -34,14 +34,14 @@ class NoVerdictError(Exception):
 
 
 class Judge:
-    """Starts the process at the first judgement. One thread at a time asks it."""
+    """Starts the child at the first judgement. One thread at a time asks it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: _Process | None = None
+        self._idle: _Child | None = None
 
     def equal(self, gold: str, answer: str, timeout: float) -> bool:
-        """Whether math-verify finds both equal. If it does not finish, log a warning and return False."""
+        """Return whether math-verify finds both equal; log a warning and return False if it does not finish."""
         try:
             return self.ask(gold, answer, timeout)
         except NoVerdictError as error:
@@ -49,92 +49,124 @@ class Judge:
             return False
 
     def ask(self, gold: str, answer: str, timeout: float) -> bool:
-        """Whether math-verify reads both and finds them equal; raise `NoVerdictError` after `timeout` s of CPU time."""
+        """Return whether both are equal; raise `NoVerdictError` after `timeout` seconds of CPU time."""
         with self._lock:
-            for _ in range(2):  # the idle process may have been killed
-                process = self._idle or _start()
+            for _ in range(2):  # the idle child may have been killed
+                child = self._idle or _start()
                 self._idle = None
-                verdict = process.ask(gold, answer, timeout)
+                verdict = child.ask(gold, answer, timeout)
                 if verdict is not None:
-                    self._idle = process
+                    self._idle = child
                     return verdict
-                if process.popen.returncode == -signal.SIGPROF:
+                if child.popen.returncode == -signal.SIGPROF:
                     raise NoVerdictError(f"math-verify took over {timeout:g} s")
-            raise NoVerdictError(f"math-verify's process ended twice, {process.last_words}")
+            raise NoVerdictError(f"math-verify's process ended twice, with status {child.popen.returncode}")
 
     def close(self) -> None:
-        """End the process. The next judgement starts a new one."""
+        """End the child. The next judgement starts a new one."""
         with self._lock:
             if self._idle:
                 self._idle.end()
             self._idle = None
 
     def forget(self) -> None:
-        """In a forked child: do not use the process of the parent; the next judgement starts a new one."""
-        self._lock = threading.Lock()
+        """Leave the child to the process that was forked; the next judgement here starts a new one."""
         if self._idle:
-            self._idle.disown()
-        self._idle = None
+            self._idle.pipe.close()
+            self._idle.popen.returncode = 0  # only the parent can wait for it
+        self.__init__()  # type: ignore[misc]
 
 
 JUDGE = Judge()
 os.register_at_fork(after_in_child=JUDGE.forget)
 
 
-class _Process:
+class _Child:
     def __init__(self) -> None:
-        self.last_words = ""  # once the process has ended: its exit status, and what it printed for the last question
-        self._printed = tempfile.TemporaryFile()  # noqa: SIM115
-        self._pipe, theirs = Pipe()
+        self.pipe, theirs = Pipe()
         # The search path of the caller, with the working folder last: no file there may hide a library.
         here = os.path.realpath(os.curdir)
         folders = sorted(map(os.path.abspath, sys.path), key=lambda folder: os.path.realpath(folder) == here)
         with theirs:
             self.popen = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", math_judge_process.__file__, str(theirs.fileno()), os.pathsep.join(folders)],
+                [sys.executable, "-I", __file__, str(theirs.fileno()), os.pathsep.join(folders)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=self._printed,
-                stderr=self._printed,
+                stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the caller
             )
 
     def ask(self, *question: str | float) -> bool | None:
-        """The verdict, or None if the process ended without one."""
+        """Return the verdict, or None if the child ended without one."""
         try:
-            self._pipe.send(question)
-            return bool(self._pipe.recv())
+            self.pipe.send(question)
+            return bool(self.pipe.recv())
         except (EOFError, ConnectionError):  # it is ending: wait for its own exit status
             self.end(patience=5.0)
             return None
-        except BaseException:  # the reply may still come: do not use this process again
+        except BaseException:  # the reply may still come: do not use this child again
             self.end()
             raise
 
     def end(self, patience: float = 0.0) -> None:
-        self._pipe.close()
+        self.pipe.close()
         with suppress(subprocess.TimeoutExpired):
             self.popen.wait(patience)
         self.popen.kill()  # does nothing if it has ended
         self.popen.wait()
-        with self._printed as file:
-            file.seek(0)
-            printed = file.read().decode(errors="replace").strip()
-        self.last_words = f"with status {self.popen.returncode}" + (f": {printed[-2000:]}" if printed else "")
-
-    def disown(self) -> None:
-        self._pipe.close()
-        self._printed.close()
-        self.popen.returncode = 0  # only the parent can wait for it
 
 
-def _start() -> _Process:
-    process = _Process()
-    works = process.ask(r"10\%", r"10\%", _START_SECONDS)
-    if works:
-        return process
-    reason = r"it cannot read 10\%" if works is False else f"its process ended {process.last_words}"
+def _start() -> _Child:
+    child = _Child()
+    if child.ask(r"10\%", r"10\%", _START_SECONDS):
+        return child
+    from verl_ext.errors import ConfigurationError  # the child has no search path when it imports this file
+
     raise ConfigurationError(
-        f"math-verify does not work here: {reason}. Hydra, and so verl, needs antlr4-python3-runtime 4.9.3, "
-        "with which this works: pip install 'math-verify>=0.8,<0.9'"
+        r"math-verify does not work here: it cannot read 10\%, or its process ended, with what it printed above. Hydra "
+        "needs antlr4-python3-runtime 4.9.3, with which this works: pip install 'math-verify>=0.8,<0.9'"
     )
+
+
+def main(pipe: Connection, path: str) -> None:
+    """Judge until the pipe is closed, with the libraries on `path`."""
+    sys.path[:] = path.split(os.pathsep)
+    logging.disable(logging.WARNING)  # math-verify warns at each call that it has no timer of its own
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+    if sys.platform == "linux":
+        import resource
+
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        soft = _MEMORY if hard == resource.RLIM_INFINITY else min(_MEMORY, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with suppress(EOFError, ConnectionError):
+        while True:
+            gold, answer, timeout = pipe.recv()
+            signal.setitimer(signal.ITIMER_PROF, timeout)  # it does not run while the process waits
+            pipe.send(judge(gold, answer))
+
+
+def judge(gold: str, answer: str) -> bool:
+    """Return whether math-verify reads both and finds them equal. It catches its own exceptions and returns False."""
+    library = import_module("math_verify")
+    return bool(library.verify(read(gold), read(answer), timeout_seconds=None))  # an empty list is equal to nothing
+
+
+@lru_cache(maxsize=1024)  # a group's answers share their gold, and many of them are the same
+def read(answer: str) -> list[Any]:
+    r"""Return the expression that math-verify reads, or the text if it cannot, as with `0.\overline{72}`."""
+    library = import_module("math_verify")
+    target = library.LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
+    parsed: list[Any] = library.parse(
+        rf"\boxed{{{answer}}}",
+        [target],
+        fallback_mode="first_match",
+        extraction_mode="first_match",
+        parsing_timeout=None,  # main() sets the timer
+    )
+    return parsed[:1]
+
+
+if __name__ == "__main__":
+    main(Connection(int(sys.argv[1])), sys.argv[2])

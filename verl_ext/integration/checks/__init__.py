@@ -2,15 +2,72 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-from verl_ext.integration.config.checks import Verdict, judge
-from verl_ext.integration.config.checks import check_run as _check_run
+from verl_ext.core.chain import Chain
+from verl_ext.errors import Complaint, ConfigurationError
+from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.integration import hooks
+from verl_ext.integration.checks import rules
+from verl_ext.integration.checks.read import RunConfig, estimator_name, read_settings
+from verl_ext.settings import Settings
 
-__all__ = ["Verdict", "check_run", "judge"]
+logger = logging.getLogger("verl_ext")
+
+
+class Verdict(NamedTuple):
+    """The result of checking the configuration of a run."""
+
+    name: str
+    """The estimator."""
+    settings: Settings
+    """The settings in force; the defaults if they cannot be read."""
+    chain: Chain | None
+    """The steps of the estimator; None if it is not ours, or cannot be built."""
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    """What was chosen for the user."""
 
 
 def check_run(config: Any) -> Verdict:
-    """Raise one error that lists everything wrong with a configuration; log the warnings and notes."""
-    _check_run(config)
-    return judge(config)
+    """Judge a configuration, log the warnings and notes, and raise one error that lists all errors."""
+    verdict = judge(config)
+    for text in verdict.warnings:
+        logger.warning("%s", text)
+    for text in verdict.notes:
+        logger.info("%s", text)
+    if verdict.errors:
+        lines = "".join(f"\n  - {text}" for text in verdict.errors)
+        raise ConfigurationError(f"algorithm.adv_estimator={verdict.name} cannot run as configured:{lines}")
+    return verdict
+
+
+def judge(config: Any) -> Verdict:
+    """Collect the errors, warnings and notes about a configuration."""
+    hooks.require()
+    name = estimator_name(config)
+    complaints: list[Complaint] = []
+
+    def collect(judged: Iterable[Complaint]) -> None:
+        try:
+            complaints.extend(judged)
+        except ConfigurationError as error:  # an entry that the rule cannot read
+            complaints.append(Complaint(str(error)))
+
+    settings, chain = None, None
+    try:
+        settings = read_settings(config.algorithm)
+        chain = build(name, settings) if name in ESTIMATORS else None
+    except ConfigurationError as error:  # verl's own estimators run without our settings
+        complaints.append(Complaint(str(error), fatal=name in ESTIMATORS))
+    run = RunConfig(name, settings or Settings(), chain, config)
+    known = rules.READ if settings is not None else ()
+    for rule in (*rules.ALWAYS, *known, *(rules.BUILT if chain is not None else ())):
+        collect(rule(run))
+    for added in hooks.RULES:
+        collect(added(config))
+    texts = [tuple(dict.fromkeys(text for text, fatal in complaints if fatal is kind)) for kind in (True, False)]
+    return Verdict(name, run.settings, chain, *texts, tuple(rules.notes(run)))

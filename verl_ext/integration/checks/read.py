@@ -1,5 +1,87 @@
-"""Read `Settings` from verl's configuration objects."""
+"""Read verl's configuration objects."""
 
-from verl_ext.integration.config.read import estimator_name, read_settings, select
+from __future__ import annotations
 
-__all__ = ["estimator_name", "read_settings", "select"]
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_ext.core.chain import Chain
+from verl_ext.errors import ConfigurationError
+from verl_ext.registry import ESTIMATORS, declaration
+from verl_ext.settings import Settings, entries
+
+ACTOR = "actor_rollout_ref.actor"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The configuration of one run, as the rules need it."""
+
+    name: str
+    """The estimator."""
+    settings: Settings
+    chain: Chain | None
+    """The steps of the estimator; None if it is not ours, or cannot be built."""
+    config: Any
+    """verl's whole configuration."""
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The estimators whose settings and rules apply."""
+        return (self.name, *declaration(self.name).also(self.settings)) if self.name in ESTIMATORS else (self.name,)
+
+    def select(self, path: str) -> Any:
+        """Return an entry of the configuration, or None."""
+        return select(self.config, path)
+
+
+def read_settings(algorithm: Any) -> Settings:
+    """Read the settings of an `algorithm` section: a DictConfig, verl's `AlgoConfig`, a mapping, or None.
+
+    The actor's loss comes from the whole configuration if the section is part of one.
+    """
+    loss = select(algorithm._get_root(), f"{ACTOR}.loss_agg_mode") if isinstance(algorithm, DictConfig) else None
+    return Settings.parse(plain(algorithm), loss_agg_mode=str(loss or Settings.loss_agg_mode))
+
+
+def plain(algorithm: Any) -> dict[str, Any]:
+    """Return those entries of an `algorithm` section that this package reads, without interpolations."""
+    # verl's AlgoConfig is a Mapping too, but its `get` raises for a name that it lacks.
+    get = (lambda name: getattr(algorithm, name, None)) if is_dataclass(algorithm) else (algorithm or {}).get
+    values = {}
+    for name in entries():
+        with readable(f"algorithm.{name}"):
+            values[name] = resolved(get(name))
+    return values
+
+
+def resolved(value: Any) -> Any:
+    """Return a section of OmegaConf as plain data, and any other value as it is."""
+    return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Turn an error of OmegaConf into one that names the entry."""
+    try:
+        yield
+    except (OmegaConfBaseException, RecursionError) as error:
+        line = str(error).partition("\n")[0]
+        raise ConfigurationError(f"{path} cannot be read: {type(error).__name__}: {line}") from error
+
+
+def select(config: Any, path: str) -> Any:
+    """Return an entry of a configuration, or None."""
+    with readable(path):
+        return OmegaConf.select(config, path)
+
+
+def estimator_name(config: Any) -> str:
+    """Return the name in `algorithm.adv_estimator`, which may be an enum."""
+    name = select(config, "algorithm.adv_estimator")
+    return str(getattr(name, "value", name))

@@ -13,7 +13,7 @@ from typing import Any
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, listed, nearest
 from verl_ext.estimators import ESTIMATORS, build
-from verl_ext.integration.compat import hooks
+from verl_ext.integration import hooks
 from verl_ext.integration.config.preset_conflicts import misplaced, misspelt_group, preset_conflicts
 from verl_ext.integration.config.read import (
     common_settings,

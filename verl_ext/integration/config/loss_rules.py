@@ -8,8 +8,9 @@ from typing import Any
 from verl_ext.estimators import ESTIMATORS
 from verl_ext.estimators.dgpo import DgpoSettings, balance_for
 from verl_ext.estimators.drgrpo import DrgrpoSettings
-from verl_ext.integration.compat.versions import SELF_AGGREGATING
 from verl_ext.integration.config.run_config import RunConfig
+
+SELF_AGGREGATING = {"0.9.0": frozenset({"sapo", "geo_mean", "gspo"}), "0.9.1": frozenset({"sapo", "geo_mean"})}
 
 ACTOR = "actor_rollout_ref.actor"
 # verl's losses that depend on the scale of the advantages.

@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_ext.integration.compat.names import DATA, STEP_FOLDER, TRACKER
+from verl_ext.integration.checkpoint import DATA, STEP_FOLDER, TRACKER
 from verl_ext.integration.config.read import select
 
 _SHARD = re.compile(r"(model|optim|extra_state)_world_size_(\d+)_rank_\d+\.pt")

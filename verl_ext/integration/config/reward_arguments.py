@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from verl_ext import rewards
 from verl_ext.errors import ConfigurationError, listed, unknown
-from verl_ext.integration.compat.names import RESERVED, SCORE
+from verl_ext.integration.components import RESERVED, SCORE
 from verl_ext.integration.config.read import readable, select
 from verl_ext.settings import Settings
 

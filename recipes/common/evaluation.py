@@ -1,0 +1,123 @@
+"""Summarise a validation of verl: the mean of every reward, and pass@k.
+
+    python recipes/common/evaluation.py FOLDER --right correctness
+
+reads the last dump that verl wrote to FOLDER, its `trainer.validation_data_dir`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+NOT_REWARDS = {"input", "output", "gts", "step", "uid"}
+
+
+def read(path: Path) -> list[tuple[str, dict[str, float]]]:
+    """Return prompt and rewards of every answer. Of an answer in several parts the last counts."""
+    last: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}
+    for number, line in enumerate(path.read_bytes().splitlines()):
+        record = json.loads(line)
+        prompt, session, part = place(record, number)
+        if part >= last.get((prompt, session), (0, {}))[0]:
+            values = {name: value for name, value in record.items() if name not in NOT_REWARDS}
+            last[prompt, session] = part, {k: float(v) for k, v in values.items() if isinstance(v, int | float)}
+    return [(prompt, rewards) for (prompt, _), (_, rewards) in last.items()]
+
+
+def place(record: Mapping[str, Any], number: int) -> tuple[str, str, int]:
+    """Return prompt, session and part of an answer. The default trainer writes `{prompt}_{session}_{part}` as `uid`.
+
+    >>> place({"uid": "3f2a_1_0"}, 7)
+    ('3f2a', '1', 0)
+    """
+    match str(record.get("uid")).rsplit("_", 2):
+        case [prompt, session, part] if session.isdecimal() and part.isdecimal():
+            return prompt, session, int(part)
+    # RayPPOTrainer writes no such key: the same question is the same prompt.
+    return json.dumps([record.get("input"), record.get("gts")]), str(number), 0
+
+
+def pass_at_k(right: int, samples: int, k: int) -> float:
+    """Return the unbiased estimate that one of k answers is right: 1 - C(n-c, k) / C(n, k), c of n samples being right.
+
+    >>> pass_at_k(1, 4, 1), pass_at_k(1, 4, 2), pass_at_k(0, 4, 4)
+    (0.25, 0.5, 0.0)
+    """
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def passes(prompts: Iterable[Sequence[bool]]) -> dict[int, float]:
+    """Return the mean pass@k over prompts for k = 1, 2, 4, ... and the fewest samples of a prompt."""
+    counts = [(sum(marks), len(marks)) for marks in prompts]
+    fewest = min(samples for _, samples in counts)
+    ks = [2**power for power in range(fewest.bit_length()) if 2**power < fewest] + [fewest]
+    return {k: sum(pass_at_k(right, samples, k) for right, samples in counts) / len(counts) for k in ks}
+
+
+def summary(path: Path, right: str | None, above: float) -> dict[str, Any]:
+    """Return counts, the mean of every reward (None: no answer has it), and pass@k by the reward `right`."""
+    answers = read(path)
+    if not answers:
+        raise ValueError(f"{path} holds no answers")
+    names = answers[0][1]
+    if any(rewards.keys() != names.keys() for _, rewards in answers):
+        raise ValueError(f"{path}: the answers have different rewards")
+    means = {}
+    for name in names:
+        scored = [rewards[name] for _, rewards in answers if not math.isnan(rewards[name])]
+        means[name] = sum(scored) / len(scored) if scored else None
+    marks: dict[str, list[bool]] = defaultdict(list)
+    for prompt, rewards in answers:
+        marks[prompt].append(right is not None and rewards[right] > above)
+    found = {"answers": len(answers), "prompts": len(marks), "mean": means}
+    return found if right is None else {**found, "pass": passes(marks.values())}
+
+
+def find(folder: Path) -> Path:
+    """Return the dump of the last step in a folder."""
+    dumps = [path for path in folder.glob("*.jsonl") if path.stem.isdigit()]
+    if not dumps:
+        raise ValueError(f"{folder} holds no <step>.jsonl, which verl writes to trainer.validation_data_dir")
+    return max(dumps, key=lambda path: int(path.stem))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the summary of each folder and return the exit status: 0 if all could be read."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a trainer.validation_data_dir")
+    parser.add_argument("--right", metavar="REWARD", help="the reward that decides what is right, for pass@k")
+    parser.add_argument("--above", type=float, default=0.5, help="values above it are right (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the summaries there as well")
+    options = parser.parse_args(arguments)
+    summaries = {}
+    for folder in options.folders:
+        try:
+            path = find(folder)
+            summaries[str(path)] = summary(path, options.right, options.above)
+        except (ValueError, KeyError) as error:
+            print(f"{folder}: {error}", file=sys.stderr)
+            return 1
+        print(text(path, summaries[str(path)]))
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(summaries, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def text(path: Path, found: Mapping[str, Any]) -> str:
+    """Return a summary as text."""
+    lines = [f"{path}: {found['answers']} answers to {found['prompts']} prompts"]
+    for name, mean in found["mean"].items():
+        lines.append(f"  mean {name:<20} {'not scored' if mean is None else format(mean, '.4f')}")
+    return "\n".join(lines + [f"  {f'pass@{k}':<25} {share:.4f}" for k, share in found.get("pass", {}).items()])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Time the advantage step: verl's estimators against this package's, on the same tensors, in one process.
+
+Masks are int64, as in verl, and bool in a second run. Each round calls every estimator once, in a new random order, so
+that other load on the machine and cold caches after a slow estimator affect all of them equally. The tables show
+medians.
+
+The script marks an estimator of this package with `!` and exits with status 1 if, on int64 masks, it is slower than
+verl's grpo_vectorized, takes more than half of its time (from 16,384 rows or 4096 x 4096), or is not 30 times as fast
+as verl's gdpo. This must hold from 1024 x 1024. `floor` is the plain torch code at the end of verl's estimators: one
+`scores[:, None] * mask` and one `mask.sum(-1)`. `floor + score` adds one `token_level_rewards.sum(-1)`.
+
+    python scripts/bench/bench_advantage.py                 # every size, both kinds of masks
+    python scripts/bench/bench_advantage.py --sizes 1024x1024 16384x1024 --masks int64 --output table.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from verl_ext.registry import ESTIMATORS
+
+SIZES = ("1024x1024", "2048x2048", "4096x4096", "6144x6144", "8192x1024", "16384x1024", "32768x1024")
+MASKS = {"int64": torch.int64, "bool": torch.bool}
+GROUP = 8
+OURS = tuple(name for name in ESTIMATORS if name != "compose")
+
+
+def algorithm(name: str) -> DictConfig:
+    """The section `algorithm` of a run: gdpo over two rewards, the others over the score."""
+    keys = {"rewards": {"keys": ["correctness", "format"]}} if name == "gdpo" else {}
+    theirs = {"gdpo_reward_keys": ["correctness", "format"]} if name == "verl gdpo" else {}
+    section = {"adv_estimator": name, "norm_adv_by_std_in_grpo": True, "use_kl_in_reward": False, **keys, **theirs}
+    config = {"algorithm": section, "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean"}}}
+    return OmegaConf.create(config).algorithm
+
+
+def batch(rows: int, length: int, kind: torch.dtype) -> dict[str, object]:
+    """Responses of random length in shuffled groups, scored on the last token in the mask.
+
+    The rows of a group share one uid object, as after verl's `DataProto.repeat`.
+    """
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(length // 8, length + 1, rows)
+    mask = (torch.arange(length) < torch.from_numpy(lengths)[:, None]).to(kind)
+    correctness, form = draw.integers(0, 2, rows).astype(float), draw.integers(0, 2, rows).astype(float)
+    rewards = torch.zeros(rows, length)
+    rewards[torch.arange(rows), torch.from_numpy(lengths) - 1] = torch.from_numpy(correctness).float()
+    uids = np.repeat(np.array([f"{group:032x}" for group in range(rows // GROUP)], dtype=object), GROUP)
+    return {
+        "token_level_rewards": rewards,
+        "response_mask": mask,
+        "index": uids[draw.permutation(rows)],
+        "non_tensor_batch": {"correctness": correctness, "format": form, "acc": correctness},
+    }
+
+
+def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
+    """The functions to time, by name."""
+    from verl.trainer.ppo import core_algos
+
+    from verl_ext.integration.advantage.context import StepContext, activate
+    from verl_ext.integration.advantage.registry import estimator_function
+    from verl_ext.integration.config.read import read_settings
+    from verl_ext.integration.trainers.attach import TrainerRun
+
+    rewards, mask, uids = given["token_level_rewards"], given["response_mask"], given["index"]
+    scores = torch.rand(len(mask))
+    # verl's gdpo finds the last token of a response from the width of the prompt: use empty prompts.
+    whole = {"prompts": torch.zeros(len(mask), 0), "attention_mask": mask.long()}
+    replaced = core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"]
+    their_gdpo = getattr(replaced, "replaced", replaced)
+
+    def call(function: Callable[..., object], name: str, **more: object) -> Callable[[], object]:
+        config = algorithm(name)
+        return lambda: function(token_level_rewards=rewards, response_mask=mask, index=uids, config=config, **more)
+
+    def floor() -> None:
+        scores[:, None] * mask
+        mask.sum(-1)
+
+    def floor_with_score() -> None:
+        rewards.sum(-1)
+        floor()
+
+    components = given["non_tensor_batch"]
+
+    def in_a_trainer(name: str) -> Callable[[], object]:
+        """One of ours as a trainer calls it: the settings are read once per run."""
+        settings = read_settings(algorithm(name))
+        run = TrainerRun(name, settings)
+        function = call(estimator_function(name), name)
+
+        def step() -> object:
+            with activate(StepContext(run=run, fields=components)):
+                return function()
+
+        return step
+
+    return {
+        "floor": floor,
+        "floor + score": floor_with_score,
+        "verl grpo": call(core_algos.compute_grpo_outcome_advantage, "verl grpo"),
+        "verl grpo_vectorized": call(core_algos.compute_grpo_vectorized_outcome_advantage, "verl grpo_vectorized"),
+        "verl gdpo": call(their_gdpo, "verl gdpo", non_tensor_batch=components, batch=whole),
+        **{name: in_a_trainer(name) for name in OURS},
+    }
+
+
+def measure(functions: dict[str, Callable[[], object]], seconds: float, least: int, most: int) -> dict[str, float]:
+    """Median milliseconds of each function. Every round calls each once."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for function in functions.values():
+        function()
+    order = random.Random(0)
+    began = time.perf_counter()
+    for done in range(most):
+        if done >= least and time.perf_counter() - began > seconds:
+            break
+        for name, function in order.sample(list(functions.items()), len(functions)):
+            start = time.perf_counter()
+            function()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) * 1e3 for name, values in times.items()}
+
+
+def too_slow(rows: int, length: int, times: dict[str, float]) -> list[str]:
+    """The estimators of this package that are too slow at this size."""
+    share = 0.5 if rows >= 16384 or min(rows, length) >= 4096 else 1.0
+    limit = min(share * times["verl grpo_vectorized"], times["verl gdpo"] / 30)
+    return [name for name in OURS if times[name] > limit]
+
+
+def table(masks: str, options: argparse.Namespace) -> tuple[list[str], bool]:
+    """Print a Markdown table line by line; return its lines, and whether an estimator was too slow."""
+    lines: list[str] = []
+    failed = False
+    for size in options.sizes:
+        rows, length = (int(number) for number in size.split("x"))
+        functions = contenders(batch(rows, length, MASKS[masks]))
+        times = measure(functions, options.seconds, options.least_rounds, options.rounds)
+        slow = too_slow(rows, length, times) if masks == "int64" else []
+        failed = failed or bool(slow)
+        first = len(lines)
+        if not lines:
+            lines += [f"| {masks} masks | " + " | ".join(times) + " |", "|---|" + "---|" * len(times)]
+        cells = [f"{milliseconds:.2f}{' !' if name in slow else ''}" for name, milliseconds in times.items()]
+        lines.append(f"| {rows} x {length} | " + " | ".join(cells) + " |")
+        print("\n".join(lines[first:]), flush=True)
+    return lines, failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="ROWSxLENGTH")
+    parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
+    parser.add_argument("--seconds", type=float, default=25.0, help="time for each size")
+    parser.add_argument(
+        "--least-rounds", type=int, default=21, help="fewest rounds for each size, however long they take"
+    )
+    parser.add_argument("--rounds", type=int, default=200, help="most rounds for each size")
+    parser.add_argument("--output", type=Path, help="write the tables here as well")
+    options = parser.parse_args()
+
+    tables, broken = zip(*(table(masks, options) for masks in options.masks), strict=True)
+    print(f"milliseconds, torch {torch.__version__}, {torch.get_num_threads()} threads, groups of {GROUP}")
+    if options.output is not None:
+        options.output.write_text("\n\n".join("\n".join(lines) for lines in tables) + "\n", encoding="utf-8")
+    return 1 if any(broken) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

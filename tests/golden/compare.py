@@ -1,0 +1,77 @@
+"""Where two outcomes of a case differ by more than rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from tests.golden.cases import Case, Outcome, Rows
+
+# Metrics that have another name now, old to new, and those that are gone.
+RENAMED: dict[str, str] = {}
+REMOVED: set[str] = set()
+
+
+def differences(path: str, case: Case, wanted: list[Outcome], found: list[Outcome]) -> Iterator[str]:
+    """One line for each batch whose advantages differ, and one for each metric; metrics that are new do not count."""
+    for number, (rows, old, new) in enumerate(zip(case.batches, wanted, found, strict=True)):
+        tolerance = tolerance_for(case, rows)
+        if wrong := advantages(path, old.advantages, new.advantages, tolerance):
+            yield f"batch {number} of {len(rows)} rows, {wrong}"
+        for wrong in metrics(old, new, tolerance, largest(rows)):
+            yield f"batch {number}, {wrong}"
+
+
+def advantages(path: str, old: np.ndarray, new: np.ndarray, tolerance: float) -> str | None:
+    """float64 to the tolerance, of the largest number or absolute; float32 to one ulp beside that."""
+    if old.shape != new.shape:
+        return f"advantages: {len(old)} were stored, there are {len(new)}"
+    scale = max(1.0, float(np.nanmax(np.abs(old), initial=0.0)))
+    allowed = np.full(old.shape, tolerance * scale)
+    if path != "direct":
+        allowed += np.spacing(np.maximum(np.abs(old), np.abs(new)).astype(np.float32))
+    apart = np.abs(old.astype(np.float64) - new)
+    bad = ~(apart <= allowed) & ~(np.isnan(old) & np.isnan(new))
+    if not bad.any():
+        return None
+    worst = int(np.where(bad, np.nan_to_num(apart, nan=np.inf), -1).argmax())
+    what = "trajectories" if path == "direct" else "rows"
+    return (
+        f"advantages of {int(bad.sum())} {what}: worst at {worst}, stored {old[worst]!s}, found {new[worst]!s}, "
+        f"{apart[worst]:.3g} apart where {allowed[worst]:.3g} is allowed"
+    )
+
+
+def metrics(old: Outcome, new: Outcome, tolerance: float, reward: float) -> Iterator[str]:
+    for name, value in old.metrics.items():
+        if name in REMOVED:
+            continue
+        now = name if name in new.metrics else RENAMED.get(name, name)
+        if now not in new.metrics:
+            yield f"metric {name}={value:g} is missing"
+            continue
+        # Around 0, these are as exact as the numbers of which they are the mean.
+        centred = name.startswith("advantage/") or name.endswith(("whiten_shift", "whiten/shift"))
+        allowed = tolerance * max(1.0, abs(value), reward if centred else 0.0)
+        if not (abs(new.metrics[now] - value) <= allowed or np.isnan([value, new.metrics[now]]).all()):
+            yield f"metric {now}: stored {value:.17g}, found {new.metrics[now]:.17g}"
+
+
+def tolerance_for(case: Case, rows: Rows) -> float:
+    """1e-12; 1e-9 where a reward, or the total, varies in a group by less than 1e-4 of its mean."""
+    columns = [rows.columns.get(key, rows.score) for key in case.keys or ("score",)]
+    weights = case.algorithm.get("gdpo_reward_weights") or case.algorithm.get("rewards", {}).get("weights")
+    total = sum(weight * column for weight, column in zip(weights or [1.0] * len(columns), columns, strict=True))
+    for column in (*columns, total):
+        for prompt in set(rows.prompt.tolist()):
+            values = column[(rows.prompt == prompt) & ~np.isnan(column)].astype(np.float64)
+            if len(values) and 0 < np.ptp(values) < 1e-4 * abs(values.mean()):
+                return 1e-9
+    return 1e-12
+
+
+def largest(rows: Rows) -> float:
+    """The largest reward of a batch."""
+    columns: Mapping[str, np.ndarray] = {**rows.columns, "score": rows.score}
+    return max(float(np.nanmax(np.abs(column), initial=0.0)) for column in columns.values())

@@ -1,0 +1,68 @@
+"""The estimators called directly and through verl's registry: the only place here that knows the package's names."""
+
+from __future__ import annotations
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from tests.golden.cases import Case, Outcome, Rows, per_row
+from verl_ext import Batch, RunState, Settings, build, use_run_state
+
+
+def direct(case: Case) -> list[Outcome]:
+    """`build(name, settings)(batch, state)`, one entry a trajectory."""
+    chain, state, found = build(case.estimator, Settings.parse(case.algorithm, loss_agg_mode=case.loss)), None, []
+    for rows in case.batches:
+        if not rows.sessions:  # padding only: the trainers do not call the chain
+            found.append(Outcome(np.zeros(0)))
+            continue
+        result = chain(batch_of(case, rows), state)
+        state = result.state
+        found.append(Outcome(result.advantages, dict(result.metrics)))
+    return found
+
+
+def batch_of(case: Case, rows: Rows) -> Batch:
+    """The trajectories: the last output of each session carries its rewards, the tokens of all outputs count."""
+    scored = np.array([session[-1] for session in rows.sessions])
+    tokens = rows.mask.sum(dim=1).numpy()
+    columns = {**rows.columns, "score": rows.total_score}
+    accuracy = None
+    if case.accuracy is not None:
+        key, threshold = case.accuracy
+        accuracy = columns[key][scored]
+        if threshold is not None:
+            accuracy = np.where(np.isnan(accuracy), np.nan, accuracy > threshold)
+    kl = -rows.kl / 1024 * tokens
+    return Batch.of(
+        np.stack([columns[key][scored] for key in case.keys or ("score",)], axis=1),
+        [int(prompt) for prompt in rows.prompt[scored]],
+        keys=case.keys or ("score",),
+        lengths=[float(sum(tokens[session])) for session in rows.sessions],
+        accuracy=accuracy,
+        kl_reward=kl[scored] if case.algorithm.get("use_kl_in_reward") else None,
+    )
+
+
+def registry(case: Case) -> list[Outcome]:
+    """The function in verl's registry on verl's tensors; every row that is no padding is a trajectory."""
+    import verl  # noqa: F401 - loads the plugin
+    from verl.trainer.ppo import core_algos
+
+    function = core_algos.ADV_ESTIMATOR_REGISTRY[case.estimator]
+    actor = {"loss_agg_mode": case.loss}
+    config = OmegaConf.create({"algorithm": case.algorithm, "actor_rollout_ref": {"actor": actor}}).algorithm
+    found = []
+    with use_run_state(RunState()):
+        for rows in case.batches:
+            advantages, returns = function(
+                token_level_rewards=rows.rewards,
+                response_mask=rows.mask,
+                index=np.array(rows.uids, dtype=object),
+                config=config,
+                non_tensor_batch=case.infos(rows),
+                batch={"token_level_scores": rows.scores, **case.token_fields(rows)},
+            )
+            assert returns is advantages
+            found.append(Outcome(per_row(advantages, rows.mask)))
+    return found

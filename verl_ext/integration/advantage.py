@@ -1,0 +1,259 @@
+"""Compute advantages in verl's convention, and register the estimators with verl."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_ext.core.batch import Batch, unit_accuracy
+from verl_ext.core.chain import Chain
+from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, Index, divide
+from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics
+from verl_ext.core.rows import broadcast, float_mask, scores, token_counts
+from verl_ext.core.state import plain_state
+from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
+from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.integration import checkpoint, components, dump, hooks
+from verl_ext.integration.checks.read import read_settings
+from verl_ext.integration.components import SCORE, Components
+from verl_ext.integration.run import Run, running
+from verl_ext.registry import BUILT_IN, GROUP
+from verl_ext.settings import Settings
+
+logger = logging.getLogger("verl_ext")
+
+
+def install(core_algos: ModuleType) -> None:
+    """Put our functions into verl's `ADV_ESTIMATOR_REGISTRY`, all of them or none.
+
+    verl has its own `gdpo`, which cannot run on the default trainer. It is replaced, and kept as the new function's
+    attribute `replaced`. `register_adv_est` is not used because it raises for a name that exists.
+    """
+    registry = hooks.member(core_algos, "ADV_ESTIMATOR_REGISTRY")
+    hooks.member(core_algos, "get_adv_estimator_fn")
+    new = {name: estimator_function(name) for name in ESTIMATORS if not hasattr(registry.get(name), hooks.MARK)}
+    for name in new.keys() & registry.keys() - BUILT_IN.keys():
+        logger.warning(
+            "the entry point %s=%s of the group %s replaces verl's own estimator in every run: rename it, unless that "
+            "is meant",
+            *(name, ESTIMATORS[name], GROUP),
+        )
+    for name, function in new.items():
+        function.replaced = registry.get(name)  # type: ignore[attr-defined]
+    registry.update(new)
+
+
+def estimator_function(name: str) -> Callable[..., Any]:
+    """Return an estimator in verl's convention; it returns `(advantages, returns)`, the same tensor twice."""
+
+    def compute_advantage(
+        token_level_rewards: Any, response_mask: Any, index: Any = None, config: Any = None, **given: Any
+    ) -> tuple[Any, Any]:
+        advantages = compute(name, token_level_rewards, response_mask, index=index, config=config, **given)
+        return advantages, advantages
+
+    compute_advantage.__name__ = compute_advantage.__qualname__ = f"compute_{name}_advantage"
+    setattr(compute_advantage, hooks.MARK, True)
+    return compute_advantage
+
+
+def compute(
+    name: str,
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    *,
+    index: Any,
+    config: Any,
+    non_tensor_batch: Mapping[str, Any] | None = None,
+    batch: Any = None,
+    **_other: Any,
+) -> torch.Tensor:
+    """Return the advantages `[B, L]`.
+
+    `index` holds the rows' uids and `config` is the `algorithm` section. Components come from `non_tensor_batch` and
+    from the tensors `token_level_scores_<key>` of `batch`. verl passes these two only to `gdpo`; within a trainer the
+    rewards come from its run.
+    """
+    hooks.require()
+    run = running(name)
+    settings, chain = run.settings, run.chain
+    if chain is None or run.name != name:  # a call from outside a trainer
+        settings = read_settings(config)
+        chain = build(name, settings)
+    _check_shapes(token_level_rewards, response_mask)
+    uids, groups = _grouped(index, len(response_mask))
+    rewards = (run.read or partial(components.of_batch, non_tensor_batch, batch))(uids, groups, response_mask)
+    rows = rewards.rows
+    if len(rows.owner) != len(uids):
+        raise IntegrationError(
+            f"{name} was called with {len(uids)} rows of a batch of {len(rows.owner)}: the trainer must pass all rows"
+        )
+    run.computed_at, run.batches = run.step, run.batches + 1
+    mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
+    rejected = rows.total((~_without_tokens(mask)).astype(np.float64)) == 0
+    part = np.flatnonzero(~rejected) if settings.rewards.rejected == "leave_out" else np.arange(len(rejected))
+    advantages = np.zeros(len(rejected))
+    if len(part):
+        total = rows.take(scores(token_level_rewards, mask))
+        trajectories = _trajectories(run, name, settings, chain, rewards, total, mask, part, groups)
+        labels = _selected(rewards.labels, part)
+        advantages[part] = _run_chain(run, name, settings, chain, trajectories, labels)
+        run.metrics["advantage/rejected_rows"] = float(np.count_nonzero(rejected))
+    return broadcast(rows.give(advantages), mask)
+
+
+def _run_chain(
+    run: Run, name: str, settings: Settings, chain: Chain, batch: Batch, labels: list[Hashable]
+) -> Array:
+    """Compute the advantages of a batch `[N]`; keep the new state, log, dump."""
+    before = run.state.states.get(name)
+    result = chain(batch, before)
+    if before is None:
+        plain_state(result.state)  # raise now, not at the first checkpoint
+    run.state.states[name] = result.state
+    for kind, text in result.warnings.items():
+        run.warn_once(kind, text)
+    dump.write(run, name, settings, batch, labels, result.advantages, seen=result.seen, state=before)
+    run.metrics |= reward_metrics(batch, result.seen) | advantage_metrics(result.advantages)
+    run.metrics |= {f"{metric_name(name)}/{short}": value for short, value in result.metrics.items()}
+    return result.advantages
+
+
+def _trajectories(
+    run: Run,
+    name: str,
+    settings: Settings,
+    chain: Chain,
+    rewards: Components,
+    total: Array,
+    mask: torch.Tensor,
+    part: Index,
+    groups: Groups,
+) -> Batch:
+    """Build the core's `Batch` of the trajectories `part`: rewards, accuracy, KL term.
+
+    `total` `[N]` is the score with the KL term, if there is one.
+    """
+    keys, rows = settings.rewards.keys, rewards.rows
+    if keys is None and chain.per_reward:
+        raise ConfigurationError(
+            f"{name} normalises each reward separately and needs their names: set 'algorithm.rewards.keys=[...]' (or "
+            f"'+algorithm.gdpo_reward_keys=[...]'); the samples have {listed(rewards.names())}"
+        )
+    accuracy_key = settings.rewards.accuracy_key or ("acc" if "acc" in rewards else SCORE)
+    score, kl_reward = total, None
+    if settings.kl_in_reward and rewards.score is not None:
+        score = rewards.score()
+        kl_reward = total - score
+    elif settings.kl_in_reward and (keys is not None or (chain.needs_accuracy and accuracy_key == SCORE)):
+        raise DataError(
+            "algorithm.use_kl_in_reward=True needs the scores before KL: pass them as batch['token_level_scores']"
+        )
+    rewards.score = lambda: score
+    accuracy = None
+    if chain.needs_accuracy:
+        threshold = settings.rewards.accuracy_threshold
+        now = {"key": accuracy_key, "threshold": threshold}
+        if run.name == name and chain.stateful:
+            checkpoint.require_same_accuracy(run.accuracy, now)
+        run.accuracy = now
+        values = rewards.column(accuracy_key, "algorithm.rewards.accuracy_key")[part]
+        labels = _selected(rewards.labels, part)
+        accuracy = unit_accuracy(values, labels, key=accuracy_key, threshold=threshold, where="algorithm.rewards")
+    if keys is not None and SCORE in rewards:
+        _compare_scores(run, score, rewards.column(SCORE, "algorithm.rewards.keys"))
+    every = len(part) == len(total)
+    matrix = score[:, None] if keys is None else rewards.matrix(keys)
+    batch = Batch.of(
+        matrix[part],
+        _selected(rewards.labels, part),
+        groups=groups if rows.plain and every else None,
+        keys=(SCORE,) if keys is None else keys,
+        lengths=lambda: rows.total(token_counts(mask))[part],
+        accuracy=accuracy,
+        kl_reward=None if kl_reward is None else kl_reward[part],
+        outputs=None if rows.plain else rows.total(np.ones(len(rows.owner)))[part],
+    )
+    if alone := np.count_nonzero(batch.groups.sizes == 1):
+        run.warn_once(
+            "singletons",
+            f"{alone} of {len(batch.groups)} prompts have one response: with nothing to compare it to, its advantage "
+            "is 0; a run with actor_rollout_ref.rollout.n=1 learns nothing",
+        )
+    return batch
+
+
+def _compare_scores(run: Run, score: Array, returned: Array) -> None:
+    """Log how far verl's score is from the one that the reward function returned, which the components add up to."""
+    changed = score - returned
+    run.metrics["reward/score_changed"] = float(np.nanmean(changed)) if not np.isnan(changed).all() else 0.0
+    if (np.abs(changed) > TOLERANCE * np.fmax(1.0, np.abs(returned))).any():
+        run.warn_once(
+            "score_changed",
+            f"the batch's score differs from the reward function's (by {run.metrics['reward/score_changed']:g} on "
+            "average, metric reward/score_changed): what verl adds to the score, such as a length penalty, is in none "
+            "of algorithm.rewards.keys",
+        )
+
+
+def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torch.Tensor]] | None) -> None:
+    """Log the named rewards of a run with an estimator of verl's own, and dump them with verl's advantages.
+
+    Call it after the estimator. `tensors` returns `advantages`, `response_mask` and `token_level_scores`, each `[B, L]`;
+    it is called only for a dump, and None if verl has drawn other rows for the update.
+    """
+    keys, rows = run.settings.rewards.keys or (), rewards.rows
+    if not len(rewards.labels):
+        return
+    matrix = rewards.matrix(keys)
+    batch = Batch.of(matrix, rewards.labels, keys=keys)
+    if run.settings.verl_ext.dump_dir is not None and tensors is not None:
+        given = tensors()
+        mask = float_mask(given["response_mask"], torch.float32)
+        tokens = token_counts(mask)
+        # A critic's advantages differ from token to token: the mean over the tokens.
+        sums = (given["advantages"].float() * mask).sum(dim=-1).double().cpu().numpy()
+        batch = Batch.of(matrix, rewards.labels, keys=keys, lengths=rows.total(tokens))
+        advantages, total = rows.take(divide(sums, tokens)), rows.take(scores(given["token_level_scores"], mask))
+        dump.write(run, run.name, run.settings, batch, rewards.labels, advantages, total=total)
+    run.metrics |= reward_metrics(batch, batch.rewards)
+
+
+def _without_tokens(mask: torch.Tensor) -> Bools:
+    """Return `[B]` whether a row has no token in the mask. Most rows have the first one, so few are read whole."""
+    if not mask.shape[1]:
+        return np.ones(len(mask), dtype=bool)
+    empty = mask[:, 0] == 0
+    empty[empty.clone()] = ~(mask[empty] != 0).any(dim=1)
+    result: Bools = empty.cpu().numpy()
+    return result
+
+
+def _selected(labels: Sequence[Hashable], part: Index) -> list[Hashable]:
+    return list(labels) if len(part) == len(labels) else [labels[at] for at in part.tolist()]
+
+
+def _check_shapes(rewards: torch.Tensor, mask: torch.Tensor) -> None:
+    for name, value in (("token_level_rewards", rewards), ("response_mask", mask)):
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_complex():
+            raise DataError(f"{name} must be a dense torch tensor [rows, tokens], found {type(value).__name__}")
+    if rewards.shape != mask.shape or mask.dim() != 2:
+        raise DataError(
+            f"token_level_rewards {tuple(rewards.shape)} and response_mask {tuple(mask.shape)} must be [rows, tokens]"
+        )
+
+
+def _grouped(index: Any, size: int) -> tuple[list[Hashable], Groups]:
+    """Return the uids of the rows, and the rows by uid."""
+    uids = [] if index is None else list(index.tolist() if hasattr(index, "tolist") else index)
+    if len(uids) != size:
+        raise DataError(f"index must hold one uid per row: found {len(uids)} uids for {size} rows")
+    if any(isinstance(uid, torch.Tensor) for uid in uids):  # tensors hash by identity: each would be its own group
+        uids = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]
+    return uids, Groups.of(uids)

@@ -1,0 +1,208 @@
+"""Save an estimator's state in verl's checkpoints, and load it: one JSON file, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from verl_ext import __version__
+from verl_ext.errors import CheckpointError
+from verl_ext.files import replacing, sync_folder
+from verl_ext.integration.run import Run, run_of
+
+logger = logging.getLogger("verl_ext")
+
+FILE = "verl_ext.json"
+FORMAT = 2
+TRACKER = "latest_checkpointed_iteration.txt"
+"""verl's file that names the current checkpoint; verl writes it last."""
+STEP_FOLDER = "global_step_"
+DATA = "data.pt"
+"""The file that every trainer of verl writes into a checkpoint after the model and before the tracker."""
+
+
+def wrap_save(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_save_checkpoint(self)`: save our state first, so that the current checkpoint always has it."""
+
+    def _save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = run_of(self)
+        if run is not None:
+            save(Path(self.config.trainer.default_local_dir) / f"{STEP_FOLDER}{run.saved_step}", run)
+        return original(self, *args, **kwargs)
+
+    return _save_checkpoint
+
+
+def wrap_load(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_load_checkpoint(self)`: load our state once verl knows the step from which it resumes."""
+
+    def _load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check_tracker(self)
+        result = original(self, *args, **kwargs)
+        load_for(self)
+        return result
+
+    return _load_checkpoint
+
+
+def wrap_async_load(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`load_checkpoint(self)` of the fully asynchronous trainer, in the same way."""
+
+    async def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check_tracker(self)
+        result = await original(self, *args, **kwargs)
+        load_for(self)
+        return result
+
+    return load_checkpoint
+
+
+def save(folder: Path, run: Run) -> None:
+    """Write the run's state into a checkpoint's folder, before verl writes the rest.
+
+    In a folder that exists, the checkpoint of an earlier run is overwritten. It loses `data.pt` first, so that it is
+    not whole until verl has written it anew: a run that is killed in between leaves no mixture of two runs.
+    """
+    path = folder / FILE
+    state = run.state.state_dict().get(run.name)
+    try:
+        if folder.is_dir():
+            for old in (folder / DATA, path, *folder.glob(f".{FILE}.*.tmp")):
+                old.unlink(missing_ok=True)
+            sync_folder(folder)
+        if state is None:
+            return
+        data = {
+            "format": FORMAT,
+            "verl_ext": __version__,
+            "global_step": run.saved_step,
+            "computed_at": run.computed_at,
+            "estimator": run.name,
+            "accuracy": run.accuracy,
+            "settings": dict(run.settings.given),
+            "state": state,
+        }
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(data, indent=2, allow_nan=False), encoding="utf-8")
+    except OSError as error:  # a full disk's error names no file
+        raise CheckpointError(
+            f"the state of {run.name} at step {run.saved_step} cannot be saved to {path}: {error}; the run can resume "
+            "from the previous checkpoint"
+        ) from error
+    logger.info("saved the state of %s to %s", run.name, path)
+
+
+def load_for(trainer: Any) -> None:
+    """Load the state after verl has loaded its checkpoint."""
+    run, config = run_of(trainer), trainer.config.trainer
+    if run is None or config.resume_mode == "disable" or run.saved_step <= 0:
+        return
+    run.start = run.saved_step
+    if run.chain is None or not run.chain.stateful:
+        return
+    if config.resume_mode == "resume_path":
+        folder = Path(config.resume_from_path)
+    else:
+        folder = Path(config.default_local_dir) / f"{STEP_FOLDER}{run.saved_step}"
+    load(folder / FILE, run)
+
+
+def load(path: Path, run: Run) -> None:
+    """Load the state in a file; raise if the run cannot go on with it. Log a warning if there is no file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        logger.warning(
+            "resuming at step %d, but %s does not exist: the history of %s starts empty in the middle of the run",
+            *(run.saved_step, path, run.name),
+        )
+        return
+    except (OSError, ValueError, RecursionError) as error:
+        raise _refused(path, f"it is damaged: {error}") from error
+    assert run.chain is not None
+    try:
+        _require_fitting(data, run)
+        run.state.load_state_dict({run.name: data["state"]})
+        states = run.state.states[run.name]
+        run.chain.check_state(states)
+        run.accuracy, run.computed_at, before = data["accuracy"], data["computed_at"], data["settings"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _refused(path, f"it is damaged: {type(error).__name__}: {error}") from error
+    except CheckpointError as error:
+        raise _refused(path, str(error)) from error
+    logger.info("read the state of %s from %s%s", run.name, path, "".join(map(_described, states.values())))
+    for change in _changes("algorithm", before, run.settings.given):
+        logger.warning("%s was written with another setting: %s", path, change)
+
+
+def _require_fitting(data: Any, run: Run) -> None:
+    """Raise if a file's state is not the one from which the run goes on."""
+    step, computed_at = run.saved_step, data["computed_at"]
+    if data["format"] != FORMAT:
+        raise CheckpointError(f"it has format {data['format']!r}, this version reads {FORMAT}")
+    if data["global_step"] != step:
+        raise CheckpointError(f"it was written at step {data['global_step']!r}, the run resumes at step {step}")
+    if data["estimator"] != run.name:
+        raise CheckpointError(f"it holds the state of {data['estimator']}, this run is {run.name}")
+    if computed_at < step:
+        raise CheckpointError(f"its state was computed at step {computed_at}, its checkpoint is that of step {step}")
+    if data["accuracy"] is not None:
+        key, own = data["accuracy"]["key"], run.settings.rewards
+        now = {"key": own.accuracy_key or key, "threshold": own.accuracy_threshold}
+        require_same_accuracy(data["accuracy"], now)
+
+
+def require_same_accuracy(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    """Raise if the history of one accuracy would go on with another one."""
+    if saved is not None and saved != now:
+        raise CheckpointError(
+            f"the history is that of the accuracy {saved['key']!r} with threshold {saved['threshold']}, this run has "
+            f"algorithm.rewards.accuracy_key={now['key']} and accuracy_threshold={now['threshold']}"
+        )
+
+
+def check_tracker(trainer: Any) -> None:
+    """Raise if a run would resume from a tracker that names no whole checkpoint; verl itself may begin anew.
+
+    A process that was killed while it saved, or a full disk, leaves an empty tracker or half of a checkpoint.
+    """
+    run, config = run_of(trainer), trainer.config.trainer
+    home = Path(config.default_local_dir)
+    path = home / TRACKER
+    if run is None or not run.ours or config.resume_mode != "auto" or not path.exists():
+        return
+    text = path.read_text(errors="replace").strip()
+    if text.isdecimal() and (home / f"{STEP_FOLDER}{text}" / DATA).is_file():
+        return
+    whole = sorted((file.stat().st_mtime, file.parent.name) for file in home.glob(f"{STEP_FOLDER}*/{DATA}"))
+    newest = f"the newest whole checkpoint is {whole[-1][1]}" if whole else "there is no whole checkpoint"
+    raise CheckpointError(
+        f"{path} says {text[:20]!r}, which names no whole checkpoint; {newest}. Write the step to resume from into the "
+        "file, or set trainer.resume_mode=disable to start from scratch"
+    )
+
+
+def _refused(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: {reason}. Resume with the settings, or from the checkpoint, that fit; or delete the file: the "
+        "history then starts empty"
+    )
+
+
+def _described(state: Any) -> str:
+    match state:
+        case {"ticks": int(ticks), "value": float(value)}:
+            return f": goes on after {ticks} batches, anchor {value:.3f}"
+    return ""
+
+
+def _changes(path: str, before: Any, now: Any) -> Iterator[str]:
+    """Yield each setting that differs; where dumps go does not matter."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in sorted({*before, *now} - ({"verl_ext"} if path == "algorithm" else set())):
+            yield from _changes(f"{path}.{name}", before.get(name), now.get(name))
+    elif before != now:
+        yield f"{path} was {before}, now {now}"

@@ -1,0 +1,119 @@
+"""`verl-ext check`: print every error and warning of a configuration, without a run.
+
+The configuration is composed as by `python -m verl.trainer.main_ppo`, with the same command line and presets. Neither
+Ray nor a model is started. The exit status is 1 if the run would be refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from verl_ext.core.chain import Chain
+from verl_ext.errors import ConfigurationError
+
+VERL = "verl.trainer.config"
+"""The module with the configurations of verl's entry point."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command: those of verl, so that a command line can be pasted."""
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings as on verl's command line")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a primary configuration: its folder and name in one")
+    parser.add_argument("--config-path", "-cp", type=Path, metavar="FOLDER", help=f"{VERL} by default")
+    parser.add_argument("--config-name", "-cn", default="ppo_trainer", metavar="NAME", help="ppo_trainer by default")
+
+
+def check(options: argparse.Namespace) -> tuple[str, int]:
+    """Return the text to print, and the exit status."""
+    folder, name = options.config_path, options.config_name
+    if options.config is not None:
+        folder, name = options.config.parent, options.config.stem
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl warns about engines that are not installed
+        lines, refused = _judged(folder, name, options.overrides)
+    lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run; verl's own checks did not run")
+    return "\n".join(lines), int(refused)
+
+
+def _judged(folder: Path | None, name: str, overrides: list[str]) -> tuple[list[str], bool]:
+    """Compose the configuration within Hydra's global state, as in `hydra.main`, and judge it."""
+    try:
+        import hydra
+        import verl  # noqa: F401 - loads our plugin, which stores the presets
+        from hydra.core.hydra_config import HydraConfig
+        from hydra.errors import HydraException
+        from omegaconf import open_dict
+        from omegaconf.errors import OmegaConfBaseException
+    except ImportError as error:
+        raise ConfigurationError(f"this command needs verl and Hydra: {error}") from error
+    from verl_ext.integration.checks import judge
+
+    module: Any = hydra.initialize_config_module
+    files: Any = hydra.initialize_config_dir
+    with module(VERL, version_base=None) if folder is None else files(str(folder.resolve()), version_base=None):
+        try:
+            config = hydra.compose(name, overrides=overrides, return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            cause = f": {error.__cause__}" if error.__cause__ is not None else ""
+            raise ConfigurationError(f"Hydra cannot compose {name}: {error}{cause}") from error
+        HydraConfig.instance().set_config(config)
+        try:
+            with open_dict(config):
+                del config["hydra"]
+            if "algorithm" not in config:
+                raise ConfigurationError(f"{name} has no section `algorithm`: it is not a configuration of verl's PPO")
+            verdict = judge(config)
+            lines = [*_lines(verdict, config)]
+        finally:
+            HydraConfig.instance().cfg = None
+    for kind, texts in (("error", verdict.errors), ("warning", verdict.warnings), ("note", verdict.notes)):
+        lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
+        lines += [f"  - {text}" for text in texts]
+    return lines, bool(verdict.errors)
+
+
+def _lines(verdict: Any, config: Any) -> Iterator[str]:
+    """Lines about the run as it will be."""
+    from verl_ext.integration.checks.read import ACTOR, select
+    from verl_ext.integration.checks.rewards import FUNCTION, accuracy_of, components
+
+    rewards, chain = verdict.settings.rewards, verdict.chain
+    yield f"estimator  {verdict.name}"
+    if chain is not None:
+        yield f"steps      {', '.join(map(_step, chain.steps))}"
+    weights = rewards.weights or (1.0,) * len(rewards.keys or ())
+    conditions = _conditions(chain)
+    named = [f"{weight:g} {key}{conditions.get(key, '')}" for key, weight in zip(rewards.keys or (), weights, strict=True)]
+    only = "" if chain is not None else " (only logged: verl's estimator uses the score)"
+    yield f"rewards    {', '.join(named) + only if named else 'the score'}"
+    if chain is not None and chain.needs_accuracy:
+        bound = rewards.accuracy_threshold
+        by_default = "" if rewards.accuracy_key else ", or `acc` if the reward function returns it"
+        key = accuracy_of(verdict.settings)
+        yield f"accuracy   {key}{by_default if key == 'score' else ''}{'' if bound is None else f' above {bound:g}'}"
+    loss = [f"{name}={select(config, f'{ACTOR}.{name}')}" for name in ("loss_agg_mode", "loss_scale_factor")]
+    yield f"loss       {select(config, f'{ACTOR}.policy_loss.loss_mode')}, {', '.join(loss)}"
+    metric = select(config, "algorithm.filter_groups.metric")
+    skipped = [f"groups whose {metric} does not vary"] if select(config, "algorithm.filter_groups.enable") else []
+    skipped += ["responses that rollout correction rejected"] if rewards.rejected == "leave_out" else []
+    if skipped:
+        yield f"left out   {', '.join(skipped)}"
+    if rewards.keys and components(config) is None:
+        yield f"unchecked  whether {select(config, f'{FUNCTION}.path') or 'the reward function'} returns these rewards"
+
+
+def _conditions(chain: Chain | None) -> Mapping[str, str]:
+    """Return, for each reward with a condition, the words that say it."""
+    steps = chain.steps if chain is not None else ()
+    each = [item for step in steps for item in getattr(step, "conditions", {}).items()]
+    return {key: f" where {needed.on} is at least {needed.at_least:g}" for key, needed in each}
+
+
+def _step(step: Any) -> str:
+    """Return the name of a step, with what it averages over."""
+    over = getattr(step, "over", None)
+    return step.name if over is None else f"{step.name} over {over}"

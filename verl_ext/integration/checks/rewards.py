@@ -1,0 +1,130 @@
+"""Rules about the rewards of a run: the scorers of this package, names of components, and the accuracy.
+
+verl's default trainer logs an exception of a reward function and drops the sample: with a wrong argument it would never
+fill a batch. A wrong name of a component would end the run after the first rollout.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from verl_ext import rewards
+from verl_ext.errors import Complaint, ConfigurationError, listed, unknown
+from verl_ext.integration.checks.read import RunConfig, readable, resolved, select
+from verl_ext.integration.compat.names import RESERVED, SCORE
+from verl_ext.settings import Settings
+
+FUNCTION = "reward.custom_reward_function"
+OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
+MANAGERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"naive": (), "gdpo": (), "remote": (), "rate_limited": (), "dapo": ("overlong", "overlong_reward")}
+)
+"""verl's own reward managers, with the components that each adds to those of the reward function."""
+
+
+def scorer(config: Any) -> ModuleType | None:
+    """Return the module of the configured reward function if it is one of ours, else None."""
+    path = str(select(config, f"{FUNCTION}.path") or "")
+    home = Path(rewards.__path__[0]).resolve()
+    if path.startswith("pkg://"):
+        package, _, name = path.removeprefix("pkg://").replace("/", ".").rpartition(".")
+        ours = package == rewards.__name__
+    else:
+        file = Path(path.removeprefix("file://"))
+        name, ours = file.stem, file.parent.resolve() == home
+    if not ours:
+        return None
+    valid = sorted(module.name for module in pkgutil.iter_modules(rewards.__path__))
+    module = import_module(f"{rewards.__name__}.{name}") if name in valid else None
+    if module is None or not hasattr(module, "compute_score"):
+        raise ConfigurationError(f"{FUNCTION}.path={path}: {unknown('reward module', name, valid)}")
+    return module
+
+
+def arguments(config: Any) -> dict[str, Any]:
+    """Return the keyword arguments that verl passes to the reward function."""
+    with readable(f"{FUNCTION}.reward_kwargs"):
+        kwargs = resolved(select(config, f"{FUNCTION}.reward_kwargs")) or {}
+    if not isinstance(kwargs, Mapping):
+        raise ConfigurationError(f"{FUNCTION}.reward_kwargs must be a section of settings, found {kwargs!r}")
+    return {str(name): value for name, value in kwargs.items()}
+
+
+def wrong_arguments(run: RunConfig) -> Iterator[Complaint]:
+    """A scorer of this package that does not exist, or with arguments that it refuses."""
+    module, name = scorer(run.config), run.select(f"{FUNCTION}.name")
+    if module is None:
+        return
+    if name != "compute_score":
+        yield Complaint(f"{FUNCTION}.name={name}: {module.__name__} has no such function: set name=compute_score")
+    module.check_kwargs(arguments(run.config))
+
+
+def components(config: Any) -> list[str] | None:
+    """Return all components of a run; None if code that is not ours or verl's may add some."""
+    module, manager = scorer(config), select(config, "reward.reward_manager.name") or "naive"
+    of_verl = (select(config, "reward.reward_manager.source") or "register") == "register" and manager in MANAGERS
+    if module is None or not of_verl or select(config, "reward.reward_model.enable"):
+        return None
+    return [*module.components(arguments(config)), *MANAGERS[manager], SCORE]
+
+
+def wrong_components(run: RunConfig) -> Iterator[Complaint]:
+    """A setting that names a component which the run cannot have."""
+    valid, rewards = components(run.config), run.settings.rewards
+    wanted = [("keys", key) for key in rewards.keys or ()]
+    wanted += [("accuracy_key", rewards.accuracy_key)] if rewards.accuracy_key is not None else []
+    for setting, key in wanted:
+        where = f"algorithm.rewards.{setting}"
+        if key in RESERVED:
+            yield Complaint(f"{where}: {key!r} is a field of verl's batch: rename the component in the reward function")
+        elif valid is not None and key not in valid:
+            path = run.select(f"{FUNCTION}.path")
+            yield Complaint(f"{where}: {unknown('reward component', key, valid)}, of {FUNCTION}.path={path}")
+
+
+def lost_penalty(run: RunConfig) -> Iterator[Complaint]:
+    """A penalty that dapo's reward manager adds to the score, which named rewards leave out."""
+    keys = run.settings.rewards.keys
+    added = run.select("reward.reward_manager.name") == "dapo" and run.select(f"{OVERLONG}.enable")
+    if run.chain is None or keys is None or not added:
+        return
+    if "overlong_reward" not in keys or not run.select(f"{OVERLONG}.log"):
+        yield Complaint(
+            f"{OVERLONG}.enable=True adds a penalty to the score, which algorithm.rewards.keys leaves out: add "
+            f"overlong_reward to the keys and set {OVERLONG}.log=True, or remove algorithm.rewards.keys"
+        )
+
+
+def accuracy_of(settings: Settings) -> str:
+    """Return the component that is the accuracy, as far as it is known before the run."""
+    return settings.rewards.accuracy_key or ("acc" if "acc" in (settings.rewards.keys or ()) else SCORE)
+
+
+def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:
+    """An accuracy that is not named, though the score is a sum, or one that does not lie in [0, 1]."""
+    if run.chain is None or not run.chain.needs_accuracy:
+        return
+    rewards, module = run.settings.rewards, scorer(run.config)
+    keys, kwargs = rewards.keys or (), arguments(run.config)
+    key = accuracy_of(run.settings)
+    known = () if module is None else module.accuracies(kwargs)
+    if rewards.accuracy_key is None and key == SCORE and len(keys) > 1:
+        candidates = listed(name for name in known if name != SCORE) if known else "one of your components"
+        yield Complaint(
+            f"{run.name} needs an accuracy, and the score of several rewards is none: set "
+            f"algorithm.rewards.accuracy_key=... ({candidates}), and algorithm.rewards.accuracy_threshold=... if it "
+            "does not lie in [0, 1]"
+        )
+        return
+    of_scorer = module is not None and key in (*module.components(kwargs), SCORE)
+    if module is not None and of_scorer and key not in known and rewards.accuracy_threshold is None:
+        yield Complaint(
+            f"the accuracy {key!r} of {module.__name__} does not lie in [0, 1]: set algorithm.rewards."
+            f"accuracy_threshold=..., above which it is right, or accuracy_key=... (in [0, 1]: {listed(known)})"
+        )

@@ -1,0 +1,317 @@
+"""Rules about the configuration of a run; those about its rewards are in `rewards`.
+
+A rule yields what it has against a run: an error, or a warning. An estimator has a rule of its own beside its formula.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_ext.conf import GROUP, MARKER
+from verl_ext.core.steps import Balance, Centre, Condition
+from verl_ext.errors import Complaint, listed, nearest, unknown
+from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.estimators.compose import try_out
+from verl_ext.estimators.dgpo import DgpoSettings, balance_for
+from verl_ext.estimators.drgrpo import DrgrpoSettings
+from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
+from verl_ext.integration.checks.read import ACTOR, RunConfig
+from verl_ext.integration.checks.rewards import (
+    FUNCTION,
+    lost_penalty,
+    wrong_accuracy,
+    wrong_arguments,
+    wrong_components,
+)
+from verl_ext.registry import BUILT_IN, declaration, refused
+from verl_ext.registry import GROUP as ENTRY_POINTS
+from verl_ext.settings import ANY_REWARD, VERL_NAMES, sections
+
+FILTER = "algorithm.filter_groups"
+SCALE_SENSITIVE = ("clip_cov", "kl_cov", "dro")
+"""verl's losses that depend on the scale of the advantages."""
+SELF_AGGREGATING: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "0.9.0": frozenset({"sapo", "geo_mean", "gspo"}),
+        "0.9.1": frozenset({"sapo", "geo_mean"}),
+    }
+)
+"""The losses of each tested version of verl that average token losses in their own way and ignore `loss_agg_mode`."""
+
+
+def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
+    """A name that is misspelt, or not registered here, or that an entry point cannot have."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    if (value := refused(run.name)) is not None:
+        yield Complaint(
+            f"the entry point {run.name}={value} of the group {ENTRY_POINTS} has the name of another estimator, which "
+            "would compute instead: rename it, or uninstall its package"
+        )
+    if run.name in ADV_ESTIMATOR_REGISTRY:
+        return
+    near = nearest(run.name, ADV_ESTIMATOR_REGISTRY, cutoff=0.75)
+    yield Complaint(
+        f"algorithm.adv_estimator: {unknown('estimator', run.name, ADV_ESTIMATOR_REGISTRY)}; register one of your own "
+        "in the trainer's process, by VERL_USE_EXTERNAL_MODULES or an entry point",
+        fatal=near is not None,
+    )
+
+
+def misspelt(run: RunConfig) -> Iterator[Complaint]:
+    """Entries of `algorithm` that look like one of ours, and sections of ours where nothing reads them."""
+    from verl.trainer.config import AlgoConfig
+
+    of_verl = {item.name for item in dataclasses.fields(AlgoConfig)}
+    known = sections()
+    places = {item.name: f"{name}.{item.name}" for name, kind in known.items() for item in dataclasses.fields(kind)}
+    places |= {name: name for name in (*known, *VERL_NAMES.values())}
+    for key in map(str, run.config.algorithm):
+        near = None if key in of_verl or places.get(key) == key else nearest(key, places, cutoff=0.75)
+        if near is not None:
+            text = f"algorithm.{key} is unknown and would be ignored: did you mean algorithm.{places[near]}?"
+            yield Complaint(text, fatal=run.name in ESTIMATORS)
+    for key in map(str, run.config):
+        if key in known and key != GROUP:
+            yield Complaint(f"{key} is not read at the top of the configuration: write algorithm.{key}")
+        elif key != MARKER and nearest(key, [GROUP], cutoff=0.75) is not None:
+            yield Complaint(
+                f"{key} is not read as a setting: a preset is +{GROUP}=NAME, or in `defaults` {GROUP}: NAME"
+            )
+
+
+def other_preset(run: RunConfig) -> Iterator[Complaint]:
+    """A preset of an estimator that is not the one in force."""
+    for name in run.select(MARKER) or ():
+        if name != run.name:
+            yield Complaint(
+                f"the preset {name} and algorithm.adv_estimator={run.name} are both set: remove one of the two (two "
+                f"presets: keep one; in a file's defaults {GROUP}: {name} stands after ppo_trainer)"
+            )
+
+
+def late_preset(run: RunConfig) -> Iterator[Complaint]:
+    """A preset that replaces settings of the user's primary file, because it comes after them."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():  # in the trainer's process
+        return
+    hydra = HydraConfig.get()
+    homes = [source.path for source in hydra.runtime.config_sources if source.schema == "file"]
+    files = [file for home in homes if (file := Path(home, f"{hydra.job.config_name}.yaml")).is_file()]
+    if not files:
+        return
+    body: Any = OmegaConf.to_container(OmegaConf.load(files[0]))
+    entries = body.get("defaults") or []
+    late = (
+        [entry for entry in entries[entries.index("_self_") :] if isinstance(entry, dict)]
+        if "_self_" in entries
+        else []
+    )
+    line = f"write `{GROUP}: NAME` before `_self_` in `defaults` of {files[0].name}"
+    if any(re.sub(r"^(override )?/?|@.*", "", key) == GROUP and entry[key] for entry in late for key in entry):
+        yield Complaint(f"a preset after `_self_` replaces settings of the file itself: {line}")
+    if any(text.startswith(f"+{GROUP}=") for text in hydra.overrides.task) and run.select(MARKER):
+        typed = tuple(re.split("[=@]", text.lstrip("+~"))[0] for text in hydra.overrides.task)
+        replaced = [
+            path
+            for path, value in _leaves(body.get("algorithm") or {}, "algorithm")
+            if path != "algorithm.adv_estimator" and "${" not in str(value) and run.select(path) != value
+            if not any(f"{path}.".startswith(f"{key}.") for key in typed)
+        ]
+        if replaced:
+            yield Complaint(f"+{GROUP}=NAME on the command line replaces {', '.join(replaced)} of the file: {line}")
+
+
+def _leaves(section: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        yield from _leaves(value, f"{path}.{name}") if isinstance(value, dict) else [(f"{path}.{name}", value)]
+
+
+def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
+    """verl's filter of groups, by our metric or with an estimator that it does not fit."""
+    metric = run.select(f"{FILTER}.metric") if run.select(f"{FILTER}.enable") else None
+    where = f"{FILTER}.metric={metric}"
+    if metric == ANY_REWARD:
+        sampler = run.select("trainer.v1.sampler.custom_sampler.path")
+        if run.settings.rewards.keys is None:
+            yield Complaint(f"{where} needs the names of the rewards: set 'algorithm.rewards.keys=[...]'")
+        if run.select("trainer.use_v1") is False:
+            yield Complaint(f"{where} works on verl's default trainer only: remove trainer.use_v1=False, or the filter")
+        if sampler:
+            yield Complaint(f"{where} cannot filter for trainer.v1.sampler.custom_sampler.path={sampler}: remove one")
+    elif metric is not None and nearest(metric, [ANY_REWARD], cutoff=0.8) is not None:
+        yield Complaint(f"{where} is unknown: set {FILTER}.metric={ANY_REWARD}")
+    if run.chain is None or metric is None:
+        return
+    if metric == "reward" and run.chain.per_reward:
+        yield Complaint(
+            f"{where} drops groups whose total does not vary although single rewards do, from which {run.name} learns: "
+            f"set {FILTER}.metric={ANY_REWARD}",
+            fatal=False,
+        )
+    if metric == ANY_REWARD and not run.chain.per_reward:
+        yield Complaint(
+            f"{where} keeps groups whose total does not vary, from which {run.name} learns nothing: set "
+            f"{FILTER}.metric=reward",
+            fatal=False,
+        )
+    if any(step.name == "weigh_by_history" for step in run.chain.steps):
+        yield Complaint(
+            f"{FILTER}.enable=True: the anchor of weigh_by_history sees only the groups that the filter keeps, not the "
+            "model's accuracy: remove the filter",
+            fatal=False,
+        )
+
+
+def without_effect(run: RunConfig) -> Iterator[Complaint]:
+    """Settings that the estimator in force does not read, and groups of one response."""
+    for section in sorted(run.settings.own.keys() - {*run.used}):
+        yield Complaint(
+            f"algorithm.{section} is set, but algorithm.adv_estimator={run.name} does not use it: remove it, or set "
+            f"algorithm.adv_estimator={section}",
+            fatal=False,
+        )
+    rewards = run.settings.rewards
+    if run.name not in ESTIMATORS:
+        if rewards.weights is not None:
+            yield Complaint(
+                f"algorithm.rewards.weights has no effect on verl's {run.name}, which uses the score: remove it, or "
+                f"set algorithm.adv_estimator to one of {listed(ESTIMATORS)}",
+                fatal=False,
+            )
+        if run.settings.verl_ext.dump_dir is not None and rewards.keys is None:
+            yield Complaint(
+                f"algorithm.verl_ext.dump_dir has no effect on verl's {run.name} without "
+                "'algorithm.rewards.keys=[...]': set the keys, or remove it",
+                fatal=False,
+            )
+    dgpo = run.settings.of(DgpoSettings)
+    if "dgpo" in run.used and not dgpo.dqw and dgpo.dqw_temp != DgpoSettings.dqw_temp:
+        yield Complaint(
+            f"algorithm.dgpo.dqw_temp={dgpo.dqw_temp:g} has no effect with algorithm.dgpo.dqw=False", fatal=False
+        )
+    centred = run.chain is not None and any(isinstance(step, Centre) for step in run.chain.steps)
+    if centred and not run.settings.kl_in_reward and run.select("actor_rollout_ref.rollout.n") == 1:
+        yield Complaint(
+            "actor_rollout_ref.rollout.n=1: a single response to a prompt has nothing to be compared with, so every "
+            "advantage is 0: set actor_rollout_ref.rollout.n=8, for example",
+            fatal=False,
+        )
+
+
+def missing_keys(run: RunConfig) -> Iterator[Complaint]:
+    """An estimator that works on each reward needs their names, in its conditions as well."""
+    if run.chain is None or not run.chain.per_reward:
+        return
+    keys = run.settings.rewards.keys
+    if keys is None:
+        source = run.select(f"{FUNCTION}.path") or "your reward function"
+        yield Complaint(
+            f"{run.name} normalises each reward separately: set 'algorithm.rewards.keys=[...]' to the keys that "
+            f"{source} returns beside `score`"
+        )
+        return
+    conditions = [step.conditions for step in run.chain.steps if isinstance(step, Condition)]
+    for name in (name for each in conditions for key, needed in each.items() for name in (key, needed.on)):
+        if name not in keys:
+            yield Complaint(f"a condition names an {unknown('reward', name, keys)} (algorithm.rewards.keys)")
+
+
+def trial(run: RunConfig) -> Iterator[Complaint]:
+    """A step of the user, or an estimator of another package, that fails on a made-up batch."""
+    written = run.name in ESTIMATORS and (run.name == "compose" or run.name not in BUILT_IN)
+    if written and run.chain is not None and not any(missing_keys(run)):
+        text = try_out(partial(build, run.name), run.settings)
+        if text is not None:
+            yield Complaint(text)
+
+
+def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
+    """The rules that estimators have beside their formulas."""
+    for name in run.used if run.chain is not None else ():
+        if name in ESTIMATORS:
+            yield from declaration(name).check(run.settings, run.select)
+
+
+def balance(run: RunConfig) -> Iterator[Complaint]:
+    """A balancing step, of dgpo or of a list, that does not fit what the loss averages over."""
+    mode, loss = run.settings.loss_agg_mode, run.select(f"{ACTOR}.policy_loss.loss_mode")
+    for step in run.chain.steps if run.chain is not None else ():
+        if not isinstance(step, Balance):
+            continue
+        if step.over != balance_for(mode):
+            yield Complaint(
+                f"balance={step.over} does not fit {ACTOR}.loss_agg_mode={mode}, which needs {balance_for(mode)}: set "
+                "algorithm.dgpo.balance=auto (in a list of steps, over or no step)",
+                fatal=False,
+            )
+        if step.over == "token" and aggregates_itself(loss):
+            yield Complaint(
+                f"{ACTOR}.policy_loss.loss_mode={loss} averages over sequences and ignores loss_agg_mode: set "
+                "algorithm.dgpo.balance=sequence (in a list of steps, over: sequence)",
+                fatal=False,
+            )
+
+
+def loss_mode(run: RunConfig) -> Iterator[Complaint]:
+    """A loss of verl that does not do what the estimator relies on."""
+    loss = run.select(f"{ACTOR}.policy_loss.loss_mode")
+    where = f"{ACTOR}.policy_loss.loss_mode={loss}"
+    if run.chain is None:
+        return
+    drgrpo = "drgrpo" in run.used and run.settings.of(DrgrpoSettings).check_loss
+    if drgrpo and aggregates_itself(loss):
+        yield Complaint(
+            f"{where} ignores loss_agg_mode, which Dr. GRPO needs: set {ACTOR}.policy_loss.loss_mode=vanilla, or "
+            "algorithm.drgrpo.check_loss=False"
+        )
+    if aggregates_itself(loss) is None and (drgrpo or any(isinstance(step, Balance) for step in run.chain.steps)):
+        yield Complaint(
+            f"{where}: {run.name} relies on {ACTOR}.loss_agg_mode, which this loss may ignore in your version of verl "
+            f"(known: {', '.join(SELF_AGGREGATING)}): look at verl.trainer.ppo.core_algos",
+            fatal=False,
+        )
+    if loss in SCALE_SENSITIVE:
+        yield Complaint(
+            f"{where} depends on the scale of the advantages, which {run.name} changes: tune its thresholds, or set "
+            f"{ACTOR}.policy_loss.loss_mode=vanilla",
+            fatal=False,
+        )
+
+
+def aggregates_itself(loss: Any) -> bool | None:
+    """Return whether a loss of verl averages token losses in its own way; None if that is unknown for this version."""
+    import verl
+    from verl.trainer.ppo import core_algos
+
+    function = core_algos.POLICY_LOSS_REGISTRY.get(loss) if isinstance(loss, str) else None
+    if function is None or function.__module__ != core_algos.__name__ or loss == "vanilla":
+        return False
+    known = SELF_AGGREGATING.get(verl.__version__)
+    return None if known is None else loss in known
+
+
+def notes(run: RunConfig) -> Iterator[str]:
+    """What is chosen for the user."""
+    if run.chain is not None and "gdpo" in run.used and run.settings.of(GdpoSettings).whiten == "auto":
+        why = "verl's gdpo_reward_keys name" if run.settings.verl_keys else "algorithm.rewards.keys names"
+        yield f"algorithm.gdpo.whiten=auto is {whitening_of(run.settings)}, because {why} the rewards"
+    if run.chain is not None and "gdpo" in run.used and run.settings.verl_keys and not run.settings.norm_by_std:
+        yield "algorithm.norm_adv_by_std_in_grpo=False: rewards are not divided by their std; verl's own gdpo divides"
+
+
+ALWAYS = (unknown_estimator, misspelt, other_preset, late_preset, wrong_arguments)
+"""The rules for every configuration."""
+READ = (wrong_components, lost_penalty, filter_of_groups, without_effect)
+"""Those that need the settings."""
+BUILT = (missing_keys, trial, wrong_accuracy, rule_of_estimator, balance, loss_mode)
+"""Those that need the steps of an estimator of ours."""

@@ -1,0 +1,275 @@
+"""Read the named rewards of a batch: from TransferQueue for verl's default trainer, from a batch for `RayPPOTrainer`.
+
+Only this module calls TransferQueue, and only this module takes the names of its rows apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_ext.core.groups import Array, Groups
+from verl_ext.core.rows import Rows, scores
+from verl_ext.errors import ConfigurationError, DataError, listed, unknown
+
+SCORE = "score"
+TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
+RESERVED = frozenset(
+    {
+        *("uid", "index", "data_source", "ability", "reward_model", "extra_info", "agent_name", "extra_fields"),
+        *("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids"),
+        *("rm_scores", "token_level_scores", "token_level_rewards", "advantages", "returns"),
+    }
+)
+"""Fields of verl's batch that are not rewards."""
+_NUMBER = (bool, int, float, np.bool_, np.integer, np.floating)
+
+
+@dataclass(kw_only=True)
+class Components:
+    """The named rewards of a batch, one value per trajectory.
+
+    A component comes from the first of these that exists: the sum over the response of the batch field
+    `token_level_scores_<key>` (of a process reward model), the reward function's result, a field of that name (of a
+    colocated reward model).
+    """
+
+    rows: Rows
+    """The rows of the batch by trajectory."""
+    labels: Sequence[Hashable]
+    """`N` uids."""
+    token_scores: Mapping[str, Callable[[], Array]] = field(default_factory=dict)
+    infos: Sequence[Mapping[str, Any]] = ()
+    """What the reward function returned."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """One entry per trajectory, or per row of the batch with `per_row`."""
+    per_row: bool = False
+    score: Callable[[], Array] | None = None
+    """Returns the batch's score, before any KL term; None if it is not known."""
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.token_scores or key in self._in_infos or key in self.fields
+
+    @cached_property
+    def _in_infos(self) -> set[str]:
+        return set().union(*self.infos)
+
+    def names(self) -> list[str]:
+        """Return the valid names: all numeric components, and the score, which every batch has."""
+        names = {SCORE, *self.token_scores}
+        for info in self.infos:
+            names.update(str(key) for key, value in info.items() if _is_number(value))
+        for key, values in self.fields.items():
+            if key not in RESERVED and _length(values) and _is_number(next(iter(values))):
+                names.add(str(key))
+        return sorted(names)
+
+    def column(self, key: str, setting: str) -> Array:
+        """Return `[N]` values; NaN means "not scored". `setting` is the setting that names the key."""
+        if key in self.token_scores:
+            return self.token_scores[key]()
+        if key in self._in_infos:
+            return self._numbers(key, self._of_infos(key))
+        if key in self.fields:
+            return self._numbers(key, self._of_field(key))
+        if key == SCORE and self.score is not None:
+            return self.score()
+        raise ConfigurationError(f"{setting}: {unknown('reward component', key, self.names())}")
+
+    def matrix(self, keys: Sequence[str]) -> Array:
+        """Return `[N, K]` values of the rewards in `algorithm.rewards.keys`."""
+        return np.stack([self.column(key, "algorithm.rewards.keys") for key in keys], axis=1)
+
+    def token_fields(self, keys: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the fields `token_level_scores_<key>` to write, with one value per row: 0 where not scored.
+
+        A field that exists already, a process reward model's, is kept.
+        """
+        for key in keys:
+            if key not in self.token_scores:
+                column = np.nan_to_num(self.column(key, "algorithm.rewards.keys"), nan=0.0)
+                yield TOKEN_FIELD + key, torch.from_numpy(self.rows.give(column)).float()
+
+    def _of_infos(self, key: str) -> list[Any]:
+        for label, info in zip(self.labels, self.infos, strict=True):
+            if key not in info:
+                raise DataError(
+                    f"reward {key!r} is missing for uid {label!r}, whose result has {listed(info)}: the reward "
+                    "function must return the same keys for every sample, NaN for 'not scored'"
+                )
+        return [info[key] for info in self.infos]
+
+    def _of_field(self, key: str) -> Any:
+        values = self.fields[key]
+        size = len(self.rows.owner) if self.per_row else len(self.labels)
+        if (length := _length(values)) != size:
+            shown = repr(values) if length is None else f"{type(values).__name__} of length {length}"
+            raise DataError(f"reward {key!r} is {shown}, expected {size} numbers: one per row of the batch")
+        if not self.per_row or self.rows.plain:
+            return values
+        if isinstance(values, np.ndarray | torch.Tensor):
+            return values[self.rows.scored]
+        return [values[row] for row in self.rows.scored.tolist()]
+
+    def _numbers(self, key: str, values: Any) -> Array:
+        """Return the values as floats, one per trajectory."""
+        if isinstance(values, torch.Tensor):
+            values = values.detach().to(torch.float64).cpu().numpy()
+        elif not (isinstance(values, np.ndarray) and values.dtype.kind in "biuf"):
+            values = self._checked(key, list(values))
+        if values.dtype.kind not in "biuf":
+            raise DataError(f"reward {key!r} holds {values.dtype} ({values.flat[0]!r}), expected numbers")
+        column: Array = values.astype(np.float64)
+        if column.shape == (len(self.labels), 1):
+            column = column[:, 0]
+        if column.shape != (len(self.labels),):
+            raise DataError(f"reward {key!r} has shape {column.shape}, expected ({len(self.labels)},): one per sample")
+        return column
+
+    def _checked(self, key: str, values: list[Any]) -> np.ndarray[Any, Any]:
+        kinds = set(map(type, values))
+        if not all(issubclass(kind, _NUMBER) for kind in kinds):
+            for label, value in zip(self.labels, values, strict=True):
+                if not _is_number(value):
+                    raise DataError(_no_number(key, label, value))
+        try:
+            plain = [value.item() if isinstance(value, np.ndarray | torch.Tensor) else value for value in values]
+            return np.array([float(value) for value in plain], dtype=np.float64)
+        except OverflowError as error:  # an integer beyond float64's range
+            raise DataError(f"reward {key!r} holds a number too large for float64: {error}") from error
+
+
+def of_batch(
+    fields: Mapping[str, Any] | None,
+    tensors: Any,
+    uids: Sequence[Hashable],
+    groups: Groups,
+    mask: torch.Tensor,
+    *,
+    names: Collection[str] | None = None,
+) -> Components:
+    """Read from verl's `non_tensor_batch` and `batch`, which have one entry per row.
+
+    `tensors` may read each field from another process, so a field is read only when it is needed. `names` are its
+    fields of which rewards may be read; None: all.
+    """
+    rows = Rows.of_groups(groups, mask)
+    present = set(map(str, tensors.keys())) if names is None and tensors is not None else set(names or ())
+
+    def total(name: str) -> Array:
+        return rows.take(token_totals(name, tensors[name], mask))
+
+    return Components(
+        rows=rows,
+        labels=rows.labels(uids),
+        token_scores={
+            name.removeprefix(TOKEN_FIELD): partial(total, name) for name in present if name.startswith(TOKEN_FIELD)
+        },
+        fields=fields or {},
+        per_row=True,
+        score=partial(total, "token_level_scores") if "token_level_scores" in present else None,
+    )
+
+
+def of_queue(
+    keys: Sequence[str], partition_id: str, names: Collection[str], *, tags: Sequence[Mapping[str, Any]] | None = None
+) -> Components:
+    """Read the rewards with these names from TransferQueue; `keys` name the rows: `{uid}_{session}_{part}`.
+
+    A reward function's result is in `extra_fields["reward_extra_info"]`; a colocated reward model's entries are fields.
+    TransferQueue leaves out fields that no row has.
+    """
+    padding = [bool(tag.get("is_padding", False)) for tag in tags or ()] or [False] * len(keys)
+    rows = Rows.of_sessions(keys, np.array(padding, dtype=bool))
+    scored = [keys[row] for row in rows.scored.tolist()]
+    read = partial(read_queue, scored, partition_id)
+    mask = cache(lambda: dense(read(["response_mask"])["response_mask"]))
+
+    def total(name: str) -> Array:
+        return token_totals(name, dense(read([name])[name]), mask())
+
+    found = Components(rows=rows, labels=uids_of(scored), score=partial(total, "rm_scores"))
+    if not names or not scored:
+        return found
+    data = read(["extra_fields", *names, *(TOKEN_FIELD + name for name in names)])
+    present = set(data.keys())
+    extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
+    found.infos = [entry.get("reward_extra_info") or {} for entry in extra if isinstance(entry, dict)]
+    found.token_scores = {name: partial(total, TOKEN_FIELD + name) for name in names if TOKEN_FIELD + name in present}
+    columns = {name: data.pop(name) for name in names if name in present}
+    found.fields = {
+        name: column if isinstance(column, torch.Tensor) else column.tolist() for name, column in columns.items()
+    }
+    return found
+
+
+def uids_of(keys: Sequence[str]) -> list[str]:
+    """Return the uid of each row, from its name in TransferQueue.
+
+    >>> uids_of(["p_1_0_0"])
+    ['p_1']
+    """
+    return [key.rsplit("_", 2)[0] for key in keys]
+
+
+def read_queue(keys: Sequence[str], partition_id: str, fields: Sequence[str]) -> Any:
+    """Read a TensorDict with one row per key."""
+    import transfer_queue
+
+    return transfer_queue.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
+
+
+def write_queue(keys: Sequence[str], partition_id: str, fields: Mapping[str, Any]) -> None:
+    """Add fields to the rows, or replace them."""
+    import transfer_queue
+    from tensordict import TensorDict
+
+    transfer_queue.kv_batch_put(
+        keys=keys, partition_id=partition_id, fields=TensorDict(dict(fields), batch_size=len(keys))
+    )
+
+
+def dense(values: torch.Tensor) -> torch.Tensor:
+    """Return a field with one value per token, padded with 0."""
+    return values.to_padded_tensor(0) if values.is_nested else values
+
+
+def token_totals(name: str, values: torch.Tensor, mask: torch.Tensor) -> Array:
+    """Return `[B]` sums over the response of a batch field with one value per token."""
+    shape = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+    if shape != tuple(mask.shape):
+        raise DataError(f"batch field {name!r} is {shape}, expected a tensor {tuple(mask.shape)} like response_mask")
+    return scores(values, mask)
+
+
+def _no_number(key: str, label: Hashable, value: object) -> str:
+    """Return the message for a value that is no number."""
+    if value is None:
+        return f"reward {key!r} is None for uid {label!r}: return a number, NaN for 'not scored'"
+    if isinstance(value, Mapping):
+        return f"reward {key!r} is a dict for uid {label!r}, with {listed(value)}: return flat keys, a number for each"
+    return (
+        f"reward {key!r} of uid {label!r} is {value!r} ({type(value).__name__}), expected one number per sample (NaN "
+        "for 'not scored')"
+    )
+
+
+def _length(values: Any) -> int | None:
+    """Return the number of entries; None if the value is not a list of entries."""
+    try:
+        return None if isinstance(values, str | Mapping) else len(values)
+    except TypeError:  # a number, or an array without dimensions
+        return None
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    if isinstance(value, np.ndarray):
+        return value.size == 1 and value.dtype.kind in "biuf"
+    return isinstance(value, _NUMBER)

@@ -1,0 +1,108 @@
+"""verl's default (V1) trainer: give the estimators named rewards, padding and sessions, and log their metrics.
+
+`PPOTrainer._compute_advantage` of verl 0.9.0 and 0.9.1 fetches neither the reward components nor the padding tags from
+TransferQueue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from verl_ext.integration import checkpoint, components, hooks, sampling
+from verl_ext.integration.advantage import watch
+from verl_ext.integration.components import Components
+from verl_ext.integration.run import Run, current, run_of, wrap_init
+
+logger = logging.getLogger("verl_ext")
+
+MISSING = "advantage/missing_responses"
+"""Metric: the number of expected responses that did not arrive."""
+
+
+def install(trainer_base: ModuleType) -> None:
+    """Wrap `PPOTrainer`; registered trainers and subclasses of other packages inherit from it."""
+    hooks.adopt(
+        hooks.member(trainer_base, "PPOTrainer"),
+        {
+            "__init__": (lambda original: sampling.wrap_init(wrap_init(original)), ("self", "config")),
+            "_compute_advantage": (wrap_compute_advantage, ("self", "batch", "metrics")),
+            "_save_checkpoint": (checkpoint.wrap_save, ("self",)),
+            "_load_checkpoint": (checkpoint.wrap_load, ("self",)),
+        },
+    )
+
+
+def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_compute_advantage(self, batch, metrics)`: compute with the rewards of the batch."""
+
+    def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        run = run_of(self)
+        if run is None or not run.watches or current() is run:  # a subclass that calls `super`
+            return original(self, batch, metrics)
+        rewards = components.of_queue(batch.keys, batch.partition_id, _names(run), tags=batch.tags)
+        missing = missing_responses(self, len(rewards.labels))
+        if run.settings.rewards.token_scores:
+            _write_token_scores(batch, rewards, run)
+        before = run.batches
+        with run.computing(lambda *_: rewards):
+            result = original(self, batch, metrics)
+        run.require_called(before)
+        if not run.ours:
+            watch(run, rewards, lambda: _tensors(batch))
+        metrics |= run.take_metrics() | {MISSING: missing}
+        return result
+
+    return _compute_advantage
+
+
+def missing_responses(trainer: Any, arrived: int) -> float:
+    """Return how many of the expected responses are missing; log a warning if there are any.
+
+    In `sync` mode verl trains on the responses that are left when others fail: groups get smaller, or vanish.
+    """
+    config, updates = trainer.config, getattr(trainer, "parameter_sync_step", 1)
+    expected = config.data.train_batch_size // updates * config.actor_rollout_ref.rollout.n
+    missing = max(0, expected - arrived)
+    if missing:
+        logger.warning(
+            "step %d: %d of %d responses are missing (metric %s); verl trains on the rest. To replace prompts without "
+            "any response set trainer.v1.sampler.sync_refill_failed_groups=True data.gen_batch_size=1",
+            *(trainer.global_steps, missing, expected, MISSING),
+        )
+    return float(missing)
+
+
+def _names(run: Run) -> list[str]:
+    """Return the rewards that the run reads."""
+    own = run.settings.rewards
+    accuracy = [own.accuracy_key or "acc"] if run.chain is not None and run.chain.needs_accuracy else []
+    return list(dict.fromkeys([*(own.keys or ()), *accuracy]))
+
+
+def _tensors(batch: Any) -> dict[str, torch.Tensor]:
+    """Return the advantages of a batch, its mask and scores, padded."""
+    data = components.read_queue(batch.keys, batch.partition_id, ["advantages", "response_mask", "rm_scores"])
+    names = {"advantages": "advantages", "response_mask": "response_mask", "token_level_scores": "rm_scores"}
+    return {name: components.dense(data[stored]) for name, stored in names.items()}
+
+
+def _write_token_scores(batch: Any, rewards: Components, run: Run) -> None:
+    """Write `token_level_scores_<key>` into the batch: each reward on the last token of its response, 0 elsewhere."""
+    lengths = components.read_queue(batch.keys, batch.partition_id, ["response_mask"])["response_mask"].offsets().diff()
+    fields = rewards.token_fields(run.settings.rewards.keys or ())
+    if out := {name: on_last_token(values, lengths) for name, values in fields}:
+        components.write_queue(batch.keys, batch.partition_id, out)
+
+
+def on_last_token(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Return `[B]` values as a nested tensor with one row per response and the value on its last token."""
+    ends = lengths.cumsum(0)
+    flat = torch.zeros(int(ends[-1]) if len(ends) else 0, dtype=values.dtype)
+    has_tokens = lengths > 0
+    flat[ends[has_tokens] - 1] = values[has_tokens]
+    return torch.nested.nested_tensor_from_jagged(flat, torch.nn.functional.pad(ends, (1, 0)))

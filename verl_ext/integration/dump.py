@@ -1,0 +1,138 @@
+"""`algorithm.verl_ext.dump_dir`: write the advantages of each update to a parquet file, one row per trajectory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_ext import __version__
+from verl_ext.core.batch import Batch
+from verl_ext.core.groups import Array
+from verl_ext.core.state import plain_state
+from verl_ext.core.steps import WeighAndSum
+from verl_ext.errors import ConfigurationError
+from verl_ext.files import replacing
+from verl_ext.integration.run import Run
+from verl_ext.settings import Settings
+
+logger = logging.getLogger("verl_ext")
+
+FAILED = "dump"
+"""The key by which a run remembers that a dump failed."""
+
+
+def prepare(folder: str | None) -> None:
+    """Raise at start-up if dumping would fail at the first step."""
+    if folder is None:
+        return
+    try:
+        import pyarrow.parquet  # noqa: F401 - checks that it can be imported
+
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except (ImportError, OSError) as error:
+        raise ConfigurationError(f"algorithm.verl_ext.dump_dir={folder} cannot be written: {error}") from error
+
+
+def write(
+    run: Run,
+    name: str,
+    settings: Settings,
+    batch: Batch,
+    labels: Sequence[Hashable],
+    advantages: Array,
+    *,
+    seen: Array | None = None,
+    state: Any = None,
+    total: Array | None = None,
+) -> None:
+    """Write one file for this update; if that fails, log a warning and stop dumping.
+
+    `seen` are the rewards that the estimator saw, `state` is its state before this batch. `total` is the score in a run
+    of an estimator of verl's own.
+    """
+    if settings.verl_ext.dump_dir is None or FAILED in run.state.warned:
+        return
+    step, update, size = run.step, run.update, len(advantages)
+    about = {
+        "version": __version__,
+        "estimator": name,
+        "algorithm": dict(settings.given),
+        "loss_agg_mode": settings.loss_agg_mode,
+        "step": step,
+        "update": update,
+        "state": plain_state(state) if state else None,
+    }
+    first = {
+        "step": np.full(size, step),
+        "update": np.full(size, update),
+        "uid": list(map(storable, labels)),
+        "advantage": advantages,
+    }
+    values = columns(settings, batch, batch.rewards if seen is None else seen)
+    if total is not None:
+        values["total"] = total
+    try:
+        if run.dumps is None:
+            run.dumps = new_folder(Path(settings.verl_ext.dump_dir), run.start)
+        save(run.dumps / f"advantages-{step:08d}-{update:03d}.parquet", first | values, about)
+    except OSError as error:
+        dump_dir = settings.verl_ext.dump_dir
+        run.warn_once(
+            FAILED, f"algorithm.verl_ext.dump_dir={dump_dir}: {error}; this run dumps no more advantages"
+        )
+
+
+def new_folder(home: Path, start: int) -> Path:
+    """Make the folder of a run that begins after the step `start`: `from-<start>-<first free number>`."""
+    for number in itertools.count():
+        try:
+            (home / f"from-{start}-{number}").mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return home / f"from-{start}-{number}"
+    raise AssertionError
+
+
+def columns(settings: Settings, batch: Batch, seen: Array) -> dict[str, Any]:
+    """Return one entry per trajectory by column: what the estimator saw, NaN where not scored, and its groups."""
+    groups = batch.groups
+    mean, varies = groups.variation(seen)
+    std = groups.std(seen - groups.broadcast(mean))
+    values: dict[str, Any] = {
+        "responses": groups.broadcast(groups.sizes),
+        "tokens": batch.lengths,
+        "total": WeighAndSum(settings.rewards.weights).apply(seen, batch)[:, 0],
+    }
+    for column, key in enumerate(map(storable, batch.keys)):
+        values[f"reward/{key}"] = seen[:, column]
+        if seen is not batch.rewards:
+            values[f"raw/{key}"] = batch.rewards[:, column]
+        values[f"group_mean/{key}"] = groups.broadcast(mean[:, column])
+        values[f"group_std/{key}"] = groups.broadcast(std[:, column])
+        values[f"group_varies/{key}"] = groups.broadcast(varies[:, column])
+    return values if batch.accuracy is None else values | {"accuracy": batch.accuracy}
+
+
+def storable(name: object) -> str:
+    r"""Return text that a file can hold: a lone surrogate, which data may contain, cannot be encoded.
+
+    >>> storable(("p", 1)), storable("\ud800")
+    ("('p', 1)", '\\ud800')
+    """
+    return str(name).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def save(path: Path, columns_by_name: dict[str, Any], about: dict[str, Any]) -> None:
+    """Write a parquet file atomically, with `about` as JSON in its metadata under the key `verl_ext`."""
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table(columns_by_name).replace_schema_metadata({"verl_ext": json.dumps(about)})
+    with replacing(path) as temporary:
+        pyarrow.parquet.write_table(table, temporary, compression="zstd")

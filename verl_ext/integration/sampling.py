@@ -1,0 +1,103 @@
+"""`algorithm.filter_groups.metric=any_reward`: dynamic sampling that keeps a group if any of its rewards varies.
+
+verl's own rule looks at one number per response, so it drops a group whose rewards vary while their sum does not. This
+rule replaces verl's in the replay buffer and counts the groups that each rule drops. verl still refills the batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.chain import Chain
+from verl_ext.core.groups import Bools
+from verl_ext.core.metrics import metric_names
+from verl_ext.errors import IntegrationError
+from verl_ext.integration import components, hooks
+from verl_ext.integration.run import Run, run_of
+from verl_ext.settings import ANY_REWARD
+
+METHOD = "_dapo_filtered_keys"
+"""The method of verl's replay buffer that returns the finished groups to drop."""
+
+
+def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
+    """`PPOTrainer.__init__(self, config)`: put our rule into the replay buffer if the configuration asks for it."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        buffer = getattr(self, "replay_buffer", None)
+        if getattr(buffer, "filter_groups_metric", None) == ANY_REWARD and (run := run_of(self)) is not None:
+            install(buffer, run)
+
+    return __init__
+
+
+def install(buffer: Any, run: Run) -> None:
+    """Replace the rule of a replay buffer."""
+    rule = Rule(buffer, run)
+    hooks.wrap(buffer, METHOD, lambda _: lambda partition_id: rule.dropped(partition_id), takes=("partition_id",))
+
+
+class Rule:
+    """Decides once for each finished group of a replay buffer whether to keep it."""
+
+    def __init__(self, buffer: Any, run: Run) -> None:
+        self.buffer, self.run = buffer, run
+        self.decided: dict[str, float | None] = {}
+        """By uid: None for a group that is kept, its mean score for one that is dropped."""
+
+    def dropped(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        """Return the uids of the groups to drop, and a count per score, as verl's own method returns them."""
+        if partition_id == "val":
+            return set(), Counter()
+        finished = self.buffer.finished_keys[partition_id]
+        for uid in self.decided.keys() - finished:
+            del self.decided[uid]
+        if new := finished - self.decided.keys():
+            self._decide(partition_id, new)
+        dropped = {uid: score for uid, score in self.decided.items() if score is not None}
+        return set(dropped), Counter(dropped.values())
+
+    def _decide(self, partition_id: str, uids: set[str]) -> None:
+        every = list(self.buffer.partitions[partition_id])
+        keys = [key for key, uid in zip(every, components.uids_of(every), strict=True) if uid in uids]
+        names, weights = self.run.settings.rewards.keys or (), self.run.settings.rewards.weights
+        rewards = components.of_queue(keys, partition_id, names)
+        if missing := uids - set(map(str, rewards.labels)):
+            raise IntegrationError(f"finished groups without a trajectory: {sorted(missing)[:5]}")
+        batch = Batch.of(rewards.matrix(names), rewards.labels, keys=names)
+        assert rewards.score is not None
+        score = rewards.score()
+        # A group of one response cannot vary; verl keeps it as well.
+        several = batch.groups.sizes > 1
+        constant, kept = ~batch.groups.varies(score) & several, live(batch, self.run.chain, weights) | ~several
+        for uid, keep, mean in zip(batch.groups.labels, kept, batch.groups.mean(score).tolist(), strict=True):
+            self.decided[str(uid)] = None if keep else mean
+        varies = batch.groups.varies(batch.rewards)
+        self._count("finished", several | True)
+        self._count("dropped", ~kept)
+        self._count("score_constant", constant)
+        self._count("kept_with_constant_score", constant & kept)
+        for at, name in enumerate(metric_names(names).values()):
+            self._count(f"{name}_constant", ~varies[:, at] & several)
+
+    def _count(self, name: str, groups: Bools) -> None:
+        """Count groups until the trainer logs its next metrics."""
+        metric = f"filter_groups/{name}_total"  # verl adds up what ends in _total over the updates of a step
+        self.run.metrics[metric] = self.run.metrics.get(metric, 0.0) + float(np.count_nonzero(groups))
+
+
+def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:
+    """Return `[G]` whether a reward with a weight varies after the conditions."""
+    values = batch.rewards
+    for step in chain.steps if chain is not None else ():
+        if step.name != "condition":
+            break
+        values = step.update(values, batch, None).values
+    counts = np.ones(len(batch.keys), dtype=bool) if weights is None else np.asarray(weights) != 0
+    return np.asarray((batch.groups.varies(values) & counts).any(axis=1))
