@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pandas as pd
-import pyarrow
 import pyarrow.parquet
 
 from verl_ext import Batch, Settings, build
 from verl_ext.cli import main
+from verl_ext.integration import dump as writer
 
 RIGHT = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 FORM = [1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0]
@@ -51,23 +50,13 @@ def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, number=0, right
         if step not in steps:
             continue
         written.append(result.advantages)
-        table = pd.DataFrame({"step": step, "update": 0, "uid": UIDS, "advantage": result.advantages, "responses": 4})
-        table = table.assign(tokens=LENGTHS, total=result.seen @ (settings.rewards.weights or [1.0, 1.0]))
-        mean, varies = given.groups.variation(result.seen)
-        std = given.groups.std(result.seen - given.groups.broadcast(mean))
-        for at, key in enumerate(given.keys):
-            table[f"reward/{key}"] = result.seen[:, at]
-            table[f"raw/{key}"] = given.rewards[:, at]
-            for what, values in (("mean", mean), ("std", std), ("varies", varies)):
-                table[f"group_{what}/{key}"] = given.groups.broadcast(values)[:, at]
-        if chain.needs_accuracy:
-            table["accuracy"] = given.accuracy
+        first = {"step": [step] * 12, "update": [0] * 12, "uid": UIDS, "advantage": result.advantages}
         about = {"estimator": name, "algorithm": dict(settings.given), "loss_agg_mode": settings.loss_agg_mode}
         about |= {"version": "0", "step": step, "update": 0, "state": dict(before) or None}
-        content = pyarrow.Table.from_pandas(table).replace_schema_metadata(
-            {"verl_ext": json.dumps(about)} if metadata else {}
-        )
-        pyarrow.parquet.write_table(content, where / f"advantages-{step:08d}-000.parquet")
+        path = where / f"advantages-{step:08d}-000.parquet"
+        writer.save(path, first | writer.columns(settings, given, result.seen), about)
+        if not metadata:
+            pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).replace_schema_metadata({}), path)
     return folder, np.concatenate(written)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext.errors import ConfigurationError
+from verl_ext.files import writing
 
 # Okabe and Ito's colours without yellow, which is faint on white. The line styles also work without colours.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
@@ -29,11 +30,11 @@ def new_figure(width: float, height: float, curves: int) -> Any:
 
 def save(figure: Any, path: Path) -> None:
     """Write the picture in the format of the path's ending; make its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        figure.savefig(path, dpi=130)
+        with writing(path):
+            figure.savefig(path, dpi=130)
     except ValueError as error:  # matplotlib lists the endings that it knows
-        raise ConfigurationError(f"--plot {path}: {error}") from error
+        raise ConfigurationError(f"{path}: {error}") from error
 
 
 def png(figure: Any) -> bytes:

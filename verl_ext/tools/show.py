@@ -1,4 +1,4 @@
-"""`verl-ext show NAME`: print the steps, the formula and the settings of an estimator."""
+"""Print the steps, the formula and the settings of an estimator, and the list of steps that equals it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`verl-ext compare`: arguments in; tables, picture, page and parquet out."""
+"""Compute the advantages that estimators give to rollouts which a run has written, and compare them with grpo's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from verl_ext.errors import ConfigurationError
+from verl_ext.files import write, writing
 from verl_ext.settings import Settings
 from verl_ext.tools import picture
 from verl_ext.tools.compare import variants
@@ -19,7 +20,7 @@ from verl_ext.tools.compare.measures import Bins, Measures, Share, by_level, fur
 from verl_ext.tools.compare.picture import draw
 from verl_ext.tools.compare.variants import GRPO, Outcome
 from verl_ext.tools.rollouts import Rollouts, read
-from verl_ext.tools.tables import Rows, page, plain, write
+from verl_ext.tools.tables import Rows, page, plain
 
 _ROWS, _TEXT, _LONGEST = 8, 60, 2000
 """In the terminal: trajectories of a group, and characters of a text; on the page: characters of a text."""
@@ -218,5 +219,5 @@ def _save(result: Comparison, path: Path) -> None:
         table[f"reward/{key}"] = found.rewards[key]
     for outcome in result.outcomes:
         table[f"advantage/{outcome.variant.label}"] = outcome.advantages
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table.to_parquet(path, index=False)
+    with writing(path):
+        table.to_parquet(path, index=False)

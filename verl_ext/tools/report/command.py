@@ -1,4 +1,4 @@
-"""`verl-ext report`: arguments in; table, picture and page out."""
+"""Make a table, a picture and a page of the rewards of runs, from what verl's file logger wrote."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 
 from verl_ext.errors import ConfigurationError, DataError, unknown
+from verl_ext.files import write
 from verl_ext.tools import picture
 from verl_ext.tools.report import groups
 from verl_ext.tools.report.curves import Experiments, logged, panels, panels_of, rewards, rows, width_of
 from verl_ext.tools.report.logs import Log, find_log, read_log
 from verl_ext.tools.report.plot import plot
-from verl_ext.tools.tables import markdown, page, plain, write
+from verl_ext.tools.tables import markdown, page, plain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
