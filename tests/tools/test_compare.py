@@ -196,6 +196,12 @@ def test_torn_lines_missing_rewards_and_single_answers_are_said(compare, tmp_pat
     assert a_line_says(compare(folder, f"gdpo algorithm.gdpo.whiten=token {made.KEYS}"), "approximate", "characters")
 
 
+def test_a_score_that_is_not_the_weighted_sum_is_said(compare, tmp_path):
+    folder = made.rollouts(tmp_path / "r", made.entries())
+    assert a_line_says(compare(folder, "gdpo", made.KEYS), "gdpo", "is not score", "33.3%")
+    assert "is not score" not in compare(folder, "gdpo", made.KEYS, "algorithm.rewards.weights=[2,1]")
+
+
 REFUSED = [
     ([], ("'gdpo'",)),
     (["gdop"], ("did you mean 'gdpo'",)),

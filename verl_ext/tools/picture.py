@@ -30,11 +30,11 @@ def new_figure(width: float, height: float, curves: int) -> Any:
 
 def save(figure: Any, path: Path) -> None:
     """Write the picture in the format of the path's ending; make its folder."""
-    try:
-        with writing(path):
+    with writing(path):
+        try:
             figure.savefig(path, dpi=130)
-    except ValueError as error:  # matplotlib lists the endings that it knows
-        raise ConfigurationError(f"{path}: {error}") from error
+        except ValueError as error:  # matplotlib lists the endings that it knows
+            raise ConfigurationError(f"{path}: {error}") from error
 
 
 def png(figure: Any) -> bytes:

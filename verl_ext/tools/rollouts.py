@@ -100,16 +100,22 @@ class Rollouts:
 
 
 def read(path: Path) -> Rollouts:
-    """Read a file, or all of a folder and, for dumps, of its subfolders."""
-    if not path.exists():
-        raise DataError(f"{path} does not exist")
-    if path.suffix == ".parquet" or (path.is_dir() and any(path.rglob(DUMPS))):
+    """Read a file, or those of a folder: our dumps if it has some, else verl's JSON lines."""
+    if _dumps(path):
         return read_dumps([path])
-    files = [file for file in sorted(path.glob(LINES)) if file.name != METRICS] if path.is_dir() else [path]
-    if not files:
-        below = {str(file.parent) for file in path.rglob(LINES) if file.name != METRICS}
-        raise DataError(f"{path} holds neither {DUMPS} nor {LINES}; folders with {LINES}: {listed(below)}")
-    return _read_lines(path, files)
+    files = [path] if path.is_file() else [file for file in sorted(path.glob(LINES)) if file.name != METRICS]
+    if files:
+        return _read_lines(path, files)
+    below = {str(file.parent) for file in path.glob(f"*/{LINES}") if file.name != METRICS}
+    below |= {str(folder) for folder in path.glob("*") if _dumps(folder)}
+    raise DataError(f"{path} holds neither {DUMPS} nor {LINES}; subfolders with such files: {listed(below)}")
+
+
+def _dumps(path: Path) -> list[Path]:
+    """Return the dumps in a folder and in its folders `from-<step>-<n>`, or the file itself if it is a dump."""
+    if path.is_dir():
+        return [*path.glob(DUMPS), *path.glob(f"from-*/{DUMPS}")]
+    return [path] if path.suffix == ".parquet" else []
 
 
 def read_dumps(paths: Sequence[Path]) -> Rollouts:
@@ -118,8 +124,7 @@ def read_dumps(paths: Sequence[Path]) -> Rollouts:
     import pyarrow
     import pyarrow.parquet
 
-    files = [file for path in paths for file in (sorted(path.rglob(DUMPS)) if path.is_dir() else [path])]
-    files.sort(key=lambda file: file.stat().st_mtime_ns)
+    files = sorted((file for path in paths for file in _dumps(path)), key=lambda file: (file.stat().st_mtime_ns, file))
     tables: dict[tuple[int, int], tuple[Path, Any]] = {}
     notes, again = [], set()
     for file in files:

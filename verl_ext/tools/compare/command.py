@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from verl_ext.errors import ConfigurationError
+from verl_ext.estimators import ESTIMATORS
 from verl_ext.files import write, writing
 from verl_ext.settings import Settings
 from verl_ext.tools import picture
@@ -103,8 +104,8 @@ def compare(options: argparse.Namespace) -> str:
 def _compared(found: Rollouts, arguments: list[str]) -> Comparison:
     compared, common = variants.parse(arguments, found)
     outcomes = [variants.outcome(variant, found) for variant in compared]
-    named = [key for outcome in outcomes[1:] for key in outcome.seen]
-    keys = tuple(dict.fromkeys(named))
+    named = dict.fromkeys(key for outcome in outcomes[1:] for key in outcome.seen)
+    keys = tuple(key for key in named if key != found.total) or (found.total,)
     level, note = _level(found, common)
     measures = []
     for each in outcomes:
@@ -123,10 +124,12 @@ def _notes(found: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterat
     if found.run is not None:
         yield f"the run: {found.run.estimator}; its settings hold for all variants, unless an argument names them"
     given = {name: value for name, value in common.given.items() if name != "verl_ext"}
-    yield f"settings: {json.dumps(given)}, loss_agg_mode={common.loss_agg_mode}"
+    if given:
+        yield f"settings: {json.dumps(given)}, loss_agg_mode={common.loss_agg_mode}"
     if given.get("use_kl_in_reward"):
         yield "the KL in the rewards is left out, because rollouts do not hold it"
-    yield f"{GRPO}: on {found.total}"
+    summed = found.run is not None and found.run.estimator in ESTIMATORS
+    yield f"{GRPO}: on {found.total}{', the weighted sum of what the run saw' if summed else ''}"
     for variant, notes in ((outcome.variant, outcome.notes) for outcome in outcomes[1:]):
         yield f"{variant.label}: {'the advantages that the run recorded' if variant.chain is None else variant.text}"
         yield from notes

@@ -91,14 +91,12 @@ def _read(runs: list[str]) -> Experiments:
     experiments: dict[str, list[Log]] = {}
     read: set[tuple[str, Path]] = set()
     for run in runs:
-        name, equals, rest = run.partition("=")
-        if Path(run).exists() or not equals:
-            name, rest = "", run
+        name, equals, rest = run.partition("=") if "=" in run and not Path(run).exists() else ("", "", run)
         paths = [Path(rest)] if Path(rest).exists() else [Path(part) for part in rest.split("+")]
         parts = [find_log(path) for path in paths]
         folder = paths[0].resolve()
         name = name or (folder.parent if folder.is_file() else folder).name
-        if (name in experiments and "=" not in run) or (name, parts[0].resolve()) in read:
+        if (name in experiments and not equals) or (name, parts[0].resolve()) in read:
             raise ConfigurationError(f"{run}: {name} is there already: write NAME={rest} with a name of its own")
         read.add((name, parts[0].resolve()))
         experiments.setdefault(name, []).append(read_log(parts))
