@@ -145,7 +145,7 @@ def test_hadw_is_replayed_from_the_states_of_its_dump_also_over_gaps(steps, comp
 ACCURACY = {"rewards": {"keys": ["right", "form"], "accuracy_key": "right"}}
 
 
-@pytest.mark.parametrize(("steps", "gap"), [([1, 2, 3], None), ([3, 4], "steps 1 to 2"), ([1, 2, 4], "steps 3 are")])
+@pytest.mark.parametrize(("steps", "gap"), [([1, 2, 3], None), ([3, 4], "steps 1 to 2"), ([1, 2, 4], "steps 3 to 3")])
 def test_a_history_without_recorded_states_begins_with_the_dump_and_gaps_are_said(steps, gap, compare, tmp_path):
     folder, _ = made.dump(tmp_path / "gdpo", steps, algorithm=ACCURACY)
     text = compare(folder, "hadw")

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_ext.core.groups import Array, Groups
+from verl_ext.core.groups import Array, Groups, Index
 from verl_ext.errors import DataError, listed, unknown
 
 if TYPE_CHECKING:
@@ -66,21 +66,16 @@ class Rollouts:
         return Groups.of(zip(*(self.table[name].tolist() for name in ("step", "update", "uid")), strict=True))
 
     @cached_property
-    def updates(self) -> list[tuple[tuple[int, int], slice]]:
-        """Each (step, update) and its rows, in order."""
-        names = list(zip(self.table["step"].tolist(), self.table["update"].tolist(), strict=True))
-        ends = [at for at in range(1, len(names)) if names[at] != names[at - 1]]
-        return [(names[start], slice(start, stop)) for start, stop in itertools.pairwise([0, *ends, len(names)])]
+    def updates(self) -> Mapping[tuple[int, int], Index]:
+        """The rows of each (step, update), in order."""
+        return dict(self.table.groupby(["step", "update"]).indices)
 
-    @cached_property
+    @property
     def gaps(self) -> str:
-        """Which updates of the run are missing; "" if there is none."""
-        missing, last = [], (0, 0)
-        for now, _ in self.updates:
-            if now[0] > last[0] + 1:
-                missing.append(f"{last[0] + 1}" if now[0] == last[0] + 2 else f"{last[0] + 1} to {now[0] - 1}")
-            last = now
-        return ", ".join([*missing[:3], *(["..."] if len(missing) > 3 else [])])
+        """Which steps of the run are missing; "" if there is none."""
+        steps = [0, *self.table["step"].unique().tolist()]
+        missing = [f"{last + 1} to {now - 1}" for last, now in itertools.pairwise(steps) if now > last + 1]
+        return ", ".join([*missing[:3], *["..."] * (len(missing) > 3)])
 
     def reward(self, key: str, setting: str) -> Array:
         """Return the values of a reward; raise if the files do not have it."""

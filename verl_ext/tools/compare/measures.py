@@ -64,7 +64,7 @@ class Measures:
     rank: float
     """Spearman's correlation with grpo's advantage, over all trajectories."""
     explained: tuple[float, ...]
-    """For each reward, its share of the variance of the advantage; see `explained`."""
+    """For each reward, its share of the variance of the advantage, and the rest; see `explained`."""
     by_level: Array
     """For each bin the mean |A|, divided by that of all groups; and the half of its 95 % interval."""
     distance: Array
@@ -74,13 +74,14 @@ class Measures:
 def measure(advantages: Array, baseline: Array, groups: Groups, rewards: Array, level: Bins) -> Measures:
     """Return all figures; `rewards` are those of `normalised`."""
     count, size = len(groups), np.abs(advantages)
+    shares = explained(advantages, rewards)
     return Measures(
         dead=Share.of(float((groups.sum(size) == 0).mean()), count),
         zero=Share.of(float((advantages == 0).mean()), count),
         turned=Share.of(float((np.sign(advantages) * np.sign(baseline) < 0).mean()), count),
         size=float(size.mean()),
         rank=spearman(advantages, baseline),
-        explained=tuple(explained(advantages, rewards).tolist()),
+        explained=(*shares.tolist(), 1 - float(shares.sum())),
         by_level=_by_level(groups.mean(size), level),
         distance=distances(advantages, baseline, groups),
     )

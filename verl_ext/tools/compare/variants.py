@@ -123,20 +123,25 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     """Compute the advantages update by update: an estimator may carry state from one to the next."""
     chain, own = variant.chain, variant.settings.rewards
     if chain is None:
-        return Outcome(variant, rollouts.table["advantage"].to_numpy(float), rollouts.seen)
+        return Outcome(
+            variant,
+            rollouts.table["advantage"].to_numpy(float),
+            rollouts.seen,
+            ("run: the advantages that were recorded",),
+        )
     keys = own.keys or (rollouts.total,)
     rewards = np.stack([rollouts.reward(key, "algorithm.rewards.keys") for key in keys], axis=1)
     accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
-    uids = rollouts.table["uid"].tolist()
+    uids = rollouts.table["uid"].to_numpy()
     is_run = _is_the_run(chain, variant.settings, rollouts)
     recorded = rollouts.run.states if rollouts.run is not None and is_run else {}
     state: Mapping[str, Any] = chain.init()
     advantages, seen = np.zeros(len(rewards)), rewards.copy()
     notes: dict[str, str] = {}
-    for update, rows in rollouts.updates:
+    for update, rows in rollouts.updates.items():
         batch = Batch.of(
             rewards[rows],
-            uids[rows],
+            uids[rows].tolist(),
             keys=keys,
             lengths=rollouts.lengths[rows],
             accuracy=None if accuracies is None else accuracies[rows],
