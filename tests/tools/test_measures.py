@@ -59,7 +59,7 @@ def test_ranks_share_their_mean_where_values_are_equal_up_to_rounding():
 
 
 def measured(advantages, baseline):
-    level = measures.by_level(np.array([1 / 3, 1.0]), "accuracy")
+    level = measures.by_accuracy(np.array([1 / 3, 1.0]), "accuracy")
     rewards = STREAM.normal(size=(6, 1))
     return measures.measure(np.array(advantages), np.array(baseline), GROUPS, rewards, level)
 
@@ -72,7 +72,7 @@ def test_shares_of_zeros_dead_groups_and_turned_signs():
 
 
 def test_the_interval_of_a_bin_is_that_of_the_mean_over_its_groups():
-    level = measures.by_level(np.array([0.5] * 4), "accuracy")
+    level = measures.by_accuracy(np.array([0.5] * 4), "accuracy")
     groups = Groups.of(list("aabbccdd"))
     advantages = np.array([1.0, -1, 2, -2, 3, -3, 6, -6])
     found = measures.measure(advantages, advantages, groups, advantages[:, None], level).by_level[2]
@@ -87,11 +87,11 @@ def test_a_factor_is_no_distance_and_a_turned_group_is_the_furthest():
     assert measures.furthest([np.array([3.0, 2.0, 1.0]), np.array([9.0, 1.0, 2.0])], 1) == [(0, 0), (1, 2)]
 
 
-def test_prompts_are_sorted_by_accuracy_or_over_the_range_of_their_score():
-    bins = measures.by_level(np.array([0, 0.1 + 0.2, 0.25, 2 / 3, 0.9, 1, np.nan]), "accuracy")
+def test_prompts_are_sorted_by_accuracy_or_in_fifths_by_their_score():
+    bins = measures.by_accuracy(np.array([0, 0.1 + 0.2, 0.25, 2 / 3, 0.9, 1, np.nan]), "accuracy")
     assert bins.ids.tolist() == [0, 2, 1, 3, 4, 5, 6]
     assert bins.counts.tolist() == [1] * 7
     assert len(bins.labels) == 7
-    bins = measures.by_level(np.array([-3.0, 5.0]), "score", -3.0, 5.0)
-    assert (bins.labels[0], bins.labels[-1], bins.ids.tolist()) == ("-3", "5", [0, 5])
-    assert measures.by_level(np.ones(2), "score", 1.0, 1.0).labels == ("1",)
+    bins = measures.by_score(np.array([-3.0, 5, 1, 2, 2, 3, 4, 4, 9, 9]), "score")
+    assert (bins.labels[0], bins.counts.tolist()) == ("to 1.8", [2, 2, 3, 1, 2])
+    assert measures.by_score(np.ones(3), "score").counts.tolist() == [3, 0]

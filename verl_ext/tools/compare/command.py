@@ -17,7 +17,7 @@ from verl_ext.files import write, writing
 from verl_ext.settings import Settings
 from verl_ext.tools import picture
 from verl_ext.tools.compare import variants
-from verl_ext.tools.compare.measures import Bins, Measures, Share, by_level, furthest, measure, normalised
+from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, by_score, furthest, measure, normalised
 from verl_ext.tools.compare.picture import draw
 from verl_ext.tools.compare.variants import GRPO, Outcome
 from verl_ext.tools.rollouts import Rollouts, read
@@ -141,14 +141,13 @@ def _level(found: Rollouts, common: Settings) -> tuple[Bins, list[str]]:
     """Sort groups by accuracy; by the mean score where there is no accuracy."""
     try:
         key, values = variants.accuracy(common, found)
-        return by_level(found.groups.mean(values), f"accuracy of the prompt ({key})"), []
+        return by_accuracy(found.groups.mean(values), f"accuracy of the prompt ({key})"), []
     except ConfigurationError as error:
         if common.rewards.accuracy_key is not None:
             raise
         means = found.groups.mean(found.rewards[found.total])
-        low, high = float(np.nanmin(means)), float(np.nanmax(means))
         note = f"prompts are sorted by their mean {found.total}, because there is no accuracy: {error}"
-        return by_level(means, f"mean {found.total} of the prompt", low, high), [note]
+        return by_score(means, f"mean {found.total} of the prompt"), [note]
 
 
 def _tables(result: Comparison) -> Iterator[tuple[str, str, Rows]]:

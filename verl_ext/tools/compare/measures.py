@@ -10,7 +10,7 @@ import numpy as np
 
 from verl_ext.core.groups import Array, Groups, Index, divide
 
-QUARTERS = (0.25, 0.5, 0.75)
+QUARTERS = ("to 0.25", "to 0.5", "to 0.75", "below 1")
 _SAME = 1e-9
 
 
@@ -158,18 +158,22 @@ def distances(advantages: Array, baseline: Array, groups: Groups) -> Array:
     return np.sqrt(groups.mean(np.square(scaled[0] - scaled[1])))
 
 
-def by_level(means: Array, title: str, low: float = 0.0, high: float = 1.0) -> Bins:
-    """Sort groups by their mean accuracy: 0, four quarters of the range between, 1."""
-    width = high - low
-    if not width > 0:
-        return Bins(title, (f"{low:g}",), np.zeros(len(means), dtype=np.intp))
-    edges = [low, *(low + width * edge for edge in QUARTERS), high]
-    ids = np.searchsorted(edges[1:-1], means - _SAME * width) + 1
-    ids = np.where(means <= low + _SAME * width, 0, np.where(means >= high - _SAME * width, 5, ids))
-    shown = [f"{edge:.3g}" for edge in edges]
-    labels = [shown[0], *(f"to {edge}" for edge in shown[1:-1]), f"below {shown[-1]}", shown[-1]]
+def by_accuracy(means: Array, title: str) -> Bins:
+    """Sort groups by their mean accuracy: 0, four quarters between, 1."""
+    return _binned(means, np.array([0, 0.25, 0.5, 0.75, 1 - 2 * _SAME]), title, ("0", *QUARTERS, "1"))
+
+
+def by_score(means: Array, title: str) -> Bins:
+    """Sort groups by their mean score into five bins with as many groups as equal means allow."""
+    edges = np.unique(np.nanquantile(means, (0.2, 0.4, 0.6, 0.8)))
+    return _binned(means, edges, title, (*(f"to {edge:.3g}" for edge in edges), "above"))
+
+
+def _binned(means: Array, edges: Array, title: str, labels: tuple[str, ...]) -> Bins:
+    """Sort groups into bins that end at the edges, and NaN into one of its own."""
     unscored = np.isnan(means)
-    return Bins(title, (*labels, *["unscored"] * bool(unscored.any())), np.where(unscored, 6, ids))
+    ids = np.where(unscored, len(labels), np.searchsorted(edges, means - _SAME))
+    return Bins(title, (*labels, *["unscored"] * bool(unscored.any())), ids)
 
 
 def furthest(distance: Sequence[Array], top: int) -> list[tuple[int, int]]:
