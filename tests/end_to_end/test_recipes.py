@@ -1,4 +1,4 @@
-"""The recipes' own launchers in verl's own pipeline: tiny models and the quickstart's data, on the CPU."""
+"""The recipes' arms in verl's own pipeline, with tiny models and data, on the CPU."""
 
 from __future__ import annotations
 
@@ -12,45 +12,51 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests import tiny_tasks
 from tests.end_to_end.run import MARK, check_estimator, end_all, metrics_of
 from tests.recipes.launchers import RECIPES, environment
-from verl_ext.cpu.tiny.make import Recipe, make
-from verl_ext.cpu.tiny.task import Example, Task
 
 pytestmark = pytest.mark.end_to_end
 TIMEOUT = 540
-
-# A few steps of warm-up: answers that are right now and then, so that rewards vary.
-WARM_UP = {"tools": 120, "sums": 150}
-SMALL = {
-    "DEVICE": "cpu",
-    "TRAIN_BATCH_SIZE": "8",
-    "SAMPLES": "4",
-    "MAX_PROMPT_LENGTH": "64",
-    "MAX_RESPONSE_LENGTH": "48",
-    "SAVE_FREQ": "2",
-    "TEST_FREQ": "2",
+SOURCES = {recipe: source for recipe, (_, _, source, _) in tiny_tasks.TASKS.items()}
+KEYS = {
+    "tool_calling": ("correctness", "format"),
+    "gsm8k": ("correctness", "integer", "format"),
+    "math": ("accuracy",),
 }
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a tiny task, made once."""
-    import torch
+    """Returns the folder of a recipe's tiny model and data, made once."""
 
-    def folder(task: str) -> Path:
-        made = tmp_path_factory.getbasetemp() / f"tiny-{task}"
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        make(made, Recipe(task, WARM_UP[task], train_rows=64, val_rows=8))
-        torch.set_num_threads(threads)
-        return made
+    def folder(recipe: str) -> Path:
+        made = tmp_path_factory.getbasetemp() / f"tiny-{recipe}"
+        return made if made.exists() else tiny_tasks.make(made, recipe)
 
     return folder
+
+
+def settings(data: Path, estimator: str) -> list[str]:
+    """The overrides of an arm for a tiny model on the CPU."""
+    presets = "cpu" if estimator == "grpo" else f"cpu,{estimator}"
+    return [
+        f"verl_ext=[{presets}]",
+        f"data.train_files={data}/train.parquet",
+        f"data.val_files={data}/val.parquet",
+        f"actor_rollout_ref.model.path={data}/model",
+        "data.train_batch_size=8",
+        "data.max_prompt_length=64",
+        "data.max_response_length=48",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "trainer.save_freq=2",
+        "trainer.test_freq=2",
+        "trainer.total_epochs=5",
+    ]
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Done]]:
 
     def run(script: str, *arguments: str, **variables: str) -> Done:
         command = [str(RECIPES / script), *arguments, f"+ray_kwargs.ray_init._temp_dir={scratch}"]
-        folder = Path(variables.get("OUTPUT_DIR", tmp_path / "run"))
-        given = environment(**SMALL, **{"OUTPUT_DIR": str(folder), **variables, MARK: mark})
+        given = environment(**{"OUTPUT_DIR": str(tmp_path / "run"), **variables, MARK: mark})
         process = subprocess.Popen(
             command, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
         )
@@ -84,7 +89,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Done]]:
             process.kill()
             raise
         assert process.returncode == 0, output[-6000:]
-        return Done(folder, output)
+        return Done(tmp_path / "run", output)
 
     yield run
     left = end_all(mark)
@@ -92,134 +97,58 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Done]]:
     assert left == []
 
 
-def check_training(
-    launch: Callable[..., Done], recipe: str, keys: tuple[str, ...], source: str, *arguments: str, **variables: str
-) -> Done:
+@pytest.mark.runs(2)
+@pytest.mark.parametrize(
+    ("recipe", "arm"),
+    [
+        ("tool_calling", "gdpo"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("gsm8k", "gdpo"),
+                ("tool_calling", "grpo"),  # verl's own, with KL in the reward, and our curves of each reward
+                ("math", "dgpo"),
+                ("math", "hadw"),
+                ("math", "drgrpo"),
+            )
+        ),
+    ],
+)
+def test_an_arm_trains_validates_saves_and_resumes(launch, tiny, recipe: str, arm: str) -> None:
     """Two steps with validation and a checkpoint, then a new start that goes on with the third."""
-    first = launch(f"{recipe}/run.sh", *arguments, "trainer.total_training_steps=2", **variables)
+    given = settings(tiny(recipe), arm)
+    first = launch(f"{recipe}/run.sh", arm, *given, "trainer.total_training_steps=2")
+    source = SOURCES[recipe]
     assert sorted(first.metrics) == [0, 1, 2]  # 0: validation before training
-    for step in (1, 2):
-        for key in keys:
+    for key in KEYS[recipe]:
+        for step in (1, 2):
             assert math.isfinite(first.metrics[step][f"reward/{key}/mean"]), (step, key)
-        assert math.isfinite(first.metrics[step]["actor/grad_norm"])
-    total = sum(first.metrics[2][f"reward/{key}/mean"] for key in keys)
-    assert total == pytest.approx(first.metrics[2]["critic/score/mean"], abs=1e-5)
-    for step in (0, 2):
-        for key in keys:
+        for step in (0, 2):
             assert math.isfinite(first.metrics[step][f"val-aux/{source}/{key}/mean@1"]), (step, key)
-    again = launch(f"{recipe}/run.sh", *arguments, "trainer.total_training_steps=3", **variables)
+    total = sum(first.metrics[2][f"reward/{key}/mean"] for key in KEYS[recipe])
+    assert total == pytest.approx(first.metrics[2]["critic/score/mean"], abs=1e-5)
+    again = launch(f"{recipe}/run.sh", arm, *given, "trainer.total_training_steps=3")
     assert "setting global step to 2" in again.output
     assert 3 in again.metrics
     assert 1 not in again.metrics
     assert (again.folder / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "3"
-    # The metrics of the first start are kept.
-    (kept,) = (again.folder / "earlier").iterdir()
+    (kept,) = (again.folder / "earlier").iterdir()  # the metrics of the first start
     assert len(kept.read_text().splitlines()) >= 3
-    return again
-
-
-def of(folder: Path) -> dict[str, str]:
-    """The variables that name a tiny task's model and data."""
-    return {"MODEL_PATH": f"{folder}/model", "DATA_DIR": str(folder), "VAL_FILES": f"{folder}/val.parquet"}
-
-
-@pytest.mark.runs(2)
-def test_tool_calling_trains_validates_saves_and_resumes(launch: Callable[..., Done], tiny: Any) -> None:
-    done = check_training(
-        launch, "tool_calling", ("correctness", "format"), "rlla", MINI_BATCH_SIZE="4", **of(tiny("tools"))
-    )
-    check_estimator("gdpo", done.metrics, steps=[3])
+    if arm == "grpo":
+        assert math.isfinite(again.metrics[3]["actor/reward_kl_penalty"])
+    else:
+        check_estimator(arm, again.metrics, steps=[3])
 
 
 @pytest.mark.slow
-def test_gsm8k_trains_validates_saves_and_resumes(launch: Callable[..., Done], tiny: Any) -> None:
-    done = check_training(
-        launch, "gsm8k", ("correctness", "integer", "format"), "openai/gsm8k", **of(tiny("sums")), EPOCHS="5"
-    )
-    check_estimator("gdpo", done.metrics, steps=[3])
-    assert "actor/kl_loss" in done.metrics[3]
-
-
-# The published baseline: verl's own grpo with KL in the reward, and our curves of each reward.
-@pytest.mark.slow
-def test_the_published_grpo_arm_trains(launch: Callable[..., Done], tiny: Any) -> None:
-    done = check_training(
-        launch,
-        "tool_calling",
-        ("correctness", "format"),
-        "rlla",
-        ALGORITHM="grpo",
-        MINI_BATCH_SIZE="4",
-        **of(tiny("tools")),
-    )
-    assert math.isfinite(done.metrics[3]["actor/reward_kl_penalty"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["dgpo", "hadw", "drgrpo"])
-def test_maths_trains_validates_saves_and_resumes(launch: Callable[..., Done], tmp_path: Path, algorithm: str) -> None:
-    from verl_ext.cpu.tiny.sums import draw
-
-    def boxed(rng: Any) -> Example:
-        """A sum of the tiny task, answered in a box."""
-        example = draw(rng)
-        total = example.ground_truth.removeprefix("#### ")
-        return Example(example.messages, total, rf"\boxed{{{total}}}")
-
-    task = Task(
-        name="boxed",
-        data_source="HuggingFaceH4/MATH-500",
-        draw=boxed,
-        words=("\\boxed{",),
-        reward="verl_ext.rewards.boxed_math",
-        keys=("accuracy",),
-        accuracy_threshold=None,
-        warm_up_steps=1,
-        prompt_length=24,
-        response_length=16,
-        learning_rate=1e-4,
-    )
-    write_task(tmp_path / "tiny", task)
-    check_training(
-        launch,
-        "math",
-        ("accuracy",),
-        "HuggingFaceH4/MATH-500",
-        ALGORITHM=algorithm,
-        EPOCHS="5",
-        MINI_BATCH_SIZE="8",
-        **of(tmp_path / "tiny"),
-    )
-
-
-def write_task(folder: Path, task: Task) -> None:
-    """A tiny task's folder for a task which is not one of the package's."""
-    import pandas
-
-    from verl_ext.cpu.tiny.make import rows
-    from verl_ext.cpu.tiny.model import make_model, warm_up
-    from verl_ext.cpu.tiny.tokenizer import make_tokenizer
-
-    tokenizer = make_tokenizer(task.words)
-    model = make_model(tokenizer, seed=0)
-    warm_up(model, task, tokenizer, steps=300, seed=0)
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    for split, count in (("train", 64), ("val", 8)):
-        pandas.DataFrame(rows(task, count, seed=f"{split}-0")).to_parquet(folder / f"{split}.parquet")
-
-
-@pytest.mark.slow
-def test_a_checkpoint_is_evaluated_merged_and_evaluated_again(
-    launch: Callable[..., Done], tiny: Any, tmp_path: Path
-) -> None:
+def test_a_checkpoint_is_evaluated_merged_and_evaluated_again(launch, tiny, tmp_path: Path) -> None:
     """From sharded checkpoint and from Hugging Face's format: the same greedy answers, and pass@k."""
-    task = of(tiny("sums"))
-    launch("gsm8k/run.sh", "trainer.total_training_steps=2", **task)
+    given = settings(tiny("gsm8k"), "gdpo")
+    launch("gsm8k/run.sh", "gdpo", *given, "trainer.total_training_steps=2")
     checkpoint = tmp_path / "run/checkpoints/global_step_2"
-    evaluate = {**task, "EVALUATION_DIR": str(tmp_path / "one")}
     # In fp32, the precision of the run on the CPU, so that both are the same model.
-    shown = launch("evaluate.sh", "gsm8k", CHECKPOINT=str(checkpoint), PASS_SAMPLES="4", **evaluate)
+    one = {"PASS_SAMPLES": "4", "EVALUATION_DIR": str(tmp_path / "one")}
+    shown = launch("evaluate.sh", "gsm8k", "gdpo", str(checkpoint), *given, **one)
     found = json.loads((tmp_path / "one/summary.json").read_text())
     greedy, sampled = (found[str(tmp_path / f"one/{name}/2.jsonl")] for name in ("greedy", "sampled"))
     assert (greedy["answers"], greedy["prompts"]) == (8, 8)
@@ -237,7 +166,8 @@ def test_a_checkpoint_is_evaluated_merged_and_evaluated_again(
         capture_output=True,
         timeout=300,
     )
-    launch("evaluate.sh", "gsm8k", **{**evaluate, "MODEL_PATH": str(merged), "EVALUATION_DIR": str(tmp_path / "two")})
+    path = f"actor_rollout_ref.model.path={merged}"
+    launch("evaluate.sh", "gsm8k", "gdpo", str(merged), *given, path, EVALUATION_DIR=str(tmp_path / "two"))
     (again,) = json.loads((tmp_path / "two/summary.json").read_text()).values()
     assert again["answers"] == 8
     # The merged weights are rounded to bf16, so that single answers may differ.

@@ -133,7 +133,7 @@ def test_verl_reads_the_files(recipe: str, tmp_path: Path) -> None:
     from omegaconf import OmegaConf
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    from verl_ext.cpu.tiny.tokenizer import make_tokenizer
+    from recipes.quickstart.prepare_data import make_tokenizer
 
     source = gsm8k_clone(tmp_path / "in") if recipe == "gsm8k" else toolrl_clone(tmp_path / "in", [rlla(CALL)])
     prepare(recipe, source, tmp_path / "out")
