@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import verl  # noqa: F401 - loads the plugin, which stores the presets
+
+from tests.integration import configs  # noqa: F401 - reads verl's files once, and loads the presets
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ARMS = sorted(

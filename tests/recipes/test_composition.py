@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,20 +33,17 @@ def flat(config: Any, above: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{above}{name}", value
 
 
+@functools.cache
 def of_verl(*overrides: str) -> dict[str, Any]:
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         return dict(flat(hydra.compose("ppo_trainer", overrides=list(overrides))))
 
 
-@pytest.fixture(scope="module")
-def default() -> dict[str, Any]:
-    return of_verl()
-
-
 @pytest.mark.parametrize(("recipe", "command", "expected"), COMMANDS)
 def test_a_published_command_composes_to_the_same_values_in_its_new_form(
-    recipe: str, command: str, expected: dict[str, Any], default: dict[str, Any]
+    recipe: str, command: str, expected: dict[str, Any]
 ) -> None:
+    default = of_verl()
     script, arm, *overrides = command.split()
     assert script == f"recipes/{recipe}/run.sh"
     preset = {} if estimator(f"{recipe}/{arm}") == "grpo" else of_verl(f"+verl_ext={estimator(f'{recipe}/{arm}')}")
