@@ -40,8 +40,8 @@ class Requirement:
 class Condition(Step):
     """`r_k <- r_k * 1[r_on >= t]`: an easy reward counts only where the hard one was reached (GDPO, eq. 8).
 
-    Where `on` is not scored, `r_k` is not scored either. `condition_met/<reward>` is the share of the scored `on` that
-    reached the threshold.
+    Rewards arrive as float32, so a value up to `1e-6 max(1, |t|)` below the threshold has reached it. Where `on` is not
+    scored, `r_k` is not scored either. `condition_met/<reward>` is the share of the scored `on` that reached it.
     """
 
     name: ClassVar[str] = CONDITION
@@ -67,7 +67,7 @@ class Condition(Step):
         out: Array = values.copy()
         for key, needed in self.conditions.items():
             column, on = batch.keys.index(key), batch.rewards[:, batch.keys.index(needed.on)]
-            met = on >= needed.at_least
+            met = on >= needed.at_least - TOLERANCE * max(1.0, abs(needed.at_least))
             unscored = np.isnan(on)
             out[~met & ~np.isnan(values[:, column]), column] = 0.0
             out[unscored, column] = np.nan
