@@ -194,9 +194,10 @@ class Whiten(Step):
 class Balance(Step):
     """`x * z`: compensates for the groups without variance in the mean of the loss (DGPO, 3.2).
 
-    `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = N / N_valid`. A group is valid if its
-    values vary; `z = 1` when none is. z is logged as `balance_z`, and as `zero_mask_ratio` as in the authors' code and
-    TRL; `dead_share` is the share of trajectories in groups that are not valid.
+    `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = B / B_valid`, rows of verl's batch, over
+    which the loss averages. A group is valid if its values vary; `z = 1` when none is. z is logged as `balance_z`, and
+    as `zero_mask_ratio` as in the authors' code and TRL; `dead_share` is the share of trajectories in groups that are
+    not valid.
     """
 
     name: ClassVar[str] = "balance"
@@ -205,7 +206,7 @@ class Balance(Step):
     over: Literal["token", "sequence"] = "token"
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
-        share = batch.lengths if self.over == "token" else np.ones(len(values))
+        share = batch.lengths if self.over == "token" else batch.outputs
         live = batch.groups.broadcast(_live(values, batch))
         valid = float(share[live].sum())
         z = float(share.sum()) / valid if valid else 1.0
