@@ -11,7 +11,7 @@ import pytest
 import verl_ext
 from verl_ext import Batch, Chain, RunState, Settings, build, errors, run_state, use_run_state
 from verl_ext.estimators import ESTIMATORS
-from verl_ext.integration.advantage.registry import estimator_function
+from verl_ext.integration.advantage import estimator_function
 from verl_ext.registry import BUILT_IN
 
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from verl_ext.run import run_state, use_run_state
+from verl_ext.integration.run import run_state, use_run_state
 
 from tests.facts import facts
 from verl_ext.core.state import RunState, plain_state

@@ -8,6 +8,7 @@ import json
 import pickle
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,22 +18,34 @@ from hypothesis import given
 
 import verl_ext
 from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, tree
-from verl_ext import Batch, RunState, Settings
+from verl_ext import Batch, Settings
 from verl_ext.errors import CheckpointError
 from verl_ext.files import DUMPS
-from verl_ext.integration.advantage import dump
-from verl_ext.integration.trainers import checkpoint
+from verl_ext.integration import checkpoint, dump
+from verl_ext.integration.run import Run
 
 SOURCE = Path(verl_ext.__file__).parent
+ACCURACY = {"key": "score", "threshold": None}
 SOUND: dict[str, Any] = {
-    "format": 1,
-    "verl_ext": "0.1.0",
+    "format": checkpoint.FORMAT,
+    "verl_ext": "0.2.0",
     "global_step": 7,
-    "estimators": {
-        "hadw": {"weigh_by_history": {"anchor": "soft", "value": 0.4, "window": [0.2, 0.6, 0.4], "ticks": 3}},
-        "compose": {"weigh_by_history": {"anchor": "fixed", "value": 0.5, "window": [], "ticks": 0}},
-    },
+    "computed_at": 7,
+    "estimator": "hadw",
+    "accuracy": ACCURACY,
+    "settings": {},
+    "state": {"weigh_by_history": {"anchor": "soft", "value": 0.4, "window": [0.2, 0.6, 0.4], "ticks": 3}},
 }
+
+
+def run_of(state: Any = None) -> Run:
+    """A run of hadw at step 7, before it has computed anything."""
+    trainer = SimpleNamespace(global_steps=7)
+    found = Run("hadw", Settings(), verl_ext.build("hadw", Settings()), trainer=trainer, computed_at=7)
+    if state is not None:
+        found.accuracy = ACCURACY
+        found.state.load_state_dict({"hadw": state})
+    return found
 
 
 def damaged(draw: Draw, data: Any) -> Any:
@@ -74,37 +87,30 @@ def text_of(draw: Draw) -> bytes:
 @many
 @given(draws)
 def test_a_damaged_file_is_refused_and_changes_nothing(draw: Draw) -> None:
-    run, text = RunState(), text_of(draw)
-    run.load_state_dict(SOUND["estimators"])
-    before = run.state_dict()
+    run, text = run_of(), text_of(draw)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / checkpoint.FILE
         path.write_bytes(text)
         try:
-            assert checkpoint.load(folder, run, step=7)
+            checkpoint.load(path, run)
         except CheckpointError as error:
             assert str(path) in str(error)  # noqa: PT017 - it may as well be sound
-            assert run.state_dict() == before
+            assert run.state.states == {}
             return
         # What was read is what stands there, it is saved and read again the same, and a batch can go on from it.
-        read = run.state_dict()
-        assert read == {key: value for key, value in json.loads(text)["estimators"].items() if value}
-        checkpoint.save(folder, run, step=7)
-        again = RunState()
-        assert checkpoint.load(folder, again, step=7)
-        assert again.state_dict() == read
-    for steps in run.states.values():
-        capability = steps["weigh_by_history"]
-        hadw = {"anchor": capability.anchor} | ({"fixed_anchor": 0.5} if capability.anchor == "fixed" else {})
-        chain = verl_ext.build("hadw", Settings.parse({"hadw": hadw}))
-        result = chain(Batch.of([[1.0], [0.0]], ["g", "g"], accuracy=[1.0, 0.0]), steps)
-        assert np.isfinite([*result.advantages, *result.metrics.values()]).all()
+        read = run.state.state_dict()
+        assert read == {"hadw": json.loads(text)["state"]}
+        checkpoint.save(Path(folder), run)
+        again = run_of()
+        checkpoint.load(path, again)
+        assert again.state.state_dict() == read
+    assert run.chain is not None
+    result = run.chain(Batch.of([[1.0], [0.0]], ["g", "g"], accuracy=[1.0, 0.0]), run.state.states["hadw"])
+    assert np.isfinite([*result.advantages, *result.metrics.values()]).all()
 
 
 def test_nothing_is_run_while_a_state_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, saved := RunState(), step=7)
-    saved.load_state_dict(SOUND["estimators"])
-    checkpoint.save(tmp_path, saved, step=7)
+    checkpoint.save(tmp_path, run_of(SOUND["state"]))
 
     def refuse(*_args: object, **_kwargs: object) -> None:
         raise AssertionError("a state file is data")
@@ -119,12 +125,12 @@ def test_nothing_is_run_while_a_state_is_read(monkeypatch: pytest.MonkeyPatch, t
         (builtins, "exec"),
     ):
         monkeypatch.setattr(owner, function, refuse)
-    read = RunState()
+    read = run_of()
     try:
-        assert checkpoint.load(tmp_path, read, step=7)
+        checkpoint.load(tmp_path / checkpoint.FILE, read)
     finally:
         monkeypatch.undo()
-    assert read.state_dict() == SOUND["estimators"]
+    assert read.state.states == {"hadw": SOUND["state"]}
 
 
 DANGEROUS = {"eval", "exec", "compile", "pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
@@ -183,9 +189,9 @@ def test_no_name_from_the_data_reaches_a_path(tmp_path: Path, monkeypatch: pytes
     settings = Settings.parse({"rewards": {"keys": list(keys)}, "verl_ext": {"dump_dir": str(folder)}})
     rewards = np.arange(len(labels) * len(keys), dtype=float).reshape(len(labels), -1)
     batch = Batch.of(rewards, labels, keys=keys)
-    dump.write(settings, "../../gdpo", batch, labels, np.zeros(len(labels)), trainer=None, run=RunState())
+    dump.write(Run(), "../../gdpo", settings, batch, labels, np.zeros(len(labels)))
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert [path.parent for path in written] == [folder]
+    assert [path.parent for path in written] == [folder / "from-0-0"]
     assert written[0].match(DUMPS)
     table = pyarrow.parquet.read_table(written[0])
     assert len(table) == len(labels)
@@ -201,5 +207,5 @@ def test_a_dump_takes_any_name(draw: Draw) -> None:
     batch = Batch.of(np.zeros((4, len(keys))), labels, keys=keys)
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings.parse({"rewards": {"keys": list(keys)}, "verl_ext": {"dump_dir": folder}})
-        dump.write(settings, "gdpo", batch, labels, np.zeros(4), trainer=None, run=RunState())
-        assert [path.match(DUMPS) for path in Path(folder).iterdir()] == [True]
+        dump.write(Run(), "gdpo", settings, batch, labels, np.zeros(4))
+        assert [path.match(DUMPS) for path in Path(folder).glob("*/*")] == [True]

@@ -18,7 +18,7 @@ from tests.facts import facts, says
 from verl_ext import RunState, Settings, build
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import dump
-from verl_ext.integration.run import Run
+from verl_ext.integration.run import Run, prepare_dumps
 
 parquet = pytest.importorskip("pyarrow.parquet")
 FIELDS = {"acc": np.array(ACC), "fmt": np.array(FMT)}
@@ -131,4 +131,4 @@ def test_without_a_folder_nothing_is_written(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=facts(f"algorithm.verl_ext.dump_dir={tmp_path}/file/below")):
-        dump.prepare(f"{tmp_path}/file/below")
+        prepare_dumps(f"{tmp_path}/file/below")

@@ -124,11 +124,11 @@ def load(path: Path, run: Run) -> None:
         raise _refused(path, f"it is damaged: {error}") from error
     try:
         _require_fitting(data, run)
-        run.state.load_state_dict({run.name: data["state"]})
-        states = run.state.states[run.name]
+        states, before = data["state"], data["settings"]
         if run.chain is not None:
             run.chain.check_state(states)
-        run.accuracy, run.computed_at, before = data["accuracy"], data["computed_at"], data["settings"]
+        run.state.load_state_dict({run.name: states})
+        run.accuracy, run.computed_at = data["accuracy"], data["computed_at"]
     except (KeyError, TypeError, AttributeError) as error:
         raise _refused(path, f"it is damaged: {type(error).__name__}: {error}") from error
     except CheckpointError as error:
