@@ -30,6 +30,7 @@ SOUND: dict[str, Any] = {
     "format": checkpoint.FORMAT,
     "verl_ext": "0.2.0",
     "global_step": 7,
+    "overwrites": False,
     "computed_at": 7,
     "estimator": "hadw",
     "accuracy": ACCURACY,
