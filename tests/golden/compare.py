@@ -8,8 +8,8 @@ import numpy as np
 
 from tests.golden.cases import Case, Outcome, Rows
 
-# Metrics that have another name now, old to new, and those that are gone.
-RENAMED: dict[str, str] = {}
+# Metrics of a list of steps had the name of the step; now all have the name of the estimator.
+OF_STEPS = {"whiten/shift": "whiten_shift", "whiten/std": "whiten_std", "balance/z": "balance_z"}
 REMOVED: set[str] = set()
 SIGNED = ("reweighting_mean", "reweighting_std")
 
@@ -20,7 +20,7 @@ def differences(path: str, case: Case, wanted: list[Outcome], found: list[Outcom
         tolerance = tolerance_for(case, rows)
         if wrong := advantages(path, old.advantages, new.advantages, tolerance):
             yield f"batch {number} of {len(rows)} rows, {wrong}"
-        for name, wrong in metrics(old, new, tolerance, largest(rows)):
+        for name, wrong in metrics(case, old, new, tolerance, largest(rows)):
             if not (name.endswith(SIGNED) and on_the_mean(case, rows)):
                 yield f"batch {number}, {wrong}"
 
@@ -45,12 +45,12 @@ def advantages(path: str, old: np.ndarray, new: np.ndarray, tolerance: float) ->
     )
 
 
-def metrics(old: Outcome, new: Outcome, tolerance: float, reward: float) -> Iterator[tuple[str, str]]:
+def metrics(case: Case, old: Outcome, new: Outcome, tolerance: float, reward: float) -> Iterator[tuple[str, str]]:
     """The name of each metric that differs, and how."""
     for name, value in old.metrics.items():
         if name in REMOVED:
             continue
-        now = name if name in new.metrics else RENAMED.get(name, name)
+        now = renamed(case, name)
         if now not in new.metrics:
             yield name, f"metric {name}={value:g} is missing"
             continue
@@ -59,6 +59,12 @@ def metrics(old: Outcome, new: Outcome, tolerance: float, reward: float) -> Iter
         allowed = tolerance * max(1.0, abs(value), reward if centred else 0.0)
         if not (abs(new.metrics[now] - value) <= allowed or np.isnan([value, new.metrics[now]]).all()):
             yield name, f"metric {now}: stored {value:.17g}, found {new.metrics[now]:.17g}"
+
+
+def renamed(case: Case, name: str) -> str:
+    """The name that a stored metric has now."""
+    first, _, short = name.partition("/")
+    return name if first in ("reward", "advantage") else f"{case.estimator}/{OF_STEPS.get(name, short)}"
 
 
 def tolerance_for(case: Case, rows: Rows) -> float:
