@@ -64,7 +64,8 @@ def metrics(case: Case, old: Outcome, new: Outcome, tolerance: float, reward: fl
 def renamed(case: Case, name: str) -> str:
     """The name that a stored metric has now."""
     first, _, short = name.partition("/")
-    return name if first in ("reward", "advantage") else f"{case.estimator}/{OF_STEPS.get(name, short)}"
+    kept = first in ("reward", "advantage") or not short
+    return name if kept else f"{case.estimator}/{OF_STEPS.get(name, short)}"
 
 
 def tolerance_for(case: Case, rows: Rows) -> float:
