@@ -111,12 +111,12 @@ fi
 supervised "$python" recipes/quickstart/prepare_data.py
 
 train() { # its output goes to a file, its progress to the terminal
-  local run=$output/$1 scratch status=0
+  local run=$output/$1 status=0
   scratch=$(mktemp -d /tmp/ray-XXXXXX) # Ray's sockets need a short path
+  trap 'rm -rf "$scratch"' EXIT
   mkdir -p "$run"
   OUTPUT_DIR=$run recipes/quickstart/run.sh "$@" +ray_kwargs.ray_init._temp_dir="$scratch" 2>&1 |
     stdbuf -oL tr '\r' '\n' | tee "$run/log.txt" | sed -un "s/^.*\(Training Progress.*\)/$1 \1/p" || status=$?
-  rm -rf "$scratch"
   ((status == 0)) || tail -n 30 "$run/log.txt" >&2
   return "$status"
 }

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import OmegaConf
 
+from verl_ext.core.rows import Rows
 from verl_ext.core.state import RunState
-from verl_ext.integration.advantage.context import StepContext, activate
-from verl_ext.integration.advantage.registry import estimator_function
-from verl_ext.run import use_run_state
+from verl_ext.integration.advantage import estimator_function
+from verl_ext.integration.components import Components, of_batch
+from verl_ext.integration.run import Run
 
 
 @dataclass
@@ -48,22 +48,27 @@ def call(
     batch: Mapping[str, torch.Tensor] | None = None,
     dtype: torch.dtype = torch.float64,
     state: RunState | None = None,
-    context: StepContext | None = None,
+    run: Run | None = None,
+    rows: Rows | None = None,
 ) -> Call:
     """Call the registered function directly, in a fresh run unless one is given.
 
-    With a `context` the call is as inside a trainer, which knows of sessions and collects metrics.
+    With `rows` the call is as inside a trainer that knows of padding and sessions.
     """
     lengths = [1] * len(scores) if lengths is None else lengths
     rewards, mask = tensors(scores, lengths, dtype)
-    with use_run_state(RunState() if state is None else state), activate(context) if context else nullcontext():
+    run = Run(state=RunState() if state is None else state) if run is None else run
+
+    def read(labels: Any, groups: Any, read_mask: torch.Tensor) -> Components:
+        found = of_batch(components, batch, labels, groups, read_mask)
+        return found if rows is None else replace(found, rows=rows, labels=rows.labels(labels))
+
+    with run.computing(read):
         advantages, returns = estimator_function(name)(
             token_level_rewards=rewards,
             response_mask=mask,
             index=object_array(uids),
             config=OmegaConf.create(dict(config or {})),
-            non_tensor_batch=components,
-            batch=batch,
         )
     per_row = np.array([advantages[row, 0].item() if length else 0.0 for row, length in enumerate(lengths)])
     return Call(per_row, advantages, returns)
@@ -71,9 +76,9 @@ def call(
 
 def metrics_of(name: str, scores: Sequence[float], uids: Sequence[Hashable], **given: Any) -> dict[str, float]:
     """What a trainer would log for such a call."""
-    context = StepContext(fields=given.pop("components", None), tensors=given.pop("batch", None))
-    call(name, scores, uids, context=context, **given)
-    return context.metrics
+    run = Run()
+    call(name, scores, uids, run=run, **given)
+    return run.metrics
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:

@@ -250,6 +250,7 @@ def write(
 
 
 def main() -> None:
+    """Make the folder, unless it is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("data/quickstart"), help="default: data/quickstart")
     folder = parser.parse_args().folder

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from softmax_policies import CONSTANT, EVERY, SEQUENCE, STEPS, TOKEN, Arm, Condition, Curves, Study, World, rates, train
 
-from verl_ext.report.plot import COLOURS, dress
-from verl_ext.report.table import Rows, markdown
+from verl_ext.tools.picture import COLOURS, dress
+from verl_ext.tools.tables import Rows, markdown
 
 PAGES = Path(__file__).parents[2] / "docs" / "pages"
 RESULTS = Path(__file__).with_name("estimators_compared.json")

@@ -11,14 +11,14 @@ import pytest
 from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step, Update
-from verl_ext.core.history import Capability, WeighByHistory
-from verl_ext.core.steps import Centre, WeighAndSum
+from verl_ext.core.history import WeighByHistory
+from verl_ext.core.steps import Centre, Condition, Requirement, WeighAndSum
 from verl_ext.errors import CheckpointError, ConfigurationError
 
 
 @dataclass(frozen=True)
 class Count(Step):
-    """A step of the user's whose state is plain data, with neither `read` nor `check_state`."""
+    """A step of the user's."""
 
     name: ClassVar[str] = "count"
 
@@ -26,7 +26,7 @@ class Count(Step):
         return 0
 
     def update(self, values, batch, state):
-        return Update(values, state + 1)
+        return Update(values, state + 1, {"rows": 1.0, "reward/max": 3.0}, {"count": "a warning"})
 
 
 @dataclass(frozen=True)
@@ -40,40 +40,44 @@ class Forgetful(Count):
 
 
 ALL = Chain((WeighAndSum(), Centre(), Count(), WeighByHistory()))
-SEEN = Capability("soft", 0.5, (0.5,), 1)
+SEEN = {"anchor": "soft", "value": 0.5, "window": [0.5], "ticks": 1}
 
 
-def test_a_chain_works_per_reward_if_it_does_not_begin_with_the_sum():
+def test_a_chain_says_what_it_needs():
     assert Chain((Centre(), WeighAndSum())).per_reward
-    assert not Chain((WeighAndSum(), Centre())).per_reward
+    assert not ALL.per_reward
     assert not Chain(()).per_reward
-
-
-def test_only_steps_with_a_state_are_read():
+    assert ALL.needs_accuracy
     assert ALL.stateful
-    assert not Chain((WeighAndSum(), Centre())).stateful
-    assert set(ALL.readers) == {"count", "weigh_by_history"}
-    assert ALL.readers["count"](3) == 3
-    assert ALL.readers["weigh_by_history"](SEEN.to_dict()) == SEEN
-    assert Chain((WeighAndSum(), Centre())).readers == {}
+    plain = Chain((WeighAndSum(), Centre()))
+    assert not plain.needs_accuracy
+    assert not plain.stateful
 
 
 def test_a_state_of_the_same_steps_passes():
-    ALL.check_state({})
-    ALL.check_state({"count": 2})
-    ALL.check_state({"count": 2, "weigh_by_history": SEEN})
+    for state in ({}, {"count": 2}, {"count": 2, "weigh_by_history": SEEN}):
+        ALL.check_state(state)
 
 
-def test_a_state_of_other_steps_is_refused():
-    with pytest.raises(CheckpointError, match=facts("'whiten'", "weigh_and_sum, ")):
-        ALL.check_state({"count": 2, "whiten": 1})
-    with pytest.raises(CheckpointError, match="'centre'"):  # a step that remembers nothing
-        ALL.check_state({"centre": 1})
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"count": 2, "whiten": 1}, ("'whiten'", "another estimator")),
+        ({"centre": 1}, ("'centre'", "another estimator")),  # a step that remembers nothing
+        ({"weigh_by_history": SEEN | {"anchor": "window"}}, ("anchor=window", "anchor=soft")),
+        ({"weigh_by_history": {}}, ("weigh_by_history", "damaged")),
+    ],
+)
+def test_a_state_from_which_no_step_can_go_on_is_refused(state, told):
+    with pytest.raises(CheckpointError, match=facts(*told)):
+        ALL.check_state(state)
 
 
-def test_a_step_looks_at_its_own_state():
-    with pytest.raises(CheckpointError, match=facts("anchor=window", "anchor=soft")):
-        ALL.check_state({"count": 2, "weigh_by_history": Capability("window", 0.5, (0.5,), 1)})
+def test_the_state_of_a_user_s_step_belongs_to_another_estimator_in_hadw():
+    """It is not damaged."""
+    with pytest.raises(CheckpointError, match=facts("'count'", "another estimator")) as caught:
+        Chain((WeighAndSum(), Centre(), WeighByHistory())).check_state({"count": 2})
+    assert "damaged" not in str(caught.value)
 
 
 def test_each_step_gets_its_own_state_back():
@@ -81,7 +85,9 @@ def test_each_step_gets_its_own_state_back():
     first = ALL(batch)
     second = ALL(batch, first.state)
     assert [result.state["count"] for result in (first, second)] == [1, 2]
-    assert second.state["weigh_by_history"].ticks == 2
+    assert second.state["weigh_by_history"]["ticks"] == 2
+    assert first.warnings == {"count": "a warning"}
+    assert {"rows", "reward/max", "capability_prior"} <= set(first.metrics)
 
 
 def test_a_step_without_a_new_state_leaves_none():
@@ -90,33 +96,57 @@ def test_a_step_without_a_new_state_leaves_none():
     np.testing.assert_array_equal(result.advantages, [1.0])
 
 
-@dataclass(frozen=True)
-class Summary(Count):
-    """A step whose name verl would read as a sum."""
-
-    name: ClassVar[str] = "summary"
-
-    def update(self, values, batch, state):
-        return Update(values, state, {"rows": 1.0, "reward/max": 3.0})
-
-
-def test_metrics_bear_the_name_of_the_step_or_of_the_estimator():
-    """verl combines several updates by the words in a metric's name, so the step's name is written apart."""
-    batch = Batch.of([[1.0]], ["g"])
-    assert Chain((WeighAndSum(), Summary()))(batch).metrics == {"s_ummary/rows": 1.0, "s_ummary/reward/max": 3.0}
-    named = Chain((WeighAndSum(), Summary()), {"summary": "mine"})
-    assert named(batch).metrics == {"mine/rows": 1.0, "mine/reward/max": 3.0}
+def test_a_result_holds_the_rewards_after_the_leading_conditions():
+    batch = Batch.of([[1, 0, 1], [1, 1, 0]], ["g"] * 2, keys=("a", "b", "c"))
+    first, second = (Condition({key: Requirement(on, 1)}) for key, on in (("a", "b"), ("b", "c")))
+    assert Chain((Centre(), WeighAndSum()))(batch).seen is batch.rewards
+    assert Chain((first, WeighAndSum()))(batch).seen.tolist() == [[0, 0, 1], [1, 1, 0]]
+    assert Chain((first, second, Centre(), WeighAndSum()))(batch).seen.tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert Chain((Centre(), first, WeighAndSum()))(batch).seen is batch.rewards
 
 
-def test_chains_of_the_same_steps_are_equal_whatever_their_metrics_are_called():
-    steps = (WeighAndSum(), Centre())
-    assert Chain(steps, {"centre": "mine"}) == Chain(steps)
-    assert Chain(steps[:1]) != Chain(steps)
+def test_the_rewards_of_a_batch_are_read_only():
+    mine = np.array([[4.0]])
+    batch = Batch.of(mine, ["g"])
+
+    @dataclass(frozen=True)
+    class Doubles(Step):
+        name: ClassVar[str] = "doubles"
+
+        def apply(self, values, batch):
+            values *= 2
+            return values
+
+    with pytest.raises(ValueError, match="read-only"):
+        Chain((Doubles(), WeighAndSum()))(batch)
+    mine *= 2  # the caller's own array stays writable
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [
+        (lambda values: values[:, 0], ("shape (2,)", "[N, 1]")),
+        (lambda values: values[:-1], ("shape (1, 1)",)),
+        (lambda values: values.tolist(), ("list",)),
+        (lambda values: None, ("NoneType",)),
+    ],
+)
+def test_a_step_that_returns_another_shape_is_named(returned, shown):
+    @dataclass(frozen=True)
+    class Odd(Step):
+        name: ClassVar[str] = "odd"
+
+        def apply(self, values, batch):
+            return returned(values)
+
+    for steps in ((WeighAndSum(), Odd()), (WeighAndSum(), Odd(), Centre())):
+        with pytest.raises(ConfigurationError, match=facts("step 'odd'", *shown)):
+            Chain(steps)(Batch.of([[1], [2]], ["g"] * 2))
 
 
 def test_a_chain_must_end_with_one_value():
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"))
-    with pytest.raises(ConfigurationError, match=facts("['centre']", "shape (1, 2)", "weigh_and_sum")):
+    with pytest.raises(ConfigurationError, match=facts("['centre']", 2, "weigh_and_sum")):
         Chain((Centre(),))(batch)
 
 
@@ -130,8 +160,3 @@ def test_a_chain_applies_its_steps_in_order():
     batch = Batch.of([[1], [3]], ["g"] * 2, kl_reward=np.array([5.0, 5.0]))
     assert Chain((Centre(), WeighAndSum((2.0,))))(batch).advantages.tolist() == [3, 7]  # -2 + 5, 2 + 5
     assert Chain((WeighAndSum((2.0,)), Centre()))(batch).advantages.tolist() == [-2, 2]
-
-
-def test_what_is_not_scored_gets_no_advantage():
-    batch = Batch.of([[1], [0], [np.nan]], ["g"] * 3)
-    assert Chain((WeighAndSum(), Centre()))(batch).advantages.tolist() == [0.5, -0.5, 0]

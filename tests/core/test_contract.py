@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tests.batches import Rollout, rollouts
 from verl_ext.core import history, steps
 from verl_ext.core.batch import Batch
-from verl_ext.core.history import Capability, WeighByHistory
+from verl_ext.core.chain import Step
+from verl_ext.core.history import WeighByHistory
 
 CONDITIONS = MappingProxyType({"a": steps.Requirement("b", 0.5)})
 # Each step in each of its kinds, and how many columns it takes.
 STEPS = {
     "condition": (steps.Condition(CONDITIONS), 2),
-    "condition on nothing": (steps.Condition(), 2),
     "centre": (steps.Centre(), 2),
     "scale by std": (steps.ScaleByStd(), 2),
     "scale by mad": (steps.ScaleByMad(), 2),
@@ -41,7 +41,8 @@ EVERY_STEP = pytest.mark.parametrize(("step", "columns"), STEPS.values(), ids=ST
 def started(step):
     """A state in the middle of a run, so that the anchor is not the batch's own mean."""
     if isinstance(step, WeighByHistory):
-        return Capability(step.anchor, 0.4, (0.2, 0.6, 0.4) if step.anchor != "fixed" else (), 3)
+        window = [] if step.anchor == "fixed" else [0.2, 0.6, 0.4]
+        return {"anchor": step.anchor, "value": 0.4, "window": window, "ticks": 3}
     return None
 
 
@@ -66,7 +67,7 @@ def test_every_step_there_is_is_in_this_suite():
         found
         for module in (steps, history)
         for found in vars(module).values()
-        if isinstance(found, type) and hasattr(found, "update") and hasattr(found, "name")
+        if isinstance(found, type) and issubclass(found, Step) and hasattr(found, "name")
     }
     assert defined == {type(step) for step, _ in STEPS.values()}
     assert len({found.name for found in defined}) == len(defined)
@@ -87,7 +88,7 @@ def test_values_are_float64_and_nan_where_nothing_is_scored_and_metrics_are_fini
     missing = np.isnan(values)
     if isinstance(step, steps.WeighAndSum):
         missing = missing.all(axis=1, keepdims=True)
-    elif isinstance(step, steps.Condition) and step.conditions:
+    elif isinstance(step, steps.Condition):
         missing = np.stack([missing[:, 0] | missing[:, 1], missing[:, 1]], axis=1)
     np.testing.assert_array_equal(np.isnan(update.values), missing)
     assert update.values.dtype == np.float64

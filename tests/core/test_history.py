@@ -9,7 +9,7 @@ import pytest
 
 from tests.facts import facts, says
 from verl_ext.core.batch import Batch
-from verl_ext.core.history import Capability, WeighByHistory
+from verl_ext.core.history import WeighByHistory
 from verl_ext.errors import CheckpointError
 
 NAN = math.nan
@@ -45,7 +45,7 @@ def test_the_soft_anchor_moves_by_eta_times_sigma():
     C3 = 0.5625 + 0.125865 * 0.4375 = 0.617566.
     """
     updates = follow(WeighByHistory(eta=0.5, eta_min=0.0), [0.0, 1.0, 1.0, 1.0])
-    assert [u.state.value for u in updates] == pytest.approx([0, 0.5, 0.5625, 0.617566], abs=1e-6)
+    assert [u.state["value"] for u in updates] == pytest.approx([0, 0.5, 0.5625, 0.617566], abs=1e-6)
     assert [u.metrics["eta_t"] for u in updates] == pytest.approx([1, 0.5, 0.125, 0.125865], abs=1e-6)
     assert [u.metrics["capability_prior"] for u in updates] == pytest.approx([0, 0, 0.5, 0.5625], abs=1e-6)
     assert [u.metrics["capability_posterior"] for u in updates] == pytest.approx([0, 0.5, 0.5625, 0.617566], abs=1e-6)
@@ -71,13 +71,13 @@ def test_eta_min_is_added_to_eta_times_sigma():
     """
     updates = follow(WeighByHistory(eta=0.5, eta_min=0.25), [0.0, 1.0, 1.0])
     assert [u.metrics["eta_t"] for u in updates] == [1, 0.75, 0.4375]
-    assert [u.state.value for u in updates] == [0, 0.75, 0.859375]
+    assert [u.state["value"] for u in updates] == [0, 0.75, 0.859375]
 
 
 def test_without_a_floor_the_anchor_is_pinned_for_ever():
     """The pitfall of the literal formula: y = 0, 0 gives sigma 0 from the third batch on, whatever y does."""
     updates = follow(WeighByHistory(eta_min=0.0, history_window=3), [0.0, 0.0, 1.0, 1.0])
-    assert [u.state.value for u in updates] == [0, 0, 0, 0]
+    assert [u.state["value"] for u in updates] == [0, 0, 0, 0]
     assert not updates[1].warnings
     for update in updates[2:]:
         warning = update.warnings["hadw_frozen"]
@@ -88,7 +88,7 @@ def test_without_a_floor_the_anchor_is_pinned_for_ever():
 @pytest.mark.parametrize(
     ("eta_min", "window", "accuracies", "told"),
     [
-        (0.001, 3, [0.5, 0.5, 0.5, 0.5, 0.9], ("eta_min=0.001",)),
+        (0.001, 3, [0.5, 0.5, 0.5, 0.5, 0.9], ("0.001",)),
         (0.0, 2, [0.21, 0.21, 0.21, 0.67], ("0.210", "0.670")),  # from either side
         (0.0, 2, [0.21, 0.21, 0.21, 0.0], ("0.210", "0.000")),
     ],
@@ -119,23 +119,23 @@ def test_no_warning_where_nothing_is_wrong(settings, accuracies):
 
 def test_eta_is_at_most_one():
     step = WeighByHistory(eta=1.0, eta_min=1.0)
-    assert [u.state.value for u in follow(step, [0.25, 0.75, 0.5])] == [0.25, 0.75, 0.5]
+    assert [u.state["value"] for u in follow(step, [0.25, 0.75, 0.5])] == [0.25, 0.75, 0.5]
 
 
 def test_a_shorter_window_on_resume_counts_at_once():
     """Of 0, 0.5, 0.75 only the last two count: population std 0.125, eta_t = 0.8 * 0.125 = 0.1."""
-    state = Capability("soft", 0.75, (0.0, 0.5, 0.75), 3)
+    state = {"anchor": "soft", "value": 0.75, "window": [0.0, 0.5, 0.75], "ticks": 3}
     update = WeighByHistory(eta=0.8, eta_min=0.0, history_window=2).update(np.ones((2, 1)), batch(0.5), state)
     assert update.metrics["eta_t"] == pytest.approx(0.1)
-    assert update.state.window == pytest.approx((0.75, 0.725))  # 0.9 * 0.75 + 0.1 * 0.5
+    assert update.state["window"] == pytest.approx([0.75, 0.725])  # 0.9 * 0.75 + 0.1 * 0.5
 
 
 def test_the_window_anchor_is_the_mean_with_this_batch():
     """Window 2, y = 0.2, 0.6, 1.0: C = 0.2, 0.4, 0.8; gap of the last is 0.2, easy."""
     updates = follow(WeighByHistory("window", history_window=2), [0.2, 0.6, 1.0])
-    assert [u.state.value for u in updates] == pytest.approx([0.2, 0.4, 0.8])
+    assert [u.state["value"] for u in updates] == pytest.approx([0.2, 0.4, 0.8])
     assert [u.metrics["capability_prior"] for u in updates] == pytest.approx([0.2, 0.4, 0.8])
-    assert updates[2].state.window == pytest.approx((0.6, 1.0))
+    assert updates[2].state["window"] == pytest.approx([0.6, 1.0])
     np.testing.assert_allclose(updates[2].values, 1.3 * math.exp(-0.2))
     np.testing.assert_allclose(updates[0].values, 1.3)  # gap 0: Phi = lambda, in the first batch too
     assert [u.metrics["eta_t"] for u in updates] == [0, 0, 0]
@@ -145,7 +145,7 @@ def test_the_fixed_anchor_stays():
     updates = follow(WeighByHistory("fixed", fixed_anchor=0.3, lambda_scale=2.0), [0.1, 0.8])
     np.testing.assert_allclose(updates[0].values, 2 * math.exp(0.2))  # hard, a positive advantage grows
     np.testing.assert_allclose(updates[1].values, 2 * math.exp(-0.5))
-    assert updates[1].state == Capability("fixed", 0.3, (), 2)
+    assert updates[1].state == {"anchor": "fixed", "value": 0.3, "window": [], "ticks": 2}
     assert updates[1].metrics["eta_t"] == 0
 
 
@@ -183,13 +183,65 @@ def test_a_row_that_is_not_scored_is_no_part_of_the_logged_factors():
 @pytest.mark.parametrize("anchor", ["soft", "window", "fixed"])
 def test_a_batch_without_accuracy_changes_nothing(anchor):
     step = WeighByHistory(anchor, fixed_anchor=0.5 if anchor == "fixed" else None)
-    state = Capability(anchor, 0.5, (0.5,), 1)
+    state = {"anchor": anchor, "value": 0.5, "window": [] if anchor == "fixed" else [0.5], "ticks": 1}
     update = step.update(np.ones((2, 1)), batch(NAN), state)
     assert update.state == state
     assert update.values.tolist() == [[1], [1]]
     assert not update.metrics
 
 
+SOUND = {"anchor": "soft", "value": 0.5, "window": [0.25, 0.5], "ticks": 2}
+
+
+def test_a_sound_state_is_taken():
+    for more in ({}, {"value": None, "window": [], "ticks": 0}, {"value": 1, "window": [0, 1]}):
+        WeighByHistory().check_state(SOUND | more)
+    WeighByHistory("window").check_state(SOUND | {"anchor": "window", "value": 0.375})
+    for ticks in (0, 7):
+        WeighByHistory("fixed", fixed_anchor=0.3).check_state(SOUND | {"anchor": "fixed", "window": [], "ticks": ticks})
+
+
 def test_a_state_of_another_anchor_is_refused():
-    with pytest.raises(CheckpointError, match=facts("anchor=window", "algorithm.hadw.anchor=soft")):
-        WeighByHistory("soft").update(np.ones((2, 1)), batch(1.0), Capability("window", 0.5, (0.5,), 1))
+    for check in (
+        WeighByHistory("window").check_state,
+        lambda state: WeighByHistory("window").update(np.ones((2, 1)), batch(1.0), state),
+    ):
+        with pytest.raises(CheckpointError, match=facts("anchor=window", "algorithm.hadw.anchor=soft")):
+            check(SOUND)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"anchor": "window", "value": 1.5},
+        {"anchor": "window", "value": -0.1},
+        {"anchor": "window", "value": NAN},
+        {"anchor": "window", "value": None},
+        {"value": "0.5"},
+        {"value": True, "window": [0.25, True]},
+        {"value": None},
+        {"window": [2.0, 0.5]},
+        {"window": [None, 0.5]},
+        {"window": "0.5"},
+        {"window": []},
+        {"window": [0.5, 0.25]},
+        {"ticks": 2.0},
+        {"ticks": 1},
+        {"value": 0.5, "window": [], "ticks": 0},
+        {"value": None, "window": [], "ticks": 3},
+        {"more": 1},
+        {"anchor": "fixed", "value": None, "window": []},
+        {"anchor": "fixed", "window": [], "ticks": -1},
+    ],
+)
+def test_a_damaged_state_is_refused(wrong):
+    state = SOUND | wrong
+    step = WeighByHistory(state["anchor"], fixed_anchor=0.5 if state["anchor"] == "fixed" else None)
+    with pytest.raises(CheckpointError, match="damaged"):
+        step.check_state(state)
+
+
+@pytest.mark.parametrize("state", [None, [], "soft", 3, {}, {"anchor": "soft"}])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(CheckpointError, match="damaged"):
+        WeighByHistory().check_state(state)

@@ -20,7 +20,7 @@ def test_rewards_are_described_by_key():
     # a: groups [1, 3] and [2, 2]: mean 2, population std sqrt(2/4); the second group has no variance.
     # b: [NaN, 5] and [5, 7]: mean 17/3, variance (2/3)^2 * 2 / 3 + (4/3)^2 / 3 = 24/27; one scored value: no variance.
     batch = Batch.of([[1, NAN], [3, 5], [2, 5], [2, 7]], list("xxyy"), keys=("a", "b"))
-    assert reward_metrics(batch) == pytest.approx(
+    assert reward_metrics(batch, batch.rewards) == pytest.approx(
         {
             "reward/a/mean": 2,
             "reward/a/std": math.sqrt(0.5),
@@ -40,7 +40,15 @@ def test_rewards_are_described_by_key():
 
 def test_a_reward_that_is_never_scored_has_no_curve_but_a_count():
     batch = Batch.of([[NAN], [NAN]], ["g", "g"])
-    assert reward_metrics(batch) == {"reward/score/dead_groups": 1, "reward/score/unscored": 2}
+    assert reward_metrics(batch, batch.rewards) == {"reward/score/dead_groups": 1, "reward/score/unscored": 2}
+
+
+def test_rewards_are_described_as_the_estimator_saw_them():
+    """A condition took the second reward of a away: its group is dead, and the raw mean is told apart."""
+    batch = Batch.of([[1, 0], [3, 1]], ["g", "g"], keys=("a", "b"))
+    found = reward_metrics(batch, np.array([[0.0, 0], [0, 1]]))
+    assert (found["reward/a/mean"], found["reward/a/raw_mean"], found["reward/a/dead_groups"]) == (0, 2, 1)
+    assert (found["reward/b/mean"], found["reward/b/raw_mean"], found["reward/b/dead_groups"]) == (0.5, 0.5, 0)
 
 
 def test_advantages_are_described():
@@ -56,7 +64,8 @@ def test_advantages_are_described():
 
 
 def test_an_empty_batch_has_no_metrics():
-    assert reward_metrics(Batch.of([], [])) == {}
+    batch = Batch.of([], [])
+    assert reward_metrics(batch, batch.rewards) == {}
     assert advantage_metrics(np.zeros(0)) == {}
 
 

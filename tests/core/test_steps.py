@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from types import MappingProxyType
 
 import numpy as np
 import pytest
 
 from tests.core.columns import apply, column
-from tests.facts import facts, says
+from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.steps import (
@@ -56,7 +55,7 @@ def test_scale_by_mad_uses_the_number_of_the_scored():
     np.testing.assert_allclose(found, [0.8, NAN, -0.8, 3 / 3.5])
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 5e-324])
+@pytest.mark.parametrize("epsilon", [1e-6, 5e-324])
 @pytest.mark.parametrize("kind", [ScaleByStd, ScaleByMad, Whiten])
 @pytest.mark.filterwarnings("error")
 def test_zeros_stay_zero_whatever_epsilon(kind, epsilon):
@@ -87,14 +86,14 @@ def test_the_kl_part_is_added_to_the_sum():
 
 def test_a_wrong_number_of_weights_names_the_keys():
     batch = Batch.of([[1, 2]], ["g"], keys=("speed", "style"))
-    with pytest.raises(ConfigurationError, match=facts("3 weights", "2 reward keys", "'speed', 'style'")):
+    with pytest.raises(ConfigurationError, match=facts("3 weights", "2 values", "2 reward keys", "'speed', 'style'")):
         WeighAndSum((1.0, 2.0, 3.0)).apply(batch.rewards, batch)
 
 
 def test_condition_lets_an_easy_reward_count_where_the_hard_one_was_reached():
     batch = Batch.of([[1, 1.0], [2, 0.5], [3, 0.4], [4, NAN], [NAN, 0.4]], ["g"] * 5, keys=("easy", "hard"))
-    step = Condition(MappingProxyType({"easy": Requirement("hard", 0.5)}))
-    found = step.apply(batch.rewards, batch)
+    step = Condition({"easy": Requirement("hard", 0.5)})
+    found = step.update(batch.rewards, batch, None).values
     np.testing.assert_array_equal(found[:, 0], [1, 2, 0, NAN, NAN])  # at_least: 0.5 is enough
     np.testing.assert_array_equal(found[:, 1], batch.rewards[:, 1])
 
@@ -102,18 +101,24 @@ def test_condition_lets_an_easy_reward_count_where_the_hard_one_was_reached():
 def test_conditions_read_the_rewards_as_they_were_given():
     """a needs b, b needs c: that b was set to 0 for want of c does not touch a."""
     batch = Batch.of([[5, 1, 0]], ["g"], keys=("a", "b", "c"))
-    step = Condition(MappingProxyType({"b": Requirement("c", 1), "a": Requirement("b", 1)}))
-    assert step.apply(batch.rewards, batch).tolist() == [[5, 0, 0]]
+    step = Condition({"b": Requirement("c", 1), "a": Requirement("b", 1)})
+    assert step.update(batch.rewards, batch, None).values.tolist() == [[5, 0, 0]]
 
 
 @pytest.mark.parametrize("conditions", [{"x": Requirement("a", 1)}, {"a": Requirement("x", 1)}])
 def test_a_condition_on_an_unknown_reward_lists_the_keys(conditions):
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"))
     with pytest.raises(ConfigurationError, match=facts("conditions", "'x'", "'a', 'b'")):
-        Condition(MappingProxyType(conditions)).apply(batch.rewards, batch)
+        Condition(conditions).update(batch.rewards, batch, None)
 
 
-@pytest.mark.parametrize("step", [Balance("token"), Balance("sequence"), WeighByDifficulty()])
+def test_a_sum_needs_a_value_for_each_reward():
+    batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"))
+    with pytest.raises(ConfigurationError, match=facts("2 weights", "1 values", "'a', 'b'")):
+        WeighAndSum().apply(batch.rewards[:, :1], batch)
+
+
+@pytest.mark.parametrize("step", [Balance("token"), Balance("sequence"), WeighByDifficulty(), Whiten()])
 def test_a_step_for_one_value_refuses_several(step):
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"), accuracy=[1.0])
     with pytest.raises(ConfigurationError, match=facts("one value", "found 2", "weigh_and_sum")):
@@ -147,7 +152,22 @@ def test_the_weight_of_a_single_reward_counts(weight):
     np.testing.assert_array_equal(WeighAndSum((weight,)).apply(batch.rewards, batch)[:, 0], [weight, 3 * weight, NAN])
 
 
-def test_a_condition_on_nothing_is_said():
-    assert Condition.check({}) == Condition.check({"conditions": {}})
-    assert says(Condition.check({}), "conditions={reward: {on: other reward, at_least: number}}")
-    assert Condition.check({"conditions": {"easy": {"on": "hard", "at_least": 1}}}) is None
+@pytest.mark.parametrize(
+    ("conditions", "told"),
+    [
+        ({}, "conditions={reward: {on: other reward, at_least: number}}"),
+        ({"a": Requirement("a", 1)}, "a.on"),
+    ],
+)
+def test_a_condition_names_another_reward(conditions, told):
+    with pytest.raises(ConfigurationError, match=facts(told)):
+        Condition(conditions)
+
+
+def test_how_often_a_condition_was_met_is_logged():
+    """Of the scored ones; the name is safe for verl's aggregation."""
+    batch = Batch.of([[1, 1.0], [2, 0.5], [3, 0.4], [4, NAN]], ["g"] * 4, keys=("max_length", "hard"))
+    update = Condition({"max_length": Requirement("hard", 0.5)}).update(batch.rewards, batch, None)
+    assert update.metrics == {"condition_met/m_ax_length": 2 / 3}
+    unscored = Batch.of([[1, NAN]], ["g"], keys=("a", "b"))
+    assert Condition({"a": Requirement("b", 1)}).update(unscored.rewards, unscored, None).metrics == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
@@ -11,53 +10,64 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tests import fresh
-from tests.facts import facts
-from verl_ext.cpu import patches, plugin
+from verl_ext.cpu import patches
 from verl_ext.errors import IntegrationError
 
 
 def python(code, **environment):
-    """What the code prints, in a fresh interpreter without anything asked for."""
+    """Run the code in a fresh interpreter without anything asked for; return what it prints."""
     env = {k: v for k, v in os.environ.items() if k not in ("VERL_PLATFORM", "VERL_ENGINE_DEVICE")}
     done = fresh.run(code, environment={**env, **environment})
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return done.stdout.split()
 
 
-def test_scheduling_imports_nothing_heavy():
+def test_loading_imports_nothing_heavy():
     code = """
-import sys
-from verl_ext.cpu import plugin
-plugin.install()
+import sys, verl_ext.cpu.plugin
 print(sorted({"torch", "ray", "verl", "transformers", "hydra", "omegaconf", "yaml", "numpy"} & set(sys.modules)))
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
 
 
-def test_nothing_changes_in_verl_where_nothing_asks_for_the_cpu():
-    code = """
+PLACES = """
 import os, verl
-from verl_ext.cpu import plugin
-plugin.install()
-import verl.utils.distributed, verl.utils.model
+import verl_ext.cpu.plugin
+import verl.utils.distributed, verl.utils.model, verl.checkpoint_engine.base
 from verl.plugin.platform import PlatformRegistry
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 from verl.workers.rollout.replica import RolloutReplicaRegistry
-print(PlatformRegistry.get("cpu"), ("embedded", "async") in _ROLLOUT_REGISTRY)
+print(PlatformRegistry.get("cpu") is not None, ("embedded", "async") in _ROLLOUT_REGISTRY)
 print("embedded" in RolloutReplicaRegistry._registry)
+print("ray" in verl.checkpoint_engine.base.CheckpointEngineRegistry._registry)
 print(hasattr(verl.utils.distributed.initialize_global_process_group_ray, "__wrapped__"))
 print(hasattr(verl.utils.model.load_valuehead_model, "__wrapped__"))
 print("VERL_PLATFORM" in os.environ, "VERL_ENGINE_DEVICE" in os.environ)
 """
-    assert python(code).split() == ["None", "False", "False", "False", "False", "False", "False"]
+
+
+def test_verl_changes_only_where_the_cpu_is_asked_for():
+    assert set(python(PLACES)) == {"False"}
+    assert set(python(PLACES, VERL_PLATFORM="cpu")) == {"True"}
+
+
+def test_where_asked_verl_sees_the_cpu():
+    code = """
+import verl
+from verl.utils.device import get_device_name, get_device_id, get_nccl_backend, get_resource_name
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.replica import get_rollout_replica_class
+print(get_device_name(), get_device_id(), get_nccl_backend(), get_resource_name())
+print(get_rollout_class("embedded").__name__, get_rollout_replica_class("embedded").__name__)
+"""
+    seen = ["cpu", "cpu", "gloo", "GPU", "EmbeddedRollout", "EmbeddedReplica"]
+    assert python(code, VERL_PLATFORM="cpu") == seen
 
 
 def test_with_a_gpus_platform_a_configuration_of_verls_own_stays_with_it():
     code = """
 import verl
-from verl_ext.cpu import plugin
-plugin.install()
 from omegaconf import OmegaConf
 from verl.plugin.platform import get_platform, platform_cuda
 from verl.utils.device import auto_set_device
@@ -67,72 +77,27 @@ config = OmegaConf.create({"trainer": {"device": "cpu"}, "actor_rollout_ref": {}
 auto_set_device(config)
 print(get_platform().device_name, config.trainer.device)
 """
-    assert python(code) == "cuda cuda"
+    assert python(code) == ["cuda", "cuda"]
 
 
-def test_where_asked_every_part_is_in_place():
-    code = """
-import os
-from verl_ext.cpu import plugin
-plugin.install()
-import verl
-plugin.install()  # verl loads it too: a second call changes nothing
-import verl.utils.distributed, verl.utils.model
-from verl.utils.device import get_device_name, get_device_id, get_nccl_backend, get_resource_name
-from verl.workers.rollout.base import get_rollout_class
-from verl.workers.rollout.replica import get_rollout_replica_class
-from verl.checkpoint_engine.base import CheckpointEngineRegistry
-print(get_device_name(), get_device_id(), get_nccl_backend(), get_resource_name(), os.environ["VERL_ENGINE_DEVICE"])
-print(get_rollout_class("embedded").__name__, get_rollout_replica_class("embedded").__name__)
-print("socket" in CheckpointEngineRegistry._registry)
-wrapped = verl.utils.distributed.initialize_global_process_group_ray
-print(hasattr(wrapped, "__wrapped__"), hasattr(wrapped.__wrapped__, "__wrapped__"))
-"""
-    assert python(code, VERL_PLATFORM="cpu").split() == [
-        *("cpu", "cpu", "gloo", "GPU", "cuda"),
-        *("EmbeddedRollout", "EmbeddedReplica", "True", "True", "False"),
-    ]
+@pytest.mark.parametrize(("platform", "given", "left"), [("cpu", "", "None"), ("cpu", "1", "1"), ("", "", "")])
+def test_hidden_gpus_do_not_keep_ray_from_its_virtual_slots(platform, given, left):
+    code = "import os, verl_ext.cpu.plugin; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+    assert "".join(python(code, VERL_PLATFORM=platform, CUDA_VISIBLE_DEVICES=given)) == left
 
 
-def test_the_configurations_are_found_by_verls_own_program():
-    code = """
-import verl
-from verl_ext.cpu import plugin
-plugin.install()
-from hydra.core.config_store import ConfigStore
-print(sorted(ConfigStore.instance().repo["verl_ext"]))
-"""
-    assert {"cpu.yaml", "separate_async.yaml", "vllm.yaml"} <= set(ast.literal_eval(python(code)))
-
-
-def _module_with(**members):
+def module_with(**members):
     module = ModuleType("verl.somewhere")
     vars(module).update(members)
     return module
 
 
 @pytest.mark.parametrize(
-    ("patch", "members", "told"),
-    [
-        (patches.process_group, {}, ("distributed.initialize_global_process_group_ray", "not exist")),
-        (
-            patches.process_group,
-            {"initialize_global_process_group_ray": lambda timeout_second=None: None},
-            ("initialize_global_process_group_ray", "not take backend"),
-        ),
-        (patches.replay_buffer, {}, ("replay_buffer.ReplayBuffer.__init__", "not exist")),
-        (
-            patches.replay_buffer,
-            {"ReplayBuffer": type("ReplayBuffer", (), {})},
-            ("ReplayBuffer", "not take poll_interval"),
-        ),
-        (patches.offload_policy, {"CPUOffloadPolicy": None}, ("CPUOffloadPolicy", "not a function")),
-        (patches.value_model, {"load_valuehead_model": lambda path: None}, ("load_valuehead_model", "not take")),
-    ],
+    "patch", [patches.process_group, patches.value_model, patches.padding, patches.vllm_linear, patches.vllm_version]
 )
-def test_a_patch_says_what_moved_in_verl(patch, members, told):
-    with pytest.raises(IntegrationError, match=facts(*told)):
-        patch(_module_with(**members))
+def test_a_patch_of_a_name_that_moved_in_verl_says_so(patch):
+    with pytest.raises(IntegrationError, match=r"verl\.somewhere has no"):
+        patch(module_with())
 
 
 def test_a_polling_interval_shorter_than_ours_is_kept():
@@ -145,7 +110,7 @@ def test_a_polling_interval_shorter_than_ours_is_kept():
 
 
 def test_a_reference_model_is_offloaded_without_pinned_memory():
-    module = _module_with(CPUOffloadPolicy=lambda pin_memory=True: pin_memory)
+    module = module_with(CPUOffloadPolicy=lambda pin_memory=True: pin_memory)
     patches.offload_policy(module)
     assert module.CPUOffloadPolicy(pin_memory=True) is False
 
@@ -156,7 +121,7 @@ def test_the_process_group_asks_for_one_backend_unless_another_is_named():
     def initialise(timeout_second=None, backend=None):
         seen.append((timeout_second, backend))
 
-    module = _module_with(initialize_global_process_group_ray=initialise)
+    module = module_with(initialize_global_process_group_ray=initialise)
     patches.process_group(module)
     module.initialize_global_process_group_ray(timeout_second=5)
     module.initialize_global_process_group_ray(backend="gloo")
@@ -166,26 +131,33 @@ def test_the_process_group_asks_for_one_backend_unless_another_is_named():
 def test_a_critic_has_the_attention_of_its_configuration(monkeypatch):
     import transformers
 
-    def original(local_path, torch_dtype, model_config, trust_remote_code):
-        raise AssertionError("verl's own asks for flash attention")
-
     seen = {}
     monkeypatch.setattr(
         transformers.AutoModelForTokenClassification, "from_pretrained", lambda path, **given: seen.update(given)
     )
-    module = _module_with(load_valuehead_model=original)
+
+    def original(local_path, torch_dtype, model_config, trust_remote_code):
+        raise AssertionError("verl's own asks for flash attention")
+
+    module = module_with(load_valuehead_model=original)
     patches.value_model(module)
-    config = SimpleNamespace(_attn_implementation="eager")
-    module.load_valuehead_model("path", "float32", config, False)
-    expected = {"attn_implementation": "eager", "dtype": "float32", "trust_remote_code": False}
-    assert seen == {**expected, "config": config}
+    module.load_valuehead_model("path", "float32", SimpleNamespace(_attn_implementation="eager"), False)
+    assert seen["attn_implementation"] == "eager"
 
 
-def test_hidden_gpus_do_not_keep_ray_from_its_virtual_slots():
-    code = "import os; from verl_ext.cpu import plugin; plugin.install(); print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
-    assert python(code, VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES="") == "None"
-    assert python(code, VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES="1") == "1"
-    assert python(code, CUDA_VISIBLE_DEVICES="") == ""
+def test_without_flash_attention_sequences_are_padded_and_back(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(patches, "find_spec", lambda name: None)
+    module = module_with(_get_attention_functions=lambda: pytest.fail("needs flash-attn"))
+    patches.padding(module)
+    take, pad, _, unpad = module._get_attention_functions()
+    mask = torch.tensor([[0, 1, 1], [1, 0, 0]])
+    rows = torch.arange(6.0).view(2, 3, 1)
+    flat, indices, offsets, longest, _ = unpad(rows, mask)
+    assert (indices.tolist(), offsets.tolist(), int(longest)) == ([1, 2, 3], [0, 2, 3], 2)
+    assert torch.equal(take(rows.view(6, 1), indices), flat)
+    assert torch.equal(pad(flat, indices, 2, 3), rows * mask[:, :, None])
 
 
 def test_the_version_of_vllm_is_found_under_its_cpu_name():
@@ -197,7 +169,7 @@ def test_the_version_of_vllm_is_found_under_its_cpu_name():
             raise NotFoundError(distribution_name)
         return "0.28.0"
 
-    module = _module_with(version=version, PackageNotFoundError=NotFoundError)
+    module = module_with(version=version, PackageNotFoundError=NotFoundError)
     patches.vllm_version(module)
     assert module.version("vllm") == "0.28.0+cpu"
     with pytest.raises(NotFoundError, match="other"):
@@ -207,7 +179,7 @@ def test_the_version_of_vllm_is_found_under_its_cpu_name():
 def test_vllms_linear_layers_keep_the_weight_that_the_trainer_replaces():
     import torch
 
-    module = _module_with(dispatch_cpu_unquantized_gemm=lambda layer, remove_weight: setattr(layer, "repacked", True))
+    module = module_with(dispatch_cpu_unquantized_gemm=lambda layer, remove_weight: setattr(layer, "repacked", True))
     patches.vllm_linear(module)
     layer = torch.nn.Linear(2, 1, bias=False)
     module.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
@@ -218,13 +190,3 @@ def test_vllms_linear_layers_keep_the_weight_that_the_trainer_replaces():
     for other in (torch.nn.Conv1d(1, 1, 1), torch.nn.Linear(2, 1, device="meta")):
         module.dispatch_cpu_unquantized_gemm(other, remove_weight=True)
         assert other.repacked
-
-
-def test_a_function_is_wrapped_once():
-    def auto_set_device(config):
-        return None
-
-    module = SimpleNamespace(auto_set_device=auto_set_device)
-    plugin._watch_configuration(module)
-    plugin._watch_configuration(module)
-    assert module.auto_set_device.__wrapped__ is auto_set_device

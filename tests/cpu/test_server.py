@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.cpu.servers import PARAMS, ask, begin, ready
+from tests import tiny_model
+from tests.cpu.servers import CONFIG, PARAMS, ask, begin, ready, weights_of
+from tests.facts import facts
 from verl_ext.cpu import server as server_module
+from verl_ext.cpu.server import sampling_from
 from verl_ext.errors import ConfigurationError, IntegrationError
 
 
@@ -182,3 +186,117 @@ def test_the_model_is_as_configured_and_evaluates(make):
     assert server._model.dtype == torch.bfloat16
     assert not server._model.training
     assert server._pad == 2  # without a padding token, the end token
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [({"min_p": 0.1}, ("'min_p'", "'temperature'")), ({"repetition_penalty": 1.1}, ("repetition_penalty",))],
+)
+def test_a_sampling_parameter_that_would_have_no_effect_is_refused(params, told):
+    with pytest.raises(ConfigurationError, match=facts(*told)):
+        sampling_from(params, prompt_length=3, config=CONFIG)
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_the_end_token_is_ignored_where_the_request_or_else_the_configuration_says_so(configured):
+    config = SimpleNamespace(**{**vars(CONFIG), "ignore_eos": configured})
+    assert sampling_from({}, prompt_length=3, config=config).ignore_eos is configured
+    assert sampling_from({"ignore_eos": not configured}, prompt_length=3, config=config).ignore_eos is not configured
+
+
+def test_greedy_knows_no_truncation():
+    found = sampling_from({"temperature": 0, "top_k": 1, "top_p": 0.5}, prompt_length=3, config=CONFIG)
+    assert (found.temperature, found.top_k, found.top_p) == (0.0, -1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("params", "prompt_length", "longest", "expected"),
+    [
+        ({}, 3, None, 8),  # response_length 8, however short the prompt
+        ({}, 16, None, 8),  # prompt_length 16 + response_length 8 - 16 = 8
+        ({}, 20, None, 4),  # 16 + 8 - 20 = 4: a prompt over its length takes from the response
+        ({}, 30, None, 1),  # never less than 1
+        ({"max_tokens": 3}, 16, None, 3),
+        ({"max_new_tokens": 5}, 16, None, 5),
+        ({}, 10, 12, 2),  # 12 - 10
+        ({"max_tokens": 8}, 10, 12, 2),
+    ],
+)
+def test_the_limit_follows_verls_rules(params, prompt_length, longest, expected):
+    config = SimpleNamespace(**{**vars(CONFIG), "max_model_len": longest})
+    assert sampling_from(params, prompt_length=prompt_length, config=config).max_tokens == expected
+
+
+def test_weights_arrive_exactly_and_change_what_is_drawn(make, model, tokenizer):
+    other = tiny_model.make_model(tokenizer, seed=1)
+
+    async def scenario():
+        server = make()
+        await ready(server, model)
+        before = await ask(server, [5, 6, 7])
+        await ready(server, other)
+        return server, before, await ask(server, [5, 6, 7])
+
+    server, before, after = asyncio.run(scenario())
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(server._parameters[name], tensor), name
+    assert before.token_ids != after.token_ids
+
+
+@pytest.mark.parametrize("updates", [0, 1])
+def test_nothing_is_generated_before_the_first_update_and_between_the_parts_of_one(make, model, updates):
+    async def scenario():
+        server = make()
+        for _ in range(updates):
+            await ready(server, model)
+            await server.load_weights(weights_of(model)[:1])
+        await ask(server, [5, 6, 7])
+
+    with pytest.raises(IntegrationError, match=facts("before", "weights")):
+        asyncio.run(scenario())
+
+
+def test_an_update_without_a_step_leaves_the_version_of_the_weights(make, model):
+    async def scenario():
+        server = make()
+        await ready(server, model, step=3)
+        await ready(server, model, step=None)
+        return await ask(server, [5, 6, 7])
+
+    assert asyncio.run(scenario()).extra_fields["global_steps"] == 3
+
+
+def test_an_incomplete_update_is_refused_by_name_and_does_not_count_for_the_next(make, model):
+    async def scenario():
+        server = make()
+        *first, last = weights_of(model)
+        for part, told in ((first, f"not {[last[0]]}"), ([last], "not [")):
+            await server.load_weights(part)
+            with pytest.raises(IntegrationError, match=facts(told)):
+                await server.finish_weights(0)
+
+    asyncio.run(scenario())
+
+
+def test_weights_wait_for_the_end_of_the_running_batch(make, model, tokenizer):
+    other = tiny_model.make_model(tokenizer, seed=1)
+
+    async def scenario():
+        server = make(response_length=200)
+        await ready(server, model)
+        running = await begin(server, [5, 6, 7], max_tokens=200, ignore_eos=True)
+        await ready(server, other)
+        return running.done(), await running
+
+    done, output = asyncio.run(scenario())
+    assert done
+    assert len(output.token_ids) == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "told"),
+    [("model.norm.bias", (64,), "no such weight"), ("model.norm.weight", (65,), "shape (64,)")],
+)
+def test_a_weight_of_another_model_is_refused(make, name, shape, told):
+    with pytest.raises(IntegrationError, match=facts(name, told)):
+        asyncio.run(make().load_weights([(name, torch.zeros(shape))]))

@@ -1,71 +1,103 @@
+"""The ways of the weights: from the trainer's ranks to a rollout elsewhere, and from the adapter to its server."""
+
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 import torch
+from verl.workers.rollout.base import BaseRollout
 
-from verl_ext.cpu.weights import SocketCheckpointEngine
+from verl_ext.cpu import weights as module
+from verl_ext.cpu.rollout import EmbeddedRollout
+from verl_ext.cpu.weights import RayCheckpointEngine
+
+MEGABYTE = 1 << 18
+"""Numbers in fp32."""
 
 
-def transfer(weights, *, receivers, bucket_size, ranks=2):
-    """One update in the order of verl's manager: `ranks` trainers, of which the first sends."""
-    senders = [SocketCheckpointEngine(bucket_size, is_master=rank == 0) for rank in range(ranks)]
-    takers = [SocketCheckpointEngine(bucket_size) for _ in range(receivers)]
-    metadata = [engine.prepare() for engine in senders + takers]
-    actor, rollout = SocketCheckpointEngine.build_topology(ranks, receivers, metadata)
-    for engine, addresses in zip(senders + takers, actor["receivers"] + rollout["receivers"], strict=True):
-        engine.init_process_group(receivers=addresses)
-    drained = []
+class Queue(asyncio.Queue):
+    """Ray's queue within one process."""
 
-    def generator(rank):
-        yield from weights
-        drained.append(rank)
-
-    async def take(engine):
-        return [item async for item in engine.receive_weights()]
-
-    async def both():
-        sending = [engine.send_weights(generator(rank)) for rank, engine in enumerate(senders)]
-        return (await asyncio.gather(*sending, *(take(engine) for engine in takers)))[ranks:]
-
-    taken = asyncio.run(asyncio.wait_for(both(), 30))
-    for engine in senders + takers:
-        engine.finalize()
-    assert sorted(drained) == list(range(ranks))  # gathering is collective: no rank may stop early
-    return taken
+    def __init__(self, maxsize, actor_options):
+        super().__init__(maxsize)
+        assert actor_options == {"num_cpus": 0}  # it takes no slot that verl waits for
+        self.put_async, self.get_async = self.put, self.get
 
 
 @pytest.mark.parametrize("bucket_size", [1, 4096, 1 << 20])
 @pytest.mark.parametrize("receivers", [1, 3])
-def test_every_receiver_gets_every_weight_exactly(receivers, bucket_size):
+def test_every_rollout_gets_every_weight_exactly_in_each_update(receivers, bucket_size, monkeypatch):
+    monkeypatch.setattr(module, "Queue", Queue)
+    monkeypatch.setattr(RayCheckpointEngine, "kept", [])
     weights = [(f"w{number}", torch.randn(10 + number, 7)) for number in range(9)]
     weights.append(("half", torch.randn(5).bfloat16()))
-    for taken in transfer(weights, receivers=receivers, bucket_size=bucket_size):
-        assert [name for name, _ in taken] == [name for name, _ in weights]
-        assert all(torch.equal(a, b) and a.dtype == b.dtype for (_, a), (_, b) in zip(taken, weights, strict=True))
+    ranks = 2
+    senders = [RayCheckpointEngine(bucket_size, is_master=rank == 0) for rank in range(ranks)]
+    takers = [RayCheckpointEngine(bucket_size) for _ in range(receivers)]
+
+    async def update():
+        """In the order of verl's manager: two trainers, of which the first sends."""
+        metadata = [engine.prepare() for engine in senders + takers]
+        actor, rollout = RayCheckpointEngine.build_topology(ranks, receivers, metadata)
+        for engine, queues in zip(senders + takers, actor["queues"] + rollout["queues"], strict=True):
+            engine.init_process_group(queues=queues)
+        drained = []
+
+        def generator(rank):
+            yield from weights
+            drained.append(rank)
+
+        async def take(engine):
+            return [item async for item in engine.receive_weights()]
+
+        sending = [engine.send_weights(generator(rank)) for rank, engine in enumerate(senders)]
+        taken = (await asyncio.gather(*sending, *(take(engine) for engine in takers)))[ranks:]
+        for engine in senders + takers:
+            engine.finalize()
+        assert sorted(drained) == list(range(ranks))  # gathering is collective: no rank may stop early
+        for found in taken:
+            assert [name for name, _ in found] == [name for name, _ in weights]
+            assert all(torch.equal(a, b) and a.dtype == b.dtype for (_, a), (_, b) in zip(found, weights, strict=True))
+
+    async def twice():
+        await update()
+        await update()
+
+    asyncio.run(asyncio.wait_for(twice(), 30))
+    assert len(RayCheckpointEngine.kept) == receivers
 
 
-def test_a_second_update_works_after_finalize():
-    for value in (1.0, 2.0):
-        ((taken,),) = transfer([("w", torch.full((2,), value))], receivers=1, bucket_size=64)
-        assert taken[1].tolist() == [value, value]
+class Server:
+    """A server that only writes down what it is sent."""
+
+    def __init__(self):
+        self.buckets = []
+        self.finished = []
+        self.load_weights = SimpleNamespace(remote=self._load)
+        self.finish_weights = SimpleNamespace(remote=self._finish)
+
+    async def _load(self, bucket):
+        self.buckets.append([name for name, _ in bucket])
+
+    async def _finish(self, global_steps):
+        self.finished.append((global_steps, len(self.buckets)))
 
 
-def test_rank_0_gets_the_receivers_and_nobody_else_an_address():
-    metadata = [{"address": name} for name in ("rank 0", "rank 1", "receiver 0", "receiver 1")]
-    assert SocketCheckpointEngine.build_topology(2, 2, metadata) == (
-        {"receivers": [["receiver 0", "receiver 1"], []]},
-        {"receivers": [[], []]},
-    )
+def test_the_adapter_sends_buckets_of_the_configured_size_and_then_the_end():
+    rollout = EmbeddedRollout.__new__(EmbeddedRollout)
+    rollout.config = SimpleNamespace(checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=2))
+    rollout._server = Server()
+    megabytes = [1, 1, 1, 3, 1, 1]  # in buckets of 2; one that is larger goes by itself
+    weights = [(f"w{number}", torch.zeros(size * MEGABYTE)) for number, size in enumerate(megabytes)]
+    asyncio.run(rollout.update_weights(iter(weights), global_steps=4))
+    assert rollout._server.buckets == [["w0", "w1"], ["w2"], ["w3"], ["w4", "w5"]]
+    assert rollout._server.finished == [(4, 4)]
 
 
-def test_finalize_closes_every_socket():
-    taker, sender = SocketCheckpointEngine(64), SocketCheckpointEngine(64, is_master=True)
-    address = taker.prepare()["address"]
-    sender.prepare()
-    sender.init_process_group([address])
-    sockets = [*taker._sockets, *sender._sockets]
-    for engine in (taker, sender):
-        engine.finalize()
-    assert [socket.closed for socket in sockets] == [True] * 3
+def test_a_rank_sends_to_the_server_of_its_rank_unless_told_another(monkeypatch):
+    monkeypatch.setattr(BaseRollout, "__init__", lambda self, *rest: None)
+    monkeypatch.setenv("RANK", "3")
+    assert EmbeddedRollout(None, None, None).replica_rank == 3
+    assert EmbeddedRollout(None, None, None, replica_rank=1).replica_rank == 1

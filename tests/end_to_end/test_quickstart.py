@@ -6,16 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.run import MARK, end_all
-from tests.facts import a_line_says
 from tests.signals import as_from_a_terminal
-from verl_ext.registry import BUILT_IN
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 SCRIPT = Path(__file__).parents[2] / "scripts/quickstart.sh"
@@ -43,25 +40,16 @@ def start(tmp_path):
     assert end_all(mark) == []
 
 
-def test_it_trains_with_both_estimators_and_a_second_time_reuses_everything(start, tmp_path):
-    first = start("--task", "sums", "--estimator", "drgrpo", "--steps", "2")
-    output, _ = first.communicate(timeout=TIMEOUT)
-    assert first.returncode == 0, output
-    assert output.count("Training Progress: 100%") >= 2
-    for reward in ("correctness", "integer", "format"):
-        for name in ("grpo", "drgrpo"):
+def test_it_trains_both_arms_and_compares_them(start, tmp_path):
+    process = start("--steps", "2")
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, output
+    for name in ("grpo", "gdpo"):
+        assert f"{name} Training Progress: 100%" in output
+        assert list(tmp_path.glob(f"{name}/checkpoints/global_step_2/actor/*.pt"))
+        for reward in ("correctness", "format"):
             assert f"{reward} {name} 1 1-2" in " ".join(output.split())
-    assert (tmp_path / "sums.png").read_bytes().startswith(b"\x89PNG")
-    checkpoints = [line.split(": ")[1] for line in output.splitlines() if line.startswith("checkpoint of ")]
-    assert len(checkpoints) == 2
-    assert all(list(Path(path).glob("actor/*.pt")) for path in checkpoints)
-    began = time.monotonic()
-    again = start("--task", "sums", "--estimator", "drgrpo", "--steps", "2")
-    output, _ = again.communicate(timeout=TIMEOUT)
-    assert again.returncode == 0, output
-    assert output.count("is there already") == 3  # the task and two runs
-    assert "Training Progress" not in output
-    assert time.monotonic() - began < 60
+    assert (tmp_path / "rewards.png").read_bytes().startswith(b"\x89PNG")
 
 
 def interrupted(start, tell):
@@ -76,19 +64,11 @@ def interrupted(start, tell):
 
 def test_ctrl_c_ends_everything_that_it_started(start, tmp_path):
     code, output = interrupted(start, lambda pid: os.killpg(pid, signal.SIGINT))  # as a terminal does
-    assert code == 130
-    assert "interrupted; every process of the run has ended" in output
-    assert not (tmp_path / "tools.png").exists()
+    assert code == 130, output
+    assert not (tmp_path / "rewards.png").exists()
 
 
 def test_a_request_to_end_reaches_everything_through_the_script_alone(start, tmp_path):
     code, _ = interrupted(start, lambda pid: os.kill(pid, signal.SIGTERM))
     assert code == 143
-    assert not (tmp_path / "tools.png").exists()
-
-
-def test_a_wrong_option_is_refused_before_anything_starts(start):
-    process = start("--estimator", "ppo")
-    output, _ = process.communicate(timeout=20)
-    assert process.returncode == 2
-    assert a_line_says(output, "--estimator", "'ppo'", *({"grpo", *BUILT_IN} - {"compose"}))
+    assert not (tmp_path / "rewards.png").exists()

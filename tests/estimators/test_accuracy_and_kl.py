@@ -98,7 +98,7 @@ def test_accuracy_is_taken_before_kl():
     """With KL the score of row 0 is 0.75, and the mean accuracy would be 0.1875."""
     state = RunState()
     kl_call("hadw", {}, state=state)
-    assert state.states["hadw"]["weigh_by_history"].value == 0.25
+    assert state.states["hadw"]["weigh_by_history"]["value"] == 0.25
 
 
 @pytest.mark.parametrize("name", ["dgpo", "hadw"])

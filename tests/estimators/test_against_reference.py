@@ -149,7 +149,7 @@ def test_hadw_over_several_batches(batches, weights, base, anchor, scale, window
         wanted = memory.reweigh(base_of(base, rollout, weights), rollout.uids, rollout.accuracy)
         check("hadw", rollout, config, wanted, run)
         if anchor == "soft" and memory.capability is not None:
-            assert math.isclose(run.states["hadw"]["weigh_by_history"].value, memory.capability, abs_tol=1e-12)
+            assert math.isclose(run.states["hadw"]["weigh_by_history"]["value"], memory.capability, abs_tol=1e-12)
 
 
 DGPO = ["weigh_and_sum", "centre", "scale_by_mad", "balance", "weigh_by_difficulty"]

@@ -13,11 +13,10 @@ from tests.batches import rollouts
 from tests.calls import call
 from tests.estimators.every import ESTIMATORS, KEYS, run, started
 from tests.facts import facts
-from verl_ext import RunState, Settings, Step, build
-from verl_ext.core.chain import Chain
-from verl_ext.core.steps import ScaleByStd, WeighAndSum
+from verl_ext import RunState, Settings, build
+from verl_ext.core.steps import ScaleByStd
 from verl_ext.errors import ConfigurationError
-from verl_ext.estimators.compose import STEPS, describe, settings_of, try_out
+from verl_ext.estimators.compose import STEPS, describe, settings_of
 
 EVERY = [
     *ESTIMATORS.values(),
@@ -70,22 +69,20 @@ SUMMED = ["weigh_and_sum", "centre"]
 WRONG = [
     ([], ("algorithm.compose.steps=[...]", "verl_ext show gdpo")),
     (["centr", "weigh_and_sum"], ("steps[0]", "'centr'", "did you mean 'centre'", "'balance'", "package.module:Class")),
-    (["centre"], ("algorithm.compose.steps", "no weigh_and_sum")),
+    (["centre"], ("algorithm.compose.steps", "weigh_and_sum once", "found 0")),
     (["weigh_and_sum", "scale_by_std"], ("steps[1]", "scale_by_std", "must come after centre")),
     (["whiten", "weigh_and_sum"], ("steps[0]", "whiten", "must come after weigh_and_sum")),
     (["balance", *SUMMED], ("steps[0]", "balance", "must come after weigh_and_sum")),
     (["weigh_by_difficulty", *SUMMED], ("steps[0]", "weigh_by_difficulty", "must come after weigh_and_sum")),
-    ([*SUMMED, "weigh_and_sum"], ("steps[2]", "not come after weigh_and_sum", "one value")),
+    ([*SUMMED, "weigh_and_sum"], ("weigh_and_sum once", "found 2")),
     ([*SUMMED, "balance", "scale_by_mad"], ("steps[3]", "scale_by_mad", "not come after balance")),
     ([*SUMMED, "weigh_by_difficulty", "scale_by_std"], ("scale_by_std", "not come after weigh_by_difficulty")),
     ([*SUMMED, "weigh_by_history", "scale_by_std"], ("scale_by_std", "not come after weigh_by_history")),
     ([*SUMMED, "whiten", "scale_by_std"], ("scale_by_std", "not come after whiten")),
     (["weigh_and_sum", "weigh_by_history"], ("steps[1]", "weigh_by_history", "must come after centre")),
     (["centre", "weigh_by_history", "weigh_and_sum"], ("weigh_by_history", "must come after weigh_and_sum")),
-    ([*SUMMED, "scale_by_std", "scale_by_mad"], ("steps[3]", "scale_by_mad", "not come after a division")),
-    ([*SUMMED, "balance", "balance"], ("steps[3]", "not come after balance", "remove one")),
-    ([*SUMMED, "whiten", "whiten"], ("steps[3]", "not come after whiten", "remove one")),
-    ([*SUMMED, "weigh_by_difficulty", "weigh_by_difficulty"], ("not come after weigh_by_difficulty", "remove one")),
+    ([*SUMMED, "balance", "balance"], ("steps[3]", "not come after balance", "twice")),
+    ([*SUMMED, "weigh_by_difficulty", "weigh_by_difficulty"], ("not come after weigh_by_difficulty", "twice")),
     ([":Step", *SUMMED], ("steps[0]", "':Step'", "package.module:Class")),
     (["json:", *SUMMED], ("steps[0]", "'json:'", "package.module:Class")),
     ([*SUMMED, "balance", "whiten"], ("steps[3]", "whiten", "not come after balance")),
@@ -93,14 +90,17 @@ WRONG = [
         [*SUMMED, {"step": "condition", "conditions": {"a": {"on": "b", "at_least": 1}}}],
         ("steps[2]", "condition", "not come after weigh_and_sum"),
     ),
-    ([*SUMMED, "weigh_by_history", "weigh_by_history"], ("not come after weigh_by_history", "remove one")),
+    ([*SUMMED, "weigh_by_history", "weigh_by_history"], ("weigh_by_history", "only once")),
     ([*SUMMED, {"step": "scale_by_std", "epsilom": 1}], ("scale_by_std", "'epsilom'", "did you mean 'epsilon'")),
-    ([*SUMMED, {"step": "scale_by_std", "epsilon": -1}], ("(scale_by_std).epsilon", "above 0", "found -1")),
-    ([*SUMMED, {"step": "whiten", "epsilon": 1, "over": "token"}], ("(whiten)", "epsilon", "no effect", "over=token")),
-    ([*SUMMED, {"step": "balance", "over": "rows"}], ("(balance).over", "'rows'", "valid: 'sequence', 'token'")),
+    ([*SUMMED, {"step": "scale_by_std", "epsilon": -1}], ("steps[2]", "scale_by_std.epsilon", "above 0", "found -1")),
+    (
+        [*SUMMED, {"step": "whiten", "epsilon": 1, "over": "token"}],
+        ("steps[2]", "whiten: epsilon", "over=token"),
+    ),
+    ([*SUMMED, {"step": "balance", "over": "rows"}], ("balance.over", "'rows'", "valid: 'sequence', 'token'")),
     ([*SUMMED, {"step": "weigh_by_history", "anchor": "fixed"}], ("anchor=fixed", "fixed_anchor", "[0, 1]")),
     ([{"step": "weigh_and_sum", "weights": [1]}, "centre"], ("weigh_and_sum", "algorithm.rewards.weights")),
-    ([{"step": "condition"}, *SUMMED], ("steps[0]", "condition", "conditions={")),
+    ([{"step": "condition"}, *SUMMED], ("steps[0]", "condition", "needs", "'conditions'")),
     (
         [{"step": "condition", "conditions": {"a": {"on": "a", "at_least": 1}}}, *SUMMED],
         ("conditions.a.on", "another", "found 'a'"),
@@ -111,17 +111,10 @@ WRONG = [
     ([*SUMMED, {"step": 3}], ("steps[2]", "{step: name, setting: value}", "found {'step': 3}")),
     ([{"epsilon": 1}, *SUMMED], ("steps[0]", "{step: name, setting: value}", "found {'epsilon': 1}")),
     (["no.such.module:Step", *SUMMED], ("'no.such.module:Step'", "No module named 'no'", "PYTHONPATH")),
-    (["verl_ext.core.steps:Whitten", *SUMMED], ("verl_ext.core.steps", "'Whitten'", "did you mean 'Whiten'")),
-    (["verl_ext.core.steps:divide", *SUMMED], ("'verl_ext.core.steps:divide'", "verl_ext.Step")),
+    (["verl_ext.core.steps:Whitten", *SUMMED], ("verl_ext.core.steps", "no attribute 'Whitten'")),
+    (["verl_ext.core.steps:listed", *SUMMED], ("'verl_ext.core.steps:listed'", "verl_ext.Step")),
     (["verl_ext.core.steps:Centre", *SUMMED], ("'centre'", "rename 'verl_ext.core.steps:Centre'")),
 ]
-
-
-def test_a_module_that_raises_is_said_to(tmp_path, monkeypatch):
-    (tmp_path / "raises_at_import.py").write_text('raise RuntimeError("on purpose")')
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigurationError, match=facts("'raises_at_import'", "RuntimeError", "on purpose")):
-        composed("raises_at_import:Step", *SUMMED)
 
 
 @pytest.mark.parametrize(("steps", "found"), WRONG, ids=[str(index) for index in range(len(WRONG))])
@@ -162,16 +155,3 @@ def test_accuracy_is_read_as_for_the_named_estimators():
     odds = np.exp(-np.array([0.5, 1.0, 1.0]) / 2)
     wanted = np.repeat(3 * odds / odds.sum(), 2) * np.array([0.5, -0.5] * 3)
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
-
-
-def test_a_step_that_writes_into_its_input_is_refused_when_it_is_tried():
-    class Doubles(Step):
-        name = "doubles"
-
-        def apply(self, values, batch):
-            values *= 2
-            return values
-
-    complaint = try_out(Chain((Doubles(), WeighAndSum())), Settings())
-    assert "step 'doubles'" in complaint
-    assert "read-only" in complaint

@@ -1,10 +1,11 @@
-"""Steps of the user's own in a list."""
+"""Steps of the user's own in a list, and the trial of an estimator on a made-up batch."""
 
 from __future__ import annotations
 
 import json
 import sys
 import textwrap
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from tests.calls import call
 from tests.estimators.test_compose import SUMMED, composed
 from tests.facts import facts, says
 from verl_ext import Batch, RunState, Settings, build
+from verl_ext.core.chain import Chain
+from verl_ext.core.steps import Centre, WeighAndSum
 from verl_ext.errors import CheckpointError, ConfigurationError
 from verl_ext.estimators.compose import try_out
 
@@ -22,9 +25,7 @@ OWN = """
 
     import numpy as np
 
-    from verl_ext.core.chain import Update
-    from verl_ext.core.chain import Step
-    from verl_ext.core.typed import limited
+    from verl_ext import Step, Update, limited
 
 
     @dataclass(frozen=True)
@@ -37,25 +38,19 @@ OWN = """
 
 
     @dataclass(frozen=True)
-    class Least(Step):
-        "The least reward in place of the weighted sum."
-        name: ClassVar[str] = "least"
-        stands_for: ClassVar[tuple[str, ...]] = ("weigh_and_sum",)
-
-        def apply(self, values, batch):
-            return values.min(axis=1, keepdims=True)
+    class Sum(Step):
+        name: ClassVar[str] = "weigh_and_sum"
 
 
-    @dataclass(frozen=True)
     class Slower(Step):
         "Divides by the number of batches so far."
-        name: ClassVar[str] = "slower"
+        name = "slower"
 
         def init(self):
             return {"batches": 0}
 
         def update(self, values, batch, state):
-            seen = (state or self.init())["batches"] + 1
+            seen = state["batches"] + 1
             return Update(values / seen, state={"batches": seen}, metrics={"batches": seen})
 
 
@@ -72,9 +67,6 @@ OWN = """
         def init(self):
             return {"seen": set()}
 
-        def update(self, values, batch, state):
-            return Update(values, state={})
-
 
     class ByLength(Slower):
         "Its state is in order on the made-up batch, which has more than four responses."
@@ -84,34 +76,27 @@ OWN = """
             return Update(values, state={len(values) if len(values) == 4 else "more": 1})
 
 
+    class Least(Step):
+        "Combines the rewards itself."
+        name = "least"
+
+        def apply(self, values, batch):
+            return values.min(axis=1, keepdims=True)
+
+
+    class Signs(Step):
+        "The weights are lost in it: it does not use the sum."
+        name = "signs"
+
+        def apply(self, values, batch):
+            return batch.rewards[:, :1] - 0.5
+
+
     class Flat(Step):
         name = "flat"
 
         def apply(self, values, batch):
             return values[:, 0]
-
-
-    made = Least()
-
-
-    class Foreign:
-        "Has all that a step needs, but is none."
-        name = "foreign"
-
-        def __init__(self, **settings):
-            self.after = self.not_after = {}
-            self.stands_for = ()
-
-        def init(self):
-            return None
-
-        def update(self, values, batch, state):
-            return Update(values)
-
-
-    class Nameless(Step):
-        def apply(self, values, batch):
-            return values
 
 
     class Broken(Step):
@@ -121,18 +106,34 @@ OWN = """
             return values / batch.unknown
 
 
-    class Listed(Step):
-        name = "listed"
+    class Doubles(Step):
+        name = "doubles"
 
         def apply(self, values, batch):
-            return values.tolist()
+            batch.rewards[:] *= 2
+            return values
 
 
-    class Fewer(Step):
-        name = "fewer"
+    class Infinite(Step):
+        name = "infinite"
 
         def apply(self, values, batch):
-            return values[:-1]
+            return values + np.inf
+
+
+    made = Least()
+
+
+    class Foreign:
+        "Has all that a step needs, but is none."
+        name = "foreign"
+
+        def update(self, values, batch, state):
+            return Update(values)
+
+
+    class Nameless(Step):
+        pass
 
 
     class Unready(Step):
@@ -140,28 +141,14 @@ OWN = """
 
         def init(self):
             raise OSError("no such table")
-
-
-    class Unchecked(Step):
-        name = "unchecked"
-
-        @classmethod
-        def check(cls, given):
-            return given["limit"] > 0
-
-
-    class Infinite(Step):
-        name = "infinite"
-
-        def apply(self, values, batch):
-            return np.where(np.arange(len(values))[:, None] == 0, np.inf, values)
 """
 
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """A module `own_steps` of the user's."""
+    """A module `own_steps` of the user's, and one that raises."""
     (tmp_path / "own_steps.py").write_text(textwrap.dedent(OWN))
+    (tmp_path / "raises_at_import.py").write_text('raise RuntimeError("on purpose")')
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("own_steps", None)
@@ -172,48 +159,32 @@ XY = {"rewards": {"keys": ["x", "y"]}}
 
 
 def test_a_step_of_one_s_own_stands_in_a_list_with_its_settings(own):
-    chain = composed(*SUMMED, {"step": "own_steps:Clip", "limit": 1}, **XY)
+    chain = composed(*SUMMED, {"step": "own_steps:Clip", "limit": 1}, "balance", "own_steps:Clip", **XY)
     # Totals 4 1 | 2 5, centred 1.5 -1.5 | -1.5 1.5.
     assert chain(BATCH).advantages.tolist() == [1.0, -1.0, -1.0, 1.0]
-    with pytest.raises(ConfigurationError, match=facts("steps[2]", "own_steps:Clip", "limit", "above 0", "found 0")):
-        composed(*SUMMED, {"step": "own_steps:Clip", "limit": 0})
 
 
-def test_a_step_that_cannot_begin_is_named(own):
-    with pytest.raises(ConfigurationError, match=facts("steps[2]", "own_steps:Unready", "OSError: no such table")):
-        composed(*SUMMED, "own_steps:Unready")
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ({"step": "own_steps:Clip", "limit": 0}, ("own_steps:Clip.limit", "above 0", "found 0")),
+        ("own_steps:Unready", ("OSError: no such table",)),
+        ("own_steps:Lest", ("'own_steps:Lest'", "no attribute 'Lest'", "package.module:Class")),
+        ("raises_at_import:Step", ("'raises_at_import:Step'", "RuntimeError: on purpose")),
+        ("own_steps:made", ("'own_steps:made'", "verl_ext.Step")),
+        ("own_steps:Foreign", ("'own_steps:Foreign'", "verl_ext.Step")),
+        ("own_steps:Nameless", ("'own_steps:Nameless'", "verl_ext.Step")),
+        ("own_steps:Sum", ("'weigh_and_sum'", "rename 'own_steps:Sum'")),
+    ],
+)
+def test_a_step_that_cannot_be_used_is_named_with_the_cause(own, step, told):
+    with pytest.raises(ConfigurationError, match=facts("algorithm.compose.steps[2]", *told)):
+        composed(*SUMMED, step)
 
 
-def test_a_step_whose_check_raises_is_named_with_the_cause(own):
-    with pytest.raises(
-        ConfigurationError, match=facts("steps[2]", "own_steps:Unchecked", "KeyError: 'limit'")
-    ) as caught:
-        composed(*SUMMED, "own_steps:Unchecked")
-    assert isinstance(caught.value.__cause__, KeyError)
-
-
-def test_a_misspelt_step_of_one_s_own_is_told_the_steps_of_its_module(own):
-    with pytest.raises(ConfigurationError, match=facts("'Lest'", "did you mean 'Least'", "'Clip'")) as caught:
-        composed("own_steps:Lest", "centre")
-    assert "'made'" not in str(caught.value)
-    assert "'Foreign'" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["made", "Foreign", "Nameless"])
-def test_only_a_named_class_that_inherits_step_is_a_step(own, name):
-    with pytest.raises(ConfigurationError, match=facts(f"steps[2]: 'own_steps:{name}'", "verl_ext.Step")):
-        composed(*SUMMED, f"own_steps:{name}")
-
-
-def test_a_step_of_one_s_own_may_come_twice(own):
-    chain = composed(*SUMMED, "own_steps:Clip", "balance", "own_steps:Clip", **XY)
-    assert [step.name for step in chain.steps].count("clip") == 2
-
-
-def test_a_step_of_one_s_own_may_stand_for_another(own):
-    chain = composed("own_steps:Least", "centre", "scale_by_mad", "balance", **XY)
-    # Least rewards 1 0 | 0 0.
-    np.testing.assert_allclose(chain(BATCH).advantages, [2 * 0.5 / 1.0001 * 2, -2 * 0.5 / 1.0001 * 2, 0, 0])
+def test_a_step_of_one_s_own_cannot_replace_the_sum(own):
+    with pytest.raises(ConfigurationError, match=facts("weigh_and_sum once", "found 0")):
+        composed("own_steps:Least", "centre", **XY)
 
 
 def test_a_step_of_one_s_own_may_remember_something_that_is_saved_and_read(own):
@@ -221,47 +192,66 @@ def test_a_step_of_one_s_own_may_remember_something_that_is_saved_and_read(own):
     first = chain(BATCH)
     second = chain(BATCH, first.state)
     np.testing.assert_array_equal(second.advantages, first.advantages / 2)
-    assert second.metrics["slower/batches"] == 2
-    run = RunState()
-    run.states["compose"] = second.state
-    saved = json.loads(json.dumps(run.state_dict()))
-    with pytest.raises(CheckpointError, match=facts("'slower'", "known: 'weigh_by_history'")):
-        RunState().load_state_dict(saved)
+    assert second.metrics["batches"] == 2
+    saved = json.loads(json.dumps(RunState({"compose": second.state}).state_dict()))
     resumed = RunState()
-    resumed.readers |= chain.readers
     resumed.load_state_dict(saved)
+    chain.check_state(resumed.states["compose"])
     np.testing.assert_array_equal(chain(BATCH, resumed.states["compose"]).advantages, first.advantages / 3)
 
 
+def trial(*steps, **algorithm):
+    settings = Settings.parse({"compose": {"steps": list(steps)}} | algorithm)
+    return try_out(partial(build, "compose"), settings)
+
+
 @pytest.mark.parametrize(
-    ("step", "found"),
+    ("steps", "told"),
     [
-        ("Flat", ("(own_steps:Flat)", "shape (12,)", "array")),
-        ("Listed", ("(own_steps:Listed)", "list", "array", 12)),
-        ("Fewer", ("(own_steps:Fewer)", "shape (11, 1)", "array", 12)),
-        ("Broken", ("(own_steps:Broken)", "AttributeError: 'Batch' object has no attribute 'unknown'")),
-        ("Infinite", ("(own_steps:Infinite)", "finite")),
-        ("Pair", ("state['last']", "(1, 2)", "tuple")),
-        ("Ready", ("state['seen']", "set()")),
+        ([*SUMMED, "own_steps:Flat"], ("step 'flat'", "shape (12,)", "[N, 1]")),
+        ([*SUMMED, "own_steps:Broken"], ("AttributeError: 'Batch' object has no attribute 'unknown'", "own_steps.py")),
+        ([*SUMMED, "own_steps:Doubles"], ("read-only", "own_steps.py")),
+        ([*SUMMED, "own_steps:Infinite"], ("not finite",)),
+        ([*SUMMED, "own_steps:Pair"], ("step 'pair'", "[1, 2]")),
+        ([*SUMMED, "own_steps:Ready"], ("step 'ready'", "set")),
+        (["own_steps:Least", *SUMMED], ("1 values", "'x', 'y'")),
+        ([*SUMMED, "own_steps:Signs"], ("algorithm.rewards.weights", "no effect")),
     ],
 )
-def test_what_does_not_hold_is_found_on_a_made_up_batch(own, step, found):
-    settings = Settings.parse({"compose": {"steps": [*SUMMED, f"own_steps:{step}"]}} | XY)
-    complaint = try_out(build("compose", settings), settings)
-    assert says(complaint, f"step '{step.lower()}'", *found)
+def test_what_does_not_hold_is_found_on_a_made_up_batch(own, steps, told):
+    assert says(trial(*steps, **XY), *told)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0], [1.0, 0.0]])
+def test_a_list_that_holds_passes_the_made_up_batch(own, weights):
+    rewards = {"keys": ["x", "y"], "weights": weights}
+    for steps in (
+        [*SUMMED, "own_steps:Slower"],
+        [*SUMMED, "weigh_by_difficulty", "weigh_by_history"],
+        ["centre", "own_steps:Clip", "weigh_and_sum", "whiten"],
+    ):
+        assert trial(*steps, rewards=rewards) is None
+    assert trial(*SUMMED, "own_steps:Signs") is None  # one reward: no weights to lose
+
+
+def test_weights_without_effect_are_an_error_in_an_estimator_of_another_package():
+    settings = Settings.parse(XY)
+
+    def ignores(settings):
+        return Chain((WeighAndSum(), Centre()))
+
+    def refuses(settings):
+        if settings.rewards.weights is not None:
+            raise ConfigurationError("this estimator takes no weights")
+        return ignores(settings)
+
+    assert says(try_out(ignores, settings), "algorithm.rewards.weights", "no effect")
+    assert try_out(refuses, settings) is None
+    assert try_out(lambda settings: Chain((WeighAndSum(settings.rewards.weights), Centre())), settings) is None
 
 
 def test_a_state_that_cannot_be_saved_is_refused_at_the_first_batch(own):
     steps = [*SUMMED, "own_steps:ByLength"]
-    settings = Settings.parse({"compose": {"steps": steps}})
-    assert try_out(build("compose", settings), settings) is None
-    with pytest.raises(CheckpointError, match=facts("step 'by_length'", "key 4", "int")):
+    assert trial(*steps) is None
+    with pytest.raises(CheckpointError, match=facts("step 'by_length'", "JSON")):
         call("compose", [1.0, 0.0, 1.0, 1.0], list("aabb"), config={"compose": {"steps": steps}})
-
-
-def test_a_list_that_holds_passes_the_made_up_batch(own):
-    """It has as many rewards as the list gets."""
-    rewards = {"keys": ["x", "y"], "weights": [1.0, 2.0]}
-    for steps in (["own_steps:Least", "centre"], [*SUMMED, "own_steps:Slower"], [*SUMMED, "weigh_by_difficulty"]):
-        settings = Settings.parse({"compose": {"steps": steps}, "rewards": rewards})
-        assert try_out(build("compose", settings), settings) is None

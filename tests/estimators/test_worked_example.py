@@ -104,14 +104,14 @@ REWEIGHED = [1.499997 * 1.669233, *[-0.499999 * 1.012441] * 3, 0, 0, 0, 0]
 def test_the_core_gives_the_row_of_hadw():
     chain = build("hadw", Settings.parse(HADW))
     first = chain(Batch.of(np.array(FIRST)[:, None], UIDS[:8], accuracy=FIRST))
-    assert first.state["weigh_by_history"].value == 0.5  # y = 4/8
+    assert first.state["weigh_by_history"]["value"] == 0.5  # y = 4/8
     grpo = [1.499997, *[-0.499999] * 3, *[0.499999] * 3, -1.499997]
     np.testing.assert_allclose(first.advantages, grpo, atol=1e-5)  # Phi = 1
-    assert first.metrics["hadw/reweighting_mean"] == 1
+    assert first.metrics["reweighting_mean"] == 1
     second = chain(Batch.of(np.array(SECOND)[:, None], UIDS[:8], accuracy=SECOND), first.state)
     np.testing.assert_allclose(second.advantages, REWEIGHED, atol=1e-5)
     # One posterior so far: sigma = 1, eta = 0.1, 0.9 * 0.5 + 0.1 * 5/8 = 0.5125.
-    assert second.state["weigh_by_history"].value == pytest.approx(0.5125, abs=1e-12)
+    assert second.state["weigh_by_history"]["value"] == pytest.approx(0.5125, abs=1e-12)
 
 
 def test_the_registered_function_gives_the_row_of_hadw():
@@ -120,7 +120,7 @@ def test_the_registered_function_gives_the_row_of_hadw():
     np.testing.assert_allclose(first.rows[:2], [1.499997, -0.499999], atol=1e-5)
     second = call("hadw", SECOND, UIDS[:8], LENGTHS[:8], config=HADW, state=run)
     np.testing.assert_allclose(second.rows, REWEIGHED, atol=1e-5)
-    assert run.states["hadw"]["weigh_by_history"].value == pytest.approx(0.5125, abs=1e-12)
+    assert run.states["hadw"]["weigh_by_history"]["value"] == pytest.approx(0.5125, abs=1e-12)
 
 
 def test_gdpo_of_trl_is_reached_with_its_epsilon():

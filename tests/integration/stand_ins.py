@@ -15,7 +15,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_ext.registry import ESTIMATORS
 
 REGISTERED = tuple(ESTIMATORS)
-HOME = "verl_ext.integration.advantage.registry"
+HOME = "verl_ext.integration.advantage"
 FAILING = "!"
 
 # The first letter of an answer says what it earns: (accuracy, format). The rest is there for the length. Any other

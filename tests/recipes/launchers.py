@@ -1,34 +1,38 @@
-"""The recipes' launchers, run for the command that they would start."""
+"""The recipes' scripts and configurations, as a user starts them."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.integration.configs import compose
+import hydra
+
+from tests.integration import configs  # noqa: F401 - reads verl's files once, and loads the presets
 
 RECIPES = Path(__file__).parents[2] / "recipes"
+ARMS = sorted(
+    f"{path.parent.name}/{path.stem}"
+    for recipe in ("gsm8k", "math", "tool_calling")
+    for path in (RECIPES / recipe).glob("*.yaml")
+    if not path.stem.startswith("base")
+)
 VARIABLES = {"PATH", "HOME", "PYTHONPATH", "LANG", "LC_ALL", "TMPDIR"}
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Little of our own environment, so that no variable of it sets up a recipe, and the variables."""
+    """Little of the environment of the tests, so that no variable of it reaches a recipe, and these variables."""
     kept = {name: value for name, value in os.environ.items() if name in VARIABLES}
     return {**kept, "PYTHON": sys.executable, **variables}
 
 
-def run(recipe: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return run_script(f"{recipe}/run.sh", *arguments, **variables)
-
-
-def run_script(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(script: str, *arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(RECIPES / script), *arguments],
         env=environment(**variables),
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=120,
@@ -36,15 +40,16 @@ def run_script(script: str, *arguments: str, **variables: str) -> subprocess.Com
     )
 
 
-def overrides(recipe: str, *arguments: str, **variables: str) -> list[str]:
-    """What the launcher gives to `verl.trainer.main_ppo`."""
-    done = run(recipe, *arguments, DRY_RUN="1", **variables)
-    assert done.returncode == 0, done.stderr
-    command = shlex.split(done.stdout)
-    assert command[:4] == [sys.executable, "-u", "-m", "verl.trainer.main_ppo"]
-    return command[4:]
+def composed(arm: str, *overrides: str) -> Any:
+    """The configuration with which verl would start, before interpolations are resolved."""
+    with hydra.initialize_config_dir(str(RECIPES), version_base=None):
+        return hydra.compose(arm, overrides=list(overrides))
 
 
-def composed(recipe: str, *arguments: str, **variables: str) -> Any:
-    """The configuration that the launcher would start, as verl composes it."""
-    return compose(*overrides(recipe, *arguments, **variables))
+def estimator(arm: str) -> str:
+    return arm.partition("/")[2].partition("-")[0]
+
+
+def on_the_cpu(arm: str) -> str:
+    """The override with which an arm runs without a GPU."""
+    return "verl_ext=cpu" if estimator(arm) == "grpo" else f"verl_ext=[cpu,{estimator(arm)}]"

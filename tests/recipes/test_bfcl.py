@@ -232,9 +232,9 @@ def test_every_package_of_the_environment_is_pinned() -> None:
 @needs_bfcl
 def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path) -> None:
     """bfcl-eval's own questions, base class, checkers and tables, with a model that knows one answer."""
-    from verl_ext.cpu.tiny.make import Recipe, make
+    from tests import tiny_model
 
-    make(tmp_path / "tiny", Recipe("sums", 1, train_rows=1, val_rows=1))
+    tiny_model.write(tmp_path / "tiny", rows=1)
     home = tmp_path / "home"
     home.mkdir()
     (home / "template.txt").write_text(template_of(SYSTEM))

@@ -1,165 +1,154 @@
-"""Every recipe and arm, composed by verl's own configuration, against the papers' set-ups."""
+"""Every arm of the recipes: what it composes to, and how run.sh starts it."""
 
 from __future__ import annotations
 
-import logging
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
-import yaml
 from omegaconf import OmegaConf
 
-from tests.facts import a_line_says, facts
-from tests.recipes import launchers
-from tests.recipes.launchers import RECIPES, composed
-from tests.recipes.papers import ALGORITHMS, ARMS, WARNED
-from verl_ext.errors import ConfigurationError
-from verl_ext.integration.checks import check_run
-from verl_ext.conf import MARKER, defaults
-from verl_ext.registry import BUILT_IN
-from verl_ext.settings import VerlExtSettings
+from tests.recipes.launchers import ARMS, RECIPES, composed, estimator, on_the_cpu, run
+from verl_ext.cli import main
+
+# The commands of the first scripts, those that start the same run now, and the values that both give to verl.
+PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())
+COMMANDS = [
+    pytest.param(recipe, command["new"], {**content["shared"], **command["values"]}, id=command["old"])
+    for recipe, content in PUBLISHED.items()
+    for command in content["commands"]
+]
+OUTPUT = ("trainer.experiment_name", "trainer.default_local_dir")
+
+
+def flat(config: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in (OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else config).items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+@functools.cache
+def of_verl(*overrides: str) -> dict[str, Any]:
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        return dict(flat(hydra.compose("ppo_trainer", overrides=list(overrides))))
+
+
+@pytest.mark.parametrize(("recipe", "command", "expected"), COMMANDS)
+def test_a_published_command_composes_to_the_same_values_in_its_new_form(
+    recipe: str, command: str, expected: dict[str, Any]
+) -> None:
+    default = of_verl()
+    script, arm, *overrides = command.split()
+    assert script == f"recipes/{recipe}/run.sh"
+    preset = {} if estimator(f"{recipe}/{arm}") == "grpo" else of_verl(f"+verl_ext={estimator(f'{recipe}/{arm}')}")
+    ours = {name: value for name, value in preset.items() if name not in default}
+    values = {
+        name: value
+        for name, value in flat(composed(f"{recipe}/{arm}", *overrides))
+        if (name not in default or default[name] != value) and not (name in ours and ours[name] == value)
+    }
+    assert {name: value for name, value in values.items() if name not in OUTPUT} == expected
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_an_arm_composes_to_the_papers_set_up(arm: str, caplog: pytest.LogCaptureFixture) -> None:
-    recipe, variables, expected = ARMS[arm]
-    config = composed(recipe, **variables)
-    assert {path: found(config, path) for path in expected} == expected
-    assert config.algorithm.adv_estimator == variables.get("ALGORITHM", "dgpo" if recipe == "math" else "gdpo")
-    with caplog.at_level(logging.WARNING, "verl_ext"):
-        check_run(config)
-    messages = [record.getMessage() for record in caplog.records if record.name == "verl_ext"]
-    assert len(messages) == (arm in WARNED), messages
-    assert all(WARNED[arm] in message for message in messages)
+@pytest.mark.parametrize("cpu", [False, True], ids=["gpu", "cpu"])
+def test_every_arm_passes_the_check(arm: str, cpu: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = [on_the_cpu(arm)] if cpu else []
+    status = main(["check", "--config-path", str(RECIPES), "--config-name", arm, *overrides])
+    shown = capsys.readouterr().out
+    assert status == 0, shown
+    # Several updates a step are the experiment's choice.
+    assert ("0 warnings" in shown) == (arm != "tool_calling/dgpo"), shown
 
 
-def found(config: Any, path: str) -> Any:
-    """An entry, resolved; an error if there is none."""
-    value = OmegaConf.select(config, path, throw_on_missing=True, default="there is no such entry")
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-
-
-def test_every_recipe_has_an_arm_for_every_algorithm() -> None:
-    first = {"tool_calling": "gdpo", "gsm8k": "gdpo", "math": "dgpo"}
-    tried = {(recipe, variables.get("ALGORITHM", first[recipe])) for recipe, variables, _ in ARMS.values()}
-    assert tried == {(recipe, algorithm) for recipe in first for algorithm in ALGORITHMS}
-    assert {path.parent.name for path in RECIPES.glob("*/run.sh")} == set(first)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("recipe", ["tool_calling", "gsm8k", "math"])
-def test_every_arm_can_run_without_a_gpu(recipe: str, algorithm: str) -> None:
-    from verl_ext.cpu.checks import check
-
-    config = composed(recipe, ALGORITHM=algorithm, DEVICE="cpu")
-    check(config)
-    assert config.trainer.device == "cpu"
-    assert config.actor_rollout_ref.rollout.name == "embedded"
+@pytest.mark.parametrize("arm", ARMS)
+def test_an_arm_is_named_like_its_file_and_loses_what_needs_a_gpu_with_the_preset_cpu(arm: str) -> None:
+    config = composed(arm, on_the_cpu(arm))
+    assert f"{config.trainer.project_name}/{config.trainer.experiment_name}" == arm
+    assert config.trainer.default_local_dir == f"outputs/{arm}/checkpoints"
+    assert config.algorithm.adv_estimator == estimator(arm)
+    assert (config.trainer.device, config.actor_rollout_ref.rollout.name) == ("cpu", "embedded")
+    assert not config.actor_rollout_ref.model.use_remove_padding
     assert config.trainer.n_gpus_per_node == 1
 
 
-def test_only_the_estimator_differs_between_the_arms_that_are_compared() -> None:
-    """GSM8K's gdpo and grpo, and tool calling's gdpo and clean grpo: nothing else of verl's settings."""
-    pairs = {
-        "gsm8k": ({}, {"ALGORITHM": "grpo"}),
-        "tool_calling": ({}, {"ALGORITHM": "grpo", "KL_IN_REWARD": "False"}),
+@pytest.mark.parametrize(
+    ("one", "other"), [("gsm8k/gdpo", "gsm8k/grpo"), ("tool_calling/gdpo", "tool_calling/grpo-clean")]
+)
+def test_the_arms_that_are_compared_differ_in_nothing_but_the_estimator(one: str, other: str) -> None:
+    left, right = dict(flat(composed(one))), dict(flat(composed(other)))
+    different = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
+    ours = ("algorithm.gdpo.", "algorithm.rewards.", "algorithm.verl_ext.", "verl_ext_presets")
+    assert {name for name in different if not name.startswith(ours)} == {
+        "algorithm.adv_estimator",
+        "trainer.experiment_name",
     }
-    for recipe, (left, right) in pairs.items():
-        one, other = (plain(composed(recipe, EXPERIMENT_NAME="same", **given)) for given in (left, right))
-        for config in (one, other):
-            assert config["algorithm"].pop("adv_estimator") in ("gdpo", "grpo")
-            config.pop(MARKER, None)
-            config["algorithm"].pop("gdpo", None)
-            # A preset has the defaults of our reports as well, which do not train.
-            assert config["algorithm"].pop("verl_ext", defaults(VerlExtSettings)) == defaults(VerlExtSettings)
-            rewards = config["algorithm"].pop("rewards")
-            assert rewards["keys"]
-        assert one == other, recipe
 
 
-def plain(config: Any) -> Any:
-    return OmegaConf.to_container(config, resolve=False)
-
-
-def test_nodes_gpus_and_any_key_of_verl_can_be_set() -> None:
-    config = composed("gsm8k", "trainer.total_epochs=3", "algorithm.gdpo.scale=mad", NNODES="2", NGPUS_PER_NODE="4")
-    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node, config.trainer.total_epochs) == (2, 4, 3)
-    assert config.algorithm.gdpo.scale == "mad"
-
-
-@pytest.mark.parametrize("algorithm", ["gdpo", "grpo"])
-def test_a_further_reward_can_be_added_as_the_readme_says(algorithm: str) -> None:
-    config = composed(
-        "tool_calling",
-        "+reward.custom_reward_function.reward_kwargs.length=fixed",
-        "algorithm.rewards.keys=[correctness,format,length]",
-        ALGORITHM=algorithm,
-    )
-    check_run(config)
-    assert config.algorithm.rewards["keys"] == ["correctness", "format", "length"]
-    assert config.reward.custom_reward_function.reward_kwargs == {"matching": "greedy", "length": "fixed"}
-
-
-def test_another_anchor_can_be_chosen_as_the_readme_says() -> None:
-    config = composed("math", "algorithm.hadw.anchor=window", ALGORITHM="hadw")
-    check_run(config)
-    assert config.algorithm.hadw.anchor == "window"
-
-
-def test_paths_are_absolute_and_reach_the_node_that_trains(tmp_path: Any) -> None:
-    config = composed("gsm8k", OUTPUT_DIR=str(tmp_path / "run"))
-    assert config.trainer.default_local_dir == f"{tmp_path}/run/checkpoints"
-    variables = config.ray_kwargs.ray_init.runtime_env.env_vars
-    assert variables["VERL_FILE_LOGGER_PATH"] == f"{tmp_path}/run/metrics.jsonl"
-    assert config.data.train_files == str(RECIPES.parent / "data/gsm8k/train.parquet")
-
-
-REFUSED = {
-    "an algorithm that does not exist": (
-        "gsm8k",
-        {"ALGORITHM": "gdop"},
-        f"ALGORITHM is 'gdop', valid: grpo, {', '.join(name for name in BUILT_IN if name != 'compose')}",
-    ),
-    "a device that does not exist": ("math", {"DEVICE": "tpu"}, "DEVICE is 'tpu', valid: gpu, cpu"),
-    "a way to read numbers": ("gsm8k", {"STRICT": "yes"}, "STRICT is 'yes', valid: corrected, reference"),
-    "a switch": ("tool_calling", {"KL_IN_REWARD": "no"}, "KL_IN_REWARD is 'no', valid: True, False"),
-    "a loss under dgpo": ("math", {"LOSS": "gspo"}, "LOSS=gspo is for ALGORITHM=grpo and hadw"),
-    "an ablation of another method": ("math", {"ALGORITHM": "grpo", "DQW": "False"}, "are for ALGORITHM=dgpo"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_wrong_variable_is_refused_by_name(case: str) -> None:
-    recipe, variables, message = REFUSED[case]
-    done = launchers.run(recipe, DRY_RUN="1", **variables)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
-def test_missing_data_are_named_with_what_makes_them(tmp_path: Any) -> None:
-    done = launchers.run("gsm8k", DATA_DIR=str(tmp_path))
-    assert done.returncode == 2
-    assert a_line_says(done.stderr, f"{tmp_path}/train.parquet", "prepare_data.py")
-
-
-def test_kl_in_the_reward_of_gdpo_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=facts("use_kl_in_reward=True", "gdpo")):
-        check_run(composed("tool_calling", KL_IN_REWARD="True"))
-
-
-def test_the_launcher_itself_shows_its_configuration(tmp_path: Any) -> None:
-    """Through bash and verl's own entry point, as a user does; no data are needed and nothing is written."""
-    done = launchers.run("tool_calling", "--cfg", "job", ALGORITHM="drgrpo", OUTPUT_DIR=str(tmp_path / "run"))
+def test_run_sh_starts_an_arm_with_absolute_paths_and_keeps_earlier_metrics(tmp_path: Path) -> None:
+    (tmp_path / "data/gsm8k").mkdir(parents=True)
+    (tmp_path / "data/gsm8k/train.parquet").touch()
+    (tmp_path / "outputs/gsm8k/gdpo").mkdir(parents=True)
+    (tmp_path / "outputs/gsm8k/gdpo/metrics.jsonl").write_text("earlier")
+    done = run("gsm8k/run.sh", "gdpo", "trainer.nnodes=2", cwd=tmp_path, PYTHON="echo")
     assert done.returncode == 0, done.stderr
-    config = yaml.safe_load(done.stdout)
-    assert config["algorithm"]["adv_estimator"] == "drgrpo"
-    assert config["actor_rollout_ref"]["actor"]["loss_agg_mode"] == "seq-mean-token-sum-norm"
-    assert not (tmp_path / "run").exists()
+    assert f"--config-path {RECIPES} --config-name gsm8k/gdpo " in done.stdout
+    assert f"trainer.default_local_dir={tmp_path}/outputs/gsm8k/gdpo/checkpoints" in done.stdout
+    assert f"VERL_FILE_LOGGER_PATH={tmp_path}/outputs/gsm8k/gdpo/metrics.jsonl" in done.stdout
+    assert done.stdout.endswith(" trainer.nnodes=2\n")
+    (kept,) = (tmp_path / "outputs/gsm8k/gdpo/earlier").iterdir()
+    assert kept.read_text() == "earlier"
+    other = run("gsm8k/run.sh", "grpo", cwd=tmp_path, PYTHON="echo", OUTPUT_DIR="mine")
+    assert f"trainer.default_local_dir={tmp_path}/mine/checkpoints" in other.stdout
 
 
-@pytest.mark.parametrize("arguments", [("--cfg=job",), ("-c", "job")])
-def test_other_forms_of_that_option_need_no_data_and_write_nothing(arguments: tuple[str, ...], tmp_path: Any) -> None:
-    done = launchers.run("tool_calling", *arguments, PYTHON="echo", OUTPUT_DIR=str(tmp_path / "run"))
+@pytest.mark.parametrize(
+    ("recipe", "arguments", "variables", "said"),
+    [
+        ("gsm8k", (), {}, ["gdpo", "hadw"]),
+        ("math", ("dgop",), {}, ["dgpo-nodqw", "hadw-dapo"]),
+        ("gsm8k", ("gdpo",), {}, ["data/gsm8k/train.parquet", "gsm8k/prepare_data.py"]),
+        ("tool_calling", ("gdpo",), {"ALGORITHM": "grpo"}, ["ALGORITHM", "grpo-clean"]),
+        ("math", (), {"SETUP": "hadw"}, ["SETUP", "grpo-hadw"]),
+        ("tool_calling", ("grpo",), {"MODEL_PATH": "a/b"}, ["run.sh grpo actor_rollout_ref.model.path=a/b"]),
+        ("gsm8k", ("gdpo",), {"DEVICE": "cpu"}, ["verl_ext=[cpu,ESTIMATOR]"]),
+    ],
+)
+def test_run_sh_says_how_to_start(
+    recipe: str, arguments: tuple[str, ...], variables: dict[str, str], said: list[str], tmp_path: Path
+) -> None:
+    done = run(f"{recipe}/run.sh", *arguments, cwd=tmp_path, **variables)
+    assert done.returncode == 2
+    assert all(text in done.stderr for text in said), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_sh_shows_the_configuration_without_data(tmp_path: Path) -> None:
+    done = run("tool_calling/run.sh", "drgrpo", "--cfg", "job", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(" ".join(arguments) + "\n")
-    assert not (tmp_path / "run").exists()
+    assert "loss_agg_mode: seq-mean-token-sum-norm" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_is_evaluated_with_the_lengths_of_its_arm(tmp_path: Path) -> None:
+    (tmp_path / "data/math").mkdir(parents=True)
+    (tmp_path / "data/math/train.parquet").touch()
+    done = run("evaluate.sh", "math", "hadw", "merged", "a.b=1", cwd=tmp_path, PYTHON="echo", PASS_SAMPLES="2")
+    assert done.returncode == 0, done.stderr
+    greedy, sampled, summary = done.stdout.splitlines()
+    for command in (greedy, sampled):
+        assert "--config-name math/hadw " in command
+        assert "data.max_prompt_length=1024" in command  # at 512 the longest problems would be left out
+        assert "actor_rollout_ref.model.path=merged" in command
+        assert command.endswith(" a.b=1")
+    assert "val_kwargs.n=2" in sampled
+    assert f"{tmp_path}/outputs/evaluation/math/hadw/merged/sampled --right accuracy" in summary
+    done = run("evaluate.sh", "gsm8k", "gdpo", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "evaluate.sh gsm8k gdpo" in done.stderr

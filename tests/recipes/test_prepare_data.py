@@ -1,145 +1,297 @@
-"""`prepare_data.py` of GSM8K, and what all recipes' do with files that are missing or torn."""
+"""`prepare_data.py` of each recipe, on small files with the columns of the published data sets."""
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
-from tests.facts import a_line_says, facts, says
-from tests.recipes import hub
-from tests.recipes.preparing import (
-    CALL,
-    GSM8K,
-    gsm8k_clone,
-    prepare,
-    report,
-    rlla,
-    rows,
-    run,
-    script,
-    toolrl_clone,
-    write,
-)
-from verl_ext.rewards import gsm8k
+from tests.facts import a_line_says, says
+from tests.recipes.launchers import RECIPES
+from verl_ext.rewards import boxed_math, gsm8k, tool_calling
+
+CALL = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1, "b": [true, "x"]}}\n</tool_call>'
+RESPONSE = "<think> t </think>\n<response> hello </response>"
 
 
-def test_gsm8k_from_a_clone(tmp_path: Path) -> None:
-    text = prepare("gsm8k", gsm8k_clone(tmp_path / "clone"), tmp_path / "out")
-    assert "train.parquet: 3 rows" in text
-    train = rows(tmp_path / "out/train.parquet")
-    assert [row["reward_model"]["ground_truth"] for row in train] == ["18", "1,000", "-5"]
+def run(recipe: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """The script as a user runs it in another folder, with that folder's `in` as the data set."""
+    folder.mkdir(exist_ok=True)
+    return subprocess.run(
+        [sys.executable, str(RECIPES / recipe / "prepare_data.py"), "--local_dataset_path", "in", *options],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return pyarrow.parquet.read_table(path).to_pylist()
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    else:
+        path.write_text(json.dumps(records))
+
+
+GSM8K = [
+    {"question": "Half of 36?", "answer": "36/2 = <<36/2=18>>18\n#### 18"},
+    {"question": "A thousand?", "answer": "It is said.\n#### 1,000"},
+    {"question": "Five less than 0?", "answer": "0-5 = -5\n#### -5"},
+]
+
+
+def gsm8k_clone(folder: Path, train: list[dict[str, Any]] = GSM8K) -> None:
+    write(folder / "in/main/train-00000-of-00001.parquet", train)
+    write(folder / "in/main/test-00000-of-00001.parquet", GSM8K[:1])
+    write(folder / "in/socratic/train-00000-of-00001.parquet", [{"question": "not", "answer": "read"}])
+
+
+def rlla(truth: Any, **changed: Any) -> dict[str, Any]:
+    prompt = [{"role": "system", "content": "Tools:\n1. Name: f"}, {"role": "user", "content": "call f"}]
+    extra = {"split": "train", "index": 0, "instruction": "i", "input": "u", "output": truth}
+    made = {"data_source": "rlla", "prompt": prompt, "ability": "math", "extra_info": extra}
+    return {**made, "reward_model": {"style": "rule", "ground_truth": truth}, **changed}
+
+
+def toolrl_clone(folder: Path, train: list[dict[str, Any]], below: str = "dataset/rlla_4k") -> None:
+    write(folder / "in" / below / "train.parquet", train)
+    write(folder / "in" / below / "test.parquet", [rlla(RESPONSE)])
+
+
+def problem(solution: str, level: str = "Level 5") -> dict[str, Any]:
+    return {"problem": "What is it?", "level": level, "type": "Algebra", "solution": solution}
+
+
+def math_folder(folder: Path, train: list[dict[str, Any]]) -> None:
+    write(folder / "in/MATH-lighteval/data/train-00000-of-00001.parquet", train)
+    half = {"problem": "Half of one?", "answer": r"\frac{1}{2}", "subject": "Algebra", "level": 2, "unique_id": "1"}
+    write(folder / "in/MATH-500/test.jsonl", [half])
+
+
+def truths(path: Path) -> list[str]:
+    return [row["reward_model"]["ground_truth"] for row in rows(path)]
+
+
+@pytest.mark.parametrize("form", ["clone", "jsonl"])
+def test_gsm8k(tmp_path: Path, form: str) -> None:
+    if form == "clone":
+        gsm8k_clone(tmp_path)
+    else:
+        for split in ("train", "test"):
+            write(tmp_path / f"in/{split}.jsonl", GSM8K)
+    done = run("gsm8k", tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "data/gsm8k"
+    train = rows(folder / "train.parquet")
+    assert truths(folder / "train.parquet") == ["18", "1,000", "-5"]
+    assert len(rows(folder / "test.parquet")) == (1 if form == "clone" else 3)
     assert train[1]["extra_info"] == {"split": "train", "index": 1}
-    assert train[1]["data_source"] == "openai/gsm8k"
-    assert train[1]["reward_model"]["style"] == "rule"
     assert [message["role"] for message in train[0]["prompt"]] == ["system", "user"]
     assert train[0]["prompt"][1]["content"] == "Half of 36?"
-    assert len(rows(tmp_path / "out/test.parquet")) == 1
+    shown = train[0]["prompt"][0]["content"].partition(":\n")[2]  # the format in the prompt is the one that is rewarded
+    assert gsm8k.compute_score("d", shown, "1")["format"] == 1
     for row in train:
         truth = row["reward_model"]["ground_truth"]
         answer = f"<think>t</think>\n<answer>{truth}</answer>"
-        assert gsm8k.compute_score("d", answer, truth, row["extra_info"])["score"] == 3
+        assert gsm8k.compute_score(row["data_source"], answer, truth, row["extra_info"])["score"] == 3
 
 
-def test_the_answer_format_in_the_prompt_is_the_one_that_is_rewarded() -> None:
-    shown = script("gsm8k").SYSTEM.partition(":\n")[2]
-    assert gsm8k.compute_score("d", shown, "1")["format"] == 1
-
-
-def test_gsm8k_bad_rows_are_named_with_their_reasons_and_nothing_is_written(tmp_path: Path) -> None:
-    bad = [
-        *GSM8K,
-        {"question": "q", "answer": "no mark"},
-        {"question": " ", "answer": "#### 3"},
-        {"question": "q", "answer": "#### 1/2"},
-        {"question": "q", "answer": None},
-    ]
-    done = run("gsm8k", gsm8k_clone(tmp_path / "clone", bad), tmp_path / "out")
-    assert done.returncode == 1
-    assert says(done.stderr, "4 of 8 rows", "--skip_bad_rows")
-    assert a_line_says(done.stderr, "train row 3", "'answer'", "'####'")
-    assert a_line_says(done.stderr, "train row 4", "'question'", "string")
-    assert a_line_says(done.stderr, "train row 5", "'openai/gsm8k'", "'1/2'", "integer")
-    assert a_line_says(done.stderr, "train row 6", "'answer'", "string", "'None'")
-    assert not (tmp_path / "out").exists()
-
-
-def test_bad_rows_are_left_out_where_that_is_asked_for_counted_and_listed(tmp_path: Path) -> None:
-    bad = [{"question": "q", "answer": "no mark"}, *GSM8K]
-    done = run("gsm8k", gsm8k_clone(tmp_path / "clone", bad), tmp_path / "out", "--skip_bad_rows")
+@pytest.mark.parametrize("below", ["", "rlla_4k", "dataset/rlla_4k"])
+def test_tool_calling(tmp_path: Path, below: str) -> None:
+    toolrl_clone(tmp_path, [rlla(CALL), rlla(RESPONSE)], below)
+    done = run("tool_calling", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert " 1 bad rows" in done.stdout
-    assert a_line_says(done.stdout, "train row 0", "'answer'", "'####'")
-    assert [row["extra_info"]["index"] for row in rows(tmp_path / "out/train.parquet")] == [1, 2, 3]
-    counts = report(tmp_path / "out")["splits"]["train"]
-    assert (counts["read"], counts["written"], counts["bad"]) == (4, 3, 1)
-    assert counts["bad_rows"][0]["index"] == 0
-    assert "GSM8K train: 100%" in done.stderr  # the progress bar
+    train = rows(tmp_path / "data/tool_calling/train.parquet")
+    assert truths(tmp_path / "data/tool_calling/train.parquet") == [CALL, RESPONSE]
+    assert train[0]["prompt"] == rlla(CALL)["prompt"]
+    assert train[1]["extra_info"] == {"split": "train", "index": 1}
+    for row, expected in zip(train, (4, 1), strict=True):
+        truth = row["reward_model"]["ground_truth"]
+        assert tool_calling.compute_score("rlla", truth, truth, row["extra_info"])["score"] == expected
 
 
-def test_a_split_of_bad_rows_alone_is_an_error(tmp_path: Path) -> None:
-    clone = gsm8k_clone(tmp_path / "clone", [{"question": "q", "answer": "no mark"}])
-    done = run("gsm8k", clone, tmp_path / "out", "--skip_bad_rows")
+def test_tool_calling_from_the_raw_file_makes_the_split_of_toolrl(tmp_path: Path) -> None:
+    records = [{"instruction": f"i{n}", "input": f" u{n}\n", "output": CALL} for n in range(160)]
+    write(tmp_path / "in/dataset/rlla_4k_raw/rlla_rl.json", records)
+    done = run("tool_calling", tmp_path, "--raw", "--local_save_dir", "out")
+    assert done.returncode == 0, done.stderr
+    # ToolRL's dataset/rlla_4k_raw/rlla.py: np.random.seed(31415), np.random.shuffle(dataset), 2 % for the test.
+    shuffled = list(range(160))
+    np.random.RandomState(31415).shuffle(shuffled)
+    train, test = rows(tmp_path / "out/train.parquet"), rows(tmp_path / "out/test.parquet")
+    assert [row["extra_info"]["index"] for row in train] == shuffled[:-3]
+    assert [row["extra_info"]["index"] for row in test] == shuffled[-3:]
+    assert [message["content"] for message in test[0]["prompt"]] == [f"i{shuffled[-3]}", f" u{shuffled[-3]}\n"]
+
+
+def test_math(tmp_path: Path) -> None:
+    solutions = {
+        r"first \boxed{3}, no: $\boxed{x^2+1}$.": "x^2+1",
+        r"so $x = \boxed 12$.": "12",
+        r"Hence $\fbox{6}$.": "6",
+        r"It is $\boxed{0.\overline{72}}$.": r"0.\overline{72}",
+    }
+    math_folder(tmp_path, [*map(problem, solutions), problem(r"\boxed{5}", "Level ?")])
+    done = run("math", tmp_path)
+    assert done.returncode == 0, done.stderr
+    train, test = rows(tmp_path / "data/math/train.parquet"), rows(tmp_path / "data/math/math500.parquet")
+    assert truths(tmp_path / "data/math/train.parquet") == [*solutions.values(), "5"]
+    assert [row["extra_info"]["level"] for row in train] == [5, 5, 5, 5, 0]
+    assert test[0]["data_source"] == "HuggingFaceH4/MATH-500"
+    assert boxed_math.compute_score("d", r"\boxed{0.5}", test[0]["reward_model"]["ground_truth"])["score"] == 1
+    for solution, gold in solutions.items():
+        assert boxed_math.compute_score("d", solution, gold)["score"] == 1
+
+
+def test_math_levels_that_were_not_asked_for_are_left_out_and_counted(tmp_path: Path) -> None:
+    math_folder(tmp_path, [problem(rf"\boxed{{{n}}}", f"Level {n}") for n in (1, 2, 3, 4, 5)])
+    done = run("math", tmp_path, "--levels", "3", "4", "5")
+    assert a_line_says(done.stdout, "train.parquet", "3 rows", "2 filtered")
+    assert [row["extra_info"]["index"] for row in rows(tmp_path / "data/math/train.parquet")] == [2, 3, 4]
+    assert len(rows(tmp_path / "data/math/math500.parquet")) == 1
+
+
+# recipe, what writes the data set, index of a bad row in train to what is said of it; the other rows are good
+BAD = {
+    "gsm8k": (
+        gsm8k_clone,
+        [
+            *GSM8K,
+            {"question": "q", "answer": "no mark"},
+            {"question": " ", "answer": "#### 3"},
+            {"question": "q", "answer": "#### 1/2"},
+            {"question": "q", "answer": None},
+        ],
+        {3: ["'####'"], 4: ["'question'"], 5: ["'1/2'", "integer"], 6: ["'answer'", "'None'"]},
+    ),
+    "tool_calling": (
+        toolrl_clone,
+        [
+            rlla(CALL),
+            rlla(CALL.replace('{"name"', '{"nam"')),
+            rlla("just text"),
+            rlla(CALL, prompt=[]),
+            rlla(CALL, prompt=[{"role": "user", "content": ""}]),
+        ],
+        {1: ["tool call 1", "'name'"], 2: ["well-formed"], 3: ["no message"], 4: ["role"]},
+    ),
+    "math": (
+        math_folder,
+        [
+            problem("it is 3"),
+            problem(r"\boxed{3"),
+            problem(r"\boxed{}"),
+            problem(r"\boxed{" + "9" * 3000 + "}"),
+            problem(r"\boxed{3}", "hard"),
+            problem(r"\boxed{3}"),
+            problem(r"$\boxed{3}$, that is $\boxed \frac62$"),
+            problem(r"\boxed 5x+3"),
+        ],
+        {
+            **dict.fromkeys((0, 1, 2), ["'solution'", r"\boxed{...}"]),
+            3: ["3000"],
+            4: ["'hard'", "'Level 1'"],
+            **dict.fromkeys((6, 7), [r"\boxed{...}"]),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", BAD)
+def test_bad_rows_are_named_and_nothing_is_written_unless_they_are_left_out(recipe: str, tmp_path: Path) -> None:
+    make, train, reasons = BAD[recipe]
+    make(tmp_path, train)
+    done = run(recipe, tmp_path)
     assert done.returncode == 1
-    assert a_line_says(done.stderr, "no row", "train")
+    assert says(done.stderr, f"{len(reasons)} of {len(train) + 1} rows", "--skip_bad_rows")
+    for index, facts in reasons.items():
+        assert a_line_says(done.stderr, f"train row {index}:", *facts)
+    assert not (tmp_path / "data").exists()
+
+    done = run(recipe, tmp_path, "--skip_bad_rows")
+    assert done.returncode == 0, done.stderr
+    good = [index for index in range(len(train)) if index not in reasons]
+    written = rows(tmp_path / f"data/{recipe}/train.parquet")
+    assert [row["extra_info"]["index"] for row in written] == good
+    counts = json.loads((tmp_path / f"data/{recipe}/prepared.json").read_text())["splits"]["train"]
+    assert (counts["read"], counts["written"], counts["bad"]) == (len(train), len(good), len(reasons))
+    assert [each["index"] for each in counts["bad_rows"]] == list(reasons)
 
 
-def test_gsm8k_from_jsonl_as_openai_published_it(tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        write(tmp_path / f"data/{split}.jsonl", GSM8K)
-    prepare("gsm8k", tmp_path / "data", tmp_path / "out")
-    assert len(rows(tmp_path / "out/test.parquet")) == 3
+def broken(folder: Path, name: str, content: str) -> None:
+    folder.mkdir()
+    (folder / name).write_text(content)
 
 
-def test_missing_files_columns_and_torn_files_are_named(tmp_path: Path) -> None:
-    from verl_ext.errors import DataError
-
-    with pytest.raises(DataError, match=facts(tmp_path / "nowhere", "https://huggingface.co")):
-        prepare("gsm8k", tmp_path / "nowhere", tmp_path / "out")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=facts("split 'train'", "main/train-*.parquet", "none")):
-        prepare("gsm8k", tmp_path / "empty", tmp_path / "out")
-    write(tmp_path / "other/train.jsonl", [{"question": "q", "solution": "s"}])
-    with pytest.raises(DataError, match=facts("train.jsonl", "row 0", "'answer'", "'question', 'solution'")):
-        prepare("gsm8k", tmp_path / "other", tmp_path / "out")
-    (tmp_path / "torn").mkdir()
-    (tmp_path / "torn/train.jsonl").write_text('{"question": "q", "answer": "#### 1"}\n{"question": ')
-    with pytest.raises(DataError, match=facts("train.jsonl", "line 2", "JSON")):
-        prepare("gsm8k", tmp_path / "torn", tmp_path / "out")
-    (tmp_path / "lfs").mkdir()
-    (tmp_path / "lfs/train.parquet").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    with pytest.raises(DataError, match=facts("train.parquet", "git lfs pull")):
-        prepare("gsm8k", tmp_path / "lfs", tmp_path / "out")
+UNREADABLE = {
+    "no folder": (lambda _: None, ["does not exist", "https://huggingface.co"]),
+    "no file": (lambda folder: folder.mkdir(), ["'train'", "main/train-*.parquet"]),
+    "no column": (lambda folder: write(folder / "train.jsonl", [{"question": "q"}]), ["row 0", "answer"]),
+    "half a line": (lambda folder: broken(folder, "train.jsonl", '{"question": "q", '), ["train.jsonl"]),
+    "a pointer": (lambda folder: broken(folder, "train.parquet", "version https://git-lfs"), ["git lfs pull"]),
+    "bad rows alone": (lambda folder: gsm8k_clone(folder.parent, [{"question": "q", "answer": "a"}]), ["no row", "'####'"]),
+}
 
 
-def test_gsm8k_from_the_hub(tmp_path: Path) -> None:
-    gsm8k_clone(tmp_path / "hub/openai/gsm8k")
-    with hub.serving(tmp_path / "hub") as (address, fetched):
-        network = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-        done = run("gsm8k", None, tmp_path / "out", **network)
-        assert done.returncode == 0, done.stderr
-        # Of the repository only the files that are read.
-        assert sorted(set(fetched)) == ["main/test-00000-of-00001.parquet", "main/train-00000-of-00001.parquet"]
-        missing = run("gsm8k", None, tmp_path / "other", "--hub_dataset", "nobody/nothing", **network)
-    assert len(rows(tmp_path / "out/train.parquet")) == 3
-    assert missing.returncode == 1
-    assert "'nobody/nothing'" in missing.stderr
-    assert "use --local_dataset_path" in missing.stderr
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_data_that_cannot_be_read_are_an_error_that_names_them(case: str, tmp_path: Path) -> None:
+    make, facts = UNREADABLE[case]
+    make(tmp_path / "in")
+    done = run("gsm8k", tmp_path, "--skip_bad_rows")
+    assert done.returncode == 1
+    assert says(done.stderr, *facts), done.stderr
 
 
-@pytest.mark.parametrize("recipe", ["tool_calling", "gsm8k"])
-def test_verl_reads_the_files(recipe: str, tmp_path: Path) -> None:
-    """verl's own data set class on what the script wrote: prompts, and what its reward manager looks for."""
+def test_of_the_hub_only_the_files_of_the_split_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from recipes.common.data import folder_of, parser
+
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **more: asked.append((name, more)) or "there")
+    plan = importlib.import_module("recipes.math.prepare_data").plan((5,))
+    options = parser(None, "unused").parse_args(["--revision", "main"])
+    assert [folder_of(plan, split, options) for split in plan.splits] == [Path("there")] * 2
+    assert [name for name, _ in asked] == ["DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"]
+    assert "data/train-*.parquet" in asked[0][1]["allow_patterns"]
+    assert asked[0][1]["revision"] == "main"
+
+
+def test_tool_calling_is_on_no_hub_and_says_where_it_is(tmp_path: Path) -> None:
+    script = [sys.executable, str(RECIPES / "tool_calling/prepare_data.py")]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert says(done.stderr, "https://github.com/qiancheng0/ToolRL", "--local_dataset_path")
+
+
+def test_verl_reads_the_files(tmp_path: Path) -> None:
+    """verl's data set class on what the script wrote: prompts, and what its reward manager looks for."""
     from omegaconf import OmegaConf
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
-    from verl_ext.cpu.tiny.tokenizer import make_tokenizer
+    from tests.tiny_model import make_tokenizer
 
-    source = gsm8k_clone(tmp_path / "in") if recipe == "gsm8k" else toolrl_clone(tmp_path / "in", [rlla(CALL)])
-    prepare(recipe, source, tmp_path / "out")
+    gsm8k_clone(tmp_path)
+    run("gsm8k", tmp_path)
     config = OmegaConf.create({"max_prompt_length": 2048, "filter_overlong_prompts": True})
-    data = RLHFDataset(str(tmp_path / "out/train.parquet"), make_tokenizer(), config)
-    assert len(data) == len(rows(tmp_path / "out/train.parquet"))
+    data = RLHFDataset(str(tmp_path / "data/gsm8k/train.parquet"), make_tokenizer(), config)
+    assert len(data) == 3
     assert data[0]["raw_prompt"][0]["role"] == "system"
     assert data[0]["index"] == 0
     assert data[0]["reward_model"]["ground_truth"]

@@ -96,7 +96,7 @@ def _rollout(config: Any) -> Iterator[str]:
 def _vocabulary(config: Any) -> Iterator[str]:
     """With verl, vLLM samples only the tokenizer's tokens, but the trainer normalises over the model's vocabulary."""
     folder = Path(config.actor_rollout_ref.model.path).expanduser()
-    if config.actor_rollout_ref.rollout.name != "vllm" or not (folder / "config.json").is_file():
+    if OmegaConf.select(config, f"{ROLLOUT}.name") != "vllm" or not (folder / "config.json").is_file():
         return
     from transformers import AutoTokenizer
 

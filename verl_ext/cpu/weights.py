@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from ray.util.queue import Queue
-from verl.checkpoint_engine.base import CheckpointEngine
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
 Weight = tuple[str, torch.Tensor]
@@ -29,6 +29,7 @@ async def buckets(weights: Iterable[Weight] | AsyncIterable[Weight], room: int) 
     yield bucket
 
 
+@CheckpointEngineRegistry.register("ray")
 class RayCheckpointEngine(CheckpointEngine):
     """Rank 0 of the trainer puts buckets of weights, then None, into the queue of each rollout.
 

@@ -1,4 +1,4 @@
-"""`python -m verl_ext doctor`: check that verl loads this package here and that all hooks work."""
+"""`python -m verl_ext doctor`: check that verl loads this package here and that all hooks hold."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import warnings
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from verl_ext import __version__
-from verl_ext.errors import ConfigurationError, IntegrationError
-from verl_ext.estimators import ESTIMATORS
-from verl_ext.integration.compat import contract, hooks, versions
-from verl_ext.registry import declaration
+from verl_ext.errors import ConfigurationError
+from verl_ext.integration import hooks
+from verl_ext.integration.run import in_place_of
+from verl_ext.registry import ESTIMATORS, declaration
 
 PLUGIN = "verl_ext.integration.plugin"
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
@@ -23,11 +23,8 @@ _PACKAGES = ("verl", "torch", "numpy", "ray", "TransferQueue", "tensordict", "tr
 # verl_ext is not on a package index; a package of that name there would not be ours.
 _INSTALL = "pip install -e '.[verl]' in a clone of verl_ext"
 _REINSTALL = "the installation of verl_ext is incomplete: pip install --force-reinstall --no-deps -e . in a clone of it"
-_SUPPORTED = f"supported: verl>={versions.OLDEST}, tested with {' and '.join(versions.TESTED)}"
-# Runs that do not use these modules do not need the hooks into them.
-_OPTIONAL = "verl.experimental."
-# Packages that verl's default trainer imports and verl's base requirements lack.
-_NEEDED = ("transfer_queue", "cachetools", "fastapi", "uvicorn")
+TRAINERS = ("verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer", "verl.experimental.")
+"""Modules that this verl, or this installation, may lack: a run has one of these trainers."""
 
 
 class Report:
@@ -63,9 +60,9 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def diagnose(*, verbose: bool = False) -> int:
-    """Print a report; 1 if something is wrong."""
+    """Print a report; return 1 if something is wrong."""
     report = Report(verbose=verbose)
-    print(f"verl_ext {__version__} on Python {platform.python_version()}")
+    print(f"verl_ext {__version__} on Python {platform.python_version()}, tested with verl {', '.join(hooks.TESTED)}")
     print("versions")
     for package in _PACKAGES:
         try:
@@ -74,13 +71,14 @@ def diagnose(*, verbose: bool = False) -> int:
             print(f"        {package} is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl warns about engines that are not installed
-        if _verl(report):
+        try:
+            importlib.import_module("verl").__version__  # noqa: B018 - a folder called verl has none
+        except Exception as error:  # noqa: BLE001 - report any failure
+            report.fail(f"verl cannot be imported: {error!r}", f"install it: {_INSTALL}", error)
+        else:
             _plugin(report)
-            _modules(report)
-            _registry(report)
             _hooks(report)
-            _contract(report)
-            _callers(report)
+            _registry(report)
     if report.failures:
         print(f"{report.failures} problem(s): a run with these estimators would not work here")
     else:
@@ -88,77 +86,52 @@ def diagnose(*, verbose: bool = False) -> int:
     return 1 if report.failures else 0
 
 
-def _verl(report: Report) -> bool:
-    print("verl")
-    try:
-        module = importlib.import_module("verl")
-        found = str(module.__version__)
-    except Exception as error:  # noqa: BLE001 - report any failure
-        remedy = "install it" if isinstance(error, ImportError) else "reinstall it"
-        report.fail(f"verl cannot be imported: {error!r}", f"{remedy}: {_INSTALL}", error)
-        return False
-    if versions.order(found) < versions.order(versions.OLDEST):
-        report.fail(f"verl {found} has no plugins", f"install verl>={versions.OLDEST}")
-        return False
-    report.ok(f"verl {found} from {os.path.dirname(module.__file__ or '')}")
-    if versions.order(found) > versions.order(versions.TESTED[-1]):
-        report.note(f"verl {found} is newer than the last tested release {versions.TESTED[-1]}")
-    return True
-
-
 def _plugin(report: Report) -> None:
     print("plugin")
     points = [point for point in entry_points(group="verl.plugins") if point.value == PLUGIN]
     if not points:
-        report.fail(
-            f"no entry point in the group verl.plugins has the value {PLUGIN}",
-            f"install the package instead of putting it on PYTHONPATH: {_INSTALL}",
-        )
+        report.fail(f"no entry point in the group verl.plugins has the value {PLUGIN}", _INSTALL)
     policy = os.environ.get(POLICY, "auto").strip()
     if PLUGIN in sys.modules:
-        error = sys.modules[PLUGIN].broken
-        if error is None:
+        if (error := sys.modules[PLUGIN].broken) is None:
             report.ok("verl loaded the plugin")
         else:
             report.fail(f"the plugin could not be set up: {type(error).__name__}: {error}", _REINSTALL, error)
     elif policy.lower() != "auto":
-        names = ", ".join(sorted({point.name for point in points})) or "verl_ext"
-        report.fail(
-            f"{POLICY}={policy} keeps verl from loading the plugin", f"unset it, or add {names} to it, on every node"
-        )
+        report.fail(f"{POLICY}={policy} keeps verl from loading the plugin", "unset it on every node")
     elif points:
         try:
             points[0].load()
         except Exception as error:  # noqa: BLE001 - report any failure, because verl hides it
-            report.fail(
-                f"the plugin cannot be imported: {type(error).__name__}: {error}",
-                f"verl hides this error: {_REINSTALL}",
-                error,
-            )
+            report.fail(f"the plugin cannot be imported: {type(error).__name__}: {error}", _REINSTALL, error)
         else:
             report.fail("verl did not load the plugin although it can be imported", "this verl loads no plugins")
-    others = sorted({p.name for p in entry_points(group="verl.plugins") if p.value != PLUGIN})
-    if others:
-        report.note(f"other plugins of verl: {', '.join(others)}")
 
 
-def _modules(report: Report) -> None:
-    print("modules of verl")
-    for name in _NEEDED:
+def _hooks(report: Report) -> None:
+    """Import each module, which runs its hook, then look for callers that hold verl's own functions."""
+    print("hooks into verl")
+    holding = []
+    for hook in hooks.HOOKS.values():
         try:
-            importlib.import_module(name)
+            importlib.import_module(hook.module)
         except ImportError as error:
-            report.fail(f"{name} is missing: {error}", f"verl's default trainer imports it: {_INSTALL}")
-    for name in dict.fromkeys([*(hook.module for hook in hooks.HOOKS.values()), "verl.trainer.ppo.v1"]):
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - report any failure to import
-            if name.startswith(_OPTIONAL) and contract.lacks_package(name, error):
-                report.note(f"{name} cannot be used here: {error}")
+            if hook.module.startswith(TRAINERS):
+                report.note(f"{hook.module}: not here ({error})")
             else:
-                report.fail(f"{name} cannot be imported: {type(error).__name__}: {error}", "see --verbose", error)
+                report.fail(f"{hook.module} cannot be imported: {error}", hooks.versions(), error)
+        except Exception as error:  # noqa: BLE001 - report any failure
+            report.fail(f"{hook.module} cannot be imported: {type(error).__name__}: {error}", _INSTALL, error)
         else:
-            report.ok(name)
+            if hook.state == "holds":
+                holding.append(hook.module)
+                report.ok(f"{hook.module}: {hook.purpose}")
+            else:
+                report.fail(f"{hook.module}: {hook.purpose}: {hook.error}", hooks.versions(), hook.error)
+    if hooks.HOOKS and not any(module.startswith(TRAINERS) for module in holding):
+        report.fail("no trainer of this verl can be used", _INSTALL)
+    for path in hooks.unwrapped("compute_advantage"):
+        report.fail(f"{path} is verl's own function, without verl_ext's wrapper", hooks.versions())
 
 
 def _registry(report: Report) -> None:
@@ -166,68 +139,16 @@ def _registry(report: Report) -> None:
     try:
         registry = importlib.import_module("verl.trainer.ppo.core_algos").ADV_ESTIMATOR_REGISTRY
     except (ImportError, AttributeError) as error:
-        report.fail(f"verl's registry of estimators is missing: {error}", "see --verbose", error)
+        report.fail(f"verl's registry of estimators is missing: {error}", hooks.versions(), error)
         return
     for name in ESTIMATORS:
         function = registry.get(name)
-        if function is None:
-            report.fail(f"{name} is not registered", "see the plugin and hooks sections")
-        elif function.__module__ == PLUGIN:
-            report.fail(f"{name} raises an error when it is called", "see the plugin section")
-        elif not getattr(function, hooks.MARK, False):
-            report.fail(f"{name} is registered by {function.__module__}", "another package replaced it, or see above")
-        elif (broken := _broken(name)) is not None:
-            report.fail(f"{name} is broken: {broken}", "mend or uninstall its package", broken)
+        try:
+            declaration(name)
+        except ConfigurationError as error:
+            report.fail(f"{name} is broken: {error}", "mend or uninstall its package", error)
+            continue
+        if hasattr(function, hooks.MARK):
+            report.ok(f"{name} by verl_ext{in_place_of(function)}")
         else:
-            report.ok(f"{name} by verl_ext{hooks.in_place_of(function)}")
-    report.note(f"others: {', '.join(sorted(set(registry) - set(ESTIMATORS)))}")
-
-
-def _broken(name: str) -> Exception | None:
-    """What keeps an estimator from being declared, if anything."""
-    try:
-        declaration(name)
-    except ConfigurationError as error:
-        return error
-    return None
-
-
-def _hooks(report: Report) -> None:
-    print("hooks into verl")
-    for hook in hooks.HOOKS.values():
-        if hook.state == "failed" and hook.guard is not None:
-            report.note(f"{hook.module}: {hook.purpose}: the guard {hook.guard} is off: {hook.error}")
-        elif hook.state == "holds":
-            report.ok(f"{hook.module}: {hook.purpose}")
-        elif hook.state == "pending" and hook.module.startswith(_OPTIONAL) and hook.module not in sys.modules:
-            report.note(f"{hook.module}: {hook.purpose}: not used here")
-        else:
-            reason = hook.error if hook.error is not None else "it never ran"
-            moved = isinstance(hook.error, IntegrationError | AttributeError)
-            remedy = _SUPPORTED if moved or hook.error is None else _REINSTALL
-            report.fail(f"{hook.module}: {hook.purpose}: {reason}", remedy, hook.error)
-
-
-def _contract(report: Report) -> None:
-    print("what verl_ext touches of verl")
-    for text in contract.moved():
-        report.fail(text, _SUPPORTED)
-    for switch, missing in contract.guards_off().items():
-        report.note(f"the guard {switch} is off with this verl: {'; '.join(missing)}")
-    for text in contract.moved(cpu=True):
-        if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-            report.fail(text, _SUPPORTED)
-        else:
-            report.note(f"{text}: runs without a GPU (+verl_ext=cpu) would not work")
-    report.ok(f"{contract.size()} functions, classes and settings checked")
-
-
-def _callers(report: Report) -> None:
-    """Check what verl's modules call. Runs last, because the other checks import these modules."""
-    print("what verl's modules call")
-    name = "compute_advantage"
-    bare = hooks.unwrapped(name)
-    for path in bare:
-        report.fail(f"{path} is verl's own function, without verl_ext's wrapper", _SUPPORTED)
-    if not bare:
-        report.ok(f"{name} of every imported module has verl_ext's wrapper")
+            report.fail(f"{name} is not registered", "see the plugin and the hooks above")

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext.errors import ConfigurationError
+from verl_ext.files import writing
 
 # Okabe and Ito's colours without yellow, which is faint on white. The line styles also work without colours.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
-LEGEND = 0.7
-"""Inches of a figure's height that a legend may take, before the figure grows."""
+CHARACTERS, HANDLE, LINE = 10, 10, 0.22
+"""In a legend: characters in an inch, the width of a line before its label in characters, inches between lines."""
 
 
 def new_figure(width: float, height: float, curves: int) -> Any:
@@ -29,11 +30,11 @@ def new_figure(width: float, height: float, curves: int) -> Any:
 
 def save(figure: Any, path: Path) -> None:
     """Write the picture in the format of the path's ending; make its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        figure.savefig(path, dpi=130)
-    except ValueError as error:  # matplotlib lists the endings that it knows
-        raise ConfigurationError(f"--plot {path}: {error}") from error
+    with writing(path):
+        try:
+            figure.savefig(path, dpi=130)
+        except ValueError as error:  # matplotlib lists the endings that it knows
+            raise ConfigurationError(f"{path}: {error}") from error
 
 
 def png(figure: Any) -> bytes:
@@ -52,15 +53,11 @@ def dress(ax: Any, title: str, unit: str) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def legend_above(figure: Any, lines: Sequence[Any], labels: Sequence[str], title: str | None = None) -> None:
-    """Put a legend above the panels, in as many columns as fit; the figure grows where it is too small."""
+def legend_above(figure: Any, lines: Sequence[Any], labels: Sequence[str], title: str = "") -> None:
+    """Put a legend above the panels, in as many columns as fit; the figure grows by its further lines."""
+    width, height = figure.get_size_inches()
+    columns = max(1, min(len(labels), int(CHARACTERS * width / (HANDLE + max(map(len, labels), default=0)))))
     look = {"loc": "outside upper center", "frameon": False, "handlelength": 3.5, "title": title}
-    for columns in range(max(1, len(lines)), 0, -1):
-        legend = figure.legend(lines, labels, ncols=columns, **look)
-        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
-            break
-        legend.remove()
-    legend.get_title().set_multialignment("center")
-    width, height = legend.get_window_extent().size / figure.dpi
-    wide, high = figure.get_size_inches()
-    figure.set_size_inches(max(wide, width), high + max(0.0, height - LEGEND))
+    figure.legend(lines, labels, ncols=columns, **look).get_title().set_multialignment("center")
+    rows = -(-len(labels) // columns) + title.count("\n")
+    figure.set_figheight(height + LINE * (rows - 1))

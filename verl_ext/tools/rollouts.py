@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_ext.core.groups import Array, Groups
+from verl_ext.core.groups import Array, Groups, Index
 from verl_ext.errors import DataError, listed, unknown
 
 if TYPE_CHECKING:
@@ -66,21 +66,16 @@ class Rollouts:
         return Groups.of(zip(*(self.table[name].tolist() for name in ("step", "update", "uid")), strict=True))
 
     @cached_property
-    def updates(self) -> list[tuple[tuple[int, int], slice]]:
-        """Each (step, update) and its rows, in order."""
-        names = list(zip(self.table["step"].tolist(), self.table["update"].tolist(), strict=True))
-        ends = [at for at in range(1, len(names)) if names[at] != names[at - 1]]
-        return [(names[start], slice(start, stop)) for start, stop in itertools.pairwise([0, *ends, len(names)])]
+    def updates(self) -> Mapping[tuple[int, int], Index]:
+        """The rows of each (step, update), in order."""
+        return dict(self.table.groupby(["step", "update"]).indices)
 
-    @cached_property
+    @property
     def gaps(self) -> str:
-        """Which updates of the run are missing; "" if there is none."""
-        missing, last = [], (0, 0)
-        for now, _ in self.updates:
-            if now[0] > last[0] + 1:
-                missing.append(f"{last[0] + 1}" if now[0] == last[0] + 2 else f"{last[0] + 1} to {now[0] - 1}")
-            last = now
-        return ", ".join([*missing[:3], *(["..."] if len(missing) > 3 else [])])
+        """Which steps of the run are missing; "" if there is none."""
+        steps = [0, *self.table["step"].unique().tolist()]
+        missing = [f"{last + 1} to {now - 1}" for last, now in itertools.pairwise(steps) if now > last + 1]
+        return ", ".join([*missing[:3], *["..."] * (len(missing) > 3)])
 
     def reward(self, key: str, setting: str) -> Array:
         """Return the values of a reward; raise if the files do not have it."""
@@ -100,16 +95,22 @@ class Rollouts:
 
 
 def read(path: Path) -> Rollouts:
-    """Read a file, or all of a folder and, for dumps, of its subfolders."""
-    if not path.exists():
-        raise DataError(f"{path} does not exist")
-    if path.suffix == ".parquet" or (path.is_dir() and any(path.rglob(DUMPS))):
+    """Read a file, or those of a folder: our dumps if it has some, else verl's JSON lines."""
+    if _dumps(path):
         return read_dumps([path])
-    files = [file for file in sorted(path.glob(LINES)) if file.name != METRICS] if path.is_dir() else [path]
-    if not files:
-        below = {str(file.parent) for file in path.rglob(LINES) if file.name != METRICS}
-        raise DataError(f"{path} holds neither {DUMPS} nor {LINES}; folders with {LINES}: {listed(below)}")
-    return _read_lines(path, files)
+    files = [path] if path.is_file() else [file for file in sorted(path.glob(LINES)) if file.name != METRICS]
+    if files:
+        return _read_lines(path, files)
+    below = {str(file.parent) for file in path.glob(f"*/{LINES}") if file.name != METRICS}
+    below |= {str(folder) for folder in path.glob("*") if _dumps(folder)}
+    raise DataError(f"{path} holds neither {DUMPS} nor {LINES}; subfolders with such files: {listed(below)}")
+
+
+def _dumps(path: Path) -> list[Path]:
+    """Return the dumps in a folder and in its folders `from-<step>-<n>`, or the file itself if it is a dump."""
+    if path.is_dir():
+        return [*path.glob(DUMPS), *path.glob(f"from-*/{DUMPS}")]
+    return [path] if path.suffix == ".parquet" else []
 
 
 def read_dumps(paths: Sequence[Path]) -> Rollouts:
@@ -118,8 +119,7 @@ def read_dumps(paths: Sequence[Path]) -> Rollouts:
     import pyarrow
     import pyarrow.parquet
 
-    files = [file for path in paths for file in (sorted(path.rglob(DUMPS)) if path.is_dir() else [path])]
-    files.sort(key=lambda file: file.stat().st_mtime_ns)
+    files = sorted((file for path in paths for file in _dumps(path)), key=lambda file: (file.stat().st_mtime_ns, file))
     tables: dict[tuple[int, int], tuple[Path, Any]] = {}
     notes, again = [], set()
     for file in files:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 Rows = list[tuple[str, ...]]
 
@@ -60,9 +59,3 @@ def page(heading: str, notes: Iterable[str], picture: bytes, alt: str, tables: I
 
 def _row(cells: Sequence[str], kind: str) -> str:
     return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells) + "</tr>"
-
-
-def write(path: Path, text: str) -> None:
-    """Write a text file; make its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")

@@ -10,7 +10,7 @@ import numpy as np
 from verl_ext import Batch, Settings, build
 from verl_ext.core.groups import Array
 from verl_ext.estimators.grpo import grpo
-from verl_ext.report.plot import COLOURS, STYLES, dress
+from verl_ext.tools.picture import COLOURS, STYLES, dress
 
 WITHOUT_STD = {"norm_adv_by_std_in_grpo": False}
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from figures.common import advantages, lines, panel, right_or_wrong
 from verl_ext.core.groups import Array
-from verl_ext.report.plot import COLOURS
+from verl_ext.tools.picture import COLOURS
 
 ROLLOUTS = (4, 8, 16)
 LAMBDAS = (1.0, 1.3, 1.5)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import re
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from verl_ext.recipes.data import Plan, Record, Row, Split
-from verl_ext.recipes.data.command import prepare
-from verl_ext.recipes.data.plan import text
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+from recipes.common.data import Plan, Record, Row, Split, prepare, text
 
-RECIPE = Path(__file__).resolve().parents[3] / "recipes" / "gsm8k" / "prepare_data.py"
+RECIPE = ROOT / "recipes" / "gsm8k" / "prepare_data.py"
 COLD_START, VAL, QUICK = 480, 64, 200
 """Numbers of questions: training rows for the cold start, then for validation (the rest is for RL); test rows."""
-MakeRow = Callable[[Record, int], Row] | None
+MakeRow = Callable[[Record, int], Row | None] | None
 _CALCULATION = re.compile(r"<<[^<>]*>>")
 
 
@@ -32,6 +33,7 @@ def plan(cold_start: int = COLD_START, val: int = VAL, quick: int = QUICK) -> Pl
 
     def with_answer(record: Record, index: int) -> Row:
         row = train.make_row(record, index)
+        assert row is not None
         return {**row, "answer": answer(text(record, "answer"), row["reward_model"]["ground_truth"])}
 
     def cut(split: Split, name: str, start: int, stop: int | None, make_row: MakeRow = None) -> Split:

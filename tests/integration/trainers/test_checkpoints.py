@@ -1,87 +1,134 @@
-"""The estimators' state as a file beside verl's checkpoints."""
+"""An estimator's state as a file beside verl's checkpoints, without a trainer's own part."""
 
 from __future__ import annotations
 
+import errno
 import json
-import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from tests.facts import a_line_says, facts
-from tests.integration.configs import compose
-from tests.integration.hadw_runs import HADW, state
+from tests.integration.hadw_runs import capability
 from verl_ext.core.state import RunState
 from verl_ext.errors import CheckpointError
-from verl_ext.integration.trainers import attach, checkpoint
+from verl_ext.estimators import build
+from verl_ext.integration import checkpoint
+from verl_ext.integration.run import Run
+from verl_ext.settings import Settings
+
+PLAIN: dict[str, Any] = {"rewards": {"keys": ["acc", "format"], "accuracy_key": "acc"}}
 
 
-def test_what_was_saved_comes_back_exactly_and_is_plain_json(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path / "global_step_7", state(3), step=7)
-    data = json.loads(path.read_text())
-    assert (data["format"], data["global_step"]) == (1, 7)
-    assert data["estimators"]["hadw"]["weigh_by_history"] == {
-        "anchor": "soft",
-        "value": 0.30000000000000004,
-        "window": [0.3333333333333333, 0.30000000000000004],
-        "ticks": 3,
+def run(step: int = 7, ticks: int | None = None, name: str = "hadw", **algorithm: Any) -> Run:
+    """A run at a step, with a state if it has seen batches."""
+    settings = Settings.parse({**PLAIN, **algorithm})
+    found = Run(name, settings, build(name, settings), trainer=SimpleNamespace(global_steps=step), computed_at=step)
+    if ticks is not None:
+        found.state = RunState({name: capability(ticks)})
+        found.accuracy = {"key": settings.rewards.accuracy_key, "threshold": settings.rewards.accuracy_threshold}
+    return found
+
+
+def test_what_was_saved_comes_back_exactly_and_is_plain_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint.save(tmp_path, run(ticks=3))
+    data = json.loads((tmp_path / checkpoint.FILE).read_text())
+    assert data == {
+        "format": 2,
+        "verl_ext": data["verl_ext"],
+        "global_step": 7,
+        "computed_at": 7,
+        "estimator": "hadw",
+        "accuracy": {"key": "acc", "threshold": None},
+        "settings": PLAIN,
+        "state": {
+            "weigh_by_history": {
+                "anchor": "soft",
+                "value": 0.30000000000000004,
+                "window": [0.3333333333333333, 0.30000000000000004],
+                "ticks": 3,
+            }
+        },
     }
-    found = RunState()
-    assert checkpoint.load(path.parent, found) is True
-    assert found.states == state(3).states
+    resumed = run()
+    checkpoint.load(tmp_path / checkpoint.FILE, resumed)
+    assert resumed.state.states == {"hadw": capability(3)}
+    assert a_line_says(caplog.text, "INFO", "goes on after 3 batches", "anchor 0.300")
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_no_file_is_no_state_and_changes_nothing(tmp_path: Path) -> None:
-    found = state(3)
-    assert checkpoint.load(tmp_path, found) is False
-    assert found.states == state(3).states
+def test_a_file_that_is_missing_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    resumed = run()
+    checkpoint.load(tmp_path / checkpoint.FILE, resumed)
+    assert resumed.state.states == {}
+    assert a_line_says(caplog.text, "step 7", tmp_path / checkpoint.FILE, "hadw", "starts empty")
 
 
-DAMAGED = {
-    "cut short": ('{"format": 1, "estimators": {"hadw"', "Expecting ':' delimiter"),
-    "empty": ("", "Expecting value"),
-    "not text": (b"\xff\xfe\x00", "cannot be read"),
-    "another kind of file": ("[1, 2]", "'estimators'"),
-    "of the future": ('{"format": 2, "estimators": {}}', "it has format 2, this version reads 1"),
-    "without its numbers": (
-        '{"format": 1, "estimators": {"hadw": {"weigh_by_history": {"anchor": "soft"}}}}',
-        "{'anchor': 'soft'}",
-    ),
-    "with a number that is none": (
-        '{"format": 1, "estimators": {"hadw": {"weigh_by_history": '
-        '{"anchor": "soft", "value": NaN, "window": [], "ticks": 1}}}}',
-        "capability state is damaged",
-    ),
-    "of an estimator that remembers nothing": ('{"format": 1, "estimators": {"hadw": {}}}', "'hadw' is empty"),
-    "of a step that does not exist": (
-        '{"format": 1, "estimators": {"hadw": {"weigh_by_moon": {}}}}',
-        "weigh_by_moon",
-    ),
+# What is changed in the file, and the facts of the message.
+REFUSED: dict[str, tuple[dict[str, Any], tuple[object, ...]]] = {
+    "of a version before": ({"format": 1}, ("format 1", "2")),
+    "of another step": ({"global_step": 6}, ("step 6", "step 7")),
+    "of another estimator": ({"estimator": "compose"}, ("compose", "hadw")),
+    "with a gap": ({"computed_at": 4}, ("step 4", "step 7")),
+    "of another accuracy": ({"accuracy": {"key": "format", "threshold": None}}, ("'format'", "accuracy_key=acc")),
+    "of another threshold": ({"accuracy": {"key": "acc", "threshold": 0.5}}, ("0.5", "accuracy_threshold=None")),
+    "of another anchor": ({"state": {"weigh_by_history": {**capability(3)["weigh_by_history"], "anchor": "window"}}}, ("anchor=window",)),
+    "of a step of another": ({"state": {"weigh_by_moon": {}}}, ("weigh_by_moon",)),
+    "without its numbers": ({"state": {"weigh_by_history": {"anchor": "soft"}}}, ("damaged",)),
+    "without a state": ({"state": None}, ()),
+    "without an accuracy": ({"accuracy": 3}, ("damaged",)),
 }
 
 
-@pytest.mark.parametrize("case", DAMAGED)
-def test_a_damaged_file_is_named_and_leaves_the_state_as_it_was(case: str, tmp_path: Path) -> None:
-    content, part = DAMAGED[case]
-    path = tmp_path / "verl_ext.json"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    found = state(3)
-    with pytest.raises(CheckpointError) as caught:
-        checkpoint.load(tmp_path, found)
-    assert str(path) in str(caught.value)
-    assert part in str(caught.value)
-    assert found.states == state(3).states
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_state_that_does_not_fit_is_refused_with_the_way_out(case: str, tmp_path: Path) -> None:
+    path = tmp_path / checkpoint.FILE
+    checkpoint.save(tmp_path, run(ticks=3))
+    change, told = REFUSED[case]
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(CheckpointError, match=facts(path, *told, "delete the file")):
+        checkpoint.load(path, run())
 
 
-def test_a_file_of_another_step_than_its_folder_is_refused(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "global_step_7", state(3), step=7)
-    assert checkpoint.load(tmp_path / "global_step_7", RunState(), step=7) is True
-    with pytest.raises(CheckpointError, match=facts(tmp_path / "global_step_7", "step 7", "at 9")):
-        checkpoint.load(tmp_path / "global_step_7", RunState(), step=9)
+@pytest.mark.parametrize("content", [b'{"format": 2, "estim', b"", b"\xff\xfe\x00", b"[1, 2]", b"{}", b"[" * 10**5])
+def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / checkpoint.FILE
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=facts(path, "damaged", "delete the file")):
+        checkpoint.load(path, run())
+
+
+def test_an_accuracy_that_is_not_named_is_compared_when_the_first_batch_comes() -> None:
+    checkpoint.require_same_accuracy(None, {"key": "acc", "threshold": None})
+    with pytest.raises(CheckpointError, match=facts("'acc'", "score")):
+        checkpoint.require_same_accuracy({"key": "acc", "threshold": None}, {"key": "score", "threshold": None})
+
+
+def test_settings_that_changed_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = {"hadw": {"lambda_scale": 2.0, "history_window": 5}, "verl_ext": {"dump_dir": "x"}}
+    checkpoint.save(tmp_path, run(ticks=3, **before))
+    now = {"hadw": {"lambda_scale": 1.0, "history_window": 5, "base": "drgrpo"}}
+    checkpoint.load(tmp_path / checkpoint.FILE, run(**now))
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 2
+    assert a_line_says("\n".join(warned), "algorithm.hadw.lambda_scale", "2.0", "1.0")
+    assert a_line_says("\n".join(warned), "algorithm.hadw.base", "drgrpo")
+
+
+@pytest.mark.parametrize("name", ["hadw", "dgpo"])
+def test_a_run_without_a_state_takes_away_that_of_the_checkpoint_it_writes_over(name: str, tmp_path: Path) -> None:
+    """Or the run whose state it was would resume from the other's weights with its own history."""
+    checkpoint.save(tmp_path, run(ticks=3))
+    (tmp_path / "data.pt").touch()
+    (tmp_path / ".verl_ext.json.123.tmp").touch()  # left by a killed process
+    checkpoint.save(tmp_path, run(name=name))
+    assert list(tmp_path.iterdir()) == []
 
 
 KILLED_AT = {
@@ -93,58 +140,26 @@ KILLED_AT = {
 
 
 @pytest.mark.parametrize("moment", KILLED_AT)
-def test_a_process_killed_while_it_saves_leaves_the_old_state_or_the_new(moment: str, tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, state(2), step=1)
+def test_a_process_killed_while_it_saves_leaves_no_state_or_the_whole(moment: str, tmp_path: Path) -> None:
     code = f"""
 import json, os, pathlib, signal
-from verl_ext.core.state import RunState
-from verl_ext.integration.trainers import checkpoint
+from tests.integration.trainers.test_checkpoints import run
+from verl_ext.integration import checkpoint
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 {KILLED_AT[moment]}
-run = RunState({{"hadw": {{"weigh_by_history": {{"anchor": "soft", "value": 0.1 + 0.2, "window": [1 / 3, 0.1 + 0.2], "ticks": 3}}}}}})
-checkpoint.save({str(tmp_path)!r}, run, step=2)
+checkpoint.save(pathlib.Path({str(tmp_path)!r}) / "global_step_7", run(ticks=3))
 """
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=120).returncode == -9
-    found = RunState()
-    assert checkpoint.load(tmp_path, found) is True
-    assert found.states == state(3 if moment.startswith("after") else 2).states
+    path = tmp_path / "global_step_7" / checkpoint.FILE
+    assert path.exists() == moment.startswith("after")
+    if path.exists():
+        checkpoint.load(path, run())
 
 
-def test_the_whole_text_is_with_the_system_before_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, sync = [], os.fsync
-
-    def fsync(handle: int) -> None:
-        seen.append(Path(f"/proc/self/fd/{handle}").resolve())
-        if not seen[-1].is_dir():
-            json.loads(seen[-1].read_text())
-        sync(handle)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    checkpoint.save(tmp_path, state(2), step=1)
-    assert seen == [tmp_path / f".verl_ext.json.{os.getpid()}.tmp", tmp_path]
-
-
-def test_the_state_of_another_estimator_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    other = RunState({"compose": state(3).states["hadw"]})
-    checkpoint.save(tmp_path / "global_step_7", other, step=7)
-    config = compose(*HADW, f"trainer.default_local_dir={tmp_path}")
-    trainer = SimpleNamespace(config=config, global_steps=7)
-    attach.attach(trainer, config)
-    attach.load_state(trainer)
-    path = tmp_path / "global_step_7" / "verl_ext.json"
-    assert a_line_says(caplog.text, path, "hadw")
-    assert "hadw" not in attach.run_of(trainer).state.states
-
-
-def test_a_run_that_starts_afresh_looks_for_no_state(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = compose(*HADW, f"trainer.default_local_dir={tmp_path}", "trainer.resume_mode=auto")
-    trainer = SimpleNamespace(config=config, global_steps=0)
-    attach.attach(trainer, config)
-    attach.load_state(trainer)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_what_a_killed_process_left_is_removed_by_the_next_save(tmp_path: Path) -> None:
-    (tmp_path / ".verl_ext.json.123.tmp").write_text("{")
-    checkpoint.save(tmp_path, state(2), step=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["verl_ext.json"]
+@pytest.mark.parametrize("call", ["pathlib.Path.write_text", "os.fsync", "os.replace"])
+def test_a_full_disk_is_an_error_and_leaves_no_half_of_a_file(tmp_path: Path, call: str) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    told = facts("step 7", tmp_path, "No space")
+    with mock.patch(call, side_effect=full), pytest.raises(CheckpointError, match=told):
+        checkpoint.save(tmp_path / "new", run(ticks=3))
+    assert list((tmp_path / "new").iterdir()) == []

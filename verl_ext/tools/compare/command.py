@@ -1,4 +1,4 @@
-"""`verl-ext compare`: arguments in; tables, picture, page and parquet out."""
+"""Compute the advantages that estimators give to rollouts which a run has written, and compare them with grpo's."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from pathlib import Path
 import numpy as np
 
 from verl_ext.errors import ConfigurationError
+from verl_ext.estimators import ESTIMATORS
+from verl_ext.files import write, writing
 from verl_ext.settings import Settings
 from verl_ext.tools import picture
 from verl_ext.tools.compare import variants
-from verl_ext.tools.compare.measures import Bins, Measures, Share, by_level, furthest, measure, normalised
+from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, by_score, furthest, measure, normalised
 from verl_ext.tools.compare.picture import draw
 from verl_ext.tools.compare.variants import GRPO, Outcome
 from verl_ext.tools.rollouts import Rollouts, read
-from verl_ext.tools.tables import Rows, page, plain, write
+from verl_ext.tools.tables import Rows, page, plain
 
-_ROWS, _TEXT, _LONGEST = 8, 60, 2000
-"""In the terminal: trajectories of a group, and characters of a text; on the page: characters of a text."""
+_ROWS, _TEXT, _LONGEST = 10, 60, 2000
+"""In the terminal: lines of a group, and characters of a text; on the page: characters of a text."""
 AGAINST = (
     "A: advantage. In brackets: 95 % interval (Wilson's, for the number of groups). A = 0, other sign: shares of "
     "trajectories. Rank correlation: Spearman's, over all trajectories."
@@ -81,8 +83,10 @@ def compare(options: argparse.Namespace) -> str:
     lines = list(result.notes)
     for title, remark, rows in _tables(result):
         lines += ["", title, plain(rows), remark]
-    for title, remark, rows in groups:
-        lines += ["", title, *([_end(remark, 2 * _TEXT)] if remark else []), plain(_short(rows))]
+    for title, prompt, rows in groups:
+        ends = rows if len(rows) <= _ROWS else [*rows[: _ROWS // 2], *rows[-_ROWS // 2 :]]
+        short = [tuple(_end(cell, _TEXT) for cell in row) for row in ends]
+        lines += ["", title, *([_end(prompt, 2 * _TEXT)] if prompt else []), plain(short)]
     if options.plot is not None or options.html is not None:
         figure = draw(result.labels, result.measures, result.level, result.keys, found.summary)
         heading = f"{', '.join(result.labels[1:])} against grpo"
@@ -102,8 +106,8 @@ def compare(options: argparse.Namespace) -> str:
 def _compared(found: Rollouts, arguments: list[str]) -> Comparison:
     compared, common = variants.parse(arguments, found)
     outcomes = [variants.outcome(variant, found) for variant in compared]
-    named = [key for outcome in outcomes[1:] for key in outcome.seen]
-    keys = tuple(dict.fromkeys(named))
+    named = dict.fromkeys(key for outcome in outcomes[1:] for key in outcome.seen)
+    keys = tuple(key for key in named if key != found.total) or (found.total,)
     level, note = _level(found, common)
     measures = []
     for each in outcomes:
@@ -122,27 +126,28 @@ def _notes(found: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterat
     if found.run is not None:
         yield f"the run: {found.run.estimator}; its settings hold for all variants, unless an argument names them"
     given = {name: value for name, value in common.given.items() if name != "verl_ext"}
-    yield f"settings: {json.dumps(given)}, loss_agg_mode={common.loss_agg_mode}"
+    if given:
+        yield f"settings: {json.dumps(given)}, loss_agg_mode={common.loss_agg_mode}"
     if given.get("use_kl_in_reward"):
         yield "the KL in the rewards is left out, because rollouts do not hold it"
-    yield f"{GRPO}: on {found.total}"
-    for variant, notes in ((outcome.variant, outcome.notes) for outcome in outcomes[1:]):
-        yield f"{variant.label}: {'the advantages that the run recorded' if variant.chain is None else variant.text}"
-        yield from notes
+    ours = found.run is not None and found.run.estimator in ESTIMATORS
+    yield f"{GRPO}: on {found.total}, {'the weighted sum of what the run saw' if ours else 'as verl computes it'}"
+    for outcome in outcomes[1:]:
+        yield f"{outcome.variant.label}: {outcome.variant.text}"
+        yield from outcome.notes
 
 
 def _level(found: Rollouts, common: Settings) -> tuple[Bins, list[str]]:
     """Sort groups by accuracy; by the mean score where there is no accuracy."""
     try:
         key, values = variants.accuracy(common, found)
-        return by_level(found.groups.mean(values), f"accuracy of the prompt ({key})"), []
+        return by_accuracy(found.groups.mean(values), f"accuracy of the prompt ({key})"), []
     except ConfigurationError as error:
         if common.rewards.accuracy_key is not None:
             raise
         means = found.groups.mean(found.rewards[found.total])
-        low, high = float(np.nanmin(means)), float(np.nanmax(means))
         note = f"prompts are sorted by their mean {found.total}, because there is no accuracy: {error}"
-        return by_level(means, f"mean {found.total} of the prompt", low, high), [note]
+        return by_score(means, f"mean {found.total} of the prompt"), [note]
 
 
 def _tables(result: Comparison) -> Iterator[tuple[str, str, Rows]]:
@@ -154,7 +159,7 @@ def _tables(result: Comparison) -> Iterator[tuple[str, str, Rows]]:
     yield f"Against {GRPO} on {result.rollouts.total}, {count:,} groups", AGAINST, rows
     rows = [("estimator", *result.keys, "rest")]
     for label, found in zip(result.labels, result.measures, strict=True):
-        rows.append((label, *map(_share, found.explained), _share(1 - sum(found.explained))))
+        rows.append((label, *map(_share, found.explained)))
     yield f"Share of the variance of A that each reward explains, {count:,} groups", EXPLAINED, rows
     rows = [("estimator", *result.level.labels)]
     for label, found in zip(result.labels, result.measures, strict=True):
@@ -185,12 +190,6 @@ def _groups(result: Comparison, top: int) -> Iterator[tuple[str, str, Rows]]:
         yield title, f"Prompt: {_end(table['input'].iloc[0], _LONGEST)}" if texts else "", rows
 
 
-def _short(rows: Rows) -> Rows:
-    """Return some rows of a group for the terminal: from the highest to the lowest advantage, texts cut."""
-    picks = np.unique(np.linspace(1, len(rows) - 1, min(_ROWS, len(rows) - 1)).round().astype(int))
-    return [tuple(_end(cell, _TEXT) for cell in rows[at]) for at in (0, *picks.tolist())]
-
-
 def _end(text: str, longest: int) -> str:
     """Return a text in one line; its end where it is long."""
     line = " ".join(text.split())
@@ -206,8 +205,9 @@ def _interval(share: Share) -> str:
 
 
 def _number(value: float, half: float = math.nan) -> str:
-    around = "" if math.isnan(half) else f" ± {half:.2f}"
-    return "-" if math.isnan(value) else f"{value:.3f}" if not around else f"{value:.2f}{around}"
+    if math.isnan(value):
+        return "-"
+    return f"{value:.3f}" if math.isnan(half) else f"{value:.2f} ± {half:.2f}"
 
 
 def _save(result: Comparison, path: Path) -> None:
@@ -218,5 +218,5 @@ def _save(result: Comparison, path: Path) -> None:
         table[f"reward/{key}"] = found.rewards[key]
     for outcome in result.outcomes:
         table[f"advantage/{outcome.variant.label}"] = outcome.advantages
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table.to_parquet(path, index=False)
+    with writing(path):
+        table.to_parquet(path, index=False)

@@ -10,7 +10,7 @@ import numpy as np
 
 from verl_ext.core.groups import Array, Groups, Index, divide
 
-QUARTERS = (0.25, 0.5, 0.75)
+QUARTERS = ("to 0.25", "to 0.5", "to 0.75", "below 1")
 _SAME = 1e-9
 
 
@@ -64,7 +64,7 @@ class Measures:
     rank: float
     """Spearman's correlation with grpo's advantage, over all trajectories."""
     explained: tuple[float, ...]
-    """For each reward, its share of the variance of the advantage; see `explained`."""
+    """For each reward, its share of the variance of the advantage, and the rest; see `explained`."""
     by_level: Array
     """For each bin the mean |A|, divided by that of all groups; and the half of its 95 % interval."""
     distance: Array
@@ -74,13 +74,14 @@ class Measures:
 def measure(advantages: Array, baseline: Array, groups: Groups, rewards: Array, level: Bins) -> Measures:
     """Return all figures; `rewards` are those of `normalised`."""
     count, size = len(groups), np.abs(advantages)
+    shares = explained(advantages, rewards)
     return Measures(
         dead=Share.of(float((groups.sum(size) == 0).mean()), count),
         zero=Share.of(float((advantages == 0).mean()), count),
         turned=Share.of(float((np.sign(advantages) * np.sign(baseline) < 0).mean()), count),
         size=float(size.mean()),
         rank=spearman(advantages, baseline),
-        explained=tuple(explained(advantages, rewards).tolist()),
+        explained=(*shares.tolist(), 1 - float(shares.sum())),
         by_level=_by_level(groups.mean(size), level),
         distance=distances(advantages, baseline, groups),
     )
@@ -157,18 +158,22 @@ def distances(advantages: Array, baseline: Array, groups: Groups) -> Array:
     return np.sqrt(groups.mean(np.square(scaled[0] - scaled[1])))
 
 
-def by_level(means: Array, title: str, low: float = 0.0, high: float = 1.0) -> Bins:
-    """Sort groups by their mean accuracy: 0, four quarters of the range between, 1."""
-    width = high - low
-    if not width > 0:
-        return Bins(title, (f"{low:g}",), np.zeros(len(means), dtype=np.intp))
-    edges = [low, *(low + width * edge for edge in QUARTERS), high]
-    ids = np.searchsorted(edges[1:-1], means - _SAME * width) + 1
-    ids = np.where(means <= low + _SAME * width, 0, np.where(means >= high - _SAME * width, 5, ids))
-    shown = [f"{edge:.3g}" for edge in edges]
-    labels = [shown[0], *(f"to {edge}" for edge in shown[1:-1]), f"below {shown[-1]}", shown[-1]]
+def by_accuracy(means: Array, title: str) -> Bins:
+    """Sort groups by their mean accuracy: 0, four quarters between, 1."""
+    return _binned(means, np.array([0, 0.25, 0.5, 0.75, 1 - 2 * _SAME]), title, ("0", *QUARTERS, "1"))
+
+
+def by_score(means: Array, title: str) -> Bins:
+    """Sort groups by their mean score into five bins with as many groups as equal means allow."""
+    edges = np.unique(np.nanquantile(means, (0.2, 0.4, 0.6, 0.8)))
+    return _binned(means, edges, title, (*(f"to {edge:.3g}" for edge in edges), "above"))
+
+
+def _binned(means: Array, edges: Array, title: str, labels: tuple[str, ...]) -> Bins:
+    """Sort groups into bins that end at the edges, and NaN into one of its own."""
     unscored = np.isnan(means)
-    return Bins(title, (*labels, *["unscored"] * bool(unscored.any())), np.where(unscored, 6, ids))
+    ids = np.where(unscored, len(labels), np.searchsorted(edges, means - _SAME))
+    return Bins(title, (*labels, *["unscored"] * bool(unscored.any())), ids)
 
 
 def furthest(distance: Sequence[Array], top: int) -> list[tuple[int, int]]:

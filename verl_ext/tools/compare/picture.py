@@ -51,7 +51,7 @@ def _explained(ax: Any, labels: Sequence[str], measures: Sequence[Measures], rew
     from matplotlib.ticker import PercentFormatter
 
     places = np.arange(len(labels))[::-1]
-    shares = np.array([(*found.explained, 1 - sum(found.explained)) for found in measures])
+    shares = np.array([found.explained for found in measures])
     fills = [*map(str, np.linspace(0.2, 0.75, len(rewards))), "white"]
     left = np.zeros(len(labels))
     for at, (name, fill) in enumerate(zip((*rewards, "rest"), fills, strict=True)):

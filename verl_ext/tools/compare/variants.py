@@ -115,7 +115,7 @@ def _label(name: str, own: Sequence[str], at: int, settings: Settings) -> str:
     """Return the name of the estimator and what was set for it."""
     if name == GRPO and settings.rewards.keys:
         name = "grpo (sum)"
-    label = " ".join([name, *(text.split(".")[-1] for text in own)])
+    label = " ".join([name, *(re.sub(r"^[^=]*\.", "", text) for text in own)])
     return label if len(label) <= _LONGEST else f"{name} ({at})"
 
 
@@ -123,20 +123,25 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     """Compute the advantages update by update: an estimator may carry state from one to the next."""
     chain, own = variant.chain, variant.settings.rewards
     if chain is None:
-        return Outcome(variant, rollouts.table["advantage"].to_numpy(float), rollouts.seen)
+        return Outcome(
+            variant,
+            rollouts.table["advantage"].to_numpy(float),
+            rollouts.seen,
+            ("run: the advantages that were recorded",),
+        )
     keys = own.keys or (rollouts.total,)
     rewards = np.stack([rollouts.reward(key, "algorithm.rewards.keys") for key in keys], axis=1)
     accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
-    uids = rollouts.table["uid"].tolist()
+    uids = rollouts.table["uid"].to_numpy()
     is_run = _is_the_run(chain, variant.settings, rollouts)
     recorded = rollouts.run.states if rollouts.run is not None and is_run else {}
     state: Mapping[str, Any] = chain.init()
     advantages, seen = np.zeros(len(rewards)), rewards.copy()
     notes: dict[str, str] = {}
-    for update, rows in rollouts.updates:
+    for update, rows in rollouts.updates.items():
         batch = Batch.of(
             rewards[rows],
-            uids[rows],
+            uids[rows].tolist(),
             keys=keys,
             lengths=rollouts.lengths[rows],
             accuracy=None if accuracies is None else accuracies[rows],
@@ -145,6 +150,9 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
         state, advantages[rows], seen[rows] = result.state, result.advantages, result.seen
         notes |= result.warnings
     said = [*notes.values(), *_odd(chain, rollouts, recorded=bool(recorded))]
+    differs = np.abs(np.nan_to_num(rewards) @ (own.weights or np.ones(len(keys))) - rollouts.rewards[rollouts.total])
+    if rollouts.run is None and (share := float((differs > _ROUNDING).mean())):
+        said.append(f"the weighted sum of its rewards is not {rollouts.total} in {share:.1%} of trajectories")
     if is_run:
         apart = float(np.abs(advantages - rollouts.table["advantage"].to_numpy(float)).max())
         same = "equal" if apart < _ROUNDING else f"differ by up to {apart:.3g} from"

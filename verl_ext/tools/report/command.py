@@ -1,4 +1,4 @@
-"""`verl-ext report`: arguments in; table, picture and page out."""
+"""Make a table, a picture and a page of the rewards of runs, from what verl's file logger wrote."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 
 from verl_ext.errors import ConfigurationError, DataError, unknown
+from verl_ext.files import write
 from verl_ext.tools import picture
 from verl_ext.tools.report import groups
 from verl_ext.tools.report.curves import Experiments, logged, panels, panels_of, rewards, rows, width_of
 from verl_ext.tools.report.logs import Log, find_log, read_log
 from verl_ext.tools.report.plot import plot
-from verl_ext.tools.tables import markdown, page, plain, write
+from verl_ext.tools.tables import markdown, page, plain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,14 +91,12 @@ def _read(runs: list[str]) -> Experiments:
     experiments: dict[str, list[Log]] = {}
     read: set[tuple[str, Path]] = set()
     for run in runs:
-        name, equals, rest = run.partition("=")
-        if Path(run).exists() or not equals:
-            name, rest = "", run
+        name, equals, rest = run.partition("=") if "=" in run and not Path(run).exists() else ("", "", run)
         paths = [Path(rest)] if Path(rest).exists() else [Path(part) for part in rest.split("+")]
         parts = [find_log(path) for path in paths]
         folder = paths[0].resolve()
         name = name or (folder.parent if folder.is_file() else folder).name
-        if (name in experiments and "=" not in run) or (name, parts[0].resolve()) in read:
+        if (name in experiments and not equals) or (name, parts[0].resolve()) in read:
             raise ConfigurationError(f"{run}: {name} is there already: write NAME={rest} with a name of its own")
         read.add((name, parts[0].resolve()))
         experiments.setdefault(name, []).append(read_log(parts))

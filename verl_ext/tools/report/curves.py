@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from verl_ext.tools.report.logs import Log
 from verl_ext.tools.tables import Rows
 
@@ -115,9 +113,9 @@ def rows(experiments: Experiments, metrics: Sequence[str], width: int) -> Rows:
     """Return a line for each metric and name, ± standard deviation over the runs.
 
     `first` and `final` are means over `width` steps, `best` is the highest mean over `width` consecutive steps, and
-    `area` is the mean height of the curve.
+    `mean` is that over all steps.
     """
-    lines: Rows = [("metric", "name", "runs", "steps", f"first {width}", f"final {width}", f"best {width}", "area")]
+    lines: Rows = [("metric", "name", "runs", "steps", f"first {width}", f"final {width}", f"best {width}", "mean")]
     for metric in metrics:
         for name, logs in experiments.items():
             found = curve(logs, metric)
@@ -125,19 +123,10 @@ def rows(experiments: Experiments, metrics: Sequence[str], width: int) -> Rows:
                 lines.append((title(metric), name, str(len(logs)), "not logged", "", "", "", ""))
                 continue
             best = found.rolling(min(width, len(found))).mean().max()
-            figures = (found.iloc[:width].mean(), found.iloc[-width:].mean(), best, _area(found))
+            figures = (found.iloc[:width].mean(), found.iloc[-width:].mean(), best, found.mean())
             steps = f"{found.index[0]}-{found.index[-1]}"
             lines.append((title(metric), name, str(len(logs)), steps, *map(_number, figures)))
     return lines
-
-
-def _area(found: pd.DataFrame) -> pd.Series[float]:
-    """Return the mean height of each run's curve: the area under it divided by the number of steps."""
-    if len(found) == 1:
-        return found.iloc[0]
-    widths = np.diff(found.index)
-    heights = (found.iloc[1:].to_numpy() + found.iloc[:-1].to_numpy()) / 2
-    return found.iloc[0] * 0 + (heights * widths[:, None]).sum(axis=0) / widths.sum()
 
 
 def _number(values: pd.Series[float]) -> str:

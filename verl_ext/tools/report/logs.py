@@ -50,7 +50,7 @@ def read_log(parts: Sequence[Path]) -> Log:
     kept: list[tuple[int, dict[str, float]]] = []
     resumed, torn = [], 0
     for record in itertools.chain.from_iterable(map(json_lines, parts)):
-        if record is None or not isinstance(record.get("data"), dict):
+        if record is None or not {"step", "data"} <= record.keys():
             torn += 1
             continue
         step = int(record["step"])

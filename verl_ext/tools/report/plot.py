@@ -35,7 +35,7 @@ def plot(experiments: Experiments, panels: Sequence[Panel], smooth: int, heading
     elif smooth > 1:
         notes.append("faint: single steps")
     note = ("; " if across > 1 else "\n").join(notes)
-    legend_above(figure, list(drawn.values()), list(drawn), "\n".join(filter(None, (heading, note))) or None)
+    legend_above(figure, list(drawn.values()), list(drawn), "\n".join(filter(None, (heading, note))))
     return figure
 
 

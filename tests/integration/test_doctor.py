@@ -1,0 +1,107 @@
+"""`verl-ext doctor`, in interpreters that have not seen verl; `tests/test_distribution.py` starts a new one."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+
+import pytest
+
+import verl_ext
+from tests import fresh
+from tests.facts import a_line_says, says
+from verl_ext.integration.hooks import TESTED
+
+
+def doctor(before: str = "", **environment: str) -> tuple[int, str]:
+    """Exit status and output; `before` runs first, in the same interpreter."""
+    code = f"{textwrap.dedent(before)}\nfrom verl_ext.cli import main\nraise SystemExit(main(['doctor']))"
+    done = fresh.run(code, environment={**os.environ, **environment})
+    return done.returncode, done.stdout
+
+
+def test_where_all_is_well_it_names_versions_estimators_and_hooks():
+    status, told = doctor()
+    assert status == 0, told
+    assert told.startswith(f"verl_ext {verl_ext.__version__} on Python")
+    assert "FAIL" not in told
+    for line in (
+        ("verl_ext", *TESTED),
+        ("ok", "plugin"),
+        ("ok", "gdpo", "verl_ext", "verl.trainer.ppo.core_algos.compute_gdpo_outcome_advantage"),
+        ("ok", "hadw", "verl_ext"),
+        ("ok", "verl.trainer.ppo.v1.trainer_base", "V1"),
+    ):
+        assert a_line_says(told, *line)
+
+
+GONE = """
+import importlib.abc, sys
+
+class Gone(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.startswith({names}):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Gone())
+"""
+V1, RAY = "verl.trainer.ppo.v1", "verl.trainer.ppo.ray_trainer"
+
+
+@pytest.mark.parametrize(
+    ("names", "status"),
+    [((V1, "transfer_queue"), 0), (("verl.experimental.fully_async_policy",), 0), ((V1, RAY, "verl.experimental"), 1)],
+)
+def test_a_trainer_that_this_verl_does_not_have_is_no_failure_unless_it_has_none(names: tuple[str, ...], status: int):
+    found, told = doctor(GONE.format(names=names))
+    assert found == status, told
+    assert a_line_says(told, "note", names[0], "not here")
+
+
+# What happens before, an environment variable, and the failures that are named.
+BROKEN = {
+    "plugins are switched off": (
+        "",
+        {"VERL_USE_EXTERNAL_PLUGINS": "none"},
+        [("VERL_USE_EXTERNAL_PLUGINS=none",), ("dgpo", "not registered")],
+    ),
+    "verl has moved": (
+        "import verl.trainer.ppo.ray_trainer as r\nfrom verl_ext.integration import hooks\n"
+        "hook = hooks.HOOKS[r.__name__]\ndel r.RayPPOTrainer\nhook.run(r)",
+        {},
+        [("verl.trainer.ppo.ray_trainer has no RayPPOTrainer", "is installed", "0.9.0 and 0.9.1")],
+    ),
+    "a caller holds verl's own function": (
+        "import verl\nimport verl.trainer.ppo.ray_trainer as r\nimport verl.experimental.separation.ray_trainer as s\n"
+        "s.compute_advantage = r.compute_advantage.__wrapped__",
+        {},
+        [("verl.experimental.separation.ray_trainer.compute_advantage",)],
+    ),
+    "verl is missing": ("import sys\nsys.modules['verl'] = None", {}, [("verl", "imported")]),
+    "a folder called verl": (
+        "import sys, types\nsys.modules['verl'] = types.ModuleType('verl')",
+        {},
+        [("verl", "AttributeError")],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_wrong_is_named(case: str):
+    before, environment, failures = BROKEN[case]
+    status, told = doctor(before, **environment)
+    assert status == 1
+    for failure in failures:
+        assert any(says(block, "FAIL", *failure) for block in told.replace("\n        ", " ").splitlines()), told
+
+
+def test_no_message_installs_a_package_of_our_name_from_an_index():
+    """Somebody else could take the name."""
+    told = doctor("import sys\nsys.modules['verl'] = None")[1]
+    told += doctor("import importlib.metadata as m\nm.entry_points = lambda **given: ()")[1]
+    commands = [line for line in told.splitlines() if "pip install" in line]
+    assert len(commands) >= 2
+    for line in commands:
+        assert not re.search(r"verl[_-]ext", line.partition("pip install")[2].partition(" in a clone")[0]), line
+        assert "clone" in line

@@ -1,0 +1,132 @@
+"""Dumped advantages: what stands in the files, and where they are."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.batches import ACC, FMT, LENGTHS, UIDS
+from tests.calls import call
+from tests.facts import facts, says
+from verl_ext import RunState, Settings, build
+from verl_ext.errors import ConfigurationError
+from verl_ext.integration import dump
+from verl_ext.integration.run import Run
+
+parquet = pytest.importorskip("pyarrow.parquet")
+FIELDS = {"acc": np.array(ACC), "fmt": np.array(FMT)}
+
+
+def made(folder: Path, name: str = "gdpo", step: int = 7, start: int = 0, version: int | None = None, **more: Any) -> Run:
+    """The run of a trainer at a step."""
+    algorithm = {"rewards": {"keys": ["acc", "fmt"], "weights": [2.0, 1.0], "accuracy_key": "acc"}, **more}
+    settings = Settings.parse({**algorithm, "verl_ext": {"dump_dir": str(folder)}})
+    trainer = SimpleNamespace(global_steps=step, local_trigger_step=0, current_param_version=version)
+    return Run(name, settings, build(name, settings), trainer=trainer, start=start)
+
+
+def dumped(run: Run, uids: Any = UIDS) -> np.ndarray:
+    return call(run.name, [0.0] * 12, uids, LENGTHS, components=FIELDS, run=run).rows
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def read(folder: Path) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """The columns of the only file, and its metadata."""
+    (path,) = folder.rglob("*.parquet")
+    table = parquet.read_table(path)
+    return table.to_pydict(), json.loads(table.schema.metadata[b"verl_ext"])
+
+
+def test_a_file_holds_the_rewards_the_groups_and_the_advantage_of_every_trajectory(tmp_path: Path) -> None:
+    rows = dumped(made(tmp_path / "new"))
+    assert files(tmp_path / "new") == ["from-0-0/advantages-00000007-000.parquet"]
+    table, about = read(tmp_path / "new")
+    assert table["uid"] == UIDS
+    assert set(table["step"]) == {7}
+    assert table["reward/acc"] == ACC
+    assert table["group_mean/fmt"] == [0.5] * 4 + [0.75] * 4 + [0.25] * 4
+    assert table["group_std/acc"] == pytest.approx([0.5] * 8 + [0.0] * 4)  # 3/4 of three parts: 0.25
+    assert table["group_varies/acc"] == [True] * 8 + [False] * 4
+    assert table["total"] == [2 * a + f for a, f in zip(ACC, FMT, strict=True)]
+    assert table["tokens"] == LENGTHS
+    assert table["responses"] == [4] * 12
+    np.testing.assert_array_equal(table["advantage"], rows)
+    assert not {"accuracy", "estimator", "raw/acc"} & table.keys()
+    assert (about["estimator"], about["step"], about["update"], about["state"]) == ("gdpo", 7, 0, None)
+    assert Settings.parse(about["algorithm"], loss_agg_mode=about["loss_agg_mode"]).rewards.weights == (2.0, 1.0)
+
+
+def test_the_metadata_hold_the_state_before_the_update(tmp_path: Path) -> None:
+    run = made(tmp_path, "hadw")
+    dumped(run)
+    before = run.state.state_dict()["hadw"]
+    run.trainer.local_trigger_step = 1
+    dumped(run)
+    (path,) = tmp_path.rglob("advantages-00000007-001.parquet")
+    table = parquet.read_table(path)
+    assert json.loads(table.schema.metadata[b"verl_ext"])["state"] == before
+    assert before["weigh_by_history"]["ticks"] == 1
+    assert table.to_pydict()["accuracy"] == ACC
+
+
+def test_what_cannot_be_encoded_and_uids_that_are_tensors_are_written(tmp_path: Path) -> None:
+    dumped(made(tmp_path), uids=[torch.tensor(at // 4) for at in range(12)])
+    assert read(tmp_path)[0]["uid"] == [str(at // 4) for at in range(12)]
+
+
+def test_each_start_and_each_resume_has_a_folder_and_nothing_is_deleted(tmp_path: Path) -> None:
+    for start, steps in ((0, (1, 2, 3)), (2, (3, 4)), (2, (3,)), (0, (1,))):
+        run = made(tmp_path, start=start)
+        for step in steps:
+            run.trainer.global_steps = step
+            dumped(run)
+    expected = ["from-0-0 1", "from-0-0 2", "from-0-0 3", "from-0-1 1", "from-2-0 3", "from-2-0 4", "from-2-1 3"]
+    assert files(tmp_path) == [f"{a}/advantages-{int(b):08d}-000.parquet" for a, b in map(str.split, expected)]
+
+
+def test_the_fully_asynchronous_trainer_numbers_its_files_by_the_version_that_verl_logs(tmp_path: Path) -> None:
+    """After a resumption its `global_steps` is one higher than when it took the same step before."""
+    dumped(made(tmp_path, step=9, version=4))
+    assert files(tmp_path) == ["from-0-0/advantages-00000005-000.parquet"]
+
+
+def test_a_disk_that_fails_stops_the_dump_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(dump, "save", full)
+    run = made(tmp_path)
+    with caplog.at_level(logging.WARNING, "verl_ext"):
+        for _ in range(2):
+            assert dumped(run).any()
+    (record,) = caplog.records
+    assert says(record.getMessage(), f"algorithm.verl_ext.dump_dir={tmp_path}", "No space left on device", "no more")
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="lengths|length"):
+        dump.save(tmp_path / "x.parquet", {"a": [1, 2], "b": [1]}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_folder_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump, "save", lambda *_: pytest.fail("called"))
+    call("drgrpo", [1.0, 0.0], ["a", "a"], state=RunState())
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=facts(f"algorithm.verl_ext.dump_dir={tmp_path}/file/below")):
+        dump.prepare(f"{tmp_path}/file/below")

@@ -1,0 +1,198 @@
+"""How the package gets into verl, and what is said where it does not. One fresh interpreter a story."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from dataclasses import dataclass
+
+import pytest
+
+from tests import fresh
+from tests.facts import a_line_says, says
+from verl_ext.registry import BUILT_IN
+
+PRELUDE = """
+import logging, sys, warnings
+warnings.simplefilter("always")
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", force=True)
+"""
+# Estimators of verl's own still work: one group of two, right and wrong, std sqrt(0.5).
+OTHERS_WORK = """
+import torch
+from verl.trainer.ppo import core_algos
+scores, mask = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.ones(2, 2)
+for name in ("grpo", "rloo", "grpo_passk"):
+    assert name in core_algos.ADV_ESTIMATOR_REGISTRY
+advantages, _ = core_algos.get_adv_estimator_fn("grpo")(scores, mask, index=["a", "a"])
+assert abs(advantages[0, 0].item() - 0.5 / 0.5 ** 0.5) < 1e-4, advantages
+"""
+REFUSING = """
+from verl_ext.errors import IntegrationError
+from verl_ext.registry import BUILT_IN
+for name in BUILT_IN:
+    try:
+        core_algos.get_adv_estimator_fn(name)(
+            token_level_rewards=scores, response_mask=mask, index=["a", "a"], config=None
+        )
+    except IntegrationError as error:
+        print("REFUSED", name, str(error).replace(chr(10), " | "))
+    else:
+        raise SystemExit(f"{name} computed")
+"""
+
+
+@dataclass
+class Told:
+    out: str
+    err: str
+
+
+def story(*parts: str, **environment: str) -> Told:
+    """Run the parts in an interpreter that has not seen verl, which must end well."""
+    code = PRELUDE + "\n".join(textwrap.dedent(part) for part in parts)
+    done = fresh.run(code, environment=os.environ | environment)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return Told(done.stdout, done.stderr)
+
+
+def breaking(module: str, statement: str) -> str:
+    """A verl whose `module` differs by `statement`, run before any hook sees the module."""
+    return f"""
+    from verl_ext.integration.hooks import after_import
+
+    def changed(module):
+        {statement}
+
+    after_import({module!r}, changed)
+    """
+
+
+def test_import_verl_registers_all_and_keeps_what_it_replaced() -> None:
+    told = story(
+        """
+        import verl
+        assert "verl.trainer.ppo.core_algos" not in sys.modules, "the plugin must not import what verl does not"
+        from verl.trainer.ppo import core_algos
+        registry = core_algos.ADV_ESTIMATOR_REGISTRY
+        from verl_ext.registry import BUILT_IN
+        for name in BUILT_IN:
+            function = core_algos.get_adv_estimator_fn(name)
+            assert function.__module__ == "verl_ext.integration.advantage", name
+            print(name, getattr(function.replaced, "__qualname__", None))
+        assert core_algos.get_adv_estimator_fn(core_algos.AdvantageEstimator.GDPO) is registry["gdpo"]
+        """
+    )
+    replaced = dict.fromkeys(BUILT_IN, "None") | {"gdpo": "compute_gdpo_outcome_advantage"}
+    assert told.out.splitlines()[: len(BUILT_IN)] == [f"{name} {replaced[name]}" for name in BUILT_IN]
+
+
+def test_loading_the_plugin_again_and_reloading_verl_s_module_change_nothing() -> None:
+    story(
+        """
+        import importlib
+        import verl
+        from verl.trainer.ppo import core_algos, ray_trainer
+        from verl_ext.integration import hooks
+        from verl_ext.integration import plugin
+        before = dict(core_algos.ADV_ESTIMATOR_REGISTRY)
+        advantage, save = ray_trainer.compute_advantage, ray_trainer.RayPPOTrainer._save_checkpoint
+        count = len(hooks.HOOKS)
+        importlib.reload(plugin)
+        importlib.reload(plugin)
+        assert core_algos.ADV_ESTIMATOR_REGISTRY == before
+        assert (ray_trainer.compute_advantage, ray_trainer.RayPPOTrainer._save_checkpoint) == (advantage, save)
+        assert len(hooks.HOOKS) == count
+        assert before["gdpo"].replaced.__module__ == "verl.trainer.ppo.core_algos"
+        # verl's module run anew: what it registers is replaced again, and no function of ours stands for another.
+        importlib.reload(core_algos)
+        again = core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"]
+        assert again.__module__ == "verl_ext.integration.advantage"
+        assert again.replaced.__module__ == "verl.trainer.ppo.core_algos"
+        assert hooks.HOOKS["verl.trainer.ppo.core_algos"].state == "holds"
+        """
+    )
+
+
+def test_verl_s_gdpo_is_reported_as_replaced_once_a_run() -> None:
+    told = story(
+        """
+        import verl
+        from tests.integration.configs import compose
+        from tests.integration.trainers.ray_runs import OwnFit
+
+        OwnFit(compose("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[a]"))
+        """
+    )
+    replaced = [line for line in told.err.splitlines() if "in place of" in line]
+    assert len(replaced) == 1
+    assert says(replaced[0], "INFO verl_ext", "gdpo", "verl.trainer.ppo.core_algos.compute_gdpo_outcome_advantage")
+
+
+def test_plugins_can_be_switched_off() -> None:
+    story(
+        """
+        import verl
+        from verl.trainer.ppo import core_algos
+        assert "verl_ext" not in sys.modules
+        assert "hadw" not in core_algos.ADV_ESTIMATOR_REGISTRY
+        assert core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"].__module__ == "verl.trainer.ppo.core_algos"
+        """,
+        VERL_USE_EXTERNAL_PLUGINS="none",
+    )
+
+
+def test_the_module_can_be_named_where_entry_points_are_off() -> None:
+    story(
+        """
+        import verl
+        from verl.trainer.ppo import core_algos
+        assert core_algos.ADV_ESTIMATOR_REGISTRY["hadw"].__module__ == "verl_ext.integration.advantage"
+        """,
+        VERL_USE_EXTERNAL_PLUGINS="none",
+        VERL_USE_EXTERNAL_MODULES="verl_ext.integration.plugin",
+    )
+
+
+def test_an_error_of_the_plugin_itself_is_not_lost() -> None:
+    """verl logs what a plugin raises at DEBUG only."""
+    told = story(
+        """
+        from verl_ext.integration import hooks
+        def schedule(*_):
+            raise RuntimeError("something in the plugin broke")
+        hooks.schedule = schedule
+        import verl
+        """,
+        OTHERS_WORK,
+        REFUSING,
+    )
+    assert a_line_says(told.err, "ERROR verl_ext", "RuntimeError: something in the plugin broke")
+    assert a_line_says(told.err, "RuntimeWarning", "verl_ext")
+    assert told.out.count("something in the plugin broke") == len(BUILT_IN)
+
+
+# A module of verl, how it differs, and what the message says besides the versions.
+MOVED = {
+    "a class is gone": ("verl.trainer.ppo.ray_trainer", "del module.RayPPOTrainer", ("RayPPOTrainer",)),
+    "a method is gone": (
+        "verl.trainer.ppo.ray_trainer",
+        "del module.RayPPOTrainer._load_checkpoint",
+        ("RayPPOTrainer", "_load_checkpoint"),
+    ),
+    "a function takes something else": (
+        "verl.utils.config",
+        "module.validate_config = lambda settings: None",
+        ("validate_config", "settings", "expected config"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MOVED)
+def test_a_hook_that_does_not_find_its_name_says_so_and_the_estimators_raise(case: str) -> None:
+    module, statement, told = MOVED[case]
+    out = story(breaking(module, statement), f"import {module}", OTHERS_WORK, REFUSING)
+    versions = ("verl", "is installed", "tested with 0.9.0 and 0.9.1")
+    assert a_line_says(out.err, "ERROR verl_ext", f"hook into {module}", *told, *versions)
+    assert len(out.out.splitlines()) == len(BUILT_IN)
+    assert all(says(line, "REFUSED", module, *told, "doctor") for line in out.out.splitlines())

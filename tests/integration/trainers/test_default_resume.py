@@ -1,0 +1,118 @@
+"""The estimators' state through the saving and loading of verl's default trainer."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.facts import facts
+from tests.integration.hadw_runs import saved, train
+from tests.integration.pipeline import Pipeline
+from verl_ext.errors import CheckpointError
+from verl_ext.integration.run import run_of
+
+HISTORY = ("capability_prior", "capability_posterior", "batch_accuracy", "eta_t", "tick")
+
+
+def assert_same_step(found: Any, expected: Any, step: int) -> None:
+    """The history exactly; sums of floats run over rows in the order in which they were done."""
+    one, other = found.metrics[step], expected.metrics[step]
+    for name in HISTORY:
+        assert one[f"hadw/{name}"] == other[f"hadw/{name}"], name
+    for name in other:
+        if name.startswith(("hadw/", "advantage/")):
+            assert one[name] == pytest.approx(other[name], rel=1e-12, abs=1e-12), name
+
+
+def ticks(result: Any) -> int:
+    return int(run_of(result.trainer).state.states["hadw"]["weigh_by_history"]["ticks"])
+
+
+def test_a_resumed_run_goes_on_with_the_same_numbers(pipeline: Pipeline, tmp_path: Path) -> None:
+    whole = train(pipeline, tmp_path / "whole", 4)
+    train(pipeline, tmp_path / "parts", 2)
+    resumed = train(pipeline, tmp_path / "parts", 4, "trainer.resume_mode=auto")
+    assert sorted(resumed.metrics) == [3, 4]
+    for step in (3, 4):
+        assert_same_step(resumed, whole, step)
+    assert saved(tmp_path / "parts", 4) == saved(tmp_path / "whole", 4)
+    assert ticks(resumed) == 4
+    # From the folder that a run is given, which is not the latest.
+    path = tmp_path / "whole" / "global_step_1"
+    again = train(
+        pipeline, tmp_path / "again", 2, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}"
+    )
+    assert sorted(again.metrics) == [2]
+    assert_same_step(again, whole, 2)
+
+
+def test_the_state_is_there_before_verl_saves_anything_of_its_own(pipeline: Pipeline, tmp_path: Path) -> None:
+    """Or a run killed between the two would resume without its history."""
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    seen = []
+
+    class Watching(PPOTrainer):
+        def fit(self, agents: Any) -> None:
+            def save_checkpoint(local: str, *_: Any, **__: Any) -> None:
+                seen.append((Path(local).parent / "verl_ext.json").exists())
+                seen.append((tmp_path / "latest_checkpointed_iteration.txt").exists())
+
+            self.actor_rollout_wg.save_checkpoint = save_checkpoint
+            super().fit(agents)
+
+    train(pipeline, tmp_path, 1, cls=Watching)
+    assert seen == [True, False]
+
+
+def test_subclasses_with_their_own_checkpoints_keep_the_state(pipeline: Pipeline, tmp_path: Path) -> None:
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    class Own(PPOTrainer):
+        """Neither method calls `super`."""
+
+        def _save_checkpoint(self) -> None:
+            (tmp_path / "own.txt").write_text(str(self.global_steps))
+
+        def _load_checkpoint(self) -> None:
+            path = tmp_path / "own.txt"
+            self.global_steps = int(path.read_text()) if path.exists() else 0
+
+    class Polite(PPOTrainer):
+        def _save_checkpoint(self) -> None:
+            super()._save_checkpoint()
+
+        def _load_checkpoint(self) -> None:
+            super()._load_checkpoint()
+
+    for cls in (Own, Polite):
+        folder = tmp_path / cls.__name__
+        train(pipeline, folder, 1, "trainer.resume_mode=auto", cls=cls)
+        resumed = train(pipeline, folder, 2, "trainer.resume_mode=auto", cls=cls)
+        assert ticks(resumed) == 2, cls
+
+
+def test_a_full_disk_stops_the_run_before_verl_marks_the_checkpoint(pipeline: Pipeline, tmp_path: Path) -> None:
+    replace, saves = os.replace, []
+
+    def fail_the_second_time(*args: Any) -> None:
+        saves.append(args)
+        if len(saves) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(*args)
+
+    with (
+        mock.patch("verl_ext.files.os.replace", fail_the_second_time),
+        pytest.raises(CheckpointError, match=facts("step 2", tmp_path / "global_step_2/verl_ext.json", "No space")),
+    ):
+        train(pipeline, tmp_path, 3)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "1"
+    assert not list((tmp_path / "global_step_2").iterdir())
+    resumed = train(pipeline, tmp_path, 3, "trainer.resume_mode=auto")
+    assert sorted(resumed.metrics) == [2, 3]
+    assert ticks(resumed) == 3

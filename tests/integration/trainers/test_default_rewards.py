@@ -1,0 +1,212 @@
+"""Where the default trainer's rewards come from and go to: token scores, reward models, verl's own estimators, KL."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+
+from tests.integration.pipeline import Pipeline, answers_to
+from tests.integration.trainers.default_runs import (
+    ACC,
+    DGPO,
+    DRGRPO,
+    GDPO,
+    HADW,
+    PADDED,
+    assert_same,
+    components,
+    on_ray_trainer,
+)
+from verl_ext import integration
+from verl_ext.integration.run import run_of
+
+
+def test_token_scores_stand_on_the_last_token_of_each_response(pipeline: Pipeline) -> None:
+    result = pipeline.run("several", *GDPO, PADDED["worked"], "+algorithm.rewards.token_scores=True")
+    (update,) = result.updates
+    for key in ("acc", "format"):
+        rows = update.data[f"token_level_scores_{key}"].unbind()
+        for row, (field, info, is_padding) in enumerate(zip(rows, components(update), update.padding, strict=True)):
+            expected = [0.0] * len(update.advantages[row])
+            expected[-1] = 0.0 if is_padding else info[key]
+            assert field.tolist() == expected
+
+
+def test_without_token_scores_no_such_field_is_written(pipeline: Pipeline) -> None:
+    (update,) = pipeline.shared("worked", *GDPO, PADDED["worked"]).updates
+    assert not [name for name in list(update.data.keys()) if name.startswith("token_level_scores")]
+
+
+def put_process_rewards(batch: Any) -> None:
+    """As a process reward model would: half a point of the opposite accuracy on each of the first two tokens."""
+    data = tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask", "extra_fields"]
+    )
+    rows = []
+    for mask, entry in zip(data["response_mask"].unbind(), list(data["extra_fields"]), strict=True):
+        row = torch.zeros(len(mask))
+        row[:2] = (1.0 - entry["reward_extra_info"]["acc"]) / min(2, len(mask))
+        rows.append(row)
+    field = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    tq.kv_batch_put(
+        keys=batch.keys,
+        partition_id=batch.partition_id,
+        fields=TensorDict({"token_level_scores_acc": field}, batch_size=len(batch.keys)),
+    )
+
+
+@pytest.mark.parametrize("token_scores", [False, True], ids=["read", "read and written"])
+def test_a_process_reward_model_s_field_is_the_component_and_stays_as_it_is(
+    pipeline: Pipeline, token_scores: bool
+) -> None:
+    result = pipeline.run(
+        "worked",
+        *DRGRPO,
+        "+algorithm.rewards.keys=[acc,format]",
+        f"+algorithm.rewards.token_scores={token_scores}",
+        before_advantage=put_process_rewards,
+    )
+    (update,) = result.updates
+    # acc is [0111 | 0001 | 1111] by the field, format [1100 | 1011 | 0100]: A 1 2 1 1, B 1 0 1 2, C 1 2 1 1.
+    assert update.by_answer() == pytest.approx(
+        answers_to("worked", [-0.25, 0.75, -0.25, -0.25], [0.0, -1.0, 0.0, 1.0], [-0.25, 0.75, -0.25, -0.25])
+    )
+    assert result.metrics[1]["reward/acc/mean"] == pytest.approx(8 / 12)
+    written = update.data["token_level_scores_acc"].unbind()
+    row = update.answers.index("cxx")
+    assert written[row].tolist() == [0.5, 0.5, 0.0]
+
+
+def test_what_is_not_finite_behind_the_mask_is_no_score_and_narrow_numbers_add_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with RayPPOTrainer, whose fields are padded: here they are jagged, in the model's own type."""
+    field = [torch.full((1003,), 1.0), torch.tensor([2.0, math.nan, 0.5])]
+    mask = [torch.ones(1003), torch.tensor([1.0, 0.0, 1.0])]
+    stored = {
+        "token_level_scores_acc": torch.nested.as_nested_tensor(field, layout=torch.jagged).to(torch.bfloat16),
+        "response_mask": torch.nested.as_nested_tensor(mask, layout=torch.jagged).long(),
+    }
+    monkeypatch.setattr(
+        integration.components,
+        "read_queue",
+        lambda keys, partition_id, fields: {name: stored[name] for name in fields if name in stored},
+    )
+    rewards = integration.components.of_queue(["a_0_0", "a_1_0"], "train", ["acc"])
+    assert rewards.column("acc", "").tolist() == [1003.0, 2.5]
+
+
+def test_a_colocated_reward_model_s_fields_are_components(pipeline: Pipeline) -> None:
+    def put(batch: Any) -> None:
+        from verl.utils import tensordict_utils as tu
+
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses"])
+        lengths = [float(len(row)) for row in data["responses"].unbind()]
+        tq.kv_batch_put(
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            fields=tu.get_tensordict({"depth": np.array(lengths, dtype=object)}),
+        )
+
+    result = pipeline.run("worked", *DRGRPO, "+algorithm.rewards.keys=[depth]", before_advantage=put)
+    # Lengths [4231 | 2253 | 3331], as the worked example has them.
+    assert result.updates[0].by_answer()[("B", "axxxx")] == pytest.approx(5 - 3)
+    assert result.metrics[1]["reward/depth/mean"] == pytest.approx(32 / 12)
+
+
+def test_verl_s_own_grpo_logs_named_rewards_and_keeps_its_advantages(pipeline: Pipeline) -> None:
+    plain = pipeline.run("worked", "algorithm.adv_estimator=grpo", PADDED["worked"])
+    watched = pipeline.run(
+        "worked", "algorithm.adv_estimator=grpo", "+algorithm.rewards.keys=[acc,format]", PADDED["worked"]
+    )
+    assert watched.updates[0].by_answer() == pytest.approx(plain.updates[0].by_answer(), abs=1e-6)
+    assert not [name for name in plain.metrics[1] if name.startswith("reward/")]
+    assert watched.metrics[1]["reward/acc/mean"] == pytest.approx(4 / 12)
+    assert watched.metrics[1]["reward/format/dead_groups"] == 0.0
+    assert run_of(plain.trainer).watches is False
+
+
+def test_verl_s_own_grpo_dumps_its_advantages_beside_the_named_rewards(pipeline: Pipeline, tmp_path: Path) -> None:
+    result = pipeline.run(
+        "worked",
+        "algorithm.adv_estimator=grpo",
+        "+algorithm.rewards.keys=[acc,format]",
+        f"+algorithm.verl_ext.dump_dir={tmp_path}",
+        PADDED["worked"],
+    )
+    (path,) = tmp_path.glob("from-0-0/*.parquet")
+    table = pq.read_table(path).to_pydict()
+    assert len(table["uid"]) == 12  # without padding
+    assert sum(table["reward/acc"]) == 4
+    assert sum(table["total"]) == 10
+    (update,) = result.updates
+    assert sorted(table["advantage"]) == pytest.approx(sorted(map(update.advantage, update.rows())), abs=1e-6)
+
+
+def test_verl_s_own_grpo_writes_token_scores_on_request(pipeline: Pipeline) -> None:
+    (update,) = pipeline.run(
+        "worked",
+        "algorithm.adv_estimator=grpo",
+        "+algorithm.rewards={keys: [acc], token_scores: true}",
+    ).updates
+    sums = [float(row.sum()) for row in update.data["token_level_scores_acc"].unbind()]
+    assert sums == [info["acc"] for info in components(update)]
+
+
+def test_the_score_may_be_one_of_the_keys_though_the_reward_function_returns_a_number(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verl then calls the number `acc`; here its entry is taken out of what the queue returns."""
+    original = tq.kv_batch_get
+
+    def kv_batch_get(keys: Any, partition_id: Any, select_fields: Any = None) -> TensorDict:
+        data = original(keys=keys, partition_id=partition_id, select_fields=select_fields)
+        if "extra_fields" in (select_fields or ()):
+            for entry in list(data["extra_fields"]):
+                entry["reward_extra_info"].pop("score")
+        return data
+
+    monkeypatch.setattr(tq, "kv_batch_get", kv_batch_get)
+    for estimator in (DRGRPO, ("algorithm.adv_estimator=grpo",)):
+        result = pipeline.run("worked", *estimator, "+algorithm.rewards={keys: [score], token_scores: true}")
+        assert result.metrics[1]["reward/score/mean"] == pytest.approx(10 / 12)
+        sums = [float(row.sum()) for row in result.updates[0].data["token_level_scores_score"].unbind()]
+        assert sum(sums) == 10
+
+
+# Log-probabilities are -0.1 and -0.3 of the reference: 0.2 a token, times a coefficient of 0.1, is 0.02.
+KL = ("algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.1", "algorithm.kl_penalty=kl")
+
+
+def test_kl_in_reward_is_part_of_drgrpo_s_total(pipeline: Pipeline) -> None:
+    (update,) = pipeline.run("worked", *DRGRPO, ACC, *KL, PADDED["worked"]).updates
+    # A: accuracy 1 0 0 0 less 0.02 * [4 2 3 1] is [0.92 -0.04 -0.06 -0.02], of mean 0.2.
+    found = update.by_answer()
+    assert [found["A", answer] for answer in ("axxx", "cx", "dxx", "d")] == pytest.approx(
+        [0.72, -0.24, -0.26, -0.22], abs=1e-6
+    )
+    # C: 0 less 0.02 * [3 3 3 1], of mean -0.05.
+    assert [found["C", answer] for answer in ("dxx", "cxx", "d")] == pytest.approx([-0.01, -0.01, 0.03], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [DGPO, (*DGPO, ACC), HADW, (*HADW, ACC)], ids=["dgpo", "dgpo-keys", "hadw", "hadw-keys"]
+)
+def test_kl_in_reward_leaves_the_accuracy_alone(pipeline: Pipeline, algorithm: tuple[str, ...]) -> None:
+    result = pipeline.run("worked", *algorithm, *KL)
+    (update,), config = result.updates, result.trainer.config
+    assert_same(update, on_ray_trainer(update, config))
+    if "hadw" in algorithm[0]:
+        assert result.metrics[1]["hadw/batch_accuracy"] == pytest.approx(4 / 12)
+    else:
+        # exp(-p/2): A 0.25, B 0.75, and C, of accuracy 0, as 1: 3 exp(-1/8) / (exp(-1/8) + exp(-3/8) + exp(-1/2))
+        odds = np.exp([-1 / 8, -3 / 8, -1 / 2])
+        assert result.metrics[1]["dgpo/difficulty_weight_max"] == pytest.approx(3 * odds[0] / odds.sum())

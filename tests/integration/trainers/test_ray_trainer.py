@@ -1,0 +1,295 @@
+"""`RayPPOTrainer`: verl's own methods on instances without workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from verl import DataProto
+from verl.trainer.ppo import core_algos, ray_trainer
+
+from tests.facts import facts
+from tests.integration.configs import compose
+from tests.integration.hadw_runs import HADW
+from tests.integration.trainers.ray_runs import (
+    ACCURACY,
+    DRGRPO_ON_ACC,
+    FORMAT,
+    GDPO,
+    KEYS,
+    LENGTHS,
+    UIDS,
+    OwnFit,
+    batch,
+    own_fit,
+    per_row,
+    stub,
+)
+from verl_ext.errors import ConfigurationError, IntegrationError
+from verl_ext.integration import ray_trainer as ours
+from verl_ext.integration.run import run_of
+
+
+def test_components_reach_gdpo_and_numbers_the_step_s_metrics() -> None:
+    _, [(data, metrics)] = own_fit("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo.epsilon=1e-4")
+    assert per_row(data) == pytest.approx(GDPO, abs=1e-5)
+    assert metrics["reward/acc/mean"] == 4 / 8
+    assert metrics["reward/format/mean"] == 5 / 8
+    assert "advantage/std" in metrics
+    assert metrics["critic/score/mean"] == pytest.approx(9 / 8)  # verl's own
+
+
+def test_estimators_that_verl_passes_no_components_have_them_too() -> None:
+    _, [(data, metrics)] = own_fit(
+        "algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]"
+    )
+    assert per_row(data) == pytest.approx(DRGRPO_ON_ACC)
+    assert metrics["reward/acc/max"] == 1.0
+
+
+def test_each_trainer_has_a_history_of_its_own() -> None:
+    first, steps = own_fit(*HADW, steps=3)
+    assert [metrics["hadw/tick"] for _, metrics in steps] == [1, 2, 3]
+    second, steps = own_fit(*HADW)
+    assert [metrics["hadw/tick"] for _, metrics in steps] == [1]
+    assert run_of(first).state is not run_of(second).state
+
+
+def test_metrics_of_one_step_do_not_stay_for_the_next() -> None:
+    class EverySecond(OwnFit):
+        def fit(self) -> list[dict[str, Any]]:
+            data = self.advantages()
+            return [ray_trainer.compute_data_metrics(data, use_critic=False) for _ in range(2)]
+
+    first, second = EverySecond(compose("algorithm.adv_estimator=gdpo", KEYS)).fit()
+    assert "reward/acc/mean" in first
+    assert set(first) - set(second) == {name for name in first if name.startswith(("reward/", "advantage/", "gdpo/"))}
+
+
+def test_a_trainer_without_a_checked_configuration_does_not_run_ours(tmp_path: Path) -> None:
+    trainer = stub(tmp_path)
+    delattr(trainer, "_verl_ext")
+    for config in (trainer.config, SimpleNamespace(algorithm=trainer.config.algorithm, trainer=trainer.config.trainer)):
+        trainer.config = config
+        for method in (trainer._save_checkpoint, trainer._load_checkpoint):
+            with pytest.raises(IntegrationError, match=facts("Stub", "hadw", "unchecked", "DictConfig")):
+                method()
+
+
+def test_a_trainer_whose_own_init_calls_no_super_is_checked() -> None:
+    with pytest.raises(ConfigurationError, match=facts("'gdop'", "did you mean 'gdpo'")):
+        OwnFit(compose("algorithm.adv_estimator=gdop"))
+
+
+def test_an_init_of_another_shape_is_left_to_the_base_class() -> None:
+    class Odd(OwnFit):
+        def __init__(self, name: str, *, options: Any) -> None:
+            self.name = name
+            super().__init__(config=options)
+
+    trainer = Odd("odd", options=compose(*HADW))
+    assert run_of(trainer).name == "hadw"
+
+
+def test_verl_s_own_grpo_logs_named_rewards_and_keeps_its_advantages() -> None:
+    _, [(plain, without)] = own_fit("algorithm.adv_estimator=grpo")
+    _, [(watched, metrics)] = own_fit("algorithm.adv_estimator=grpo", KEYS)
+    assert per_row(watched) == per_row(plain)
+    assert metrics["reward/format/mean"] == 5 / 8
+    assert not [name for name in without if name.startswith("reward/")]
+
+
+def test_verl_s_own_grpo_dumps_its_advantages_beside_the_named_rewards(tmp_path: Path) -> None:
+    dump = f"+algorithm.verl_ext.dump_dir={tmp_path}"
+    _, [(watched, metrics)] = own_fit("algorithm.adv_estimator=grpo", KEYS, dump)
+    (path,) = tmp_path.glob("from-0-0/*.parquet")
+    table = pq.read_table(path).to_pydict()
+    assert table["uid"] == UIDS
+    assert table["reward/format"] == FORMAT
+    assert table["total"] == np.add(ACCURACY, FORMAT).tolist()
+    assert table["tokens"] == LENGTHS
+    assert table["advantage"] == pytest.approx(per_row(watched), abs=1e-6)
+    assert metrics["reward/format/mean"] == 5 / 8
+
+
+def test_rows_that_verl_draws_anew_are_not_dumped(tmp_path: Path) -> None:
+    """As `use_pf_ppo` does: the rewards are those of the rows before."""
+    OwnFit(compose("algorithm.adv_estimator=grpo", KEYS, f"+algorithm.verl_ext.dump_dir={tmp_path}"))
+    for compute, files in ((lambda data: data.select_idxs([7, 6, 5, 4, 3, 2, 1, 0]), 0), (lambda data: data, 1)):
+        data = batch()
+        data.batch["advantages"] = data.batch["token_level_rewards"]
+        ours.wrap_compute_advantage(compute)(data)
+        assert len(list(tmp_path.glob("from-0-0/*.parquet"))) == files
+
+
+def test_token_scores_stand_on_the_last_token() -> None:
+    _, [(data, _)] = own_fit("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.token_scores=True")
+    for key, values in (("acc", ACCURACY), ("format", FORMAT)):
+        expected = torch.zeros(8, 5)
+        expected[torch.arange(8), torch.tensor(LENGTHS) - 1] = torch.tensor(values).float()
+        torch.testing.assert_close(data.batch[f"token_level_scores_{key}"], expected, atol=0, rtol=0)
+
+
+def test_token_scores_stand_on_the_last_token_of_the_response_even_if_it_is_not_trained_on() -> None:
+    """As verl's own scores do: the answer of a tool may be the last; a row without any response has no place."""
+
+    class WithTool(OwnFit):
+        def fit(self) -> DataProto:
+            data = batch()
+            data.batch["response_mask"][0, 2:] = 0  # a response of 4 tokens, of which the tool wrote 2
+            data.batch["response_mask"][1] = data.batch["attention_mask"][1, 2:] = 0
+            return self.advantages(data)
+
+    config = compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.token_scores=True")
+    field = WithTool(config).fit().batch["token_level_scores_format"]
+    assert field[0].tolist() == [0, 0, 0, 1, 0]
+    assert field[1].tolist() == [0, 0, 0, 0, 0]
+    assert field[6].tolist() == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["read", "read and written"])
+def test_a_process_reward_model_s_field_wins_and_stays(written: bool) -> None:
+    config = compose(
+        "algorithm.adv_estimator=drgrpo",
+        "+algorithm.drgrpo.check_loss=False",
+        "+algorithm.rewards.keys=[acc]",
+        f"+algorithm.rewards.token_scores={written}",
+    )
+    field = torch.zeros(8, 5)
+    field[:, 0] = 1.0 - torch.tensor(ACCURACY).float()
+
+    class WithField(OwnFit):
+        def fit(self) -> DataProto:
+            data = batch()
+            data.batch["token_level_scores_acc"] = field.clone()
+            return self.advantages(data)
+
+    data = WithField(config).fit()
+    assert per_row(data) == pytest.approx([-value for value in DRGRPO_ON_ACC])
+    torch.testing.assert_close(data.batch["token_level_scores_acc"], field, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("estimator", ["drgrpo", "grpo"])
+def test_the_score_may_be_one_of_the_keys(estimator: str) -> None:
+    _, [(_, metrics)] = own_fit(
+        f"algorithm.adv_estimator={estimator}",
+        "+algorithm.rewards={keys: [score, acc], token_scores: true}",
+        "+algorithm.drgrpo.check_loss=False",
+    )
+    assert metrics["reward/score/mean"] == pytest.approx(9 / 8)
+
+
+def test_token_scores_are_there_when_advantages_are_computed_and_do_not_become_the_components() -> None:
+    """Code written against the fork reads the fields there; NaN, "not scored", would read as 0 from them."""
+    seen: list[set[str]] = []
+
+    class Looks(OwnFit):
+        def fit(self) -> DataProto:
+            data = batch()
+            data.non_tensor_batch["format"] = np.array([np.nan, *FORMAT[1:]], dtype=object)
+
+            def look(*args: Any, **kwargs: Any) -> Any:
+                seen.append({name for name, _ in data.batch.items() if name.startswith("token_level_scores_")})
+                return original(*args, **kwargs)
+
+            registry = core_algos.ADV_ESTIMATOR_REGISTRY
+            original = registry["gdpo"]
+            with mock.patch.dict(registry, {"gdpo": look}):
+                return self.advantages(data)
+
+    with_fields = Looks(compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.token_scores=True")).fit()
+    without = Looks(compose("algorithm.adv_estimator=gdpo", KEYS)).fit()
+    assert seen == [{"token_level_scores_acc", "token_level_scores_format"}, set()]
+    torch.testing.assert_close(with_fields.batch["advantages"], without.batch["advantages"], atol=0, rtol=0)
+
+
+def test_a_call_outside_any_trainer_takes_its_components_from_the_batch() -> None:
+    config = compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo.epsilon=1e-4")
+    data = ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=config.algorithm)
+    assert per_row(data) == pytest.approx(GDPO, abs=1e-5)
+
+
+class Lazy(dict[str, Any]):
+    """A batch whose columns live in another process, of which only those that are read are sent; as NeoProto's."""
+
+    def __init__(self, columns: Any) -> None:
+        super().__init__(columns)
+        self.sent: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.sent.add(name)
+        return super().__getitem__(name)
+
+    def items(self) -> Any:
+        raise AssertionError("all columns are sent")
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "grpo"])
+def test_only_the_columns_that_are_needed_are_read(estimator: str) -> None:
+    data = batch()
+    columns = Lazy({name: data.batch[name] for name in data.batch.keys()})
+    lazy = SimpleNamespace(batch=columns, non_tensor_batch=data.non_tensor_batch)
+    OwnFit(compose(f"algorithm.adv_estimator={estimator}", KEYS)).advantages(lazy)
+    assert columns.sent == {"token_level_rewards", "response_mask"}
+
+
+def test_a_penalty_that_verl_adds_to_the_score_is_logged_and_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """With named rewards it is in none of them."""
+
+    def run(score: list[float]) -> list[dict[str, Any]]:
+        trainer = OwnFit(compose("algorithm.adv_estimator=gdpo", KEYS))
+        steps = []
+        for _ in range(2):
+            data = batch()
+            data.non_tensor_batch["score"] = np.array(score)
+            steps.append(ray_trainer.compute_data_metrics(trainer.advantages(data), use_critic=False))
+        return steps
+
+    returned = np.add(ACCURACY, FORMAT).astype(float).tolist()
+    assert [metrics["reward/score_changed"] for metrics in run(returned)] == [0.0, 0.0]
+    assert caplog.text == ""
+    steps = run([returned[0] + 0.5, *returned[1:]])  # verl's manager took off half a point of the first
+    assert [metrics["reward/score_changed"] for metrics in steps] == pytest.approx([-0.5 / 8] * 2)
+    assert len(caplog.records) == 1
+
+
+def rejecting(*overrides: str) -> tuple[list[float], dict[str, Any]]:
+    """A batch in which rollout correction has rejected a right answer of B."""
+    trainer = OwnFit(compose("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", *overrides))
+    data = batch()
+    data.batch["response_mask"][4] = 0
+    data = trainer.advantages(data)
+    return per_row(data), ray_trainer.compute_data_metrics(data, use_critic=False)
+
+
+@pytest.mark.parametrize(
+    ("rejected", "group", "mean"), [("keep", [0.0, 0.25, 0.25, -0.75], 4 / 8), ("leave_out", [0.0, 1 / 3, 1 / 3, -2 / 3], 3 / 7)]
+)
+def test_rejected_rows_count_or_are_left_out(rejected: str, group: list[float], mean: float) -> None:
+    advantages, metrics = rejecting("+algorithm.rewards.keys=[acc]", f"+algorithm.rewards.rejected={rejected}")
+    assert advantages == pytest.approx([*DRGRPO_ON_ACC[:4], *group])
+    assert metrics["advantage/rejected_rows"] == 1
+    assert metrics["reward/acc/mean"] == pytest.approx(mean)
+
+
+CONDITION = "+algorithm.gdpo.conditions={format: {on: acc, at_least: 1}}"
+
+
+def test_metrics_and_dump_show_what_the_estimator_saw(tmp_path: Path) -> None:
+    """Only right answers have a format: [1000 | 1010]; the raw one is [1100 | 1011]."""
+    _, [(data, metrics)] = own_fit(
+        "algorithm.adv_estimator=gdpo", KEYS, CONDITION, f"+algorithm.verl_ext.dump_dir={tmp_path}"
+    )
+    assert metrics["reward/format/mean"] == 3 / 8
+    assert metrics["reward/format/raw_mean"] == 5 / 8
+    table = pq.read_table(tmp_path / "from-0-0/advantages-00000000-000.parquet").to_pydict()
+    assert table["reward/format"] == [1, 0, 0, 0, 1, 0, 1, 0]
+    assert table["raw/format"] == FORMAT
+    assert table["total"] == [2, 0, 0, 0, 2, 1, 2, 0]
+    assert table["advantage"] == pytest.approx(per_row(data), abs=1e-6)

@@ -1,0 +1,213 @@
+"""The quickstart's options and its environment, with scripts in the place of Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.facts import a_line_says
+from tests.signals import as_from_a_terminal, under_nohup
+
+ROOT = Path(__file__).parents[2]
+BAR = r'printf "\rTraining Progress: 100%%\n"'
+
+
+def script(path, body, free=16):
+    """Write a program that stands for Python and does nothing but `body`; asked for the free memory, it says `free`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        f'#!/bin/bash\n[[ $* != "-c import verl."* ]] || exit 0\n[[ $* != *free_bytes* ]] || exec echo {free}\n{body}\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def quickstart(tmp_path):
+    """Starts the quickstart with the scripted Python; what is left of it at the end is killed."""
+    started = []
+
+    def start(*options, signals=as_from_a_terminal):
+        command = [ROOT / "scripts/quickstart.sh", "--python", "./python", "--output", "my runs", *options]
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=signals,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    (tmp_path / "release").touch()
+    for process in started:
+        process.communicate(timeout=60)
+
+
+def ended(process):
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--steps"], ("--steps", "value")),
+        (["--steps=3"], ("unknown", "--steps=3")),
+        (["--steps", "0"], ("--steps", "'0'", "integer from 1")),
+        (["--steps", "08"], ("--steps", "'08'")),
+        (["--seed", "-1"], ("--seed", "'-1'", "integer from 0")),
+        (["--bogus"], ("unknown", "--bogus")),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_starts(options, told, quickstart):
+    code, output = ended(quickstart(*options))
+    assert code == 2
+    assert a_line_says(output, "quickstart:", *told)
+    assert "==" not in output
+
+
+TRAIN = "data.train_files=x"  # so that run.sh does not look for the data
+
+
+def test_both_arms_train_with_the_options_and_paths_are_relative_to_the_caller(quickstart, tmp_path):
+    # One write per call: both trainings run at once.
+    script(tmp_path / "python", f'printf "%s\\n" "$(printf "%s|" "$@")" >>"{tmp_path}/calls"; {BAR}')
+    code, output = ended(quickstart("--steps", "3", "--", "a.b=c d", TRAIN))
+    assert code == 0, output
+    prepare, *trainings, report = (tmp_path / "calls").read_text().splitlines()
+    assert prepare.startswith("recipes/quickstart/prepare_data.py|")
+    assert len(trainings) == 2
+    for arm in ("grpo", "gdpo"):
+        (call,) = (call for call in trainings if f"|quickstart/{arm}|" in call)
+        for part in ("trainer.total_training_steps=3", "data.seed=1", "a.b=c d", f"{tmp_path}/my runs/{arm}/"):
+            assert part in call
+        assert f"{arm} Training Progress: 100%" in output
+        assert f"{arm}={tmp_path}/my runs/{arm}|" in report
+    assert f"--plot|{tmp_path}/my runs/rewards.png|" in report
+
+
+WAITING = """echo $$ >>pids
+[[ $* != *main_ppo* ]] || until [[ -e release ]]; do sleep 0.05; done"""
+
+
+def pids_in(path, count):
+    """Return the process ids in a file, once there are so many."""
+    deadline = time.monotonic() + 60
+    while len(pids := path.read_text().split() if path.exists() else []) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return [int(pid) for pid in pids]
+
+
+def test_both_trainings_run_at_once_and_end_together(quickstart, tmp_path):
+    script(tmp_path / "python", f"cd {tmp_path}\n{WAITING}", free=10)
+    process = quickstart("--", TRAIN)
+    _, *trainings = pids_in(tmp_path / "pids", 3)
+    os.kill(process.pid, signal.SIGTERM)
+    assert ended(process)[0] == 143
+    for pid in trainings:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_without_memory_for_two_one_training_follows_the_other(quickstart, tmp_path):
+    script(tmp_path / "python", f"cd {tmp_path}\n{WAITING}", free=9)
+    process = quickstart("--", TRAIN)
+    pids_in(tmp_path / "pids", 2)
+    time.sleep(0.5)
+    assert len(pids_in(tmp_path / "pids", 2)) == 2
+    (tmp_path / "release").touch()
+    assert ended(process)[0] == 0
+    assert len(pids_in(tmp_path / "pids", 4)) == 4
+
+
+@pytest.mark.parametrize(("failing", "next_part"), [("prepare_data", "main_ppo"), ("quickstart/grpo", "report")])
+def test_a_part_that_fails_ends_it_with_its_status_before_the_next(failing, next_part, quickstart, tmp_path):
+    script(tmp_path / "python", f'echo "$*" | tee -a {tmp_path}/calls; [[ $* != *{failing}* ]] || exit 7')
+    code, output = ended(quickstart("--", TRAIN))
+    assert code == 7
+    assert next_part not in (tmp_path / "calls").read_text()
+    assert failing in output  # the end of its log
+
+
+@pytest.mark.parametrize(("signals", "status"), [(under_nohup, 0), (as_from_a_terminal, 129)])
+def test_under_nohup_it_outlives_its_terminal(signals, status, quickstart, tmp_path):
+    """Each part waits until the terminal is closed: the script and the part are told so."""
+    body = f"echo $$ >>{tmp_path}/pids; while [[ ! -e {tmp_path}/closed ]]; do sleep 0.05; done; sleep 0.3"
+    script(tmp_path / "python", body)
+    process = quickstart("--", TRAIN, signals=signals)
+    for group in (process.pid, *pids_in(tmp_path / "pids", 1)):
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGHUP)
+    (tmp_path / "closed").touch()
+    assert ended(process)[0] == status
+    assert len(pids_in(tmp_path / "pids", 1)) == (4 if status == 0 else 1)
+
+
+FAKE = """case "$*" in
+  *version_info\\[:2\\]\\)) echo 3.11 && exit ;;
+esac
+echo "$@" >>"$CALLS"
+case "$1 $2" in
+  "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+esac"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Calls `make_environment` in a project of its own; returns what was asked of the fake Python."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/environment.sh").write_text((ROOT / "scripts/environment.sh").read_text())
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "constraints.txt").write_text("torch==1.2.3\n")
+    script(tmp_path / "fake", FAKE)
+
+    def call(extras="cpu"):
+        (tmp_path / "calls").write_text("")
+        done = subprocess.run(
+            ["bash", "-euc", f"source scripts/environment.sh; make_environment .env {extras} constraints.txt"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHON": str(tmp_path / "fake"), "CALLS": str(tmp_path / "calls")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done, (tmp_path / "calls").read_text()
+
+    return call
+
+
+def test_an_environment_is_made_once_and_again_for_another_extra(environment, tmp_path):
+    done, calls = environment()
+    assert done.returncode == 0, done.stderr
+    for part in ("-m venv .env\n", "torch==1.2.3\n", "--editable .[cpu]\n"):
+        assert part in calls
+    assert environment()[1] == ""
+    assert "--editable .[cpu,plot]\n" in environment("cpu,plot")[1]
+    assert environment("plot")[1] == ""
+    (tmp_path / "pyproject.toml").write_text("changed")
+    assert "--editable .[cpu]\n" in environment()[1]
+
+
+def test_an_interrupted_venv_is_made_again(environment, tmp_path):
+    script(tmp_path / ".env/bin/python", 'echo "No module named pip" >&2; exit 1')
+    done, calls = environment()
+    assert done.returncode == 0, done.stderr
+    assert "-m venv .env\n" in calls
+    assert (tmp_path / ".env/installed").exists()
+
+
+def test_an_interrupted_installation_is_not_taken_for_a_finished_one(environment, tmp_path):
+    script(tmp_path / "fake", FAKE + "\n[[ $* != *--editable* ]]")
+    assert environment()[0].returncode != 0
+    assert not (tmp_path / ".env/installed").exists()

@@ -1,0 +1,104 @@
+"""What runs write: dumps of advantages, verl's rollouts, and logs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow.parquet
+
+from verl_ext import Batch, Settings, build
+from verl_ext.cli import main
+from verl_ext.integration import dump as writer
+
+RIGHT = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+FORM = [1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0]
+LENGTHS = [3, 5, 2, 8, 4, 4, 9, 1, 7, 6, 2, 3]
+"""Three prompts with four answers each. In the last no answer is right."""
+UIDS = [f"p{row // 4}" for row in range(12)]
+KEYS = "algorithm.rewards.keys=[right,form]"
+
+
+def call(capsys, *arguments, status=0):
+    """Run the command line; return what it printed, or its errors."""
+    assert main([str(argument) for argument in arguments]) == status
+    written = capsys.readouterr()
+    return written.err if status else written.out
+
+
+def batch(keys=("right", "form"), right=RIGHT):
+    """The three prompts as an estimator sees them."""
+    rewards = {"right": right, "form": FORM, "score": 2 * np.array(right) + FORM}
+    matrix = np.stack([rewards[key] for key in keys], axis=1)
+    return Batch.of(matrix, UIDS, keys=keys, lengths=LENGTHS, accuracy=right)
+
+
+def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, number=0, rights=None, metadata=True):
+    """The folder of a run that starts after a step; return it and the advantages of all its steps.
+
+    Each step of `rights` has its own rewards; all steps up to the last are computed, those of `steps` are written.
+    """
+    settings = Settings.parse({"rewards": {"keys": ["right", "form"]}} | (algorithm or {}))
+    chain = build(name, settings)
+    where = folder / f"from-{start}-{number}"
+    where.mkdir(parents=True)
+    state, written = chain.init(), []
+    for step in range(1, max(steps) + 1):
+        given = batch(right=(rights or {}).get(step, RIGHT))
+        before, result = state, chain(given, state)
+        state = result.state
+        if step not in steps:
+            continue
+        written.append(result.advantages)
+        first = {"step": [step] * 12, "update": [0] * 12, "uid": UIDS, "advantage": result.advantages}
+        about = {"estimator": name, "algorithm": dict(settings.given), "loss_agg_mode": settings.loss_agg_mode}
+        about |= {"version": "0", "step": step, "update": 0, "state": dict(before) or None}
+        path = where / f"advantages-{step:08d}-000.parquet"
+        writer.save(path, first | writer.columns(settings, given, result.seen), about)
+        if not metadata:
+            pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).replace_schema_metadata({}), path)
+    return folder, np.concatenate(written)
+
+
+def entries(step=1, **changes):
+    """The lines of one step of verl's default trainer, with the rewards as in its validation."""
+    return [
+        {
+            "input": f"what is {row // 4}?",
+            "output": "x" * LENGTHS[row],
+            "gts": str(row // 4),
+            "score": 2 * RIGHT[row] + FORM[row],
+            "step": step,
+            "right": RIGHT[row],
+            "form": FORM[row],
+            "acc": bool(RIGHT[row]),
+            "uid": f"p{row // 4}-{step}_{row % 4}_0",
+        }
+        | changes
+        for row in range(12)
+    ]
+
+
+def without(lines, *keys):
+    return [{key: value for key, value in line.items() if key not in keys} for line in lines]
+
+
+def rollouts(folder, *steps, name=None):
+    """One file of JSON lines a step."""
+    folder.mkdir(exist_ok=True)
+    for lines in steps:
+        path = folder / f"{name or lines[0].get('step', 0)}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def line(step, **data):
+    """A line of verl's file logger."""
+    return json.dumps({"step": step, "data": data}) + "\n"
+
+
+def log(path, *records):
+    """A log with such steps, each with such metrics."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(line(step, **data) for step, data in records))
+    return path

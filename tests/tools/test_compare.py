@@ -1,0 +1,278 @@
+"""The advantages are those that the estimators give in a run, and what differs from a run is said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.facts import a_line_says, says
+from tests.tools import made
+from verl_ext import Settings, build
+from verl_ext.core.chain import Chain
+from verl_ext.estimators.grpo import grpo
+
+BOTH = ("right", "form")
+
+
+@pytest.fixture
+def compare(capsys):
+    return lambda *arguments, status=0: made.call(capsys, "compare", *arguments, status=status)
+
+
+@pytest.fixture
+def advantages(tmp_path, compare):
+    """Compare, and return what `--output` holds."""
+
+    def advantages(folder, *arguments):
+        compare(folder, *arguments, "--output", tmp_path / "out.parquet")
+        return pd.read_parquet(tmp_path / "out.parquet")
+
+    return advantages
+
+
+def expected(name, keys=("score",), **sections):
+    settings = Settings.parse(sections | ({} if keys == ("score",) else {"rewards": {"keys": list(keys)}}))
+    chain: Chain = grpo(settings) if name == "grpo" else build(name, settings)
+    return chain(made.batch(keys)).advantages
+
+
+STEPS = ["weigh_and_sum", "centre", {"step": "scale_by_mad", "epsilon": 0.5}]
+CASES = [
+    ("drgrpo", expected("drgrpo")),
+    ("dgpo", expected("dgpo")),
+    (f"gdpo {made.KEYS}", expected("gdpo", BOTH)),
+    (f"gdpo algorithm.gdpo.whiten=token +{made.KEYS}", expected("gdpo", BOTH, gdpo={"whiten": "token"})),
+    (f"dgpo   {made.KEYS}  algorithm.dgpo.dqw_temp=0.5", expected("dgpo", BOTH, dgpo={"dqw_temp": 0.5})),
+    (f"grpo {made.KEYS}", expected("grpo", BOTH)),
+    ("[weigh_and_sum, centre, {step: scale_by_mad, epsilon: 0.5}]", expected("compose", compose={"steps": STEPS})),
+]
+
+
+@pytest.mark.parametrize(("variant", "wanted"), CASES)
+def test_a_variant_has_the_advantages_of_its_estimator(variant, wanted, advantages, tmp_path):
+    folder = made.rollouts(tmp_path / "rollouts", made.entries())  # the lengths in characters are those in tokens
+    found = advantages(folder, variant)
+    (ours,) = (name for name in found if name.startswith("advantage/") and name != "advantage/grpo")
+    np.testing.assert_allclose(found[ours], wanted, atol=1e-12)
+    np.testing.assert_allclose(found["advantage/grpo"], expected("grpo"), atol=1e-12)
+
+
+def test_a_setting_alone_holds_for_all_and_may_come_after_options(advantages, tmp_path):
+    folder = made.rollouts(tmp_path / "rollouts", made.entries())
+    found = advantages(
+        folder, "gdpo", "hadw", "--top", "0", made.KEYS, "algorithm.norm_adv_by_std_in_grpo=False", "drgrpo"
+    )
+    without = {"norm_adv_by_std_in_grpo": False}
+    for name in ("gdpo", "drgrpo"):
+        np.testing.assert_allclose(found[f"advantage/{name}"], expected(name, BOTH, **without), atol=1e-12)
+    np.testing.assert_allclose(found["advantage/grpo"], expected("grpo", **without), atol=1e-12)
+
+
+def test_history_goes_through_the_steps_in_order_whatever_the_files_are_called(advantages, tmp_path):
+    """10.jsonl comes before 2.jsonl by name; one file may hold several steps, in any order."""
+    steps = [made.entries(1), made.entries(2, acc=0.75), made.entries(10)]
+    apart = advantages(made.rollouts(tmp_path / "apart", *steps), "hadw")
+    assert apart["step"].tolist() == [1] * 12 + [2] * 12 + [10] * 12
+    mixed = made.rollouts(tmp_path / "mixed", steps[2] + steps[0] + steps[1], name="all")
+    np.testing.assert_array_equal(advantages(mixed, "hadw")["advantage/hadw"], apart["advantage/hadw"])
+    assert len(set(apart["advantage/hadw"].round(6))) > len(set(apart["advantage/grpo"].round(6)))
+
+
+def test_a_trajectory_in_several_parts_counts_once_with_all_its_characters(advantages, tmp_path):
+    earlier = [line | {"output": "zz", "score": 0.0, "right": 0.0, "form": 0.0} for line in made.entries()[:3]]
+    later = [line | {"uid": f"{line['uid'][:-1]}1"} for line in made.entries()[:3]]
+    found = advantages(made.rollouts(tmp_path / "rollouts", later + made.entries()[3:] + earlier), "grpo", made.KEYS)
+    assert found["characters"].tolist() == [length + 2 * (row < 3) for row, length in enumerate(made.LENGTHS)]
+    np.testing.assert_allclose(found["advantage/grpo (sum)"], expected("grpo", BOTH), atol=1e-12)
+
+
+def test_groups_are_prompts_whatever_names_them(advantages, tmp_path):
+    whole = advantages(made.rollouts(tmp_path / "keys", made.entries()), "dgpo")["advantage/dgpo"]
+    plain = [line | {"uid": f"q_{row // 4}_7"} for row, line in enumerate(made.entries())]
+    texts = made.without(made.entries(), "uid", "step")
+    for name, lines in {"plain": plain, "texts": texts}.items():
+        found = advantages(made.rollouts(tmp_path / name, lines, name="1"), "dgpo")
+        np.testing.assert_array_equal(found["advantage/dgpo"], whole, err_msg=name)
+
+
+# What a dump says of its run.
+
+WEIGHTED = {
+    "rewards": {"keys": ["right", "form"], "weights": [3.0, 1.0]},
+    "gdpo": {"conditions": {"form": {"on": "right", "at_least": 1.0}}},
+}
+
+
+def test_a_run_is_judged_with_its_own_settings_and_run_is_what_it_recorded(compare, advantages, tmp_path):
+    folder, recorded = made.dump(tmp_path / "dump", [1, 2], algorithm=WEIGHTED)
+    found = advantages(folder, "run", "gdpo")
+    np.testing.assert_allclose(found["advantage/gdpo"], recorded, atol=1e-12)
+    np.testing.assert_array_equal(found["advantage/run"], recorded)
+    assert found["tokens"].tolist() == made.LENGTHS * 2
+    text = compare(folder, "gdpo")
+    assert a_line_says(text, "the run", "gdpo")
+    assert a_line_says(text, "settings", '"weights": [3.0, 1.0]', '"at_least": 1.0')
+    assert a_line_says(text, "gdpo", "equal", "recorded")
+    assert a_line_says(compare(folder), "run", "recorded")  # alone
+
+
+def test_an_argument_goes_before_the_setting_of_the_run(advantages, tmp_path):
+    folder, _ = made.dump(tmp_path / "dump", [1], algorithm=WEIGHTED)
+    plain = ["gdpo", "algorithm.gdpo.conditions=null", "algorithm.rewards.weights=null"]
+    np.testing.assert_allclose(advantages(folder, *plain)["advantage/gdpo"], expected("gdpo", BOTH), atol=1e-12)
+    # Other keys do not take the weights of the run's.
+    turned = advantages(folder, "drgrpo", "algorithm.rewards.keys=[form,right]")["advantage/drgrpo"]
+    np.testing.assert_allclose(turned, expected("drgrpo", BOTH), atol=1e-12)
+
+
+def test_a_dump_without_settings_is_read_and_said_so(compare, tmp_path):
+    folder, _ = made.dump(tmp_path, [1], algorithm=WEIGHTED, metadata=False)
+    assert a_line_says(compare(folder, "gdpo", made.KEYS), "does not hold the settings", "KEY=VALUE")
+
+
+@pytest.mark.parametrize("steps", [[1, 2, 3, 4], [3, 5, 6, 9]])
+def test_hadw_is_replayed_from_the_states_of_its_dump_also_over_gaps(steps, compare, advantages, tmp_path):
+    rights = {step: made.RIGHT[step % 5 :] + made.RIGHT[: step % 5] for step in range(1, 10)}
+    folder, recorded = made.dump(tmp_path / "dump", steps, name="hadw", algorithm=ACCURACY, rights=rights)
+    np.testing.assert_allclose(advantages(folder, "hadw")["advantage/hadw"], recorded, atol=1e-12)
+    assert a_line_says(compare(folder, "hadw"), "hadw", "recorded before each update")
+
+
+ACCURACY = {"rewards": {"keys": ["right", "form"], "accuracy_key": "right"}}
+
+
+@pytest.mark.parametrize(("steps", "gap"), [([1, 2, 3], None), ([3, 4], "steps 1 to 2"), ([1, 2, 4], "steps 3 to 3")])
+def test_a_history_without_recorded_states_begins_with_the_dump_and_gaps_are_said(steps, gap, compare, tmp_path):
+    folder, _ = made.dump(tmp_path / "gdpo", steps, algorithm=ACCURACY)
+    text = compare(folder, "hadw")
+    assert a_line_says(text, "hadw", "begins with these rollouts", *([gap, "missing"] if gap else []))
+    assert ("missing" in text) == (gap is not None)
+    other, _ = made.dump(tmp_path / "hadw", steps, name="hadw", algorithm=ACCURACY)
+    assert a_line_says(compare(other, "hadw algorithm.hadw.eta=0.5"), "eta=0.5", "begins with these rollouts")
+
+
+def test_a_resume_counts_before_the_steps_that_it_repeats(compare, advantages, tmp_path):
+    folder, first = made.dump(tmp_path / "dump", [1, 2, 3])
+    second = made.dump(folder, [2], start=1, algorithm={"gdpo": {"scale": "mad"}})[1]
+    found = advantages(folder, "run")["advantage/run"]
+    np.testing.assert_array_equal(found, np.concatenate([first[:12], second, first[24:]]))
+    text = compare(folder)
+    assert a_line_says(text, "from-1-0", "steps 2 to 2")
+    assert a_line_says(text, "1 of 3 updates", "other settings")
+
+
+# What is said of JSON lines.
+
+
+def test_the_text_has_the_tables_the_counts_and_the_groups(compare, tmp_path):
+    folder = made.rollouts(tmp_path / "r", made.entries(1), made.entries(2))
+    text = compare(folder, "gdpo", "hadw", "[weigh_and_sum,centre,scale_by_mad,whiten]", made.KEYS)
+    assert a_line_says(text, "24 trajectories in 6 groups of 4, steps 1 to 2, 2 batches", folder)
+    assert a_line_says(text, "compose (3)", "[weigh_and_sum,centre,scale_by_mad,whiten]")
+    assert a_line_says(text, "grpo", "0.0% (0-39)")  # Wilson's interval for none of six
+    assert a_line_says(text, "(groups)", 2)
+    assert says(text, "accuracy of the prompt (acc)", "right  form", "Prompt: what is", "xxxxx")
+    assert text.count("furthest from grpo") == 3
+    assert "furthest" not in compare(folder, "gdpo", made.KEYS, "--top", "0")
+
+
+def test_torn_lines_missing_rewards_and_single_answers_are_said(compare, tmp_path):
+    lines = [line for row, line in enumerate(made.entries()) if row % 4 == 0 or row > 7]
+    lines[0]["right"] = None
+    folder = made.rollouts(tmp_path / "r", made.without(lines, "acc"))
+    with (folder / "1.jsonl").open("a") as file:
+        file.write('{"input": "x", "outp')
+    text = compare(folder, "gdpo", made.KEYS)
+    for fact in ("1 unreadable line", "right is missing from 1 lines", "groups of 1 to 4", "2 groups have one"):
+        assert fact in text
+    assert a_line_says(text, "sorted by their mean score", "accuracy_key")
+    assert "accuracy of the prompt (right)" in compare(
+        folder, "gdpo", made.KEYS, "algorithm.rewards.accuracy_key=right"
+    )
+    assert a_line_says(compare(folder, f"gdpo algorithm.gdpo.whiten=token {made.KEYS}"), "approximate", "characters")
+
+
+def test_a_score_that_is_not_the_weighted_sum_is_said(compare, tmp_path):
+    folder = made.rollouts(tmp_path / "r", made.entries())
+    assert a_line_says(compare(folder, "gdpo", made.KEYS), "gdpo", "is not score", "33.3%")
+    assert "is not score" not in compare(folder, "gdpo", made.KEYS, "algorithm.rewards.weights=[2,1]")
+
+
+REFUSED = [
+    ([], ("'gdpo'",)),
+    (["gdop"], ("did you mean 'gdpo'",)),
+    (["run"], ("algorithm.verl_ext.dump_dir",)),
+    (["gdpo", "algorithm.rewards.keys=[rihgt,form]"], ("did you mean 'right'",)),
+    (["gdpo"], ("algorithm.rewards.keys", "'form'", "'right'")),
+    (["gdpo algorithm.gdpo.scael=mad", made.KEYS], ("scael",)),
+    (["dgpo", "algorithm.verl_ext.dump_dir=x"], ("dump_dir",)),
+    (["dgpo", "dgpo"], ("'dgpo'", "twice")),
+    (["grpo"], ("'grpo'", "twice")),
+    (["[weigh_and_sum,center]"], ("center",)),
+    (["[weigh_and_sum,centre"], ("[weigh_and_sum,centre'", "[a,b]")),
+    (["dgpo", "algorithm.adv_estimator=grpo"], ("'algorithm.adv_estimator=grpo'", "without `=`")),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), REFUSED)
+def test_mistakes_are_refused_with_what_is_valid(arguments, told, compare, tmp_path):
+    folder = made.rollouts(tmp_path / "r", made.entries())
+    assert says(compare(folder, *arguments, status=1), *told)
+
+
+def test_with_several_rewards_the_accuracy_must_be_named(compare, tmp_path):
+    folder = made.rollouts(tmp_path / "r", made.without(made.entries(), "acc"))
+    assert says(compare(folder, "hadw", made.KEYS, status=1), "algorithm.rewards.accuracy_key", "'form'", "'right'")
+
+
+FILES = {
+    "a metrics log": ([{"step": 1, "data": {}}], "1", ("'data'", "1.jsonl")),
+    "the score alone": (made.without(made.entries(), "right", "form", "acc"), "1", ("trainer.validation_data_dir",)),
+    "nothing but the run's log": ([{"step": 1, "data": {}}], "metrics", ("*.jsonl", "advantages-*.parquet")),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_files_that_are_no_rollouts_are_refused(case, compare, tmp_path):
+    lines, name, told = FILES[case]
+    assert says(compare(made.rollouts(tmp_path / "r", lines, name=name), "gdpo", made.KEYS, status=1), *told)
+
+
+def test_the_picture_has_axes_and_the_page_says_what_was_compared(compare, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *path, **look: figures.append(self))
+    folder = made.rollouts(tmp_path / "r", made.entries(1, output="<script>"), made.entries(2))
+    steps = "[weigh_and_sum,centre,scale_by_mad,whiten]"
+    compare(folder, "gdpo", steps, made.KEYS, "--plot", tmp_path / "a.png", "--html", tmp_path / "a.html")
+    figure = figures[0]
+    figure.draw_without_rendering()
+    weight, explained, shares = figure.axes
+    assert weight.get_xticklabels()[0].get_text() == "0\n2"  # two groups without a right answer
+    assert explained.get_xlim()[1] > 1  # the last bar has a right edge
+    for axis in (explained.xaxis, shares.yaxis):
+        assert any(tick.get_text().endswith("%") for tick in axis.get_ticklabels())
+    assert shares.get_ylim()[1] >= 0.1
+    assert len(shares.containers) == 6  # bars and intervals of three estimators
+    (legend,) = figure.legends
+    assert says(legend.get_title().get_text(), "24 trajectories in 6 groups of 4", folder)
+    page = (tmp_path / "a.html").read_text()
+    assert says(page, f"compose (2): {steps}", folder, "24 trajectories")
+    assert "<script>" not in page
+
+
+def test_nothing_of_verl_is_imported(tmp_path):
+    folder = made.rollouts(tmp_path / "r", made.entries())
+    program = (
+        "import sys; from verl_ext.cli import main; main(sys.argv[1:]); "
+        "print('LOADED', {'verl', 'ray', 'torch', 'matplotlib'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", program, "compare", folder, "dgpo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "LOADED set()", done.stdout + done.stderr

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import base64
+import re
+
+import pytest
+
+from tests.facts import a_line_says, says
+from tests.tools import made
+from tests.tools.made import line
+from verl_ext.tools.report.curves import panels, panels_of
+from verl_ext.tools.report.logs import read_log
+from verl_ext.tools.report.plot import plot
+
+X = "reward/x/mean"
+
+
+@pytest.fixture
+def report(capsys):
+    return lambda *arguments, status=0: made.call(capsys, "report", *arguments, status=status)
+
+
+def rows(text):
+    """The table without its header, its spaces as one."""
+    return [" ".join(row.split()) for row in text.splitlines()[2:]]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two seeds of grpo and one run of gdpo, whose `correctness` is its seed plus its step."""
+    for name, seed, steps in (("grpo-1", 1, 4), ("grpo-2", 3, 5), ("gdpo-1", 1, 4)):
+        data = {"critic/score/mean": 0.0, "actor/lr": 1.0, "note": "text"}
+        records = ((step, {"reward/correctness/mean": seed + step} | data) for step in range(1, steps + 1))
+        made.log(tmp_path / name / "metrics.jsonl", *records)
+    return tmp_path
+
+
+def test_the_table_has_a_line_a_name_with_mean_and_spread_over_its_runs(runs, report):
+    text = report(f"grpo={runs}/grpo-1", f"grpo={runs}/grpo-2", runs / "gdpo-1", "--window", "2")
+    assert text.split()[:10] == ["metric", "name", "runs", "steps", "first", "2", "final", "2", "best", "2"]
+    # Steps 1-4, which both seeds have. First two: seed + 1.5 = 2.5 and 4.5, mean 3.5, std sqrt(2); last two: 2 more.
+    # All four: seed + 2.5.
+    assert rows(text) == [
+        "correctness grpo 2 1-4 3.500 ± 1.414 5.500 ± 1.414 5.500 ± 1.414 4.500 ± 1.414",
+        "correctness gdpo-1 1 1-4 2.500 4.500 4.500 3.500",
+    ]
+
+
+def test_best_and_mean_of_a_curve_that_falls_again(tmp_path, report):
+    values = [0.0, 4.0, 4.0, 0.0, 1.0]
+    path = made.log(tmp_path / "x.jsonl", *((10 * at, {X: value}) for at, value in enumerate(values, 1)))
+    assert rows(report(f"run={path}", "--window", "2")) == ["x run 1 10-50 2.000 0.500 4.000 1.800"]
+
+
+@pytest.mark.parametrize(("steps", "width"), [(5, 2), (1, 1), (40, 10)])
+def test_first_and_final_are_of_steps_that_the_run_has_and_do_not_overlap(steps, width, tmp_path, report):
+    path = made.log(tmp_path / "x.jsonl", *((step, {X: 1.0}) for step in range(1, steps + 1)))
+    text = report(path)
+    assert f"first {width} " in text
+    assert (f"means of {width} step" in text) == (width < 10)
+
+
+LOGS = {
+    "a torn last line": (line(1, a=1) + line(2, a=2) + '{"step": 3, "da', {1: 1, 2: 2}, "1 unreadable"),
+    "a resume": (line(1, a=1) + line(2, a=2) + line(3, a=3) + line(2, a=9), {1: 1, 2: 9}, "resumed at step 2"),
+    "two resumes": (
+        "".join(line(step, a=at) for at, step in enumerate((1, 2, 3, 4, 3, 4, 5, 2, 3))),
+        {1: 0, 2: 7, 3: 8},
+        "resumed at step 3, 2",
+    ),
+    "a step in two lines": (line(1, b=1) + line(1, a=2) + line(2, a=3), {1: 2, 2: 3}, ""),
+    "NaN, null and infinity": (
+        line(1, a=1) + '{"step":2,"data":{"a":NaN}}\n' + line(3, a=None) + line(4, a=1e999),
+        {1: 1},
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOGS)
+def test_what_a_log_of_a_run_holds(case, tmp_path):
+    text, wanted, note = LOGS[case]
+    (tmp_path / "metrics.jsonl").write_text(text)
+    log = read_log([tmp_path / "metrics.jsonl"])
+    assert log.table["a"].dropna().to_dict() == wanted
+    assert " ".join(log.notes).startswith(note)
+
+
+def test_parts_of_a_run_are_joined_by_plus_and_the_later_part_counts(runs, report):
+    part = made.log(runs / "later.jsonl", *((step, {"reward/correctness/mean": 0.0}) for step in (3, 4, 5)))
+    text = report(f"gdpo={runs}/gdpo-1/metrics.jsonl+{part}", "--window", "1")
+    assert rows(text)[0] == "correctness gdpo 1 1-5 2.000 0.000 3.000 1.000"  # 2, 3, 0, 0, 0
+    assert a_line_says(text, part, "resumed", "step 3")
+
+
+def test_a_run_without_a_metric_says_so_in_the_table_and_the_score_stands_in_for_named_rewards(runs, report):
+    plain = made.log(runs / "plain.jsonl", (1, {"critic/score/mean": 0.25}))
+    assert rows(report(f"x={plain}"))[0] == "score x 1 1-1 0.250 0.250 0.250 0.250"
+    assert a_line_says(report(f"{runs}/gdpo-1", f"x={plain}"), "correctness", "x", 1, "not logged")
+
+
+def test_all_outputs(runs, report):
+    pytest.importorskip("matplotlib")
+    log = made.log(
+        runs / "odd.jsonl",
+        *((step, {"reward/<b>|/mean": 0.5, "timing_s/step": 2.0 * step}) for step in range(1, 7)),
+    )
+    picture, page, table = (runs / "new" / name for name in ("a.png", "a.html", "a.md"))
+    report(f"run={log}", "--plot", picture, "--html", page, "--markdown", table, "--title", "Tools & <more>")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert table.read_text().splitlines()[2] == r"| <b>\| | run | 1 | 1-6 | 0.500 | 0.500 | 0.500 | 0.500 |"
+    text = page.read_text()
+    assert says(text, "<h1>Tools &amp; &lt;more&gt;</h1>", f"run: {log}, 6 steps", "means of 3 step")
+    assert "<td>timing_s/step</td><td>run</td><td>1</td><td>1-6</td><td>4.000</td>" in text
+    assert "<b>" not in text
+    assert not re.search(r"""(src|href)=["'](?!data:image/png;base64,)""", text)
+    assert base64.b64decode(re.search(r"base64,([^\"]+)", text)[1]).startswith(b"\x89PNG")
+
+
+REFUSED = [
+    (["--smooth", "0"], ("--smooth", "at least 1")),
+    (["--metrics", "reward/correctnes/mean"], ("did you mean 'reward/correctness/mean'",)),
+    (["--plot", "x.xyz"], ("x.xyz", "png")),
+    (["{runs}/grpo-1/metrics.jsonl", "{runs}/grpo-1"], ("grpo-1", "NAME=")),
+    (["a={runs}/grpo-1", "a={runs}/grpo-1/metrics.jsonl"], ("a is there already",)),
+    (["{runs}/.."], ("metrics.jsonl", "VERL_FILE_LOGGER_PATH")),
+    (["{runs}/nowhere"], ("nowhere",)),
+    (["{runs}/empty.jsonl"], ("empty.jsonl", "no metrics")),
+    ([f"{at}={{runs}}/grpo-2" for at in range(7)] + ["--plot", "x.png"], ("8 names", "at most 6")),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), REFUSED)
+def test_mistakes_are_refused_with_what_is_valid(arguments, told, runs, report):
+    (runs / "empty.jsonl").write_text("")
+    arguments = [argument.format(runs=runs) for argument in arguments]
+    assert says(report(runs / "gdpo-1", *arguments, status=1), *told)
+
+
+LOGGED = {
+    "reward/correctness/mean": 2.0,
+    "reward/correctness/dead_groups": 0.25,
+    "reward/correctness/by_source/math/mean": 2.0,
+    "advantage/std": 1.0,
+    "critic/advantages/max": 2.0,
+    "critic/advantages/min": -2.0,
+    "hadw/capability_posterior": 0.5,
+    "hadw/batch_accuracy": 0.6,
+    "compose/capability_posterior": 0.5,
+    "timing_s/step": 4.0,
+    "actor/lr": 1e-6,
+}
+
+
+def logged(tmp_path, offset=0.0, steps=range(1, 7), leave_out=()):
+    data = {name: value + offset for name, value in LOGGED.items() if name not in leave_out}
+    return read_log([made.log(tmp_path / "log.jsonl", *((step, data) for step in steps))])
+
+
+def test_every_quantity_that_was_logged_has_a_panel_with_its_unit(tmp_path):
+    assert [(panel.title, panel.unit) for panel in panels({"a": [logged(tmp_path)]})] == [
+        ("correctness", "reward, batch mean"),
+        ("correctness: dead groups", "share of prompts"),
+        ("compose: capability (thin: accuracy)", "mean accuracy"),
+        ("hadw: capability (thin: accuracy)", "mean accuracy"),
+        ("advantage: std", "std over responses"),
+        ("advantage: largest and least", "advantage"),
+        ("time of a step, after the first", "seconds"),
+    ]
+
+
+def test_lines_bands_labels_and_what_is_not_logged(tmp_path):
+    pytest.importorskip("matplotlib")
+    groups = {
+        "grpo": [logged(tmp_path), logged(tmp_path, 1.0)],
+        "gdpo": [logged(tmp_path, leave_out={"advantage/std"})],
+    }
+    figure = plot(groups, panels(groups), 1, None)
+    axes = {ax.get_title(): ax for ax in figure.axes}
+    first = axes["correctness"]
+    assert list(first.lines[0].get_ydata()) == [2.5] * 6  # the mean of 2 and 3
+    band = first.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == pytest.approx((2.5 - 0.5**0.5, 2.5 + 0.5**0.5))
+    assert len({(line.get_color(), line.get_linestyle()) for line in first.lines}) == 2
+    assert len(axes["hadw: capability (thin: accuracy)"].lines) == 4
+    assert [text.get_text() for text in axes["advantage: std"].texts] == ["not logged: gdpo"]
+    assert list(axes["time of a step, after the first"].lines[0].get_xdata()) == [2, 3, 4, 5, 6]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["grpo (2 runs)", "gdpo"]
+
+
+@pytest.mark.parametrize("names", [["grpo", "gdpo"], [f"tools-{name}-15-steps-seed-1" for name in "abcdef"]])
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_whole_legend_is_in_the_picture_and_above_the_panels(names, count, tmp_path):
+    pytest.importorskip("matplotlib")
+    figure = plot({name: [logged(tmp_path)] for name in names}, panels_of(list(LOGGED)[:count]), 5, None)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    extent = legend.get_window_extent()
+    assert extent.x0 > -0.01
+    assert extent.x1 < figure.bbox.width + 0.01
+    assert extent.y1 < figure.bbox.height + 0.01
+    assert extent.y0 >= max(ax.title.get_window_extent().y1 for ax in figure.axes if ax.get_visible())
+
+
+def test_a_flat_curve_is_not_drawn_as_noise_and_one_step_is_a_point(tmp_path):
+    pytest.importorskip("matplotlib")
+    noise = read_log([made.log(tmp_path / "x.jsonl", *((step, {X: 0.996 + 1e-9 * step}) for step in range(1, 9)))])
+    point = read_log([made.log(tmp_path / "y.jsonl", (1, {X: 0.996}))])
+    (ax,) = plot({"a": [noise], "b": [point]}, panels_of([X]), 1, None).axes
+    low, high = ax.get_ylim()
+    assert high - low > 0.01
+    assert [line.get_marker() for line in ax.lines] == ["None", "o"]

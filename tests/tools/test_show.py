@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.facts import says
+from tests.tools import made
+from verl_ext import Settings, build
+from verl_ext.registry import BUILT_IN
+from verl_ext.tools.arguments import parse_settings
+
+CONDITIONS = "algorithm.gdpo.conditions={right:{on:form,at_least:0.5}}"
+
+
+@pytest.fixture
+def show(capsys):
+    return lambda *arguments, status=0: made.call(capsys, "show", *arguments, status=status)
+
+
+def test_it_prints_the_steps_their_formulas_and_the_settings_in_force(show):
+    text = show("gdpo", "algorithm.gdpo.scale=mad", "+algorithm.rewards.keys=[x,y]")
+    assert "arXiv 2601.05242" in text
+    assert "A_ik = (r_ik - mean_g(r_k)) / (std_g(r_k) + epsilon)" in text
+    numbered = re.findall(r"^  \d  (\w+) +(.*)$", text, re.MULTILINE)
+    assert [name for name, _ in numbered] == ["centre", "scale_by_mad", "weigh_and_sum", "whiten"]
+    assert all("x" in formula and formula.count("`") >= 2 for _, formula in numbered)
+    for line in ("algorithm.gdpo.scale=mad", "algorithm.gdpo.epsilon=1e-06", "'algorithm.rewards.keys=[x,y]'"):
+        assert f"  {line}\n" in text
+    assert "algorithm.gdpo.epsilon" in show("hadw", "algorithm.hadw.base=gdpo")
+
+
+@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"compose"}))
+@pytest.mark.parametrize("more", [[], [CONDITIONS, "algorithm.hadw.base=gdpo", "algorithm.rewards.accuracy_key=right"]])
+def test_the_list_that_it_prints_is_the_estimator(name, more, show):
+    line = show(name, *more).splitlines()[-1]
+    (steps,) = re.findall(r"'\+(algorithm\.compose\.steps=.*)'", line)
+    named = build(name, parse_settings([made.KEYS, *more]))
+    composed = build("compose", parse_settings([made.KEYS, steps]))
+    assert composed == named
+    np.testing.assert_array_equal(composed(made.batch()).advantages, named(made.batch()).advantages)
+    assert ("+algorithm.rewards.accuracy_key=right" in line) == (bool(more) and named.needs_accuracy)
+
+
+def test_a_list_of_one_s_own_is_shown_with_its_steps(show):
+    steps = "[weigh_and_sum,centre,{step:tests.integration.own_steps:Clip,limit:1.5}]"
+    text = show("compose", f"algorithm.compose.steps={steps}")
+    assert says(text, "`x` between -limit and limit.", "limit=1.5", f"{steps}'")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["gdop"], ("'gdop'", "did you mean 'gdpo'")),
+        (["gdpo", "algorithm.rewards.keys=[x"], ("'algorithm.rewards.keys=[x'", "[a,b]")),
+        (["gdpo", "algorithm.gdpo.whiten=tokens"], ("algorithm.gdpo.whiten", "'tokens'", "'token'")),
+        (["gdpo", "whiten"], ("whiten", "KEY=VALUE")),
+        (["compose", "algorithm.compose.steps=[centr]"], ("'centr'", "did you mean 'centre'")),
+        (["gdpo", "algorithm.gdop.scale=mad"], ("did you mean 'algorithm.gdpo'",)),
+        (["gdpo", "algorithm.gdpo.scael=mad"], ("did you mean 'scale'",)),
+        (["gdpo", "data.train_batch_size=8"], ("'data.train_batch_size'",)),
+        (["gdpo", "+verl_ext=gdpo"], ("'+verl_ext=gdpo'", "without `=`")),
+    ],
+)
+def test_what_is_wrong_is_said_with_what_is_valid(arguments, told, show):
+    assert says(show(*arguments, status=1), *told)
+
+
+def test_settings_are_read_over_those_of_a_run():
+    run = {"rewards": {"keys": ["a", "b"], "weights": [2.0, 1.0], "accuracy_key": "a"}, "dgpo": {"dqw_temp": 5.0}}
+    same = Settings.parse(run, loss_agg_mode="token-sum")
+    assert parse_settings([], run, "token-sum") == same
+    other = parse_settings(["algorithm.rewards.keys=[b,a]", "algorithm.dgpo.dgae=False"], run)
+    assert other == Settings.parse(
+        {"rewards": {"keys": ["b", "a"], "accuracy_key": "a"}, "dgpo": {"dqw_temp": 5.0, "dgae": False}}
+    )
+    theirs = {"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [2.0, 1.0]}
+    assert (
+        parse_settings(["algorithm.rewards.keys=[b]"], theirs).rewards
+        == Settings.parse({"rewards": {"keys": ["b"]}}).rewards
+    )
+    assert run["dgpo"] == {"dqw_temp": 5.0}
