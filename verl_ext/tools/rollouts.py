@@ -183,6 +183,7 @@ def _read_lines(path: Path, files: Sequence[Path]) -> Rollouts:
 
     places, scores, torn = [], [], 0
     for file in files:
+        step = int(file.stem) if file.stem.isdecimal() else 0
         for record in json_lines(file):
             if record is None:
                 torn += 1
@@ -190,9 +191,8 @@ def _read_lines(path: Path, files: Sequence[Path]) -> Rollouts:
             if SCORE not in record or not record.keys() & {"uid", "input"}:
                 raise DataError(f"{file} holds no rollouts of verl: a line has {listed(record)}")
             texts = {name: str(record.get(name, "")) for name in ("input", "output")}
-            step = record.get("step", int(file.stem) if file.stem.isdecimal() else 0)
-            uid = record.get("uid", hashlib.blake2b(f"{texts['input']} {record.get('gts')}".encode()).hexdigest()[:12])
-            places.append({"step": step, "uid": str(uid), **texts, "length": len(texts["output"])})
+            place = {"step": record.get("step", step), "uid": str(record.get("uid") or _prompt(record))}
+            places.append({**place, **texts, "length": len(texts["output"])})
             numbers = {key: value for key, value in record.items() if isinstance(value, int | float)}
             scores.append({key: float(value) for key, value in numbers.items() if key not in NOT_REWARDS})
     if not places:
@@ -218,6 +218,11 @@ def _read_lines(path: Path, files: Sequence[Path]) -> Rollouts:
         unit=unit,
         notes=tuple(notes),
     )
+
+
+def _prompt(record: Mapping[str, Any]) -> str:
+    """Return a name for the prompt of a line without a uid: the same question has the same name."""
+    return hashlib.blake2b(json.dumps([record.get("input"), record.get("gts")]).encode(), digest_size=6).hexdigest()
 
 
 def _trajectories(table: pd.DataFrame) -> pd.DataFrame:
