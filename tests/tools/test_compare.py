@@ -157,9 +157,10 @@ def test_a_history_without_recorded_states_begins_with_the_dump_and_gaps_are_sai
 
 def test_a_resume_counts_before_the_steps_that_it_repeats(compare, advantages, tmp_path):
     folder, first = made.dump(tmp_path / "dump", [1, 2, 3])
-    second = made.dump(folder, [2], start=1, algorithm={"gdpo": {"scale": "mad"}})[1]
-    found = advantages(folder, "run")["advantage/run"]
-    np.testing.assert_array_equal(found, np.concatenate([first[:12], second, first[24:]]))
+    second = made.dump(folder, [2], start=1, algorithm=WEIGHTED)[1]
+    found = advantages(folder, "run")
+    np.testing.assert_array_equal(found["advantage/run"], np.concatenate([first[:12], second, first[24:]]))
+    assert found["reward/form"].tolist() == 3 * made.FORM  # as it was scored, with and without the condition
     text = compare(folder)
     assert a_line_says(text, "from-1-0", "steps 2 to 2")
     assert a_line_says(text, "1 of 3 updates", "other settings")

@@ -138,15 +138,15 @@ def read_dumps(paths: Sequence[Path]) -> Rollouts:
         folders = listed({tables[name][0].parent.name for name in again})
         steps = f"{min(again)[0]} to {max(again)[0]}"
         notes.append(f"several folders hold steps {steps}: {len(again)} updates are taken from {folders}, written last")
-    frame = pd.concat([table.to_pandas() for _, table in tables.values()], ignore_index=True)
-    seen = {name.partition("/")[2]: frame[name].to_numpy(float) for name in frame if name.startswith("reward/")}
-    raw = {key: frame[f"raw/{key}"].to_numpy(float) for key in seen if f"raw/{key}" in frame}
+    frame = pd.concat([_with_raw(table.to_pandas()) for _, table in tables.values()], ignore_index=True)
+    keys = [name.partition("/")[2] for name in frame if name.startswith("reward/")]
+    seen, raw = ({key: frame[f"{kind}/{key}"].to_numpy(float) for key in keys} for kind in ("reward", "raw"))
     total = next(name for name in ("total", SCORE, "sum") if name not in seen)
     run, more = _run({name: table.schema.metadata or {} for name, (_, table) in tables.items()})
     return Rollouts(
         path=paths[0],
         table=frame,
-        rewards=seen | raw | {total: frame["total"].to_numpy(float)},
+        rewards=raw | {total: frame["total"].to_numpy(float)},
         total=total,
         seen=seen,
         lengths=frame[TOKENS].to_numpy(float),
@@ -154,6 +154,13 @@ def read_dumps(paths: Sequence[Path]) -> Rollouts:
         run=run,
         notes=(*notes, *more),
     )
+
+
+def _with_raw(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the rewards as they were scored to a file that has only what the estimator saw, because it saw the same."""
+    seen = [name for name in table if name.startswith("reward/")]
+    raw = {name.replace("reward/", "raw/", 1): table[name] for name in seen}
+    return table.assign(**{name: values for name, values in raw.items() if name not in table})
 
 
 def _run(metadata: Mapping[tuple[int, int], Mapping[bytes, bytes]]) -> tuple[Run | None, list[str]]:
