@@ -106,8 +106,8 @@ def compare(options: argparse.Namespace) -> str:
 def _compared(found: Rollouts, arguments: list[str]) -> Comparison:
     compared, common = variants.parse(arguments, found)
     outcomes = [variants.outcome(variant, found) for variant in compared]
-    named = dict.fromkeys(key for outcome in outcomes[1:] for key in outcome.seen)
-    keys = tuple(key for key in named if key != found.total) or (found.total,)
+    named = [key for each in outcomes[1:] for key in each.variant.settings.rewards.keys or found.seen]
+    keys = tuple(dict.fromkeys(named)) or (found.total,)
     level, note = _level(found, common)
     measures = []
     for each in outcomes:
