@@ -24,7 +24,9 @@ parquet = pytest.importorskip("pyarrow.parquet")
 FIELDS = {"acc": np.array(ACC), "fmt": np.array(FMT)}
 
 
-def made(folder: Path, name: str = "gdpo", step: int = 7, start: int = 0, version: int | None = None, **more: Any) -> Run:
+def made(
+    folder: Path, name: str = "gdpo", step: int = 7, start: int = 0, version: int | None = None, **more: Any
+) -> Run:
     """The run of a trainer at a step."""
     algorithm = {"rewards": {"keys": ["acc", "fmt"], "weights": [2.0, 1.0], "accuracy_key": "acc"}, **more}
     settings = Settings.parse({**algorithm, "verl_ext": {"dump_dir": str(folder)}})

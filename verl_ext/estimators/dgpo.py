@@ -6,8 +6,8 @@ r"""DGPO: "MathForge", arXiv 2601.20614, section 3: difficulty-aware group polic
 
 `r` is the score or the weighted sum of the rewards, `acc_g` the group's mean accuracy, T = 2. A group is valid if its
 reward varies. `z` is exact for `loss_agg_mode=token-mean` with one mini-batch a step; with a loss that takes the mean
-over sequences the factor is `N / N_valid` (`balance=sequence`; `auto` chooses by the loss). With several mini-batches
-the factor of the whole batch is only approximate, in the authors' code as well.
+over sequences the factor is the number of rows of the batch by that of valid rows (`balance=sequence`; `auto` chooses
+by the loss). With several mini-batches the factor of the whole batch is only approximate, in the authors' code as well.
 
 Degenerate cases: a group of one, or with a range of at most 1e-6 max(1, |mean|), is not valid and has advantage 0. If
 no group is valid, z = 1. A valid group with accuracy 0 varies only in another reward and is weighed as if its accuracy

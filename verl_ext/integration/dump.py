@@ -83,9 +83,7 @@ def write(
         save(run.dumps / f"advantages-{step:08d}-{update:03d}.parquet", first | values, about)
     except OSError as error:
         dump_dir = settings.verl_ext.dump_dir
-        run.warn_once(
-            FAILED, f"algorithm.verl_ext.dump_dir={dump_dir}: {error}; this run dumps no more advantages"
-        )
+        run.warn_once(FAILED, f"algorithm.verl_ext.dump_dir={dump_dir}: {error}; this run dumps no more advantages")
 
 
 def new_folder(home: Path, start: int) -> Path:

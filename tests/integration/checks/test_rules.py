@@ -189,7 +189,9 @@ def compose(*overrides: str) -> Any:
 
 
 def names(table: list[tuple[str, tuple[str, ...], tuple[str, ...]]]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(("overrides", "words"), [case[1:] for case in table], ids=[case[0] for case in table])
+    return pytest.mark.parametrize(
+        ("overrides", "words"), [case[1:] for case in table], ids=[case[0] for case in table]
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -73,7 +73,7 @@ def _judged(folder: Path | None, name: str, overrides: list[str]) -> tuple[list[
         finally:
             HydraConfig.instance().cfg = None
     for kind, texts in (("error", verdict.errors), ("warning", verdict.warnings), ("note", verdict.notes)):
-        lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
+        lines += [f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}"] if texts or kind == "error" else []
         lines += [f"  - {text}" for text in texts]
     return lines, bool(verdict.errors)
 

@@ -102,24 +102,22 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
         return
     body: Any = OmegaConf.to_container(OmegaConf.load(files[0]))
     entries = body.get("defaults") or []
-    late = (
-        [entry for entry in entries[entries.index("_self_") :] if isinstance(entry, dict)]
-        if "_self_" in entries
-        else []
-    )
+    late = entries[entries.index("_self_") :] if "_self_" in entries else []
+    groups = [re.sub(r"^(override )?/?|@.*", "", key) for entry in late if isinstance(entry, dict) for key in entry]
     line = f"write `{GROUP}: NAME` before `_self_` in `defaults` of {files[0].name}"
-    if any(re.sub(r"^(override )?/?|@.*", "", key) == GROUP and entry[key] for entry in late for key in entry):
+    if GROUP in groups:
         yield Complaint(f"a preset after `_self_` replaces settings of the file itself: {line}")
-    if any(text.startswith(f"+{GROUP}=") for text in hydra.overrides.task) and run.select(MARKER):
-        typed = tuple(re.split("[=@]", text.lstrip("+~"))[0] for text in hydra.overrides.task)
-        replaced = [
-            path
-            for path, value in _leaves(body.get("algorithm") or {}, "algorithm")
-            if path != "algorithm.adv_estimator" and "${" not in str(value) and run.select(path) != value
-            if not any(f"{path}.".startswith(f"{key}.") for key in typed)
-        ]
-        if replaced:
-            yield Complaint(f"+{GROUP}=NAME on the command line replaces {', '.join(replaced)} of the file: {line}")
+    typed = [re.split("[=@]", text.lstrip("+~"))[0] for text in hydra.overrides.task]
+    if GROUP not in typed or not run.select(MARKER):
+        return
+    replaced = [
+        path
+        for path, value in _leaves(body.get("algorithm") or {}, "algorithm")
+        if path != "algorithm.adv_estimator" and "${" not in str(value) and run.select(path) != value
+        if not any(f"{path}.".startswith(f"{key}.") for key in typed)
+    ]
+    if replaced:
+        yield Complaint(f"the preset on the command line replaces {', '.join(replaced)} of the file: {line}")
 
 
 def _leaves(section: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,108 @@
+"""`verl-ext check`: what a run would be told, and what it will do, without starting it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import fresh
+from tests.integration.test_driver import main_ppo
+from verl_ext.cli import main
+
+GDPO = ("+verl_ext=gdpo", "algorithm.rewards.keys=[acc,format]", "actor_rollout_ref.rollout.n=8")
+MINE = """
+hydra: {searchpath: ['pkg://verl.trainer.config']}
+defaults: [ppo_trainer, verl_ext: gdpo, _self_]
+algorithm:
+  rewards: {keys: [acc, format], weights: [1, 0.5]}
+  gdpo: {whiten: token, conditions: {format: {on: acc, at_least: 0.5}}}
+actor_rollout_ref: {rollout: {n: 8}}
+"""
+Check = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def check(capsys: pytest.CaptureFixture[str]) -> Check:
+    """Return the exit status, the output and the error output of one call."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(["check", *arguments])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+def test_it_prints_the_run_as_it_will_be(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE)
+    by_name = ("--config-path", str(tmp_path), "algorithm.use_kl_in_reward=False", "--config-name", "mine")
+    for arguments in (("--config", str(tmp_path / "mine.yaml")), by_name):
+        status, out, _ = check(*arguments)
+        lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines()}
+        assert status == 0
+        assert lines["estimator"] == "gdpo"
+        assert lines["steps"] == "condition, centre, scale_by_std, weigh_and_sum, whiten over token"
+        assert lines["rewards"] == "1 acc, 0.5 format where acc is at least 0.5"
+        assert lines["loss"].startswith("vanilla, loss_agg_mode=token-mean")
+        assert "unchecked" in lines
+
+
+def test_it_prints_the_accuracy_and_what_is_left_out(check: Check) -> None:
+    status, out, _ = check(
+        "+verl_ext=hadw",
+        *GDPO[1:],
+        "algorithm.rewards={accuracy_key: acc, accuracy_threshold: 0.5, rejected: leave_out}",
+        "algorithm.filter_groups.enable=True",
+    )
+    assert status == 0
+    assert "accuracy   acc above 0.5" in out
+    assert "rejected" in out
+    assert "filter_groups" in out.partition("1 warning")[2]
+
+
+def test_errors_are_printed_and_end_in_status_1(check: Check) -> None:
+    status, out, err = check("algorithm.adv_estimator=gdpo", "+algorithm.gdop.whiten=token")
+    assert (status, err) == (1, "")
+    assert "2 errors" in out
+    assert "algorithm.gdpo" in out
+    assert "algorithm.rewards.keys" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ((*GDPO, "algorithm.gdpo.whitn=token"), "whitn"),
+        (("+verl_ext=gdpoo",), "gdpoo"),
+        (("--config", "no/such.yaml"), "such"),
+        (("key",), "key"),
+    ],
+)
+def test_what_hydra_cannot_compose_is_an_error(check: Check, arguments: tuple[str, ...], word: str) -> None:
+    status, out, err = check(*arguments)
+    assert (status, out) == (1, "")
+    assert err.startswith("ConfigurationError: ")
+    assert word in err
+
+
+def test_a_file_that_wins_over_the_preset_of_the_cpu_is_refused_as_the_run_is(check: Check, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(MINE.replace("gdpo, _self_", "[cpu, gdpo], _self_").replace("{n: 8}", "{n: 8, name: vllm}"))
+    status, out, _ = check("--config", str(file))
+    assert status == 1
+    assert "rollout.name=vllm" in out
+    assert "preset `cpu`" in out
+
+
+def test_it_says_what_the_run_says_and_starts_no_ray(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE.replace("verl_ext: gdpo, _self_", "_self_, verl_ext: gdpo"))
+    given = ("--config-path", str(tmp_path), "--config-name", "mine", "algorithm.gdpo.epsilon=0")
+    ran = main_ppo(tmp_path, *given, f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray")
+    code = f"import sys; from verl_ext.cli import main; main(['check', *{given}]); import ray; "
+    judged = fresh.run(code + "sys.exit(ray.is_initialized())", folder=tmp_path)
+    assert (ran.returncode, judged.returncode) == (1, 0)
+    errors = [line for line in judged.stdout.splitlines() if line.startswith("  - ")]
+    assert len(errors) == 2  # the setting and the place of the preset
+    assert all(line in ran.stderr for line in errors)
+    assert not (tmp_path / "ray").exists()

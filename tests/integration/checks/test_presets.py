@@ -1,0 +1,106 @@
+"""The presets: they hold the defaults, choose their estimator, and let nothing in the user's own file be replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import open_dict
+
+import verl_ext.conf
+from tests.integration.configs import compose
+from verl_ext import Centre, Chain, WeighAndSum, estimator
+from verl_ext.integration.checks import judge
+from verl_ext.integration.checks.read import read_settings
+from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration
+from verl_ext.settings import COMMON, Settings, sections
+
+ALSO = {"hadw": {"dgpo", "drgrpo", "gdpo"}}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_preset_holds_the_defaults_of_every_setting(name: str) -> None:
+    algorithm = verl_ext.conf.read(name)["algorithm"]
+    assert algorithm.pop("adv_estimator") == name
+    assert algorithm == {key: verl_ext.conf.defaults(sections()[key]) for key in algorithm}
+    assert set(algorithm) == {*COMMON, name, *ALSO.get(name, ())}
+
+
+def test_a_preset_brings_the_loss_of_its_paper() -> None:
+    for config in (compose("+verl_ext=drgrpo"), compose(config_name="drgrpo")):
+        actor = config.actor_rollout_ref.actor
+        assert (actor.loss_agg_mode, actor.use_kl_loss) == ("seq-mean-token-sum-norm", False)
+        assert actor.loss_scale_factor == config.data.max_response_length
+        assert read_settings(config.algorithm) == Settings(loss_agg_mode="seq-mean-token-sum-norm")
+        assert judge(config).errors == ()
+
+
+@dataclasses.dataclass(frozen=True)
+class FadingSettings:
+    rate: float = 0.5
+
+
+@estimator(section=FadingSettings)
+def fading(settings: Settings) -> Chain:
+    return Chain((WeighAndSum(settings.rewards.weights), Centre()))
+
+
+def test_the_preset_of_another_package_is_made_from_its_dataclass(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    here = f"{__name__}:fading"
+    known = {**ESTIMATORS, "fading": here, "broken": "no_such_module:broken"}
+    monkeypatch.setattr(ESTIMATORS, "_known", known)
+    monkeypatch.setattr(ConfigStore.instance(), "repo", {})
+    verl_ext.conf.install(hydra.core.config_store)
+    stored = ConfigStore.instance().load("verl_ext/fading.yaml").node
+    assert stored.algorithm == {"adv_estimator": "fading", "fading": {"rate": 0.5}} | {
+        name: verl_ext.conf.defaults(kind) for name, kind in COMMON.items()
+    }
+    assert declaration("fading").section is FadingSettings
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert "'broken'" in warning
+    assert "no_such_module" in warning
+
+
+OURS = "algorithm: {rewards: {keys: [acc, format], weights: [1, 0.5]}, dgpo: {dqw_temp: 5.0}}\n"
+# The defaults of the user's file, the command line, and a word of the error, or none.
+FILES = {
+    "before": ("[ppo_trainer, verl_ext: dgpo, _self_]", (), None),
+    "as the base": ("[dgpo, _self_]", (), None),
+    "in place, on the command line": ("[ppo_trainer, verl_ext: hadw, _self_]", ("verl_ext=dgpo",), None),
+    "with its values said again": (
+        "[ppo_trainer, _self_]",
+        ("+verl_ext=dgpo", "algorithm.rewards={keys: [a], weights: [2]}", "algorithm.dgpo.dqw_temp=2"),
+        None,
+    ),
+    "after": ("[ppo_trainer, _self_, verl_ext: dgpo]", (), "_self_"),
+    "after, in a list": ("[ppo_trainer, _self_, 'verl_ext@_global_': [separate_async, dgpo]]", (), "_self_"),
+    "after, of verl's": ("[ppo_trainer, _self_, verl_ext: separate_async]", ("algorithm.adv_estimator=dgpo",), "_self_"),
+    "on the command line": ("[ppo_trainer, _self_]", ("+verl_ext=dgpo",), "algorithm.rewards.weights"),
+    "in a list there": ("[ppo_trainer, _self_]", ("+verl_ext=[separate_async,dgpo]",), "algorithm.dgpo.dqw_temp"),
+    "of another estimator": ("[ppo_trainer, verl_ext: hadw, _self_]", ("algorithm.adv_estimator=dgpo",), "hadw"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", FILES)
+def test_a_preset_in_the_user_s_file(place: str, tmp_path: Path) -> None:
+    defaults, overrides, word = FILES[place]
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"hydra: {{searchpath: ['pkg://verl.trainer.config']}}\ndefaults: {defaults}\n{OURS}")
+    given = ["actor_rollout_ref.rollout.n=8", "++algorithm.rewards.accuracy_key=acc", *overrides]
+    with hydra.initialize_config_dir(str(tmp_path), version_base=None):
+        config = hydra.compose("mine", overrides=given, return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        try:
+            with open_dict(config):
+                del config["hydra"]
+            verdict = judge(config)
+        finally:
+            HydraConfig.instance().cfg = None
+    assert verdict.name == "dgpo"
+    assert bool(verdict.errors) == (word is not None), verdict.errors
+    assert word is None or word in verdict.errors[0]
