@@ -178,7 +178,9 @@ def test_the_text_has_the_tables_the_counts_and_the_groups(compare, tmp_path):
     assert a_line_says(text, "(groups)", 2)
     assert says(text, "accuracy of the prompt (acc)", "right  form", "Prompt: what is", "xxxxx")
     assert text.count("furthest from grpo") == 3
-    assert "furthest" not in compare(folder, "gdpo", made.KEYS, "--top", "0")
+    text = compare(folder, "gdpo", "algorithm.rewards.keys=[score,right]", "--top", "0")
+    assert "furthest" not in text
+    assert "score  right  rest" in text
 
 
 def test_torn_lines_missing_rewards_and_single_answers_are_said(compare, tmp_path):

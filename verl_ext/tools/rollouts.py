@@ -96,6 +96,8 @@ class Rollouts:
 
 def read(path: Path) -> Rollouts:
     """Read a file, or those of a folder: our dumps if it has some, else verl's JSON lines."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
     if _dumps(path):
         return read_dumps([path])
     files = [path] if path.is_file() else [file for file in sorted(path.glob(LINES)) if file.name != METRICS]

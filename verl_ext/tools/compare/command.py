@@ -109,9 +109,10 @@ def _compared(found: Rollouts, arguments: list[str]) -> Comparison:
     named = [key for each in outcomes[1:] for key in each.variant.settings.rewards.keys or found.seen]
     keys = tuple(dict.fromkeys(named)) or (found.total,)
     level, note = _level(found, common)
+    raw = {key: found.reward(key, "algorithm.rewards.keys") for key in keys}
     measures = []
     for each in outcomes:
-        seen = np.stack([each.seen.get(key, found.rewards[key]) for key in keys], axis=1)
+        seen = np.stack([each.seen.get(key, raw[key]) for key in keys], axis=1)
         scaled = normalised(seen, found.groups)
         measures.append(measure(each.advantages, outcomes[0].advantages, found.groups, scaled, level))
     return Comparison(found, outcomes, measures, keys, level, [*_notes(found, outcomes, common), *note])
