@@ -126,10 +126,9 @@ def _notes(found: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterat
         yield f"{alone:,} groups have one trajectory: its advantage is 0 (verl's own grpo gives it its raw score)"
     if found.run is not None:
         yield f"the run: {found.run.estimator}; its settings hold for all variants, unless an argument names them"
-    given = {name: value for name, value in common.given.items() if name != "verl_ext"}
-    if given:
-        yield f"settings: {json.dumps(given)}, loss_agg_mode={common.loss_agg_mode}"
-    if given.get("use_kl_in_reward"):
+    if common.given:
+        yield f"settings: {json.dumps(common.given)}, loss_agg_mode={common.loss_agg_mode}"
+    if common.given.get("use_kl_in_reward"):
         yield "the KL in the rewards is left out, because rollouts do not hold it"
     ours = found.run is not None and found.run.estimator in ESTIMATORS
     yield f"{GRPO}: on {found.total}, {'the weighted sum of what the run saw' if ours else 'as verl computes it'}"

@@ -21,12 +21,8 @@ class Log:
 
     path: Path
     table: pd.DataFrame
-    """Steps, ascending, by metrics; NaN where a metric was not logged."""
+    """Steps, ascending, by metrics with a value at some step; NaN where a metric was not logged."""
     notes: tuple[str, ...]
-
-    def has(self, metric: str) -> bool:
-        """Return whether a metric has a value at some step."""
-        return metric in self.table and bool(self.table[metric].notna().any())
 
 
 def find_log(run: Path) -> Path:
