@@ -18,7 +18,8 @@ def direct(case: Case) -> list[Outcome]:
             continue
         result = chain(batch_of(case, rows), state)
         state = result.state
-        found.append(Outcome(result.advantages, dict(result.metrics)))
+        metrics = {f"{case.estimator}/{name}": value for name, value in result.metrics.items()}
+        found.append(Outcome(result.advantages, metrics))
     return found
 
 
