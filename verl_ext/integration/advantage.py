@@ -194,8 +194,9 @@ def _compare_scores(run: Run, score: Array, returned: Array) -> None:
     if (np.abs(changed) > TOLERANCE * np.fmax(1.0, np.abs(returned))).any():
         run.warn_once(
             "score_changed",
-            "verl added to the reward function's score, a length penalty for example (metric reward/score_changed, here "
-            f"{run.metrics['reward/score_changed']:g}): it counts only if one of algorithm.rewards.keys holds it",
+            "verl adds something to the reward function's score, a length penalty for example (here "
+            f"{run.metrics['reward/score_changed']:g} on average, metric reward/score_changed): it counts only if one "
+            "of algorithm.rewards.keys holds it",
         )
 
 
