@@ -1,120 +1,85 @@
-"""The estimators by name: what one of another package that is broken leaves working."""
+"""The estimators by name, and those of other packages."""
 
 from __future__ import annotations
 
-import logging
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.facts import facts, says
-from verl_ext import Settings, build, estimators, registry
+from tests.facts import facts
+from verl_ext import Settings, build, registry
 from verl_ext.errors import ConfigurationError
 from verl_ext.registry import BUILT_IN, ESTIMATORS
 from verl_ext.settings import sections
 
-DECLARED = """
+# The source of a module of another package, whose function is `broken`, and what an error says of it.
+BROKEN = {
+    "raises as it is imported": ("raise RuntimeError('on purpose')", "on purpose"),
+    "is not there": ("", "broken"),
+    "raises": ("def broken(settings): 1 / 0", "ZeroDivisionError"),
+    "returns no chain": ("def broken(settings): return 5", "5"),
+    "refuses its settings": (
+        "from verl_ext import errors\ndef broken(settings): raise errors.ConfigurationError('broken.limit')",
+        "broken.limit",
+    ),
+}
+RAISING = """
 from dataclasses import dataclass
-from verl_ext import Centre, Chain, WeighAndSum, estimator
+from verl_ext import estimator
 
 @dataclass
 class Own:
-    limit: float
+    limit: float = 1.0
+    def __post_init__(self):
+        if self.limit > 1:
+            raise TypeError('on purpose')
 
-@estimator(section=%s)
-def broken(settings):
-    return Chain((WeighAndSum(), Centre()))
+@estimator(section=Own)
+def raising(settings):
+    return None
 """
-# The source of its module, and what a message must say of it.
-BROKEN = {
-    "raises as it is imported": ("raise RuntimeError('on purpose')", "RuntimeError: on purpose"),
-    "is not there": ("", "AttributeError"),
-    "has settings that are no dataclass": (DECLARED % "int", "dataclass"),
-    "has a setting without a default": (DECLARED % "Own", "limit"),
-    "is no function": ("broken = 5", "5"),
-    "has a default that is no plain data": (DECLARED.replace("float", "object = frozenset('a')") % "Own", "frozenset"),
-    "has a number of numpy's as default": (
-        "from numpy import float64\n" + DECLARED.replace("float", "float = float64(2.5)") % "Own",
-        "2.5",
-    ),
-    "has settings of an unknown type": (DECLARED.replace("float", "'Nothing' = None") % "Own", "Nothing"),
-    "names others by what raises": (DECLARED.replace("section=%s", "also=lambda: 1 / 0"), "ZeroDivisionError"),
-    "names others by a number": (DECLARED.replace("section=%s", "also=lambda: 5"), "TypeError"),
-    "names others by one text": (DECLARED.replace("section=%s", "also=lambda: 'gdpo'"), "gdpo"),
-    "has a preset that is no plain data": (DECLARED.replace("section=%s", "preset={'a': frozenset()}"), "frozenset"),
-    "has a preset that is none": (DECLARED.replace("section=%s", "preset=5"), "preset=5"),
-}
-every_kind = pytest.mark.parametrize("kind", BROKEN)
 
 
-@pytest.fixture
-def broken(kind, tmp_path, monkeypatch):
-    """An estimator of another package, named `broken_<number>`: a warning is logged once for each."""
-    name = f"broken_{list(BROKEN).index(kind)}_{tmp_path.name}".replace("-", "_")
-    (tmp_path / f"{name}.py").write_text(BROKEN[kind][0])
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, name: f"{name}:broken"})
-    yield name
-    sys.modules.pop(name, None)
+def module(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> None:
+    (folder / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, name: f"{name}:{name}"})
 
 
-@every_kind
-def test_a_broken_one_is_skipped_with_one_warning_that_names_it_and_the_error(broken, kind, caplog):
-    with caplog.at_level(logging.WARNING, "verl_ext"):
-        assert set(registry.declarations()) == set(BUILT_IN)
-        assert {"gdpo", "hadw"} < set(sections()) <= {"rewards", "verl_ext", *BUILT_IN}
-    (message,) = (record.getMessage() for record in caplog.records)
-    assert says(message, repr(broken), f"{broken}:broken", BROKEN[kind][1])
-
-
-@every_kind
-def test_what_computes_with_it_raises_and_the_others_do_not(broken, kind):
+@pytest.mark.parametrize("kind", BROKEN)
+def test_one_that_is_broken_is_an_error_for_its_own_run_only(kind, tmp_path, monkeypatch):
+    source, told = BROKEN[kind]
+    module(tmp_path, monkeypatch, "broken", source)
+    assert {"gdpo", "hadw", "rewards"} < set(sections())
     assert build("gdpo", Settings.parse({"gdpo": {"whiten": "token"}})).steps
-    with pytest.raises(ConfigurationError, match=facts(repr(broken))):
-        Settings.parse({broken: {"limit": 1}})
-    with pytest.raises(ConfigurationError, match=facts(repr(broken), BROKEN[kind][1])):
-        build(broken, Settings())
-
-
-@pytest.mark.parametrize(("body", "told"), [("1 / 0", "ZeroDivisionError"), ("return [1]", "[1]")])
-def test_one_that_raises_or_returns_no_chain_is_named(body, told, tmp_path, monkeypatch):
-    name = f"wrong_{len(told)}"
-    (tmp_path / f"{name}.py").write_text(f"def wrong(settings):\n    {body}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, name: f"{name}:wrong"})
-    with pytest.raises(ConfigurationError, match=facts(repr(name), told)):
-        build(name, Settings())
+    with pytest.raises(ConfigurationError, match=facts(told)):
+        build("broken", Settings())
 
 
 def test_settings_that_raise_are_named(tmp_path, monkeypatch):
-    source = DECLARED.replace(
-        "float", "float = 1.0\n    def __post_init__(self):\n        raise TypeError('on purpose')"
-    )
-    (tmp_path / "raising.py").write_text(source % "Own")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, "raising": "raising:broken"})
-    with pytest.raises(ConfigurationError, match=facts("algorithm.raising", "Own", "TypeError: on purpose")):
+    module(tmp_path, monkeypatch, "raising", RAISING)
+    with pytest.raises(ConfigurationError, match=facts("algorithm.raising", "on purpose")):
         Settings.parse({"raising": {"limit": 2.0}})
 
 
-def test_its_own_refusal_of_the_settings_stays_as_it_is(monkeypatch):
-    def refuses(settings):
-        raise ConfigurationError("mine.limit must be above 0")
-
-    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, "mine": f"{__name__}:refuses"})
-    monkeypatch.setattr(sys.modules[__name__], "refuses", refuses, raising=False)
-    with pytest.raises(ConfigurationError) as caught:
-        build("mine", Settings())
-    assert str(caught.value) == "mine.limit must be above 0"
-
-
-def test_a_fault_in_one_of_this_package_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr(estimators, "load", lambda name: lambda settings: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        build("gdpo", Settings())
-
-
-def test_a_broken_one_of_this_package_is_an_error(monkeypatch):
+def test_a_broken_one_of_this_package_is_an_error_for_all(monkeypatch):
     monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, "gdpo": "no_such_module:gdpo"})
     with pytest.raises(ConfigurationError, match=facts("'gdpo'", "no_such_module:gdpo")):
         registry.declarations()
+
+
+@pytest.mark.parametrize("name", ["grpo", "gae", *BUILT_IN])
+def test_an_entry_point_with_a_name_that_is_taken_is_refused_by_the_run_that_names_it(name, monkeypatch):
+    pytest.importorskip("verl")
+    from tests.integration.configs import compose
+    from verl_ext.integration.checks import judge
+
+    monkeypatch.setattr(ESTIMATORS, "entry_points", {name: "other_package:mine"})
+    monkeypatch.delattr(ESTIMATORS, "_known", raising=False)
+    assert set(ESTIMATORS) == set(BUILT_IN)
+    assert ESTIMATORS.get(name) != "other_package:mine"
+    for chosen in (name, "rloo"):
+        errors = judge(compose(f"algorithm.adv_estimator={chosen}")).errors
+        assert any("other_package:mine" in text for text in errors) == (chosen == name)

@@ -3,50 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from typing import Any
 
 import pytest
 
 from tests.facts import facts
-from verl_ext.core.steps import Requirement
 from verl_ext.errors import ConfigurationError
 from verl_ext.estimators import build
-from verl_ext.estimators.dgpo import DgpoSettings
-from verl_ext.estimators.drgrpo import DrgrpoSettings
-from verl_ext.estimators.gdpo import GdpoSettings
-from verl_ext.estimators.hadw import HadwSettings
-from verl_ext.registry import BUILT_IN
-from verl_ext.settings import RewardsSettings, Settings, sections
+from verl_ext.settings import RewardsSettings, Settings, VerlExtSettings, sections
 
 SECTIONS = sections()
-
-
-def refused(algorithm: dict[str, Any], *wanted: object) -> None:
-    with pytest.raises(ConfigurationError, match=facts(*wanted)):
-        Settings.parse(algorithm)
-
-
-def plain(section: object) -> dict[str, Any]:
-    return {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
-
-
-def test_every_default_is_that_of_the_specification():
-    assert plain(RewardsSettings()) == {
+TWO = {"keys": ["a", "b"]}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "rewards": {
         "keys": None,
         "weights": None,
         "accuracy_key": None,
         "accuracy_threshold": None,
         "token_scores": False,
-    }
-    assert plain(GdpoSettings()) == {"whiten": "auto", "scale": "std", "epsilon": 1e-6, "conditions": None}
-    assert plain(DgpoSettings()) == {
-        "dgae": True,
-        "dqw": True,
-        "dqw_temp": 2.0,
-        "balance": "auto",
-    }
-    assert plain(HadwSettings()) == {
+        "rejected": "keep",
+    },
+    "verl_ext": {"dump_dir": None},
+    "gdpo": {"whiten": "auto", "scale": "std", "epsilon": 1e-6, "conditions": None},
+    "dgpo": {"dgae": True, "dqw": True, "dqw_temp": 2.0, "balance": "auto"},
+    "hadw": {
         "base": "grpo",
         "anchor": "soft",
         "lambda_scale": 1.3,
@@ -54,130 +36,69 @@ def test_every_default_is_that_of_the_specification():
         "eta": 0.1,
         "eta_min": 0.05,
         "fixed_anchor": None,
-    }
-    assert plain(DrgrpoSettings()) == {"check_loss": True}
-    whole = Settings()
-    assert (whole.norm_by_std, whole.kl_in_reward, whole.loss_agg_mode) == (True, False, "token-mean")
-    history = build("hadw", whole).steps[-1]
-    assert (history.anchor, history.lambda_scale) == ("soft", 1.3)
-    assert (history.history_window, history.eta, history.eta_min) == (10, 0.1, 0.05)
-
-
-def test_nothing_given_is_all_defaults():
-    assert Settings.parse({}) == Settings()
-    assert Settings.parse(dict.fromkeys(SECTIONS)) == Settings()
-    assert Settings.parse({name: {} for name in SECTIONS}) == Settings()
-    assert Settings.parse({"norm_adv_by_std_in_grpo": None, "use_kl_in_reward": None}) == Settings()
-
-
-def test_what_is_given_is_kept():
-    algorithm = {
-        "rewards": {
-            "keys": ["a", "b"],
-            "weights": [1, 0.5],
-            "accuracy_key": "a",
-            "accuracy_threshold": -1,
-            "token_scores": True,
-        },
-        "gdpo": {"whiten": "token", "scale": "mad", "epsilon": 0.5, "conditions": {"a": {"on": "b", "at_least": 1}}},
-        "dgpo": {"dgae": False, "dqw": False, "dqw_temp": 5, "balance": "none"},
-        "hadw": {"base": "gdpo", "anchor": "window", "lambda_scale": 1, "history_window": 3},
-        "drgrpo": {"check_loss": False},
-        "norm_adv_by_std_in_grpo": False,
-        "use_kl_in_reward": True,
-    }
-    found = Settings.parse(algorithm, loss_agg_mode="seq-mean-token-sum")
-    assert found.rewards == RewardsSettings(("a", "b"), (1.0, 0.5), "a", -1.0, True)
-    algorithm["gdpo"]["conditions"] = {"a": Requirement("b", 1.0)}
-    for name in ("gdpo", "dgpo", "hadw", "drgrpo"):
-        section = plain(found.of(SECTIONS[name]))
-        assert {key: section[key] for key in algorithm[name]} == algorithm[name]
-    assert (found.norm_by_std, found.kl_in_reward, found.loss_agg_mode) == (False, True, "seq-mean-token-sum")
-
-
-def test_settings_cannot_be_changed():
-    for section in (Settings(), *(kind() for kind in SECTIONS.values())):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            section.keys = ()
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "nearest"),
-    [
-        ("rewards", "weight", "weights"),
-        ("gdpo", "whitten", "whiten"),
-        ("dgpo", "dqw_temperature", "dqw_temp"),
-        ("hadw", "lambda", "lambda_scale"),
-        ("hadw", "eta_minimum", "eta_min"),
-        ("drgrpo", "checkloss", "check_loss"),
-        ("compose", "step", "steps"),
-    ],
-)
-def test_an_unknown_key_names_the_nearest_and_all_that_are_valid(section, key, nearest):
-    valid = [repr(field.name) for field in dataclasses.fields(SECTIONS[section])]
-    refused(
-        {section: {key: 1}},
-        f"algorithm.{section}",
-        f"setting {key!r}",
-        f"did you mean {nearest!r}",
-        ", ".join(sorted(valid)),
-    )
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-@pytest.mark.parametrize("found", [3, "gdpo", ["a"], True])
-def test_a_section_must_be_a_section(section, found):
-    refused({section: found}, f"algorithm.{section}", "section", repr(found))
-
-
-CHOICES = [
-    ("gdpo", "whiten", ("auto", "sequence", "token", "none")),
-    ("gdpo", "scale", ("std", "mad", "none")),
-    ("dgpo", "balance", ("auto", "token", "sequence", "none")),
-    ("hadw", "anchor", ("soft", "window", "fixed")),
-    ("hadw", "base", ("grpo", *sorted(set(BUILT_IN) - {"compose", "hadw"}))),
+    },
+    "drgrpo": {"check_loss": True},
+    "compose": {"steps": None},
+}
+# Another value of each setting, with which the steps of the estimator in this row differ.
+OTHER: list[tuple[str, str, dict[str, Any]]] = [
+    ("gdpo", "whiten", {"gdpo": {"whiten": "token"}}),
+    ("gdpo", "scale", {"gdpo": {"scale": "mad"}}),
+    ("gdpo", "epsilon", {"gdpo": {"epsilon": 1e-4}}),
+    ("gdpo", "conditions", {"gdpo": {"conditions": {"a": {"on": "b", "at_least": 1}}}}),
+    ("gdpo", "weights", {"rewards": {**TWO, "weights": [1, 2]}}),
+    ("gdpo", "norm_adv_by_std_in_grpo", {"norm_adv_by_std_in_grpo": False}),
+    ("dgpo", "dgae", {"dgpo": {"dgae": False}}),
+    ("dgpo", "dqw", {"dgpo": {"dqw": False}}),
+    ("dgpo", "dqw_temp", {"dgpo": {"dqw_temp": 5}}),
+    ("dgpo", "balance", {"dgpo": {"balance": "sequence"}}),
+    ("hadw", "base", {"hadw": {"base": "gdpo"}}),
+    ("hadw", "anchor", {"hadw": {"anchor": "window"}}),
+    ("hadw", "lambda_scale", {"hadw": {"lambda_scale": 1.0}}),
+    ("hadw", "history_window", {"hadw": {"history_window": 3}}),
+    ("hadw", "eta", {"hadw": {"eta": 0.5}}),
+    ("hadw", "eta_min", {"hadw": {"eta_min": 0.0}}),
+    ("hadw", "fixed_anchor", {"hadw": {"anchor": "fixed", "fixed_anchor": 0.5}}),
+    ("hadw", "gdpo.scale", {"hadw": {"base": "gdpo"}, "gdpo": {"scale": "none"}}),
 ]
 
 
-@pytest.mark.parametrize(("section", "key", "valid"), CHOICES)
-@pytest.mark.parametrize("wrong", ["sequences", "", None, False, 1, ["token"]])
-def test_a_choice_lists_what_can_be_chosen(section, key, valid, wrong):
-    refused(
-        {section: {key: wrong}},
-        f"algorithm.{section}.{key}",
-        repr(wrong) if key == "base" else repr(str(wrong)),
-        *(map(repr, valid) if key != "base" or isinstance(wrong, str) else ()),
-    )
+def test_every_default_is_that_of_the_specification() -> None:
+    assert {name: dataclasses.asdict(kind()) for name, kind in SECTIONS.items()} == DEFAULTS
+    whole = Settings()
+    assert (whole.norm_by_std, whole.kl_in_reward, whole.loss_agg_mode) == (True, False, "token-mean")
+    for nothing in (DEFAULTS, dict.fromkeys(SECTIONS), {name: {} for name in SECTIONS}):
+        assert Settings.parse(nothing) == whole
 
 
-@pytest.mark.parametrize("key", ["norm_adv_by_std_in_grpo", "use_kl_in_reward"])
-@pytest.mark.parametrize("wrong", ["False", 0, 1.0])
-def test_a_switch_of_verls_is_true_or_false(key, wrong):
-    refused({key: wrong}, f"algorithm.{key}", "True or False", f"found {wrong!r}")
+@pytest.mark.parametrize(("name", "algorithm"), [(name, algorithm) for name, _, algorithm in OTHER])
+def test_a_setting_reaches_the_steps(name: str, algorithm: dict[str, Any]) -> None:
+    assert build(name, Settings.parse(algorithm)).steps != build(name, Settings()).steps
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "told"),
-    [
-        ({"gdpo": {"epsilon": 0}}, ("algorithm.gdpo.epsilon", "above 0", "found 0")),
-        ({"gdpo": {"epsilon": "0.1"}}, ("algorithm.gdpo.epsilon", "finite", "found '0.1'")),
-        ({"dgpo": {"dqw_temp": 0}}, ("algorithm.dgpo.dqw_temp", "above 0", "found 0")),
-        ({"dgpo": {"dqw": 1}}, ("algorithm.dgpo.dqw", "True or False", "found 1")),
-        ({"rewards": {"accuracy_threshold": math.nan}}, ("algorithm.rewards.accuracy_threshold", "finite", "nan")),
-        ({"hadw": {"history_window": 2.0}}, ("algorithm.hadw.history_window", "integer", "found 2.0")),
-        ({"hadw": {"anchor": "fixed"}}, ("algorithm.hadw.anchor=fixed", "algorithm.hadw.fixed_anchor", "[0, 1]")),
-        (
-            {"hadw": {"anchor": "fixed", "fixed_anchor": 0.5, "history_window": 3}},
-            (
-                "algorithm.hadw.history_window=3",
-                *(f"algorithm.hadw.anchor={one}" for one in ("fixed", "soft", "window")),
-            ),
-        ),
-    ],
-)
-def test_a_wrong_value_is_refused_with_the_whole_name_of_its_setting(algorithm, told):
-    """What is valid by type and limits is the subject of tests/core/test_typed.py and test_history_settings.py."""
-    refused(algorithm, *told)
+def test_no_setting_of_an_estimator_is_without_a_row() -> None:
+    rows = {(name, setting) for name, setting, _ in OTHER}
+    for name in ("gdpo", "dgpo", "hadw"):
+        assert {(name, item.name) for item in dataclasses.fields(SECTIONS[name])} <= rows
+
+
+def test_settings_are_read_again_from_what_they_were_read_from() -> None:
+    algorithm = {
+        "rewards": {"keys": ("a", "b"), "weights": (1, 0.5), "accuracy_key": "a", "accuracy_threshold": -1},
+        "gdpo": {"conditions": {"a": {True: "b", "at_least": 1}}},  # YAML reads `on` as True
+        "hadw": {"base": "gdpo", "lambda_scale": 1},
+        "verl_ext": {"dump_dir": "x"},
+        "norm_adv_by_std_in_grpo": False,
+        "use_kl_in_reward": None,
+        "gamma": 1.0,
+    }
+    settings = Settings.parse(algorithm, loss_agg_mode="token-sum")
+    assert settings.rewards == RewardsSettings(("a", "b"), (1.0, 0.5), "a", -1.0)
+    assert settings.verl_ext == VerlExtSettings("x")
+    stored = json.loads(json.dumps(settings.given))
+    assert "gamma" not in stored
+    again = Settings.parse(stored, loss_agg_mode="token-sum")
+    assert (again, again.given) == (settings, settings.given)
 
 
 @pytest.mark.parametrize(
@@ -185,24 +106,64 @@ def test_a_wrong_value_is_refused_with_the_whole_name_of_its_setting(algorithm, 
     [
         ({"gdpo_reward_keys": ["a", "b"]}, "token"),
         ({"gdpo_reward_keys": ["a", "b"], "rewards": {"keys": None, "token_scores": True}}, "token"),
-        ({"gdpo_reward_keys": ["a", "b"], "gdpo": {"whiten": "auto"}}, "token"),
         ({"gdpo_reward_keys": ["a", "b"], "gdpo": {"whiten": "sequence"}}, "sequence"),
-        ({"gdpo_reward_keys": ["a", "b"], "gdpo": {"whiten": "none"}}, None),
-        ({"rewards": {"keys": ["a", "b"]}}, "sequence"),
-        ({"rewards": {"keys": ["a", "b"]}, "gdpo_reward_keys": None}, "sequence"),
-        ({"rewards": {"keys": ["a", "b"]}, "gdpo_reward_weights": [1, 2]}, "sequence"),
-        ({"rewards": {"keys": ["a", "b"]}, "gdpo": {"whiten": "token"}}, "token"),
+        ({"rewards": TWO}, "sequence"),
+        ({"rewards": TWO, "gdpo_reward_weights": [1, 2]}, "sequence"),
+        ({"rewards": TWO, "gdpo": {"whiten": "token"}}, "token"),
     ],
 )
 @pytest.mark.parametrize("name", ["gdpo", "hadw"])
-def test_whitening_goes_by_who_named_the_rewards(name, algorithm, over):
-    """verl's own names keep verl's numbers, over tokens."""
-    steps = build(name, Settings.parse(algorithm | {"hadw": {"base": "gdpo"}})).steps
-    assert [step.over for step in steps if step.name == "whiten"] == ([over] if over else [])
+def test_rewards_by_verls_names_keep_verls_whitening(name: str, algorithm: dict[str, Any], over: str) -> None:
+    settings = Settings.parse(algorithm | {"hadw": {"base": "gdpo"}})
+    assert settings.rewards.keys == ("a", "b")
+    assert settings.rewards.weights in (None, (1.0, 2.0))
+    assert [step.over for step in build(name, settings).steps if step.name == "whiten"] == [over]
 
 
-def test_settings_reach_the_step():
-    soft = build("hadw", Settings.parse({"hadw": {"history_window": 3, "eta": 0.5, "eta_min": 0.25}})).steps[-1]
-    assert (soft.history_window, soft.eta, soft.eta_min) == (3, 0.5, 0.25)
-    fixed = build("hadw", Settings.parse({"hadw": {"anchor": "fixed", "fixed_anchor": 0.7}})).steps[-1]
-    assert (fixed.anchor, fixed.fixed_anchor) == ("fixed", 0.7)
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        ({"rewards": {"weight": 1}}, ("algorithm.rewards", "'weight'", "'weights'")),
+        ({"gdpo": {"whitten": 1}}, ("algorithm.gdpo", "'whiten'", "'conditions', 'epsilon', 'scale', 'whiten'")),
+        ({"hadw": {"accuracy_key": "acc"}}, ("algorithm.hadw", "'accuracy_key'")),
+        *(({name: wrong}, (f"algorithm.{name}", "section")) for name in SECTIONS for wrong in (3, ["a"], True)),
+        *(({"verl_ext": name}, ("algorithm.verl_ext", "defaults", f"+verl_ext={name}")) for name in ("gdpo", "cpu")),
+        ({"gdpo": {"whiten": "tokens"}}, ("algorithm.gdpo.whiten", "'tokens'", "'token'", "'auto'")),
+        ({"dgpo": {"balance": None}}, ("algorithm.dgpo.balance", "None", "'sequence'")),
+        ({"hadw": {"base": "hadw"}}, ("algorithm.hadw.base", "'hadw'", "'grpo'")),
+        ({"norm_adv_by_std_in_grpo": "False"}, ("algorithm.norm_adv_by_std_in_grpo", "True or False", "'False'")),
+        ({"use_kl_in_reward": 0}, ("algorithm.use_kl_in_reward", "True or False", "0")),
+        ({"gdpo": {"epsilon": 0}}, ("algorithm.gdpo.epsilon", "above 0", "0")),
+        ({"gdpo": {"epsilon": "0.1"}}, ("algorithm.gdpo.epsilon", "'0.1'")),
+        ({"dgpo": {"dqw": 1}}, ("algorithm.dgpo.dqw", "True or False", "1")),
+        ({"hadw": {"history_window": 2.0}}, ("algorithm.hadw.history_window", "integer", "2.0")),
+        ({"hadw": {"anchor": "fixed"}}, ("algorithm.hadw.anchor=fixed", "fixed_anchor")),
+        ({"hadw": {"anchor": "window", "eta": 0.2}}, ("algorithm.hadw.eta=0.2",)),
+        *(({"rewards": {"keys": keys}}, ("algorithm.rewards.keys",)) for keys in ("a", [], ["a", "a"], [1], [""])),
+        *(({"gdpo_reward_keys": keys}, ("algorithm.rewards.keys",)) for keys in ("a", [], ["a", "a"], [None])),
+        *(
+            ({"rewards": {"keys": ["a"], "weights": weights}}, ("algorithm.rewards.weights",))
+            for weights in ("1", 1.0, ["1"], [True], [math.nan], [1e300], [0], [1, 2], [])
+        ),
+        ({"rewards": {"weights": [1.0]}}, ("1 reward weights", "0 reward keys")),
+        ({"rewards": {"token_scores": True}}, ("token_scores", "algorithm.rewards.keys")),
+        ({"rewards": {"rejected": "drop"}}, ("algorithm.rewards.rejected", "'leave_out'")),
+        *(({"rewards": {"accuracy_key": key}}, ("algorithm.rewards.accuracy_key",)) for key in ("", 3)),
+        ({"rewards": {"accuracy_threshold": math.nan}}, ("algorithm.rewards.accuracy_threshold", "finite")),
+        ({"verl_ext": {"dump_dir": ""}}, ("algorithm.verl_ext.dump_dir",)),
+        ({"verl_ext": {"dump_every": 2}}, ("algorithm.verl_ext", "'dump_every'")),
+        (
+            {"rewards": {"keys": ["a"]}, "gdpo_reward_keys": ["a"]},
+            ("algorithm.rewards.keys=['a']", "algorithm.gdpo_reward_keys=['a']"),
+        ),
+        ({"gdpo": {"conditions": ["easy"]}}, ("algorithm.gdpo.conditions", "section")),
+        ({"gdpo": {"conditions": {"easy": {"on": "hard"}}}}, ("algorithm.gdpo.conditions.easy", "'at_least'")),
+        ({"gdpo": {"conditions": {"x": {True: 3, "at_least": 1}}}}, ("algorithm.gdpo.conditions.x.on", "3")),
+        ({"dgpo": {True: 1}}, ("algorithm.dgpo", "'on'")),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_refused_by_the_whole_name_of_its_setting(algorithm: dict[str, Any], words: tuple) -> None:
+    """What is valid by type and limits is the subject of tests/core/test_typed.py."""
+    with pytest.raises(ConfigurationError, match=facts(*words)):
+        Settings.parse(algorithm)

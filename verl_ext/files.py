@@ -1,10 +1,9 @@
-"""Write files, atomically or with a clear error, and find them below a folder."""
+"""Write files, atomically or with a clear error."""
 
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,20 +11,6 @@ from verl_ext.errors import ConfigurationError
 
 DUMPS = "advantages-*.parquet"
 """The files of `algorithm.verl_ext.dump_dir`."""
-
-DEPTH, MOST = 3, 10
-"""How far below a folder without the files they are looked for, and how many folders are named."""
-
-
-def below(folder: Path, patterns: Sequence[str], command: str, *, but: str | None = None) -> str:
-    """The end of a message: the line to type for each subfolder that holds such files; "" without one.
-
-    A file called `but` does not count.
-    """
-    deep = ("*/" * depth + pattern for depth in range(1, DEPTH + 1) for pattern in patterns)
-    found = sorted({file.parent for pattern in deep for file in folder.glob(pattern) if file.name != but})
-    typed = "".join(f"\n  python -m verl_ext {command.format(shlex.quote(str(each)))}" for each in found[:MOST])
-    return f"; subfolders have such files:{typed}" if typed else ""
 
 
 @contextmanager

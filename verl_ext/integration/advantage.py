@@ -108,9 +108,7 @@ def compute(
     return broadcast(rows.give(advantages), mask)
 
 
-def _run_chain(
-    run: Run, name: str, settings: Settings, chain: Chain, batch: Batch, labels: list[Hashable]
-) -> Array:
+def _run_chain(run: Run, name: str, settings: Settings, chain: Chain, batch: Batch, labels: list[Hashable]) -> Array:
     """Compute the advantages of a batch `[N]`; keep the new state, log, dump."""
     before = run.state.states.get(name)
     result = chain(batch, before)
@@ -178,7 +176,7 @@ def _trajectories(
         lengths=lambda: rows.total(token_counts(mask))[part],
         accuracy=accuracy,
         kl_reward=None if kl_reward is None else kl_reward[part],
-        outputs=None if rows.plain else rows.total(np.ones(len(rows.owner)))[part],
+        outputs=rows.outputs[part],
     )
     if alone := np.count_nonzero(batch.groups.sizes == 1):
         run.warn_once(
@@ -205,8 +203,8 @@ def _compare_scores(run: Run, score: Array, returned: Array) -> None:
 def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torch.Tensor]] | None) -> None:
     """Log the named rewards of a run with an estimator of verl's own, and dump them with verl's advantages.
 
-    Call it after the estimator. `tensors` returns `advantages`, `response_mask` and `token_level_scores`, each `[B, L]`;
-    it is called only for a dump, and None if verl has drawn other rows for the update.
+    Call it after the estimator. `tensors` returns `advantages`, `response_mask` and `token_level_scores`, each
+    `[B, L]`; it is called only for a dump, and None if verl has drawn other rows for the update.
     """
     keys, rows = run.settings.rewards.keys or (), rewards.rows
     if not len(rewards.labels):

@@ -122,13 +122,13 @@ def load(path: Path, run: Run) -> None:
         return
     except (OSError, ValueError, RecursionError) as error:
         raise _refused(path, f"it is damaged: {error}") from error
-    assert run.chain is not None
     try:
         _require_fitting(data, run)
-        run.state.load_state_dict({run.name: data["state"]})
-        states = run.state.states[run.name]
-        run.chain.check_state(states)
-        run.accuracy, run.computed_at, before = data["accuracy"], data["computed_at"], data["settings"]
+        states, before = data["state"], data["settings"]
+        if run.chain is not None:
+            run.chain.check_state(states)
+        run.state.load_state_dict({run.name: states})
+        run.accuracy, run.computed_at = data["accuracy"], data["computed_at"]
     except (KeyError, TypeError, AttributeError) as error:
         raise _refused(path, f"it is damaged: {type(error).__name__}: {error}") from error
     except CheckpointError as error:

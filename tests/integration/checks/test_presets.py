@@ -79,7 +79,11 @@ FILES = {
     ),
     "after": ("[ppo_trainer, _self_, verl_ext: dgpo]", (), "_self_"),
     "after, in a list": ("[ppo_trainer, _self_, 'verl_ext@_global_': [separate_async, dgpo]]", (), "_self_"),
-    "after, of verl's": ("[ppo_trainer, _self_, verl_ext: separate_async]", ("algorithm.adv_estimator=dgpo",), "_self_"),
+    "after, of no estimator": (
+        "[ppo_trainer, _self_, verl_ext: separate_async]",
+        ("algorithm.adv_estimator=dgpo",),
+        "_self_",
+    ),
     "on the command line": ("[ppo_trainer, _self_]", ("+verl_ext=dgpo",), "algorithm.rewards.weights"),
     "in a list there": ("[ppo_trainer, _self_]", ("+verl_ext=[separate_async,dgpo]",), "algorithm.dgpo.dqw_temp"),
     "of another estimator": ("[ppo_trainer, verl_ext: hadw, _self_]", ("algorithm.adv_estimator=dgpo",), "hadw"),
@@ -104,3 +108,11 @@ def test_a_preset_in_the_user_s_file(place: str, tmp_path: Path) -> None:
     assert verdict.name == "dgpo"
     assert bool(verdict.errors) == (word is not None), verdict.errors
     assert word is None or word in verdict.errors[0]
+
+
+def test_verls_own_dataclass_is_read() -> None:
+    from verl.trainer.config import AlgoConfig
+
+    settings = read_settings(AlgoConfig(gdpo_reward_keys=["x"], norm_adv_by_std_in_grpo=False))
+    assert (settings.rewards.keys, settings.norm_by_std, settings.verl_keys) == (("x",), False, True)
+    assert read_settings(None) == Settings()

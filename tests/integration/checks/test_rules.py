@@ -1,4 +1,4 @@
-"""The rules for a run's configuration, one table: what is refused or warned of, and the words that a message must have."""
+"""The rules for a run's configuration, one table: what is refused or warned of, and the words of its message."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from verl_ext.integration.checks import Verdict, check_run, judge, rules
 
 ACTOR = "actor_rollout_ref.actor"
 KEYS = "+algorithm.rewards.keys=[acc,format]"
+GRPO = "algorithm.adv_estimator=grpo"
 GDPO = ("algorithm.adv_estimator=gdpo", KEYS)
 DRGRPO = (f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor=3000")
 PATH = "reward.custom_reward_function.path"
@@ -28,6 +29,8 @@ DAPO = ("reward.reward_manager.name=dapo", "+reward.reward_kwargs.overlong_buffe
 LOGGED = "+reward.reward_kwargs.overlong_buffer_cfg.log=True"
 OVERLONG = "+algorithm.rewards.keys=[acc,overlong_reward]"
 FILTER = "algorithm.filter_groups.enable=True"
+ANY_REWARD = "algorithm.filter_groups.metric=any_reward"
+NAMED = "+algorithm.rewards.accuracy_key=correctness"
 COMPOSE = "algorithm.adv_estimator=compose"
 OWN = "tests.integration.own_steps"
 
@@ -54,12 +57,12 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("component", (*GDPO, GSM8K), ("algorithm.rewards.keys", "'acc'", "'correctness'")),
     ("field of verl", (*GDPO[:1], "+algorithm.rewards.keys=[uid,a]"), ("algorithm.rewards.keys", "'uid'")),
     ("argument", (*GDPO[:1], TWO, GSM8K, f"{KWARGS}.maching=x"), ("reward_kwargs", "'maching'")),
-    ("argument below grpo", ("algorithm.adv_estimator=grpo", GSM8K, f"{KWARGS}.strict=yes"), ("strict", "'yes'")),
+    ("argument below grpo", (GRPO, GSM8K, f"{KWARGS}.strict=yes"), ("strict", "'yes'")),
     ("scorer", (*GDPO, f"{PATH}=pkg://verl_ext.rewards.gsm8"), ("'gsm8'", "'gsm8k'")),
     ("function", (*GDPO, GSM8K, "reward.custom_reward_function.name=score"), ("compute_score",)),
     (
         "accuracy beyond [0, 1]",
-        ("algorithm.adv_estimator=hadw", TWO, TOOLS, "+algorithm.rewards.accuracy_key=correctness"),
+        ("algorithm.adv_estimator=hadw", TWO, TOOLS, NAMED),
         ("'correctness'", "accuracy_threshold"),
     ),
     ("accuracy by default", ("algorithm.adv_estimator=dgpo", GSM8K), ("'score'", "accuracy_key", "correctness")),
@@ -104,30 +107,30 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("algorithm.adv_estimator=hadw", "+algorithm.hadw={anchor: window, eta: 0.2}"),
         ("algorithm.hadw.eta", "anchor"),
     ),
-    ("other preset", ("+verl_ext=hadw", "algorithm.adv_estimator=grpo"), ("hadw", "algorithm.adv_estimator=grpo")),
+    ("other preset", ("+verl_ext=hadw", GRPO), ("hadw", GRPO)),
     ("two presets", ("+verl_ext=[drgrpo,hadw]",), ("drgrpo", "hadw")),
     ("step", (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{OWN}:Broken]"), ("KeyError", "own_steps.py")),
-    ("filter without keys", ("algorithm.adv_estimator=grpo", FILTER, "algorithm.filter_groups.metric=any_reward"), ("keys",)),
+    ("filter without keys", (GRPO, FILTER, ANY_REWARD), ("keys",)),
     (
         "filter elsewhere",
-        (*GDPO, FILTER, "algorithm.filter_groups.metric=any_reward", "trainer.use_v1=False"),
+        (*GDPO, FILTER, ANY_REWARD, "trainer.use_v1=False"),
         ("trainer.use_v1",),
     ),
     ("filter, misspelt", (*GDPO, FILTER, "algorithm.filter_groups.metric=any_rewards"), ("metric=any_reward",)),
 ]  # fmt: skip
 WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("estimator registered elsewhere", ("algorithm.adv_estimator=my_method",), ("'my_method'", "trainer's process")),
-    ("settings of grpo", ("algorithm.adv_estimator=grpo", "+algorithm.rewards.keyz=[a]"), ("'keyz'", "'keys'")),
+    ("settings of grpo", (GRPO, "+algorithm.rewards.keyz=[a]"), ("'keyz'", "'keys'")),
     ("section of another", (*GDPO, "+algorithm.dgpo.dqw_temp=5"), ("algorithm.dgpo", "adv_estimator=dgpo")),
-    ("weights of grpo", ("algorithm.adv_estimator=grpo", KEYS, "+algorithm.rewards.weights=[1,2]"), ("weights", "grpo")),
-    ("dump of grpo", ("algorithm.adv_estimator=grpo", "+algorithm.verl_ext.dump_dir=/tmp/x"), ("dump_dir", "keys")),
+    ("weights of grpo", (GRPO, KEYS, "+algorithm.rewards.weights=[1,2]"), ("weights", "grpo")),
+    ("dump of grpo", (GRPO, "+algorithm.verl_ext.dump_dir=/tmp/x"), ("dump_dir", "keys")),
     ("one response", ("algorithm.adv_estimator=hadw", "actor_rollout_ref.rollout.n=1"), ("rollout.n=1",)),
     ("temperature", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo={dqw: False, dqw_temp: 5}"), ("dqw_temp", "dqw")),
     ("history behind a filter", ("algorithm.adv_estimator=hadw", FILTER), ("filter_groups.enable", "anchor")),
     ("filter by the total", (*GDPO, FILTER, "algorithm.filter_groups.metric=reward"), ("metric=any_reward",)),
     (
         "filter by single rewards",
-        ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, FILTER, "algorithm.filter_groups.metric=any_reward"),
+        ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, FILTER, ANY_REWARD),
         ("metric=reward",),
     ),
     ("balance", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo.balance=sequence"), ("balance=sequence", "token")),
@@ -155,17 +158,17 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "gdpo with its scorer": (*GDPO[:1], TWO, GSM8K),
     "gdpo with dapo's penalty": (*GDPO[:1], OVERLONG, *DAPO, LOGGED),
     "hadw": ("algorithm.adv_estimator=hadw",),
-    "hadw with a named accuracy": ("algorithm.adv_estimator=hadw", TWO, GSM8K, "+algorithm.rewards.accuracy_key=correctness"),
+    "hadw with a named accuracy": ("algorithm.adv_estimator=hadw", TWO, GSM8K, NAMED),
     "hadw with acc among the keys": ("algorithm.adv_estimator=hadw", KEYS),
     "dgpo with a threshold": (
-        "algorithm.adv_estimator=dgpo", TWO, TOOLS, "+algorithm.rewards={accuracy_key: correctness, accuracy_threshold: 0}",
+        *("algorithm.adv_estimator=dgpo", TWO, TOOLS, NAMED, "+algorithm.rewards.accuracy_threshold=0"),
     ),
     "drgrpo": ("algorithm.adv_estimator=drgrpo", *DRGRPO),
     "drgrpo on purpose": ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False"),
     "the preset of drgrpo": ("+verl_ext=drgrpo",),
     "a preset beside another": ("+verl_ext=[separate_async,hadw]",),
-    "grpo with logged rewards": ("algorithm.adv_estimator=grpo", TWO, GSM8K),
-    "any_reward": (*GDPO, FILTER, "algorithm.filter_groups.metric=any_reward"),
+    "grpo with logged rewards": (GRPO, TWO, GSM8K),
+    "any_reward": (*GDPO, FILTER, ANY_REWARD),
     "somebody's reward function": (*GDPO, f"{PATH}=pkg://somebody.rewards", f"{KWARGS}.maching=x"),
     "a file of the same name": (*GDPO, f"{PATH}=/nowhere/gsm8k.py", f"{KWARGS}.strict=yes"),
     "a section of verl's": (*GDPO, "+algorithm.rollout_correction.mine=1"),
@@ -189,7 +192,8 @@ def compose(*overrides: str) -> Any:
 
 
 def names(table: list[tuple[str, tuple[str, ...], tuple[str, ...]]]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(("overrides", "words"), [case[1:] for case in table], ids=[case[0] for case in table])
+    cases = [pytest.param(overrides, words, id=name) for name, overrides, words in table]
+    return pytest.mark.parametrize(("overrides", "words"), cases)
 
 
 @pytest.fixture(autouse=True)
@@ -231,7 +235,7 @@ def test_the_verdict_holds_what_runs() -> None:
     verdict = judge(compose(*GDPO, "+algorithm.gdpo.whiten=token"))
     assert (verdict.name, verdict.settings.rewards.keys) == ("gdpo", ("acc", "format"))
     assert [step.name for step in verdict.chain.steps] == ["centre", "scale_by_std", "weigh_and_sum", "whiten"]
-    other = judge(compose("algorithm.adv_estimator=grpo", KEYS))
+    other = judge(compose(GRPO, KEYS))
     assert (other.chain, other.settings.rewards.keys) == (None, ("acc", "format"))
 
 

@@ -78,7 +78,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[object, ...]]] = {
     "with a gap": ({"computed_at": 4}, ("step 4", "step 7")),
     "of another accuracy": ({"accuracy": {"key": "format", "threshold": None}}, ("'format'", "accuracy_key=acc")),
     "of another threshold": ({"accuracy": {"key": "acc", "threshold": 0.5}}, ("0.5", "accuracy_threshold=None")),
-    "of another anchor": ({"state": {"weigh_by_history": {**capability(3)["weigh_by_history"], "anchor": "window"}}}, ("anchor=window",)),
+    "of another anchor": (
+        {"state": {"weigh_by_history": {**capability(3)["weigh_by_history"], "anchor": "window"}}},
+        ("anchor=window",),
+    ),
     "of a step of another": ({"state": {"weigh_by_moon": {}}}, ("weigh_by_moon",)),
     "without its numbers": ({"state": {"weigh_by_history": {"anchor": "soft"}}}, ("damaged",)),
     "without a state": ({"state": None}, ()),
