@@ -114,6 +114,7 @@ except ConfigurationError as error:
     print("BROKEN", error)
 main(["check", "+verl_ext=gdpo", "algorithm.rewards.keys=[acc]"])
 main(["check", "algorithm.adv_estimator=broken"])
+main(["check", "algorithm.adv_estimator=grpo"])
 main(["doctor"])
 print("DGPO", core_algos.get_adv_estimator_fn("dgpo").__name__)
 main(["show", "fading", "algorithm.fading.rate=0.75"])
@@ -154,9 +155,7 @@ def test_it_is_registered_checked_logged_saved_and_shown(installed, tmp_path):
     assert "PRESET {'rate': 0.5}" in told
     assert "algorithm.fading.rate=0.75" in told
     assert "DGPO compute_dgpo_advantage" in told
-    assert "dgpo=other_estimators:fading" in done.stderr  # ours stays, and a warning says so
-    assert a_line_says(done.stderr, "WARNING", "grpo=other_estimators:fading", "'grpo'", "replaces verl's own")
-    assert "replaces verl's own estimator 'fading'" not in done.stderr
+    assert a_line_says(told, "grpo=other_estimators:fading", "rename")  # ours and verl's own stay
 
 
 def test_a_broken_one_is_named_and_leaves_the_presets_of_the_others(installed):
