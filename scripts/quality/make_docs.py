@@ -55,7 +55,8 @@ def settings() -> Iterator[str]:
         yield f"## algorithm.{name}\n"
         yield "| setting | default | what it does |"
         yield "|---|---|---|"
-        says = docstrings(kind)
+        bases = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
+        says = {name: text for base in bases for name, text in docstrings(base).items()}
         for item in dataclasses.fields(kind):
             value = "null" if item.default is None else item.default
             yield f"| `{item.name}` | `{value}` | {says[item.name]}{_range(item)} |"
