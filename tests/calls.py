@@ -76,7 +76,7 @@ def call(
 
 def metrics_of(name: str, scores: Sequence[float], uids: Sequence[Hashable], **given: Any) -> dict[str, float]:
     """What a trainer would log for such a call."""
-    run = Run()
+    run = Run(state=given.pop("state", RunState()))
     call(name, scores, uids, run=run, **given)
     return run.metrics
 

@@ -88,7 +88,7 @@ def conditioned(
         for row, value in enumerate(columns[hard]):
             if math.isnan(value):
                 kept[easy][row] = NAN
-            elif value < threshold and not math.isnan(kept[easy][row]):
+            elif value < threshold - 1e-6 * max(1.0, abs(threshold)) and not math.isnan(kept[easy][row]):
                 kept[easy][row] = 0.0
     return kept
 

@@ -115,7 +115,9 @@ def prepare(plan: Plan, options: argparse.Namespace) -> str:
     for split in plan.splits:
         paths = find(folder_of(plan, split, options), split)
         files[split.name] = [str(path) for path in paths]
-        rows[split.name], counts[split.name] = convert(split, [record for path in paths for record in read(path, split)])
+        rows[split.name], counts[split.name] = convert(
+            split, [record for path in paths for record in read(path, split)]
+        )
         bad += [f"  {split.name} row {each['index']}: {each['reason']}" for each in counts[split.name]["bad_rows"]]
     listing = "\n".join(bad[:SHOWN] + ([f"  ... and {len(bad) - SHOWN} more"] if len(bad) > SHOWN else []))
     if bad and not options.skip_bad_rows:
@@ -128,7 +130,9 @@ def prepare(plan: Plan, options: argparse.Namespace) -> str:
         raise DataError(f"no row of {', '.join(empty)} is left:\n{listing}")
     folder = options.local_save_dir
     write(folder, rows, {"data_set": plan.name, "files": files, "splits": counts})
-    lines = [f"{folder / name}.parquet: {len(rows[name])} rows, {counts[name]['filtered']} filtered out" for name in rows]
+    lines = [
+        f"{folder / name}.parquet: {len(rows[name])} rows, {counts[name]['filtered']} filtered out" for name in rows
+    ]
     if bad:
         lines.append(f"skipped {len(bad)} bad rows, all listed in {folder / 'prepared.json'}:\n{listing}")
     return "\n".join(lines)

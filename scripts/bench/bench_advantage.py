@@ -16,6 +16,7 @@ as verl's gdpo. This must hold from 1024 x 1024. `floor` is the plain torch code
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import statistics
 import sys
@@ -68,10 +69,11 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
     """The functions to time, by name."""
     from verl.trainer.ppo import core_algos
 
-    from verl_ext.integration.advantage.context import StepContext, activate
-    from verl_ext.integration.advantage.registry import estimator_function
+    from verl_ext.estimators import build
+    from verl_ext.integration.advantage import estimator_function
     from verl_ext.integration.checks.read import read_settings
-    from verl_ext.integration.trainers.attach import TrainerRun
+    from verl_ext.integration.components import of_batch
+    from verl_ext.integration.run import Run
 
     rewards, mask, uids = given["token_level_rewards"], given["response_mask"], given["index"]
     scores = torch.rand(len(mask))
@@ -97,11 +99,11 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
     def in_a_trainer(name: str) -> Callable[[], object]:
         """One of ours as a trainer calls it: the settings are read once per run."""
         settings = read_settings(algorithm(name))
-        run = TrainerRun(name, settings)
+        run = Run(name, settings, build(name, settings))
         function = call(estimator_function(name), name)
 
         def step() -> object:
-            with activate(StepContext(run=run, fields=components)):
+            with run.computing(functools.partial(of_batch, components, None)):
                 return function()
 
         return step

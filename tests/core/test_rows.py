@@ -62,11 +62,6 @@ def test_the_last_output_has_the_largest_number_and_padding_is_left_out(keys, pa
     assert rows.owner.tolist() == owner
 
 
-def test_one_output_a_session_needs_no_bookkeeping():
-    assert Rows.of_sessions(["u_0_0", "u_1_0"], none(2)).plain
-    assert Rows.of_sessions([], none(0)).scored.shape == (0,)
-
-
 def test_a_session_whose_output_has_no_number_is_named():
     with pytest.raises(DataError, match="'u_0_x'"):
         Rows.of_sessions(["u_0_0", "u_0_x"], none(2))
@@ -85,16 +80,6 @@ def test_lengths_are_counted_in_the_mask(kind, dtype):
     assert token_counts(mask.t()).tolist() == [2, 1, 1]
     assert token_counts(mask[:, :0]).tolist() == [0, 0, 0]
     assert token_counts(mask[:0]).tolist() == []
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("kind", MASKS)
-def test_long_responses_are_counted_whole(kind, dtype):
-    """Also where the type has no such number, or beyond 256 (bfloat16) or 2048 (float16) only even ones."""
-    mask = torch.ones(2, 70_300).to(kind)
-    mask[:, 70_000:] = 0
-    mask[1, 0] = 0
-    assert token_counts(float_mask(mask, dtype)).tolist() == [70_000, 69_999]
 
 
 def test_a_score_may_stand_behind_the_mask():
@@ -144,10 +129,6 @@ def test_a_mask_of_weights_scales_the_advantage(dtype):
     found = broadcast(np.array([-0.5, 3.0]), float_mask(mask, dtype))
     assert found.tolist() == [[-0.5, -0.125, 0], [1.5, 0, 3]]
     assert not torch.signbit(found[:, 2]).any()
-
-
-def test_advantages_of_whole_numbers_are_float32():
-    assert float_mask(torch.ones(1, 1, dtype=torch.int64), torch.int64).dtype == torch.float32
 
 
 def test_padding_is_told_by_its_name_and_that_no_token_counts():

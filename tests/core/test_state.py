@@ -8,7 +8,7 @@ import pytest
 from tests.facts import facts
 from verl_ext.core.state import RunState, plain_state
 from verl_ext.errors import CheckpointError
-from verl_ext.run import run_state, use_run_state
+from verl_ext.integration.run import run_state, use_run_state
 
 SOUND = {"hadw": {"weigh_by_history": {"anchor": "soft", "value": 0.5, "window": [0.5], "ticks": 1}}}
 

@@ -44,41 +44,41 @@ def test_a_list_with_a_step_of_one_s_own(start, tmp_path):
     )
     run = start("run", *arguments, steps=2, env={"PYTHONPATH": path})
     assert run.wait(TIMEOUT) == 0, run.tail()
-    for name in ("advantage/std", "whiten/std", "weigh_by_difficulty/valid_groups", "reward/length/mean"):
+    for name in ("advantage/std", "compose/whiten_std", "compose/valid_groups", "reward/length/mean"):
         assert len(run.column(name)) == 2, name
         assert all(map(math.isfinite, run.column(name))), name
-    assert run.column("shrink/batches") == [1, 2]
-    assert run.column("shrink/pid")[0] != run.process.pid  # the task runner's, not the driver's
+    assert run.column("compose/batches") == [1, 2]
+    assert run.column("compose/pid")[0] != run.process.pid  # the task runner's, not the driver's
     saved = json.loads((run.folder / "checkpoints/global_step_2/verl_ext.json").read_text())
-    assert saved["estimators"] == {"compose": {"shrink": {"batches": 2}}}
+    assert saved["state"] == {"shrink": {"batches": 2}}
     # verl keeps the actor's last checkpoint only; our small file stays where it was written.
     assert [path.name for path in (run.folder / "checkpoints/global_step_1").iterdir() if path.name != "data.pt"] == [
         "verl_ext.json"
     ]
     resumed = start("run", *arguments, "trainer.resume_mode=auto", steps=3, env={"PYTHONPATH": path})
     assert resumed.wait(TIMEOUT) == 0, resumed.tail()
-    assert resumed.column("shrink/batches") == [3]
+    assert resumed.column("compose/batches") == [3]
 
 
 @pytest.mark.parametrize(
     ("steps", "metrics"),
     {
-        "gdpo with mad": ("centre,scale_by_mad,weigh_and_sum,whiten", ["whiten/std"]),
+        "gdpo with mad": ("centre,scale_by_mad,weigh_and_sum,whiten", ["compose/whiten_std"]),
         "gdpo + DQW": (
             "centre,scale_by_std,weigh_and_sum,whiten,weigh_by_difficulty",
-            ["whiten/std", "weigh_by_difficulty/valid_groups"],
+            ["compose/whiten_std", "compose/valid_groups"],
         ),
         "gdpo + hadw": (
             "centre,scale_by_std,weigh_and_sum,whiten,weigh_by_history",
-            ["weigh_by_history/capability_posterior"],
+            ["compose/capability_posterior"],
         ),
         "dgpo + hadw": (
             "weigh_and_sum,centre,scale_by_mad,balance,weigh_by_difficulty,weigh_by_history",
-            ["balance/z", "weigh_by_history/capability_posterior"],
+            ["compose/balance_z", "compose/capability_posterior"],
         ),
         "conditioned": (
             "{step:condition,conditions:{length:{on:score,at_least:0.1}}},centre,scale_by_std,weigh_and_sum,whiten",
-            ["whiten/std"],
+            ["compose/whiten_std"],
         ),
         "drgrpo per reward": ("centre,weigh_and_sum", ["reward/length/dead_groups"]),
     }.values(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -49,20 +48,6 @@ def test_a_killed_worker_ends_the_run_which_can_be_resumed(start, storm, kind):
     assert state(again, kept + 1)["hadw"]["weigh_by_history"]["ticks"] == kept + 1
 
 
-@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-def test_one_dead_reward_worker_of_two_ends_the_run(start, storm, mode):
-    """verl goes on without it: in sync mode on fewer responses, in the other by replacing prompts that fail."""
-    more = (f"trainer.v1.trainer_mode={mode}", "reward.num_workers=2")
-    run = start("run", *HADW, *more, steps=500, configuration="[cpu,hadw]")
-    run.wait_for_step(2, TIMEOUT)
-    os.kill(storm.target(run, "reward worker"), signal.SIGKILL)
-    assert run.wait(END_OF_VERL) == 1
-    assert re.search(r"(responses are missing|prompts failed), and reward worker [01] died: the step is not", run.log)
-    assert set(run.column("advantage/missing_responses")) == {0}
-    kept = latest(run)
-    assert state(run, kept)["hadw"]["weigh_by_history"]["ticks"] == kept
-
-
 def test_two_runs_at_once_do_not_meet(start):
     runs = [start(name, *HADW, steps=3, configuration="[cpu,hadw]") for name in ("one", "other")]
     for run in runs:
@@ -71,22 +56,6 @@ def test_two_runs_at_once_do_not_meet(start):
     for name in ("hadw/capability_posterior", "critic/score/mean", "response_length/mean"):
         assert one.column(name) == pytest.approx(other.column(name), rel=1e-6)
     assert state(one, 3) == state(other, 3)
-
-
-def test_the_second_run_in_one_folder_is_refused(start):
-    first = start("first", *HADW, steps=500, configuration="[cpu,hadw]")
-    first.wait_for_step(1, TIMEOUT)
-    folder = f"trainer.default_local_dir={first.folder}/checkpoints"
-    second = start("second", *HADW, folder, steps=500, configuration="[cpu,hadw]")
-    assert second.wait(TIMEOUT) == 1
-    assert f"another run saves its checkpoints in {folder}: process " in second.log
-    assert "Started a local Ray instance" not in second.log
-    assert not second.metrics
-    assert first.process.poll() is None
-    before = max(first.metrics)
-    first.wait_for_step(before + 2, TIMEOUT)
-    kept = latest(first)
-    assert state(first, kept)["hadw"]["weigh_by_history"]["ticks"] == kept
 
 
 @pytest.fixture

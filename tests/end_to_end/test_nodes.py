@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import re
 import sys
 import time
 import uuid
@@ -100,12 +99,6 @@ def uninstall(machine):
     machine.do("rm", "-rf", str(metadata_folder()), str(packages / "verl_ext"), *links)
 
 
-def install_version(machine, version):
-    """Let the source on one machine say that it is another version."""
-    machine.make_own(ROOT / "verl_ext")
-    machine.do("sed", "-i", f's/^__version__ = .*/__version__ = "{version}"/', str(ROOT / "verl_ext/__init__.py"))
-
-
 def running(machine, name):
     """How many processes of this name run on a machine."""
     return sum(line.startswith(f"ray::{name}") for line in machine.processes())
@@ -137,7 +130,6 @@ def test_two_machines_with_a_rank_on_each(network, train, ray_folder):
         time.sleep(0.5)
     assert run.wait(1) == 0, run.tail()
     assert max(ranks) == (1, 1), ranks
-    assert "all 2 nodes have verl_ext" in run.log
     assert run.column("training/global_step") == [1, 2]
     # Rewards were computed on both machines, and everywhere the estimators were registered.
     assert all(0 < share < 1 for share in run.column("reward/elsewhere/mean"))
@@ -145,34 +137,6 @@ def test_two_machines_with_a_rank_on_each(network, train, ray_folder):
     # Written by the trainer's node and by each rank, into a folder that both machines see.
     saved = {path.name for path in run.folder.glob("checkpoints/global_step_2/actor/*.pt")}
     assert {"model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"} <= saved
-
-
-def test_machines_without_the_package_or_with_another_version_are_named(network, train, ray_folder):
-    a, b, c = network("abc")
-    uninstall(b)
-    install_version(c, "0.0.9")
-    a.start_ray(ray_folder, a, environment())
-    b.start_ray(ray_folder, a, environment(with_package=False))
-    c.start_ray(ray_folder, a, environment())
-    run = train(
-        a,
-        "algorithm.adv_estimator=hadw",
-        "algorithm.rewards.accuracy_threshold=0",
-        "trainer.nnodes=3",
-        "data.train_batch_size=12",  # which three ranks can share
-        "actor_rollout_ref.actor.ppo_mini_batch_size=12",
-        configuration="[cpu,hadw]",
-        env=environment(),
-    )
-    assert run.wait(TIMEOUT) == 1, run.tail()
-    assert "verl_ext.errors.ClusterError: 2 of the 3 nodes" in run.log, run.tail()
-    version = verl_ext.__version__
-    found = dict(re.findall(r"(?m)^  - (\w) \(10\.77\.0\.\d, node id \w{56}\): (.*)$", run.log))
-    assert sorted(found) == ["b", "c"]
-    assert found["b"] == "verl_ext cannot be imported (ModuleNotFoundError: No module named 'verl_ext')"
-    assert re.fullmatch(rf"verl_ext 0\.0\.9 \(in .*\), expected {re.escape(version)}", found["c"])
-    assert run.metrics == {}
-    assert "(TaskRunnerV1 pid=" not in run.log
 
 
 def test_a_submitted_job_brings_the_package_to_machines_without_it(network, train, ray_folder):
@@ -196,7 +160,6 @@ def test_a_submitted_job_brings_the_package_to_machines_without_it(network, trai
         env=environment(with_package=False),
     )
     assert run.wait(TIMEOUT) == 0, run.tail()
-    assert f"all 2 nodes have verl_ext {verl_ext.__version__} and verl" in run.log
     assert run.column("training/global_step") == [1, 2]
     saved = json.loads((run.folder / "checkpoints/global_step_2/verl_ext.json").read_text())
-    assert saved["estimators"]["hadw"]["weigh_by_history"]["ticks"] == 2
+    assert saved["state"]["weigh_by_history"]["ticks"] == 2

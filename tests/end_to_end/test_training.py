@@ -90,7 +90,8 @@ def assert_same_steps(run, whole, first):
 
 
 def state(run, step):
-    return json.loads((run.folder / f"checkpoints/global_step_{step}/verl_ext.json").read_text())["estimators"]
+    data = json.loads((run.folder / f"checkpoints/global_step_{step}/verl_ext.json").read_text())
+    return {data["estimator"]: data["state"]}
 
 
 def latest(run):
@@ -136,9 +137,9 @@ def step_of(path):
 
 @pytest.mark.skipif(
     version("verl").startswith("0.9.0") and importlib.util.find_spec("flash_attn") is None,
-    reason="the legacy trainer of verl 0.9.0 unpads with flash_attn's functions, on every device",
+    reason="RayPPOTrainer of verl 0.9.0 unpads with flash_attn's functions, on every device",
 )
-def test_the_legacy_trainer(start, tmp_path, capsys):
+def test_ray_ppo_trainer(start, tmp_path, capsys):
     rollouts = tmp_path / "rollouts"
     gdpo = ("algorithm.adv_estimator=gdpo", "algorithm.rewards.keys=[score,length]")
     more = ("trainer.use_v1=False", "trainer.test_freq=2", f"trainer.rollout_data_dir={rollouts}")

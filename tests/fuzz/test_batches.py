@@ -17,7 +17,7 @@ from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, scalar, section, 
 from verl_ext import Batch, RunState, Settings, build, use_run_state
 from verl_ext.errors import VerlExtError
 from verl_ext.estimators import ESTIMATORS
-from verl_ext.integration.advantage.registry import estimator_function
+from verl_ext.integration.advantage import estimator_function
 
 ALL = sorted(ESTIMATORS)
 KEYS = ("a", "b/../c", "ключ")

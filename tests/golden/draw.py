@@ -334,7 +334,7 @@ class Drawing:
         elif kind in (5, 6):
             column = rng.normal(size=size)
         elif kind == 7:
-            column = self.pick(1e3, 1e4, -1e6) + rng.integers(0, 4, size=size) / 4
+            column = self.pick(2e4, -1e6) + rng.integers(0, 4, size=size) / 4
         elif kind == 8:  # around the range that counts as constant
             column = self.pick(0.3, 50.0) + rng.choice([0.0, 1e-9, 4e-7, 3e-6, 2e-4], size=size)
         elif kind == 9:

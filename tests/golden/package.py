@@ -18,7 +18,8 @@ def direct(case: Case) -> list[Outcome]:
             continue
         result = chain(batch_of(case, rows), state)
         state = result.state
-        found.append(Outcome(result.advantages, dict(result.metrics)))
+        metrics = {f"{case.estimator}/{name}": value for name, value in result.metrics.items()}
+        found.append(Outcome(result.advantages, metrics))
     return found
 
 
@@ -32,7 +33,8 @@ def batch_of(case: Case, rows: Rows) -> Batch:
         key, threshold = case.accuracy
         accuracy = columns[key][scored]
         if threshold is not None:
-            accuracy = np.where(np.isnan(accuracy), np.nan, accuracy > threshold)
+            margin = 1e-6 * max(1.0, abs(threshold))
+            accuracy = np.where(np.isnan(accuracy), np.nan, accuracy > threshold + margin)
     kl = -rows.kl / 1024 * tokens
     return Batch.of(
         np.stack([columns[key][scored] for key in case.keys or ("score",)], axis=1),

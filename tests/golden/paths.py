@@ -16,6 +16,12 @@ PATHS: Mapping[str, str] = MappingProxyType(
         "ray_trainer": "tests.golden.ray_trainer:through_ray_trainer",
     }
 )
+NEEDS = {
+    "registry": "verl.trainer.ppo.core_algos",
+    "default_trainer": "verl.trainer.ppo.v1.trainer_base",
+    "ray_trainer": "verl.trainer.ppo.ray_trainer",
+}
+"""Modules of verl that a path goes through; where there is none, nothing is tested there."""
 LEFT_OUT = {"default_trainer": 1, "ray_trainer": 2}
 
 

@@ -18,13 +18,15 @@ from tests.facts import facts, says
 from verl_ext import RunState, Settings, build
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import dump
-from verl_ext.integration.run import Run
+from verl_ext.integration.run import Run, prepare_dumps
 
 parquet = pytest.importorskip("pyarrow.parquet")
 FIELDS = {"acc": np.array(ACC), "fmt": np.array(FMT)}
 
 
-def made(folder: Path, name: str = "gdpo", step: int = 7, start: int = 0, version: int | None = None, **more: Any) -> Run:
+def made(
+    folder: Path, name: str = "gdpo", step: int = 7, start: int = 0, version: int | None = None, **more: Any
+) -> Run:
     """The run of a trainer at a step."""
     algorithm = {"rewards": {"keys": ["acc", "fmt"], "weights": [2.0, 1.0], "accuracy_key": "acc"}, **more}
     settings = Settings.parse({**algorithm, "verl_ext": {"dump_dir": str(folder)}})
@@ -129,4 +131,4 @@ def test_without_a_folder_nothing_is_written(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=facts(f"algorithm.verl_ext.dump_dir={tmp_path}/file/below")):
-        dump.prepare(f"{tmp_path}/file/below")
+        prepare_dumps(f"{tmp_path}/file/below")

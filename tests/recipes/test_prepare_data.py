@@ -206,10 +206,10 @@ BAD = {
             problem(r"\boxed 5x+3"),
         ],
         {
-            **dict.fromkeys((0, 1, 2), ["'solution'", r"\boxed{...}"]),
+            **{index: ["'solution'", r"\boxed{...}"] for index in (0, 1, 2)},
             3: ["3000"],
             4: ["'hard'", "'Level 1'"],
-            **dict.fromkeys((6, 7), [r"\boxed{...}"]),
+            **{index: [r"\boxed{...}"] for index in (6, 7)},
         },
     ),
 }
@@ -247,7 +247,10 @@ UNREADABLE = {
     "no column": (lambda folder: write(folder / "train.jsonl", [{"question": "q"}]), ["row 0", "answer"]),
     "half a line": (lambda folder: broken(folder, "train.jsonl", '{"question": "q", '), ["train.jsonl"]),
     "a pointer": (lambda folder: broken(folder, "train.parquet", "version https://git-lfs"), ["git lfs pull"]),
-    "bad rows alone": (lambda folder: gsm8k_clone(folder.parent, [{"question": "q", "answer": "a"}]), ["no row", "'####'"]),
+    "bad rows alone": (
+        lambda folder: gsm8k_clone(folder.parent, [{"question": "q", "answer": "a"}]),
+        ["no row", "'####'"],
+    ),
 }
 
 

@@ -15,16 +15,14 @@ import pytest
 import torch
 from filelock import FileLock
 
+from recipes.common.data import parser, prepare
 from tests import tiny_model
 from tests.facts import says
-from tests.integration.configs import compose
-from tests.recipes.launchers import run_script
+from tests.recipes.launchers import RECIPES, composed, run
 from tests.recipes.real_task import SCRIPTS, cold_start, data, make_real_task, make_tokenizer, rows, write_questions
 from tests.recipes.real_task import model as real_model
-from verl_ext.cpu.sizes import is_fast
+from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError, VerlExtError
-from verl_ext.recipes.data.command import parser, prepare
-from verl_ext.registry import BUILT_IN
 from verl_ext.rewards.gsm8k import compute_score
 
 
@@ -124,7 +122,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path):
 # the whole script
 
 
-def run(*options, cwd: Path) -> subprocess.CompletedProcess[str]:
+def make(*options, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(SCRIPTS / "make_real_task.py"), "gsm8k", *map(str, options)],
         cwd=cwd,
@@ -141,7 +139,7 @@ def test_the_script_makes_the_task_once_and_refuses_other_options_for_its_folder
     tokenizer.save_pretrained(tmp_path / "tiny")
     source = write_questions(tmp_path / "source", train=560, test=210)
     options = ["--model", tmp_path / "tiny", "--local_dataset_path", source, "--steps", 2]
-    done = run(*options, cwd=tmp_path)
+    done = make(*options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Apache-2.0" in done.stdout
     assert "MIT" in done.stdout
@@ -156,13 +154,13 @@ def test_the_script_makes_the_task_once_and_refuses_other_options_for_its_folder
     assert not (folder / "cold_start.pt").exists()  # three times the model's size
 
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    again = run(*options, cwd=tmp_path)
+    again = make(*options, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
     assert done.stdout.splitlines()[-2:] == again.stdout.splitlines()[-2:]
 
     for key, value in (("--steps", 3), ("--model", "hub"), ("--seed", 1)):
-        other = run(*options, key, value, cwd=tmp_path)
+        other = make(*options, key, value, cwd=tmp_path)
         assert other.returncode == 1
         assert "another --folder" in other.stderr
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
@@ -181,7 +179,7 @@ def test_a_wrong_option_can_be_corrected_if_nothing_was_made_with_it(tmp_path):
 
 def test_two_processes_do_not_make_the_same_folder(tmp_path):
     with FileLock(tmp_path / ".task.lock"):
-        done = run("--folder", tmp_path / "task", cwd=tmp_path)
+        done = make("--folder", tmp_path / "task", cwd=tmp_path)
     assert done.returncode == 1
     assert not (tmp_path / "task").exists()
 
@@ -189,49 +187,34 @@ def test_two_processes_do_not_make_the_same_folder(tmp_path):
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").write_text("x")
-    done = run("--folder", tmp_path / "mine", cwd=tmp_path)
+    done = make("--folder", tmp_path / "mine", cwd=tmp_path)
     assert done.returncode == 1
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", *sorted(set(BUILT_IN) - {"compose"})])
-def test_the_training_script_composes_and_passes_the_checks(algorithm, tmp_path):
-    from verl_ext.cpu import sizes
-    from verl_ext.integration.checks import check_run
-
-    done = run_script(
-        "../scripts/evidence/train_real_task.sh", algorithm, "7", "trainer.nnodes=1", DRY_RUN="1", TASK=str(tmp_path)
+@pytest.mark.parametrize("arm", ["grpo", "gdpo", "dgpo", "hadw", "drgrpo"])
+def test_the_training_script_composes_and_passes_the_checks(arm, tmp_path):
+    done = run(
+        "../scripts/evidence/train_real_task.sh",
+        arm,
+        "7",
+        "trainer.nnodes=1",
+        cwd=tmp_path,
+        PYTHON="echo",
+        PRECISION="fp32",
+        TASK=str(tmp_path),
     )
     assert done.returncode == 0, done.stderr
-    config = compose(*shlex.split(done.stdout)[4:])
-    check_run(config)
-    sizes.fill(config)
-    assert config.algorithm.adv_estimator == algorithm
+    overrides = shlex.split(done.stdout.partition(f"--config-name gsm8k/{arm} ")[2])
+    config = composed(f"gsm8k/{arm}", *overrides)
     assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
     assert config.trainer.total_training_steps == config.trainer.test_freq == 30
     assert config.actor_rollout_ref.model.path == f"{tmp_path}/model"
-    assert config.algorithm.verl_ext.dump_dir == f"{tmp_path}/runs/{algorithm}-seed-7/dump"
+    assert config.algorithm.verl_ext.dump_dir == f"{tmp_path}/runs/{arm}-seed-7/dump"
+    assert main(["check", "--config-path", str(RECIPES), "--config-name", f"gsm8k/{arm}", *overrides]) == 0
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [({}, ("bf16", "bfloat16") if is_fast("bf16") else ("fp32", "float32"))]
-    + [({"PRECISION": name}, (name, torch)) for name, torch in (("bf16", "bfloat16"), ("fp32", "float32"))],
-)
-def test_the_training_script_takes_bf16_only_where_it_is_fast_or_asked_for(asked, expected):
-    done = run_script("../scripts/evidence/train_real_task.sh", "gdpo", "1", DRY_RUN="1", **asked)
-    config = compose(*shlex.split(done.stdout)[4:])
-    models = config.actor_rollout_ref
-    assert (models.actor.fsdp_config.mixed_precision.param_dtype, models.rollout.dtype) == expected
-
-
-def test_the_training_script_refuses_another_precision():
-    done = run_script("../scripts/evidence/train_real_task.sh", "gdpo", "1", DRY_RUN="1", PRECISION="fp8")
+def test_the_training_script_refuses_another_precision(tmp_path):
+    done = run("../scripts/evidence/train_real_task.sh", "gdpo", "1", cwd=tmp_path, PRECISION="fp8")
     assert done.returncode == 2
     assert says(done.stderr, "PRECISION=fp8", "bf16", "fp32")
-
-
-def test_the_training_script_asks_for_an_estimator_and_a_seed():
-    done = run_script("../scripts/evidence/train_real_task.sh", "gdpo", DRY_RUN="1")
-    assert done.returncode == 2
-    assert "train_real_task.sh grpo 1" in done.stderr

@@ -100,7 +100,7 @@ def test_groups_are_prompts_whatever_names_them(advantages, tmp_path):
 
 
 # What a dump says of its run.
-
+ACCURACY = {"rewards": {"keys": ["right", "form"], "accuracy_key": "right"}}
 WEIGHTED = {
     "rewards": {"keys": ["right", "form"], "weights": [3.0, 1.0]},
     "gdpo": {"conditions": {"form": {"on": "right", "at_least": 1.0}}},
@@ -129,6 +129,11 @@ def test_an_argument_goes_before_the_setting_of_the_run(advantages, tmp_path):
     np.testing.assert_allclose(turned, expected("drgrpo", BOTH), atol=1e-12)
 
 
+def test_the_kl_of_a_run_is_left_out_and_said_so(compare, tmp_path):
+    folder, _ = made.dump(tmp_path, [1], name="dgpo", algorithm=ACCURACY | {"use_kl_in_reward": True})
+    assert a_line_says(compare(folder, "gdpo"), "KL", "left out")
+
+
 def test_a_dump_without_settings_is_read_and_said_so(compare, tmp_path):
     folder, _ = made.dump(tmp_path, [1], algorithm=WEIGHTED, metadata=False)
     assert a_line_says(compare(folder, "gdpo", made.KEYS), "does not hold the settings", "KEY=VALUE")
@@ -140,9 +145,6 @@ def test_hadw_is_replayed_from_the_states_of_its_dump_also_over_gaps(steps, comp
     folder, recorded = made.dump(tmp_path / "dump", steps, name="hadw", algorithm=ACCURACY, rights=rights)
     np.testing.assert_allclose(advantages(folder, "hadw")["advantage/hadw"], recorded, atol=1e-12)
     assert a_line_says(compare(folder, "hadw"), "hadw", "recorded before each update")
-
-
-ACCURACY = {"rewards": {"keys": ["right", "form"], "accuracy_key": "right"}}
 
 
 @pytest.mark.parametrize(("steps", "gap"), [([1, 2, 3], None), ([3, 4], "steps 1 to 2"), ([1, 2, 4], "steps 3 to 3")])
@@ -157,9 +159,10 @@ def test_a_history_without_recorded_states_begins_with_the_dump_and_gaps_are_sai
 
 def test_a_resume_counts_before_the_steps_that_it_repeats(compare, advantages, tmp_path):
     folder, first = made.dump(tmp_path / "dump", [1, 2, 3])
-    second = made.dump(folder, [2], start=1, algorithm={"gdpo": {"scale": "mad"}})[1]
-    found = advantages(folder, "run")["advantage/run"]
-    np.testing.assert_array_equal(found, np.concatenate([first[:12], second, first[24:]]))
+    second = made.dump(folder, [2], start=1, algorithm=WEIGHTED)[1]
+    found = advantages(folder, "run")
+    np.testing.assert_array_equal(found["advantage/run"], np.concatenate([first[:12], second, first[24:]]))
+    assert found["reward/form"].tolist() == 3 * made.FORM  # as it was scored, with and without the condition
     text = compare(folder)
     assert a_line_says(text, "from-1-0", "steps 2 to 2")
     assert a_line_says(text, "1 of 3 updates", "other settings")
@@ -177,7 +180,9 @@ def test_the_text_has_the_tables_the_counts_and_the_groups(compare, tmp_path):
     assert a_line_says(text, "(groups)", 2)
     assert says(text, "accuracy of the prompt (acc)", "right  form", "Prompt: what is", "xxxxx")
     assert text.count("furthest from grpo") == 3
-    assert "furthest" not in compare(folder, "gdpo", made.KEYS, "--top", "0")
+    text = compare(folder, "gdpo", "algorithm.rewards.keys=[score,right]", "--top", "0")
+    assert "furthest" not in text
+    assert "score  right  rest" in text
 
 
 def test_torn_lines_missing_rewards_and_single_answers_are_said(compare, tmp_path):

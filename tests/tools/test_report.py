@@ -124,7 +124,7 @@ REFUSED = [
     (["{runs}/grpo-1/metrics.jsonl", "{runs}/grpo-1"], ("grpo-1", "NAME=")),
     (["a={runs}/grpo-1", "a={runs}/grpo-1/metrics.jsonl"], ("a is there already",)),
     (["{runs}/.."], ("metrics.jsonl", "VERL_FILE_LOGGER_PATH")),
-    (["{runs}/nowhere"], ("nowhere",)),
+    (["{runs}/nowhere"], ("nowhere", "does not exist")),
     (["{runs}/empty.jsonl"], ("empty.jsonl", "no metrics")),
     ([f"{at}={{runs}}/grpo-2" for at in range(7)] + ["--plot", "x.png"], ("8 names", "at most 6")),
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.core.groups import Array, Groups
+from verl_ext.core.groups import TOLERANCE, Array, Groups
 from verl_ext.errors import ConfigurationError, DataError
 
 # The square of a larger reward, or its advantage in float32, would overflow.
@@ -116,7 +116,8 @@ def unit_accuracy(
     """
     check_finite(values[:, None], [key], labels)
     if threshold is not None:
-        return np.where(np.isnan(values), np.nan, values > threshold)
+        margin = TOLERANCE * max(1.0, abs(threshold))  # float32 may put a score just above the threshold it equals
+        return np.where(np.isnan(values), np.nan, values > threshold + margin)
     scored = values[~np.isnan(values)]
     if ((scored < -1e-6) | (scored > 1 + 1e-6)).any():
         prefix = f"{where}." if where else ""

@@ -40,8 +40,8 @@ class Requirement:
 class Condition(Step):
     """`r_k <- r_k * 1[r_on >= t]`: an easy reward counts only where the hard one was reached (GDPO, eq. 8).
 
-    Where `on` is not scored, `r_k` is not scored either. `condition_met/<reward>` is the share of the scored `on` that
-    reached the threshold.
+    Rewards arrive as float32, so a value up to `1e-6 max(1, |t|)` below the threshold has reached it. Where `on` is not
+    scored, `r_k` is not scored either. `condition_met/<reward>` is the share of the scored `on` that reached it.
     """
 
     name: ClassVar[str] = CONDITION
@@ -67,7 +67,7 @@ class Condition(Step):
         out: Array = values.copy()
         for key, needed in self.conditions.items():
             column, on = batch.keys.index(key), batch.rewards[:, batch.keys.index(needed.on)]
-            met = on >= needed.at_least
+            met = on >= needed.at_least - TOLERANCE * max(1.0, abs(needed.at_least))
             unscored = np.isnan(on)
             out[~met & ~np.isnan(values[:, column]), column] = 0.0
             out[unscored, column] = np.nan
@@ -194,9 +194,10 @@ class Whiten(Step):
 class Balance(Step):
     """`x * z`: compensates for the groups without variance in the mean of the loss (DGPO, 3.2).
 
-    `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = N / N_valid`. A group is valid if its
-    values vary; `z = 1` when none is. z is logged as `balance_z`, and as `zero_mask_ratio` as in the authors' code and
-    TRL; `dead_share` is the share of trajectories in groups that are not valid.
+    `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = B / B_valid`, rows of verl's batch, over
+    which the loss averages. A group is valid if its values vary; `z = 1` when none is. z is logged as `balance_z`, and
+    as `zero_mask_ratio` as in the authors' code and TRL; `dead_share` is the share of trajectories in groups that are
+    not valid.
     """
 
     name: ClassVar[str] = "balance"
@@ -205,7 +206,7 @@ class Balance(Step):
     over: Literal["token", "sequence"] = "token"
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
-        share = batch.lengths if self.over == "token" else np.ones(len(values))
+        share = batch.lengths if self.over == "token" else batch.outputs
         live = batch.groups.broadcast(_live(values, batch))
         valid = float(share[live].sum())
         z = float(share.sum()) / valid if valid else 1.0

@@ -5,9 +5,10 @@ r"""DGPO: "MathForge", arXiv 2601.20614, section 3: difficulty-aware group polic
     A_i = lambda_g A_i        lambda = B_v softmax(-acc_g / T)           DQW: over the B_v valid groups, 1 elsewhere
 
 `r` is the score or the weighted sum of the rewards, `acc_g` the group's mean accuracy, T = 2. A group is valid if its
-reward varies. `z` is exact for `loss_agg_mode=token-mean` with one mini-batch a step; with a loss that takes the mean
-over sequences the factor is `N / N_valid` (`balance=sequence`; `auto` chooses by the loss). With several mini-batches
-the factor of the whole batch is only approximate, in the authors' code as well.
+reward varies; a KL term in the reward acts within valid groups only. `z` is exact for `loss_agg_mode=token-mean` with
+one mini-batch a step; with a loss that takes the mean over sequences the factor is the number of rows of the batch by
+that of valid rows (`balance=sequence`; `auto` chooses by the loss). With several mini-batches the factor of the whole
+batch is only approximate, in the authors' code as well.
 
 Degenerate cases: a group of one, or with a range of at most 1e-6 max(1, |mean|), is not valid and has advantage 0. If
 no group is valid, z = 1. A valid group with accuracy 0 varies only in another reward and is weighed as if its accuracy
@@ -59,7 +60,7 @@ def dgpo(settings: Settings) -> Chain:
             "algorithm.norm_adv_by_std_in_grpo=False has no effect on dgpo, which divides by the mean absolute "
             "deviation: remove it, or set algorithm.dgpo.dgae=False"
         )
-    steps: list[Step] = [WeighAndSum(settings.rewards.weights), Centre()]
+    steps: list[Step] = [WeighAndSum(settings.rewards.weights, kl_where_varying=settings.kl_in_reward), Centre()]
     if own.dgae:
         steps.append(ScaleByMad())
     elif settings.norm_by_std:

@@ -108,9 +108,7 @@ def compute(
     return broadcast(rows.give(advantages), mask)
 
 
-def _run_chain(
-    run: Run, name: str, settings: Settings, chain: Chain, batch: Batch, labels: list[Hashable]
-) -> Array:
+def _run_chain(run: Run, name: str, settings: Settings, chain: Chain, batch: Batch, labels: list[Hashable]) -> Array:
     """Compute the advantages of a batch `[N]`; keep the new state, log, dump."""
     before = run.state.states.get(name)
     result = chain(batch, before)
@@ -178,7 +176,7 @@ def _trajectories(
         lengths=lambda: rows.total(token_counts(mask))[part],
         accuracy=accuracy,
         kl_reward=None if kl_reward is None else kl_reward[part],
-        outputs=None if rows.plain else rows.total(np.ones(len(rows.owner)))[part],
+        outputs=rows.outputs[part],
     )
     if alone := np.count_nonzero(batch.groups.sizes == 1):
         run.warn_once(
@@ -196,17 +194,17 @@ def _compare_scores(run: Run, score: Array, returned: Array) -> None:
     if (np.abs(changed) > TOLERANCE * np.fmax(1.0, np.abs(returned))).any():
         run.warn_once(
             "score_changed",
-            f"the batch's score differs from the reward function's (by {run.metrics['reward/score_changed']:g} on "
-            "average, metric reward/score_changed): what verl adds to the score, such as a length penalty, is in none "
-            "of algorithm.rewards.keys",
+            "verl adds something to the reward function's score, a length penalty for example (here "
+            f"{run.metrics['reward/score_changed']:g} on average, metric reward/score_changed): it counts only if one "
+            "of algorithm.rewards.keys holds it",
         )
 
 
 def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torch.Tensor]] | None) -> None:
     """Log the named rewards of a run with an estimator of verl's own, and dump them with verl's advantages.
 
-    Call it after the estimator. `tensors` returns `advantages`, `response_mask` and `token_level_scores`, each `[B, L]`;
-    it is called only for a dump, and None if verl has drawn other rows for the update.
+    Call it after the estimator. `tensors` returns `advantages`, `response_mask` and `token_level_scores`, each
+    `[B, L]`; it is called only for a dump, and None if verl has drawn other rows for the update.
     """
     keys, rows = run.settings.rewards.keys or (), rewards.rows
     if not len(rewards.labels):

@@ -68,6 +68,7 @@ def save(folder: Path, run: Run) -> None:
     """
     path = folder / FILE
     state = run.state.state_dict().get(run.name)
+    overwrites = (folder / DATA).exists()
     try:
         if folder.is_dir():
             for old in (folder / DATA, path, *folder.glob(f".{FILE}.*.tmp")):
@@ -79,6 +80,7 @@ def save(folder: Path, run: Run) -> None:
             "format": FORMAT,
             "verl_ext": __version__,
             "global_step": run.saved_step,
+            "overwrites": overwrites,
             "computed_at": run.computed_at,
             "estimator": run.name,
             "accuracy": run.accuracy,
@@ -122,13 +124,15 @@ def load(path: Path, run: Run) -> None:
         return
     except (OSError, ValueError, RecursionError) as error:
         raise _refused(path, f"it is damaged: {error}") from error
-    assert run.chain is not None
     try:
+        if data["overwrites"] and not (path.parent / DATA).exists():
+            raise CheckpointError(f"{DATA} is missing beside it: a run was killed while it overwrote this checkpoint")
         _require_fitting(data, run)
-        run.state.load_state_dict({run.name: data["state"]})
-        states = run.state.states[run.name]
-        run.chain.check_state(states)
-        run.accuracy, run.computed_at, before = data["accuracy"], data["computed_at"], data["settings"]
+        states, before = data["state"], data["settings"]
+        if run.chain is not None:
+            run.chain.check_state(states)
+        run.state.load_state_dict({run.name: states})
+        run.accuracy, run.computed_at = data["accuracy"], data["computed_at"]
     except (KeyError, TypeError, AttributeError) as error:
         raise _refused(path, f"it is damaged: {type(error).__name__}: {error}") from error
     except CheckpointError as error:

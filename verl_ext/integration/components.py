@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -187,16 +187,11 @@ def of_queue(
     padding = [bool(tag.get("is_padding", False)) for tag in tags or ()] or [False] * len(keys)
     rows = Rows.of_sessions(keys, np.array(padding, dtype=bool))
     scored = [keys[row] for row in rows.scored.tolist()]
-    read = partial(read_queue, scored, partition_id)
-    mask = cache(lambda: dense(read(["response_mask"])["response_mask"]))
-
-    def total(name: str) -> Array:
-        return token_totals(name, dense(read([name])[name]), mask())
-
+    total = partial(queue_totals, scored, partition_id)
     found = Components(rows=rows, labels=uids_of(scored), score=partial(total, "rm_scores"))
     if not names or not scored:
         return found
-    data = read(["extra_fields", *names, *(TOKEN_FIELD + name for name in names)])
+    data = read_queue(scored, partition_id, ["extra_fields", *names, *(TOKEN_FIELD + name for name in names)])
     present = set(data.keys())
     extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
     found.infos = [entry.get("reward_extra_info") or {} for entry in extra if isinstance(entry, dict)]
@@ -206,6 +201,12 @@ def of_queue(
         name: column if isinstance(column, torch.Tensor) else column.tolist() for name, column in columns.items()
     }
     return found
+
+
+def queue_totals(keys: Sequence[str], partition_id: str, name: str) -> Array:
+    """Read a field with one value per token from TransferQueue; return its sum over each response."""
+    data = read_queue(keys, partition_id, [name, "response_mask"])
+    return token_totals(name, dense(data[name]), dense(data["response_mask"]))
 
 
 def uids_of(keys: Sequence[str]) -> list[str]:

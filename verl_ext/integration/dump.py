@@ -16,7 +16,6 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array
 from verl_ext.core.state import plain_state
 from verl_ext.core.steps import WeighAndSum
-from verl_ext.errors import ConfigurationError
 from verl_ext.files import replacing
 from verl_ext.integration.run import Run
 from verl_ext.settings import Settings
@@ -25,18 +24,6 @@ logger = logging.getLogger("verl_ext")
 
 FAILED = "dump"
 """The key by which a run remembers that a dump failed."""
-
-
-def prepare(folder: str | None) -> None:
-    """Raise at start-up if dumping would fail at the first step."""
-    if folder is None:
-        return
-    try:
-        import pyarrow.parquet  # noqa: F401 - checks that it can be imported
-
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except (ImportError, OSError) as error:
-        raise ConfigurationError(f"algorithm.verl_ext.dump_dir={folder} cannot be written: {error}") from error
 
 
 def write(
@@ -83,9 +70,7 @@ def write(
         save(run.dumps / f"advantages-{step:08d}-{update:03d}.parquet", first | values, about)
     except OSError as error:
         dump_dir = settings.verl_ext.dump_dir
-        run.warn_once(
-            FAILED, f"algorithm.verl_ext.dump_dir={dump_dir}: {error}; this run dumps no more advantages"
-        )
+        run.warn_once(FAILED, f"algorithm.verl_ext.dump_dir={dump_dir}: {error}; this run dumps no more advantages")
 
 
 def new_folder(home: Path, start: int) -> Path:

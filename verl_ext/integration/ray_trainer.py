@@ -99,6 +99,6 @@ def _write_token_scores(data: Any, rewards: Components, run: Run) -> None:
 def last_tokens(tensors: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rows with a response, and the position of its last token; the response mask may be 0 there."""
     width = mask.shape[1]
-    present = (tensors["attention_mask"][:, -width:] if "attention_mask" in tensors.keys() else mask).bool()
+    present = (tensors["attention_mask"][:, -width:] if "attention_mask" in tensors else mask).bool()
     rows = present.any(dim=1).nonzero()[:, 0]
     return rows, width - 1 - present[rows].flip(1).to(torch.uint8).argmax(dim=1)

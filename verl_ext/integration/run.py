@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.state import RunState
-from verl_ext.errors import IntegrationError, listed
+from verl_ext.errors import ConfigurationError, IntegrationError, listed
 from verl_ext.integration import hooks
 from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import Settings
@@ -181,16 +181,16 @@ def use_run_state(state: RunState) -> Iterator[RunState]:
 
 def start(trainer: Any, config: Any) -> Run:
     """Check the configuration, then attach a `Run` to the trainer."""
-    from verl_ext.integration import dump
     from verl_ext.integration.checks import check_run
 
     global _made
     verdict = check_run(config)
-    settings = verdict.settings or Settings()
+    settings = verdict.settings
     run = Run(verdict.name, settings, verdict.chain, trainer=trainer)
     if run.watches:
         _require_wrapper(type(trainer), run)
-        dump.prepare(settings.verl_ext.dump_dir)
+        if settings.verl_ext.dump_dir is not None:
+            prepare_dumps(settings.verl_ext.dump_dir)
     setattr(trainer, ATTRIBUTE, run)
     _made = weakref.ref(run)
     if run.ours:
@@ -230,6 +230,16 @@ def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *args, **kwargs)
 
     return __init__
+
+
+def prepare_dumps(folder: str) -> None:
+    """Raise at start-up if dumping would fail at the first step."""
+    try:
+        import pyarrow.parquet  # noqa: F401 - checks that it can be imported
+
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except (ImportError, OSError) as error:
+        raise ConfigurationError(f"algorithm.verl_ext.dump_dir={folder} cannot be written: {error}") from error
 
 
 def in_place_of(function: Any) -> str:

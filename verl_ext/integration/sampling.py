@@ -71,8 +71,8 @@ class Rule:
         if missing := uids - set(map(str, rewards.labels)):
             raise IntegrationError(f"finished groups without a trajectory: {sorted(missing)[:5]}")
         batch = Batch.of(rewards.matrix(names), rewards.labels, keys=names)
-        assert rewards.score is not None
-        score = rewards.score()
+        scored = [keys[row] for row in rewards.rows.scored.tolist()]
+        score = components.queue_totals(scored, partition_id, "rm_scores")
         # A group of one response cannot vary; verl keeps it as well.
         several = batch.groups.sizes > 1
         constant, kept = ~batch.groups.varies(score) & several, live(batch, self.run.chain, weights) | ~several

@@ -20,7 +20,7 @@ def parse_settings(
     >>> parse_settings(["algorithm.rewards.keys=[a,b]"], {"rewards": {"keys": ["c"], "weights": [1, 2]}}).rewards.keys
     ('a', 'b')
     """
-    plain: dict[str, Any] = dict(algorithm or {})
+    plain: dict[str, Any] = {name: value for name, value in (algorithm or {}).items() if name != "verl_ext"}
     given = dict(map(_override, overrides))
     mode = given.pop(LOSS, loss_agg_mode)
     if "algorithm.rewards.keys" in given:  # the run's weights belong to the run's keys

@@ -96,6 +96,8 @@ class Rollouts:
 
 def read(path: Path) -> Rollouts:
     """Read a file, or those of a folder: our dumps if it has some, else verl's JSON lines."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
     if _dumps(path):
         return read_dumps([path])
     files = [path] if path.is_file() else [file for file in sorted(path.glob(LINES)) if file.name != METRICS]
@@ -138,15 +140,15 @@ def read_dumps(paths: Sequence[Path]) -> Rollouts:
         folders = listed({tables[name][0].parent.name for name in again})
         steps = f"{min(again)[0]} to {max(again)[0]}"
         notes.append(f"several folders hold steps {steps}: {len(again)} updates are taken from {folders}, written last")
-    frame = pd.concat([table.to_pandas() for _, table in tables.values()], ignore_index=True)
-    seen = {name.partition("/")[2]: frame[name].to_numpy(float) for name in frame if name.startswith("reward/")}
-    raw = {key: frame[f"raw/{key}"].to_numpy(float) for key in seen if f"raw/{key}" in frame}
+    frame = pd.concat([_with_raw(table.to_pandas()) for _, table in tables.values()], ignore_index=True)
+    keys = [name.partition("/")[2] for name in frame if name.startswith("reward/")]
+    seen, raw = ({key: frame[f"{kind}/{key}"].to_numpy(float) for key in keys} for kind in ("reward", "raw"))
     total = next(name for name in ("total", SCORE, "sum") if name not in seen)
     run, more = _run({name: table.schema.metadata or {} for name, (_, table) in tables.items()})
     return Rollouts(
         path=paths[0],
         table=frame,
-        rewards=seen | raw | {total: frame["total"].to_numpy(float)},
+        rewards=raw | {total: frame["total"].to_numpy(float)},
         total=total,
         seen=seen,
         lengths=frame[TOKENS].to_numpy(float),
@@ -154,6 +156,13 @@ def read_dumps(paths: Sequence[Path]) -> Rollouts:
         run=run,
         notes=(*notes, *more),
     )
+
+
+def _with_raw(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the rewards as they were scored to a file that has only what the estimator saw, because it saw the same."""
+    seen = [name for name in table if name.startswith("reward/")]
+    raw = {name.replace("reward/", "raw/", 1): table[name] for name in seen}
+    return table.assign(**{name: values for name, values in raw.items() if name not in table})
 
 
 def _run(metadata: Mapping[tuple[int, int], Mapping[bytes, bytes]]) -> tuple[Run | None, list[str]]:
@@ -183,6 +192,7 @@ def _read_lines(path: Path, files: Sequence[Path]) -> Rollouts:
 
     places, scores, torn = [], [], 0
     for file in files:
+        step = int(file.stem) if file.stem.isdecimal() else 0
         for record in json_lines(file):
             if record is None:
                 torn += 1
@@ -190,9 +200,8 @@ def _read_lines(path: Path, files: Sequence[Path]) -> Rollouts:
             if SCORE not in record or not record.keys() & {"uid", "input"}:
                 raise DataError(f"{file} holds no rollouts of verl: a line has {listed(record)}")
             texts = {name: str(record.get(name, "")) for name in ("input", "output")}
-            step = record.get("step", int(file.stem) if file.stem.isdecimal() else 0)
-            uid = record.get("uid", hashlib.blake2b(f"{texts['input']} {record.get('gts')}".encode()).hexdigest()[:12])
-            places.append({"step": step, "uid": str(uid), **texts, "length": len(texts["output"])})
+            place = {"step": record.get("step", step), "uid": str(record.get("uid") or _prompt(record))}
+            places.append({**place, **texts, "length": len(texts["output"])})
             numbers = {key: value for key, value in record.items() if isinstance(value, int | float)}
             scores.append({key: float(value) for key, value in numbers.items() if key not in NOT_REWARDS})
     if not places:
@@ -218,6 +227,11 @@ def _read_lines(path: Path, files: Sequence[Path]) -> Rollouts:
         unit=unit,
         notes=tuple(notes),
     )
+
+
+def _prompt(record: Mapping[str, Any]) -> str:
+    """Return a name for the prompt of a line without a uid: the same question has the same name."""
+    return hashlib.blake2b(json.dumps([record.get("input"), record.get("gts")]).encode(), digest_size=6).hexdigest()
 
 
 def _trajectories(table: pd.DataFrame) -> pd.DataFrame:

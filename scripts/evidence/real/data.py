@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
-from recipes.common.data import Plan, Record, Row, Split, prepare, text
+from recipes.common.data import Plan, Record, Row, Split, prepare, text  # noqa: E402
 
 RECIPE = ROOT / "recipes" / "gsm8k" / "prepare_data.py"
 COLD_START, VAL, QUICK = 480, 64, 200

@@ -8,8 +8,8 @@ import pytest
 
 from tests.facts import facts
 from tests.integration.pipeline import Pipeline
-from tests.integration.trainers.test_default_trainer import WORKED
 from tests.integration.trainers.default_runs import ACC, DRGRPO, HADW
+from tests.integration.trainers.test_default_trainer import WORKED
 from verl_ext.errors import IntegrationError
 
 

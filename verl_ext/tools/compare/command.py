@@ -106,12 +106,13 @@ def compare(options: argparse.Namespace) -> str:
 def _compared(found: Rollouts, arguments: list[str]) -> Comparison:
     compared, common = variants.parse(arguments, found)
     outcomes = [variants.outcome(variant, found) for variant in compared]
-    named = dict.fromkeys(key for outcome in outcomes[1:] for key in outcome.seen)
-    keys = tuple(key for key in named if key != found.total) or (found.total,)
+    named = [key for each in outcomes[1:] for key in each.variant.settings.rewards.keys or found.seen]
+    keys = tuple(dict.fromkeys(named)) or (found.total,)
     level, note = _level(found, common)
+    raw = {key: found.reward(key, "algorithm.rewards.keys") for key in keys}
     measures = []
     for each in outcomes:
-        seen = np.stack([each.seen.get(key, found.rewards[key]) for key in keys], axis=1)
+        seen = np.stack([each.seen.get(key, raw[key]) for key in keys], axis=1)
         scaled = normalised(seen, found.groups)
         measures.append(measure(each.advantages, outcomes[0].advantages, found.groups, scaled, level))
     return Comparison(found, outcomes, measures, keys, level, [*_notes(found, outcomes, common), *note])
@@ -125,10 +126,9 @@ def _notes(found: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterat
         yield f"{alone:,} groups have one trajectory: its advantage is 0 (verl's own grpo gives it its raw score)"
     if found.run is not None:
         yield f"the run: {found.run.estimator}; its settings hold for all variants, unless an argument names them"
-    given = {name: value for name, value in common.given.items() if name != "verl_ext"}
-    if given:
-        yield f"settings: {json.dumps(given)}, loss_agg_mode={common.loss_agg_mode}"
-    if given.get("use_kl_in_reward"):
+    if common.given:
+        yield f"settings: {json.dumps(common.given)}, loss_agg_mode={common.loss_agg_mode}"
+    if common.given.get("use_kl_in_reward"):
         yield "the KL in the rewards is left out, because rollouts do not hold it"
     ours = found.run is not None and found.run.estimator in ESTIMATORS
     yield f"{GRPO}: on {found.total}, {'the weighted sum of what the run saw' if ours else 'as verl computes it'}"

@@ -47,7 +47,7 @@ def curve(logs: Sequence[Log], metric: str) -> pd.DataFrame | None:
     """
     import pandas as pd
 
-    if not all(log.has(metric) for log in logs):
+    if not all(metric in log.table for log in logs):
         return None
     joined = pd.concat([log.table[metric].dropna() for log in logs], axis="columns", join="inner")
     joined.columns = range(len(logs))

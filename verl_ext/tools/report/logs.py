@@ -21,12 +21,8 @@ class Log:
 
     path: Path
     table: pd.DataFrame
-    """Steps, ascending, by metrics; NaN where a metric was not logged."""
+    """Steps, ascending, by metrics with a value at some step; NaN where a metric was not logged."""
     notes: tuple[str, ...]
-
-    def has(self, metric: str) -> bool:
-        """Return whether a metric has a value at some step."""
-        return metric in self.table and bool(self.table[metric].notna().any())
 
 
 def find_log(run: Path) -> Path:
@@ -35,8 +31,9 @@ def find_log(run: Path) -> Path:
         return run
     logs = [run / METRICS] if (run / METRICS).is_file() else sorted(run.glob("*.jsonl"))
     if len(logs) != 1:
+        what = f"holds {listed(path.name for path in logs)}" if run.exists() else "does not exist"
         raise DataError(
-            f"{run} holds {listed(path.name for path in logs)}, expected {METRICS} or one .jsonl file; verl writes it "
+            f"{run} {what}; expected {METRICS} or one .jsonl file; verl writes it "
             "with 'trainer.logger=[console,file]' to <project_name>/<experiment_name>.jsonl, or to "
             "VERL_FILE_LOGGER_PATH"
         )

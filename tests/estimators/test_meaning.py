@@ -1,0 +1,82 @@
+"""What a setting means where float32 or sessions of several outputs are in the way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.calls import metrics_of
+from verl_ext import Batch, Settings, build
+from verl_ext.core.batch import unit_accuracy
+from verl_ext.core.rows import Rows
+from verl_ext.estimators.compose import describe
+
+WITHOUT_STD = {"norm_adv_by_std_in_grpo": False}
+THRESHOLDS = [0.1, 0.3, 0.7, 1.0, -0.7, 0.0, 12.7, -1234.7]
+
+
+@pytest.mark.parametrize("threshold", THRESHOLDS)
+def test_a_float32_reward_at_the_threshold_of_a_condition_has_reached_it(threshold):
+    """float32(0.7) is 0.69999999."""
+    hard = float(np.float32(threshold))
+    config = {"rewards": {"keys": ["easy", "hard"], "weights": [1.0, 0.0]}}
+    config |= {"gdpo": {"whiten": "none", "scale": "none"}}
+    config["gdpo"]["conditions"] = {"easy": {"on": "hard", "at_least": threshold}}
+    batch = Batch.of([[2, hard], [0, hard], [2, hard - 0.01], [2, hard + 0.01]], ["g"] * 4, keys=("easy", "hard"))
+    result = build("gdpo", Settings.parse(config))(batch)
+    assert result.advantages.tolist() == [1, -1, -1, 1]  # easy counts 2, 0, 0, 2
+    assert result.metrics["condition_met/easy"] == 0.75
+
+
+@pytest.mark.parametrize("threshold", THRESHOLDS)
+def test_a_float32_score_at_the_threshold_of_the_accuracy_is_not_above_it(threshold):
+    """float32(0.1) is 0.10000000149."""
+    values = np.float64(np.float32([threshold, threshold - 0.01, threshold + 0.01]))
+    assert unit_accuracy(values, list("abc"), key="k", threshold=threshold).tolist() == [0, 0, 1]
+
+
+def test_balance_by_sequences_counts_the_rows_over_which_the_loss_averages():
+    """Group a varies: sessions of one and two outputs. Group b does not: one output each. z is 5 rows over 3, not 2."""
+    settings = Settings.parse({"dgpo": {"dqw": False, "dgae": False, "balance": "sequence"}, **WITHOUT_STD})
+    batch = Batch.of([[1], [0], [1], [1]], list("aabb"), outputs=[1, 2, 1, 1])
+    result = build("dgpo", settings)(batch)
+    assert result.metrics["balance_z"] == 5 / 3
+    np.testing.assert_allclose(result.advantages, [5 / 6, -5 / 6, 0, 0])
+
+
+def test_the_registered_function_counts_rows_too():
+    config = {"dgpo": {"dqw": False, "balance": "sequence"}}
+    rows = Rows.of_sessions(["a_0_0", "a_1_0", "a_1_1", "b_0_0", "b_1_0"], np.zeros(5, dtype=bool))
+    found = metrics_of("dgpo", [1.0, 9, 0, 1, 1], list("aaabb"), config=config, rows=rows)
+    assert found["dgpo/balance_z"] == 5 / 3
+
+
+KL = np.array([-1e-4, 2e-4, 0.0, -3e-4, 1e-3, -2e-3, 0.0, 1e-3])
+
+
+@pytest.mark.parametrize("dgae", [True, False])
+def test_kl_makes_no_group_of_dgpo_valid(dgae):
+    """Group b is solved: its advantage is 0, z is 2, and it has no part in the weights, as without KL."""
+    right = [1.0, 0, 0, 1, 1, 1, 1, 1]
+    chain = build("dgpo", Settings.parse({"use_kl_in_reward": True, "dgpo": {"dgae": dgae}}))
+    without, with_kl = (
+        chain(Batch.of(np.array(right)[:, None], list("aaaabbbb"), accuracy=right, kl_reward=kl)) for kl in (None, KL)
+    )
+    assert with_kl.advantages[4:].tolist() == [0] * 4
+    assert with_kl.metrics == without.metrics
+    assert with_kl.metrics["balance_z"] == 2
+    assert (with_kl.advantages[:4] != without.advantages[:4]).all()
+
+
+def test_a_list_may_leave_kl_out_of_groups_that_do_not_vary():
+    settings = Settings.parse({"use_kl_in_reward": True})
+    named = build("dgpo", settings)
+    assert describe(named)[0] == {"step": "weigh_and_sum", "kl_where_varying": True}
+    assert build("compose", Settings.parse({"use_kl_in_reward": True, "compose": {"steps": describe(named)}})) == named
+
+
+def test_kl_of_a_list_and_of_hadw_on_grpo_acts_in_every_group():
+    batch = Batch.of([[1.0]] * 8, list("aaaabbbb"), accuracy=[1.0] * 8, kl_reward=KL)
+    steps = ["weigh_and_sum", "centre", "scale_by_mad"]
+    for name, config in (("compose", {"compose": {"steps": steps}}), ("hadw", {}), ("drgrpo", {})):
+        assert (build(name, Settings.parse({"use_kl_in_reward": True, **config}))(batch).advantages != 0).all()
