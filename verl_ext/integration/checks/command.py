@@ -85,7 +85,7 @@ def _judged(folder: Path | None, name: str, options: argparse.Namespace) -> tupl
         finally:
             HydraConfig.instance().cfg = None
     for kind, texts in (("error", verdict.errors), ("warning", verdict.warnings), ("note", verdict.notes)):
-        lines += [f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}"] if texts or kind == "error" else []
+        lines += [f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}"] if texts or kind != "note" else []
         lines += [f"  - {text}" for text in texts]
     return lines, failed or bool(verdict.errors)
 
@@ -118,7 +118,7 @@ def _lines(verdict: Any, config: Any) -> Iterator[str]:
     skipped += ["responses that rollout correction rejected"] if rewards.rejected == "leave_out" else []
     if skipped:
         yield f"left out   {', '.join(skipped)}"
-    if rewards.keys and components(config) is None:
+    if rewards.keys and not verdict.errors and components(config) is None:
         yield f"unchecked  whether {select(config, f'{FUNCTION}.path') or 'the reward function'} returns these rewards"
 
 
