@@ -14,6 +14,7 @@ from typing import Any
 
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError
+from verl_ext.registry import ESTIMATORS
 
 VERL = "verl.trainer.config"
 """The module with the configurations of verl's entry point."""
@@ -104,7 +105,7 @@ def _lines(verdict: Any, config: Any) -> Iterator[str]:
     named = [
         f"{weight:g} {key}{conditions.get(key, '')}" for key, weight in zip(rewards.keys or (), weights, strict=True)
     ]
-    only = "" if chain is not None else " (only logged: verl's estimator uses the score)"
+    only = "" if verdict.name in ESTIMATORS else f" (only logged: verl's {verdict.name} uses the score)"
     yield f"rewards    {', '.join(named) + only if named else 'the score'}"
     if chain is not None and chain.needs_accuracy:
         bound = rewards.accuracy_threshold
