@@ -194,13 +194,14 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize(("task", "steps"), [("gsm8k", 30), ("tools", 40)])
 @pytest.mark.parametrize("algorithm", ["grpo", *sorted(set(BUILT_IN) - {"compose"})])
-def test_the_training_script_composes_and_passes_the_checks(algorithm, tmp_path):
+def test_the_training_script_composes_and_passes_the_checks(task, steps, algorithm, tmp_path):
     from verl_ext.cpu import sizes
     from verl_ext.integration.config.checks import check_run
 
     done = run_script(
-        "../scripts/train_real_task.sh", algorithm, "7", "trainer.nnodes=1", DRY_RUN="1", TASK=str(tmp_path)
+        "../scripts/train_real_task.sh", task, algorithm, "7", "trainer.nnodes=1", DRY_RUN="1", TASK_DIR=str(tmp_path)
     )
     assert done.returncode == 0, done.stderr
     config = compose(*shlex.split(done.stdout)[4:])
@@ -208,7 +209,10 @@ def test_the_training_script_composes_and_passes_the_checks(algorithm, tmp_path)
     sizes.fill(config)
     assert config.algorithm.adv_estimator == algorithm
     assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
-    assert config.trainer.total_training_steps == config.trainer.test_freq == 30
+    assert config.trainer.total_training_steps == config.trainer.test_freq == steps
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == config.data.train_batch_size == 4
+    assert not config.actor_rollout_ref.actor.use_kl_loss
+    assert not config.algorithm.use_kl_in_reward
     assert config.actor_rollout_ref.model.path == f"{tmp_path}/model"
     assert config.algorithm.verl_ext.dump_dir == f"{tmp_path}/runs/{algorithm}-seed-7/dump"
 
@@ -219,19 +223,20 @@ def test_the_training_script_composes_and_passes_the_checks(algorithm, tmp_path)
     + [({"PRECISION": name}, (name, torch)) for name, torch in (("bf16", "bfloat16"), ("fp32", "float32"))],
 )
 def test_the_training_script_takes_bf16_only_where_it_is_fast_or_asked_for(asked, expected):
-    done = run_script("../scripts/train_real_task.sh", "gdpo", "1", DRY_RUN="1", **asked)
+    done = run_script("../scripts/train_real_task.sh", "gsm8k", "gdpo", "1", DRY_RUN="1", **asked)
     config = compose(*shlex.split(done.stdout)[4:])
     models = config.actor_rollout_ref
     assert (models.actor.fsdp_config.mixed_precision.param_dtype, models.rollout.dtype) == expected
 
 
 def test_the_training_script_refuses_another_precision():
-    done = run_script("../scripts/train_real_task.sh", "gdpo", "1", DRY_RUN="1", PRECISION="fp8")
+    done = run_script("../scripts/train_real_task.sh", "tools", "gdpo", "1", DRY_RUN="1", PRECISION="fp8")
     assert done.returncode == 2
     assert says(done.stderr, "PRECISION=fp8", "bf16", "fp32")
 
 
-def test_the_training_script_asks_for_an_estimator_and_a_seed():
-    done = run_script("../scripts/train_real_task.sh", "gdpo", DRY_RUN="1")
+@pytest.mark.parametrize("given", [["gdpo", "1"], ["tools", "gdpo"], ["other", "gdpo", "1"]])
+def test_the_training_script_asks_for_a_task_an_estimator_and_a_seed(given):
+    done = run_script("../scripts/train_real_task.sh", *given, DRY_RUN="1")
     assert done.returncode == 2
-    assert "train_real_task.sh grpo 1" in done.stderr
+    assert "train_real_task.sh gsm8k grpo 1" in done.stderr
