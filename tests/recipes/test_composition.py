@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ COMMANDS = [
     for recipe, content in PUBLISHED.items()
     for command in content["commands"]
 ]
+# Published as they are: several updates a step, and a filter of groups below HA-DW.
+WARNED = ("tool_calling/dgpo", "math/hadw-dapo")
 OUTPUT = ("trainer.experiment_name", "trainer.default_local_dir")
 
 
@@ -68,8 +71,7 @@ def test_every_arm_passes_the_check(arm: str, cpu: bool, capsys: pytest.CaptureF
     status = main(["check", "--config-path", str(RECIPES), "--config-name", arm, *overrides])
     shown = capsys.readouterr().out
     assert status == 0, shown
-    # Several updates a step are the experiment's choice.
-    assert ("0 warnings" in shown) == (arm != "tool_calling/dgpo"), shown
+    assert arm in WARNED or not re.search(r"[1-9]\d* warning", shown), shown
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -103,7 +103,8 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
     body: Any = OmegaConf.to_container(OmegaConf.load(files[0]))
     entries = body.get("defaults") or []
     late = entries[entries.index("_self_") :] if "_self_" in entries else []
-    groups = [re.sub(r"^(override )?/?|@.*", "", key) for entry in late if isinstance(entry, dict) for key in entry]
+    chosen = [item for entry in late if isinstance(entry, dict) for item in entry.items()]
+    groups = [re.sub(r"^(override )?/?|@.*", "", key) for key, value in chosen if value]
     line = f"write `{GROUP}: NAME` before `_self_` in `defaults` of {files[0].name}"
     if GROUP in groups:
         yield Complaint(f"a preset after `_self_` replaces settings of the file itself: {line}")
@@ -120,9 +121,13 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
         yield Complaint(f"the preset on the command line replaces {', '.join(replaced)} of the file: {line}")
 
 
-def _leaves(section: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for name, value in section.items():
-        yield from _leaves(value, f"{path}.{name}") if isinstance(value, dict) else [(f"{path}.{name}", value)]
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the path of each setting below a path, with its value."""
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(inner, f"{path}.{name}")
 
 
 def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
