@@ -33,7 +33,8 @@ def batch_of(case: Case, rows: Rows) -> Batch:
         key, threshold = case.accuracy
         accuracy = columns[key][scored]
         if threshold is not None:
-            accuracy = np.where(np.isnan(accuracy), np.nan, accuracy > threshold)
+            margin = 1e-6 * max(1.0, abs(threshold))
+            accuracy = np.where(np.isnan(accuracy), np.nan, accuracy > threshold + margin)
     kl = -rows.kl / 1024 * tokens
     return Batch.of(
         np.stack([columns[key][scored] for key in case.keys or ("score",)], axis=1),

@@ -114,6 +114,7 @@ except ConfigurationError as error:
     print("BROKEN", error)
 main(["check", "+verl_ext=gdpo", "algorithm.rewards.keys=[acc]"])
 main(["check", "algorithm.adv_estimator=broken"])
+main(["check", "algorithm.adv_estimator=grpo"])
 main(["doctor"])
 print("DGPO", core_algos.get_adv_estimator_fn("dgpo").__name__)
 main(["show", "fading", "algorithm.fading.rate=0.75"])
@@ -143,30 +144,34 @@ def installed(tmp_path_factory) -> Path:
     return target
 
 
-def test_it_is_registered_checked_logged_saved_and_shown(installed, tmp_path):
+@pytest.fixture(scope="module")
+def told(installed: Path) -> subprocess.CompletedProcess[str]:
+    """The story, in a process that has the package."""
     done = fresh.run(f"import sys\nsys.path.append({str(installed)!r})\n{STORY}")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    told = done.stdout
-    assert "FIRST 0.5" in told
-    assert "SECOND 0.125 {'fading': {'fade': {'batches': 1}}}" in told
-    assert "AGAIN 0.125" in told  # the saved state was read
-    assert a_line_says(told, "REFUSED", "algorithm.fading.rate", "at most 1", "found 2")
-    assert "PRESET {'rate': 0.5}" in told
-    assert "algorithm.fading.rate=0.75" in told
-    assert "DGPO compute_dgpo_advantage" in told
-    assert "dgpo=other_estimators:fading" in done.stderr  # ours stays, and a warning says so
-    assert a_line_says(done.stderr, "WARNING", "grpo=other_estimators:fading", "'grpo'", "replaces verl's own")
-    assert "replaces verl's own estimator 'fading'" not in done.stderr
+    return done
 
 
-def test_a_broken_one_is_named_and_leaves_the_presets_of_the_others(installed):
-    done = fresh.run(f"import sys\nsys.path.append({str(installed)!r})\n{STORY}")
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert a_line_says(done.stdout, "BROKEN", "'broken'", "other_broken:broken", "on purpose")
-    assert a_line_says(done.stdout, "estimator", "gdpo")
-    assert a_line_says(done.stdout, "accepts")
-    assert a_line_says(done.stdout, "refuses")
-    assert a_line_says(done.stdout, "FAIL", "broken", "on purpose")
-    warned = [line for line in done.stderr.splitlines() if line.startswith("WARNING:verl_ext")]
+def test_it_is_registered_checked_logged_saved_and_shown(told):
+    assert "FIRST 0.5" in told.stdout
+    assert "SECOND 0.125 {'fading': {'fade': {'batches': 1}}}" in told.stdout
+    assert "AGAIN 0.125" in told.stdout  # the saved state was read
+    assert a_line_says(told.stdout, "REFUSED", "algorithm.fading.rate", "at most 1", "found 2")
+    assert "PRESET {'rate': 0.5}" in told.stdout
+    assert "algorithm.fading.rate=0.75" in told.stdout
+
+
+def test_a_name_of_ours_or_one_that_verl_does_not_look_up_cannot_be_taken(told):
+    assert "DGPO compute_dgpo_advantage" in told.stdout
+    assert a_line_says(told.stdout, "grpo", "other_estimators:fading")
+
+
+def test_a_broken_one_is_named_and_leaves_the_presets_of_the_others(told):
+    assert a_line_says(told.stdout, "BROKEN", "'broken'", "other_broken:broken", "on purpose")
+    assert a_line_says(told.stdout, "estimator", "gdpo")
+    assert a_line_says(told.stdout, "accepts")
+    assert a_line_says(told.stdout, "refuses")
+    assert a_line_says(told.stdout, "FAIL", "broken", "on purpose")
+    warned = [line for line in told.stderr.splitlines() if line.startswith("WARNING:verl_ext")]
     for name, reason in (("broken", "on purpose"), ("factory", "needed")):
-        assert len([line for line in warned if says(line, repr(name), reason)]) == 1, done.stderr
+        assert len([line for line in warned if says(line, repr(name), reason)]) == 1, told.stderr

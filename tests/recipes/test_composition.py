@@ -22,6 +22,8 @@ COMMANDS = [
     for recipe, content in PUBLISHED.items()
     for command in content["commands"]
 ]
+# Published as they are: several updates a step, and a filter of groups below HA-DW.
+WARNED = ("tool_calling/dgpo", "math/hadw-dapo")
 OUTPUT = ("trainer.experiment_name", "trainer.default_local_dir")
 
 
@@ -68,8 +70,7 @@ def test_every_arm_passes_the_check(arm: str, cpu: bool, capsys: pytest.CaptureF
     status = main(["check", "--config-path", str(RECIPES), "--config-name", arm, *overrides])
     shown = capsys.readouterr().out
     assert status == 0, shown
-    # Several updates a step are the experiment's choice.
-    assert ("0 warnings" in shown) == (arm != "tool_calling/dgpo"), shown
+    assert "0 warnings" in shown or arm in WARNED, shown
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -194,9 +194,9 @@ def _compare_scores(run: Run, score: Array, returned: Array) -> None:
     if (np.abs(changed) > TOLERANCE * np.fmax(1.0, np.abs(returned))).any():
         run.warn_once(
             "score_changed",
-            f"the batch's score differs from the reward function's (by {run.metrics['reward/score_changed']:g} on "
-            "average, metric reward/score_changed): what verl adds to the score, such as a length penalty, is in none "
-            "of algorithm.rewards.keys",
+            "verl adds something to the reward function's score, a length penalty for example (here "
+            f"{run.metrics['reward/score_changed']:g} on average, metric reward/score_changed): it counts only if one "
+            "of algorithm.rewards.keys holds it",
         )
 
 

@@ -68,6 +68,7 @@ def save(folder: Path, run: Run) -> None:
     """
     path = folder / FILE
     state = run.state.state_dict().get(run.name)
+    overwrites = (folder / DATA).exists()
     try:
         if folder.is_dir():
             for old in (folder / DATA, path, *folder.glob(f".{FILE}.*.tmp")):
@@ -79,6 +80,7 @@ def save(folder: Path, run: Run) -> None:
             "format": FORMAT,
             "verl_ext": __version__,
             "global_step": run.saved_step,
+            "overwrites": overwrites,
             "computed_at": run.computed_at,
             "estimator": run.name,
             "accuracy": run.accuracy,
@@ -123,6 +125,8 @@ def load(path: Path, run: Run) -> None:
     except (OSError, ValueError, RecursionError) as error:
         raise _refused(path, f"it is damaged: {error}") from error
     try:
+        if data["overwrites"] and not (path.parent / DATA).exists():
+            raise CheckpointError(f"{DATA} is missing beside it: a run was killed while it overwrote this checkpoint")
         _require_fitting(data, run)
         states, before = data["state"], data["settings"]
         if run.chain is not None:

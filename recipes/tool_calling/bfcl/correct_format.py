@@ -10,8 +10,8 @@ counts several times. Neither ToolRL's nor GDPO's code says how the published fi
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,41 +33,29 @@ def answers(result: Any) -> Iterator[str]:
             yield from answers(part)
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Counts of a result file: answers in a correct format, all answers, and tests without an answer."""
-
-    right: int = 0
-    total: int = 0
-    failed: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(self.right + other.right, self.total + other.total, self.failed + other.failed)
-
-
-def count(path: Path) -> Counts:
-    """Count the answers in a file. If bfcl-eval fails, it writes a traceback and its own message instead of answers."""
-    counts = Counts()
+def count(path: Path) -> Counter[str]:
+    """Count `right` and `total` answers of a file, and `failed` tests, which have a traceback of bfcl-eval instead."""
+    counts: Counter[str] = Counter()
     with path.open(encoding="utf-8") as lines:
         for record in map(json.loads, lines):
             if "traceback" in record:
-                counts += Counts(failed=1)
+                counts["failed"] += 1
             else:
                 correct = [is_correct(answer) for answer in answers(record["result"])]
-                counts += Counts(sum(correct), len(correct))
+                counts.update(right=sum(correct), total=len(correct))
     return counts
 
 
 def main(folder: Path) -> int:
     """Print the share of each category and of all; return 1 if there is no result."""
     categories = {path.stem.removesuffix("_result"): count(path) for path in sorted(folder.glob("**/*_result.json"))}
-    every = sum(categories.values(), Counts())
-    if not every.total:
+    every = sum(categories.values(), Counter())
+    if not every["total"]:
         print(f"{folder} has no *_result.json with answers")
         return 1
     for name, counts in {**categories, "correct format": every}.items():
-        share = 100 * counts.right / counts.total if counts.total else 0
-        print(f"{name:<40} {counts.right:>6} / {counts.total:<6} {share:.2f} %")
-    if every.failed:
-        print(f"left out {every.failed} tests on which bfcl-eval failed: see 'traceback' in the results")
+        share = 100 * counts["right"] / max(1, counts["total"])
+        print(f"{name:<40} {counts['right']:>6} / {counts['total']:<6} {share:.2f} %")
+    if every["failed"]:
+        print(f"left out {every['failed']} tests on which bfcl-eval failed: see 'traceback' in the results")
     return 0

@@ -20,14 +20,7 @@ blank line between two messages. The results of the calls of a step follow direc
 
 All JSON is written as `json.dumps` does, with ASCII escapes.
 
-ToolRL's own BFCL handler (benchmarks/BFCL/rlla_qwen.py) writes prompts that differ from its training data. Where they
-differ, this module follows the data. The handler has
-
-- `<obs> You have made the tool call f(a=1). Execution returns: ... </obs>` for each call, instead of one list a step;
-- a hint at the end of each user message: call tools, or say that none fits or that parameters are missing;
-- one more user message below the last results: answer if the task is done, else go on and correct mistakes;
-- no blank line before a user message that follows an answer or another user message;
-- a newline at the end of the system prompt.
+README.md says where ToolRL's handler for BFCL differs.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ def test_what_was_saved_comes_back_exactly_and_is_plain_json(tmp_path: Path, cap
         "format": 2,
         "verl_ext": data["verl_ext"],
         "global_step": 7,
+        "overwrites": False,
         "computed_at": 7,
         "estimator": "hadw",
         "accuracy": {"key": "acc", "threshold": None},

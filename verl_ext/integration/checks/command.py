@@ -27,6 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config-path", "-cp", type=Path, metavar="FOLDER", help=f"{VERL} by default")
     parser.add_argument("--config-name", "-cn", default="ppo_trainer", metavar="NAME", help="ppo_trainer by default")
+    parser.add_argument(
+        "--try-reward", action="store_true", help="call the reward function on rows of the training file"
+    )
+    parser.add_argument("--rows", type=int, default=8, help="how many, 8 by default")
+    parser.add_argument(
+        "--answers", type=Path, metavar="FILE", help="a text file with an answer to each of them, by line"
+    )
 
 
 def check(options: argparse.Namespace) -> tuple[str, int]:
@@ -36,12 +43,12 @@ def check(options: argparse.Namespace) -> tuple[str, int]:
         folder, name = options.config.parent, options.config.stem
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl warns about engines that are not installed
-        lines, refused = _judged(folder, name, options.overrides)
+        lines, refused = _judged(folder, name, options)
     lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run; verl's own checks did not run")
     return "\n".join(lines), int(refused)
 
 
-def _judged(folder: Path | None, name: str, overrides: list[str]) -> tuple[list[str], bool]:
+def _judged(folder: Path | None, name: str, options: argparse.Namespace) -> tuple[list[str], bool]:
     """Compose the configuration within Hydra's global state, as in `hydra.main`, and judge it."""
     try:
         import hydra
@@ -53,12 +60,13 @@ def _judged(folder: Path | None, name: str, overrides: list[str]) -> tuple[list[
     except ImportError as error:
         raise ConfigurationError(f"this command needs verl and Hydra: {error}") from error
     from verl_ext.integration.checks import judge
+    from verl_ext.integration.try_reward import try_reward
 
     module: Any = hydra.initialize_config_module
     files: Any = hydra.initialize_config_dir
     with module(VERL, version_base=None) if folder is None else files(str(folder.resolve()), version_base=None):
         try:
-            config = hydra.compose(name, overrides=overrides, return_hydra_config=True)
+            config = hydra.compose(name, overrides=options.overrides, return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as error:
             cause = f": {error.__cause__}" if error.__cause__ is not None else ""
             raise ConfigurationError(f"Hydra cannot compose {name}: {error}{cause}") from error
@@ -69,13 +77,17 @@ def _judged(folder: Path | None, name: str, overrides: list[str]) -> tuple[list[
             if "algorithm" not in config:
                 raise ConfigurationError(f"{name} has no section `algorithm`: it is not a configuration of verl's PPO")
             verdict = judge(config)
-            lines = [*_lines(verdict, config)]
+            lines, failed = [*_lines(verdict, config)], False
+            if options.try_reward:
+                rewards = verdict.settings.rewards
+                tried, failed = try_reward(config, rewards, rows=options.rows, answers=options.answers)
+                lines += tried
         finally:
             HydraConfig.instance().cfg = None
     for kind, texts in (("error", verdict.errors), ("warning", verdict.warnings), ("note", verdict.notes)):
         lines += [f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}"] if texts or kind == "error" else []
         lines += [f"  - {text}" for text in texts]
-    return lines, bool(verdict.errors)
+    return lines, failed or bool(verdict.errors)
 
 
 def _lines(verdict: Any, config: Any) -> Iterator[str]:

@@ -103,7 +103,8 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
     body: Any = OmegaConf.to_container(OmegaConf.load(files[0]))
     entries = body.get("defaults") or []
     late = entries[entries.index("_self_") :] if "_self_" in entries else []
-    groups = [re.sub(r"^(override )?/?|@.*", "", key) for entry in late if isinstance(entry, dict) for key in entry]
+    chosen = [item for entry in late if isinstance(entry, dict) for item in entry.items()]
+    groups = [re.sub(r"^(override )?/?|@.*", "", key) for key, value in chosen if value]
     line = f"write `{GROUP}: NAME` before `_self_` in `defaults` of {files[0].name}"
     if GROUP in groups:
         yield Complaint(f"a preset after `_self_` replaces settings of the file itself: {line}")

@@ -1,0 +1,70 @@
+"""`verl-ext check --try-reward`: what a reward function returns, before anything else is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas
+import pytest
+
+from verl_ext.cli import main
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=1.0):
+    if solution_str == "raise":
+        raise KeyError("boom")
+    right = float(solution_str == ground_truth)
+    nothing = None if not solution_str else float("nan")
+    return {"score": 2 * right, "correct": right, "format": bonus, "nothing": nothing, "all": {"a": 1}}
+
+async def later(**given):
+    return compute_score(**given)
+"""
+
+
+@pytest.fixture
+def tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Exit status and output of one call on two rows."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "answers.txt").write_text("2\nraise\n")
+    rows = [{"data_source": "x", "prompt": [], "reward_model": {"ground_truth": str(at)}} for at in (1, 2, 3)]
+    pandas.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
+    given = [
+        *("check", "+verl_ext=gdpo", "actor_rollout_ref.rollout.n=8", f"data.train_files={tmp_path}/train.parquet"),
+        *(f"reward.custom_reward_function.path={tmp_path}/reward.py", "--try-reward", "--rows", "2"),
+    ]
+
+    def run(*arguments: str) -> tuple[int, str]:
+        status = main([*given, *arguments])
+        return status, capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.parametrize("function", ["compute_score", "later"])
+def test_it_prints_what_the_components_are(tried, function: str) -> None:
+    status, out = tried(
+        "algorithm.rewards.keys=[correct,format]",
+        f"reward.custom_reward_function.name={function}",
+        "+reward.custom_reward_function.reward_kwargs.bonus=3",
+    )
+    lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
+    assert status == 0
+    assert "2 rows" in out
+    assert "4 answers" in out
+    assert "0 to 1" in lines["correct"]
+    assert "3 to 3" in lines["format"]
+    assert "2 None" in lines["nothing"]
+    assert "2 NaN" in lines["nothing"]
+    assert "flat keys" in lines["all"]
+    assert "'correct'" in lines["in"]
+    assert "'score'" not in lines["in"]
+    assert "up to 3" in lines["the"]  # 2 is the score of a right answer, 1 + 3 the sum; 0 and 0 + 3 of a wrong one
+
+
+def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> None:
+    status, out = tried("algorithm.rewards.keys=[corect,format]", "--answers", str(tmp_path / "answers.txt"))
+    assert status == 1
+    assert "'corect'" in out
+    assert "'correct'" in out
+    assert "row 1, the answer of the file: the reward function raises KeyError" in out

@@ -1,0 +1,145 @@
+"""`verl-ext check --try-reward`: call the reward function of a run on rows of its training file, without a model.
+
+The function is loaded as verl loads it. Each row is scored with its ground truth as the answer, with an empty answer,
+and with the answer in the same line of a file. Most mistakes in a reward function would else show after the first
+rollout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from verl_ext.errors import ConfigurationError, DataError, listed, unknown
+from verl_ext.settings import RewardsSettings
+
+
+@dataclass
+class Tried:
+    """What a reward function did with some answers."""
+
+    calls: int = 0
+    values: dict[str, list[Any]] = field(default_factory=dict)
+    """The values of each component, of the calls that returned it."""
+    problems: list[str] = field(default_factory=list)
+    off: float = 0.0
+    """The largest difference between the score and the weighted sum of the named rewards."""
+
+
+def try_reward(config: Any, rewards: RewardsSettings, *, rows: int, answers: Path | None) -> tuple[list[str], bool]:
+    """Return lines about the reward function, and whether a run with it would fail."""
+    from verl.trainer.ppo.reward import get_custom_reward_fn
+    from verl.utils.reward_score import default_compute_score
+
+    try:
+        function = get_custom_reward_fn(config) or default_compute_score
+    except Exception as error:
+        raise ConfigurationError(f"the reward function cannot be loaded: {type(error).__name__}: {error}") from error
+    path, samples = _rows(config, rows)
+    given = answers.read_text(encoding="utf-8").splitlines() if answers is not None else []
+    tried = Tried()
+    for at, row in enumerate(samples):
+        truth = row["reward_model"]["ground_truth"]
+        kinds = {"the ground truth": truth if isinstance(truth, str) else json.dumps(truth), "an empty answer": ""}
+        kinds |= {"the answer of the file": given[at]} if at < len(given) else {}
+        for kind, answer in kinds.items():
+            _call(tried, function, row, answer, rewards, f"row {at}, {kind}")
+    missing = [key for key in rewards.keys or () if key not in tried.values]
+    if tried.values:
+        tried.problems += [f"algorithm.rewards.keys: {unknown('component', key, tried.values)}" for key in missing]
+    problems = list(dict.fromkeys(tried.problems))
+    return [*_lines(tried, f"{len(samples)} rows of {path}", rewards), *(f"  - {text}" for text in problems)], bool(
+        problems
+    )
+
+
+def _rows(config: Any, most: int) -> tuple[str, list[Any]]:
+    """Return the first training file, and its first rows."""
+    import pandas
+    from omegaconf import OmegaConf
+
+    files = OmegaConf.select(config, "data.train_files")
+    path = str(files if isinstance(files, str) else next(iter(files or []), ""))
+    try:
+        frame = (
+            pandas.read_parquet(path) if path.endswith(".parquet") else pandas.read_json(path, lines="jsonl" in path)
+        )
+    except (OSError, ValueError) as error:
+        raise DataError(f"data.train_files={path} cannot be read: {error}") from error
+    samples = [_plain(row) for row in frame.head(most).to_dict("records")]
+    for at, row in enumerate(samples):
+        if not isinstance(row.get("reward_model"), Mapping) or "ground_truth" not in row["reward_model"]:
+            raise DataError(f"row {at} of {path} has no reward_model.ground_truth, which verl needs: {listed(row)}")
+    return path, samples
+
+
+def _plain(value: Any) -> Any:
+    """Return arrays as lists, as verl's loader has them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _call(tried: Tried, function: Any, row: Any, answer: str, rewards: RewardsSettings, where: str) -> None:
+    tried.calls += 1
+    try:
+        result = function(
+            data_source=row.get("data_source"),
+            solution_str=answer,
+            ground_truth=row["reward_model"]["ground_truth"],
+            extra_info=row.get("extra_info") or {},
+        )
+        result = asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+    except Exception as error:  # noqa: BLE001 - the function is the user's
+        tried.problems.append(f"{where}: the reward function raises {type(error).__name__}: {error}")
+        return
+    values = dict(result) if isinstance(result, Mapping) else {"acc": result, "score": result}
+    if "score" not in values:
+        tried.problems.append(f"the result has no `score`, which verl needs: {listed(values)}")
+    for key, value in values.items():
+        tried.values.setdefault(str(key), []).append(value)
+    named = [values.get(key) for key in rewards.keys or ()]
+    numbers = [float(value) for value in (*named, values.get("score")) if isinstance(value, Real)]
+    if len(numbers) == len(named) + 1:
+        weights = rewards.weights or (1.0,) * len(named)
+        total = sum(weight * value for weight, value in zip(weights, numbers[:-1], strict=True))
+        tried.off = max(tried.off, abs(numbers[-1] - total))
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _lines(tried: Tried, source: str, rewards: RewardsSettings) -> Iterator[str]:
+    yield f"the reward function on {source}, {tried.calls} answers"
+    width = max(map(len, tried.values), default=0)
+    accuracies = []
+    for key, values in tried.values.items():
+        numbers = [float(value) for value in values if isinstance(value, Real) and not math.isnan(float(value))]
+        what = [f"{min(numbers):g} to {max(numbers):g}"] if numbers else []
+        what += [f"{len(values)} of {tried.calls} answers"] if len(values) < tried.calls else []
+        what += list(_odd(values))
+        yield f"  {key.ljust(width)}  {listed({type(value).__name__ for value in values})}  {', '.join(what)}"
+        if numbers and min(numbers) >= 0 and max(numbers) <= 1:
+            accuracies.append(key)
+    yield f"  in [0, 1], as an accuracy must be: {listed(accuracies)}"
+    if rewards.keys and tried.off > 1e-6:
+        yield f"  the score differs from the weighted sum of the named rewards by up to {tried.off:g}; the sum is used"
+
+
+def _odd(values: Sequence[Any]) -> Iterator[str]:
+    """Words about values that are no finite number."""
+    nan = sum(isinstance(value, Real) and math.isnan(float(value)) for value in values)
+    for words, count in (("None", sum(value is None for value in values)), ("NaN (not scored)", nan)):
+        if count:
+            yield f"{count} {words}"
+    if any(isinstance(value, Mapping | list | tuple) for value in values):
+        yield "nested: return flat keys with numbers"
