@@ -72,10 +72,13 @@ def diagnose(*, verbose: bool = False) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl warns about engines that are not installed
         try:
-            importlib.import_module("verl").__version__  # noqa: B018 - a folder called verl has none
+            verl = importlib.import_module("verl")
+            # A folder called verl has no version.
+            found = f"verl {verl.__version__} from {os.path.dirname(verl.__file__ or '')}"
         except Exception as error:  # noqa: BLE001 - report any failure
             report.fail(f"verl cannot be imported: {error!r}", f"install it: {_INSTALL}", error)
         else:
+            report.ok(found)
             _plugin(report)
             _hooks(report)
             _registry(report)
