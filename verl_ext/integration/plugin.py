@@ -41,21 +41,28 @@ def hooks_into_verl() -> tuple[Hook, ...]:
             "verl.trainer.ppo.v1.trainer_base",
             f"{_HERE}.default_trainer:install",
             "the default (V1) trainer",
-            "wraps `PPOTrainer.__init__`, `_compute_advantage`, `_save_checkpoint` and `_load_checkpoint`; with "
+            "wraps `PPOTrainer.__init__`, `_compute_advantage`, `_update_actor`, `_save_checkpoint` and `_load_checkpoint`; with "
             "`algorithm.filter_groups.metric=any_reward` also `_dapo_filtered_keys` of its replay buffer",
         ),
         Hook(
             "verl.trainer.ppo.ray_trainer",
             f"{_HERE}.ray_trainer:install",
             "RayPPOTrainer and the experimental trainers",
-            "wraps `compute_advantage`, `compute_data_metrics`, and `RayPPOTrainer.__init__`, `_save_checkpoint` and "
-            "`_load_checkpoint`",
+            "wraps `compute_advantage`, `compute_data_metrics`, and `RayPPOTrainer.__init__`, `_update_actor`, "
+            "`_save_checkpoint` and `_load_checkpoint`",
         ),
         Hook(
             "verl.experimental.fully_async_policy.fully_async_trainer",
             f"{_HERE}.ray_trainer:install_fully_async",
             "checkpoints of the fully asynchronous trainer",
             "wraps `FullyAsyncTrainer.load_checkpoint`",
+        ),
+        Hook(
+            "verl.workers.engine.fsdp.transformer_impl",
+            f"{_HERE}.skip:install",
+            "the actor's update",
+            "wraps `prepare_micro_batches` and `FSDPEngine.forward_backward_batch`; they are verl's own without "
+            "`algorithm.verl_ext.skip_zero_advantage`",
         ),
         Hook(
             "hydra.core.config_store",
