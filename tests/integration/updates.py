@@ -1,6 +1,6 @@
 """verl's own actor in processes of this test: its FSDP2 engine on the CPU, one process a rank.
 
-`python -m tests.integration.updates TASK RANK RANKS FOLDER` is one rank; `run` starts them all and reads what they write.
+`python -m tests.integration.updates RANK RANKS FOLDER TASK CASES` is one rank; `run` starts them all.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from typing import Any
 
 import torch
 
+from verl_ext.integration.skip import FIGURES, MARK, SKIP
+
 WIDTHS = (12, 24)
 """Widths of prompts and responses."""
 VOCABULARY = range(3, 100)
-LEARNING_RATE = 1e-3
 
 
-def run(task: str, ranks: int, folder: Path, timeout: float) -> list[Any]:
+def run(task: str, ranks: int, folder: Path, *, cases: int = 1000, timeout: float) -> list[Any]:
     """Return what each rank wrote; a group that hangs is ended, and fails."""
     environment = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     group = [
         subprocess.Popen(
-            [sys.executable, "-m", __name__, task, str(rank), str(ranks), str(folder)],
+            [sys.executable, "-m", __name__, str(rank), str(ranks), str(folder), task, str(cases)],
             env=environment,
             stdout=(folder / f"log-{rank}.txt").open("w"),
             stderr=subprocess.STDOUT,
@@ -44,9 +45,9 @@ def run(task: str, ranks: int, folder: Path, timeout: float) -> list[Any]:
 
 
 class Actor:
-    """verl's worker for the actor, without Ray."""
+    """verl's worker for the actor, without Ray; with SGD, because AdamW blows rounding up where a gradient is small."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, sgd: bool) -> None:
         from verl.utils.config import omega_conf_to_dataclass
         from verl.workers.config import TrainingWorkerConfig
         from verl.workers.engine_workers import TrainingWorker
@@ -54,9 +55,12 @@ class Actor:
         from tests.integration.configs import compose
 
         self.config = compose(
-            *("+verl_ext=cpu", f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.actor.ppo_mini_batch_size=8"),
-            *("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1", "actor_rollout_ref.rollout.max_num_seqs=1"),
-            f"actor_rollout_ref.actor.optim.lr={LEARNING_RATE}",
+            "+verl_ext=cpu",
+            f"actor_rollout_ref.model.path={model}",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1",
+            "actor_rollout_ref.actor.optim.lr=1e-3",
+            "actor_rollout_ref.rollout.max_num_seqs=1",
         ).actor_rollout_ref
         actor = omega_conf_to_dataclass(self.config.actor)
         self.worker = TrainingWorker(
@@ -70,6 +74,8 @@ class Actor:
         )
         self.worker.reset()
         self.engine = self.worker.engine
+        if sgd:
+            self.engine.optimizer = torch.optim.SGD(self.engine.module.parameters(), lr=1.0)
         self.weights = [parameter.detach().clone() for parameter in self.engine.module.parameters()]
 
     def train(self, data: Any, loss: dict[str, Any], mark: str | None, **entries: Any) -> tuple[Any, dict[str, Any]]:
@@ -77,8 +83,6 @@ class Actor:
         from verl.utils import tensordict_utils as tu
         from verl.utils.config import omega_conf_to_dataclass
         from verl.workers.utils.losses import ppo_loss
-
-        from verl_ext.integration.skip import MARK
 
         for parameter, first in zip(self.engine.module.parameters(), self.weights, strict=True):
             parameter.data.copy_(first)
@@ -105,7 +109,7 @@ class Actor:
 
 
 def rows(count: int, live: list[bool], *, seed: int, nested: bool) -> Any:
-    """A rank's rows as its worker gets them: padded columns from RayPPOTrainer, nested ones from the default trainer."""
+    """A rank's rows as its worker gets them: padded from RayPPOTrainer, nested from the default trainer."""
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import left_right_2_no_padding
 
@@ -151,41 +155,55 @@ COUNT = 32
 """Rows of a rank."""
 
 
-def equal(rank: int, ranks: int, folder: Path) -> Any:
+def equal(rank: int, ranks: int, folder: Path, cases: int) -> Any:
     """The full product: gradients of all rows, of all in other micro-batches, and of those with an advantage."""
-    actor = Actor(str(folder / "model"))
+    actor = Actor(str(folder / "model"), sgd=True)
+    product = list(itertools.product(LOSSES, ("vanilla", "gspo"), (True, False), (1, 4), (1, 2)))
     found = {}
-    cases = itertools.product(LOSSES, ("vanilla", "gspo"), (True, False), (1, 4), (1, 2))
-    for number, (name, loss, dynamic, batches, epochs) in enumerate(cases):
-        # Rank 0 has few live rows, so that it must fill up.
-        live = [(row * 7 + number) % 10 < (2 if rank == 0 and ranks > 1 else 4) for row in range(COUNT)]
-        total = COUNT * ranks // batches
-        shared = {
-            **{"mini_batch_size": total, "global_batch_size": total, "epochs": epochs},
-            **{"use_dynamic_bsz": dynamic, "micro_batch_size_per_gpu": 4, "max_token_len_per_gpu": 128},
-        }
-        other = {**shared, "micro_batch_size_per_gpu": 2, "max_token_len_per_gpu": 64}
-        runs = {"all": (None, shared), "control": (None, other), "kept": ("skip", shared)}
+    for number in range(0, len(product), max(1, len(product) // cases)):
+        name, loss, dynamic, batches, epochs = product[number]
         options = {**LOSSES[name], "policy_loss": {"loss_mode": loss}}
-        results = {}
-        for kind, (mark, entries) in runs.items():
-            data = rows(COUNT, live, seed=100 * number + rank, nested=number % 2 == 0)
-            results[kind] = actor.train(data, options, mark, **entries)
-        found[name, loss, dynamic, batches, epochs] = results
+        found[product[number]] = three(actor, (rank, ranks, number), options, dynamic, batches, epochs)
     return found
 
 
-def splits(rank: int, ranks: int, folder: Path) -> Any:
-    """Random splits by verl's own function: for each, the number of micro-batches, the rows that ran, and the figures."""
+def twenty(rank: int, ranks: int, folder: Path, _cases: int) -> Any:
+    """20 updates with AdamW: 4 mini-batches, 5 times."""
+    actor = Actor(str(folder / "model"), sgd=False)
+    return {kind: gradients for kind, (gradients, _) in three(actor, (rank, ranks, 0), {}, True, 4, 5).items()}
+
+
+def three(actor: Actor, place: tuple[int, int, int], options: Any, dynamic: bool, batches: int, epochs: int) -> Any:
+    """Train on all rows, on all of them in other micro-batches, and on those that are kept."""
+    rank, ranks, number = place
+    # Rank 0 has few live rows, so that it must fill up.
+    live = [(row * 7 + number) % 10 < (2 if rank == 0 and ranks > 1 else 4) for row in range(COUNT)]
+    total = COUNT * ranks // batches
+    shared = {
+        "mini_batch_size": total,
+        "global_batch_size": total,
+        "epochs": epochs,
+        "use_dynamic_bsz": dynamic,
+        "micro_batch_size_per_gpu": 4,
+        "max_token_len_per_gpu": 128,
+    }
+    other = {**shared, "micro_batch_size_per_gpu": 1, "max_token_len_per_gpu": sum(WIDTHS)}
+    results = {}
+    for kind, mark, entries in (("all", None, shared), ("control", None, other), ("kept", SKIP, shared)):
+        data = rows(COUNT, live, seed=100 * number + rank, nested=number % 2 == 0)
+        results[kind] = actor.train(data, options, mark, **entries)
+    return results
+
+
+def splits(rank: int, ranks: int, _folder: Path, cases: int) -> Any:
+    """Random splits by verl's own function: for each, the number of micro-batches, and the rows that ran."""
     import torch.distributed as dist
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine.fsdp import transformer_impl
 
-    from verl_ext.integration.skip import FIGURES, MARK
-
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", init_method=os.environ["DIST_INIT_METHOD"], rank=rank, world_size=ranks)
     found = []
-    for number in range(200):
+    for number in range(min(200, cases)):
         shared, own = (torch.Generator().manual_seed(seed) for seed in (number, 1000 * (rank + 1) + number))
         dynamic, size = (int(torch.randint(2, (1,), generator=shared)) for _ in range(2))
         count = 4 * (2 + size + number % 5)
@@ -196,26 +214,21 @@ def splits(rank: int, ranks: int, folder: Path) -> Any:
         limit = (36, 40, 60, 200)[number % 4]
         tu.assign_non_tensor(
             data,
-            **{MARK: "skip", "use_dynamic_bsz": bool(dynamic), "max_token_len_per_gpu": limit},
+            **{MARK: SKIP, "use_dynamic_bsz": bool(dynamic), "max_token_len_per_gpu": limit},
             micro_batch_size_per_gpu=1 << number % 3,
         )
         batches, _ = transformer_impl.prepare_micro_batches(data=data, dp_group=dist.group.WORLD)
         ran = sorted(int(row) for batch in batches for row in batch["number"])
-        kept, tokens, fallback = tu.get_non_tensor_data(data, FIGURES, None)
-        found.append({"batches": len(batches), "ran": ran, "live": live, "fallback": fallback, "kept": kept})
+        share_kept, _, fallback = tu.get_non_tensor_data(data, FIGURES, None)
+        found.append({"batches": len(batches), "ran": ran, "live": live, "fallback": fallback, "kept": share_kept})
         assert all(len(batch) for batch in batches)
     return found
 
 
 if __name__ == "__main__":
-    task, rank, ranks, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    rank, ranks, cases = (int(sys.argv[place]) for place in (1, 2, 5))
+    folder, task = Path(sys.argv[3]), sys.argv[4]
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="", MASTER_PORT="0")
-    os.environ["DIST_INIT_METHOD"] = f"file://{folder}/{task}-{ranks}-rendezvous"
-    if task == "splits":
-        import torch.distributed
-
-        torch.distributed.init_process_group = partial(
-            torch.distributed.init_process_group, init_method=os.environ["DIST_INIT_METHOD"]
-        )
-    result = {"equal": equal, "splits": splits}[task](rank, ranks, folder)
+    os.environ["DIST_INIT_METHOD"] = f"file://{folder}/{task}-{ranks}"
+    result = {"equal": equal, "twenty": twenty, "splits": splits}[task](rank, ranks, folder, cases)
     torch.save(result, folder / f"{task}-{rank}.pt")

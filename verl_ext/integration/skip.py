@@ -1,8 +1,8 @@
 """`algorithm.verl_ext.skip_zero_advantage`: leave rows without advantage out of the actor's update.
 
-With PPO's losses a row whose advantages are all 0 has loss 0 and gradient 0. verl fixes the divisors of the loss (tokens
-and rows of the mini-batch, number of ranks) before it splits the mini-batch into micro-batches. Rows that are left out
-between the two change no divisor, so the gradient is that of the whole mini-batch.
+With PPO's losses a row whose advantages are all 0 has loss 0 and gradient 0. verl fixes the divisors of the loss
+(tokens and rows of the mini-batch, number of ranks) before it splits the mini-batch into micro-batches. Rows that are
+left out between the two change no divisor, so the gradient is that of the whole mini-batch.
 
 The trainer marks the data of the actor's update, and the engine's split in the workers reads the mark. All ranks agree
 on what they run: one all-reduce fixes how many rows each of them keeps at least, so that verl finds the same number of
@@ -175,15 +175,14 @@ def _largest(number: int, dp_group: Any) -> int:
 
 def require_exact(model: torch.nn.Module) -> None:
     """Raise if a row without advantage changes the gradient: by random dropout, or by the loss of a MoE router."""
-    parts = dict(model.named_modules())
-    rates = {name: part.p for name, part in parts.items() if isinstance(part, torch.nn.modules.dropout._DropoutNd)}
-    rates |= {f"{name}.{key}": rate for name, part in parts.items() for key, rate in vars(part).items() if "drop" in key}
-    random = [name for name, rate in rates.items() if isinstance(rate, float) and rate > 0]
-    if random:
-        raise ConfigurationError(
-            f"skip_zero_advantage: the model has random dropout, which depends on the rows beside a row ({random[0]}): set "
-            "its rate to 0 in actor_rollout_ref.model.override_config, or algorithm.verl_ext.skip_zero_advantage=False"
-        )
+    for name, part in model.named_modules():
+        dropout = isinstance(part, torch.nn.modules.dropout._DropoutNd)
+        for key, rate in vars(part).items():
+            if isinstance(rate, float) and rate > 0 and ("drop" in key or (dropout and key == "p")):
+                raise ConfigurationError(
+                    f"skip_zero_advantage: the dropout {name}.{key}={rate:g} depends on the rows of a micro-batch: set it "
+                    "to 0 in actor_rollout_ref.model.override_config, or algorithm.verl_ext.skip_zero_advantage=False"
+                )
     if getattr(getattr(model, "config", None), "output_router_logits", False):
         raise ConfigurationError(
             "skip_zero_advantage: the model's routers have a loss of their own, which counts every row: set "

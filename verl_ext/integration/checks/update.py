@@ -28,7 +28,7 @@ def skipped_rows(run: RunConfig) -> Iterator[Complaint]:
     reinforce = run.select(f"{CORRECTION}.bypass_mode") and run.select(f"{CORRECTION}.loss_type") == "reinforce"
     norm = run.settings.loss_agg_mode == "seq-mean-token-sum-norm" and run.select(f"{ACTOR}.loss_scale_factor") is None
     refused = (
-        (strategy not in ("fsdp", "fsdp2"), "strategy", "is another engine, which splits batches in its own way", "fsdp2"),
+        (strategy not in ("fsdp", "fsdp2"), "strategy", "is an engine that splits in its own way", "fsdp2"),
         (loss in NOT_EXACT, "policy_loss.loss_mode", NOT_EXACT.get(loss, ""), "vanilla"),
         (norm, "loss_scale_factor", "divides by the width of a micro-batch", "LENGTH"),
         (run.select(f"{ACTOR}.use_kl_loss"), "use_kl_loss", "has a gradient in every row", "False"),
@@ -50,7 +50,7 @@ def skipped_rows(run: RunConfig) -> Iterator[Complaint]:
         )
     if run.chain is not None and any(isinstance(step, Whiten) and step.over == "token" for step in run.chain.steps):
         yield Complaint(
-            f"{SETTING}=True leaves out few rows: whitening over tokens moves the advantages of groups without variance "
-            "away from 0: set algorithm.gdpo.whiten=sequence (in a list of steps, over: sequence)",
+            f"{SETTING}=True leaves out few rows: whitening over tokens moves groups without variance away from 0: set "
+            "algorithm.gdpo.whiten=sequence (in a list of steps, over: sequence)",
             fatal=False,
         )
