@@ -42,7 +42,8 @@ def hooks_into_verl() -> tuple[Hook, ...]:
             f"{_HERE}.default_trainer:install",
             "the default (V1) trainer",
             "wraps `PPOTrainer.__init__`, `_compute_advantage`, `_update_actor`, `_save_checkpoint` and "
-            "`_load_checkpoint`; with `algorithm.filter_groups.metric=any_reward` also `_dapo_filtered_keys` of its replay buffer",
+            "`_load_checkpoint`; with `algorithm.filter_groups.metric=any_reward` also `_dapo_filtered_keys` of its "
+            "replay buffer",
         ),
         Hook(
             "verl.trainer.ppo.ray_trainer",

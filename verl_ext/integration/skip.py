@@ -180,8 +180,8 @@ def require_exact(model: torch.nn.Module) -> None:
         for key, rate in vars(part).items():
             if isinstance(rate, float) and rate > 0 and ("drop" in key or (dropout and key == "p")):
                 raise ConfigurationError(
-                    f"skip_zero_advantage: the dropout {name}.{key}={rate:g} depends on the rows of a micro-batch: set it "
-                    "to 0 in actor_rollout_ref.model.override_config, or algorithm.verl_ext.skip_zero_advantage=False"
+                    f"skip_zero_advantage: the dropout {name}.{key}={rate:g} depends on the rows of a micro-batch: set "
+                    "it to 0 in actor_rollout_ref.model.override_config, or skip_zero_advantage=False"
                 )
     if getattr(getattr(model, "config", None), "output_router_logits", False):
         raise ConfigurationError(
