@@ -9,6 +9,7 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,10 @@ def run(task: str, ranks: int, folder: Path, *, cases: int = 1000, timeout: floa
 
 
 class Actor:
-    """verl's worker for the actor, without Ray; with SGD, because AdamW blows rounding up where a gradient is small."""
+    """verl's worker for the actor, without Ray."""
 
-    def __init__(self, model: str, *, sgd: bool) -> None:
+    def __init__(self, model: str, *, sgd: bool = False) -> None:
+        """`sgd`: not with AdamW, which blows rounding up where a gradient is small."""
         from verl.utils.config import omega_conf_to_dataclass
         from verl.workers.config import TrainingWorkerConfig
         from verl.workers.engine_workers import TrainingWorker
@@ -80,6 +82,20 @@ class Actor:
 
     def train(self, data: Any, loss: dict[str, Any], mark: str | None, **entries: Any) -> tuple[Any, dict[str, Any]]:
         """Train from the first weights; return the gradient of each mini-batch, and the metrics."""
+        gradients: list[torch.Tensor] = []
+        step = type(self.engine).optimizer_step
+
+        def optimizer_step() -> Any:
+            parts = [parameter.grad for parameter in self.engine.module.parameters()]
+            gradients.append(torch.cat([getattr(part, "full_tensor", lambda p=part: p)().flatten() for part in parts]))
+            return step(self.engine)
+
+        self.engine.optimizer_step = optimizer_step
+        _, metrics = self.timed(data, loss, mark, **entries)
+        return torch.stack(gradients), metrics
+
+    def timed(self, data: Any, loss: dict[str, Any], mark: str | None, **entries: Any) -> tuple[float, dict[str, Any]]:
+        """Train from the first weights; return the seconds, and the metrics."""
         from verl.utils import tensordict_utils as tu
         from verl.utils.config import omega_conf_to_dataclass
         from verl.workers.utils.losses import ppo_loss
@@ -95,31 +111,23 @@ class Actor:
         )
         if mark is not None:
             tu.assign_non_tensor(data, **{MARK: mark})
-        gradients: list[torch.Tensor] = []
-        step = type(self.engine).optimizer_step
-
-        def optimizer_step() -> Any:
-            parts = [parameter.grad for parameter in self.engine.module.parameters()]
-            gradients.append(torch.cat([getattr(part, "full_tensor", lambda p=part: p)().flatten() for part in parts]))
-            return step(self.engine)
-
-        self.engine.optimizer_step = optimizer_step
+        begin = time.perf_counter()
         output = self.worker.train_mini_batch(data)
-        return torch.stack(gradients), dict(tu.get(output, "metrics"))
+        return time.perf_counter() - begin, dict(tu.get(output, "metrics"))
 
 
-def rows(count: int, live: list[bool], *, seed: int, nested: bool) -> Any:
+def rows(count: int, live: list[bool], *, seed: int, nested: bool, widths: tuple[int, int] = WIDTHS) -> Any:
     """A rank's rows as its worker gets them: padded from RayPPOTrainer, nested from the default trainer."""
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import left_right_2_no_padding
 
     random = torch.Generator().manual_seed(seed)
-    prompts, answers = (torch.randint(4, width + 1, (count,), generator=random) for width in WIDTHS)
-    width = sum(WIDTHS)
+    prompts, answers = (torch.randint(width // 3, width + 1, (count,), generator=random) for width in widths)
+    width = sum(widths)
     place = torch.arange(width)
-    attention = (place >= WIDTHS[0] - prompts[:, None]) & (place < WIDTHS[0] + answers[:, None])
+    attention = (place >= widths[0] - prompts[:, None]) & (place < widths[0] + answers[:, None])
     ids = torch.randint(VOCABULARY.start, VOCABULARY.stop, (count, width), generator=random) * attention
-    mask = attention[:, WIDTHS[0] :].float()
+    mask = attention[:, widths[0] :].float()
     advantages = torch.randn(count, generator=random) * torch.tensor(live)
     old = -4.6 + 0.2 * torch.randn(mask.shape, generator=random)
     data = tu.get_tensordict(
@@ -127,8 +135,8 @@ def rows(count: int, live: list[bool], *, seed: int, nested: bool) -> Any:
             "input_ids": ids,
             "attention_mask": attention.long(),
             "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
-            "prompts": ids[:, : WIDTHS[0]],
-            "responses": ids[:, WIDTHS[0] :],
+            "prompts": ids[:, : widths[0]],
+            "responses": ids[:, widths[0] :],
             "response_mask": mask,
             "old_log_probs": old * mask,
             "advantages": advantages[:, None] * mask,
@@ -140,7 +148,7 @@ def rows(count: int, live: list[bool], *, seed: int, nested: bool) -> Any:
         for name in ("responses", "response_mask", "loss_mask", "old_log_probs", "advantages"):
             parts = [row[: int(length)] for row, length in zip(data[name], answers, strict=True)]
             data[name] = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
-        parts = [row[WIDTHS[0] - int(length) :] for row, length in zip(data["prompts"], prompts, strict=True)]
+        parts = [row[widths[0] - int(length) :] for row, length in zip(data["prompts"], prompts, strict=True)]
         data["prompts"] = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
         del data["attention_mask"], data["max_response_len"]
     return data
