@@ -166,6 +166,12 @@ def test_a_rank_that_does_not_answer_stops_the_run(dropped):
     assert metrics == {**figures, "actor/pg_loss": [0.1]}
 
 
+def test_a_rank_without_the_package_is_named_and_not_waited_for(folder):
+    metrics = updates.run("first", 2, folder, timeout=300)[0]
+    with pytest.raises(IntegrationError, match="rank 1:"):
+        skip.take_figures({f"actor/{name}": value for name, value in metrics.items()})
+
+
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_trainer_marks_its_updates_only(asked):
     settings = Settings.parse({"verl_ext": {"skip_zero_advantage": asked}})

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from verl_ext.integration.skip import FIGURES, MARK, SKIP
+from verl_ext.integration.skip import CHECK, FIGURES, MARK, SKIP
 
 WIDTHS = (12, 24)
 """Widths of prompts and responses."""
@@ -203,6 +203,21 @@ def three(actor: Actor, place: tuple[int, int, int], options: Any, dynamic: bool
     return results
 
 
+def first(rank: int, ranks: int, folder: Path, _cases: int) -> Any:
+    """The metrics of a first update in which the last rank runs verl without this package."""
+    from verl.workers.engine.fsdp import transformer_impl
+
+    if rank == ranks - 1:
+        for owner, name in (
+            (transformer_impl, "prepare_micro_batches"),
+            (transformer_impl.FSDPEngine, "forward_backward_batch"),
+        ):
+            setattr(owner, name, getattr(owner, name).__wrapped__)
+    entries = {"mini_batch_size": 8 * ranks, "global_batch_size": 8 * ranks, "max_token_len_per_gpu": 128, "epochs": 1}
+    data = rows(8, [True, *[rank == 0] * 7], seed=rank, nested=True)
+    return Actor(str(folder / "model")).timed(data, {}, CHECK, use_dynamic_bsz=True, **entries)[1]
+
+
 def splits(rank: int, ranks: int, _folder: Path, cases: int) -> Any:
     """Random splits by verl's own function: for each, the number of micro-batches, and the rows that ran."""
     import torch.distributed as dist
@@ -238,5 +253,5 @@ if __name__ == "__main__":
     folder, task = Path(sys.argv[3]), sys.argv[4]
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="", MASTER_PORT="0")
     os.environ["DIST_INIT_METHOD"] = f"file://{folder}/{task}-{ranks}"
-    result = {"equal": equal, "twenty": twenty, "splits": splits}[task](rank, ranks, folder, cases)
+    result = {"equal": equal, "twenty": twenty, "first": first, "splits": splits}[task](rank, ranks, folder, cases)
     torch.save(result, folder / f"{task}-{rank}.pt")
