@@ -30,6 +30,9 @@ EVERY = pytest.mark.parametrize(("name", "config"), ESTIMATORS.values(), ids=EST
 KEEPS_DEAD = pytest.mark.parametrize(  # a group without variance has advantage exactly 0
     ("name", "config"), [pair for name, pair in ESTIMATORS.items() if name != "gdpo over tokens"]
 )
+BY_TRAJECTORY = pytest.mark.parametrize(  # outputs of one session do not matter
+    ("name", "config"), [pair for name, pair in ESTIMATORS.items() if name != "dgpo by sequences, std"]
+)
 
 
 def started(config: dict[str, Any]) -> RunState:
