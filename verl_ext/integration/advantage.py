@@ -166,6 +166,7 @@ def _trajectories(
         accuracy = unit_accuracy(values, labels, key=accuracy_key, threshold=threshold, where="algorithm.rewards")
     if keys is not None and SCORE in rewards:
         _compare_scores(run, score, rewards.column(SCORE, "algorithm.rewards.keys"))
+    response_lengths = rewards.response_lengths
     every = len(part) == len(total)
     matrix = score[:, None] if keys is None else rewards.matrix(keys)
     batch = Batch.of(
@@ -177,6 +178,7 @@ def _trajectories(
         accuracy=accuracy,
         kl_reward=None if kl_reward is None else kl_reward[part],
         outputs=rows.outputs[part],
+        response_lengths=None if response_lengths is None else lambda: response_lengths()[part],
     )
     if alone := np.count_nonzero(batch.groups.sizes == 1):
         run.warn_once(
