@@ -10,7 +10,7 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import SUM, Order, Step, Update
-from verl_ext.core.groups import Array
+from verl_ext.core.groups import Array, Bools
 from verl_ext.core.typed import limited
 from verl_ext.errors import ConfigurationError, listed
 
@@ -52,7 +52,7 @@ class DropConflicts(Step):
             )
         scored = ~np.isnan(values).all(axis=1)
         parts = np.where(np.isnan(values), 0.0, values * weights)
-        conflict = (parts > SMALLEST).any(axis=1) & (parts < -SMALLEST).any(axis=1)
+        conflict: Bools = (parts > SMALLEST).any(axis=1) & (parts < -SMALLEST).any(axis=1)
         dropped = conflict
         if self.conflict == "snr":
             ratio = np.abs(parts.sum(axis=1)) / (np.abs(parts).sum(axis=1) + SMALLEST)

@@ -79,7 +79,7 @@ class Condition(Step):
 
 @dataclass(frozen=True)
 class PenaliseLength(Step):
-    """`r + factor clip((max_length - buffer - len) / buffer, -1, 0)`: less for a response that is nearly too long (DAPO).
+    """`r + factor clip((max_length - buffer - len) / buffer, -1, 0)`: less for responses nearly too long (DAPO).
 
     `len` counts every token of the response, also those that the loss leaves out. `reward` names the reward that gets
     the penalty, before the sum; without it the sum gets it. `too_long_share` is the share of responses with a penalty,
@@ -111,7 +111,8 @@ class PenaliseLength(Step):
             column = batch.keys.index(self.reward)
         else:
             raise ConfigurationError(
-                f"{self.name}: reward={self.reward!r} must be one of {listed(batch.keys)}, and the step come before {SUM}"
+                f"{self.name}: reward={self.reward!r} must be one of {listed(batch.keys)}, and the step come before "
+                f"{SUM}; without `reward` it comes after it"
             )
         room = self.max_length - self.buffer - batch.response_lengths_for(self.name)
         penalty = self.factor * np.clip(room / self.buffer, -1.0, 0.0)
@@ -148,16 +149,16 @@ class DivideByMean(Step):
 
 @dataclass(frozen=True)
 class DivideByBatchStd(Step):
-    """`x / (std(x) + epsilon)`, std with n - 1 over the rewards of the whole batch, before they are centred (Lite PPO)."""
+    """`x / (std(x) + epsilon)` before centring, std with n - 1 over the whole batch (Lite PPO)."""
 
     name: ClassVar[str] = "divide_by_batch_std"
     not_after: ClassVar[Order] = _UNCENTRED
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        count = (~np.isnan(values)).sum(axis=0)
+        count = (~np.isnan(values)).sum(axis=0).astype(np.float64)
         mean = divide(np.nansum(values, axis=0), count)
-        std = np.sqrt(divide(np.nansum(np.square(values - mean), axis=0), count - 1.0))
+        std = np.sqrt(divide(np.nansum(np.square(values - mean), axis=0), count - 1))
         divided: Array = values / (std + self.epsilon)
         return divided
 

@@ -177,8 +177,8 @@ def _check_against(chain: Chain, settings: Settings) -> None:
     names = [step.name for step in chain.steps]
     if settings.kl_in_reward and DivideByMean.name in names:
         raise ConfigurationError(
-            f"algorithm.use_kl_in_reward=True does not work with {DivideByMean.name} in {WHERE}, which needs rewards of "
-            "at least 0: KL may make them negative; set algorithm.use_kl_in_reward=False"
+            f"algorithm.use_kl_in_reward=True does not work with {DivideByMean.name} in {WHERE}, which needs rewards "
+            "of at least 0: KL may make them negative; set algorithm.use_kl_in_reward=False"
         )
     dividing = [step.name for step in chain.steps if isinstance(step, ScaleByStd | ScaleByMad)]
     if dividing and not settings.norm_by_std:
@@ -188,7 +188,8 @@ def _check_against(chain: Chain, settings: Settings) -> None:
         )
     if dividing and any(isinstance(step, Centre) and step.leave_one_out for step in chain.steps):
         raise ConfigurationError(
-            f"leave_one_out multiplies a group by n / (n - 1), which {dividing[0]} in {WHERE} undoes: remove one of them"
+            f"leave_one_out multiplies a group by n / (n - 1), which {dividing[0]} in {WHERE} undoes: remove one of "
+            "them"
         )
 
 

@@ -108,8 +108,8 @@ def two_penalties(run: RunConfig) -> Iterator[Complaint]:
     steps = () if run.chain is None else run.chain.steps
     if added and any(isinstance(step, PenaliseLength) for step in steps):
         yield Complaint(
-            f"{OVERLONG}.enable=True and {PenaliseLength.name} in algorithm.compose.steps both penalise long responses: "
-            f"set {OVERLONG}.enable=False, or remove the step"
+            f"{OVERLONG}.enable=True and the step {PenaliseLength.name} both penalise long responses: set "
+            f"{OVERLONG}.enable=False, or remove the step"
         )
 
 
