@@ -34,6 +34,7 @@ fi
 echo "== lint"
 ruff check .
 ruff format --check .
+python scripts/quality/count_lines.py
 
 changed() { # PATTERN of git's: files that differ from the last commit and are there
     { git diff --name-only --diff-filter=d HEAD -- "$1" && git ls-files --others --exclude-standard -- "$1"; } | sort -u

@@ -45,12 +45,10 @@ folder=$(cd "$folder" && pwd)
 export PYTHONPATH=$folder${PYTHONPATH:+:$PYTHONPATH}
 
 TESTS=(
-  tests/integration/{compat,trainers} tests/integration/test_driver.py
-  tests/integration/advantage/test_verls_own_gdpo.py
-  tests/integration/config/test_{loss_normalisers,losses,resume_ranks,start_up}.py
-  tests/integration/guards/test_{faults,tracker}.py
-  tests/cpu/test_{platform,plugin,rollout,weights}.py
-  tests/core/test_observe.py tests/estimators/test_against_verl.py tests/recipes/test_composition.py
+  tests/integration/trainers tests/integration/test_{driver,doctor,dump}.py
+  tests/integration/checks/test_{loss_normalisers,losses}.py tests/golden
+  tests/cpu/test_{platform,plugin}.py
+  tests/core/test_metrics.py tests/estimators/test_against_verl.py
 )
 status=0
 echo "== doctor, verl $("$python" -W ignore -c 'import verl; print(verl.__version__)' 2>/dev/null | tail -n 1) in $folder"

@@ -16,10 +16,12 @@ from tests.facts import facts
 from tests.integration.configs import compose as configuration
 from verl_ext import Batch, Settings, build
 from verl_ext.cli import main
+from verl_ext.estimators import ESTIMATORS
 from verl_ext.integration.checks import check_run
 
 PAGE = (Path(__file__).parents[1] / "docs" / "pages" / "compose.md").read_text()
 KEYS = "+algorithm.rewards.keys=[correctness,format]"
+ACCURACY = "+algorithm.rewards.accuracy_key=correctness"
 ROWS = [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]
 UIDS = list("aaaabb")
 BATCH = Batch.of(ROWS, UIDS, keys=("correctness", "format"), accuracy=[row[0] for row in ROWS])
@@ -31,7 +33,7 @@ def blocks(language):
 
 @pytest.fixture
 def my_steps(tmp_path, monkeypatch):
-    code, _ = blocks("python")
+    code, *_ = blocks("python")
     assert code.startswith("# my_steps.py\n")
     (tmp_path / "my_steps.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -55,7 +57,7 @@ def test_a_fifth_estimator_as_the_page_writes_it(my_steps):
 
 
 def test_a_setting_of_it_out_of_its_range_is_refused(my_steps):
-    with pytest.raises(ValueError, match=facts("(my_steps:Clip).limit", "above 0", "found -1")):
+    with pytest.raises(ValueError, match=facts("my_steps:Clip.limit", "above 0", "found -1")):
         check_run(
             configuration(
                 "algorithm.adv_estimator=compose",
@@ -63,6 +65,16 @@ def test_a_setting_of_it_out_of_its_range_is_refused(my_steps):
                 "+algorithm.compose.steps=[weigh_and_sum,centre,{step:my_steps:Clip,limit:-1}]",
             )
         )
+
+
+def test_the_named_estimator_as_the_page_writes_it(my_steps, tmp_path, monkeypatch):
+    _, code, *_ = blocks("python")
+    (tmp_path / "clipped_of_the_page.py").write_text(code)
+    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, "clipped": "clipped_of_the_page:clipped"})
+    settings = Settings.parse({"rewards": {"keys": ["correctness", "format"]}, "clipped": {"limit": 1.5}})
+    same = {"steps": ["centre", "scale_by_std", "weigh_and_sum", {"step": "my_steps:Clip", "limit": 1.5}]}
+    listed = build("compose", Settings.parse({**settings.given, "compose": same}))
+    assert build("clipped", settings)(BATCH).advantages.tolist() == listed(BATCH).advantages.tolist()
 
 
 def test_the_list_in_yaml():
@@ -86,4 +98,4 @@ def test_every_combination_of_the_table_is_accepted():
     lists = re.findall(r"^\| (.*?) \| `(\[.*?\])`", table, re.MULTILINE)
     assert len(lists) == 6
     for _, steps in lists:
-        check_run(configuration("algorithm.adv_estimator=compose", KEYS, f"+algorithm.compose.steps={steps}"))
+        check_run(configuration("algorithm.adv_estimator=compose", KEYS, ACCURACY, f"+algorithm.compose.steps={steps}"))

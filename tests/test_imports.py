@@ -13,9 +13,9 @@ DRAW = runpy.run_path(str(ROOT / "scripts/quality/draw_imports.py"))
 
 LAYERS = (
     ("__init__", "errors", "integration"),
-    ("core", "files", "integration.hooks", "jsonl", "registry", "cli"),
+    ("core", "files", "integration.hooks", "registry", "cli"),
     ("__main__", "cpu", "integration.components", "rewards", "settings"),
-    ("conf", "estimators"),
+    ("conf", "estimators", "integration.try_reward"),
     ("integration.checks", "integration.plugin", "tools"),
     ("integration.driver", "integration.run", "tools.compare", "tools.report"),
     ("integration.checkpoint", "integration.doctor", "integration.dump", "integration.sampling"),

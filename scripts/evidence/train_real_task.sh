@@ -17,7 +17,8 @@ arm=$1 seed=$2
 shift 2
 
 TASK=$(realpath -m "${TASK:-outputs/real/gsm8k}")
-STEPS=${STEPS:-30}
+steps=${STEPS:-30}
+unset STEPS # run.sh refuses it
 export OUTPUT_DIR=${OUTPUT_DIR:-$TASK/runs/$arm-seed-$seed}
 preset=$([[ $arm == grpo ]] && echo cpu || echo "[cpu,$arm]")
 
@@ -46,9 +47,9 @@ exec recipes/gsm8k/run.sh "$arm" \
   actor_rollout_ref.rollout.n=8 \
   actor_rollout_ref.rollout.dtype="${TORCH[$PRECISION]}" \
   actor_rollout_ref.rollout.seed="$seed" \
-  trainer.total_training_steps="$STEPS" \
+  trainer.total_training_steps="$steps" \
   trainer.save_freq=-1 \
-  trainer.test_freq="$STEPS" \
+  trainer.test_freq="$steps" \
   trainer.rollout_data_dir="$OUTPUT_DIR/rollouts" \
   trainer.validation_data_dir="$OUTPUT_DIR/validation" \
   ++algorithm.verl_ext.dump_dir="$OUTPUT_DIR/dump" \

@@ -1,7 +1,7 @@
-"""Write the generated pages of docs/: the settings, from their dataclasses, and the hooks, from their tables.
+"""Write docs/pages/settings.md from the dataclasses of the settings.
 
-python scripts/quality/make_docs.py            # write docs/pages/settings.md and docs/pages/verl.md
-python scripts/quality/make_docs.py --check    # exit status 1 if one of them is stale
+python scripts/quality/make_docs.py            # write the page
+python scripts/quality/make_docs.py --check    # exit status 1 if the page is stale
 """
 
 from __future__ import annotations
@@ -16,14 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_ext.integration.compat.used import VERL
-from verl_ext.integration.guards.guard import GUARDS
-
-from verl_ext.integration.plugin import hooks_into_verl
 from verl_ext.settings import sections
 
-PAGES = Path(__file__).parents[2] / "docs" / "pages"
-MADE = "<!-- Made by scripts/quality/make_docs.py: change the dataclasses or tables that it reads. -->"
+PAGE = Path(__file__).parents[2] / "docs/pages/settings.md"
+MADE = "<!-- Made by scripts/quality/make_docs.py: change the dataclasses that it reads. -->"
 
 SETTINGS = """# Settings
 
@@ -36,54 +32,19 @@ verl's own `norm_adv_by_std_in_grpo=False` works with `gdpo` and `hadw`. `dgpo` 
 the mean absolute deviation (with `dgae=True`); `drgrpo` never divides. `use_kl_in_reward=True` adds the KL term to the
 combined reward. `gdpo` has no combined reward and raises an error.
 """
-PATCHED = """# What it changes in verl
-
-verl imports the plugin in every process and hides what it raises, so the plugin only schedules hooks. A hook runs right
-after verl has imported the module in the first column. It checks the names and signatures that it needs, then wraps.
-
-## Essential: these fail closed
-
-If this verl does not have what one of them needs, an error and a warning say so, this package's estimators refuse to
-run, and everything else of verl goes on. `python -m verl_ext doctor` lists what moved.
-"""
-GUARDED = """## Guards: these fail open
-
-They protect a run with an estimator of this package. A guard stops a run only with its own verdict. Where this verl,
-Ray or file system does not have what it needs, it is off, with one warning, and training goes on.
-"""
-OFF = """`VERL_USE_EXTERNAL_PLUGINS=none` switches the whole plugin off.
-
-A run with one of verl's own estimators trains as without this package. If they are set, it gets the curves of
-`algorithm.rewards.keys`, the filter `any_reward`, and a dump of these rewards, with a lock on its folder. Then a key
-that the samples lack and a reward that is not finite end the run. The start-up checks log warnings; they raise an error
-only for wrong arguments or components of the included scorers, a conflict with a preset, values that Ray rejects, and a
-dump's folder that cannot be written or is in use.
-"""
-CHECKED = """## What is checked before a hook is installed
-
-Names and signatures only. The tests hold the source texts that this package relies on against the supported versions.
-"""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
-    stale = []
-    for name, text in pages().items():
-        path = PAGES / name
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            stale.append(name)
-            if not options.check:
-                path.write_text(text, encoding="utf-8")
+    text = "\n".join(settings())
+    stale = PAGE.read_text(encoding="utf-8") != text
+    if stale and not options.check:
+        PAGE.write_text(text, encoding="utf-8")
     if stale:
-        print(f"{'stale' if options.check else 'written'}: {', '.join(stale)}")
+        print(f"{PAGE.name} {'is stale' if options.check else 'written'}")
     return 1 if options.check and stale else 0
-
-
-def pages() -> dict[str, str]:
-    """The generated pages by name."""
-    return {"settings.md": "\n".join(settings()), "verl.md": "\n".join(patched())}
 
 
 def settings() -> Iterator[str]:
@@ -94,7 +55,8 @@ def settings() -> Iterator[str]:
         yield f"## algorithm.{name}\n"
         yield "| setting | default | what it does |"
         yield "|---|---|---|"
-        says = docstrings(kind)
+        bases = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
+        says = {name: text for base in bases for name, text in docstrings(base).items()}
         for item in dataclasses.fields(kind):
             value = "null" if item.default is None else item.default
             yield f"| `{item.name}` | `{value}` | {says[item.name]}{_range(item)} |"
@@ -118,32 +80,6 @@ def _range(item: dataclasses.Field[Any]) -> str:
     words = {"low": "at least", "above": "above", "high": "at most"}
     limits = [f"{words[name]} {value:g}" for name, value in item.metadata.items() if value is not None]
     return f" ({', '.join(limits)})" if limits else ""
-
-
-def patched() -> Iterator[str]:
-    """Hooks, guards and what is checked."""
-    yield f"{MADE}\n"
-    yield PATCHED
-    yield "| after the import of | what is done | for |"
-    yield "|---|---|---|"
-    for hook in hooks_into_verl():
-        if hook.guard is None:
-            yield f"| `{hook.module}` | {hook.does} | {hook.purpose} |"
-    yield ""
-    yield GUARDED
-    yield "| switch under `algorithm.verl_ext` | what it does | what it wraps |"
-    yield "|---|---|---|"
-    for guard in GUARDS:
-        wrapped = ", ".join(f"`{name}`" for name in guard.patches) or "nothing of verl"
-        yield f"| `{guard.switch}=False` | {guard.protects} | {wrapped} |"
-    yield ""
-    yield OFF
-    yield CHECKED
-    for module, pins in VERL.items():
-        names = ", ".join(f"`{pin.name}`" for pin in pins if pin.name)
-        if names:
-            yield f"- `{module}`: {names}"
-    yield ""
 
 
 if __name__ == "__main__":

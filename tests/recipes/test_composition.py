@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def test_every_arm_passes_the_check(arm: str, cpu: bool, capsys: pytest.CaptureF
     status = main(["check", "--config-path", str(RECIPES), "--config-name", arm, *overrides])
     shown = capsys.readouterr().out
     assert status == 0, shown
-    assert "0 warnings" in shown or arm in WARNED, shown
+    assert arm in WARNED or not re.search(r"[1-9]\d* warning", shown), shown
 
 
 @pytest.mark.parametrize("arm", ARMS)

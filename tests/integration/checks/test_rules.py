@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from tests.integration.configs import compose as composed_by_hydra
-from verl_ext.errors import Complaint, ConfigurationError
+from verl_ext.errors import Complaint, ConfigurationError, IntegrationError
 from verl_ext.integration import hooks
 from verl_ext.integration.checks import Verdict, check_run, judge, rules
 
@@ -255,3 +255,13 @@ def test_rules_of_plugins_are_judged_too(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(hooks, "RULES", [rule])
     verdict: Verdict = judge(compose(*GDPO))
     assert (verdict.errors, verdict.warnings) == (("no GPU",), ("slow",))
+
+
+def test_a_hook_that_failed_ends_runs_with_our_estimators_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed() -> None:
+        raise IntegrationError("not installed")
+
+    monkeypatch.setattr(hooks, "require", failed)
+    with pytest.raises(IntegrationError):
+        judge(compose(*GDPO))
+    assert judge(compose(GRPO, KEYS)).errors == ()

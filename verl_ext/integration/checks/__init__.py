@@ -47,8 +47,9 @@ def check_run(config: Any) -> Verdict:
 
 def judge(config: Any) -> Verdict:
     """Collect the errors, warnings and notes about a configuration."""
-    hooks.require()
     name = estimator_name(config)
+    if name in ESTIMATORS:
+        hooks.require()
     complaints: list[Complaint] = []
 
     def collect(judged: Iterable[Complaint]) -> None:

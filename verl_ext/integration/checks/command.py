@@ -14,6 +14,7 @@ from typing import Any
 
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError
+from verl_ext.registry import ESTIMATORS
 
 VERL = "verl.trainer.config"
 """The module with the configurations of verl's entry point."""
@@ -85,7 +86,7 @@ def _judged(folder: Path | None, name: str, options: argparse.Namespace) -> tupl
         finally:
             HydraConfig.instance().cfg = None
     for kind, texts in (("error", verdict.errors), ("warning", verdict.warnings), ("note", verdict.notes)):
-        lines += [f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}"] if texts or kind == "error" else []
+        lines += [f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}"] if texts or kind != "note" else []
         lines += [f"  - {text}" for text in texts]
     return lines, failed or bool(verdict.errors)
 
@@ -104,7 +105,7 @@ def _lines(verdict: Any, config: Any) -> Iterator[str]:
     named = [
         f"{weight:g} {key}{conditions.get(key, '')}" for key, weight in zip(rewards.keys or (), weights, strict=True)
     ]
-    only = "" if chain is not None else " (only logged: verl's estimator uses the score)"
+    only = "" if verdict.name in ESTIMATORS else f" (only logged: verl's {verdict.name} uses the score)"
     yield f"rewards    {', '.join(named) + only if named else 'the score'}"
     if chain is not None and chain.needs_accuracy:
         bound = rewards.accuracy_threshold
@@ -118,7 +119,7 @@ def _lines(verdict: Any, config: Any) -> Iterator[str]:
     skipped += ["responses that rollout correction rejected"] if rewards.rejected == "leave_out" else []
     if skipped:
         yield f"left out   {', '.join(skipped)}"
-    if rewards.keys and components(config) is None:
+    if rewards.keys and not verdict.errors and components(config) is None:
         yield f"unchecked  whether {select(config, f'{FUNCTION}.path') or 'the reward function'} returns these rewards"
 
 

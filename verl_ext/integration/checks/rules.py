@@ -122,9 +122,13 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
         yield Complaint(f"the preset on the command line replaces {', '.join(replaced)} of the file: {line}")
 
 
-def _leaves(section: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for name, value in section.items():
-        yield from _leaves(value, f"{path}.{name}") if isinstance(value, dict) else [(f"{path}.{name}", value)]
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the path of each setting below a path, with its value."""
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for name, inner in value.items():
+        yield from _leaves(inner, f"{path}.{name}")
 
 
 def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
