@@ -52,7 +52,7 @@ class DropConflicts(Step):
             )
         scored = ~np.isnan(values).all(axis=1)
         parts = np.where(np.isnan(values), 0.0, values * weights)
-        conflict: Bools = (parts > SMALLEST).any(axis=1) & (parts < -SMALLEST).any(axis=1)
+        conflict: Bools = np.logical_and((parts > SMALLEST).any(axis=1), (parts < -SMALLEST).any(axis=1))
         dropped = conflict
         if self.conflict == "snr":
             ratio = np.abs(parts.sum(axis=1)) / (np.abs(parts).sum(axis=1) + SMALLEST)
