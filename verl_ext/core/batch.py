@@ -45,6 +45,8 @@ class Batch:
     """Returns the lengths. Called only when a step needs them, because it reads the whole mask."""
     count_response: Callable[[], Counts] | None
     """Returns the tokens of each response, whether they count in the loss or not; None if they are not known."""
+    read_field: Callable[[str], Sequence[Any]] | None
+    """Returns `N` entries of a field of verl's batch; None outside a run."""
 
     @cached_property
     def lengths(self) -> Array:
@@ -65,6 +67,12 @@ class Batch:
             raise ConfigurationError(f"step {step!r} needs the length of each response, which is not known here")
         return _within("response_lengths", self.count_response(), len(self.rewards), MOST_TOKENS)
 
+    def fields(self, name: str) -> Sequence[Any]:
+        """`N` entries of a field of verl's batch, such as `data_source`, which a step has in `needs_fields`."""
+        if self.read_field is None:
+            raise ConfigurationError(f"a step needs the field {name!r} of verl's batch, which is not known here")
+        return self.read_field(name)
+
     @classmethod
     def of(
         cls,
@@ -78,11 +86,13 @@ class Batch:
         kl_reward: Counts | None = None,
         outputs: Counts | None = None,
         response_lengths: Counts | Callable[[], Counts] | None = None,
+        fields: Callable[[str], Sequence[Any]] | None = None,
     ) -> Batch:
         """Check the shapes and that the rewards are finite, then build the batch.
 
         `labels` are the prompts' uids. Pass `groups` if they are already grouped. `lengths` and `outputs` default to 1
-        each; `lengths` count the tokens in the loss, `response_lengths` all tokens of a response.
+        each; `lengths` count the tokens in the loss, `response_lengths` all tokens of a response. `fields` returns the
+        entries of a field by its name.
         """
         size = len(labels)
         matrix = _shaped("rewards", rewards, (size, len(keys)), keys).view()
@@ -98,6 +108,7 @@ class Batch:
             outputs=np.ones(size) if outputs is None else _within("outputs", outputs, size, MOST_TOKENS),
             count_tokens=counts if callable(counts) else lambda: counts,
             count_response=_later(response_lengths),
+            read_field=fields,
         )
         if not callable(counts):
             batch.lengths  # noqa: B018 - raises for wrong lengths

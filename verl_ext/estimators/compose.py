@@ -200,7 +200,10 @@ def try_out(build: Callable[[Settings], Chain], settings: Settings) -> str | Non
     """
     keys = settings.rewards.keys or ("score",)
     try:
-        advantages = _trial(build(settings), keys)
+        chain = build(settings)
+        if chain.needs_fields:  # nobody can make them up
+            return None
+        advantages = _trial(chain, keys)
         if not np.isfinite(advantages).all():
             return "the estimator, tried on a made-up batch of 12 responses, returns advantages that are not finite"
         tilted = 10.0 ** -np.arange(len(keys)) / sum(10.0 ** -np.arange(len(keys)))

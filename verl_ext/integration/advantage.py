@@ -179,6 +179,7 @@ def _trajectories(
         kl_reward=None if kl_reward is None else kl_reward[part],
         outputs=rows.outputs[part],
         response_lengths=None if response_lengths is None else lambda: response_lengths()[part],
+        fields=lambda name: _selected(rewards.entries(name), part),
     )
     if alone := np.count_nonzero(batch.groups.sizes == 1):
         run.warn_once(
@@ -235,7 +236,7 @@ def _without_tokens(mask: torch.Tensor) -> Bools:
     return result
 
 
-def _selected(labels: Sequence[Hashable], part: Index) -> list[Hashable]:
+def _selected(labels: Sequence[Any], part: Index) -> list[Any]:
     return list(labels) if len(part) == len(labels) else [labels[at] for at in part.tolist()]
 
 

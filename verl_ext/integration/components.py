@@ -83,6 +83,13 @@ class Components:
             return self.score()
         raise ConfigurationError(f"{setting}: {unknown('reward component', key, self.names())}")
 
+    def entries(self, name: str) -> Sequence[Any]:
+        """Return the `N` entries of a field that a step reads."""
+        if name not in self.fields:
+            raise ConfigurationError(f"a step needs the field {name!r}, but the batch has {listed(self.fields)}")
+        entries: Sequence[Any] = self._of_field(name)
+        return entries
+
     def matrix(self, keys: Sequence[str]) -> Array:
         """Return `[N, K]` values of the rewards in `algorithm.rewards.keys`."""
         return np.stack([self.column(key, "algorithm.rewards.keys") for key in keys], axis=1)
