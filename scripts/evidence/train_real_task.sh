@@ -1,45 +1,51 @@
 #!/usr/bin/env bash
-# Train the model of make_real_task.py on GSM8K, with the recipe's script, on the CPU: 30 steps of 4 questions x 8 answers.
+# Train the model of make_real_task.py with the recipe of its task, on the CPU: 4 questions x 8 answers a step.
 #
-#   scripts/evidence/train_real_task.sh grpo 1                       # an arm of recipes/gsm8k and a seed
-#   scripts/evidence/train_real_task.sh gdpo 1 trainer.val_before_train=False trainer.total_training_steps=50
+#   scripts/evidence/train_real_task.sh gsm8k grpo 1         # a task, an arm of its recipe and a seed
+#   scripts/evidence/train_real_task.sh gsm8k gdpo 1 trainer.val_before_train=False trainer.total_training_steps=50
+#   scripts/evidence/train_real_task.sh tools gdpo 1         # goes on from its last checkpoint when called again
 #
-# Variables: TASK, the folder of make_real_task.py; OUTPUT_DIR; STEPS; PRECISION, bf16 as on a GPU (the default where this
-# processor multiplies it fast) or fp32.
+# Variables: TASK_DIR, the folder of make_real_task.py; OUTPUT_DIR; STEPS; PRECISION, bf16 as on a GPU (the default of
+# gsm8k where this processor multiplies it fast) or fp32 (the default of tools).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-[[ $# -ge 2 && $2 =~ ^[0-9]+$ ]] || {
-  sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+[[ $# -ge 3 && $1 =~ ^(gsm8k|tools)$ && $3 =~ ^[0-9]+$ ]] || {
+  sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
   exit 2
 }
-arm=$1 seed=$2
-shift 2
-
-TASK=$(realpath -m "${TASK:-outputs/real/gsm8k}")
-steps=${STEPS:-30}
+task=$1 arm=$2 seed=$3
+shift 3
+steps=${STEPS:-}
 unset STEPS # run.sh refuses it
-export OUTPUT_DIR=${OUTPUT_DIR:-$TASK/runs/$arm-seed-$seed}
-preset=$([[ $arm == grpo ]] && echo cpu || echo "[cpu,$arm]")
 
-PRECISION=${PRECISION:-$("${PYTHON:-python}" -c 'from verl_ext.cpu.sizes import is_fast; print("bf16" if is_fast("bf16") else "fp32")')}
+if [[ $task == gsm8k ]]; then
+  TASK_DIR=$(realpath -m "${TASK_DIR:-outputs/real/gsm8k}") recipe=gsm8k steps=${steps:-30} validation=test200
+  PRECISION=${PRECISION:-$("${PYTHON:-python}" -c 'from verl_ext.cpu.sizes import is_fast; print("bf16" if is_fast("bf16") else "fp32")')}
+  own=(data.max_prompt_length=320 data.max_response_length=160 trainer.save_freq=-1)
+else
+  TASK_DIR=$(realpath -m "${TASK_DIR:-outputs/real/tools-mixed}") recipe=tool_calling steps=${steps:-40} validation=test
+  PRECISION=${PRECISION:-fp32}
+  # No arm has KL in the reward, as gdpo has none.
+  own=(data.max_prompt_length=448 data.max_response_length=200 trainer.save_freq=4 algorithm.use_kl_in_reward=False)
+fi
+export OUTPUT_DIR=${OUTPUT_DIR:-$TASK_DIR/runs/$arm-seed-$seed}
+preset=$([[ $arm == grpo* ]] && echo cpu || echo "[cpu,$arm]")
 declare -A TORCH=([bf16]=bfloat16 [fp32]=float32)
 [[ -n ${TORCH[$PRECISION]:-} ]] || {
   echo "PRECISION=$PRECISION: valid are bf16 and fp32" >&2
   exit 2
 }
 
-# Two passes over the answers less: no model of reference, and the log-probabilities of the rollout.
-exec recipes/gsm8k/run.sh "$arm" \
+# Two passes over the answers less: no model of reference, and the log-probabilities of the rollout. One update a step.
+exec "recipes/$recipe/run.sh" "$arm" \
   verl_ext="$preset" \
-  data.train_files="$TASK/train.parquet" \
-  data.val_files="$TASK/test200.parquet" \
+  data.train_files="$TASK_DIR/train.parquet" \
+  data.val_files="$TASK_DIR/$validation.parquet" \
   data.train_batch_size=4 \
-  data.max_prompt_length=320 \
-  data.max_response_length=160 \
   data.seed="$seed" \
   algorithm.rollout_correction.bypass_mode=True \
-  actor_rollout_ref.model.path="$TASK/model" \
+  actor_rollout_ref.model.path="$TASK_DIR/model" \
   actor_rollout_ref.actor.ppo_mini_batch_size=4 \
   actor_rollout_ref.actor.optim.lr=1e-5 \
   actor_rollout_ref.actor.use_kl_loss=False \
@@ -48,9 +54,9 @@ exec recipes/gsm8k/run.sh "$arm" \
   actor_rollout_ref.rollout.dtype="${TORCH[$PRECISION]}" \
   actor_rollout_ref.rollout.seed="$seed" \
   trainer.total_training_steps="$steps" \
-  trainer.save_freq=-1 \
+  trainer.max_actor_ckpt_to_keep=1 \
   trainer.test_freq="$steps" \
   trainer.rollout_data_dir="$OUTPUT_DIR/rollouts" \
   trainer.validation_data_dir="$OUTPUT_DIR/validation" \
   ++algorithm.verl_ext.dump_dir="$OUTPUT_DIR/dump" \
-  "$@"
+  "${own[@]}" "$@"

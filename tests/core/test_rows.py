@@ -178,6 +178,6 @@ def test_an_advantage_may_be_as_large_as_its_type_allows(dtype):
 
 def test_a_mask_is_copied_on_its_device():
     """The device `meta` stands for every device but the processor."""
-    assert float_mask(torch.ones(2, 3, device="meta"), torch.float32).device.type == "meta"
+    assert float_mask(torch.ones(2, 3, device="meta", dtype=torch.int64), torch.float32).device.type == "meta"
     mask = torch.ones(2, 3)
     assert float_mask(mask, torch.float32).data_ptr() != mask.data_ptr()

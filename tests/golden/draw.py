@@ -124,6 +124,8 @@ class Drawing:
             return None
         kind = self.rng.integers(4)
         if kind == 0 or (self.keys is not None and self.keys[0] == "acc" and self.chance(0.6)):
+            if self.keys is not None and len(self.keys) > 1:
+                self.rewards["accuracy_key"] = "acc"
             return ("acc", None)
         if kind == 1:
             self.rewards["accuracy_key"] = "solved"

@@ -192,30 +192,34 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("arm", ["grpo", "gdpo", "dgpo", "hadw", "drgrpo"])
-def test_the_training_script_composes_and_passes_the_checks(arm, tmp_path):
-    done = run(
-        "../scripts/evidence/train_real_task.sh",
-        arm,
-        "7",
-        "trainer.nnodes=1",
-        cwd=tmp_path,
-        PYTHON="echo",
-        PRECISION="fp32",
-        STEPS="20",
-        TASK=str(tmp_path),
-    )
+@pytest.mark.parametrize(
+    ("task", "recipe", "arm"),
+    [
+        ("gsm8k", "gsm8k", "grpo"),
+        ("gsm8k", "gsm8k", "gdpo"),
+        ("tools", "tool_calling", "grpo-clean"),
+        ("tools", "tool_calling", "grpo-nostd"),
+        ("tools", "tool_calling", "hadw"),
+    ],
+)
+def test_the_training_script_composes_and_passes_the_checks(task, recipe, arm, tmp_path):
+    script = "../scripts/evidence/train_real_task.sh"
+    variables = {"PYTHON": "echo", "PRECISION": "fp32", "STEPS": "20", "TASK_DIR": str(tmp_path)}
+    done = run(script, task, arm, "7", "trainer.nnodes=1", cwd=tmp_path, **variables)
     assert done.returncode == 0, done.stderr
-    overrides = shlex.split(done.stdout.partition(f"--config-name gsm8k/{arm} ")[2])
-    config = composed(f"gsm8k/{arm}", *overrides)
+    overrides = shlex.split(done.stdout.partition(f"--config-name {recipe}/{arm} ")[2])
+    config = composed(f"{recipe}/{arm}", *overrides)
     assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
     assert config.trainer.total_training_steps == config.trainer.test_freq == 20
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == config.data.train_batch_size == 4
+    assert not config.actor_rollout_ref.actor.use_kl_loss
+    assert not config.algorithm.use_kl_in_reward
     assert config.actor_rollout_ref.model.path == f"{tmp_path}/model"
     assert config.algorithm.verl_ext.dump_dir == f"{tmp_path}/runs/{arm}-seed-7/dump"
-    assert main(["check", "--config-path", str(RECIPES), "--config-name", f"gsm8k/{arm}", *overrides]) == 0
+    assert main(["check", "--config-path", str(RECIPES), "--config-name", f"{recipe}/{arm}", *overrides]) == 0
 
 
 def test_the_training_script_refuses_another_precision(tmp_path):
-    done = run("../scripts/evidence/train_real_task.sh", "gdpo", "1", cwd=tmp_path, PRECISION="fp8")
+    done = run("../scripts/evidence/train_real_task.sh", "tools", "gdpo", "1", cwd=tmp_path, PRECISION="fp8")
     assert done.returncode == 2
     assert says(done.stderr, "PRECISION=fp8", "bf16", "fp32")

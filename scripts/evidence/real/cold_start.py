@@ -167,15 +167,15 @@ def train(
 def sample(
     model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seed: int
 ) -> list[list[int]]:
-    """One answer's ids for each prompt, up to and with its end token."""
+    """One answer's ids for each prompt, up to and with its end token. Temperature 0 is greedy."""
     torch.manual_seed(seed)
     batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
     model.eval()
     with torch.inference_mode():
         out = model.generate(
             **batch,
-            do_sample=True,
-            temperature=temperature,
+            do_sample=temperature > 0,
+            temperature=temperature or None,
             top_k=0,
             top_p=1.0,
             max_new_tokens=max_tokens,
