@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from verl_ext.registry import declaration
+from verl_ext import conf
 
 SCRIPTS = str(Path(__file__).parents[1] / "scripts/evidence")
 sys.path.insert(0, SCRIPTS)
@@ -111,7 +111,7 @@ def test_responses_are_weighed_as_verl_aggregates_the_loss(loss):
 
 @pytest.mark.parametrize("name", ["dgpo", "drgrpo", "gdpo", "hadw"])
 def test_an_estimator_has_the_loss_of_its_preset(name):
-    actor = declaration(name).preset.get("actor_rollout_ref", {}).get("actor", {})
+    actor = conf.read(name).get("actor_rollout_ref", {}).get("actor", {})
     arms = [arm for study in simulate.STUDIES.values() for arm in study.arms if arm.estimator == name]
     plain = [arm for arm in arms if not arm.settings]
     assert [arm.loss for arm in plain] == [actor.get("loss_agg_mode", "token-mean")]

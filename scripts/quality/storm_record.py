@@ -112,7 +112,7 @@ class Storm:
         """The attempt went on from the last checkpoint, with its state."""
         if run.metrics and min(run.metrics) != resumed_at + 1:
             self.note(f"resumed at {min(run.metrics)}, the checkpoint was of step {resumed_at}")
-        if resumed_at and run.metrics and "read the estimators' state from" not in run.log:
+        if resumed_at and run.metrics and "read the state of" not in run.log:
             self.note(f"resumed at {resumed_at} without the state:\n{run.tail(30)}")
         if "CheckpointError" in run.log:
             self.note(f"a state was refused:\n{run.tail(30)}")
@@ -123,7 +123,7 @@ class Storm:
         for step, path in sorted(states.items()):
             try:
                 data = json.loads(path.read_text())
-                ticks = data["estimators"]["hadw"]["weigh_by_history"]["ticks"]
+                ticks = data["state"]["weigh_by_history"]["ticks"]
             except (ValueError, KeyError) as error:
                 self.note(f"{path} is damaged: {error!r}")
                 continue
@@ -153,7 +153,7 @@ class Storm:
 
     def _last_state(self, name: str) -> object:
         path = self.folder / name / "checkpoints" / f"global_step_{self.steps}" / STATE
-        return json.loads(path.read_text())["estimators"] if path.exists() else None
+        return json.loads(path.read_text())["state"] if path.exists() else None
 
 
 def same(name: str, one: float | None, other: float | None) -> bool:

@@ -31,6 +31,9 @@ SHIFTS = ("gdpo over tokens", "gd2po", "hadw on gd2po")  # whitening moves a gro
 KEEPS_DEAD = pytest.mark.parametrize(  # a group without variance has advantage exactly 0
     ("name", "config"), [pair for name, pair in ESTIMATORS.items() if name not in SHIFTS]
 )
+BY_TRAJECTORY = pytest.mark.parametrize(  # outputs of one session do not matter
+    ("name", "config"), [pair for name, pair in ESTIMATORS.items() if name != "dgpo by sequences, std"]
+)
 
 
 def started(config: dict[str, Any]) -> RunState:

@@ -20,7 +20,7 @@ from tests.calls import call
 from verl_ext import Batch, RunState, Settings, build
 
 KEYS = ("a", "b", "c")
-WEIGHTS = st.lists(st.sampled_from([1.0, 0.5, 2.0, -1.0, 0.0, 3.25]), min_size=3, max_size=3)
+WEIGHTS = st.lists(st.sampled_from([1.0, 0.5, 2.0, -1.0, 0.0, 3.25]), min_size=3, max_size=3).filter(any)
 
 
 def check(name: str, rollout: Rollout, config: dict[str, Any], wanted: list[float], run: RunState | None = None):

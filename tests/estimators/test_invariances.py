@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from tests.batches import Rollout, rollouts
 from tests.calls import call, object_array, tensors
-from tests.estimators.every import EVERY, components, run, started
+from tests.estimators.every import BY_TRAJECTORY, EVERY, components, run, started
 from verl_ext import use_run_state
 from verl_ext.core.rows import Rows
 from verl_ext.integration.advantage import estimator_function
@@ -38,10 +38,13 @@ def test_padding_changes_nothing_and_gets_nothing(name, config, rollout, padding
     assert (with_padding.tensor[empty] == 0).all()
 
 
-@EVERY
+@BY_TRAJECTORY
 @given(rollout=rollouts(), data=st.data())
 def test_a_session_in_several_outputs_gives_the_same_numbers(name, config, rollout, data):
-    """Each trajectory's tokens are dealt out to outputs; only the last is scored, all have its advantage."""
+    """Each trajectory's tokens are dealt out to outputs; only the last is scored, all have its advantage.
+
+    `balance=sequence` counts rows, as the loss does, so that outputs matter there.
+    """
     whole = dataclasses.replace(rollout, lengths=[max(length, 1) for length in rollout.lengths])
     names, uids, lengths, source, scored = [], [], [], [], []
     for i, length in enumerate(whole.lengths):

@@ -223,7 +223,7 @@ def test_a_component_that_is_no_number_stops_the_run_and_is_shown(pipeline: Pipe
 
 
 def test_a_trainer_is_refused_where_it_is_built(pipeline: Pipeline) -> None:
-    with pytest.raises(ConfigurationError, match=facts("gdpo", "+algorithm.rewards.keys=[...]")):
+    with pytest.raises(ConfigurationError, match=facts("gdpo", "algorithm.rewards.keys=[...]")):
         pipeline.run("worked", "algorithm.adv_estimator=gdpo")
 
 
