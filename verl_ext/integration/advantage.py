@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -252,7 +252,8 @@ def _check_shapes(rewards: torch.Tensor, mask: torch.Tensor) -> None:
 
 def _grouped(index: Any, size: int) -> tuple[list[Hashable], Groups]:
     """Return the uids of the rows, and the rows by uid."""
-    uids = [] if index is None else list(index.tolist() if hasattr(index, "tolist") else index)
+    values = index.tolist() if hasattr(index, "tolist") else index
+    uids = list(values) if isinstance(values, Iterable) else []
     if len(uids) != size:
         raise DataError(f"index must hold one uid per row: found {len(uids)} uids for {size} rows")
     if any(isinstance(uid, torch.Tensor) for uid in uids):  # tensors hash by identity: each would be its own group
