@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -164,6 +164,7 @@ def _trajectories(
         accuracy = unit_accuracy(values, labels, key=accuracy_key, threshold=threshold, where="algorithm.rewards")
     if keys is not None and SCORE in rewards:
         _compare_scores(run, score, rewards.column(SCORE, "algorithm.rewards.keys"))
+    response_lengths = rewards.response_lengths
     every = len(part) == len(total)
     matrix = score[:, None] if keys is None else rewards.matrix(keys)
     batch = Batch.of(
@@ -175,6 +176,8 @@ def _trajectories(
         accuracy=accuracy,
         kl_reward=None if kl_reward is None else kl_reward[part],
         outputs=rows.outputs[part],
+        response_lengths=None if response_lengths is None else lambda: response_lengths()[part],
+        fields=lambda name: _selected(rewards.entries(name), part),
     )
     if alone := np.count_nonzero(batch.groups.sizes == 1):
         run.warn_once(
@@ -231,7 +234,7 @@ def _without_tokens(mask: torch.Tensor) -> Bools:
     return result
 
 
-def _selected(labels: Sequence[Hashable], part: Index) -> list[Hashable]:
+def _selected(labels: Sequence[Any], part: Index) -> list[Any]:
     return list(labels) if len(part) == len(labels) else [labels[at] for at in part.tolist()]
 
 
@@ -247,7 +250,8 @@ def _check_shapes(rewards: torch.Tensor, mask: torch.Tensor) -> None:
 
 def _grouped(index: Any, size: int) -> tuple[list[Hashable], Groups]:
     """Return the uids of the rows, and the rows by uid."""
-    uids = [] if index is None else list(index.tolist() if hasattr(index, "tolist") else index)
+    values = index.tolist() if hasattr(index, "tolist") else index
+    uids = list(values) if isinstance(values, Iterable) else []
     if len(uids) != size:
         raise DataError(f"index must hold one uid per row: found {len(uids)} uids for {size} rows")
     if any(isinstance(uid, torch.Tensor) for uid in uids):  # tensors hash by identity: each would be its own group

@@ -20,7 +20,7 @@ from verl_ext.integration.checks.read import read_settings
 from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration
 from verl_ext.settings import COMMON, Settings, sections
 
-ALSO = {"hadw": {"dgpo", "drgrpo", "gdpo"}}
+ALSO = {"hadw": {"dgpo", "drgrpo", "gd2po", "gdpo", "maxrl"}}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
