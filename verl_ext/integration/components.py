@@ -52,7 +52,7 @@ class Components:
     score: Callable[[], Array] | None = None
     """Returns the batch's score, before any KL term; None if it is not known."""
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self.token_scores or key in self._in_infos or key in self.fields
 
     @cached_property
