@@ -152,7 +152,7 @@ def _trajectories(
         raise DataError(
             "algorithm.use_kl_in_reward=True needs the scores before KL: pass them as batch['token_level_scores']"
         )
-    rewards.score = lambda: score
+    rewards.score = lambda: score  # so the component named `score` is without KL, where KL is in the reward
     accuracy = None
     if chain.needs_accuracy:
         threshold = settings.rewards.accuracy_threshold

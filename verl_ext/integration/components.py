@@ -153,10 +153,10 @@ def of_batch(
     *,
     names: Collection[str] | None = None,
 ) -> Components:
-    """Read from verl's `non_tensor_batch` and `batch`, which have one entry per row.
+    """Read from verl's `non_tensor_batch` (`fields`) and `batch` (`tensors`), which have one entry per row.
 
-    `tensors` may read each field from another process, so a field is read only when it is needed. `names` are its
-    fields of which rewards may be read; None: all.
+    `tensors` may read each field from another process, so a field is read only when it is needed. `names` are the
+    fields of `tensors` that rewards may be read from; None: all.
     """
     rows = Rows.of_groups(groups, mask)
     present = set(map(str, tensors.keys())) if names is None and tensors is not None else set(names or ())
