@@ -31,6 +31,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
     }
 )
 GROUP = "verl_ext.estimators"
+"""The entry-point group in which other packages register their estimators."""
 TAKEN = frozenset({"gae", "grpo", *BUILT_IN})
 """Names that other packages cannot use: verl computes `gae` and `grpo` without a look into its registry."""
 F = TypeVar("F", bound=Callable[..., Any])

@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from verl_ext.core.typed import LARGEST_WEIGHT, boolean, limited, section
+from verl_ext.core.typed import LARGEST_WEIGHT, limited, section, value_of
 from verl_ext.errors import ConfigurationError, VerlExtError, nearest
 from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration, declarations
 
 VERL_NAMES: Mapping[str, str] = MappingProxyType({"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"})
 """Settings of `algorithm.rewards` to the settings of verl under `algorithm` that mean the same."""
+ACCURACY = "acc"
+"""The component that is the accuracy unless a setting names another."""
 ANY_REWARD = "any_reward"
 """The metric of `algorithm.filter_groups` that keeps a group while any reward varies."""
 T = TypeVar("T")
@@ -59,6 +61,14 @@ class RewardsSettings:
             raise ConfigurationError(f"{where}.accuracy_key must name a reward component, found ''")
         if self.token_scores and not keys:
             raise ConfigurationError(f"{where}.token_scores=True needs '{where}.keys=[...]'")
+
+    def accuracy_in(self, names: Container[str], *, score: str = "score") -> str:
+        """The component that is the accuracy, where components of these names exist.
+
+        >>> RewardsSettings().accuracy_in(["acc", "format"]), RewardsSettings().accuracy_in(["format"])
+        ('acc', 'score')
+        """
+        return self.accuracy_key or (ACCURACY if ACCURACY in names else score)
 
 
 @dataclass(frozen=True)
@@ -201,6 +211,4 @@ def _with_verl_names(given: Mapping[str, Any]) -> object:
 
 
 def _verl_boolean(given: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    value = given.get(name, default)
-    boolean(f"algorithm.{name}", value)
-    return bool(value)
+    return bool(value_of(f"algorithm.{name}", given.get(name, default), bool))

@@ -1,4 +1,4 @@
-"""Print the lines of Python of each room beside the direction that the project set itself.
+"""Print the lines of Python of each part beside the size that the project aims at.
 
 python scripts/quality/count_lines.py
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DIRECTIONS = {
+AIMS = {
     "verl_ext/core": 1000,
     "verl_ext/estimators verl_ext/registry.py": 550,
     "verl_ext/settings.py verl_ext/errors.py verl_ext/cli.py verl_ext/__init__.py verl_ext/conf": 400,
@@ -31,9 +31,9 @@ def lines(place: str) -> int:
 
 
 def main() -> None:
-    for places, direction in DIRECTIONS.items():
+    for places, aim in AIMS.items():
         total = sum(map(lines, places.split()))
-        beside = "" if direction is None else f" (direction {direction:,})"
+        beside = "" if aim is None else f" (aim {aim:,})"
         print(f"{total:7,}  {places.split()[0]}{' and beside' if ' ' in places else ''}{beside}")
 
 

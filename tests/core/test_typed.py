@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.facts import facts, says
-from verl_ext.core.typed import boolean, limited, make, number, same_as, section, value_of
+from verl_ext.core.typed import limited, make, number, same_as, section, value_of
 from verl_ext.errors import ConfigurationError
 
 
@@ -142,7 +142,7 @@ def test_a_section_may_be_null_and_a_class_without_fields_has_no_settings():
     with pytest.raises(ConfigurationError, match=facts("x", "unknown", "'on'")):
         make(Plain, {True: 1}, "x")
     with pytest.raises(ConfigurationError, match=facts("x", "True or False")):
-        boolean("x", 1)
+        value_of("x", 1, bool)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 GROUP = "verl_ext"
+"""Hydra's group of the presets, which is also the name of their folder."""
 FILES = Path(__file__).parent / GROUP
 """The folder of the presets of this package."""
 MARKER = "verl_ext_presets"

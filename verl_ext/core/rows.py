@@ -38,9 +38,9 @@ class Rows:
 
     @classmethod
     def of_groups(cls, groups: Groups, mask: torch.Tensor) -> Rows:
-        """One trajectory per row, except padding, by which verl fills a batch: a uid `pad...` and no token in the mask.
+        """One trajectory per row of `groups`, which are the rows by uid.
 
-        `groups` are the rows by uid.
+        Padding, with which verl fills up a batch, is left out: its uid begins with `pad`, and its mask is empty.
         """
         padded = [group for group, uid in enumerate(groups.labels) if isinstance(uid, str) and uid.startswith("pad")]
         padding = np.isin(groups.ids, padded)

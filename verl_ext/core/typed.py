@@ -53,11 +53,6 @@ def _finite(value: object) -> float | None:
         return None
 
 
-def boolean(where: str, value: object) -> None:
-    """Raise unless the value is True or False."""
-    value_of(where, value, bool)
-
-
 def section(kind: type[T], given: object, where: str) -> T:
     """Read the dataclass of a section from plain data; null means the defaults."""
     read: T = value_of(where, {} if given is None else given, kind)

@@ -1,1 +1,1 @@
-"""All that touches verl. Nothing outside this folder and `verl_ext.cpu` imports verl."""
+"""All that touches verl. Only this folder and `verl_ext.cpu` import verl."""

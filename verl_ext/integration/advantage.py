@@ -143,7 +143,7 @@ def _trajectories(
             f"{name} normalises each reward separately and needs their names: set 'algorithm.rewards.keys=[...]' (or "
             f"'+algorithm.gdpo_reward_keys=[...]'); the samples have {listed(rewards.names())}"
         )
-    accuracy_key = settings.rewards.accuracy_key or ("acc" if "acc" in rewards else SCORE)
+    accuracy_key = settings.rewards.accuracy_in(rewards)
     score, kl_reward = total, None
     if settings.kl_in_reward and rewards.score is not None:
         score = rewards.score()
@@ -152,7 +152,7 @@ def _trajectories(
         raise DataError(
             "algorithm.use_kl_in_reward=True needs the scores before KL: pass them as batch['token_level_scores']"
         )
-    rewards.score = lambda: score
+    rewards.score = lambda: score  # so the component named `score` is without KL, where KL is in the reward
     accuracy = None
     if chain.needs_accuracy:
         threshold = settings.rewards.accuracy_threshold

@@ -54,7 +54,7 @@ class Components:
     response_lengths: Callable[[], Array] | None = None
     """Returns `[N]` tokens of the scored responses, whether the loss counts them or not; None if they are not known."""
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self.token_scores or key in self._in_infos or key in self.fields
 
     @cached_property
@@ -162,10 +162,10 @@ def of_batch(
     *,
     names: Collection[str] | None = None,
 ) -> Components:
-    """Read from verl's `non_tensor_batch` and `batch`, which have one entry per row.
+    """Read from verl's `non_tensor_batch` (`fields`) and `batch` (`tensors`), which have one entry per row.
 
-    `tensors` may read each field from another process, so a field is read only when it is needed. `names` are its
-    fields of which rewards may be read; None: all.
+    `tensors` may read each field from another process, so a field is read only when it is needed. `names` are the
+    fields of `tensors` that rewards may be read from; None: all.
     """
     rows = Rows.of_groups(groups, mask)
     present = set(map(str, tensors.keys())) if names is None and tensors is not None else set(names or ())

@@ -17,6 +17,7 @@ from verl_ext.integration import checkpoint, components, hooks, sampling, skip
 from verl_ext.integration.advantage import watch
 from verl_ext.integration.components import Components
 from verl_ext.integration.run import Run, current, run_of, wrap_init
+from verl_ext.settings import ACCURACY
 
 logger = logging.getLogger("verl_ext")
 
@@ -90,7 +91,7 @@ def missing_responses(trainer: Any, arrived: int) -> float:
 def _names(run: Run) -> list[str]:
     """Return the rewards and fields that the run reads."""
     own = run.settings.rewards
-    accuracy = [own.accuracy_key or "acc"] if run.chain is not None and run.chain.needs_accuracy else []
+    accuracy = [own.accuracy_key or ACCURACY] if run.chain is not None and run.chain.needs_accuracy else []
     fields = run.chain.needs_fields if run.chain is not None else ()
     return list(dict.fromkeys([*(own.keys or ()), *accuracy, *fields]))
 

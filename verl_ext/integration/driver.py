@@ -1,4 +1,7 @@
-"""Check the configuration in the driver, before Ray starts. Every process loads this module: checks are lazy."""
+"""Check the configuration in the driver, before Ray starts.
+
+Every process loads this module, so it imports the checks only when it runs them.
+"""
 
 from __future__ import annotations
 

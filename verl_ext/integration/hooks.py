@@ -33,10 +33,12 @@ logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO").upper())
 TESTED = ("0.9.0", "0.9.1")
 """The releases of verl that this package is tested with; the first is the oldest one that has plugins."""
 MARK = "__verl_ext__"
+"""The attribute by which a function of ours is known: a wrapper, or an estimator in verl's registry."""
 RULES: list[Callable[[Any], Iterable[Complaint]]] = []
 """Rules about a run's configuration that other plugins add; `check` and the start of a run judge by them."""
 
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""From verl's function to the wrapper that replaces it."""
 
 
 class _AfterImport(MetaPathFinder):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("verl_ext")
 
 ATTRIBUTE = "_verl_ext"
+"""The attribute of a trainer that holds its `Run`."""
 
 
 @dataclass(eq=False)
@@ -35,7 +36,7 @@ class Run:
     """verl's `algorithm.adv_estimator`; empty outside a trainer."""
     settings: Settings = field(default_factory=Settings)
     chain: Chain | None = None
-    """The estimator's steps, None for an estimator of verl's own."""
+    """The estimator's steps; None for an estimator of verl's own, and outside a trainer."""
     state: RunState = field(default_factory=RunState)
     trainer: Any = None
     accuracy: dict[str, Any] | None = None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import Chain
+from verl_ext.core.chain import CONDITION, Chain
 from verl_ext.core.groups import Bools
 from verl_ext.core.metrics import metric_names
 from verl_ext.errors import IntegrationError
@@ -79,7 +79,7 @@ class Rule:
         for uid, keep, mean in zip(batch.groups.labels, kept, batch.groups.mean(score).tolist(), strict=True):
             self.decided[str(uid)] = None if keep else mean
         varies = batch.groups.varies(batch.rewards)
-        self._count("finished", several | True)
+        self._count("finished", np.ones(len(kept), dtype=bool))
         self._count("dropped", ~kept)
         self._count("score_constant", constant)
         self._count("kept_with_constant_score", constant & kept)
@@ -96,7 +96,7 @@ def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -
     """Return `[G]` whether a reward with a weight varies after the conditions."""
     values = batch.rewards
     for step in chain.steps if chain is not None else ():
-        if step.name != "condition":
+        if step.name != CONDITION:
             break
         values = step.update(values, batch, None).values
     counts = np.ones(len(batch.keys), dtype=bool) if weights is None else np.asarray(weights) != 0

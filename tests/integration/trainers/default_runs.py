@@ -28,7 +28,7 @@ def components(update: Update) -> list[dict[str, Any]]:
 
 
 def as_batch(update: Update, config: Any) -> Any:
-    """The update's rows as the legacy trainer holds them: padded tensors, and components as arrays."""
+    """The update's rows as `RayPPOTrainer` holds them: padded tensors, and components as arrays."""
     from verl import DataProto
 
     mask = update.data["response_mask"].to_padded_tensor(0)
@@ -47,7 +47,7 @@ def as_batch(update: Update, config: Any) -> Any:
 
 
 def on_ray_trainer(update: Update, config: Any) -> torch.Tensor:
-    """The advantages that verl's legacy function computes for the update's rows, in a run of their own."""
+    """The advantages that `RayPPOTrainer`'s function computes for the update's rows, in a run of their own."""
     from verl.trainer.ppo import ray_trainer
 
     name = config.algorithm.adv_estimator

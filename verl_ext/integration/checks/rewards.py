@@ -115,7 +115,7 @@ def two_penalties(run: RunConfig) -> Iterator[Complaint]:
 
 def accuracy_of(settings: Settings) -> str:
     """Return the component that is the accuracy, as far as it is known before the run."""
-    return settings.rewards.accuracy_key or ("acc" if "acc" in (settings.rewards.keys or ()) else SCORE)
+    return settings.rewards.accuracy_in(settings.rewards.keys or ())
 
 
 def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:

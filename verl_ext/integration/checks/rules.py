@@ -69,7 +69,7 @@ def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
 
 
 def unread(run: RunConfig) -> Iterator[Complaint]:
-    """Entries that look like one of ours, where nothing reads them."""
+    """Settings that nothing reads: a misspelt one of ours, one at the top level, a misspelt preset."""
     from verl.trainer.config import AlgoConfig
 
     for text in misspelt(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)}):

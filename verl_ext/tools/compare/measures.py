@@ -12,6 +12,7 @@ from verl_ext.core.groups import Array, Groups, Index, divide
 
 QUARTERS = ("to 0.25", "to 0.5", "to 0.75", "below 1")
 _SAME = 1e-9
+"""Means and distances that differ by less count as equal."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from verl_ext.tools.arguments import parse_settings
 from verl_ext.tools.rollouts import TOKENS, Rollouts
 
 GRPO, RUN = "grpo", "run"
-ACCURACY = "acc"
-"""The reward that is the accuracy in a run, if the scorer returns it."""
 _SETTING = re.compile(r"\s+(?=[+~]*[\w.@/]+=)")
 """Where a setting begins. Spaces inside `[...]` and `{...}` are followed by no `KEY=`."""
 _ROUNDING = 1e-4
@@ -193,7 +191,7 @@ def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:
     named = (own.accuracy_key, own.accuracy_threshold)
     if "accuracy" in rollouts.table and named == (run.accuracy_key, run.accuracy_threshold):
         return "accuracy", rollouts.table["accuracy"].to_numpy(float)
-    key = own.accuracy_key or (ACCURACY if ACCURACY in rollouts.rewards else rollouts.total)
+    key = own.accuracy_in(rollouts.rewards, score=rollouts.total)
     if key == rollouts.total and own.accuracy_key is None and len(own.keys or ()) > 1:
         raise ConfigurationError(
             f"which reward is the accuracy? Set algorithm.rewards.accuracy_key to one of {listed(own.keys or ())}"
