@@ -63,12 +63,14 @@ class RewardsSettings:
 
 @dataclass(frozen=True)
 class VerlExtSettings:
-    """`algorithm.verl_ext`: dumps of advantages."""
+    """`algorithm.verl_ext`: dumps of advantages, and a shorter update."""
 
     dump_dir: str | None = None
     """Folder for one parquet file per update, with the rewards, group statistics and advantage of every trajectory.
 
     With an estimator of verl's own, `rewards.keys` must be set."""
+    skip_zero_advantage: bool = False
+    """Whether the actor's update leaves out responses whose advantages are all 0, which have no gradient."""
 
     def __post_init__(self) -> None:
         if self.dump_dir == "":

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from verl_ext.integration import checkpoint, components, hooks, sampling
+from verl_ext.integration import checkpoint, components, hooks, sampling, skip
 from verl_ext.integration.advantage import watch
 from verl_ext.integration.components import Components
 from verl_ext.integration.run import Run, current, run_of, wrap_init
@@ -31,6 +31,7 @@ def install(trainer_base: ModuleType) -> None:
         {
             "__init__": (lambda original: sampling.wrap_init(wrap_init(original)), ("self", "config")),
             "_compute_advantage": (wrap_compute_advantage, ("self", "batch", "metrics")),
+            "_update_actor": (wrap_update_actor, ("self", "batch", "metrics")),
             "_save_checkpoint": (checkpoint.wrap_save, ("self",)),
             "_load_checkpoint": (checkpoint.wrap_load, ("self",)),
         },
@@ -58,6 +59,15 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return _compute_advantage
+
+
+def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_update_actor(self, batch, metrics)`: ask for rows without advantage to be left out."""
+
+    def _update_actor(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        return skip.update(self, batch.extra_info, lambda: original(self, batch, metrics), lambda _: metrics)
+
+    return _update_actor
 
 
 def missing_responses(trainer: Any, arrived: int) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from verl_ext.core.groups import Groups
-from verl_ext.integration import checkpoint, components, hooks
+from verl_ext.integration import checkpoint, components, hooks, skip
 from verl_ext.integration.advantage import watch
 from verl_ext.integration.components import Components
 from verl_ext.integration.run import Run, current, last, outside, wrap_init
@@ -28,6 +28,7 @@ def install(ray_trainer: ModuleType) -> None:
         hooks.member(ray_trainer, "RayPPOTrainer"),
         {
             "__init__": (wrap_init, ("self", "config")),
+            "_update_actor": (wrap_update_actor, ("self", "batch")),
             "_save_checkpoint": (checkpoint.wrap_save, ("self",)),
             "_load_checkpoint": (checkpoint.wrap_load, ("self",)),
         },
@@ -65,6 +66,16 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return compute_advantage
+
+
+def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`_update_actor(self, batch)`: ask for rows without advantage to be left out."""
+
+    def _update_actor(self: Any, batch: Any) -> Any:
+        metrics_of = lambda output: output.meta_info["metrics"]  # noqa: E731
+        return skip.update(self, batch.meta_info, lambda: original(self, batch), metrics_of)
+
+    return _update_actor
 
 
 def wrap_compute_data_metrics(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -50,6 +50,8 @@ class Run:
     """Reads the rewards of the batch that is being computed: `read(uids, groups, mask)`."""
     metrics: Metrics = field(default_factory=dict)
     """Metrics of the last batch, until the trainer logs them."""
+    ranks_checked: bool = False
+    """Whether each rank of the actor has shown that it leaves rows out if it is asked to (see `skip`)."""
     dumps: Path | None = None
     """The folder for the dumps of this start or resume."""
 

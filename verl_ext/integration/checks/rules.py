@@ -32,6 +32,7 @@ from verl_ext.integration.checks.rewards import (
     wrong_arguments,
     wrong_components,
 )
+from verl_ext.integration.checks.update import skipped_rows
 from verl_ext.registry import BUILT_IN, declaration, refused
 from verl_ext.registry import GROUP as ENTRY_POINTS
 from verl_ext.settings import ANY_REWARD, misspelt, sections
@@ -306,7 +307,7 @@ def notes(run: RunConfig) -> Iterator[str]:
 
 ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments)
 """The rules for every configuration."""
-READ = (wrong_components, lost_penalty, filter_of_groups, without_effect)
+READ = (wrong_components, lost_penalty, filter_of_groups, without_effect, skipped_rows)
 """Those that need the settings."""
 BUILT = (missing_keys, trial, wrong_accuracy, two_penalties, rule_of_estimator, balance, loss_mode)
 """Those that need the steps of an estimator of ours."""
