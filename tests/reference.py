@@ -235,3 +235,88 @@ class History:
 
 def _sign(value: float) -> int:
     return (value > 0) - (value < 0)
+
+
+def left_one_out(values: Sequence[float], uids: Sequence[Hashable]) -> list[float]:
+    """Each value minus the mean of the others of its group."""
+    out = [NAN if math.isnan(value) else 0.0 for value in values]
+    for rows in groups(uids).values():
+        if has_variance([values[row] for row in rows]):
+            for row in rows:
+                others = scored([values[other] for other in rows if other != row])
+                out[row] = values[row] - statistics.fmean(others) if not math.isnan(values[row]) else NAN
+    return out
+
+
+def over_batch_std(values: Sequence[float], epsilon: float = 1e-6) -> list[float]:
+    known = scored(values)
+    return [value / ((statistics.stdev(known) if len(known) > 1 else 0.0) + epsilon) for value in values]
+
+
+def penalised(
+    values: Sequence[float], lengths: Sequence[float], max_length: int, buffer: int, factor: float = 1.0
+) -> list[float]:
+    """Nothing up to `max_length - buffer`, `factor` from `max_length` on, linear between."""
+    over = [min(max(length - (max_length - buffer), 0), buffer) / buffer for length in lengths]
+    return [value - factor * share for value, share in zip(values, over, strict=True)]
+
+
+def focal(
+    base: Sequence[float], uids: Sequence[Hashable], accuracy: Sequence[float], gamma: float = 1.0
+) -> list[float]:
+    out = list(base)
+    for rows in groups(uids).values():
+        known = scored([accuracy[row] for row in rows])
+        for row in rows:
+            out[row] *= (1 - statistics.fmean(known)) ** gamma if known else 1.0
+    return out
+
+
+def maxrl(total: Sequence[float], uids: Sequence[Hashable], epsilon: float = 1e-6) -> list[float]:
+    out = centred(total, uids)
+    for rows in groups(uids).values():
+        known = scored([total[row] for row in rows])
+        for row in rows:
+            out[row] = out[row] / (statistics.fmean(known) + epsilon) if known and out[row] else out[row]
+    return learnt(out)
+
+
+def whitened(total: Sequence[float], lengths: Sequence[float], over: str, epsilon: float) -> list[float]:
+    counted = []  # each value as often as it counts
+    for value, length in zip(total, lengths, strict=True):
+        if not math.isnan(value):
+            counted.extend([value] * (1 if over == "sequence" else int(length)))
+    if not counted:
+        return list(total)
+    mean, variance = statistics.fmean(counted), statistics.variance(counted) if len(counted) > 1 else 0.0
+    divisor = math.sqrt(variance) + epsilon if over == "sequence" else math.sqrt(variance + 1e-8)
+    return [(value - mean) / divisor for value in total]
+
+
+def gd2po(
+    columns: Mapping[str, Sequence[float]],
+    uids: Sequence[Hashable],
+    lengths: Sequence[float],
+    *,
+    weights: Sequence[float],
+    conflict: str = "hard",
+    tau: float = 0.2,
+    whiten: str = "token",
+    epsilon: float = 1e-6,
+    norm_by_std: bool = True,
+) -> list[float]:
+    scaled = [over_std(column, uids, epsilon) if norm_by_std else centred(column, uids) for column in columns.values()]
+    total = weighted_total(scaled, weights)
+    for rows in groups(uids).values():
+        dropped = []
+        for row in rows:
+            parts = [weight * column[row] for column, weight in zip(scaled, weights, strict=True)]
+            parts = scored(parts)
+            if any(part > 1e-8 for part in parts) and any(part < -1e-8 for part in parts):
+                ratio = abs(math.fsum(parts)) / (math.fsum(map(abs, parts)) + 1e-8)
+                if conflict == "hard" or ratio < tau:
+                    dropped.append(row)
+        known = [row for row in rows if not math.isnan(total[row])]
+        for row in known:
+            total[row] = NAN if row in dropped else total[row] * (1 - len(dropped) / len(known))
+    return learnt(total if whiten == "none" else whitened(total, lengths, whiten, epsilon))

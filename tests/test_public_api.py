@@ -28,7 +28,7 @@ def test_the_names_that_the_package_exports():
 
 
 def test_the_estimators_by_name():
-    assert set(verl_ext.ESTIMATORS) == {"compose", "dgpo", "drgrpo", "gdpo", "hadw"}
+    assert set(verl_ext.ESTIMATORS) == {"compose", "dgpo", "drgrpo", "gd2po", "gdpo", "hadw", "maxrl"}
     with pytest.raises(TypeError):
         verl_ext.ESTIMATORS["mine"] = build
 
@@ -47,7 +47,21 @@ def test_an_error_is_ours_and_of_a_standard_type():
         (run_state, []),
         (use_run_state, ["state"]),
         (Settings.parse, ["algorithm", "*loss_agg_mode"]),
-        (Batch.of, ["rewards", "labels", "*groups", "*keys", "*lengths", "*accuracy", "*kl_reward", "*outputs"]),
+        (
+            Batch.of,
+            [
+                "rewards",
+                "labels",
+                "*groups",
+                "*keys",
+                "*lengths",
+                "*accuracy",
+                "*kl_reward",
+                "*outputs",
+                "*response_lengths",
+                "*fields",
+            ],
+        ),
         (Chain.__call__, ["self", "batch", "state"]),
         (Chain.init, ["self"]),
         (RunState.reset, ["self"]),

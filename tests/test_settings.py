@@ -38,6 +38,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "fixed_anchor": None,
     },
     "drgrpo": {"check_loss": True},
+    "gd2po": {"conflict": "hard", "tau": 0.2, "whiten": "token", "epsilon": 1e-6},
+    "maxrl": {"epsilon": 1e-6},
     "compose": {"steps": None},
 }
 # Another value of each setting, with which the steps of the estimator in this row differ.
@@ -59,6 +61,13 @@ OTHER: list[tuple[str, str, dict[str, Any]]] = [
     ("hadw", "eta", {"hadw": {"eta": 0.5}}),
     ("hadw", "eta_min", {"hadw": {"eta_min": 0.0}}),
     ("hadw", "fixed_anchor", {"hadw": {"anchor": "fixed", "fixed_anchor": 0.5}}),
+    ("gd2po", "conflict", {"gd2po": {"conflict": "snr"}}),
+    ("gd2po", "tau", {"gd2po": {"conflict": "snr", "tau": 0.8}}),
+    ("gd2po", "whiten", {"gd2po": {"whiten": "sequence"}}),
+    ("gd2po", "epsilon", {"gd2po": {"epsilon": 1e-4}}),
+    ("gd2po", "weights", {"rewards": {**TWO, "weights": [1, 2]}}),
+    ("gd2po", "norm_adv_by_std_in_grpo", {"norm_adv_by_std_in_grpo": False}),
+    ("maxrl", "epsilon", {"maxrl": {"epsilon": 1e-4}}),
     ("hadw", "gdpo.scale", {"hadw": {"base": "gdpo"}, "gdpo": {"scale": "none"}}),
 ]
 
@@ -78,7 +87,7 @@ def test_a_setting_reaches_the_steps(name: str, algorithm: dict[str, Any]) -> No
 
 def test_no_setting_of_an_estimator_is_without_a_row() -> None:
     rows = {(name, setting) for name, setting, _ in OTHER}
-    for name in ("gdpo", "dgpo", "hadw"):
+    for name in ("gdpo", "dgpo", "gd2po", "hadw", "maxrl"):
         assert {(name, item.name) for item in dataclasses.fields(SECTIONS[name])} <= rows
 
 

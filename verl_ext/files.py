@@ -9,9 +9,6 @@ from pathlib import Path
 
 from verl_ext.errors import ConfigurationError
 
-DUMPS = "advantages-*.parquet"
-"""The files of `algorithm.verl_ext.dump_dir`."""
-
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:

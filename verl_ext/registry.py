@@ -24,8 +24,10 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "compose": "verl_ext.estimators.compose:compose",
         "dgpo": "verl_ext.estimators.dgpo:dgpo",
         "drgrpo": "verl_ext.estimators.drgrpo:drgrpo",
+        "gd2po": "verl_ext.estimators.gd2po:gd2po",
         "gdpo": "verl_ext.estimators.gdpo:gdpo",
         "hadw": "verl_ext.estimators.hadw:hadw",
+        "maxrl": "verl_ext.estimators.maxrl:maxrl",
     }
 )
 GROUP = "verl_ext.estimators"

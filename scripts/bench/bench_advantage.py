@@ -37,8 +37,8 @@ OURS = tuple(name for name in ESTIMATORS if name != "compose")
 
 
 def algorithm(name: str) -> DictConfig:
-    """The section `algorithm` of a run: gdpo over two rewards, the others over the score."""
-    keys = {"rewards": {"keys": ["correctness", "format"]}} if name == "gdpo" else {}
+    """The section `algorithm` of a run: gdpo and gd2po over two rewards, the others over the score."""
+    keys = {"rewards": {"keys": ["correctness", "format"]}} if name in ("gd2po", "gdpo") else {}
     theirs = {"gdpo_reward_keys": ["correctness", "format"]} if name == "verl gdpo" else {}
     section = {"adv_estimator": name, "norm_adv_by_std_in_grpo": True, "use_kl_in_reward": False, **keys, **theirs}
     config = {"algorithm": section, "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean"}}}

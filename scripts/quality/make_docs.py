@@ -28,9 +28,10 @@ All settings are under `algorithm:` in verl's configuration. A preset (`+verl_ex
 types and values out of range raise an error before Ray starts. A setting that has no effect because of another one
 raises an error or logs a warning.
 
-verl's own `norm_adv_by_std_in_grpo=False` works with `gdpo` and `hadw`. `dgpo` raises an error, because it divides by
-the mean absolute deviation (with `dgae=True`); `drgrpo` never divides. `use_kl_in_reward=True` adds the KL term to the
-combined reward. `gdpo` has no combined reward and raises an error.
+verl's own `norm_adv_by_std_in_grpo=False` works with `gdpo`, `gd2po` and `hadw`. `dgpo` raises an error, because it
+divides by the mean absolute deviation (with `dgae=True`); `drgrpo` and `maxrl` never divide by a std.
+`use_kl_in_reward=True` adds the KL term to the combined reward. `gdpo` and `gd2po` have no combined reward, and `maxrl`
+needs rewards of at least 0: all three raise an error.
 """
 
 

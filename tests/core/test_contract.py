@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batches import Rollout, rollouts
-from verl_ext.core import history, steps
+from verl_ext.core import conflicts, history, steps
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Step
 from verl_ext.core.history import WeighByHistory
@@ -21,9 +21,16 @@ CONDITIONS = MappingProxyType({"a": steps.Requirement("b", 0.5)})
 # Each step in each of its kinds, and how many columns it takes.
 STEPS = {
     "condition": (steps.Condition(CONDITIONS), 2),
+    "penalise length": (steps.PenaliseLength(8, 4, reward="b"), 2),
+    "penalise length of the sum": (steps.PenaliseLength(8, 4), 1),
+    "divide by mean": (steps.DivideByMean(), 2),
+    "divide by batch std": (steps.DivideByBatchStd(), 2),
     "centre": (steps.Centre(), 2),
+    "centre, leave one out": (steps.Centre(leave_one_out=True), 2),
     "scale by std": (steps.ScaleByStd(), 2),
     "scale by mad": (steps.ScaleByMad(), 2),
+    "drop conflicts": (conflicts.DropConflicts(weights=(2.0, -0.5)), 2),
+    "drop conflicts, snr": (conflicts.DropConflicts("snr", 0.8), 2),
     "weigh and sum": (steps.WeighAndSum((2.0, -0.5)), 2),
     "weigh and sum, 1 each": (steps.WeighAndSum(), 2),
     "whiten over sequences": (steps.Whiten("sequence"), 1),
@@ -31,6 +38,7 @@ STEPS = {
     "balance tokens": (steps.Balance("token"), 1),
     "balance sequences": (steps.Balance("sequence"), 1),
     "weigh by difficulty": (steps.WeighByDifficulty(), 1),
+    "weigh by focal": (steps.WeighByFocal(), 1),
     "weigh by history, soft": (WeighByHistory("soft"), 1),
     "weigh by history, window": (WeighByHistory("window"), 1),
     "weigh by history, fixed": (WeighByHistory("fixed", fixed_anchor=0.3), 1),
@@ -53,19 +61,25 @@ def batch_of(rollout: Rollout) -> Batch:
         keys=tuple(rollout.columns),
         lengths=rollout.lengths,
         accuracy=rollout.accuracy,
+        response_lengths=rollout.lengths,
     )
+
+
+def values_of(step, columns: int, batch: Batch) -> np.ndarray:
+    values = batch.rewards[:, :columns].copy()
+    return np.abs(values) if isinstance(step, steps.DivideByMean) else values  # it refuses negative ones
 
 
 def run(step, columns: int, rollout: Rollout):
     batch = batch_of(rollout)
-    values = batch.rewards[:, :columns]
+    values = values_of(step, columns, batch)
     return values, step.update(values, batch, started(step))
 
 
 def test_every_step_there_is_is_in_this_suite():
     defined = {
         found
-        for module in (steps, history)
+        for module in (steps, conflicts, history)
         for found in vars(module).values()
         if isinstance(found, type) and issubclass(found, Step) and hasattr(found, "name")
     }
@@ -88,6 +102,8 @@ def test_values_are_float64_and_nan_where_nothing_is_scored_and_metrics_are_fini
     missing = np.isnan(values)
     if isinstance(step, steps.WeighAndSum):
         missing = missing.all(axis=1, keepdims=True)
+    elif isinstance(step, conflicts.DropConflicts):
+        missing = missing | np.isnan(update.values).all(axis=1, keepdims=True)
     elif isinstance(step, steps.Condition):
         missing = np.stack([missing[:, 0] | missing[:, 1], missing[:, 1]], axis=1)
     np.testing.assert_array_equal(np.isnan(update.values), missing)
@@ -100,7 +116,7 @@ def test_values_are_float64_and_nan_where_nothing_is_scored_and_metrics_are_fini
 @given(rollout=rollouts())
 def test_inputs_are_not_written_to(step, columns, rollout):
     batch = batch_of(rollout)
-    values = batch.rewards[:, :columns].copy()
+    values = values_of(step, columns, batch)
     watched = [values, batch.rewards, batch.lengths, batch.accuracy]
     before = [array.copy() for array in watched]
     for array in watched:
@@ -129,6 +145,6 @@ def test_the_order_of_rows_does_not_matter(step, columns, rollout, data):
 @EVERY_STEP
 @pytest.mark.filterwarnings("error")
 def test_an_empty_batch_gives_an_empty_result(step, columns):
-    batch = Batch.of([], [], keys=("a", "b"), accuracy=[])
+    batch = Batch.of([], [], keys=("a", "b"), accuracy=[], response_lengths=[])
     update = step.update(batch.rewards[:, :columns], batch, step.init())
     assert update.values.shape == (0, 1 if isinstance(step, steps.WeighAndSum) else columns)

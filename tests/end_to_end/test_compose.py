@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
-TIMEOUT = 300
+TIMEOUT = 1200
 KEYS = "+algorithm.rewards.keys=[score,length]"
 OWN = """
     from dataclasses import dataclass

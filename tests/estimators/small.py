@@ -15,7 +15,7 @@ X, Y = [1.0, 0.0, 0.0, 2.0], [0.0, 1.0, 5.0, 3.0]
 
 def config_for(name: str, **more: Any) -> dict[str, Any]:
     """What an estimator cannot do without."""
-    needed = {"gdpo": GDPO, "compose": {"compose": {"steps": ["weigh_and_sum", "centre"]}}}
+    needed = {"gd2po": GDPO, "gdpo": GDPO, "compose": {"compose": {"steps": ["weigh_and_sum", "centre"]}}}
     return needed.get(name, {}) | more
 
 

@@ -52,8 +52,11 @@ def test_a_named_estimator_and_its_list_give_the_same_bits(name, config, batches
 
 
 def test_every_step_stands_in_the_list_of_some_estimator():
-    used = {step.name for name, config in EVERY for step in build(name, Settings.parse(config)).steps}
-    assert used >= set(STEPS)  # an estimator may have steps of its own
+    """Or in a list of docs/pages/lists.md; tests/test_docs_lists.py computes with those."""
+    named = [*EVERY, ("maxrl", {})]
+    used = {step.name for name, config in named for step in build(name, Settings.parse(config)).steps}
+    in_lists = {"divide_by_batch_std", "penalise_length", "weigh_by_focal"}
+    assert used | in_lists >= set(STEPS)  # an estimator may have steps of its own
 
 
 def test_settings_at_their_defaults_are_listed_where_that_is_asked_for():
@@ -111,6 +114,31 @@ WRONG = [
     ([*SUMMED, {"step": 3}], ("steps[2]", "{step: name, setting: value}", "found {'step': 3}")),
     ([{"epsilon": 1}, *SUMMED], ("steps[0]", "{step: name, setting: value}", "found {'epsilon': 1}")),
     (["no.such.module:Step", *SUMMED], ("'no.such.module:Step'", "No module named 'no'", "PYTHONPATH")),
+    (["centre", "divide_by_mean", "weigh_and_sum"], ("steps[1]", "divide_by_mean", "not come after centre")),
+    ([*SUMMED, "divide_by_batch_std"], ("steps[2]", "divide_by_batch_std", "not come after centre")),
+    (["drop_conflicts", "centre", "weigh_and_sum"], ("steps[0]", "drop_conflicts", "must come after centre")),
+    (["weigh_and_sum", "centre", "drop_conflicts"], ("steps[2]", "drop_conflicts", "not come after weigh_and_sum")),
+    (["centre", "drop_conflicts", "scale_by_std", "weigh_and_sum"], ("scale_by_std", "not come after drop_conflicts")),
+    (
+        ["centre", {"step": "drop_conflicts", "tau": 0.5}, "weigh_and_sum"],
+        ("steps[1]", "tau=0.5", "conflict=hard", "conflict=snr"),
+    ),
+    (
+        ["centre", {"step": "drop_conflicts", "weights": [1, 2]}, "weigh_and_sum"],
+        ("steps[1]", "drop_conflicts", "algorithm.rewards.weights"),
+    ),
+    (["weigh_by_focal", *SUMMED], ("steps[0]", "weigh_by_focal", "must come after weigh_and_sum")),
+    ([*SUMMED, {"step": "weigh_by_focal", "gamma": -1}], ("weigh_by_focal.gamma", "at least 0", "found -1")),
+    ([{"step": "penalise_length", "buffer": 4}, *SUMMED], ("steps[0]", "penalise_length", "'max_length'")),
+    (
+        [{"step": "penalise_length", "max_length": 4, "buffer": 5}, *SUMMED],
+        ("steps[0]", "buffer=5", "at most", "max_length=4"),
+    ),
+    ([*SUMMED, {"step": "penalise_length", "max_length": 4, "buffer": 2}], ("steps[2]", "not come after centre")),
+    (
+        ["weigh_and_sum", {"step": "centre", "leave_one_out": True}, "scale_by_std"],
+        ("leave_one_out", "scale_by_std", "undoes"),
+    ),
     (["verl_ext.core.steps:Whitten", *SUMMED], ("verl_ext.core.steps", "no attribute 'Whitten'")),
     (["verl_ext.core.steps:listed", *SUMMED], ("'verl_ext.core.steps:listed'", "verl_ext.Step")),
     (["verl_ext.core.steps:Centre", *SUMMED], ("'centre'", "rename 'verl_ext.core.steps:Centre'")),
@@ -133,6 +161,8 @@ def test_settings_that_the_list_cannot_honour_are_refused():
     with pytest.raises(ConfigurationError, match=facts("use_kl_in_reward=True", "use_kl_loss=True")):
         composed("centre", "weigh_and_sum", use_kl_in_reward=True)
     assert composed(*SUMMED, use_kl_in_reward=True).steps
+    with pytest.raises(ConfigurationError, match=facts("use_kl_in_reward=True", "divide_by_mean")):
+        composed("weigh_and_sum", "divide_by_mean", "centre", use_kl_in_reward=True)
     with pytest.raises(ConfigurationError, match=facts("norm_adv_by_std_in_grpo=False", "scale_by_std")):
         composed(*SUMMED, "scale_by_std", norm_adv_by_std_in_grpo=False)
 

@@ -12,9 +12,8 @@ from tests.estimators.every import EVERY, KEEPS_DEAD, run
 
 @EVERY
 def test_a_group_of_one_has_no_advantage(name, config):
-    if name == "gdpo":
-        config = config | {"gdpo": {}}  # over tokens 0 is shifted, as in verl
-    rollout = Rollout(list("abbc"), {"a": [1.0, 1, 0, 0], "b": [3.0, 0, 1, 9]}, [2] * 4, [1.0, 1, 0, 0])
+    config = config | {"gdpo": {}, "gd2po": {"whiten": "none"}}  # over tokens 0 is shifted, as in verl
+    rollout = Rollout(list("abbc"), {"a": [1.0, 1, 0, 0], "b": [3.0, 1, 0, 9]}, [2] * 4, [1.0, 1, 0, 0])
     found = run(name, config, rollout).rows
     assert found[[0, 3]].tolist() == [0, 0]
     assert (found[[1, 2]] != 0).all()

@@ -43,6 +43,10 @@ class Batch:
     """`[N]` rows of verl's batch that belong to the trajectory."""
     count_tokens: Callable[[], Counts]
     """Returns the lengths. Called only when a step needs them, because it reads the whole mask."""
+    count_response: Callable[[], Counts] | None
+    """Returns the tokens of each response, whether they count in the loss or not; None if they are not known."""
+    read_field: Callable[[str], Sequence[Any]] | None
+    """Returns `N` entries of a field of verl's batch; None outside a run."""
 
     @cached_property
     def lengths(self) -> Array:
@@ -57,6 +61,18 @@ class Batch:
             )
         return self.accuracy
 
+    def response_lengths_for(self, step: str) -> Array:
+        """`[N]` tokens of the response, or an error that names the step which needs them."""
+        if self.count_response is None:
+            raise ConfigurationError(f"step {step!r} needs the length of each response, which is not known here")
+        return _within("response_lengths", self.count_response(), len(self.rewards), MOST_TOKENS)
+
+    def fields(self, name: str) -> Sequence[Any]:
+        """`N` entries of a field of verl's batch, such as `data_source`, which a step has in `needs_fields`."""
+        if self.read_field is None:
+            raise ConfigurationError(f"a step needs the field {name!r} of verl's batch, which is not known here")
+        return self.read_field(name)
+
     @classmethod
     def of(
         cls,
@@ -69,11 +85,14 @@ class Batch:
         accuracy: Counts | None = None,
         kl_reward: Counts | None = None,
         outputs: Counts | None = None,
+        response_lengths: Counts | Callable[[], Counts] | None = None,
+        fields: Callable[[str], Sequence[Any]] | None = None,
     ) -> Batch:
         """Check the shapes and that the rewards are finite, then build the batch.
 
         `labels` are the prompts' uids. Pass `groups` if they are already grouped. `lengths` and `outputs` default to 1
-        each.
+        each; `lengths` count the tokens in the loss, `response_lengths` all tokens of a response. `fields` returns the
+        entries of a field by its name.
         """
         size = len(labels)
         matrix = _shaped("rewards", rewards, (size, len(keys)), keys).view()
@@ -88,10 +107,16 @@ class Batch:
             kl_reward=None if kl_reward is None else _kl_reward(kl_reward, matrix, labels),
             outputs=np.ones(size) if outputs is None else _within("outputs", outputs, size, MOST_TOKENS),
             count_tokens=counts if callable(counts) else lambda: counts,
+            count_response=_later(response_lengths),
+            read_field=fields,
         )
         if not callable(counts):
             batch.lengths  # noqa: B018 - raises for wrong lengths
         return batch
+
+
+def _later(counts: Counts | Callable[[], Counts] | None) -> Callable[[], Counts] | None:
+    return counts if counts is None or callable(counts) else lambda: counts
 
 
 def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable]) -> None:

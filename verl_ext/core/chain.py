@@ -58,6 +58,8 @@ class Step:
     """The name of the step in a list of steps."""
     needs_accuracy: ClassVar[bool] = False
     """Whether the step reads `batch.accuracy`."""
+    needs_fields: ClassVar[tuple[str, ...]] = ()
+    """The fields of verl's batch that the step reads with `batch.fields(name)`; others are not fetched."""
     after: ClassVar[Order] = MappingProxyType({})
     """Steps that must come before this one, each with the reason."""
     not_after: ClassVar[Order] = MappingProxyType({})
@@ -112,6 +114,11 @@ class Chain:
     def needs_accuracy(self) -> bool:
         """Whether a step reads the accuracy."""
         return any(step.needs_accuracy for step in self.steps)
+
+    @property
+    def needs_fields(self) -> tuple[str, ...]:
+        """The fields of verl's batch that the steps read."""
+        return tuple(dict.fromkeys(name for step in self.steps for name in step.needs_fields))
 
     @property
     def per_reward(self) -> bool:

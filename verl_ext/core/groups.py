@@ -70,11 +70,6 @@ class Groups:
     def __len__(self) -> int:
         return len(self.starts)
 
-    @property
-    def firsts(self) -> Index:
-        """`[G]` the first trajectory of each group."""
-        return self.order[self.starts]
-
     def sum(self, x: Array) -> Array:
         """Sum of the scored values."""
         total: Array = np.add.reduceat(np.where(np.isnan(x), 0.0, x)[self.order], self.starts)

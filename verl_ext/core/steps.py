@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -12,19 +12,20 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import CONDITION, SUM, Order, Step, Update
-from verl_ext.core.groups import TOLERANCE, Array, Bools
+from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
 from verl_ext.core.metrics import Metrics, metric_names
 from verl_ext.core.typed import limited
-from verl_ext.errors import ConfigurationError, listed
+from verl_ext.errors import ConfigurationError, DataError, listed
 
 _UNDOES: Order = MappingProxyType(
     dict.fromkeys(
-        ("balance", "weigh_by_difficulty", "weigh_by_history"),
+        ("balance", "drop_conflicts", "weigh_by_difficulty", "weigh_by_focal", "weigh_by_history"),
         "dividing within the group afterwards undoes its factors",
     )
     | {"whiten": "whitening moves groups off their centre, and dividing afterwards undoes it"}
 )
 _CENTRED: Order = MappingProxyType({"centre": "it divides values that are centred in their group"})
+_UNCENTRED: Order = MappingProxyType({"centre": "centred values no longer have the mean and the spread of the rewards"})
 _SUMMED: Order = MappingProxyType({SUM: "it takes one value per trajectory"})
 
 
@@ -77,18 +78,109 @@ class Condition(Step):
 
 
 @dataclass(frozen=True)
+class PenaliseLength(Step):
+    """`r + factor clip((max_length - buffer - len) / buffer, -1, 0)`: less for responses nearly too long (DAPO).
+
+    `len` counts every token of the response, also those that the loss leaves out. `reward` names the reward that gets
+    the penalty, before the sum; without it the sum gets it. `too_long_share` is the share of responses with a penalty,
+    `length_penalty` what it is on average.
+    """
+
+    name: ClassVar[str] = "penalise_length"
+    not_after: ClassVar[Order] = MappingProxyType(
+        dict.fromkeys(
+            ("centre", "divide_by_batch_std", "divide_by_mean", "whiten"), "the penalty is part of the reward"
+        )
+    )
+    max_length: int = limited(MISSING, low=1)
+    """The length with the whole penalty: `data.max_response_length`."""
+    buffer: int = limited(MISSING, low=1)
+    """The last tokens before it, over which the penalty grows."""
+    reward: str | None = None
+    factor: float = limited(1.0, above=0.0)
+
+    def __post_init__(self) -> None:
+        if self.buffer > self.max_length:
+            raise ConfigurationError(f"{self.name}: buffer={self.buffer} must be at most max_length={self.max_length}")
+
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+        if self.reward is None:
+            column = 0
+            _single(values)
+        elif self.reward in batch.keys and values.shape[1] == len(batch.keys):
+            column = batch.keys.index(self.reward)
+        else:
+            raise ConfigurationError(
+                f"{self.name}: reward={self.reward!r} must be one of {listed(batch.keys)}, and the step come before "
+                f"{SUM}; without `reward` it comes after it"
+            )
+        room = self.max_length - self.buffer - batch.response_lengths_for(self.name)
+        penalty = self.factor * np.clip(room / self.buffer, -1.0, 0.0)
+        out: Array = values.copy()
+        out[:, column] += penalty
+        share, average = ((penalty < 0).mean(), penalty.mean()) if len(penalty) else (0.0, 0.0)
+        return Update(out, metrics={"too_long_share": float(share), "length_penalty": float(average)})
+
+
+@dataclass(frozen=True)
+class DivideByMean(Step):
+    """`x / (mean_g(x) + epsilon)` of rewards of at least 0, before they are centred (MaxRL).
+
+    All of a group is 0 if its mean is 0 or its values do not vary.
+    """
+
+    name: ClassVar[str] = "divide_by_mean"
+    not_after: ClassVar[Order] = _UNCENTRED
+    epsilon: float = limited(1e-6, above=0.0)
+
+    def apply(self, values: Array, batch: Batch) -> Array:
+        if (negative := values < -TOLERANCE).any():
+            row, column = np.argwhere(negative)[0]
+            raise DataError(
+                f"{self.name} (maxrl) needs rewards of at least 0, found {values[row, column]:g} for uid "
+                f"{batch.groups.labels[batch.groups.ids[row]]!r}: map them in the reward function, for example from "
+                "[-1, 1] to [0, 1], and use no negative weight"
+            )
+        mean, varies = batch.groups.variation(values)
+        scale = np.divide(1.0, mean + self.epsilon, out=np.zeros(mean.shape), where=varies & (mean > 0))
+        divided: Array = values * batch.groups.broadcast(scale)
+        return divided
+
+
+@dataclass(frozen=True)
+class DivideByBatchStd(Step):
+    """`x / (std(x) + epsilon)` before centring, std with n - 1 over the whole batch (Lite PPO)."""
+
+    name: ClassVar[str] = "divide_by_batch_std"
+    not_after: ClassVar[Order] = _UNCENTRED
+    epsilon: float = limited(1e-6, above=0.0)
+
+    def apply(self, values: Array, batch: Batch) -> Array:
+        count = (~np.isnan(values)).sum(axis=0).astype(np.float64)
+        mean = divide(np.nansum(values, axis=0), count)
+        std = np.sqrt(divide(np.nansum(np.square(values - mean), axis=0), count - 1))
+        divided: Array = values / (std + self.epsilon)
+        return divided
+
+
+@dataclass(frozen=True)
 class Centre(Step):
     """`x - mean_g(x)`, exactly 0 in a group without variance and in a group of one.
 
-    A group whose range is at most `1e-6 max(1, |mean|)` has no variance.
+    A group whose range is at most `1e-6 max(1, |mean|)` has no variance. With `leave_one_out` the mean is that of the
+    other responses: `n / (n - 1) (x - mean_g(x))`, n the scored responses of the group (RLOO).
     """
 
     name: ClassVar[str] = "centre"
+    leave_one_out: bool = False
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
         mean, varies = groups.variation(values)
         centred = values - groups.broadcast(mean)
+        if self.leave_one_out:
+            count = groups.count(values)
+            centred = centred * groups.broadcast(divide(count, count - 1))
         return np.where(groups.broadcast(varies) | np.isnan(centred), centred, 0.0)
 
 
@@ -245,6 +337,26 @@ class WeighByDifficulty(Step):
             weights[live] = lam
             metrics |= {"difficulty_weight_max": float(lam.max()), "difficulty_weight_min": float(lam.min())}
         return Update(values * batch.groups.broadcast(weights)[:, None], metrics=metrics)
+
+
+@dataclass(frozen=True)
+class WeighByFocal(Step):
+    """`x (1 - p_g)^gamma`, `p_g` the group's mean accuracy: easy groups count less (F-GRPO).
+
+    A group without a scored accuracy keeps its values.
+    """
+
+    name: ClassVar[str] = "weigh_by_focal"
+    needs_accuracy: ClassVar[bool] = True
+    after: ClassVar[Order] = _SUMMED
+    not_after: ClassVar[Order] = MappingProxyType({"weigh_by_focal": "the weights would apply twice"})
+    gamma: float = limited(1.0, low=0.0)
+
+    def apply(self, values: Array, batch: Batch) -> Array:
+        accuracy = batch.groups.mean(batch.accuracy_for(self.name))
+        weights = np.where(np.isnan(accuracy), 1.0, (1.0 - accuracy) ** self.gamma)
+        weighed: Array = values * batch.groups.broadcast(weights)[:, None]
+        return weighed
 
 
 def _without_rounding(values: Array, batch: Batch) -> tuple[Array, bool]:

@@ -28,7 +28,7 @@ MOST_ANSWERS = 256
 CACHE_BYTES = 1.5e9
 """Keys and values of the answers that the embedded rollout generates at once, less than a micro-batch of the update."""
 PROCESSES_BYTES = 3.9e9
-"""Memory of verl's processes alone, without a model (`scripts/bench_start.py`)."""
+"""Memory of verl's processes alone, without a model, as it was measured."""
 COPIES_OF_LOGITS = 6
 """In the update, in fp32: logits, log-softmax, entropy and their gradients."""
 

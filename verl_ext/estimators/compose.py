@@ -9,7 +9,8 @@ r"""`adv_estimator=compose`: an estimator written as a list of steps in the conf
 A list may name the steps of the named estimators, which `python -m verl_ext show NAME` prints as such lists, and steps
 of your own as `package.module:Class`. These need no registration, but must be importable where verl's trainer runs.
 Names, settings and order are checked when the list is read. Exactly one step is `weigh_and_sum`, which applies
-`algorithm.rewards.weights`: a method that combines rewards in another way scales them before the sum.
+`algorithm.rewards.weights`: a method that combines rewards in another way scales them before the sum. A step with a
+field `weights` gets them, too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import SUM, Chain, Step
+from verl_ext.core.conflicts import DropConflicts
 from verl_ext.core.groups import Array
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.state import plain_state
@@ -33,10 +35,14 @@ from verl_ext.core.steps import (
     Balance,
     Centre,
     Condition,
+    DivideByBatchStd,
+    DivideByMean,
+    PenaliseLength,
     ScaleByMad,
     ScaleByStd,
     WeighAndSum,
     WeighByDifficulty,
+    WeighByFocal,
     Whiten,
 )
 from verl_ext.core.typed import make
@@ -47,13 +53,18 @@ from verl_ext.settings import Settings
 WHERE = "algorithm.compose.steps"
 _KINDS: tuple[type[Step], ...] = (
     Condition,
+    PenaliseLength,
+    DivideByMean,
+    DivideByBatchStd,
     Centre,
     ScaleByStd,
     ScaleByMad,
+    DropConflicts,
     WeighAndSum,
     Whiten,
     Balance,
     WeighByDifficulty,
+    WeighByFocal,
     WeighByHistory,
 )
 STEPS: Mapping[str, type[Step]] = MappingProxyType({kind.name: kind for kind in _KINDS})
@@ -105,7 +116,7 @@ def _step(item: str | Mapping[str, Any], where: str, settings: Settings) -> Step
         raise ConfigurationError(
             f"{where}: {unknown('step', name, STEPS)}, or package.module:Class for one of your own"
         )
-    if kind is WeighAndSum:
+    if "weights" in getattr(kind, "__dataclass_fields__", ()):
         if "weights" in given:
             raise ConfigurationError(f"{where}: set the weights of {name} by algorithm.rewards.weights")
         given["weights"] = settings.rewards.weights
@@ -163,11 +174,22 @@ def _check_against(chain: Chain, settings: Settings) -> None:
             f"works on each reward separately before {SUM}; set algorithm.use_kl_in_reward=False and, to keep a KL "
             "term, actor_rollout_ref.actor.use_kl_loss=True"
         )
+    names = [step.name for step in chain.steps]
+    if settings.kl_in_reward and DivideByMean.name in names:
+        raise ConfigurationError(
+            f"algorithm.use_kl_in_reward=True does not work with {DivideByMean.name} in {WHERE}, which needs rewards "
+            "of at least 0: KL may make them negative; set algorithm.use_kl_in_reward=False"
+        )
     dividing = [step.name for step in chain.steps if isinstance(step, ScaleByStd | ScaleByMad)]
     if dividing and not settings.norm_by_std:
         raise ConfigurationError(
             f"algorithm.norm_adv_by_std_in_grpo=False contradicts {dividing[0]} in {WHERE}: remove the step from the "
             "list, or set norm_adv_by_std_in_grpo=True"
+        )
+    if dividing and any(isinstance(step, Centre) and step.leave_one_out for step in chain.steps):
+        raise ConfigurationError(
+            f"leave_one_out multiplies a group by n / (n - 1), which {dividing[0]} in {WHERE} undoes: remove one of "
+            "them"
         )
 
 
@@ -178,7 +200,10 @@ def try_out(build: Callable[[Settings], Chain], settings: Settings) -> str | Non
     """
     keys = settings.rewards.keys or ("score",)
     try:
-        advantages = _trial(build(settings), keys)
+        chain = build(settings)
+        if chain.needs_fields:  # nobody can make them up
+            return None
+        advantages = _trial(chain, keys)
         if not np.isfinite(advantages).all():
             return "the estimator, tried on a made-up batch of 12 responses, returns advantages that are not finite"
         tilted = 10.0 ** -np.arange(len(keys)) / sum(10.0 ** -np.arange(len(keys)))
@@ -212,6 +237,7 @@ def _trial(chain: Chain, keys: tuple[str, ...]) -> Array:
         list("aaaabbbbcccc"),
         keys=keys,
         lengths=draw.integers(1, 9, 12).astype(np.float64),
+        response_lengths=draw.integers(1, 9, 12).astype(np.float64),
         accuracy=draw.integers(0, 2, 12).astype(np.float64) if chain.needs_accuracy else None,
     )
     plain_state(chain.init())
@@ -237,12 +263,12 @@ def _name_in_a_list(step: Step) -> str:
 
 
 def settings_of(step: Step, *, defaults: bool = False) -> dict[str, Any]:
-    """The settings of a step as plain data, without the weights, which are `algorithm.rewards.weights`."""
+    """The settings of a step as plain data, without `weights`, which are `algorithm.rewards.weights`."""
     items: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(step) if dataclasses.is_dataclass(step) else ()
     return {
         item.name: plain(getattr(step, item.name))
         for item in items
-        if (defaults or getattr(step, item.name) != item.default) and (step.name, item.name) != (SUM, "weights")
+        if (defaults or getattr(step, item.name) != item.default) and item.name != "weights"
     }
 
 

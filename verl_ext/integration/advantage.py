@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -102,13 +102,12 @@ def compute(
     if len(part):
         total = rows.take(scores(token_level_rewards, mask))
         trajectories = _trajectories(run, name, settings, chain, rewards, total, mask, part, groups)
-        labels = _selected(rewards.labels, part)
-        advantages[part] = _run_chain(run, name, settings, chain, trajectories, labels)
+        advantages[part] = _run_chain(run, name, settings, chain, trajectories)
         run.metrics["advantage/rejected_rows"] = float(np.count_nonzero(rejected))
     return broadcast(rows.give(advantages), mask)
 
 
-def _run_chain(run: Run, name: str, settings: Settings, chain: Chain, batch: Batch, labels: list[Hashable]) -> Array:
+def _run_chain(run: Run, name: str, settings: Settings, chain: Chain, batch: Batch) -> Array:
     """Compute the advantages of a batch `[N]`; keep the new state, log, dump."""
     before = run.state.states.get(name)
     result = chain(batch, before)
@@ -117,7 +116,7 @@ def _run_chain(run: Run, name: str, settings: Settings, chain: Chain, batch: Bat
     run.state.states[name] = result.state
     for kind, text in result.warnings.items():
         run.warn_once(kind, text)
-    dump.write(run, name, settings, batch, labels, result.advantages, seen=result.seen, state=before)
+    dump.write(run, name, settings, batch, result.advantages, seen=result.seen, state=before)
     run.metrics |= reward_metrics(batch, result.seen) | advantage_metrics(result.advantages)
     run.metrics |= {f"{metric_name(name)}/{short}": value for short, value in result.metrics.items()}
     return result.advantages
@@ -138,7 +137,7 @@ def _trajectories(
 
     `total` `[N]` is the score with the KL term, if there is one.
     """
-    keys, rows = settings.rewards.keys, rewards.rows
+    keys, rows, labels = settings.rewards.keys, rewards.rows, _selected(rewards.labels, part)
     if keys is None and chain.per_reward:
         raise ConfigurationError(
             f"{name} normalises each reward separately and needs their names: set 'algorithm.rewards.keys=[...]' (or "
@@ -162,21 +161,23 @@ def _trajectories(
             checkpoint.require_same_accuracy(run.accuracy, now)
         run.accuracy = now
         values = rewards.column(accuracy_key, "algorithm.rewards.accuracy_key")[part]
-        labels = _selected(rewards.labels, part)
         accuracy = unit_accuracy(values, labels, key=accuracy_key, threshold=threshold, where="algorithm.rewards")
     if keys is not None and SCORE in rewards:
         _compare_scores(run, score, rewards.column(SCORE, "algorithm.rewards.keys"))
+    response_lengths = rewards.response_lengths
     every = len(part) == len(total)
     matrix = score[:, None] if keys is None else rewards.matrix(keys)
     batch = Batch.of(
         matrix[part],
-        _selected(rewards.labels, part),
+        labels,
         groups=groups if rows.plain and every else None,
         keys=(SCORE,) if keys is None else keys,
         lengths=lambda: rows.total(token_counts(mask))[part],
         accuracy=accuracy,
         kl_reward=None if kl_reward is None else kl_reward[part],
         outputs=rows.outputs[part],
+        response_lengths=None if response_lengths is None else lambda: response_lengths()[part],
+        fields=lambda name: _selected(rewards.entries(name), part),
     )
     if alone := np.count_nonzero(batch.groups.sizes == 1):
         run.warn_once(
@@ -219,7 +220,7 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
         sums = (given["advantages"].float() * mask).sum(dim=-1).double().cpu().numpy()
         batch = Batch.of(matrix, rewards.labels, keys=keys, lengths=rows.total(tokens))
         advantages, total = rows.take(divide(sums, tokens)), rows.take(scores(given["token_level_scores"], mask))
-        dump.write(run, run.name, run.settings, batch, rewards.labels, advantages, total=total)
+        dump.write(run, run.name, run.settings, batch, advantages, total=total)
     run.metrics |= reward_metrics(batch, batch.rewards)
 
 
@@ -233,7 +234,7 @@ def _without_tokens(mask: torch.Tensor) -> Bools:
     return result
 
 
-def _selected(labels: Sequence[Hashable], part: Index) -> list[Hashable]:
+def _selected(labels: Sequence[Any], part: Index) -> list[Any]:
     return list(labels) if len(part) == len(labels) else [labels[at] for at in part.tolist()]
 
 
@@ -249,7 +250,8 @@ def _check_shapes(rewards: torch.Tensor, mask: torch.Tensor) -> None:
 
 def _grouped(index: Any, size: int) -> tuple[list[Hashable], Groups]:
     """Return the uids of the rows, and the rows by uid."""
-    uids = [] if index is None else list(index.tolist() if hasattr(index, "tolist") else index)
+    values = index.tolist() if hasattr(index, "tolist") else index
+    uids = list(values) if isinstance(values, Iterable) else []
     if len(uids) != size:
         raise DataError(f"index must hold one uid per row: found {len(uids)} uids for {size} rows")
     if any(isinstance(uid, torch.Tensor) for uid in uids):  # tensors hash by identity: each would be its own group

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from verl_ext.core.groups import Array, Groups
-from verl_ext.core.rows import Rows, scores
+from verl_ext.core.rows import Rows, scores, token_counts
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 
 SCORE = "score"
@@ -51,6 +51,8 @@ class Components:
     per_row: bool = False
     score: Callable[[], Array] | None = None
     """Returns the batch's score, before any KL term; None if it is not known."""
+    response_lengths: Callable[[], Array] | None = None
+    """Returns `[N]` tokens of the scored responses, whether the loss counts them or not; None if they are not known."""
 
     def __contains__(self, key: str) -> bool:
         return key in self.token_scores or key in self._in_infos or key in self.fields
@@ -80,6 +82,13 @@ class Components:
         if key == SCORE and self.score is not None:
             return self.score()
         raise ConfigurationError(f"{setting}: {unknown('reward component', key, self.names())}")
+
+    def entries(self, name: str) -> Sequence[Any]:
+        """Return the `N` entries of a field that a step reads."""
+        if name not in self.fields:
+            raise ConfigurationError(f"a step needs the field {name!r}, but the batch has {listed(self.fields)}")
+        entries: Sequence[Any] = self._of_field(name)
+        return entries
 
     def matrix(self, keys: Sequence[str]) -> Array:
         """Return `[N, K]` values of the rewards in `algorithm.rewards.keys`."""
@@ -164,6 +173,9 @@ def of_batch(
     def total(name: str) -> Array:
         return rows.take(token_totals(name, tensors[name], mask))
 
+    def response_lengths() -> Array:
+        return rows.take(token_counts(tensors["attention_mask"][:, -mask.shape[1] :].float()))
+
     return Components(
         rows=rows,
         labels=rows.labels(uids),
@@ -173,6 +185,7 @@ def of_batch(
         fields=fields or {},
         per_row=True,
         score=partial(total, "token_level_scores") if "token_level_scores" in present else None,
+        response_lengths=response_lengths if "attention_mask" in present else None,
     )
 
 
@@ -188,7 +201,12 @@ def of_queue(
     rows = Rows.of_sessions(keys, np.array(padding, dtype=bool))
     scored = [keys[row] for row in rows.scored.tolist()]
     total = partial(queue_totals, scored, partition_id)
-    found = Components(rows=rows, labels=uids_of(scored), score=partial(total, "rm_scores"))
+    found = Components(
+        rows=rows,
+        labels=uids_of(scored),
+        score=partial(total, "rm_scores"),
+        response_lengths=partial(queue_lengths, scored, partition_id),
+    )
     if not names or not scored:
         return found
     data = read_queue(scored, partition_id, ["extra_fields", *names, *(TOKEN_FIELD + name for name in names)])
@@ -207,6 +225,14 @@ def queue_totals(keys: Sequence[str], partition_id: str, name: str) -> Array:
     """Read a field with one value per token from TransferQueue; return its sum over each response."""
     data = read_queue(keys, partition_id, [name, "response_mask"])
     return token_totals(name, dense(data[name]), dense(data["response_mask"]))
+
+
+def queue_lengths(keys: Sequence[str], partition_id: str) -> Array:
+    """Read the tokens of each response from TransferQueue, whether the loss counts them or not."""
+    mask = read_queue(keys, partition_id, ["response_mask"])["response_mask"]
+    lengths = mask.offsets().diff() if mask.is_nested else torch.full((len(mask),), mask.shape[1])
+    counts: Array = lengths.cpu().numpy().astype(np.float64)
+    return counts
 
 
 def uids_of(keys: Sequence[str]) -> list[str]:

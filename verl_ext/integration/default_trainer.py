@@ -88,10 +88,11 @@ def missing_responses(trainer: Any, arrived: int) -> float:
 
 
 def _names(run: Run) -> list[str]:
-    """Return the rewards that the run reads."""
+    """Return the rewards and fields that the run reads."""
     own = run.settings.rewards
     accuracy = [own.accuracy_key or "acc"] if run.chain is not None and run.chain.needs_accuracy else []
-    return list(dict.fromkeys([*(own.keys or ()), *accuracy]))
+    fields = run.chain.needs_fields if run.chain is not None else ()
+    return list(dict.fromkeys([*(own.keys or ()), *accuracy, *fields]))
 
 
 def _tensors(batch: Any) -> dict[str, torch.Tensor]:

@@ -55,13 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Print a report and return the exit status."""
-    return diagnose(verbose=options.verbose)
-
-
-def diagnose(*, verbose: bool = False) -> int:
     """Print a report; return 1 if something is wrong."""
-    report = Report(verbose=verbose)
+    report = Report(verbose=options.verbose)
     print(f"verl_ext {__version__} on Python {platform.python_version()}, tested with verl {', '.join(hooks.TESTED)}")
     print("versions")
     for package in _PACKAGES:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ def write(
     name: str,
     settings: Settings,
     batch: Batch,
-    labels: Sequence[Hashable],
     advantages: Array,
     *,
     seen: Array | None = None,
@@ -58,7 +56,7 @@ def write(
     first = {
         "step": np.full(size, step),
         "update": np.full(size, update),
-        "uid": list(map(storable, labels)),
+        "uid": [storable(batch.groups.labels[group]) for group in batch.groups.ids.tolist()],
         "advantage": advantages,
     }
     values = columns(settings, batch, batch.rewards if seen is None else seen)

@@ -89,8 +89,6 @@ class Hook:
     target: str
     """`module:function` of this package, called with that module."""
     purpose: str
-    does: str = ""
-    """What it wraps or adds, for the docs."""
     state: str = "pending"
     """`pending` until the module is imported, then `holds` or `failed`."""
     error: Exception | None = None

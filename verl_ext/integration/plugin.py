@@ -16,62 +16,25 @@ broken: Exception | None = None
 """The error that kept this package from being set up in this process, if any."""
 
 
-def hooks_into_verl() -> tuple[Hook, ...]:
-    """Return the hooks, each with the module of verl after whose import it runs; the docs print this table."""
-    return (
-        Hook(
-            "verl.trainer.ppo.core_algos",
-            f"{_HERE}.advantage:install",
-            "the estimators' names",
-            "registers the estimators in `ADV_ESTIMATOR_REGISTRY`; `gdpo` replaces verl's own, which is kept beside it",
-        ),
-        Hook(
-            "verl.utils.config",
-            f"{_HERE}.driver:install",
-            "checks before Ray starts",
-            "wraps `validate_config`: the checks of a run's configuration come first",
-        ),
-        Hook(
-            "verl.trainer.main_ppo",
-            f"{_HERE}.driver:install_entry",
-            "checks before Ray starts, experimental trainers",
-            "wraps `run_ppo`, which the experimental entry points call, in the same way",
-        ),
-        Hook(
-            "verl.trainer.ppo.v1.trainer_base",
-            f"{_HERE}.default_trainer:install",
-            "the default (V1) trainer",
-            "wraps `PPOTrainer.__init__`, `_compute_advantage`, `_update_actor`, `_save_checkpoint` and "
-            "`_load_checkpoint`; with `algorithm.filter_groups.metric=any_reward` also `_dapo_filtered_keys` of its "
-            "replay buffer",
-        ),
-        Hook(
-            "verl.trainer.ppo.ray_trainer",
-            f"{_HERE}.ray_trainer:install",
-            "RayPPOTrainer and the experimental trainers",
-            "wraps `compute_advantage`, `compute_data_metrics`, and `RayPPOTrainer.__init__`, `_update_actor`, "
-            "`_save_checkpoint` and `_load_checkpoint`",
-        ),
-        Hook(
-            "verl.experimental.fully_async_policy.fully_async_trainer",
-            f"{_HERE}.ray_trainer:install_fully_async",
-            "checkpoints of the fully asynchronous trainer",
-            "wraps `FullyAsyncTrainer.load_checkpoint`",
-        ),
-        Hook(
-            "verl.workers.engine.fsdp.transformer_impl",
-            f"{_HERE}.skip:install",
-            "the actor's update",
-            "wraps `prepare_micro_batches` and `FSDPEngine.forward_backward_batch`; they are verl's own without "
-            "`algorithm.verl_ext.skip_zero_advantage`",
-        ),
-        Hook(
-            "hydra.core.config_store",
-            "verl_ext.conf:install",
-            "configuration presets",
-            "stores the presets in Hydra's ConfigStore",
-        ),
-    )
+_HOOKS = (
+    Hook("verl.trainer.ppo.core_algos", f"{_HERE}.advantage:install", "the estimators' names"),
+    Hook("verl.utils.config", f"{_HERE}.driver:install", "checks before Ray starts"),
+    Hook("verl.trainer.main_ppo", f"{_HERE}.driver:install_entry", "checks before Ray starts, experimental trainers"),
+    Hook("verl.trainer.ppo.v1.trainer_base", f"{_HERE}.default_trainer:install", "the default (V1) trainer"),
+    Hook(
+        "verl.trainer.ppo.ray_trainer",
+        f"{_HERE}.ray_trainer:install",
+        "RayPPOTrainer and the experimental trainers",
+    ),
+    Hook(
+        "verl.experimental.fully_async_policy.fully_async_trainer",
+        f"{_HERE}.ray_trainer:install_fully_async",
+        "checkpoints of the fully asynchronous trainer",
+    ),
+    Hook("verl.workers.engine.fsdp.transformer_impl", f"{_HERE}.skip:install", "a shorter update"),
+    Hook("hydra.core.config_store", "verl_ext.conf:install", "configuration presets"),
+)
+"""Each hook: the module of verl after whose import it runs, its function, and its purpose."""
 
 
 def _report_broken(error: Exception) -> None:
@@ -95,6 +58,6 @@ def _report_broken(error: Exception) -> None:
 
 
 try:
-    schedule(*hooks_into_verl())
+    schedule(*_HOOKS)
 except Exception as error:  # noqa: BLE001 - report any failure, and let verl go on
     _report_broken(error)

@@ -69,6 +69,11 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("accuracy of a sum", ("algorithm.adv_estimator=hadw", TWO), ("hadw", "algorithm.rewards.accuracy_key")),
     ("accuracy of a sum, scorer", ("algorithm.adv_estimator=dgpo", TWO, GSM8K), ("accuracy_key", "'correctness'")),
     ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),
+    (
+        "two penalties",
+        (COMPOSE, *DAPO, "+algorithm.compose.steps=[weigh_and_sum,{step:penalise_length,max_length:4,buffer:2}]"),
+        ("overlong_buffer_cfg.enable", "penalise_length"),
+    ),
     ("lost penalty, not logged", (*GDPO[:1], OVERLONG, *DAPO), ("overlong_reward", "log=True")),
     ("loss of drgrpo", ("algorithm.adv_estimator=drgrpo",), (DRGRPO[0], f"{ACTOR}.loss_scale_factor=", "check_loss")),
     (

@@ -115,6 +115,25 @@ def test_dgpo_balances_by_the_tokens_of_all_outputs(pipeline: Pipeline) -> None:
     assert result.metrics[1]["dgpo/balance_z"] == pytest.approx(88 / 76)
 
 
+PENALISED = (
+    "algorithm.adv_estimator=compose",
+    ACC,
+    "+algorithm.compose.steps=[weigh_and_sum,{step:penalise_length,max_length:4,buffer:2},"
+    "tests.integration.own_steps:BySource,centre]",
+)
+
+
+@pytest.mark.parametrize("scene", ["worked", "several"])
+def test_a_step_sees_the_length_of_the_scored_response_and_a_field_of_the_batch(pipeline: Pipeline, scene: str) -> None:
+    """Lengths [4231 | 2253 | 3331]: penalties [-1 0 -.5 0 | 0 0 -1 -.5 | -.5 -.5 -.5 0], all doubled for the source.
+
+    [0 0 -1 0 | 2 2 0 -1 | -1 -1 -1 0], centred.
+    """
+    (update,) = pipeline.run(scene, *PENALISED, PADDED["worked"]).updates
+    rows = [[0.25, 0.25, -0.75, 0.25], [1.25, 1.25, -0.75, -1.75], [-0.25, -0.25, -0.25, 0.75]]
+    assert update.by_answer() == pytest.approx(answers_to(scene, *rows))
+
+
 def test_failed_sessions_leave_uneven_groups(pipeline: Pipeline) -> None:
     (update,) = pipeline.run("uneven", *DRGRPO, ACC).updates
     # A 1 of 4 right, B 1 of 2, C one answer alone.

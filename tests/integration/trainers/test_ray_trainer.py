@@ -215,6 +215,27 @@ def test_a_call_outside_any_trainer_takes_its_components_from_the_batch() -> Non
     assert per_row(data) == pytest.approx(GDPO, abs=1e-5)
 
 
+def test_a_step_sees_the_length_of_the_response_and_a_field_of_the_batch() -> None:
+    """The loss leaves out every token but one; the attention mask has the lengths [4231 | 2253].
+
+    Penalties [-1 0 -.5 0 | 0 0 -1 -.5], so [0 0 -.5 0 | 1 1 0 -.5]; the source of group A counts double: [0 0 -1 0].
+    """
+    steps = "{step:penalise_length,max_length:4,buffer:2},tests.integration.own_steps:BySource"
+    trainer = OwnFit(
+        compose(
+            "algorithm.adv_estimator=compose",
+            "+algorithm.rewards.keys=[acc]",
+            f"+algorithm.compose.steps=[weigh_and_sum,{steps},centre]",
+        )
+    )
+    data = batch()
+    data.batch["response_mask"][:, 1:] = 0
+    data.non_tensor_batch["data_source"] = np.array(["letters"] * 4 + ["digits"] * 4, dtype=object)
+    assert per_row(trainer.advantages(data)) == [0.25, 0.25, -0.75, 0.25, 0.625, 0.625, -0.375, -0.875]
+    with pytest.raises(ConfigurationError, match=facts("'data_source'", "'acc', 'format'")):
+        trainer.advantages(batch())
+
+
 class Lazy(dict[str, Any]):
     """A batch whose columns live in another process, of which only those that are read are sent; as NeoProto's."""
 

@@ -14,6 +14,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from verl_ext import rewards
+from verl_ext.core.steps import PenaliseLength
 from verl_ext.errors import Complaint, ConfigurationError, listed, unknown
 from verl_ext.integration.checks.read import RunConfig, readable, resolved, select
 from verl_ext.integration.components import RESERVED, SCORE
@@ -98,6 +99,17 @@ def lost_penalty(run: RunConfig) -> Iterator[Complaint]:
         yield Complaint(
             f"{OVERLONG}.enable=True adds a penalty to the score, which algorithm.rewards.keys leaves out: add "
             f"overlong_reward to the keys and set {OVERLONG}.log=True, or remove algorithm.rewards.keys"
+        )
+
+
+def two_penalties(run: RunConfig) -> Iterator[Complaint]:
+    """A penalty for length in a list of steps beside that of dapo's reward manager."""
+    added = run.select("reward.reward_manager.name") == "dapo" and run.select(f"{OVERLONG}.enable")
+    steps = () if run.chain is None else run.chain.steps
+    if added and any(isinstance(step, PenaliseLength) for step in steps):
+        yield Complaint(
+            f"{OVERLONG}.enable=True and the step {PenaliseLength.name} both penalise long responses: set "
+            f"{OVERLONG}.enable=False, or remove the step"
         )
 
 

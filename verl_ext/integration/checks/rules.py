@@ -27,6 +27,7 @@ from verl_ext.integration.checks.read import ACTOR, RunConfig
 from verl_ext.integration.checks.rewards import (
     FUNCTION,
     lost_penalty,
+    two_penalties,
     wrong_accuracy,
     wrong_arguments,
     wrong_components,
@@ -308,5 +309,5 @@ ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments)
 """The rules for every configuration."""
 READ = (wrong_components, lost_penalty, filter_of_groups, without_effect, skipped_rows)
 """Those that need the settings."""
-BUILT = (missing_keys, trial, wrong_accuracy, rule_of_estimator, balance, loss_mode)
+BUILT = (missing_keys, trial, wrong_accuracy, two_penalties, rule_of_estimator, balance, loss_mode)
 """Those that need the steps of an estimator of ours."""

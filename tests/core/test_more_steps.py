@@ -1,0 +1,101 @@
+"""Leaving one out, the batch's std, focal weights and the penalty for length: by hand and against plain loops."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import reference
+from tests.batches import rollouts
+from tests.core.columns import apply
+from tests.facts import facts
+from verl_ext.core.batch import Batch
+from verl_ext.core.steps import Centre, DivideByBatchStd, DivideByMean, PenaliseLength, WeighByFocal
+from verl_ext.errors import ConfigurationError, DataError
+
+NAN = math.nan
+ONE = {"keys": ("a",)}
+
+
+def test_one_response_is_compared_with_the_others():
+    # [1, 4, 1]: 1 - 5/2, 4 - 2/2, 1 - 5/2; of [7, 9] each with the other; "c" is alone.
+    found = apply(Centre(leave_one_out=True), [1.0, NAN, 4.0, 1.0, 7.0, 9.0, 5.0], list("aaaabbc"))
+    np.testing.assert_allclose(found, [-1.5, NAN, 3, -1.5, -2, 2, 0])
+
+
+def test_the_batch_s_std_has_n_minus_one_of_the_scored():
+    # [1, -1, 3]: mean 1, squares 0 + 4 + 4, over 2: std 2.
+    found = apply(DivideByBatchStd(0.5), [1.0, NAN, -1.0, 3.0], list("aabb"))
+    np.testing.assert_allclose(found, [0.4, NAN, -0.4, 1.2])
+
+
+def test_focal_weights_by_hand():
+    # Accuracies 1/2, 1, none scored and 0: (1 - p)^2 is 1/4, 0, 1 and 1.
+    accuracy = [1, 0, 1, 1, NAN, NAN, 0, 0]
+    found = apply(WeighByFocal(2.0), [4.0, -4, 4, -4, 4, -4, 4, -4], list("aabbccdd"), accuracy=accuracy)
+    np.testing.assert_allclose(found, [1, -1, 0, 0, 4, -4, 4, -4])
+
+
+LENGTHS = [0, 6, 7, 8, 9, 10, 99]
+PENALTIES = [0, 0, -0.25, -0.5, -0.75, -1, -1]
+
+
+@pytest.mark.parametrize(("reward", "column"), [("a", 0), ("b", 1)])
+def test_the_penalty_grows_over_the_buffer_on_the_named_reward(reward, column):
+    batch = Batch.of([[1.0, 2.0]] * 7, ["g"] * 7, keys=("a", "b"), response_lengths=LENGTHS)
+    update = PenaliseLength(10, 4, reward=reward).update(batch.rewards, batch, None)
+    wanted = batch.rewards.copy()
+    wanted[:, column] += PENALTIES
+    np.testing.assert_allclose(update.values, wanted)
+    assert update.metrics == {"too_long_share": 5 / 7, "length_penalty": pytest.approx(-3.5 / 7)}
+
+
+def test_the_penalty_on_the_sum_has_a_factor_and_an_unscored_response_stays_unscored():
+    batch = Batch.of([[NAN], *[[1.0]] * 6], ["g"] * 7, keys=("a",), response_lengths=lambda: LENGTHS)
+    found = PenaliseLength(10, 4, factor=2.0).update(batch.rewards, batch, None).values[:, 0]
+    np.testing.assert_allclose(found, [NAN, 1, 0.5, 0, -0.5, -1, -1])
+
+
+@pytest.mark.parametrize(
+    ("step", "given", "columns", "told"),
+    [
+        (PenaliseLength(10, 4), {}, 1, ("'penalise_length'", "length of each response")),
+        (PenaliseLength(10, 4), {"response_lengths": [1, 1]}, 2, ("one value per trajectory", "found 2")),
+        (PenaliseLength(10, 4, reward="c"), {"response_lengths": [1, 1]}, 2, ("'c'", "'a', 'b'")),
+        (PenaliseLength(10, 4, reward="b"), {"response_lengths": [1, 1]}, 1, ("'b'", "before", "weigh_and_sum")),
+        (WeighByFocal(), {}, 1, ("'weigh_by_focal'", "accuracy")),
+    ],
+)
+def test_what_a_step_lacks_is_named(step, given, columns, told):
+    batch = Batch.of([[1, 1], [0, 0]], ["g", "g"], keys=("a", "b"), **given)
+    with pytest.raises(ConfigurationError, match=facts(*told)):
+        step.update(batch.rewards[:, :columns], batch, None)
+
+
+def test_a_negative_length_is_an_error():
+    batch = Batch.of([[1.0]], ["g"], response_lengths=[-1])
+    with pytest.raises(DataError, match=facts("response_lengths", "-1")):
+        batch.response_lengths_for("penalise_length")
+
+
+@given(rollouts(keys=("a",)), st.sampled_from([1, 3, 5]), st.sampled_from([0.0, 0.5, 2.0]))
+def test_each_is_the_plain_loop(rollout, buffer, number):
+    values, uids, lengths = rollout.columns["a"], rollout.uids, rollout.lengths
+    batch = Batch.of(rollout.rewards, uids, keys=("a",), accuracy=rollout.accuracy, response_lengths=lengths)
+    pairs = [
+        (Centre(leave_one_out=True), reference.left_one_out(values, uids)),
+        (DivideByBatchStd(number + 1e-6), reference.over_batch_std(values, number + 1e-6)),
+        (WeighByFocal(number), reference.focal(values, uids, rollout.accuracy, number)),
+        (PenaliseLength(7, buffer, "a", number + 1), reference.penalised(values, lengths, 7, buffer, number + 1)),
+    ]
+    for step, wanted in pairs:
+        np.testing.assert_allclose(step.update(batch.rewards, batch, None).values[:, 0], wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_divide_by_mean_leaves_what_is_not_scored():
+    found = apply(DivideByMean(0.5), [1.0, NAN, 4.0, 7.0], ["a", "a", "a", "b"])
+    np.testing.assert_allclose(found, [1 / 3, NAN, 4 / 3, 0])  # "b" is alone: it does not vary

@@ -1,0 +1,157 @@
+"""maxrl and gd2po: by hand, against plain loops over random batches, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import reference
+from tests.batches import Rollout, rollouts
+from tests.calls import metrics_of
+from tests.estimators.test_against_reference import KEYS, check, rewards
+from tests.facts import facts
+from verl_ext import Batch, Settings, build
+from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.estimators.compose import describe
+
+NAN = float("nan")
+WEIGHTS = st.lists(st.sampled_from([1.0, 0.5, 2.0, -1.0, 0.0, 3.25]), min_size=3, max_size=3).filter(any)
+XY = {"rewards": {"keys": ["x", "y"]}}
+
+
+def positive(rollout: Rollout) -> Rollout:
+    columns = {key: np.abs(column).tolist() for key, column in rollout.columns.items()}
+    return dataclasses.replace(rollout, columns=columns)
+
+
+@given(rollouts(keys=KEYS), WEIGHTS, st.sampled_from([1e-6, 1e-3, 0.5]))
+def test_maxrl_is_the_plain_loop(rollout, weights, epsilon):
+    rollout, weights = positive(rollout), list(map(abs, weights))
+    total = reference.weighted_total(list(rollout.columns.values()), weights)
+    config = rewards(weights) | {"maxrl": {"epsilon": epsilon}}
+    check("maxrl", rollout, config, reference.maxrl(total, rollout.uids, epsilon))
+
+
+def test_maxrl_by_hand():
+    # Means 1/4, 3/4, 0 and 1 alone: 1/.25 - 1 = 3 and -1; 1/.75 - 1 = 1/3 and -1; 0; the group of one 0.
+    right = [1.0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1]
+    found = build("maxrl", Settings())(Batch.of(np.array(right)[:, None], list("aaaabbbbccd"))).advantages
+    np.testing.assert_allclose(found, [3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, 0, 0, 0], rtol=1e-5)
+    assert found[8:].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, 0.3, 1e-7, 1e5 + 0.1])
+def test_a_group_of_maxrl_without_variance_is_exactly_zero(constant):
+    value = np.float32(constant)
+    dead = [float(value), float(np.nextafter(value, np.float32(9e9))), float(value), float(value)]
+    found = build("maxrl", Settings())(Batch.of([[x] for x in [*dead, 1, 0]], list("aaaabb"))).advantages
+    assert found[:4].tolist() == [0, 0, 0, 0]
+    np.testing.assert_allclose(found[4:], [1, -1], rtol=1e-5)
+
+
+def test_a_negative_reward_is_an_error_that_says_to_map_it():
+    batch = Batch.of([[1], [-1.0]], ["p", "p"])
+    with pytest.raises(DataError, match=facts("at least 0", "found -1", "'p'", "[-1, 1] to [0, 1]")):
+        build("maxrl", Settings())(batch)
+    weighed = Settings.parse({"rewards": {"keys": ["x", "y"], "weights": [1, -1]}})
+    with pytest.raises(DataError, match=facts("no negative weight")):
+        build("maxrl", weighed)(Batch.of([[0, 1], [1, 0]], ["p", "p"], keys=("x", "y")))
+
+
+@given(
+    rollouts(keys=KEYS),
+    WEIGHTS,
+    st.sampled_from([("hard", 0.2), ("snr", 0.2), ("snr", 0.8), ("snr", 0.0), ("snr", 1.0)]),
+    st.sampled_from(["token", "sequence", "none"]),
+    st.sampled_from([1e-6, 1e-4]),
+    st.booleans(),
+)
+def test_gd2po_is_the_plain_loop(rollout, weights, conflict, whiten, epsilon, norm_by_std):
+    kind, tau = conflict
+    wanted = reference.gd2po(
+        rollout.columns,
+        rollout.uids,
+        rollout.lengths,
+        weights=weights,
+        conflict=kind,
+        tau=tau,
+        whiten=whiten,
+        epsilon=epsilon,
+        norm_by_std=norm_by_std,
+    )
+    own = {"conflict": kind, "tau": tau, "whiten": whiten, "epsilon": epsilon}
+    check("gd2po", rollout, rewards(weights) | {"gd2po": own, "norm_adv_by_std_in_grpo": norm_by_std}, wanted)
+
+
+# Without std: x of group a -1 1 0 0 (mean 2), y 1 -3 2 0 (mean 3).
+X, Y = [1.0, 3, 2, 2, 1, 0], [4.0, 0, 5, 3, 0, 1]
+HARD, SNR = {"whiten": "none"}, {"whiten": "none", "conflict": "snr", "tau": 0.4}
+BY_HAND = {
+    # Rows 0 and 1 conflict: half of a is kept. Both of b conflict: x .5 -.5, y -.5 .5.
+    "hard": (HARD, {}, X, [0, 0, 1, 0, 0, 0], 4 / 6),
+    # |-1 + 1| / 2 = 0 is dropped, |1 - 3| / 4 = .5 is kept: three quarters of a.
+    "snr": (SNR, {}, X, [0, -1.5, 1.5, 0, 0, 0], 3 / 6),
+    "a weight of 0 takes no part": (HARD, {"weights": [1, 0]}, X, [-1, 1, 0, 0, 0.5, -0.5], 0),
+    # -2 x: 2 -2 0 0 and -1 1; with y nothing conflicts.
+    "a negative weight turns a reward round": (HARD, {"weights": [-2, 1]}, X, [3, -5, 2, 0, -1.5, 1.5], 0),
+    # x of a: not scored, 1 0 -1; row 0 has only its y, and row 1 conflicts: three quarters of [1, 0, 2, -1].
+    "what is not scored takes no part": (HARD, {}, [NAN, 3, 2, 1, 1, 0], [0.75, 0, 1.5, -0.75, 0, 0], 3 / 6),
+}
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_gd2po_by_hand(case):
+    own, rewards_too, x, wanted, dropped = BY_HAND[case]
+    config = {"rewards": XY["rewards"] | rewards_too, "gd2po": own, "norm_adv_by_std_in_grpo": False}
+    batch = Batch.of(list(zip(x, Y, strict=True)), list("aaaabb"), keys=("x", "y"))
+    result = build("gd2po", Settings.parse(config))(batch)
+    np.testing.assert_allclose(result.advantages, wanted, atol=1e-12)
+    assert result.metrics["dropped_share"] == pytest.approx(dropped)
+
+
+def test_a_batch_in_which_all_conflict_has_no_advantage_and_what_is_dropped_is_exactly_zero():
+    for own in ({}, {"whiten": "sequence"}, {"whiten": "none"}):
+        chain = build("gd2po", Settings.parse(XY | {"gd2po": own}))
+        assert chain(Batch.of([[1, 0], [0, 1]], ["a", "a"], keys=("x", "y"))).advantages.tolist() == [0, 0]
+        batch = Batch.of([[1, 0], [0, 1], [1, 1], [0, 0], [9, 8], [0, 0]], list("aaaabb"), keys=("x", "y"))
+        found = chain(batch).advantages
+        assert found[:2].tolist() == [0, 0]
+        assert (found[2:] != 0).all()
+
+
+def test_gd2po_logs_the_shares_of_conflicts():
+    fields = {"x": np.array(X), "y": np.array(Y)}
+    found = metrics_of("gd2po", [0.0] * 6, list("aaaabb"), config=XY | {"gd2po": SNR}, components=fields)
+    assert found["gd2po/conflict_share"] == pytest.approx(4 / 6)
+    assert found["gd2po/dropped_share"] <= found["gd2po/conflict_share"]
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "told"),
+    [
+        ("maxrl", {"use_kl_in_reward": True}, ("use_kl_in_reward=True", "maxrl", "use_kl_loss=True")),
+        ("gd2po", {"use_kl_in_reward": True}, ("use_kl_in_reward=True", "gd2po", "use_kl_loss=True")),
+        ("gd2po", {"gd2po": {"tau": 0.5}}, ("tau=0.5", "conflict=hard", "conflict=snr")),
+        ("gd2po", {"gd2po": {"tau": 2}}, ("algorithm.gd2po.tau", "at most 1", "found 2")),
+        ("maxrl", {"maxrl": {"epsilon": 0}}, ("algorithm.maxrl.epsilon", "above 0")),
+    ],
+)
+def test_what_they_cannot_honour_is_refused(name, algorithm, told):
+    with pytest.raises(ConfigurationError, match=facts(*told)):
+        build(name, Settings.parse(XY | algorithm))
+
+
+@pytest.mark.parametrize(("name", "own"), [("maxrl", {"epsilon": 0.1}), ("gd2po", {"conflict": "snr", "tau": 0.4})])
+def test_the_list_of_each_gives_the_same_numbers(name, own):
+    config = {"rewards": {"keys": ["x", "y"], "weights": [1.0, 0.5]}}
+    chain = build(name, Settings.parse(config | {name: own}))
+    steps = json.loads(json.dumps(describe(chain)))
+    batch = Batch.of(list(zip(X, Y, strict=True)), list("aaaabb"), keys=("x", "y"), lengths=[1, 2, 3, 4, 5, 6])
+    listed = build("compose", Settings.parse(config | {"compose": {"steps": steps}}))
+    assert listed == chain
+    assert listed(batch).advantages.tolist() == chain(batch).advantages.tolist()

@@ -1,0 +1,139 @@
+"""The page of lists to copy: each list as it stands there, against plain loops and, where it has one, verl's code."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from omegaconf import OmegaConf
+
+from tests import reference
+from tests.batches import Rollout, rollouts
+from tests.calls import object_array, tensors
+from tests.integration.configs import compose as configuration
+from verl_ext import Batch, Settings, build
+from verl_ext.integration.checks import judge
+
+PAGE = (Path(__file__).parents[1] / "docs/pages/lists.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+LISTS = {
+    title: yaml.safe_load(re.search(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1])["algorithm"]
+    for title, text in SECTIONS.items()
+}
+
+
+def mean_of(rollout: Rollout) -> list[float]:
+    """Response lengths about the buffer of DAPO's list, which begins at 768."""
+    return [760 + 60 * length for length in rollout.lengths]
+
+
+def gd2po(rollout: Rollout) -> list[float]:
+    return reference.gd2po(rollout.columns, rollout.uids, rollout.lengths, weights=[1.0, 1.0], conflict="snr", tau=0.8)
+
+
+# The rewards that a list takes, and the same in plain loops.
+PLAIN = {
+    "RLOO": lambda it, r: reference.left_one_out(r, it.uids),
+    "Lite PPO": lambda it, r: reference.centred(reference.over_batch_std(r), it.uids),
+    "REINFORCE++-baseline": lambda it, r: reference.whitened(reference.centred(r, it.uids), it.lengths, "token", 1e-6),
+    "MaxRL": lambda it, r: reference.maxrl(r, it.uids),
+    "F-GRPO": lambda it, r: reference.focal(reference.grpo(r, it.uids), it.uids, it.accuracy),
+    "DAPO's penalty for length": lambda it, r: reference.grpo(reference.penalised(r, mean_of(it), 1024, 256), it.uids),
+    "GD2PO": lambda it, r: gd2po(it),
+}
+
+
+def advantages(title: str, rollout: Rollout) -> np.ndarray:
+    algorithm = LISTS[title]
+    keys = tuple(rollout.columns) if "rewards" in algorithm else ("score",)
+    batch = Batch.of(
+        [row[: len(keys)] for row in rollout.rewards],
+        rollout.uids,
+        keys=keys,
+        lengths=rollout.lengths,
+        accuracy=rollout.accuracy,
+        response_lengths=mean_of(rollout),
+    )
+    return build("compose", Settings.parse(algorithm))(batch).advantages
+
+
+def test_every_list_has_a_paper_a_formula_and_plain_loops():
+    assert list(LISTS) == list(PLAIN)
+    for title, text in SECTIONS.items():
+        assert "https://arxiv.org/abs/" in text, title
+        assert text.count("```") >= 4 or "estimators/gd2po.md" in text, title
+
+
+@pytest.mark.parametrize("title", LISTS)
+@given(rollout=rollouts(keys=("correctness", "length"), lengths=1))
+def test_a_list_is_the_plain_loop(title, rollout):
+    if title == "MaxRL":
+        columns = {key: np.abs(column).tolist() for key, column in rollout.columns.items()}
+        rollout = Rollout(rollout.uids, columns, rollout.lengths, rollout.accuracy)
+    wanted = reference.learnt(PLAIN[title](rollout, rollout.columns["correctness"]))
+    np.testing.assert_allclose(advantages(title, rollout), wanted, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("title", LISTS)
+def test_a_list_passes_the_check_of_a_run(title):
+    algorithm = LISTS[title]
+    steps = OmegaConf.to_yaml(OmegaConf.create(algorithm["compose"]["steps"]), resolve=False)
+    flow = yaml.safe_dump(yaml.safe_load(steps), default_flow_style=True, width=10_000).strip()
+    keys = algorithm.get("rewards", {}).get("keys")
+    overrides = [f"+algorithm.rewards.keys=[{','.join(keys)}]"] if keys else []
+    verdict = judge(configuration("algorithm.adv_estimator=compose", f"+algorithm.compose.steps={flow}", *overrides))
+    assert verdict.errors == ()
+
+
+# Whole numbers of sixteenths, at least two responses to a prompt: float32 is exact, and no group is single.
+COMPARABLE = {"keys": ("correctness", "length"), "nan": False, "lengths": 1, "smallest": 2}
+
+
+@pytest.mark.parametrize(
+    ("title", "name"), [("RLOO", "rloo"), ("REINFORCE++-baseline", "reinforce_plus_plus_baseline")]
+)
+@given(rollout=rollouts(**COMPARABLE))
+def test_a_list_is_verls_function_on_the_score(title, name, rollout):
+    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+    rewards, mask = tensors(rollout.columns["correctness"], rollout.lengths, torch.float64)
+    theirs, _ = core_algos.get_adv_estimator_fn(name)(
+        token_level_rewards=rewards, response_mask=mask, index=object_array(rollout.uids), config=None
+    )
+    np.testing.assert_allclose(advantages(title, rollout), theirs[:, 0].numpy(), rtol=1e-6, atol=1e-6)
+
+
+def test_the_penalty_is_that_of_verls_reward_manager():
+    dapo = pytest.importorskip("verl.experimental.reward_loop.reward_manager.dapo")
+    from verl import DataProto
+
+    buffer = {"enable": True, "len": 256, "penalty_factor": 1.0, "log": True}
+    config = OmegaConf.create({"reward": {"reward_kwargs": {"overlong_buffer_cfg": buffer, "max_resp_len": 1024}}})
+    tokenizer = SimpleNamespace(decode=lambda ids, **_: "", encode=lambda text: [])
+    lengths = [1, 767, 768, 769, 900, 1023, 1024]
+
+    async def scores() -> list[float]:
+        manager = dapo.DAPORewardManager(config, tokenizer, lambda **_: 1.0)
+        found = []
+        for length in lengths:
+            attention = (torch.arange(1026) < length + 2).long()[None]
+            data = DataProto.from_dict(
+                tensors={"responses": torch.zeros(1, 1024, dtype=torch.long), "attention_mask": attention},
+                non_tensors={
+                    "data_source": np.array(["x"], dtype=object),
+                    "reward_model": np.array([{"ground_truth": ""}], dtype=object),
+                },
+            )
+            found.append((await manager.run_single(data))["reward_score"])
+        return found
+
+    (step,) = (step for step in build("compose", Settings.parse(LISTS["DAPO's penalty for length"])).steps
+               if step.name == "penalise_length")  # fmt: skip
+    batch = Batch.of([[1.0]] * len(lengths), ["g"] * len(lengths), response_lengths=lengths)
+    np.testing.assert_allclose(step.update(batch.rewards, batch, None).values[:, 0], asyncio.run(scores()), atol=1e-9)

@@ -1,0 +1,72 @@
+r"""GD2PO, arXiv 2606.16771: GDPO without the responses whose rewards pull in different directions.
+
+    A_ik = (r_ik - mean_g(r_k)) / (std_g(r_k) + epsilon)        reward k of response i to prompt g, std with n - 1
+    response i conflicts if one w_k A_ik is above 1e-8 and another below -1e-8
+    conflict=hard drops every response that conflicts
+    conflict=snr  drops those with |sum_k w_k A_ik| / (sum_k |w_k A_ik| + 1e-8) < tau
+    S_i  = c_g sum_k w_k A_ik                                   c_g the share of the group that is kept
+    A_i  = (S_i - mean(S)) / sqrt(var(S) + 1e-8)                over the tokens of the kept responses; 0 for the others
+
+`whiten=sequence` takes the last mean and std over the kept responses, as `gdpo` does; `none` leaves that out.
+
+Degenerate cases: a reward whose range in a group is at most 1e-6 max(1, |mean|) does not vary and adds 0 there. A group
+without any variance has S = 0, conflicts nowhere, and is kept: whitening shifts it with the others, as in the authors'
+code. A reward that has weight 0 or is not scored has no part in a conflict. With one reward nothing conflicts. If every
+response is dropped, all advantages are 0. A response without tokens in the loss counts as any other, in the conflict
+and in the share; in the authors' code it never conflicts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_ext.core.chain import Chain, Step
+from verl_ext.core.conflicts import DropConflicts
+from verl_ext.core.steps import Centre, ScaleByStd, WeighAndSum, Whiten
+from verl_ext.core.typed import same_as
+from verl_ext.errors import ConfigurationError
+from verl_ext.registry import estimator
+from verl_ext.settings import Settings
+
+
+@dataclass(frozen=True)
+class Gd2poSettings:
+    """`algorithm.gd2po`."""
+
+    conflict: Literal["hard", "snr"] = "hard"
+    """Which responses are dropped: `hard`, every one that conflicts; `snr`, those whose rewards nearly cancel."""
+    tau: float = same_as(DropConflicts, "tau")
+    """The limit of `snr`; the authors train with 0.2, 0.5 and 0.8."""
+    whiten: Literal["token", "sequence", "none"] = "token"
+    """Over what the kept responses are whitened: `token` as the authors do, `sequence`, `none`."""
+    epsilon: float = same_as(ScaleByStd, "epsilon")
+    """Added to the std; above 0."""
+
+
+@estimator(section=Gd2poSettings)
+def gd2po(settings: Settings) -> Chain:
+    """Normalise each reward in its group, drop the conflicts, weigh and sum, whiten what is kept.
+
+    >>> from verl_ext.core.batch import Batch
+    >>> correctness, length = [1, 0, 0, 1], [1, 1, 0, 0]
+    >>> batch = Batch.of(list(zip(correctness, length)), ["a"] * 4, keys=("correctness", "length"))
+    >>> gd2po(Settings())(batch).advantages.round(3)
+    array([ 0.707,  0.   , -0.707,  0.   ])
+    """
+    own = settings.of(Gd2poSettings)
+    if settings.kl_in_reward:
+        raise ConfigurationError(
+            "algorithm.use_kl_in_reward=True does not work with gd2po: KL is added to one combined reward, and gd2po "
+            "normalises each reward separately; set algorithm.use_kl_in_reward=False and, to keep a KL term, "
+            "actor_rollout_ref.actor.use_kl_loss=True"
+        )
+    steps: list[Step] = [Centre()]
+    if settings.norm_by_std:
+        steps.append(ScaleByStd(own.epsilon))
+    steps += [DropConflicts(own.conflict, own.tau, settings.rewards.weights), WeighAndSum(settings.rewards.weights)]
+    if own.whiten == "token":
+        steps.append(Whiten("token"))
+    elif own.whiten == "sequence":
+        steps.append(Whiten("sequence", own.epsilon))
+    return Chain(tuple(steps))
