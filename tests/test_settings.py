@@ -25,7 +25,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "token_scores": False,
         "rejected": "keep",
     },
-    "verl_ext": {"dump_dir": None},
+    "verl_ext": {"dump_dir": None, "skip_zero_advantage": False},
     "gdpo": {"whiten": "auto", "scale": "std", "epsilon": 1e-6, "conditions": None},
     "dgpo": {"dgae": True, "dqw": True, "dqw_temp": 2.0, "balance": "auto"},
     "hadw": {
