@@ -74,7 +74,6 @@ def test_twenty_updates_with_adamw(folder, ranks):
     for found in updates.run("twenty", ranks, folder, timeout=600):
         every, control, kept = found["all"], found["control"], found["kept"]
         assert len(every) == 20
-        assert difference(kept[0], every[0]) <= 2 * difference(control[0], every[0])
         assert difference(kept, every) <= 2 * difference(control, every)
 
 
