@@ -168,18 +168,6 @@ def _check_order(steps: Sequence[Step]) -> None:
 
 def _check_against(chain: Chain, settings: Settings) -> None:
     """Raise if the list contradicts settings of verl."""
-    if settings.kl_in_reward and chain.per_reward:
-        raise ConfigurationError(
-            "algorithm.use_kl_in_reward=True does not work with this list: KL is added to one combined reward, and it "
-            f"works on each reward separately before {SUM}; set algorithm.use_kl_in_reward=False and, to keep a KL "
-            "term, actor_rollout_ref.actor.use_kl_loss=True"
-        )
-    names = [step.name for step in chain.steps]
-    if settings.kl_in_reward and DivideByMean.name in names:
-        raise ConfigurationError(
-            f"algorithm.use_kl_in_reward=True does not work with {DivideByMean.name} in {WHERE}, which needs rewards "
-            "of at least 0: KL may make them negative; set algorithm.use_kl_in_reward=False"
-        )
     dividing = [step.name for step in chain.steps if isinstance(step, ScaleByStd | ScaleByMad)]
     if dividing and not settings.norm_by_std:
         raise ConfigurationError(

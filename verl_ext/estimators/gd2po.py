@@ -25,7 +25,6 @@ from verl_ext.core.chain import Chain, Step
 from verl_ext.core.conflicts import DropConflicts
 from verl_ext.core.steps import Centre, ScaleByStd, WeighAndSum, Whiten
 from verl_ext.core.typed import same_as
-from verl_ext.errors import ConfigurationError
 from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
@@ -55,12 +54,6 @@ def gd2po(settings: Settings) -> Chain:
     array([ 0.707,  0.   , -0.707,  0.   ])
     """
     own = settings.of(Gd2poSettings)
-    if settings.kl_in_reward:
-        raise ConfigurationError(
-            "algorithm.use_kl_in_reward=True does not work with gd2po: KL is added to one combined reward, and gd2po "
-            "normalises each reward separately; set algorithm.use_kl_in_reward=False and, to keep a KL term, "
-            "actor_rollout_ref.actor.use_kl_loss=True"
-        )
     steps: list[Step] = [Centre()]
     if settings.norm_by_std:
         steps.append(ScaleByStd(own.epsilon))

@@ -64,12 +64,6 @@ def gdpo(settings: Settings) -> Chain:
     array([ 1.332,  0.206, -0.769, -0.769])
     """
     own = settings.of(GdpoSettings)
-    if settings.kl_in_reward:
-        raise ConfigurationError(
-            "algorithm.use_kl_in_reward=True does not work with gdpo: KL is added to one combined reward, and gdpo "
-            "normalises each reward separately; set algorithm.use_kl_in_reward=False and, to keep a KL term, "
-            "actor_rollout_ref.actor.use_kl_loss=True"
-        )
     steps: list[Step] = [Centre()]
     if own.conditions:
         steps.insert(0, Condition(own.conditions))

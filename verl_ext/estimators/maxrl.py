@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from verl_ext.core.chain import Chain
 from verl_ext.core.steps import Centre, DivideByMean, WeighAndSum
 from verl_ext.core.typed import same_as
-from verl_ext.errors import ConfigurationError
 from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
@@ -41,11 +40,5 @@ def maxrl(settings: Settings) -> Chain:
     >>> maxrl(Settings())(batch).advantages.round(3)
     array([ 3., -1., -1., -1.,  0.,  0.])
     """
-    if settings.kl_in_reward:
-        raise ConfigurationError(
-            "algorithm.use_kl_in_reward=True does not work with maxrl, which needs rewards of at least 0: KL may make "
-            "them negative; set algorithm.use_kl_in_reward=False and, to keep a KL term, "
-            "actor_rollout_ref.actor.use_kl_loss=True"
-        )
     own = settings.of(MaxrlSettings)
     return Chain((WeighAndSum(settings.rewards.weights), DivideByMean(own.epsilon), Centre()))
