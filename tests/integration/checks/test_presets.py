@@ -86,7 +86,12 @@ FILES = {
         "_self_",
     ),
     "after, optional": ("[ppo_trainer, _self_, optional verl_ext: dgpo]", (), "_self_"),
-    "on the command line, to a file on another": ("[theirs, _self_]", ("+verl_ext=dgpo",), "algorithm.dgpo.dqw"),
+    "on the command line, to a file on another": ("[theirs, _self_]", ("+verl_ext=dgpo",), "algorithm.dgpo.dqw,"),
+    "on the command line, to a file with a group": (
+        "[ppo_trainer, _self_, {part: theirs}]",
+        ("+verl_ext=dgpo",),
+        "algorithm.dgpo.dqw,",
+    ),
     "on the command line": ("[ppo_trainer, _self_]", ("+verl_ext=dgpo",), "algorithm.rewards.weights"),
     "in a list there": ("[ppo_trainer, _self_]", ("+verl_ext=[separate_async,dgpo]",), "algorithm.dgpo.dqw_temp"),
     "of another estimator": ("[ppo_trainer, verl_ext: hadw, _self_]", ("algorithm.adv_estimator=dgpo",), "hadw"),
@@ -122,6 +127,8 @@ def test_a_preset_in_the_user_s_file(place: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(f"hydra: {{searchpath: ['pkg://verl.trainer.config']}}\ndefaults: {defaults}\n{OURS}")
     (tmp_path / "theirs.yaml").write_text("defaults: [ppo_trainer, _self_]\nalgorithm: {dgpo: {dqw: false}}\n")
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "theirs.yaml").write_text("# @package _global_\nalgorithm: {dgpo: {dqw: false}}\n")
     verdict = judged(tmp_path, "++algorithm.rewards.accuracy_key=acc", *overrides)
     assert verdict.name == "dgpo"
     assert bool(verdict.errors) == (word is not None), verdict.errors

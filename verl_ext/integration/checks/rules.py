@@ -106,7 +106,7 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
     entries = body.get("defaults") or []
     late = entries[entries.index("_self_") :] if "_self_" in entries else []
     chosen = [item for entry in late if isinstance(entry, dict) for item in entry.items()]
-    groups = [re.sub(r"^((override|optional) )*/?|@.*", "", key) for key, value in chosen if value]
+    groups = [_group(key) for key, value in chosen if value]
     line = f"write `{GROUP}: NAME` before `_self_` in `defaults` of {name}.yaml"
     if GROUP in groups:
         yield Complaint(f"a preset after `_self_` replaces settings of the file itself: {line}")
@@ -131,12 +131,18 @@ def _file(name: str, homes: list[str]) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
+def _group(key: str) -> str:
+    """Return the group of an entry in `defaults`, without keywords and package."""
+    return re.sub(r"^((override|optional) )*/?|@.*", "", key)
+
+
 def _written(body: dict[str, Any], homes: list[str]) -> dict[str, Any]:
     """Return, by path, the settings in a file and in those it starts from that the preset of an estimator replaces."""
     written: dict[str, Any] = {}
     for entry in body.get("defaults") or []:
-        if isinstance(entry, str) and entry != "_self_":
-            written |= _written(_file(entry.removesuffix(".yaml"), homes), homes)
+        parts = entry.items() if isinstance(entry, dict) else [("", entry)]
+        for name in (f"{_group(key)}/{value}".strip("/") for key, value in parts if value != "_self_"):
+            written |= _written(_file(name.removesuffix(".yaml"), homes), homes)
     written |= _leaves(body.get("algorithm") or {}, "algorithm")
     actor = (body.get("actor_rollout_ref") or {}).get("actor") or {}
     return written | {f"{ACTOR}.{name}": actor[name] for name in LOSS if name in actor}
