@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.calls import metrics_of
 from tests.facts import facts, says
 from verl_ext import Batch, Settings, build, registry
 from verl_ext.registry import ESTIMATORS
@@ -150,3 +151,21 @@ def test_its_settings_are_checked_and_shown(clipped, capsys):
     assert generated("clipped", declaration("clipped").section)["algorithm"]["clipped"] == {"limit": 0.5}
     assert main(["show", "clipped", "algorithm.clipped.limit=2"]) == 0
     assert "algorithm.clipped.limit=2.0" in capsys.readouterr().out
+
+
+def test_the_page_of_metrics_has_the_names_that_a_run_logs():
+    config = {"rewards": {"keys": ["hard", "easy"]}, "gdpo": {"conditions": {"easy": {"on": "hard", "at_least": 1}}}}
+    columns = {"score": [2.0, 1.0], "hard": [1.0, 0.0], "easy": [1.0, 1.0]}
+    logged = set(metrics_of("gdpo", [2.0, 1.0], ["a", "a"], config=config, components=columns))
+    for name in ("dgpo", "hadw"):
+        logged |= set(metrics_of(name, [1.0, 0.0], ["a", "a"], config={}))
+    told = TEXTS[Path("docs/pages/metrics.md")]
+    cells = re.findall(r"^\| (`[^|]+) \|", told, re.MULTILINE)
+    names = [name for cell in cells for name in re.findall("`([^`]+)`", cell)]
+    patterns = [re.sub(r"<key>", "[^/]+", re.sub(r"\{([^}]+)\}", _either, name)) for name in names]
+    named = re.compile(f"((gdpo|dgpo|hadw)/)?({'|'.join(patterns)})")
+    assert [name for name in sorted(logged) if not named.fullmatch(name)] == []
+
+
+def _either(braces: re.Match[str]) -> str:
+    return f"({braces[1].replace(',', '|')})"

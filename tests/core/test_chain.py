@@ -119,6 +119,9 @@ def test_the_rewards_of_a_batch_are_read_only():
 
     with pytest.raises(ValueError, match="read-only"):
         Chain((Doubles(), WeighAndSum()))(batch)
+    two = Batch.of([[1, 1]], ["g"], keys=("a", "b"))
+    with pytest.raises(ValueError, match="read-only"):  # what the metrics call the rewards that the estimator saw
+        Chain((Condition({"a": Requirement("b", 1)}), Doubles(), WeighAndSum()))(two)
     mine *= 2  # the caller's own array stays writable
 
 

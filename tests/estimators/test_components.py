@@ -65,9 +65,9 @@ def test_an_infinite_accuracy_is_refused_even_with_a_threshold(name):
     ("wrong", "shown"),
     [
         ("0.5", ("'0.5'", "str")),
-        (None, ("None",)),
+        (None, ("is None", "NaN")),
         ([1.0, 2.0], ("[1.0, 2.0]", "list")),
-        ({"score": 1}, ("dict", "'score'")),
+        ({"score": 1}, ("is a dict", "'score'", "flat keys")),
         (1 + 2j, ("(1+2j)", "complex")),
         (np.complex128(1 + 2j), ("(1+2j)", "complex128")),
         (np.array(["1"]), ("array(['1']", "ndarray")),

@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.calls import call, object_array, tensors
+from tests.calls import call, metrics_of, object_array, tensors
 from tests.estimators.small import GDPO, UIDS, X, config_for, fields
 from tests.facts import facts, says
 from verl_ext import RunState, use_run_state
@@ -143,6 +143,12 @@ def test_a_real_response_without_tokens_stays_in_the_statistics(name):
     without = call(name, X, UIDS, [0, 1, 1, 1], config=config_for(name, dgpo={"balance": "none"}), components=fields())
     assert without.rows[0] == 0
     np.testing.assert_array_equal(without.rows[1:], with_tokens.rows[1:])
+
+
+def test_a_batch_in_which_every_row_is_rejected_is_counted():
+    config = {"rewards": {"rejected": "leave_out"}}
+    metrics = metrics_of("drgrpo", [1.0, 0.0, 1.0, 0.0], list("aabb"), lengths=[0] * 4, config=config)
+    assert metrics == {"advantage/rejected_rows": 4}
 
 
 @EVERY

@@ -264,7 +264,7 @@ def test_a_mask_that_is_neither_0_nor_1(wrong: float, dtype: torch.dtype) -> Non
         estimator_function("drgrpo")(torch.ones(2, 2), mask, index=["a", "a"], config={})
 
 
-@pytest.mark.parametrize("index", [np.zeros((2, 2)), [torch.zeros(2), 1], [{}, {}], ["a"], "a", None])
+@pytest.mark.parametrize("index", [np.zeros((2, 2)), [torch.zeros(2), 1], [{}, {}], ["a"], "a", None, 5, np.array(5)])
 def test_uids_that_are_no_list_of_uids(index: Any) -> None:
     given = {"token_level_rewards": torch.ones(2, 2), "response_mask": torch.ones(2, 2)}
     with pytest.raises(VerlExtError, match="uid|index|label"):

@@ -157,6 +157,7 @@ class Chain:
             _check_shape(step, update.values, len(values))
             if step.name == CONDITION and values is seen:
                 seen = update.values
+                seen.setflags(write=False)  # a later step that changes its values in place would change the metrics
             values = update.values
             metrics |= update.metrics
             warnings |= update.warnings

@@ -94,7 +94,8 @@ def compute(
         raise IntegrationError(
             f"{name} was called with {len(uids)} rows of a batch of {len(rows.owner)}: the trainer must pass all rows"
         )
-    run.computed_at, run.batches = run.step, run.batches + 1
+    if run.name in ("", name):  # a trainer may ask for another estimator than that of its run
+        run.computed_at, run.batches = run.step, run.batches + 1
     mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
     rejected = rows.total((~_without_tokens(mask)).astype(np.float64)) == 0
     part = np.flatnonzero(~rejected) if settings.rewards.rejected == "leave_out" else np.arange(len(rejected))
@@ -103,6 +104,7 @@ def compute(
         total = rows.take(scores(token_level_rewards, mask))
         trajectories = _trajectories(run, name, settings, chain, rewards, total, mask, part, groups)
         advantages[part] = _run_chain(run, name, settings, chain, trajectories)
+    if len(rejected):
         run.metrics["advantage/rejected_rows"] = float(np.count_nonzero(rejected))
     return broadcast(rows.give(advantages), mask)
 
@@ -148,13 +150,18 @@ def _trajectories(
     if settings.kl_in_reward and rewards.score is not None:
         score = rewards.score()
         kl_reward = total - score
-    elif settings.kl_in_reward and (keys is not None or (chain.needs_accuracy and accuracy_key == SCORE)):
+    elif settings.kl_in_reward and (keys is not None or _judges_score(chain, accuracy_key)):
         raise DataError(
             "algorithm.use_kl_in_reward=True needs the scores before KL: pass them as batch['token_level_scores']"
         )
     rewards.score = lambda: score  # so the component named `score` is without KL, where KL is in the reward
     accuracy = None
     if chain.needs_accuracy:
+        if settings.rewards.accuracy_key is None and accuracy_key == SCORE and len(keys or ()) > 1:
+            raise ConfigurationError(
+                f"{name} needs an accuracy, and the score of several rewards is none: set "
+                f"algorithm.rewards.accuracy_key=... (the samples have {listed(rewards.names())})"
+            )
         threshold = settings.rewards.accuracy_threshold
         now = {"key": accuracy_key, "threshold": threshold}
         if run.name == name and chain.stateful:
@@ -186,6 +193,12 @@ def _trajectories(
             "is 0; a run with actor_rollout_ref.rollout.n=1 learns nothing",
         )
     return batch
+
+
+def _judges_score(chain: Chain, accuracy_key: str) -> bool:
+    """Return whether a chain judges groups by the score without KL: as their accuracy, or whether they are valid."""
+    by_validity = any(getattr(step, "kl_where_varying", False) for step in chain.steps)
+    return by_validity or (chain.needs_accuracy and accuracy_key == SCORE)
 
 
 def _compare_scores(run: Run, score: Array, returned: Array) -> None:

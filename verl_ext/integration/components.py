@@ -65,9 +65,9 @@ class Components:
         """Return the valid names: all numeric components, and the score, which every batch has."""
         names = {SCORE, *self.token_scores}
         for info in self.infos:
-            names.update(str(key) for key, value in info.items() if _is_number(value))
+            names.update(str(key) for key, value in info.items() if is_number(value))
         for key, values in self.fields.items():
-            if key not in RESERVED and _length(values) and _is_number(next(iter(values))):
+            if key not in RESERVED and _length(values) and is_number(next(iter(values))):
                 names.add(str(key))
         return sorted(names)
 
@@ -144,7 +144,7 @@ class Components:
         kinds = set(map(type, values))
         if not all(issubclass(kind, _NUMBER) for kind in kinds):
             for label, value in zip(self.labels, values, strict=True):
-                if not _is_number(value):
+                if not is_number(value):
                     raise DataError(_no_number(key, label, value))
         try:
             plain = [value.item() if isinstance(value, np.ndarray | torch.Tensor) else value for value in values]
@@ -294,7 +294,8 @@ def _length(values: Any) -> int | None:
         return None
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether a value is one number, as a component must be."""
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     if isinstance(value, np.ndarray):

@@ -17,8 +17,17 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from verl_ext.errors import ConfigurationError, DataError, listed, unknown
+import numpy as np
+
+from verl_ext.core.batch import unit_accuracy
+from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed, unknown
+from verl_ext.integration.checks import Verdict
+from verl_ext.integration.checks.read import select
+from verl_ext.integration.checks.rewards import MANAGERS
+from verl_ext.integration.components import SCORE, is_number
 from verl_ext.settings import RewardsSettings
+
+PLACE = "algorithm.rewards"
 
 
 @dataclass
@@ -26,6 +35,8 @@ class Tried:
     """What a reward function did with some answers."""
 
     calls: int = 0
+    results: int = 0
+    """Calls that returned something."""
     values: dict[str, list[Any]] = field(default_factory=dict)
     """The values of each component, of the calls that returned it."""
     problems: list[str] = field(default_factory=list)
@@ -33,7 +44,7 @@ class Tried:
     """The largest difference between the score and the weighted sum of the named rewards."""
 
 
-def try_reward(config: Any, rewards: RewardsSettings, *, rows: int, answers: Path | None) -> tuple[list[str], bool]:
+def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None) -> tuple[list[str], bool]:
     """Return lines about the reward function, and whether a run with it would fail."""
     from verl.trainer.ppo.reward import get_custom_reward_fn
     from verl.utils.reward_score import default_compute_score
@@ -42,6 +53,7 @@ def try_reward(config: Any, rewards: RewardsSettings, *, rows: int, answers: Pat
         function = get_custom_reward_fn(config) or default_compute_score
     except Exception as error:
         raise ConfigurationError(f"the reward function cannot be loaded: {type(error).__name__}: {error}") from error
+    rewards = verdict.settings.rewards
     path, samples = _rows(config, rows)
     given = answers.read_text(encoding="utf-8").splitlines() if answers is not None else []
     tried = Tried()
@@ -51,13 +63,40 @@ def try_reward(config: Any, rewards: RewardsSettings, *, rows: int, answers: Pat
         kinds |= {"the answer of the file": given[at]} if at < len(given) else {}
         for kind, answer in kinds.items():
             _call(tried, function, row, answer, rewards, f"row {at}, {kind}")
-    missing = [key for key in rewards.keys or () if key not in tried.values]
-    if tried.values:
-        tried.problems += [f"algorithm.rewards.keys: {unknown('component', key, tried.values)}" for key in missing]
+    tried.problems += _wrong(tried, verdict, MANAGERS.get(select(config, "reward.reward_manager.name")))
     problems = list(dict.fromkeys(tried.problems))
-    return [*_lines(tried, f"{len(samples)} rows of {path}", rewards), *(f"  - {text}" for text in problems)], bool(
-        problems
-    )
+    lines = [*_lines(tried, f"{len(samples)} rows of {path}", verdict), *(f"  - {text}" for text in problems)]
+    return lines, bool(problems)
+
+
+def _wrong(tried: Tried, verdict: Verdict, added: tuple[str, ...] | None) -> Iterator[str]:
+    """Yield what would end the run at the first batch.
+
+    `added` are the components that the reward manager adds; None: unknown.
+    """
+    rewards, values = verdict.settings.rewards, tried.values
+    if not values:
+        return
+    wanted = dict.fromkeys(rewards.keys or (), "keys")
+    needed = verdict.chain is not None and verdict.chain.needs_accuracy
+    key = rewards.accuracy_key or ("acc" if "acc" in values else SCORE)
+    if needed:
+        wanted.setdefault(key, "accuracy_key")
+    for name, setting in wanted.items():
+        where = f"algorithm.rewards.{setting}"
+        if name not in values:
+            if added is not None and name not in added:
+                yield f"{where}: {unknown('component', name, values)}"
+        elif len(values[name]) < tried.results:
+            yield f"{where}: {name!r} is missing from {tried.results - len(values[name])} of {tried.results} answers"
+        elif not all(map(is_number, values[name])):
+            yield f"{where}: {name!r} must be a number in every answer, NaN for 'not scored'"
+        elif needed and name == key:
+            try:
+                column = np.array([float(value) for value in values[key]])
+                unit_accuracy(column, [""] * len(column), key=key, threshold=rewards.accuracy_threshold, where=PLACE)
+            except VerlExtError as error:
+                yield str(error)
 
 
 def _rows(config: Any, most: int) -> tuple[str, list[Any]]:
@@ -101,6 +140,7 @@ def _call(tried: Tried, function: Any, row: Any, answer: str, rewards: RewardsSe
     except Exception as error:  # noqa: BLE001 - the function is the user's
         tried.problems.append(f"{where}: the reward function raises {type(error).__name__}: {error}")
         return
+    tried.results += 1
     values = dict(result) if isinstance(result, Mapping) else {"acc": result, "score": result}
     if "score" not in values:
         tried.problems.append(f"the result has no `score`, which verl needs: {listed(values)}")
@@ -118,7 +158,7 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def _lines(tried: Tried, source: str, rewards: RewardsSettings) -> Iterator[str]:
+def _lines(tried: Tried, source: str, verdict: Verdict) -> Iterator[str]:
     yield f"the reward function on {source}, {tried.calls} answers"
     width = max(map(len, tried.values), default=0)
     accuracies = []
@@ -131,8 +171,9 @@ def _lines(tried: Tried, source: str, rewards: RewardsSettings) -> Iterator[str]
         if numbers and min(numbers) >= 0 and max(numbers) <= 1:
             accuracies.append(key)
     yield f"  in [0, 1], as an accuracy must be: {listed(accuracies)}"
-    if rewards.keys and tried.off > 1e-6:
-        yield f"  the score differs from the weighted sum of the named rewards by up to {tried.off:g}; the sum is used"
+    if verdict.settings.rewards.keys and tried.off > 1e-6:
+        used = "the sum" if verdict.chain is not None else "the score"
+        yield f"  the score differs from the weighted sum of the named rewards by up to {tried.off:g}; {used} is used"
 
 
 def _odd(values: Sequence[Any]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from omegaconf import open_dict
 import verl_ext.conf
 from tests.integration.configs import compose
 from verl_ext import Centre, Chain, WeighAndSum, estimator
-from verl_ext.integration.checks import judge
+from verl_ext.integration.checks import Verdict, judge
 from verl_ext.integration.checks.read import read_settings
 from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration
 from verl_ext.settings import COMMON, Settings, sections
@@ -85,10 +85,40 @@ FILES = {
         ("algorithm.adv_estimator=dgpo",),
         "_self_",
     ),
+    "after, optional": ("[ppo_trainer, _self_, optional verl_ext: dgpo]", (), "_self_"),
+    "on the command line, to a file on another": ("[theirs, _self_]", ("+verl_ext=dgpo",), "algorithm.dgpo.dqw,"),
+    "on the command line, to a file with a group": (
+        "[ppo_trainer, _self_, {part: theirs}]",
+        ("+verl_ext=dgpo",),
+        "algorithm.dgpo.dqw,",
+    ),
     "on the command line": ("[ppo_trainer, _self_]", ("+verl_ext=dgpo",), "algorithm.rewards.weights"),
     "in a list there": ("[ppo_trainer, _self_]", ("+verl_ext=[separate_async,dgpo]",), "algorithm.dgpo.dqw_temp"),
     "of another estimator": ("[ppo_trainer, verl_ext: hadw, _self_]", ("algorithm.adv_estimator=dgpo",), "hadw"),
 }  # fmt: skip
+
+
+def judged(home: Path, *overrides: str) -> Verdict:
+    """The verdict on the user's file `mine.yaml` with a command line."""
+    with hydra.initialize_config_dir(str(home), version_base=None):
+        given = ["actor_rollout_ref.rollout.n=8", *overrides]
+        config = hydra.compose("mine", overrides=given, return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        try:
+            with open_dict(config):
+                del config["hydra"]
+            return judge(config)
+        finally:
+            HydraConfig.instance().cfg = None
+
+
+def test_a_preset_that_replaces_the_loss_of_the_user_s_file_is_warned_of(tmp_path: Path) -> None:
+    file = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref: {actor: {use_kl_loss: true, clip_ratio: 0.3}}\n"
+    (tmp_path / "mine.yaml").write_text(f"hydra: {{searchpath: ['pkg://verl.trainer.config']}}\n{file}")
+    verdict = judged(tmp_path, "+verl_ext=dgpo")
+    assert verdict.errors == ()
+    (warning,) = verdict.warnings
+    assert "actor.use_kl_loss of the file" in warning
 
 
 @pytest.mark.parametrize("place", FILES)
@@ -96,16 +126,10 @@ def test_a_preset_in_the_user_s_file(place: str, tmp_path: Path) -> None:
     defaults, overrides, word = FILES[place]
     file = tmp_path / "mine.yaml"
     file.write_text(f"hydra: {{searchpath: ['pkg://verl.trainer.config']}}\ndefaults: {defaults}\n{OURS}")
-    given = ["actor_rollout_ref.rollout.n=8", "++algorithm.rewards.accuracy_key=acc", *overrides]
-    with hydra.initialize_config_dir(str(tmp_path), version_base=None):
-        config = hydra.compose("mine", overrides=given, return_hydra_config=True)
-        HydraConfig.instance().set_config(config)
-        try:
-            with open_dict(config):
-                del config["hydra"]
-            verdict = judge(config)
-        finally:
-            HydraConfig.instance().cfg = None
+    (tmp_path / "theirs.yaml").write_text("defaults: [ppo_trainer, _self_]\nalgorithm: {dgpo: {dqw: false}}\n")
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "theirs.yaml").write_text("# @package _global_\nalgorithm: {dgpo: {dqw: false}}\n")
+    verdict = judged(tmp_path, "++algorithm.rewards.accuracy_key=acc", *overrides)
     assert verdict.name == "dgpo"
     assert bool(verdict.errors) == (word is not None), verdict.errors
     assert word is None or word in verdict.errors[0]

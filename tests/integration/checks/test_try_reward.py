@@ -15,7 +15,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonu
         raise KeyError("boom")
     right = float(solution_str == ground_truth)
     nothing = None if not solution_str else float("nan")
-    return {"score": 2 * right, "correct": right, "format": bonus, "nothing": nothing, "all": {"a": 1}}
+    rare = {"rare": 1.0} if right else {}
+    return rare | {"score": 2 * right, "correct": right, "format": bonus, "nothing": nothing, "all": {"a": 1}}
 
 async def later(**given):
     return compute_score(**given)
@@ -68,3 +69,32 @@ def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> N
     assert "'corect'" in out
     assert "'correct'" in out
     assert "row 1, the answer of the file: the reward function raises KeyError" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("algorithm.rewards.keys=[correct,nothing]",), "'nothing' must be a number"),
+        (("algorithm.rewards.keys=[correct,all]",), "'all' must be a number"),
+        (("algorithm.rewards.keys=[correct,rare]",), "'rare' is missing from 2 of 4"),
+        (("algorithm.adv_estimator=drgrpo", "algorithm.rewards.keys=[corect]"), "'corect'"),
+        (("algorithm.adv_estimator=hadw", "algorithm.rewards.accuracy_key=corect"), "'corect'"),
+        (("algorithm.adv_estimator=hadw",), "accuracy must lie in [0, 1], but 'score'"),
+    ],
+)
+def test_what_would_end_the_run_is_refused(tried, arguments: tuple[str, ...], word: str) -> None:
+    status, out = tried(*arguments)
+    assert status == 1
+    assert word in out
+
+
+def test_what_the_reward_manager_adds_is_not_missing(tried) -> None:
+    cfg = "reward.reward_kwargs.overlong_buffer_cfg"
+    dapo = ("reward.reward_manager.name=dapo", f"+{cfg}.enable=True", f"+{cfg}.log=True")
+    status, out = tried("algorithm.rewards.keys=[correct,overlong_reward]", *dapo)
+    assert status == 0, out
+
+
+def test_verl_s_own_estimators_use_the_score(tried) -> None:
+    _, out = tried("algorithm.adv_estimator=grpo", "algorithm.rewards.keys=[correct,format]")
+    assert "the score is used" in out

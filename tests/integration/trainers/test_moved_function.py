@@ -126,6 +126,19 @@ def test_a_trainer_that_does_not_call_the_estimator_is_refused() -> None:
     OwnAdvantages(compose("algorithm.adv_estimator=grpo")).fit()
 
 
+class OtherEstimator(OwnFit):
+    """Asks for another estimator than its configuration."""
+
+    def fit(self) -> Any:
+        data = ray_trainer.compute_advantage(batch(), adv_estimator="dgpo", config=self.config.algorithm)
+        return ray_trainer.compute_data_metrics(data, use_critic=False)
+
+
+def test_a_trainer_that_calls_another_estimator_than_that_of_its_run_is_refused() -> None:
+    with pytest.raises(IntegrationError, match=facts("OtherEstimator", "'hadw'", "not call")):
+        OtherEstimator(compose(*HADW)).fit()
+
+
 def test_the_module_to_which_the_function_moved_holds_the_bare_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its callers may write `trainer_utils.compute_advantage(...)` and hold nothing themselves."""
     home = ModuleType("verl.trainer.ppo.new_home")

@@ -80,8 +80,7 @@ def _judged(folder: Path | None, name: str, options: argparse.Namespace) -> tupl
             verdict = judge(config)
             lines, failed = [*_lines(verdict, config)], False
             if options.try_reward:
-                rewards = verdict.settings.rewards
-                tried, failed = try_reward(config, rewards, rows=options.rows, answers=options.answers)
+                tried, failed = try_reward(config, verdict, rows=options.rows, answers=options.answers)
                 lines += tried
         finally:
             HydraConfig.instance().cfg = None
@@ -116,7 +115,9 @@ def _lines(verdict: Any, config: Any) -> Iterator[str]:
     yield f"loss       {select(config, f'{ACTOR}.policy_loss.loss_mode')}, {', '.join(loss)}"
     metric = select(config, "algorithm.filter_groups.metric")
     skipped = [f"groups whose {metric} does not vary"] if select(config, "algorithm.filter_groups.enable") else []
-    skipped += ["responses that rollout correction rejected"] if rewards.rejected == "leave_out" else []
+    skipped += (
+        ["responses that rollout correction rejected"] if chain is not None and rewards.rejected == "leave_out" else []
+    )
     if skipped:
         yield f"left out   {', '.join(skipped)}"
     if rewards.keys and not verdict.errors and components(config) is None:

@@ -38,6 +38,8 @@ from verl_ext.registry import GROUP as ENTRY_POINTS
 from verl_ext.settings import ANY_REWARD, misspelt, sections
 
 FILTER = "algorithm.filter_groups"
+LOSS = ("loss_agg_mode", "loss_scale_factor", "use_kl_loss")
+"""The actor's settings that the presets of estimators set."""
 SCALE_SENSITIVE = ("clip_cov", "kl_cov", "dro")
 """verl's losses that depend on the scale of the advantages."""
 SELF_AGGREGATING: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -98,16 +100,14 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
     if not HydraConfig.initialized():  # in the trainer's process
         return
     hydra = HydraConfig.get()
+    name = str(hydra.job.config_name).removesuffix(".yaml")
     homes = [source.path for source in hydra.runtime.config_sources if source.schema == "file"]
-    files = [file for home in homes if (file := Path(home, f"{hydra.job.config_name}.yaml")).is_file()]
-    if not files:
-        return
-    body: Any = OmegaConf.to_container(OmegaConf.load(files[0]))
+    body = _file(name, homes)
     entries = body.get("defaults") or []
     late = entries[entries.index("_self_") :] if "_self_" in entries else []
     chosen = [item for entry in late if isinstance(entry, dict) for item in entry.items()]
-    groups = [re.sub(r"^(override )?/?|@.*", "", key) for key, value in chosen if value]
-    line = f"write `{GROUP}: NAME` before `_self_` in `defaults` of {files[0].name}"
+    groups = [_group(key) for key, value in chosen if value]
+    line = f"write `{GROUP}: NAME` before `_self_` in `defaults` of {name}.yaml"
     if GROUP in groups:
         yield Complaint(f"a preset after `_self_` replaces settings of the file itself: {line}")
     typed = [re.split("[=@]", text.lstrip("+~"))[0] for text in hydra.overrides.task]
@@ -115,12 +115,37 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
         return
     replaced = [
         path
-        for path, value in _leaves(body.get("algorithm") or {}, "algorithm")
+        for path, value in _written(body, homes).items()
         if path != "algorithm.adv_estimator" and "${" not in str(value) and run.select(path) != value
         if not any(f"{path}.".startswith(f"{key}.") for key in typed)
     ]
-    if replaced:
-        yield Complaint(f"the preset on the command line replaces {', '.join(replaced)} of the file: {line}")
+    for section, fatal in (("algorithm", True), (ACTOR, False)):
+        if lost := [path for path in replaced if path.startswith(section)]:
+            yield Complaint(f"the preset on the command line replaces {', '.join(lost)} of the file: {line}", fatal)
+
+
+def _file(name: str, homes: list[str]) -> dict[str, Any]:
+    """Return the body of a user's file; empty if there is none."""
+    files = [file for home in homes if (file := Path(home, f"{name}.yaml")).is_file()]
+    body: Any = OmegaConf.to_container(OmegaConf.load(files[0])) if files else {}
+    return body if isinstance(body, dict) else {}
+
+
+def _group(key: str) -> str:
+    """Return the group of an entry in `defaults`, without keywords and package."""
+    return re.sub(r"^((override|optional) )*/?|@.*", "", key)
+
+
+def _written(body: dict[str, Any], homes: list[str]) -> dict[str, Any]:
+    """Return, by path, the settings in a file and in those it starts from that the preset of an estimator replaces."""
+    written: dict[str, Any] = {}
+    for entry in body.get("defaults") or []:
+        parts = entry.items() if isinstance(entry, dict) else [("", entry)]
+        for name in (f"{_group(key)}/{value}".strip("/") for key, value in parts if value != "_self_"):
+            written |= _written(_file(name.removesuffix(".yaml"), homes), homes)
+    written |= _leaves(body.get("algorithm") or {}, "algorithm")
+    actor = (body.get("actor_rollout_ref") or {}).get("actor") or {}
+    return written | {f"{ACTOR}.{name}": actor[name] for name in LOSS if name in actor}
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -178,12 +203,13 @@ def without_effect(run: RunConfig) -> Iterator[Complaint]:
         )
     rewards = run.settings.rewards
     if run.name not in ESTIMATORS:
-        if rewards.weights is not None:
-            yield Complaint(
-                f"algorithm.rewards.weights has no effect on verl's {run.name}, which uses the score: remove it, or "
-                f"set algorithm.adv_estimator to one of {listed(ESTIMATORS)}",
-                fatal=False,
-            )
+        for setting in ("weights", "rejected"):
+            if getattr(rewards, setting) != getattr(type(rewards)(), setting):
+                yield Complaint(
+                    f"algorithm.rewards.{setting} has no effect on verl's {run.name}, which uses the score: remove it, "
+                    f"or set algorithm.adv_estimator to one of {listed(ESTIMATORS)}",
+                    fatal=False,
+                )
         if run.settings.verl_ext.dump_dir is not None and rewards.keys is None:
             yield Complaint(
                 f"algorithm.verl_ext.dump_dir has no effect on verl's {run.name} without "
