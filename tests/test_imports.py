@@ -18,7 +18,7 @@ LAYERS = (
     ("conf", "estimators", "integration.try_reward"),
     ("integration.checks", "integration.plugin", "tools"),
     ("integration.driver", "integration.run", "tools.compare", "tools.report"),
-    ("integration.checkpoint", "integration.doctor", "integration.dump", "integration.sampling"),
+    ("integration.checkpoint", "integration.doctor", "integration.dump", "integration.sampling", "integration.skip"),
     ("integration.advantage",),
     ("integration.default_trainer", "integration.ray_trainer"),
 )

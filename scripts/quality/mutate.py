@@ -73,7 +73,6 @@ HARMLESS = (
     ("narrow = values.dtype.itemsize < 4", "Lt -> LtE", "float32 is summed in float32 either way"),
     ("narrow = values.dtype.itemsize < 4", "4 -> 5", "the same"),
     ("if (np.abs(mean) > TOLERANCE", "Gt -> GtE", "a mean just at the limit may count as either"),
-    ('("balance", "weigh_by_difficulty", "weigh_by_history")', "swapped", "the order in which rules are looked up"),
     ('(SUM, "centre", "scale_by_std", "scale_by_mad")', "swapped", "the same"),
 )
 

@@ -82,8 +82,8 @@ INTERRUPTED = """
     for thread in threads:
         thread.start()
     for number in range(150):
-        signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0005, 0.004))
         try:
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0005, 0.004))
             while True:
                 judge.equal(str(number), str(number), 5.0)
         except (KeyboardInterrupt, TimeoutError, ValueError):
