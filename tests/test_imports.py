@@ -15,7 +15,7 @@ LAYERS = (
     ("__init__", "errors", "integration"),
     ("core", "files", "integration.hooks", "registry", "cli"),
     ("__main__", "cpu", "integration.components", "rewards", "settings"),
-    ("conf", "estimators", "integration.try_reward"),
+    ("conf", "estimators"),
     ("integration.checks", "integration.plugin", "tools"),
     ("integration.driver", "integration.run", "tools.compare", "tools.report"),
     ("integration.checkpoint", "integration.doctor", "integration.dump", "integration.sampling", "integration.skip"),

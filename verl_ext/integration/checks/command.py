@@ -61,7 +61,7 @@ def _judged(folder: Path | None, name: str, options: argparse.Namespace) -> tupl
     except ImportError as error:
         raise ConfigurationError(f"this command needs verl and Hydra: {error}") from error
     from verl_ext.integration.checks import judge
-    from verl_ext.integration.try_reward import try_reward
+    from verl_ext.integration.checks.try_reward import try_reward
 
     module: Any = hydra.initialize_config_module
     files: Any = hydra.initialize_config_dir
