@@ -177,7 +177,7 @@ def test_the_warning_of_a_frozen_anchor_comes_once(caplog):
 NO_KL, NO_STD = {"use_kl_in_reward": True}, {"norm_adv_by_std_in_grpo": False}
 REFUSED = [
     ("gdpo", GDPO | NO_KL, ("use_kl_in_reward=True", "gdpo", "use_kl_loss=True")),
-    ("hadw", GDPO | NO_KL | {"hadw": {"base": "gdpo"}}, ("use_kl_in_reward=True", "gdpo")),
+    ("hadw", GDPO | NO_KL | {"hadw": {"base": "gdpo"}}, ("use_kl_in_reward=True", "hadw")),
     ("gdpo", GDPO | NO_STD | {"gdpo": {"scale": "mad"}}, ("norm_adv_by_std_in_grpo=False", "algorithm.gdpo.scale=mad")),
     ("dgpo", NO_STD, ("norm_adv_by_std_in_grpo=False", "dgpo", "algorithm.dgpo.dgae=False")),
     ("hadw", NO_STD | {"hadw": {"base": "dgpo"}}, ("norm_adv_by_std_in_grpo=False", "algorithm.dgpo.dgae=False")),
