@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.facts import facts
-from verl_ext.conf import read
 from verl_ext.errors import ConfigurationError
 from verl_ext.estimators import build
 from verl_ext.settings import Settings
@@ -83,14 +82,3 @@ def test_epsilons_reach_the_steps():
 def test_an_unknown_estimator_names_the_nearest():
     with pytest.raises(ConfigurationError, match=facts("estimator 'gdop'", "did you mean 'gdpo'")):
         build("gdop", Settings())
-
-
-def test_the_preset_of_dgpo_has_the_loss_of_its_paper():
-    """MathForge: a mean over all tokens, and no KL loss."""
-    assert read("dgpo")["actor_rollout_ref"]["actor"] == {"loss_agg_mode": "token-mean", "use_kl_loss": False}
-
-
-def test_the_preset_of_drgrpo_has_no_kl_loss_and_divides_by_a_constant():
-    loss = read("drgrpo")["actor_rollout_ref"]["actor"]
-    assert loss["use_kl_loss"] is False
-    assert loss["loss_agg_mode"] == "seq-mean-token-sum-norm"
