@@ -73,13 +73,6 @@ def test_a_state_from_which_no_step_can_go_on_is_refused(state, told):
         ALL.check_state(state)
 
 
-def test_the_state_of_a_user_s_step_belongs_to_another_estimator_in_hadw():
-    """It is not damaged."""
-    with pytest.raises(CheckpointError, match=facts("'count'", "another estimator")) as caught:
-        Chain((WeighAndSum(), Centre(), WeighByHistory())).check_state({"count": 2})
-    assert "damaged" not in str(caught.value)
-
-
 def test_each_step_gets_its_own_state_back():
     batch = Batch.of([[1], [0]], ["g", "g"], accuracy=[1, 0])
     first = ALL(batch)

@@ -56,6 +56,8 @@ class Step:
 
     name: ClassVar[str]
     """The name of the step in a list of steps."""
+    centres: ClassVar[bool] = False
+    """Whether the mean of each group is 0 after the step: it then counts as `centre` in the rules of order."""
     needs_accuracy: ClassVar[bool] = False
     """Whether the step reads `batch.accuracy`."""
     needs_fields: ClassVar[tuple[str, ...]] = ()
