@@ -21,7 +21,6 @@ from tests.integration.trainers.default_runs import (
     components,
 )
 from verl_ext import integration
-from verl_ext.integration.run import run_of
 
 
 def test_token_scores_stand_on_the_last_token_of_each_response(pipeline: Pipeline) -> None:
@@ -110,18 +109,6 @@ def test_a_colocated_reward_model_s_fields_are_components(pipeline: Pipeline) ->
     # Lengths [4231 | 2253 | 3331], as the worked example has them.
     assert result.updates[0].by_answer()[("B", "axxxx")] == pytest.approx(5 - 3)
     assert result.metrics[1]["reward/depth/mean"] == pytest.approx(32 / 12)
-
-
-def test_verl_s_own_grpo_logs_named_rewards_and_keeps_its_advantages(pipeline: Pipeline) -> None:
-    plain = pipeline.run("worked", "algorithm.adv_estimator=grpo", PADDED["worked"])
-    watched = pipeline.run(
-        "worked", "algorithm.adv_estimator=grpo", "+algorithm.rewards.keys=[acc,format]", PADDED["worked"]
-    )
-    assert watched.updates[0].by_answer() == pytest.approx(plain.updates[0].by_answer(), abs=1e-6)
-    assert not [name for name in plain.metrics[1] if name.startswith("reward/")]
-    assert watched.metrics[1]["reward/acc/mean"] == pytest.approx(4 / 12)
-    assert watched.metrics[1]["reward/format/dead_groups"] == 0.0
-    assert run_of(plain.trainer).watches is False
 
 
 def test_verl_s_own_grpo_dumps_its_advantages_beside_the_named_rewards(pipeline: Pipeline, tmp_path: Path) -> None:
