@@ -31,6 +31,11 @@ def follow(step: WeighByHistory, accuracies: list[float], values: float = 1.0):
     return updates
 
 
+def test_defaults_are_those_of_the_specification():
+    step = WeighByHistory()
+    assert (step.anchor, step.lambda_scale, step.history_window, step.eta, step.eta_min) == ("soft", 1.3, 10, 0.1, 0.05)
+
+
 def test_the_soft_anchor_moves_by_eta_times_sigma():
     """eta 0.5, eta_min 0, y = 0, 1, 1, 1.
 

@@ -61,6 +61,11 @@ def test_zeros_stay_zero_whatever_epsilon(kind, epsilon):
     assert (apply(Whiten("token"), [0.0, 0.0, 0.0]) == 0).all()
 
 
+def test_defaults_are_those_of_the_specification():
+    assert (ScaleByStd().epsilon, ScaleByMad().epsilon, Whiten().epsilon) == (1e-6, 1e-4, 1e-6)
+    assert (Whiten().over, Balance().over, WeighByDifficulty().dqw_temp) == ("sequence", "token", 2.0)
+
+
 def test_weigh_and_sum_skips_what_is_not_scored():
     batch = Batch.of([[1, 10], [NAN, 10], [NAN, NAN]], ["g"] * 3, keys=("a", "b"))
     found = WeighAndSum((2.0, 0.5)).apply(batch.rewards, batch)
