@@ -71,7 +71,7 @@ def test_a_broken_one_of_this_package_is_an_error_for_all(monkeypatch):
         registry.declarations()
 
 
-@pytest.mark.parametrize("name", ["grpo", "gae", *BUILT_IN])
+@pytest.mark.parametrize("name", ["grpo", "gae", "gdpo"])
 def test_an_entry_point_with_a_name_that_is_taken_is_refused_by_the_run_that_names_it(name, monkeypatch):
     pytest.importorskip("verl")
     from tests.integration.configs import compose

@@ -13,6 +13,7 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step, Update
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.steps import Centre, Condition, Requirement, WeighAndSum
+from verl_ext.core.totals import WeighByFocal
 from verl_ext.errors import CheckpointError, ConfigurationError
 
 
@@ -48,6 +49,7 @@ def test_a_chain_says_what_it_needs():
     assert not ALL.per_reward
     assert not Chain(()).per_reward
     assert ALL.needs_accuracy
+    assert Chain((WeighAndSum(), WeighByFocal())).needs_accuracy
     assert ALL.stateful
     plain = Chain((WeighAndSum(), Centre()))
     assert not plain.needs_accuracy
