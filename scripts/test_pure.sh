@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Test what does not need verl (core, estimators, settings) on other Pythons, with the oldest torch and numpy that
-# pyproject.toml allows, in temporary virtual environments.
+# Test what does not need verl (core, estimators, settings) on other Pythons, in temporary virtual environments: the
+# first with the oldest numpy that pyproject.toml allows, the others with the newest.
 #
 #   scripts/test_pure.sh [PYTHON...]      default: Python 3.10 and 3.12, if they are on the path or in pyenv
 #
-# TORCH and NUMPY name other versions. pip's usual torch installs gigabytes of CUDA: TORCH=none skips it and the tests
-# that need it. NUMPY=newest takes the newest numpy for that Python.
+# TORCH names another version than the oldest. pip's usual torch installs gigabytes of CUDA: TORCH=none skips it and the
+# tests that need it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-TORCH=${TORCH:-2.4.0} NUMPY=${NUMPY:-1.26.0}
+TORCH=${TORCH:-2.4.0}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
@@ -20,7 +20,6 @@ else
     PACKAGES+=("torch==$TORCH" omegaconf)
     TESTS+=(tests/estimators/test_worked_example.py)
 fi
-if [ "$NUMPY" = newest ]; then PACKAGES+=(numpy); else PACKAGES+=("numpy==$NUMPY"); fi
 
 works() { [ "$("$1" -c "print(1)" 2>/dev/null)" = 1 ]; }
 PYTHONS=()
@@ -44,9 +43,9 @@ if ((!$#)); then
     done
 fi
 
-test_with() { # PYTHON, FOLDER for its environment
+test_with() { # PYTHON, FOLDER for its environment, numpy
     "$1" -m venv "$2"
-    "$2/bin/pip" install --quiet --disable-pip-version-check "${PACKAGES[@]}"
+    "$2/bin/pip" install --quiet --disable-pip-version-check "${PACKAGES[@]}" "$3"
     "$2/bin/pip" install --quiet --disable-pip-version-check --no-deps -e .
     echo "== $("$1" --version), torch $TORCH, numpy $("$2/bin/python" -c 'import numpy; print(numpy.__version__)')"
     "$2/bin/python" -m pytest -q -p no:cacheprovider -k "not verl_combines" "${TESTS[@]}"
@@ -54,8 +53,10 @@ test_with() { # PYTHON, FOLDER for its environment
 
 # All at once; what each prints is shown together.
 jobs=()
+numpy=numpy==1.26.0
 for number in "${!PYTHONS[@]}"; do
-    (set -e; test_with "${PYTHONS[number]}" "$scratch/$number") >"$scratch/$number.log" 2>&1 &
+    (set -e; test_with "${PYTHONS[number]}" "$scratch/$number" "$numpy") >"$scratch/$number.log" 2>&1 &
+    numpy=numpy
     jobs+=($!)
 done
 status=0

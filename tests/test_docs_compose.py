@@ -16,8 +16,8 @@ from tests.facts import facts
 from tests.integration.configs import compose as configuration
 from verl_ext import Batch, Settings, build
 from verl_ext.cli import main
-from verl_ext.estimators import ESTIMATORS
 from verl_ext.integration.checks import check_run
+from verl_ext.registry import ESTIMATORS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "pages" / "compose.md").read_text()
 KEYS = "+algorithm.rewards.keys=[correctness,format]"

@@ -20,16 +20,8 @@ _NAMES = {
     "verl_ext.core.chain": ("Chain", "Step", "Update"),
     "verl_ext.core.history": ("WeighByHistory",),
     "verl_ext.core.state": ("RunState",),
-    "verl_ext.core.steps": (
-        "Balance",
-        "Centre",
-        "Condition",
-        "ScaleByMad",
-        "ScaleByStd",
-        "WeighAndSum",
-        "WeighByDifficulty",
-        "Whiten",
-    ),
+    "verl_ext.core.steps": ("Centre", "Condition", "ScaleByMad", "ScaleByStd", "WeighAndSum"),
+    "verl_ext.core.totals": ("Balance", "WeighByDifficulty", "Whiten"),
     "verl_ext.core.typed": ("limited",),
     "verl_ext.errors": (
         "CheckpointError",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -69,39 +69,21 @@ def refused(name: str) -> str | None:
     return ESTIMATORS.entry_points.get(name) if name in TAKEN else None
 
 
-def _no_rule(_settings: Any, _select: Callable[[str], Any]) -> Iterator[Complaint]:
-    yield from ()
-
-
-def _no_others(_settings: Any) -> Sequence[str]:
-    return ()
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """What an estimator has besides its steps."""
+@dataclass(frozen=True, kw_only=True)
+class estimator:  # noqa: N801 - it decorates
+    """Declare what an estimator has besides its steps: `@estimator(section=...)` before its function."""
 
     section: type[Any] | None = None
     """The dataclass of its settings, which are under `algorithm.<name>`."""
-    check: Callable[[Any, Callable[[str], Any]], Iterator[Complaint]] = _no_rule
+    check: Callable[[Any, Callable[[str], Any]], Iterable[Complaint]] = lambda _settings, _select: ()
     """Its rule about verl's configuration: from `Settings` and a function that reads an entry, or None."""
-    also: Callable[[Any], Sequence[str]] = _no_others
+    also: Callable[[Any], Sequence[str]] = lambda _settings: ()
     """From `Settings`: names of other estimators whose settings and rules apply too."""
 
-
-def estimator(
-    *,
-    section: type[Any] | None = None,
-    check: Callable[[Any, Callable[[str], Any]], Iterator[Complaint]] = _no_rule,
-    also: Callable[[Any], Sequence[str]] = _no_others,
-) -> Callable[[F], F]:
-    """Attach a `Declaration` with these arguments to the function of an estimator."""
-
-    def declare(function: F) -> F:
-        setattr(function, _DECLARED, Declaration(section, check, also))
+    def __call__(self, function: F) -> F:
+        """Attach the declaration to the function."""
+        setattr(function, _DECLARED, self)
         return function
-
-    return declare
 
 
 _DECLARED = "__verl_ext_estimator__"
@@ -122,13 +104,13 @@ def load(name: str) -> Callable[[Any], Any]:
     return loaded
 
 
-def declaration(name: str) -> Declaration:
+def declaration(name: str) -> estimator:
     """The declaration of an estimator; an empty one for a function without `@estimator`."""
-    declared: Declaration = getattr(load(name), _DECLARED, Declaration())
+    declared: estimator = getattr(load(name), _DECLARED, estimator())
     return declared
 
 
-def declarations() -> dict[str, Declaration]:
+def declarations() -> dict[str, estimator]:
     """The declaration of every estimator that can be loaded; a run with one that cannot raises."""
     loadable = {}
     for name in ESTIMATORS:

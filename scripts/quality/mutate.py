@@ -63,7 +63,6 @@ HARMLESS = (
     ("draw = np.random.default_rng(0)", " -> ", "any batch does to try a chain out"),
     ("draw.integers(", " -> ", "the same, where it is a batch at all"),
     ("if TYPE_CHECKING:", "negated", "it imports what only annotations need"),
-    ("__all__ = ", "swapped", "the order of names"),
     ("max(window) - min(window) < 0.01", "Lt -> LtE", "a warning's threshold"),
     ("abs(y - window[-1]) < 0.1", "Lt -> LtE", "a warning's threshold"),
     ("abs(y - window[-1]) < 0.1", "USub left out", "the values of this window are alike"),
@@ -107,8 +106,10 @@ def replace(mutant: Mutant) -> None:
 def first_tests(path: Path) -> list[str]:
     """The tests of a file, which run before all others: a mutant that fails them needs no more."""
     found = sorted(Path("tests/core").glob(f"test_{path.stem}*.py"))
-    if path.stem == "steps":
+    if path.stem == "totals":
         found += [Path("tests/core/test_whiten.py"), Path("tests/core/test_balance_and_difficulty.py")]
+    if path.stem == "steps":
+        found += [Path("tests/core/test_more_steps.py")]
     return list(map(str, found)) or list(ESTIMATOR_TESTS)
 
 

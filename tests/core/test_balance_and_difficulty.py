@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.core.columns import apply, column
-from verl_ext.core.steps import Balance, WeighByDifficulty
+from verl_ext.core.totals import Balance, WeighByDifficulty
 
 NAN = math.nan
 
@@ -27,8 +27,7 @@ def test_balance_undoes_the_share_of_groups_without_variance():
 )
 def test_balance_logs_the_factor_and_the_share_of_dead_rows(values, factor, dead):
     found = Balance("token").update(*column(values, list("aabbb")[: len(values)]), None).metrics
-    # The authors call the factor zero_mask_ratio.
-    assert found == pytest.approx({"balance_z": factor, "zero_mask_ratio": factor, "dead_share": dead})
+    assert found == pytest.approx({"balance_z": factor, "dead_share": dead})
 
 
 def test_difficulty_weighs_hard_groups_more():

@@ -37,7 +37,7 @@ def test_rewards_of_another_shape_are_refused(rewards, labels):
 @pytest.mark.parametrize("values", [np.ones(2), np.ones((3, 1)), ["a", "b", "c"]])
 def test_a_column_of_another_shape_is_refused(name, values):
     with pytest.raises(DataError, match=facts(name, "(3,)")):
-        Batch.of([[1.0]] * 3, ["a", "a", "b"], **{name: values})
+        Batch.of([[1.0]] * 3, ["a", "a", "b"], **{name: values}).lengths  # noqa: B018
 
 
 @pytest.mark.parametrize("value", [INF, -INF, -1e160])
@@ -124,4 +124,4 @@ def test_a_column_outside_its_range_is_refused_with_the_value(name, values, foun
     high = {"accuracy": 1, "lengths": 2.0**53, "outputs": 2.0**53}[name]
     Batch.of([[1.0], [0.0]], ["a", "a"], **{name: [0, high]})
     with pytest.raises(DataError, match=facts(name, f"[0, {high:g}]", f"found {found}")):
-        Batch.of([[1.0], [0.0]], ["a", "a"], **{name: values})
+        Batch.of([[1.0], [0.0]], ["a", "a"], **{name: values}).lengths  # noqa: B018

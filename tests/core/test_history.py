@@ -34,7 +34,6 @@ def follow(step: WeighByHistory, accuracies: list[float], values: float = 1.0):
 def test_defaults_are_those_of_the_specification():
     step = WeighByHistory()
     assert (step.anchor, step.lambda_scale, step.history_window, step.eta, step.eta_min) == ("soft", 1.3, 10, 0.1, 0.05)
-    assert step.fixed_anchor is None
 
 
 def test_the_soft_anchor_moves_by_eta_times_sigma():

@@ -14,7 +14,8 @@ from tests.batches import rollouts
 from tests.core.columns import apply
 from tests.facts import facts
 from verl_ext.core.batch import Batch
-from verl_ext.core.steps import Centre, DivideByBatchStd, DivideByMean, PenaliseLength, WeighByFocal
+from verl_ext.core.steps import Centre, DivideByBatchStd, DivideByMean, PenaliseLength
+from verl_ext.core.totals import WeighByFocal
 from verl_ext.errors import ConfigurationError, DataError
 
 NAN = math.nan

@@ -8,7 +8,7 @@ import torch
 
 from tests.facts import facts
 from verl_ext.core.groups import Groups
-from verl_ext.core.rows import Rows, broadcast, float_mask, scores, token_counts
+from verl_ext.core.rows import Rows, broadcast, float_mask, row_sums, scores
 from verl_ext.errors import DataError
 
 NAN, INF = math.nan, math.inf
@@ -75,11 +75,11 @@ MASKS = [torch.int64, torch.int32, torch.uint8, torch.bool, *FLOATS]
 @pytest.mark.parametrize("kind", MASKS)
 def test_lengths_are_counted_in_the_mask(kind, dtype):
     mask = float_mask(torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 1]]).to(kind), dtype)
-    assert token_counts(mask).tolist() == [2, 0, 2]
-    assert token_counts(mask).dtype == np.float64
-    assert token_counts(mask.t()).tolist() == [2, 1, 1]
-    assert token_counts(mask[:, :0]).tolist() == [0, 0, 0]
-    assert token_counts(mask[:0]).tolist() == []
+    assert row_sums(mask).tolist() == [2, 0, 2]
+    assert row_sums(mask).dtype == np.float64
+    assert row_sums(mask.t()).tolist() == [2, 1, 1]
+    assert row_sums(mask[:, :0]).tolist() == [0, 0, 0]
+    assert row_sums(mask[:0]).tolist() == []
 
 
 def test_a_score_may_stand_behind_the_mask():
@@ -131,7 +131,7 @@ def test_a_mask_of_weights_scales_the_advantage(dtype):
     assert not torch.signbit(found[:, 2]).any()
 
 
-def test_padding_is_told_by_its_name_and_that_no_token_counts():
+def test_padding_is_told_by_its_name_and_that_no_row_sums():
     mask = torch.tensor([[0, 0], [1, 0], [0, 0], [0, 0]])
     for uids, padding in (
         (["pad-1", "pad-2", 7, "a"], [True, False, False, False]),

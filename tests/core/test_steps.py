@@ -12,7 +12,6 @@ from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.steps import (
-    Balance,
     Centre,
     Condition,
     Requirement,
@@ -20,9 +19,8 @@ from verl_ext.core.steps import (
     ScaleByStd,
     Step,
     WeighAndSum,
-    WeighByDifficulty,
-    Whiten,
 )
+from verl_ext.core.totals import Balance, WeighByDifficulty, Whiten
 from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError
 
@@ -63,13 +61,9 @@ def test_zeros_stay_zero_whatever_epsilon(kind, epsilon):
     assert (apply(Whiten("token"), [0.0, 0.0, 0.0]) == 0).all()
 
 
-def test_epsilons_are_those_of_the_specification():
-    assert ScaleByStd().epsilon == 1e-6
-    assert ScaleByMad().epsilon == 1e-4
-    assert Whiten().epsilon == 1e-6
-    assert Whiten().over == "sequence"
-    assert WeighByDifficulty().dqw_temp == 2.0
-    assert Balance().over == "token"
+def test_defaults_are_those_of_the_specification():
+    assert (ScaleByStd().epsilon, ScaleByMad().epsilon, Whiten().epsilon) == (1e-6, 1e-4, 1e-6)
+    assert (Whiten().over, Balance().over, WeighByDifficulty().dqw_temp) == ("sequence", "token", 2.0)
 
 
 def test_weigh_and_sum_skips_what_is_not_scored():

@@ -12,7 +12,8 @@ from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain
 from verl_ext.core.metrics import advantage_metrics
-from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum, Whiten
+from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum
+from verl_ext.core.totals import Whiten
 from verl_ext.errors import ConfigurationError
 
 NAN = math.nan

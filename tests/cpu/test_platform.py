@@ -20,15 +20,3 @@ def test_memory_counters_are_this_processs_real_memory():
 
 def test_the_device_can_be_used_where_verl_moves_tensors():
     assert torch.ones(2).to(CPUPlatform().current_device()).device.type == "cpu"
-
-
-def test_the_random_state_is_torchs_own():
-    device = CPUPlatform().device_module
-    state = device.get_rng_state()
-    first = torch.rand(3)
-    device.set_rng_state(state)
-    assert torch.equal(first, torch.rand(3))
-
-
-def test_verls_own_search_never_chooses_it():
-    assert not CPUPlatform().is_platform_available(use_smi_check=True)

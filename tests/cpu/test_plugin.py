@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
@@ -100,49 +100,10 @@ def test_a_patch_of_a_name_that_moved_in_verl_says_so(patch):
         patch(module_with())
 
 
-def test_a_polling_interval_shorter_than_ours_is_kept():
-    class ReplayBuffer:
-        def __init__(self, poll_interval=2.0):
-            self.poll_interval = poll_interval
-
-    patches.replay_buffer(SimpleNamespace(ReplayBuffer=ReplayBuffer, __name__="replay_buffer"))
-    assert [ReplayBuffer().poll_interval, ReplayBuffer(0.01).poll_interval] == [0.05, 0.01]
-
-
 def test_a_reference_model_is_offloaded_without_pinned_memory():
     module = module_with(CPUOffloadPolicy=lambda pin_memory=True: pin_memory)
     patches.offload_policy(module)
     assert module.CPUOffloadPolicy(pin_memory=True) is False
-
-
-def test_the_process_group_asks_for_one_backend_unless_another_is_named():
-    seen = []
-
-    def initialise(timeout_second=None, backend=None):
-        seen.append((timeout_second, backend))
-
-    module = module_with(initialize_global_process_group_ray=initialise)
-    patches.process_group(module)
-    module.initialize_global_process_group_ray(timeout_second=5)
-    module.initialize_global_process_group_ray(backend="gloo")
-    assert seen == [(5, "cpu:gloo"), (None, "gloo")]
-
-
-def test_a_critic_has_the_attention_of_its_configuration(monkeypatch):
-    import transformers
-
-    seen = {}
-    monkeypatch.setattr(
-        transformers.AutoModelForTokenClassification, "from_pretrained", lambda path, **given: seen.update(given)
-    )
-
-    def original(local_path, torch_dtype, model_config, trust_remote_code):
-        raise AssertionError("verl's own asks for flash attention")
-
-    module = module_with(load_valuehead_model=original)
-    patches.value_model(module)
-    module.load_valuehead_model("path", "float32", SimpleNamespace(_attn_implementation="eager"), False)
-    assert seen["attn_implementation"] == "eager"
 
 
 def test_without_flash_attention_sequences_are_padded_and_back(monkeypatch):

@@ -119,18 +119,6 @@ def test_an_abort_cuts_the_running_batch_and_the_continuation_matches(make, mode
     assert len(rest.token_ids) == 3
 
 
-def test_an_abort_returns_when_the_running_batch_has_ended(make, model):
-    async def scenario():
-        server = make(response_length=4000)
-        await ready(server, model)
-        running = await begin(server, [5, 6, 7], max_tokens=4000, ignore_eos=True)
-        await server.abort_all_requests()
-        await server.resume_generation()  # at once: it must not undo the abort
-        return await running
-
-    assert asyncio.run(scenario()).stop_reason == "aborted"
-
-
 def test_an_abort_while_a_request_waits_for_the_weights_holds_it(make, model):
     async def scenario():
         server = make()
@@ -179,13 +167,6 @@ def test_images_are_refused(make):
 @pytest.mark.parametrize(("configured", "expected"), [(None, {2}), (9, {2, 9}), ([2, 7, 8], {2, 7, 8})])
 def test_the_end_tokens_are_the_tokenizers_and_the_generation_configs(make, configured, expected):
     assert set(make(eos=configured)._eos) == expected
-
-
-def test_the_model_is_as_configured_and_evaluates(make):
-    server = make(dtype="bfloat16", pad=False)
-    assert server._model.dtype == torch.bfloat16
-    assert not server._model.training
-    assert server._pad == 2  # without a padding token, the end token
 
 
 @pytest.mark.parametrize(

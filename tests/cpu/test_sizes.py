@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import json
 import os
-from types import SimpleNamespace
 
 import pytest
-import torch
 from omegaconf import OmegaConf
 
 from tests.cpu.test_checks import configuration
@@ -130,20 +128,3 @@ def test_a_container_has_what_its_limit_leaves(tmp_path, files, free):
     for name, text in files.items():
         (tmp_path / name).write_text(f"{text}\n")
     assert sizes._free_in_container(tmp_path) == free
-
-
-@pytest.mark.parametrize(("machine", "container", "free"), [(6, 3, 3), (6, 9, 6), (6, None, 6), (None, None, None)])
-def test_of_the_machine_and_the_container_the_one_with_less_memory_counts(monkeypatch, machine, container, free):
-    monkeypatch.setattr(sizes, "proc_bytes", lambda *_: machine)
-    monkeypatch.setattr(sizes, "_free_in_container", lambda: container)
-    assert sizes.free_bytes() == free
-
-
-@pytest.mark.parametrize("supported", [True, False])
-def test_torch_says_which_number_formats_are_fast(monkeypatch, supported):
-    calls = {"_is_mkldnn_bf16_supported": lambda: supported, "_is_mkldnn_fp16_supported": lambda: supported}
-    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace(**calls))
-    assert {sizes.is_fast(name) for name in ("bf16", "bfloat16", "fp16", "16")} == {supported}
-    assert sizes.is_fast("fp32")
-    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
-    assert sizes.is_fast("bf16")  # a torch without the call

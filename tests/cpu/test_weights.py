@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from verl.workers.rollout.base import BaseRollout
 
 from verl_ext.cpu import weights as module
 from verl_ext.cpu.rollout import EmbeddedRollout
@@ -94,10 +93,3 @@ def test_the_adapter_sends_buckets_of_the_configured_size_and_then_the_end():
     asyncio.run(rollout.update_weights(iter(weights), global_steps=4))
     assert rollout._server.buckets == [["w0", "w1"], ["w2"], ["w3"], ["w4", "w5"]]
     assert rollout._server.finished == [(4, 4)]
-
-
-def test_a_rank_sends_to_the_server_of_its_rank_unless_told_another(monkeypatch):
-    monkeypatch.setattr(BaseRollout, "__init__", lambda self, *rest: None)
-    monkeypatch.setenv("RANK", "3")
-    assert EmbeddedRollout(None, None, None).replica_rank == 3
-    assert EmbeddedRollout(None, None, None, replica_rank=1).replica_rank == 1

@@ -63,11 +63,6 @@ def test_an_accuracy_key_that_no_sample_has_is_named(name):
         call(name, X, UIDS, config={"rewards": {"accuracy_key": "correct"}}, components=fields())
 
 
-def test_dgpo_without_weighing_needs_no_accuracy():
-    found = call("dgpo", [1.0, -1.0, 3.0, 3.0], UIDS, config={"dgpo": {"dqw": False, "balance": "none"}})
-    np.testing.assert_allclose(found.rows, [2 / 2.0001, -2 / 2.0001, 0, 0])  # 2 * 1 / (2 + 1e-4)
-
-
 def kl_call(name: str, config: dict[str, Any], kl: float = -0.25, state: RunState | None = None, **columns: Any):
     """Scores [1, 0, 0, 0] and a KL part on the first row alone."""
     rewards, mask = tensors([1.0 + kl, 0.0, 0.0, 0.0], [1] * 4, torch.float64)
@@ -82,16 +77,6 @@ def kl_call(name: str, config: dict[str, Any], kl: float = -0.25, state: RunStat
             batch={"token_level_scores": before},
         )
     return found[:, 0].tolist()
-
-
-def test_kl_is_part_of_the_total_of_the_score():
-    assert kl_call("drgrpo", {}) == [0.375, -0.375, 0, 0]  # 0.75 - 0.375
-
-
-def test_kl_is_added_to_the_weighted_sum_of_components():
-    # x * 2 = [2, 0, 0, 0], less 0.25: 1.75, its mean 0.875.
-    keys = {"rewards": {"keys": ["x"], "weights": [2.0]}}
-    assert kl_call("drgrpo", keys, x=[1.0, 0, 0, 0]) == [0.875, -0.875, 0, 0]
 
 
 def test_accuracy_is_taken_before_kl():
@@ -123,8 +108,3 @@ def test_the_score_of_several_rewards_is_no_accuracy(name):
 def test_components_with_kl_need_the_scores_before_it():
     with pytest.raises(DataError, match=facts("KL", "batch['token_level_scores']")):
         call("drgrpo", X, UIDS, config={"use_kl_in_reward": True} | GDPO, components=fields())
-
-
-def test_an_infinite_kl_part_is_an_error():
-    with pytest.raises(DataError, match=facts("KL", "uid 'a'", "-inf")):
-        kl_call("drgrpo", {}, kl=-INF)

@@ -12,7 +12,7 @@ from tests.calls import call, metrics_of, object_array
 from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
 from tests.facts import facts, says
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.estimators import ESTIMATORS
+from verl_ext.registry import ESTIMATORS
 
 NAN, INF = math.nan, math.inf
 EVERY = pytest.mark.parametrize("name", ESTIMATORS)
@@ -36,29 +36,6 @@ def test_a_batch_of_which_nothing_is_scored_gives_zeros(name):
     config = config_for(name, rewards={"keys": ["x"]})
     found = call(name, [NAN] * 4, UIDS, config=config, components={"x": nothing, "acc": nothing})
     assert found.tensor.tolist() == [[0]] * 4
-
-
-@EVERY
-def test_a_score_of_nan_is_not_scored(name):
-    found = call(name, [1.0, 0.0, NAN, 0.5], list("aaaa"), config=config_for(name, rewards={"keys": ["score"]}))
-    assert found.rows[2] == 0
-    assert np.isfinite(found.rows).all()
-    if name in ("compose", "dgpo", "drgrpo", "gdpo"):
-        assert found.rows.sum() == pytest.approx(0, abs=1e-9)
-
-
-@EVERY
-@pytest.mark.parametrize("value", [INF, -INF])
-def test_an_infinite_score_names_the_uid(name, value):
-    with pytest.raises(DataError, match=facts("reward 'score'", "uid 'b'", f"is {value}")):
-        call(name, [1.0, 0.0, value, 0.0], UIDS, config=config_for(name, rewards={"keys": ["score"]}))
-
-
-@pytest.mark.parametrize("name", ["dgpo", "hadw"])
-def test_an_infinite_accuracy_is_refused_even_with_a_threshold(name):
-    columns = {"acc": np.array([INF, 0.0, 0.0, 1.0])}
-    with pytest.raises(DataError, match=facts("reward 'acc'", "uid 'a'", "inf")):
-        call(name, X, UIDS, config={"rewards": {"accuracy_threshold": 0.5}}, components=columns)
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.batches import rollouts
 from tests.calls import call
-from tests.estimators.every import ESTIMATORS, KEYS, run, started
+from tests.estimators.every import ESTIMATORS, KEYS
 from tests.facts import facts
-from verl_ext import RunState, Settings, build
+from verl_ext import Settings, build
 from verl_ext.core.steps import ScaleByStd
 from verl_ext.errors import ConfigurationError
 from verl_ext.estimators.compose import STEPS, describe, settings_of
@@ -30,25 +27,12 @@ EVERY = [
 ]
 
 
-def list_of(name, config):
-    """The configuration that is a list of the named estimator's steps."""
-    steps = json.loads(json.dumps(describe(build(name, Settings.parse(config)))))
+@pytest.mark.parametrize(("name", "config"), [*EVERY, ("maxrl", KEYS | {"maxrl": {"epsilon": 0.1}})])
+def test_the_list_of_a_named_estimator_is_that_estimator(name, config):
+    chain = build(name, Settings.parse(config))
+    steps = json.loads(json.dumps(describe(chain)))
     shared = {key: config[key] for key in ("rewards", "norm_adv_by_std_in_grpo") if key in config}
-    return shared | {"compose": {"steps": steps}}
-
-
-@pytest.mark.parametrize(("name", "config"), EVERY)
-@given(batches=st.lists(rollouts(), min_size=3, max_size=3))
-def test_a_named_estimator_and_its_list_give_the_same_bits(name, config, batches):
-    own, composed = RunState(), RunState()
-    if name == "hadw" and config.get("hadw", {}).get("anchor") != "fixed":
-        own = started(config)
-        composed.states = {"compose": dict(own.states["hadw"])}
-    for rollout in batches:
-        wanted = run(name, config, rollout, state=own)
-        found = run("compose", list_of(name, config), rollout, state=composed)
-        np.testing.assert_array_equal(found.tensor.numpy(), wanted.tensor.numpy())
-        assert composed.states["compose"] == own.states[name]
+    assert composed(*steps, **shared) == chain
 
 
 def test_every_step_stands_in_the_list_of_some_estimator():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from tests.estimators.test_against_reference import KEYS, check, rewards
 from tests.facts import facts
 from verl_ext import Batch, Settings, build
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.estimators.compose import describe
 
 NAN = float("nan")
 WEIGHTS = st.lists(st.sampled_from([1.0, 0.5, 2.0, -1.0, 0.0, 3.25]), min_size=3, max_size=3).filter(any)
@@ -144,14 +142,3 @@ def test_gd2po_logs_the_shares_of_conflicts():
 def test_what_they_cannot_honour_is_refused(name, algorithm, told):
     with pytest.raises(ConfigurationError, match=facts(*told)):
         build(name, Settings.parse(XY | algorithm))
-
-
-@pytest.mark.parametrize(("name", "own"), [("maxrl", {"epsilon": 0.1}), ("gd2po", {"conflict": "snr", "tau": 0.4})])
-def test_the_list_of_each_gives_the_same_numbers(name, own):
-    config = {"rewards": {"keys": ["x", "y"], "weights": [1.0, 0.5]}}
-    chain = build(name, Settings.parse(config | {name: own}))
-    steps = json.loads(json.dumps(describe(chain)))
-    batch = Batch.of(list(zip(X, Y, strict=True)), list("aaaabb"), keys=("x", "y"), lengths=[1, 2, 3, 4, 5, 6])
-    listed = build("compose", Settings.parse(config | {"compose": {"steps": steps}}))
-    assert listed == chain
-    assert listed(batch).advantages.tolist() == chain(batch).advantages.tolist()

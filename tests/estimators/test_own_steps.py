@@ -136,6 +136,32 @@ OWN = """
         pass
 
 
+    @dataclass
+    class Hints(Step):
+        name = "hints"
+        limit: "NotThere" = 1
+
+
+    @dataclass
+    class Checks(Step):
+        name = "checks"
+        limit: int = 1
+
+        def __post_init__(self):
+            if self.limit > 1:
+                raise RuntimeError("on purpose")
+
+
+    class Middle(Step):
+        "Centres around the middle of a group's range."
+        name = "middle"
+        centres = True
+
+        def apply(self, values, batch):
+            rows = [values[batch.groups.ids == group] for group in batch.groups.ids]
+            return values - np.array([(group.max(axis=0) + group.min(axis=0)) / 2 for group in rows])
+
+
     class Unready(Step):
         name = "unready"
 
@@ -169,6 +195,8 @@ def test_a_step_of_one_s_own_stands_in_a_list_with_its_settings(own):
     [
         ({"step": "own_steps:Clip", "limit": 0}, ("own_steps:Clip.limit", "above 0", "found 0")),
         ("own_steps:Unready", ("OSError: no such table",)),
+        ("own_steps:Hints", ("NotThere",)),
+        ({"step": "own_steps:Checks", "limit": 2}, ("RuntimeError: on purpose",)),
         ("own_steps:Lest", ("'own_steps:Lest'", "no attribute 'Lest'", "package.module:Class")),
         ("raises_at_import:Step", ("'raises_at_import:Step'", "RuntimeError: on purpose")),
         ("own_steps:made", ("'own_steps:made'", "verl_ext.Step")),
@@ -180,6 +208,13 @@ def test_a_step_of_one_s_own_stands_in_a_list_with_its_settings(own):
 def test_a_step_that_cannot_be_used_is_named_with_the_cause(own, step, told):
     with pytest.raises(ConfigurationError, match=facts("algorithm.compose.steps[2]", *told)):
         composed(*SUMMED, step)
+
+
+def test_a_step_of_one_s_own_may_be_the_centring(own):
+    chain = composed("weigh_and_sum", "own_steps:Middle", "scale_by_mad", "weigh_by_history", **XY)
+    assert [step.name for step in chain.steps][1] == "middle"
+    with pytest.raises(ConfigurationError, match=facts("divide_by_mean must not come after centre")):
+        composed("weigh_and_sum", "own_steps:Middle", "divide_by_mean", **XY)
 
 
 def test_a_step_of_one_s_own_cannot_replace_the_sum(own):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.batches import Rollout
-from tests.calls import call
 from tests.estimators.every import EVERY, KEEPS_DEAD, run
 
 
@@ -34,19 +33,3 @@ def test_a_group_without_variance_is_exactly_zero(name, config, constant):
     found = run(name, config, rollout).rows
     assert found[:4].tolist() == [0, 0, 0, 0]
     assert (found[4:] != 0).any()
-
-
-@KEEPS_DEAD
-def test_a_batch_without_any_variance_is_exactly_zero(name, config):
-    rollout = Rollout(list("aabb"), {"a": [0.2] * 4, "b": [1.0, 1, 0, 0]}, [1, 2, 3, 4], [1.0, 1, 0, 0])
-    assert run(name, config, rollout).rows.tolist() == [0, 0, 0, 0]
-
-
-@pytest.mark.parametrize("name", ["drgrpo", "dgpo", "hadw"])
-def test_one_reward_key_is_the_score(name):
-    scores, uids = [1.0, 0.0, 0.0, 1.0, 0.5], list("aaabb")
-    fields = {"acc": np.array(scores), "x": np.array(scores)}
-    by_score = call(name, scores, uids, components={"acc": fields["acc"]})
-    by_key = call(name, [0.0] * 5, uids, config={"rewards": {"keys": ["x"]}}, components=fields)
-    np.testing.assert_array_equal(by_key.rows, by_score.rows)
-    assert (by_key.rows != 0).any()

@@ -84,7 +84,6 @@ def test_the_core_and_the_registered_function_give_the_row(case):
 def test_dgpo_logs_the_numbers_of_the_row():
     metrics = metrics_of("dgpo", ACC, UIDS, lengths=LENGTHS)
     assert metrics["dgpo/balance_z"] == pytest.approx(32 / 22)
-    assert metrics["dgpo/zero_mask_ratio"] == metrics["dgpo/balance_z"]  # the authors' name for z
     assert metrics["dgpo/dead_share"] == pytest.approx(4 / 12)  # the four rows of C
     assert metrics["dgpo/difficulty_weight_max"] == pytest.approx(1.124353, abs=1e-6)
     assert metrics["dgpo/difficulty_weight_min"] == pytest.approx(0.875647, abs=1e-6)
@@ -99,19 +98,6 @@ HADW = {"hadw": {"eta_min": 0.0, "lambda_scale": 1.3}}
 # The second batch: GRPO gives A 0.75 / (0.5 + 1e-6) = 1.499997 and -0.499999, B is constant. p_A = 0.25, C = 0.5: the
 # prompt is hard, so 1.499997 * 1.3 e^0.25 = 2.503844 and -0.499999 * 1.3 e^-0.25 = -0.506219.
 REWEIGHED = [1.499997 * 1.669233, *[-0.499999 * 1.012441] * 3, 0, 0, 0, 0]
-
-
-def test_the_core_gives_the_row_of_hadw():
-    chain = build("hadw", Settings.parse(HADW))
-    first = chain(Batch.of(np.array(FIRST)[:, None], UIDS[:8], accuracy=FIRST))
-    assert first.state["weigh_by_history"]["value"] == 0.5  # y = 4/8
-    grpo = [1.499997, *[-0.499999] * 3, *[0.499999] * 3, -1.499997]
-    np.testing.assert_allclose(first.advantages, grpo, atol=1e-5)  # Phi = 1
-    assert first.metrics["reweighting_mean"] == 1
-    second = chain(Batch.of(np.array(SECOND)[:, None], UIDS[:8], accuracy=SECOND), first.state)
-    np.testing.assert_allclose(second.advantages, REWEIGHED, atol=1e-5)
-    # One posterior so far: sigma = 1, eta = 0.1, 0.9 * 0.5 + 0.1 * 5/8 = 0.5125.
-    assert second.state["weigh_by_history"]["value"] == pytest.approx(0.5125, abs=1e-12)
 
 
 def test_the_registered_function_gives_the_row_of_hadw():

@@ -16,8 +16,8 @@ from tests.facts import facts
 from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, scalar, section, sometimes, tree
 from verl_ext import Batch, RunState, Settings, build, use_run_state
 from verl_ext.errors import VerlExtError
-from verl_ext.estimators import ESTIMATORS
 from verl_ext.integration.advantage import estimator_function
+from verl_ext.registry import ESTIMATORS
 
 ALL = sorted(ESTIMATORS)
 KEYS = ("a", "b/../c", "ключ")

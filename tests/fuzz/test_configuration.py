@@ -12,12 +12,11 @@ from hypothesis import assume, given
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tests.facts import facts
 from tests.fuzz.rubbish import Draw, draws, many, section, sometimes, tree
 from verl_ext import Settings, build
 from verl_ext.errors import ConfigurationError, VerlExtError
-from verl_ext.estimators import ESTIMATORS
 from verl_ext.integration.checks.read import read_settings
+from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import VERL_NAMES
 
 
@@ -97,13 +96,3 @@ def test_the_checks_before_ray_starts(draw: Draw) -> None:
             errors = (str(error),)
     for text in errors:
         assert re.search(r"\b(algorithm|actor_rollout_ref|reward|preset|top)\b", text), text
-
-
-@pytest.mark.parametrize("step", ["Argument", "Raises", "NoName", "Hints", "Checks"])
-def test_a_broken_step_of_the_users_is_named(step: str) -> None:
-    item: Any = f"tests.fuzz.own_steps:{step}"
-    settings = Settings.parse(
-        {"compose": {"steps": ["weigh_and_sum", {"step": item, "limit": 2} if step == "Checks" else item]}}
-    )
-    with pytest.raises(ConfigurationError, match=facts("algorithm.compose.steps[1]", item)):
-        build("compose", settings)

@@ -15,7 +15,7 @@ import torch
 from tests.batches import ACC, FMT, LENGTHS, UIDS
 from tests.calls import call
 from tests.facts import facts, says
-from verl_ext import RunState, Settings, build
+from verl_ext import Settings, build
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import dump
 from verl_ext.integration.run import Run, prepare_dumps
@@ -115,17 +115,6 @@ def test_a_disk_that_fails_stops_the_dump_and_not_the_run(
             assert dumped(run).any()
     (record,) = caplog.records
     assert says(record.getMessage(), f"algorithm.verl_ext.dump_dir={tmp_path}", "No space left on device", "no more")
-
-
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="lengths|length"):
-        dump.save(tmp_path / "x.parquet", {"a": [1, 2], "b": [1]}, {})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_without_a_folder_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dump, "save", lambda *_: pytest.fail("called"))
-    call("drgrpo", [1.0, 0.0], ["a", "a"], state=RunState())
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -114,21 +114,6 @@ def test_loading_the_plugin_again_and_reloading_verl_s_module_change_nothing() -
     )
 
 
-def test_verl_s_gdpo_is_reported_as_replaced_once_a_run() -> None:
-    told = story(
-        """
-        import verl
-        from tests.integration.configs import compose
-        from tests.integration.trainers.ray_runs import OwnFit
-
-        OwnFit(compose("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[a]"))
-        """
-    )
-    replaced = [line for line in told.err.splitlines() if "in place of" in line]
-    assert len(replaced) == 1
-    assert says(replaced[0], "INFO verl_ext", "gdpo", "verl.trainer.ppo.core_algos.compute_gdpo_outcome_advantage")
-
-
 def test_plugins_can_be_switched_off() -> None:
     story(
         """

@@ -47,22 +47,10 @@ def test_a_template_is_a_prompt_with_other_tools() -> None:
     assert "3." not in describe(TOOLS)
 
 
-def test_tools_are_listed_with_ascii_escapes_as_in_the_data() -> None:
-    tool = {"name": "f", "description": "in °C", "parameters": {"properties": {"t": {"description": "± 1 °C"}}}}
-    assert describe([tool]) == (
-        '1. Name: f\nDescription: in °C\nParameters: {"t": {"description": "\\u00b1 1 \\u00b0C"}}'
-    )
-
-
 @pytest.mark.parametrize("prompt", ["no tools", "1. Name: f\n\n**A**\n1. Name: g"])
 def test_a_prompt_without_one_list_of_tools_is_refused(prompt: str) -> None:
     with pytest.raises(ValueError, match=facts("template", "{tools}")):
         template_of(prompt)
-
-
-def test_a_template_without_a_place_for_tools_is_refused() -> None:
-    with pytest.raises(ValueError, match=facts("{tools}")):
-        system_prompt("You call tools.", TOOLS)
 
 
 def test_a_dialogue_is_one_message_in_the_form_of_the_data() -> None:
@@ -134,10 +122,6 @@ def test_a_line_that_is_no_call_is_skipped_and_the_others_count(line: str) -> No
 def test_a_call_that_cannot_be_executed_ends_the_turn(line: str) -> None:
     with pytest.raises(ValueError, match="parameters"):
         as_code(f"<tool_call>\n{line}\n</tool_call>")
-
-
-def test_parameters_that_are_no_object_are_left_to_bfcl() -> None:
-    assert as_data('<tool_call>\n{"name": "f", "parameters": [1]}\n</tool_call>') == [{"f": [1]}]
 
 
 CORRECT = {
@@ -215,17 +199,6 @@ class Model(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
-
-
-@pytest.mark.slow
-@needs_bfcl
-def test_every_package_of_the_environment_is_pinned() -> None:
-    done = subprocess.run(
-        [str(BFCL_PYTHON), "-m", "pip", "freeze"], env=without("PYTHONPATH"), capture_output=True, text=True, check=True
-    )
-    pinned = {line.lower() for line in (BFCL / "constraints.txt").read_text().splitlines() if not line.startswith("#")}
-    assert set(done.stdout.lower().split()) - pinned == set()
-    assert "bfcl_eval==2025.7.17" in pinned
 
 
 @pytest.mark.slow

@@ -276,13 +276,6 @@ def test_of_the_hub_only_the_files_of_the_split_are_downloaded(tmp_path: Path, m
     assert asked[0][1]["revision"] == "main"
 
 
-def test_tool_calling_is_on_no_hub_and_says_where_it_is(tmp_path: Path) -> None:
-    script = [sys.executable, str(RECIPES / "tool_calling/prepare_data.py")]
-    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
-    assert says(done.stderr, "https://github.com/qiancheng0/ToolRL", "--local_dataset_path")
-
-
 def test_verl_reads_the_files(tmp_path: Path) -> None:
     """verl's data set class on what the script wrote: prompts, and what its reward manager looks for."""
     from omegaconf import OmegaConf

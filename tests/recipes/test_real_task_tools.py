@@ -6,15 +6,13 @@ import doctest
 import json
 import subprocess
 import sys
-from collections import Counter
 from itertools import chain
 
 import pytest
 
 from tests import tiny_model
 from tests.recipes.real_task import SCRIPTS, judge_tools, make_tokenizer, rows, tools, write_entries
-from verl_ext.errors import DataError
-from verl_ext.rewards.tool_calling import check_ground_truth, compute_score
+from verl_ext.rewards.tool_calling import check_ground_truth
 
 SIZES = {"test": 4, "cold_start": 8, "val": 2}
 
@@ -52,28 +50,6 @@ def test_a_ground_truth_has_the_first_accepted_values_without_parameters_that_ma
         assert '"name": "add"' in row["prompt"][0]["content"]
 
 
-def test_all_answers_of_the_cold_start_are_correct_and_half_of_the_mixed_ones_have_the_format(made):
-    found = Counter(
-        (score["format"], score["correctness"])
-        for row in made["cold_start"]
-        for score in [compute_score("bfcl", row["answer"], row["reward_model"]["ground_truth"])]
-    )
-    assert found == {(1.0, 3.0): 4, (0.0, 3.0): 4}
-    assert sum("<think>" not in row["answer"] for row in made["cold_start"]) == 2
-    calls = [{"name": "f", "parameters": {}}]
-    assert {tools.cold_answer(calls, "pure", place) for place in range(8)} == {tools.answer(calls)}
-
-
-def test_entries_that_are_too_long_or_have_no_accepted_value_are_left_out(tmp_path):
-    entries = tools.read(write_entries(tmp_path / "made.whl", 3))
-    entries[0][1]["ground_truth"][0]["add"]["a"] = []
-    kept, left_out = tools.usable(entries[:3], lambda row: (1, 201 if "Add 1 " in row["prompt"][-1]["content"] else 1))
-    assert [entry["id"] for entry, _ in kept] == ["simple_2"]
-    assert left_out == {"without an accepted value": 1, "too long": 1}
-    with pytest.raises(DataError):
-        tools.splits(kept, "pure", SIZES)
-
-
 def test_the_script_makes_the_task(tmp_path):
     tokenizer = make_tokenizer()
     tiny_model.make_model(tokenizer).save_pretrained(tmp_path / "tiny")
@@ -96,34 +72,3 @@ def test_the_script_makes_the_task(tmp_path):
     assert [row["extra_info"]["id"] for _, row, _ in answers[:5]] == [
         row["extra_info"]["id"] for row in rows(folder / "val.parquet")[:2] for _ in range(4)
     ][:5]
-
-
-def test_answers_that_verl_dumped_are_matched_with_their_rows(made, tmp_path):
-    import pyarrow.parquet
-
-    for name, part in made.items():
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(part), tmp_path / f"{name}.parquet")
-    dumped = [
-        {
-            "input": f"user {row['prompt'][-1]['content']} a",
-            "gts": row["reward_model"]["ground_truth"],
-            "output": str(at),
-        }
-        for at, row in enumerate([made["train"][3], made["test"][1]])
-    ]
-    (tmp_path / "40.jsonl").write_text("".join(json.dumps(one) + "\n" for one in dumped))
-    found = list(judge_tools.answers(tmp_path, tmp_path / "40.jsonl"))
-    assert found == [("", made["train"][3], "0"), ("", made["test"][1], "1")]
-
-
-def test_the_report_has_means_by_category_and_the_correlation_within_groups():
-    verdicts = [
-        {"id": "simple_1", "format": 1.0, "correctness": 3.0, "bfcl": 1.0},
-        {"id": "simple_1", "format": 0.0, "correctness": -3.0, "bfcl": 0.0},
-        {"id": "live_simple_2-0-0", "format": 1.0, "correctness": 3.0, "bfcl": 1.0},
-        {"id": "live_simple_2-0-0", "format": 1.0, "correctness": 3.0, "bfcl": 0.0},
-    ]
-    text = judge_tools.report("T=1.0", verdicts)
-    assert "T=1.0: 4 answers, format 0.750, correctness 1.500, bfcl 0.500" in text
-    assert "live_simple: 2 answers, format 1.000, correctness 3.000, bfcl 0.500" in text
-    assert "2 groups: format varies in 0.500, correctness in 0.500; correlation within groups 1.000" in text

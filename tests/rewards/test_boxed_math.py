@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.facts import facts
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.rewards import boxed_math, math_judge
+from verl_ext.rewards import boxed_math
 from verl_ext.rewards.boxed_math import Options, check_ground_truth, check_kwargs, compute_score, last_boxed
 
 
@@ -170,12 +170,6 @@ def test_a_gold_of_a_public_set_is_read_as_it_is(gold):
     assert accuracy(r"\boxed{173}", gold) == 0
 
 
-def test_a_repeating_decimal_equals_only_itself():
-    assert accuracy(r"$\boxed{0.\overline{72}}$", r"0.\overline{72}") == 1
-    for other in (r"0.\overline{73}", "0.72", r"\frac{8}{11}", r"\overline{72}"):
-        assert accuracy(rf"\boxed{{{other}}}", r"0.\overline{72}") == 0
-
-
 @pytest.mark.parametrize(
     "gold", [None, 5, "", r"\frac{2}{3", r"\boxed{}", "5" * 2001, r"\boxed{\ud800", "\\", "}{", "{"]
 )
@@ -198,12 +192,6 @@ def test_a_box_without_braces_that_cannot_be_read_is_no_answer_and_as_the_last_o
 def test_a_gold_that_takes_too_long_is_an_error():
     with pytest.raises(DataError, match=facts("0.3 s")):
         compute_score("math", r"\boxed{5}", "(" * 900, timeout=0.03)
-
-
-def test_a_long_answer_is_wrong_without_being_judged(monkeypatch):
-    assert check_ground_truth("5") == "5"
-    monkeypatch.setattr(math_judge.Judge, "equal", lambda *args: pytest.fail("judged"))
-    assert accuracy(rf"\boxed{{5{' ' * 3000}6}}", "5") == 0
 
 
 def test_without_math_verify_the_error_names_the_package(monkeypatch):
@@ -278,12 +266,3 @@ def test_an_adversarial_box_takes_the_judge_less_than_a_second(box):
 
     started = cost("5")
     assert cost(box) - started < 1
-
-
-def test_golds_are_read_once(monkeypatch):
-    asked = []
-    for name in ("ask", "equal"):
-        monkeypatch.setattr(boxed_math.JUDGE, name, lambda gold, answer, timeout: asked.append(answer) or True)
-    for _ in range(3):
-        compute_score("math", r"\boxed{1}", "a gold of this test only")
-    assert asked == ["a gold of this test only", "1", "1", "1"]

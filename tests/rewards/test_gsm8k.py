@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.facts import facts
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.rewards.gsm8k import check_ground_truth, check_kwargs, compute_score
+from verl_ext.rewards.gsm8k import check_ground_truth, compute_score
 
 
 def answer(text: str) -> str:
@@ -61,10 +61,6 @@ def test_numbers(gold, text, reference, corrected):
         score = compute_score("gsm8k", answer(text), gold, {"index": 3}, strict=strict)
         total = correct + integer + 1
         assert score == {"correctness": correct, "integer": integer, "format": 1, "score": total}, strict
-
-
-def test_the_corrected_rules_are_the_default():
-    assert check_kwargs({}) == check_kwargs({"strict": "corrected"}) != check_kwargs({"strict": "reference"})
 
 
 # answer, correctness, format as the reference has it, and by default
@@ -126,16 +122,6 @@ PIECES = st.sampled_from(
 )
 
 
-@given(st.text() | st.lists(PIECES, max_size=12).map("".join), st.integers(), STRICT)
-def test_any_answer_gets_rewards_of_0_or_1(text, gold, strict):
-    for solution in (text, answer(text)):
-        score = compute_score("gsm8k", solution, str(gold), strict=strict)
-        assert list(score) == ["correctness", "integer", "format", "score"]
-        assert {score[name] for name in ("correctness", "integer", "format")} <= {0.0, 1.0}
-        assert score["score"] == score["correctness"] + score["integer"] + score["format"]
-        assert {type(value) for value in score.values()} == {float}
-
-
 LAYOUT = ["<think>", "</think>", "\n", "<answer>", "</answer>"]
 
 
@@ -163,12 +149,6 @@ def test_a_number_scores_full_marks_against_itself_however_it_is_written(number,
 @given(st.integers(), st.decimals(allow_nan=False, allow_infinity=False, places=3))
 def test_correctness_is_equality_of_values(gold, number):
     assert compute_score("gsm8k", answer(f"{number:f}"), str(gold))["correctness"] == (number == gold)
-
-
-@given(st.text(alphabet="0123456789+-,. ", max_size=10))
-def test_an_integer_is_a_sign_and_digits_alone_or_in_threes(text):
-    alone_or_in_threes = re.fullmatch(r"[+-]?(\d+|\d{1,3}(,\d{3})+)", text.strip()) is not None
-    assert compute_score("gsm8k", answer(text), "1")["integer"] == alone_or_in_threes
 
 
 MEGABYTE = 1_000_000

@@ -1,6 +1,5 @@
 import itertools
 import json
-import sys
 import time
 from collections import Counter
 
@@ -67,12 +66,6 @@ def test_a_truth_scores_full_marks_against_itself(calls, kwargs, ascii_only, ste
     score = compute_score("rlla", truth, truth, {"max_global_steps": step}, **kwargs)
     best = {"two_stage": (1, 1) if step < 30 else (0.5, 3), "linear": (2 - min(step / 150, 1), 2 + min(step / 150, 1))}
     assert (score["format"], score["correctness"]) == best.get(kwargs.get("scale", "constant"), (1, 3))
-
-
-@given(CALLS, st.randoms(use_true_random=False))
-def test_the_order_of_calls_and_keys_does_not_matter_to_a_full_match(calls, random):
-    shuffled = [dict(random.sample(list(call.items()), len(call))) for call in random.sample(calls, len(calls))]
-    assert compute_score("rlla", written(shuffled), written(calls), matching="optimal")["correctness"] == 3
 
 
 def jaccard(left: list, right: list) -> float:
@@ -186,12 +179,3 @@ def test_a_megabyte_takes_less_than_a_second(truth, answer):
     score = compute_score("rlla", answer, truth, matching="optimal", length="fixed")
     assert time.process_time() - began < 1
     assert -3 <= score["correctness"] <= 3
-
-
-def test_a_megabyte_of_digits_takes_less_than_a_second_where_python_sets_no_limit():
-    before = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(0)
-    try:
-        test_a_megabyte_takes_less_than_a_second(truth=TRUTHS["a call"], answer=wrapped("1" * MEGABYTE))
-    finally:
-        sys.set_int_max_str_digits(before)

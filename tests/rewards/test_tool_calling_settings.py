@@ -1,10 +1,9 @@
 """Tool calls: schedules over the steps, and the errors of settings and of ground truths."""
 
-import numpy as np
 import pytest
 
-from tests.facts import facts, says
-from tests.rewards.tool_answers import ONE, RESPONSE, F, G, calls, correctness
+from tests.facts import facts
+from tests.rewards.tool_answers import ONE, RESPONSE, F, G, calls
 from verl_ext.errors import ConfigurationError, DataError
 from verl_ext.rewards.tool_calling import check_ground_truth, check_kwargs, compute_score
 
@@ -62,10 +61,6 @@ def test_length_is_of_the_last_think_section_and_needs_both_tags():
     assert length(f"{words}</think>") == 0
 
 
-def test_the_step_may_be_a_numpy_integer():
-    assert correctness(ONE, ONE, {"max_global_steps": np.int64(74)}, scale="linear") == 2.5
-
-
 NO_STEPS = [{"max_global_steps": step} for step in (None, -1, "3", 2.5)]
 
 
@@ -75,10 +70,6 @@ def test_a_schedule_without_a_step_says_where_it_comes_from(info, kwargs):
     told = facts("extra_info['max_global_steps']", "reward.reward_manager.name=naive")
     with pytest.raises(ConfigurationError, match=told):
         compute_score("rlla", ONE, ONE, info, **kwargs)
-
-
-def test_without_a_schedule_no_step_is_needed():
-    assert correctness(ONE, ONE, {"max_global_steps": None}, length="fixed") == 3
 
 
 @pytest.mark.parametrize(
@@ -107,12 +98,6 @@ def test_a_wrong_setting_is_refused(kwargs, told):
     for check in (check_kwargs, lambda found: compute_score("rlla", ONE, ONE, **found)):
         with pytest.raises(ConfigurationError, match=facts(*told)):
             check(kwargs)
-
-
-def test_a_number_accepted_before_does_not_let_an_equal_boolean_pass():
-    check_kwargs({"correctness_max": 1})
-    with pytest.raises(ConfigurationError, match=facts("correctness_max", "found True")):
-        check_kwargs({"correctness_max": True})
 
 
 def test_optimal_matching_without_scipy_names_the_package(monkeypatch):
@@ -150,10 +135,3 @@ def test_a_malformed_ground_truth_is_an_error_that_names_the_row(truth, told):
         compute_score("rlla", ONE, truth, {"index": 17})
     with pytest.raises(DataError, match=facts("a row", *told)):
         check_ground_truth(truth)
-
-
-def test_a_long_ground_truth_is_quoted_in_part():
-    with pytest.raises(DataError) as error:
-        compute_score("rlla", ONE, "x" * 10_000)
-    assert len(str(error.value)) < 1000
-    assert says(error.value, "extra_info", "'index'")

@@ -98,25 +98,21 @@ class Batch:
         matrix = _shaped("rewards", rewards, (size, len(keys)), keys).view()
         matrix.setflags(write=False)
         check_finite(matrix, keys, labels)
-        counts = np.ones(size) if lengths is None else lengths
-        batch = cls(
+        return cls(
             rewards=matrix,
             keys=tuple(keys),
             groups=Groups.of(labels) if groups is None else groups,
             accuracy=None if accuracy is None else _within("accuracy", accuracy, size, 1.0, nan=True),
             kl_reward=None if kl_reward is None else _kl_reward(kl_reward, matrix, labels),
             outputs=np.ones(size) if outputs is None else _within("outputs", outputs, size, MOST_TOKENS),
-            count_tokens=counts if callable(counts) else lambda: counts,
-            count_response=_later(response_lengths),
+            count_tokens=_later(np.ones(size) if lengths is None else lengths),
+            count_response=None if response_lengths is None else _later(response_lengths),
             read_field=fields,
         )
-        if not callable(counts):
-            batch.lengths  # noqa: B018 - raises for wrong lengths
-        return batch
 
 
-def _later(counts: Counts | Callable[[], Counts] | None) -> Callable[[], Counts] | None:
-    return counts if counts is None or callable(counts) else lambda: counts
+def _later(counts: Counts | Callable[[], Counts]) -> Callable[[], Counts]:
+    return counts if callable(counts) else lambda: counts
 
 
 def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable]) -> None:

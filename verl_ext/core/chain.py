@@ -36,13 +36,8 @@ class Update:
 class Step:
     """One small transformation of a batch's values; a subclass is a frozen dataclass whose fields are its settings.
 
-    A step needs only `name` and `apply`. The rest is optional:
-
-    - `update` instead of `apply`, for a step that logs metrics, warns, or keeps state from batch to batch. The state is
-      an argument and a result; the step itself never changes.
-    - `init`: the state before the first batch, plain data that JSON restores unchanged. `check_state` rejects a saved
-      one.
-    - `after`, `not_after`: which steps must, and which must not, come before this one in a list.
+    A step needs only `name` and `apply`. One that logs metrics, warns, or keeps state from batch to batch has `update`
+    instead. The state is an argument and a result; the step itself never changes.
 
     >>> @dataclass(frozen=True)
     ... class Halve(Step):
@@ -56,6 +51,8 @@ class Step:
 
     name: ClassVar[str]
     """The name of the step in a list of steps."""
+    centres: ClassVar[bool] = False
+    """Whether the mean of each group is 0 after the step: it then counts as `centre` in the rules of order."""
     needs_accuracy: ClassVar[bool] = False
     """Whether the step reads `batch.accuracy`."""
     needs_fields: ClassVar[tuple[str, ...]] = ()
@@ -74,7 +71,7 @@ class Step:
         return Update(self.apply(values, batch))
 
     def init(self) -> Any:
-        """Return the state before the first batch; None for a stateless step."""
+        """Return the state before the first batch, plain data that JSON restores unchanged; None without a state."""
         return None
 
     def check_state(self, state: Any) -> None:

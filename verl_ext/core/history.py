@@ -63,9 +63,8 @@ class WeighByHistory(Anchor, Step):
 
     `soft`: `C` is the prior; the posterior `(1 - eta_t) C + eta_t y` is the next prior, with
     `eta_t = clip(eta_min + eta sigma_t, 0, 1)` and `sigma_t` the population std of the last `history_window` posteriors
-    (1 while there is only one). `eta_min` is not in the paper: with 0, the paper's formula, sigma_t collapses and C
-    stops moving. It is added instead of being a lower limit: in `max(eta sigma_t, eta_min)` the default `eta` would
-    have no effect after the second batch, because sigma_t is at most 0.5. The first batch sets C and has Phi = 1.
+    (1 while there is only one). The first batch sets C and has Phi = 1. `eta_min` is added, since with
+    `max(eta sigma_t, eta_min)` the default `eta` had no effect after the second batch: sigma_t is at most 0.5.
     `window`: `C` is the mean of y over the last `history_window` batches, including this one.
     `fixed`: `C` is `fixed_anchor`.
 

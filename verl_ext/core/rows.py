@@ -98,11 +98,6 @@ def float_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return mask.to(dtype if dtype.is_floating_point else torch.float32, copy=True).detach()
 
 
-def token_counts(mask: torch.Tensor) -> Array:
-    """`[B]` number of tokens in a mask of floats, per row."""
-    return _sums(mask)
-
-
 def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
     """`[B]` sum of token-level scores over the whole response.
 
@@ -110,7 +105,7 @@ def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
     Values outside the mask that are not finite are ignored.
     """
     token_level = token_level.detach()
-    total = _sums(token_level)
+    total = row_sums(token_level)
     broken = ~np.isfinite(total)
     if broken.any():
         rows, seen = token_level[broken].double(), mask[broken].bool()
@@ -122,7 +117,8 @@ def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
     return total
 
 
-def _sums(values: torch.Tensor) -> Array:
+def row_sums(values: torch.Tensor) -> Array:
+    """`[B]` sum of each row; of a mask of floats, the number of its tokens."""
     narrow = values.dtype.itemsize < 4  # bfloat16 is exact only up to 256
     sums: Array = values.sum(dim=-1, dtype=torch.float32 if narrow else None).cpu().numpy().astype(np.float64)
     return sums

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from verl_ext.errors import ConfigurationError, VerlExtError
-from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration, load
+from verl_ext.errors import ConfigurationError
+from verl_ext.registry import ESTIMATORS, load
 
 if TYPE_CHECKING:
     from verl_ext.core.chain import Chain
     from verl_ext.settings import Settings
-
-__all__ = ["ESTIMATORS", "build"]
 
 
 def build(name: str, settings: Settings) -> Chain:
@@ -23,16 +21,7 @@ def build(name: str, settings: Settings) -> Chain:
     """
     from verl_ext.core.chain import Chain
 
-    declaration(name)  # raises if it is broken
-    try:
-        chain = load(name)(settings)
-    except Exception as error:
-        if isinstance(error, VerlExtError) or name in BUILT_IN:
-            raise
-        # What another package raises does not name its estimator.
-        raise ConfigurationError(
-            f"the estimator {name!r}, {ESTIMATORS[name]}, raises {type(error).__name__}: {error}"
-        ) from error
+    chain = load(name)(settings)
     if not isinstance(chain, Chain):
         raise ConfigurationError(f"the estimator {name!r}, {ESTIMATORS[name]}, returns {chain!r}, expected a Chain")
     if settings.kl_in_reward:

@@ -32,7 +32,6 @@ from verl_ext.core.groups import Array
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.state import plain_state
 from verl_ext.core.steps import (
-    Balance,
     Centre,
     Condition,
     DivideByBatchStd,
@@ -41,10 +40,8 @@ from verl_ext.core.steps import (
     ScaleByMad,
     ScaleByStd,
     WeighAndSum,
-    WeighByDifficulty,
-    WeighByFocal,
-    Whiten,
 )
+from verl_ext.core.totals import Balance, WeighByDifficulty, WeighByFocal, Whiten
 from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, VerlExtError, unknown
 from verl_ext.registry import estimator
@@ -158,11 +155,12 @@ def _check_order(steps: Sequence[Step]) -> None:
             "apply steps to each reward before"
         )
     for at, step in enumerate(steps):
+        before = {*names[:at], *([Centre.name] if any(one.centres for one in steps[:at]) else [])}
         for needed, reason in step.after.items():
-            if needed not in names[:at]:
+            if needed not in before:
                 raise ConfigurationError(f"{WHERE}[{at}]: {step.name} must come after {needed}, because {reason}")
         for wrong, reason in step.not_after.items():
-            if wrong in names[:at]:
+            if wrong in before:
                 raise ConfigurationError(f"{WHERE}[{at}]: {step.name} must not come after {wrong}, because {reason}")
 
 

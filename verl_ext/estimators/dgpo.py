@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_ext.core.chain import Chain, Step
-from verl_ext.core.steps import Balance, Centre, ScaleByMad, ScaleByStd, WeighAndSum, WeighByDifficulty
+from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum
+from verl_ext.core.totals import Balance, WeighByDifficulty
 from verl_ext.core.typed import same_as
 from verl_ext.errors import ConfigurationError
 from verl_ext.registry import estimator

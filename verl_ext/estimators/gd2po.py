@@ -23,7 +23,8 @@ from typing import Literal
 
 from verl_ext.core.chain import Chain, Step
 from verl_ext.core.conflicts import DropConflicts
-from verl_ext.core.steps import Centre, ScaleByStd, WeighAndSum, Whiten
+from verl_ext.core.steps import Centre, ScaleByStd, WeighAndSum
+from verl_ext.core.totals import Whiten
 from verl_ext.core.typed import same_as
 from verl_ext.registry import estimator
 from verl_ext.settings import Settings

@@ -31,7 +31,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_ext.core.chain import Chain, Step
-from verl_ext.core.steps import Centre, Condition, Requirement, ScaleByMad, ScaleByStd, WeighAndSum, Whiten
+from verl_ext.core.steps import Centre, Condition, Requirement, ScaleByMad, ScaleByStd, WeighAndSum
+from verl_ext.core.totals import Whiten
 from verl_ext.core.typed import same_as
 from verl_ext.errors import ConfigurationError
 from verl_ext.registry import estimator

@@ -15,15 +15,15 @@ from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, Index, divide
 from verl_ext.core.metrics import advantage_metrics, metric_name, metric_names, reward_metrics, source_metrics
-from verl_ext.core.rows import broadcast, float_mask, scores, token_counts
+from verl_ext.core.rows import broadcast, float_mask, row_sums, scores
 from verl_ext.core.state import plain_state
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
-from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.estimators import build
 from verl_ext.integration import checkpoint, components, dump, hooks
 from verl_ext.integration.checks.read import read_settings
 from verl_ext.integration.components import SCORE, SOURCE, Components
-from verl_ext.integration.run import Run, running
-from verl_ext.registry import BUILT_IN, GROUP
+from verl_ext.integration.run import Run, computing
+from verl_ext.registry import BUILT_IN, ESTIMATORS, GROUP
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
@@ -81,7 +81,7 @@ def compute(
     rewards come from its run.
     """
     hooks.require()
-    run = running(name)
+    run = computing(name)
     settings, chain = run.settings, run.chain
     if chain is None or run.name != name:  # a call from outside a trainer
         settings = read_settings(config)
@@ -180,7 +180,7 @@ def _trajectories(
         labels,
         groups=groups if rows.plain and every else None,
         keys=(SCORE,) if keys is None else keys,
-        lengths=lambda: rows.total(token_counts(mask))[part],
+        lengths=lambda: rows.total(row_sums(mask))[part],
         accuracy=accuracy,
         kl_reward=None if kl_reward is None else kl_reward[part],
         outputs=rows.outputs[part],
@@ -232,7 +232,7 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
     if run.settings.verl_ext.dump_dir is not None and tensors is not None:
         given = tensors()
         mask = float_mask(given["response_mask"], torch.float32)
-        tokens = token_counts(mask)
+        tokens = row_sums(mask)
         # A critic's advantages differ from token to token: the mean over the tokens.
         sums = (given["advantages"].float() * mask).sum(dim=-1).double().cpu().numpy()
         batch = Batch.of(matrix, rewards.labels, keys=keys, lengths=rows.total(tokens))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from verl_ext.core.groups import Array, Groups
-from verl_ext.core.rows import Rows, scores, token_counts
+from verl_ext.core.rows import Rows, row_sums, scores
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 
 SCORE = "score"
@@ -191,7 +191,7 @@ def of_batch(
         return rows.take(token_totals(name, tensors[name], mask))
 
     def response_lengths() -> Array:
-        return rows.take(token_counts(tensors["attention_mask"][:, -mask.shape[1] :].float()))
+        return rows.take(row_sums(tensors["attention_mask"][:, -mask.shape[1] :].float()))
 
     return Components(
         rows=rows,

@@ -16,7 +16,7 @@ import torch
 from verl_ext.integration import checkpoint, components, hooks, sampling, skip
 from verl_ext.integration.advantage import watch
 from verl_ext.integration.components import Components
-from verl_ext.integration.run import Run, current, run_of, wrap_init
+from verl_ext.integration.run import Run, run_of, wrap_init
 from verl_ext.settings import ACCURACY
 
 logger = logging.getLogger("verl_ext")
@@ -44,7 +44,7 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         run = run_of(self)
-        if run is None or not run.watches or current() is run:  # a subclass that calls `super`
+        if run is None or not run.watches or run.read is not None:  # a subclass that calls `super`
             return original(self, batch, metrics)
         rewards = components.of_queue(
             batch.keys, batch.partition_id, _names(run), tags=batch.tags, everything=run.log == "all"

@@ -7,8 +7,8 @@ own failures. It does not import verl or torch.
 from __future__ import annotations
 
 from verl_ext.errors import IntegrationError
-from verl_ext.estimators import ESTIMATORS
 from verl_ext.integration.hooks import Hook, after_import, schedule
+from verl_ext.registry import ESTIMATORS
 
 _HERE = "verl_ext.integration"
 

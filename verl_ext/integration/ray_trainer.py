@@ -17,7 +17,7 @@ from verl_ext.core.groups import Groups
 from verl_ext.integration import checkpoint, components, hooks, skip
 from verl_ext.integration.advantage import watch
 from verl_ext.integration.components import Components
-from verl_ext.integration.run import Run, current, last, outside, wrap_init
+from verl_ext.integration.run import Run, current, wrap_init
 
 
 def install(ray_trainer: ModuleType) -> None:
@@ -48,7 +48,7 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def compute_advantage(data: Any, *args: Any, **kwargs: Any) -> Any:
-        run = current() or last() or outside()
+        run = current()
         if run.read is not None or not (run.watches or run.trainer is None):
             return original(data, *args, **kwargs)
         # Not the names that `_write_token_scores` adds: those are not a process reward model's.
@@ -83,10 +83,9 @@ def wrap_compute_data_metrics(original: Callable[..., Any]) -> Callable[..., Any
     """`compute_data_metrics(batch, ...)`: add our metrics, since those of the step are local to `fit`."""
 
     def compute_data_metrics(*args: Any, **kwargs: Any) -> Any:
-        metrics, run = original(*args, **kwargs), last()
-        if run is not None:
-            run.require_called(0)
-            run.add_metrics(metrics)
+        metrics, run = original(*args, **kwargs), current()
+        run.require_called(0)
+        run.add_metrics(metrics)
         return metrics
 
     return compute_data_metrics

@@ -125,34 +125,27 @@ class Run:
             logger.warning("%s", text)
 
 
-_current: ContextVar[Run] = ContextVar("verl_ext_run")
 _outside = Run()
+"""The run of all calls from outside a trainer."""
+_current: ContextVar[Run] = ContextVar("verl_ext_run", default=_outside)
+"""The run whose batch is being computed, or that of `use_run_state`."""
 _made: Callable[[], Run | None] = lambda: None  # noqa: E731 - a weak reference to the run of the last trainer
 
 
-def current() -> Run | None:
-    """Return the run whose batch is being computed, or that of `use_run_state`."""
-    return _current.get(None)
+def current() -> Run:
+    """Return the run whose batch is being computed; before and after that, the run of the process's one trainer."""
+    run = _current.get()
+    return (_made() or run) if run is _outside else run
 
 
-def last() -> Run | None:
-    """Return the run of the trainer that was made last: a process of verl has one trainer."""
-    return _made()
-
-
-def outside() -> Run:
-    """Return the run of all calls from outside a trainer."""
-    return _outside
-
-
-def running(name: str) -> Run:
+def computing(name: str) -> Run:
     """Return the run that an estimator computes for; outside a trainer it is one per process.
 
     Raise for a call beside our wrapper while this process has a trainer with that estimator: the history would not be
     saved and the metrics would be lost.
     """
-    run, trainers = current(), last()
-    if run is None and trainers is not None and trainers.ours and trainers.name == name:
+    run, trainers = _current.get(), _made()
+    if run is _outside and trainers is not None and trainers.ours and trainers.name == name:
         bare = hooks.unwrapped("compute_advantage")
         raise IntegrationError(
             f"{type(trainers.trainer).__qualname__} called the estimator {name!r} outside verl_ext's wrapper: the "
@@ -160,7 +153,7 @@ def running(name: str) -> Run:
             "verl.trainer.ppo.ray_trainer, or use `with verl_ext.use_run_state(RunState()):` for a call of your own"
             + (f"; verl's own function without the wrapper is at {listed(bare)}" if bare else "")
         )
-    return run or _outside
+    return run
 
 
 def run_state() -> RunState:
@@ -170,7 +163,7 @@ def run_state() -> RunState:
     >>> saved = run_state().state_dict()             # plain data
     >>> run_state().load_state_dict(saved)
     """
-    return (current() or _outside).state
+    return _current.get().state
 
 
 @contextmanager

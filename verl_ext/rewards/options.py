@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, DataError
@@ -20,20 +19,8 @@ FROM_VERL = frozenset({"reward_router_address", "reward_model_tokenizer"})
 
 
 def parse_options(cls: type[Options], kwargs: Mapping[str, object]) -> Options:
-    """Make `cls` from the keyword arguments of a call; each distinct set of them is validated once.
-
-    `cls` is a frozen dataclass whose fields are `Literal[...]` of strings or `float`.
-    """
-    settings = {name: value for name, value in kwargs.items() if name not in FROM_VERL}
-    if not all(isinstance(value, str | int | float) for value in settings.values()):
-        return make(cls, settings, KWARGS)  # raises, and others cannot be a key
-    key = tuple((name, type(settings[name]), settings[name]) for name in sorted(settings))
-    return cast(Options, _read(cast(Any, cls), key))
-
-
-@lru_cache(maxsize=64)  # keyed by type too, because 1, 1.0 and True are equal
-def _read(cls: Any, settings: tuple[tuple[str, type, object], ...]) -> Any:
-    return make(cls, {name: value for name, _, value in settings}, KWARGS)
+    """Make the options, a frozen dataclass, from the keyword arguments of a call."""
+    return make(cls, {name: value for name, value in kwargs.items() if name not in FROM_VERL}, KWARGS)
 
 
 def require_package(module: str, install: str, why: str) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, unknown
-from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.estimators import build
 from verl_ext.estimators.compose import describe, plain, settings_of
-from verl_ext.registry import declaration
+from verl_ext.registry import ESTIMATORS, declaration
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import LOSS, parse_settings
 

@@ -49,19 +49,6 @@ def test_it_prints_the_run_as_it_will_be(check: Check, tmp_path: Path) -> None:
         assert "unchecked" in lines
 
 
-def test_it_prints_the_accuracy_and_what_is_left_out(check: Check) -> None:
-    status, out, _ = check(
-        "+verl_ext=hadw",
-        *GDPO[1:],
-        "algorithm.rewards={accuracy_key: acc, accuracy_threshold: 0.5, rejected: leave_out}",
-        "algorithm.filter_groups.enable=True",
-    )
-    assert status == 0
-    assert "accuracy   acc above 0.5" in out
-    assert "rejected" in out
-    assert "filter_groups" in out.partition("1 warning")[2]
-
-
 def test_errors_are_printed_and_end_in_status_1(check: Check) -> None:
     status, out, err = check("algorithm.adv_estimator=gdpo", "+algorithm.gdop.whiten=token")
     assert (status, err) == (1, "")

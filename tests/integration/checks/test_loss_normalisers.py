@@ -54,19 +54,3 @@ def test_without_the_constant_verls_dr_grpo_depends_on_the_micro_batches():
     assert in_verl("seq-mean-token-sum-norm") == pytest.approx((2.75 / 4 + 2.75 / 3) / 4, abs=1e-6)
     reordered = in_verl("seq-mean-token-sum-norm", micro_batches=([0, 2], [1, 3]))
     assert reordered == pytest.approx((1.5 / 4 + 4.0 / 2) / 4, abs=1e-6)
-
-
-def test_bnpo_equals_token_mean_only_when_a_rank_has_one_micro_batch():
-    # TRL loss_type=bnpo: the mean of each micro-batch's own token mean
-    whole = in_verl("token-mean", micro_batches=([0, 1, 2, 3],))
-    assert whole == pytest.approx(5.5 / 10, abs=1e-6)
-    bnpo = (2.75 / 6 + 2.75 / 4) / 2
-    assert in_verl("token-mean") != pytest.approx(bnpo, abs=1e-2)
-
-
-def test_no_mode_of_verl_divides_by_the_tokens_of_the_group():
-    # DAPO as its paper writes it: the mean over groups of each group's token mean (groups are rows 0-1 and 2-3)
-    groups = (2.75 / 6 + 2.75 / 4) / 2
-    for mode in ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean"):
-        assert in_verl(mode) != pytest.approx(groups, abs=1e-2)
-    assert in_verl("seq-mean-token-sum-norm", factor=LIMIT) != pytest.approx(groups, abs=1e-2)

@@ -141,17 +141,3 @@ def test_verls_own_dataclass_is_read() -> None:
     settings = read_settings(AlgoConfig(gdpo_reward_keys=["x"], norm_adv_by_std_in_grpo=False))
     assert (settings.rewards.keys, settings.norm_by_std, settings.verl_keys) == (("x",), False, True)
     assert read_settings(None) == Settings()
-
-
-def test_the_preset_of_dgpo_has_the_loss_of_its_paper():
-    """MathForge: a mean over all tokens, and no KL loss."""
-    assert verl_ext.conf.read("dgpo")["actor_rollout_ref"]["actor"] == {
-        "loss_agg_mode": "token-mean",
-        "use_kl_loss": False,
-    }
-
-
-def test_the_preset_of_drgrpo_has_no_kl_loss_and_divides_by_a_constant():
-    loss = verl_ext.conf.read("drgrpo")["actor_rollout_ref"]["actor"]
-    assert loss["use_kl_loss"] is False
-    assert loss["loss_agg_mode"] == "seq-mean-token-sum-norm"

@@ -93,8 +93,3 @@ def test_what_the_reward_manager_adds_is_not_missing(tried) -> None:
     dapo = ("reward.reward_manager.name=dapo", f"+{cfg}.enable=True", f"+{cfg}.log=True")
     status, out = tried("algorithm.rewards.keys=[correct,overlong_reward]", *dapo)
     assert status == 0, out
-
-
-def test_verl_s_own_estimators_use_the_score(tried) -> None:
-    _, out = tried("algorithm.adv_estimator=grpo", "algorithm.rewards.keys=[correct,format]")
-    assert "the score is used" in out

@@ -108,12 +108,6 @@ def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
         checkpoint.load(path, run())
 
 
-def test_an_accuracy_that_is_not_named_is_compared_when_the_first_batch_comes() -> None:
-    checkpoint.require_same_accuracy(None, {"key": "acc", "threshold": None})
-    with pytest.raises(CheckpointError, match=facts("'acc'", "score")):
-        checkpoint.require_same_accuracy({"key": "acc", "threshold": None}, {"key": "score", "threshold": None})
-
-
 def test_settings_that_changed_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = {"hadw": {"lambda_scale": 2.0, "history_window": 5}, "verl_ext": {"dump_dir": "x"}}
     checkpoint.save(tmp_path, run(ticks=3, **before))

@@ -15,18 +15,12 @@ from tensordict import TensorDict
 
 from tests.integration.pipeline import Pipeline, answers_to
 from tests.integration.trainers.default_runs import (
-    ACC,
-    DGPO,
     DRGRPO,
     GDPO,
-    HADW,
     PADDED,
-    assert_same,
     components,
-    on_ray_trainer,
 )
 from verl_ext import integration
-from verl_ext.integration.run import run_of
 
 
 def test_token_scores_stand_on_the_last_token_of_each_response(pipeline: Pipeline) -> None:
@@ -38,11 +32,6 @@ def test_token_scores_stand_on_the_last_token_of_each_response(pipeline: Pipelin
             expected = [0.0] * len(update.advantages[row])
             expected[-1] = 0.0 if is_padding else info[key]
             assert field.tolist() == expected
-
-
-def test_without_token_scores_no_such_field_is_written(pipeline: Pipeline) -> None:
-    (update,) = pipeline.shared("worked", *GDPO, PADDED["worked"]).updates
-    assert not [name for name in list(update.data.keys()) if name.startswith("token_level_scores")]
 
 
 def put_process_rewards(batch: Any) -> None:
@@ -122,18 +111,6 @@ def test_a_colocated_reward_model_s_fields_are_components(pipeline: Pipeline) ->
     assert result.metrics[1]["reward/depth/mean"] == pytest.approx(32 / 12)
 
 
-def test_verl_s_own_grpo_logs_named_rewards_and_keeps_its_advantages(pipeline: Pipeline) -> None:
-    plain = pipeline.run("worked", "algorithm.adv_estimator=grpo", PADDED["worked"])
-    watched = pipeline.run(
-        "worked", "algorithm.adv_estimator=grpo", "+algorithm.rewards.keys=[acc,format]", PADDED["worked"]
-    )
-    assert watched.updates[0].by_answer() == pytest.approx(plain.updates[0].by_answer(), abs=1e-6)
-    assert not [name for name in plain.metrics[1] if name.startswith("reward/")]
-    assert watched.metrics[1]["reward/acc/mean"] == pytest.approx(4 / 12)
-    assert watched.metrics[1]["reward/format/dead_groups"] == 0.0
-    assert run_of(plain.trainer).watches is False
-
-
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
@@ -205,33 +182,3 @@ def test_the_score_may_be_one_of_the_keys_though_the_reward_function_returns_a_n
         assert result.metrics[1]["reward/score/mean"] == pytest.approx(10 / 12)
         sums = [float(row.sum()) for row in result.updates[0].data["token_level_scores_score"].unbind()]
         assert sum(sums) == 10
-
-
-# Log-probabilities are -0.1 and -0.3 of the reference: 0.2 a token, times a coefficient of 0.1, is 0.02.
-KL = ("algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.1", "algorithm.kl_penalty=kl")
-
-
-def test_kl_in_reward_is_part_of_drgrpo_s_total(pipeline: Pipeline) -> None:
-    (update,) = pipeline.run("worked", *DRGRPO, ACC, *KL, PADDED["worked"]).updates
-    # A: accuracy 1 0 0 0 less 0.02 * [4 2 3 1] is [0.92 -0.04 -0.06 -0.02], of mean 0.2.
-    found = update.by_answer()
-    assert [found["A", answer] for answer in ("axxx", "cx", "dxx", "d")] == pytest.approx(
-        [0.72, -0.24, -0.26, -0.22], abs=1e-6
-    )
-    # C: 0 less 0.02 * [3 3 3 1], of mean -0.05.
-    assert [found["C", answer] for answer in ("dxx", "cxx", "d")] == pytest.approx([-0.01, -0.01, 0.03], abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    "algorithm", [DGPO, (*DGPO, ACC), HADW, (*HADW, ACC)], ids=["dgpo", "dgpo-keys", "hadw", "hadw-keys"]
-)
-def test_kl_in_reward_leaves_the_accuracy_alone(pipeline: Pipeline, algorithm: tuple[str, ...]) -> None:
-    result = pipeline.run("worked", *algorithm, *KL)
-    (update,), config = result.updates, result.trainer.config
-    assert_same(update, on_ray_trainer(update, config))
-    if "hadw" in algorithm[0]:
-        assert result.metrics[1]["hadw/batch_accuracy"] == pytest.approx(4 / 12)
-    else:
-        # exp(-p/2): A 0.25, B 0.75, and C, of accuracy 0, as 1. The accuracy alone does not vary in C.
-        odds = np.exp([-1 / 8, -3 / 8] if ACC in algorithm else [-1 / 8, -3 / 8, -1 / 2])
-        assert result.metrics[1]["dgpo/difficulty_weight_max"] == pytest.approx(len(odds) * odds[0] / odds.sum())

@@ -5,10 +5,8 @@ verl's pull request 7237 moves the function to a module that no hook knows. Its 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -137,15 +135,6 @@ class OtherEstimator(OwnFit):
 def test_a_trainer_that_calls_another_estimator_than_that_of_its_run_is_refused() -> None:
     with pytest.raises(IntegrationError, match=facts("OtherEstimator", "'hadw'", "not call")):
         OtherEstimator(compose(*HADW)).fit()
-
-
-def test_the_module_to_which_the_function_moved_holds_the_bare_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its callers may write `trainer_utils.compute_advantage(...)` and hold nothing themselves."""
-    home = ModuleType("verl.trainer.ppo.new_home")
-    home.compute_advantage = bare()
-    monkeypatch.setattr(bare(), "__module__", home.__name__)
-    monkeypatch.setitem(sys.modules, home.__name__, home)
-    assert hooks.unwrapped("compute_advantage") == [f"{home.__name__}.compute_advantage"]
 
 
 def test_every_caller_of_verl_holds_the_wrapper() -> None:

@@ -45,14 +45,6 @@ def test_components_reach_gdpo_and_numbers_the_step_s_metrics() -> None:
     assert metrics["critic/score/mean"] == pytest.approx(9 / 8)  # verl's own
 
 
-def test_estimators_that_verl_passes_no_components_have_them_too() -> None:
-    _, [(data, metrics)] = own_fit(
-        "algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]"
-    )
-    assert per_row(data) == pytest.approx(DRGRPO_ON_ACC)
-    assert metrics["reward/acc/max"] == 1.0
-
-
 def test_each_trainer_has_a_history_of_its_own() -> None:
     first, steps = own_fit(*HADW, steps=3)
     assert [metrics["hadw/tick"] for _, metrics in steps] == [1, 2, 3]
@@ -97,14 +89,6 @@ def test_an_init_of_another_shape_is_left_to_the_base_class() -> None:
     assert run_of(trainer).name == "hadw"
 
 
-def test_verl_s_own_grpo_logs_named_rewards_and_keeps_its_advantages() -> None:
-    _, [(plain, without)] = own_fit("algorithm.adv_estimator=grpo")
-    _, [(watched, metrics)] = own_fit("algorithm.adv_estimator=grpo", KEYS)
-    assert per_row(watched) == per_row(plain)
-    assert metrics["reward/format/mean"] == 5 / 8
-    assert not [name for name in without if name.startswith("reward/")]
-
-
 def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay() -> None:
     trainer = OwnFit(compose("algorithm.adv_estimator=grpo", "+algorithm.rewards.log=all"))
     data = batch()
@@ -147,14 +131,6 @@ def test_rows_that_verl_draws_anew_are_not_dumped(tmp_path: Path) -> None:
         data.batch["advantages"] = data.batch["token_level_rewards"]
         ours.wrap_compute_advantage(compute)(data)
         assert len(list(tmp_path.glob("from-0-0/*.parquet"))) == files
-
-
-def test_token_scores_stand_on_the_last_token() -> None:
-    _, [(data, _)] = own_fit("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.token_scores=True")
-    for key, values in (("acc", ACCURACY), ("format", FORMAT)):
-        expected = torch.zeros(8, 5)
-        expected[torch.arange(8), torch.tensor(LENGTHS) - 1] = torch.tensor(values).float()
-        torch.testing.assert_close(data.batch[f"token_level_scores_{key}"], expected, atol=0, rtol=0)
 
 
 def test_token_scores_stand_on_the_last_token_of_the_response_even_if_it_is_not_trained_on() -> None:

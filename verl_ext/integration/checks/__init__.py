@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from verl_ext.core.chain import Chain
 from verl_ext.errors import Complaint, ConfigurationError
-from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.estimators import build
 from verl_ext.integration import hooks
 from verl_ext.integration.checks import rules
 from verl_ext.integration.checks.read import RunConfig, estimator_name, read_settings
+from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
 
 
-class Verdict(NamedTuple):
-    """The result of checking the configuration of a run."""
+@dataclass(frozen=True)
+class Verdict(RunConfig):
+    """The configuration of a run, and what the rules have against it."""
 
-    name: str
-    """The estimator."""
-    settings: Settings
-    """The settings in force; the defaults if they cannot be read."""
-    chain: Chain | None
-    """The steps of the estimator; None if it is not ours, or cannot be built."""
     errors: tuple[str, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
@@ -72,4 +68,4 @@ def judge(config: Any) -> Verdict:
         collect(added(config))
     errors = tuple(dict.fromkeys(text for text, fatal in complaints if fatal))
     warnings = tuple(dict.fromkeys(text for text, fatal in complaints if not fatal))
-    return Verdict(name, run.settings, chain, errors, warnings, tuple(rules.notes(run)))
+    return Verdict(**vars(run), errors=errors, warnings=warnings, notes=tuple(rules.notes(run)))

@@ -25,6 +25,7 @@ class RunConfig:
     name: str
     """The estimator."""
     settings: Settings
+    """The settings in force; the defaults if they cannot be read."""
     chain: Chain | None
     """The steps of the estimator; None if it is not ours, or cannot be built."""
     config: Any

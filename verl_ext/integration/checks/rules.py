@@ -16,9 +16,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_ext.conf import GROUP, MARKER
-from verl_ext.core.steps import Balance, Centre, Condition
+from verl_ext.core.steps import Centre, Condition
+from verl_ext.core.totals import Balance
 from verl_ext.errors import Complaint, listed, nearest, unknown
-from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.estimators import build
 from verl_ext.estimators.compose import try_out
 from verl_ext.estimators.dgpo import DgpoSettings, balance_for
 from verl_ext.estimators.drgrpo import DrgrpoSettings
@@ -33,7 +34,7 @@ from verl_ext.integration.checks.rewards import (
     wrong_components,
 )
 from verl_ext.integration.checks.update import skipped_rows
-from verl_ext.registry import BUILT_IN, declaration, refused
+from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration, refused
 from verl_ext.registry import GROUP as ENTRY_POINTS
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, misspelt, sections
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from verl_ext.errors import ConfigurationError
-from verl_ext.estimators import ESTIMATORS
 from verl_ext.files import write, writing
+from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import Settings
 from verl_ext.tools import picture
 from verl_ext.tools.compare import variants

@@ -13,8 +13,9 @@ from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Array
 from verl_ext.errors import ConfigurationError, listed, unknown
-from verl_ext.estimators import ESTIMATORS, build
+from verl_ext.estimators import build
 from verl_ext.estimators.grpo import grpo
+from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import parse_settings
 from verl_ext.tools.rollouts import TOKENS, Rollouts

@@ -1,0 +1,148 @@
+"""Steps after the sum: they compare groups, or look at the whole batch. Values are `[N, 1]`, NaN "not scored"."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from verl_ext.core.batch import Batch
+from verl_ext.core.chain import SUM, Order, Step, Update
+from verl_ext.core.groups import TOLERANCE, Array, Bools
+from verl_ext.core.metrics import Metrics
+from verl_ext.core.steps import single
+from verl_ext.core.typed import limited
+from verl_ext.errors import ConfigurationError
+
+SUMMED: Order = MappingProxyType({SUM: "it takes one value per trajectory"})
+
+
+@dataclass(frozen=True)
+class Whiten(Step):
+    """`(x - mean(x)) / (std(x) + epsilon)` over the whole batch, by sequences or by tokens.
+
+    `over="sequence"`: over trajectories, std with n - 1. `over="token"`: every trajectory counts once per token, and
+    the divisor is `sqrt(var + 1e-8)`, as in verl's `masked_whiten`.
+
+    Where every group is centred (its mean is 0 to within 1e-6), groups without variance get exactly 0, also where two
+    rewards cancel (`r2 = C - r1`). The mean over trajectories is then 0 up to rounding and is not subtracted, so these
+    values stay 0. Over tokens the mean is not 0 in general and shifts them, as in verl.
+    """
+
+    name: ClassVar[str] = "whiten"
+    after: ClassVar[Order] = SUMMED
+    not_after: ClassVar[Order] = MappingProxyType({"balance": "dividing by the batch's std undoes its factor"})
+    over: Literal["sequence", "token"] = "sequence"
+    epsilon: float = limited(1e-6, above=0.0)
+
+    def __post_init__(self) -> None:
+        if self.over == "token" and self.epsilon != Whiten.epsilon:
+            raise ConfigurationError("whiten: epsilon has no effect with over=token, whose divisor is sqrt(var + 1e-8)")
+
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+        values, centred = _without_rounding(values, batch)
+        column = single(values)
+        scored = ~np.isnan(column)
+        x = column[scored]
+        weights = batch.lengths[scored] if self.over == "token" else np.ones(len(x))
+        total = float(weights.sum())
+        if not total:
+            return Update(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})
+        mean = 0.0 if centred and self.over == "sequence" else float((weights * x).sum()) / total
+        variance = float((weights * np.square(x - mean)).sum()) / (total - 1) if total > 1 else 0.0
+        std = math.sqrt(variance)
+        divisor = math.sqrt(variance + 1e-8) if self.over == "token" else std + self.epsilon
+        return Update((values - mean) / divisor, metrics={"whiten_shift": mean, "whiten_std": std})
+
+
+@dataclass(frozen=True)
+class Balance(Step):
+    """`x * z`: compensates for the groups without variance in the mean of the loss (DGPO, 3.2).
+
+    `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = B / B_valid`, rows of verl's batch, over
+    which the loss averages. A group is valid if its values vary; `z = 1` when none is. z is logged as `balance_z`
+    (`zero_mask_ratio` in the authors' code and TRL); `dead_share` is the share of trajectories in groups that are not
+    valid.
+    """
+
+    name: ClassVar[str] = "balance"
+    after: ClassVar[Order] = SUMMED
+    not_after: ClassVar[Order] = MappingProxyType({"balance": "the factor would apply twice"})
+    over: Literal["token", "sequence"] = "token"
+
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+        share = batch.lengths if self.over == "token" else batch.outputs
+        live = batch.groups.broadcast(_live(values, batch))
+        valid = float(share[live].sum())
+        z = float(share.sum()) / valid if valid else 1.0
+        dead_share = float((~live).mean()) if len(live) else 0.0
+        return Update(values * z, metrics={"balance_z": z, "dead_share": dead_share})
+
+
+@dataclass(frozen=True)
+class WeighByDifficulty(Step):
+    """`x * lambda_g`, `lambda = B_v softmax(-acc_g / T)` over the `B_v` valid groups, 1 elsewhere (DGPO, DQW).
+
+    `acc_g` is the group's mean accuracy. A valid group with accuracy 0 varies only in another reward. It counts as
+    accuracy 1, the least weight; so does a group without a scored accuracy.
+    """
+
+    name: ClassVar[str] = "weigh_by_difficulty"
+    needs_accuracy: ClassVar[bool] = True
+    after: ClassVar[Order] = SUMMED
+    not_after: ClassVar[Order] = MappingProxyType({"weigh_by_difficulty": "the weights would apply twice"})
+    dqw_temp: float = limited(2.0, above=0.0)
+    """Temperature T."""
+
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+        live = _live(values, batch)
+        accuracy = batch.groups.mean(batch.accuracy_for(self.name))
+        solved = np.where(accuracy > 0, accuracy, 1.0)[live]  # NaN is not above 0
+        weights = np.ones(len(live))
+        metrics: Metrics = {
+            "valid_groups": float(len(solved)),
+            "all_right_groups": float((accuracy >= 1).sum()),
+            "all_wrong_groups": float((accuracy <= 0).sum()),
+        }
+        if len(solved):
+            lam = np.exp((solved.min() - solved) / self.dqw_temp)
+            lam *= len(lam) / lam.sum()
+            weights[live] = lam
+            metrics |= {"difficulty_weight_max": float(lam.max()), "difficulty_weight_min": float(lam.min())}
+        return Update(values * batch.groups.broadcast(weights)[:, None], metrics=metrics)
+
+
+@dataclass(frozen=True)
+class WeighByFocal(Step):
+    """`x (1 - p_g)^gamma`, `p_g` the group's mean accuracy: easy groups count less (F-GRPO).
+
+    A group without a scored accuracy keeps its values.
+    """
+
+    name: ClassVar[str] = "weigh_by_focal"
+    needs_accuracy: ClassVar[bool] = True
+    after: ClassVar[Order] = SUMMED
+    not_after: ClassVar[Order] = MappingProxyType({"weigh_by_focal": "the weights would apply twice"})
+    gamma: float = limited(1.0, low=0.0)
+
+    def apply(self, values: Array, batch: Batch) -> Array:
+        accuracy = batch.groups.mean(batch.accuracy_for(self.name))
+        weights = np.where(np.isnan(accuracy), 1.0, (1.0 - accuracy) ** self.gamma)
+        weighed: Array = values * batch.groups.broadcast(weights)[:, None]
+        return weighed
+
+
+def _without_rounding(values: Array, batch: Batch) -> tuple[Array, bool]:
+    """The values, and whether all groups are centred up to rounding: groups without variance then get exactly 0."""
+    mean, varies = batch.groups.variation(values)
+    if (np.abs(mean) > TOLERANCE * np.fmax.reduce(np.abs(values), axis=None, initial=1.0)).any():
+        return values, False
+    return np.where(batch.groups.broadcast(varies) | np.isnan(values), values, 0.0), True
+
+
+def _live(values: Array, batch: Batch) -> Bools:
+    """`[G]` whether the group's single value varies."""
+    return batch.groups.varies(single(values))
