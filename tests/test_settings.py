@@ -24,6 +24,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "accuracy_threshold": None,
         "token_scores": False,
         "rejected": "keep",
+        "log": None,
+        "accuracy_between": None,
     },
     "verl_ext": {"dump_dir": None, "skip_zero_advantage": False},
     "gdpo": {"whiten": "auto", "scale": "std", "epsilon": 1e-6, "conditions": None},

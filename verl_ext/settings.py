@@ -20,6 +20,8 @@ ACCURACY = "acc"
 """The component that is the accuracy unless a setting names another."""
 ANY_REWARD = "any_reward"
 """The metric of `algorithm.filter_groups` that keeps a group while any reward varies."""
+ACCURACY_BETWEEN = "accuracy_between"
+"""The metric that keeps a group whose mean accuracy lies between two bounds."""
 T = TypeVar("T")
 
 
@@ -39,6 +41,11 @@ class RewardsSettings:
     """Whether the trainer writes a batch field `token_level_scores_<key>` for every key."""
     rejected: Literal["keep", "leave_out"] = "keep"
     """Whether responses that rollout correction rejected count in means, spreads and the accuracy."""
+    log: Literal["all", "keys", "none"] | None = None
+    """Which rewards have metrics: all that the reward function returns, or those of `keys`; null: `all`, with an
+    estimator of verl's own `keys`."""
+    accuracy_between: tuple[float, ...] | None = limited(None, low=0.0, high=1.0)
+    """The least and the largest mean accuracy of a group that `filter_groups.metric=accuracy_between` keeps."""
 
     def __post_init__(self) -> None:
         where, keys = "algorithm.rewards", self.keys or ()
@@ -59,6 +66,12 @@ class RewardsSettings:
             )
         if self.accuracy_key == "":
             raise ConfigurationError(f"{where}.accuracy_key must name a reward component, found ''")
+        bounds = self.accuracy_between
+        if bounds is not None and (len(bounds) != 2 or bounds[0] >= bounds[1]):
+            raise ConfigurationError(
+                f"{where}.accuracy_between must be a lower and an upper bound, found {list(bounds)}: write "
+                f"'{where}.accuracy_between=[0.05,0.95]'"
+            )
         if self.token_scores and not keys:
             raise ConfigurationError(f"{where}.token_scores=True needs '{where}.keys=[...]'")
 

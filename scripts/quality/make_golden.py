@@ -1,7 +1,7 @@
 """Store the numbers of tests/golden anew, after a number was changed on purpose.
 
 python scripts/quality/make_golden.py --only '^021|whiten.*token'   # only cases that match, printing old and new
-python scripts/quality/make_golden.py                               # all of them
+python scripts/quality/make_golden.py                               # all of them, and cases that are not stored yet
 python scripts/quality/make_golden.py --draw                        # draw all cases again, for new settings
 
 A pattern is searched in the line that the test prints for a case: its name, estimator and settings. The cases that
@@ -31,7 +31,8 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true", help="draw the cases anew instead of keeping those of the file")
     given = parser.parse_args()
     logging.getLogger("verl_ext").setLevel(logging.ERROR)
-    cases, stored = (list(draw.cases()), {path: {} for path in PATHS}) if given.draw else store.read()
+    cases, stored = ([], {path: {} for path in PATHS}) if given.draw else store.read()
+    cases += list(draw.cases())[len(cases) :]
     kept = 0
     for path in PATHS if given.path is None else (given.path,):
         for case in (case for case in cases if has(path, case)):

@@ -11,9 +11,19 @@ from hypothesis import strategies as st
 from tests.batches import ACC, FMT, LENGTHS, UIDS
 from tests.calls import metrics_of
 from verl_ext.core.batch import Batch
-from verl_ext.core.metrics import advantage_metrics, metric_name, metric_names, reward_metrics
+from verl_ext.core.metrics import advantage_metrics, metric_name, metric_names, reward_metrics, source_metrics
 
 NAN = math.nan
+
+
+def test_sources_beyond_the_first_twenty_are_one():
+    sources = [f"{number:02}" for number in range(25)]
+    metrics = source_metrics({"a": np.arange(25.0), "b": np.array([NAN] * 24 + [1.0])}, sources)
+    assert len(metrics) == 21 + 1
+    assert metrics["reward/a/by_source/19/mean"] == 19
+    assert metrics["reward/a/by_source/rest/mean"] == 22
+    assert metrics["reward/b/by_source/rest/mean"] == 1
+    assert source_metrics({"a": np.arange(2.0)}, ["one", "one"]) == {}
 
 
 def test_rewards_are_described_by_key():

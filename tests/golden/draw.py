@@ -10,7 +10,6 @@ import numpy as np
 from tests.golden.cases import WIDTH, Case, Rows
 
 SEED = 20261126
-BATCHES = 520
 KEYS = ("correctness", "format_minimal", "length")
 KINDS = (
     "gdpo",
@@ -28,6 +27,8 @@ KINDS = (
     "grpo",
 )
 """`grpo` is verl's own, of which this package only logs the named rewards."""
+CYCLED, LATER, ALL = 322, ("maxrl", "gd2po"), 362
+"""The cases in which all of `KINDS` take turns, the estimators of those behind them, and the number of cases."""
 LOSSES = {
     "token": ("token-mean",),
     "sequence": ("seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
@@ -37,16 +38,12 @@ LOSSES = {
 
 
 def cases() -> Iterator[Case]:
-    """Cases of at least 500 batches in all."""
-    batches = number = 0
-    while batches < BATCHES:
-        case = draw(number)
-        yield case
-        number, batches = number + 1, batches + len(case.batches)
+    return map(draw, range(ALL))
 
 
 def draw(number: int) -> Case:
-    return Drawing(np.random.default_rng([SEED, number]), KINDS[number % len(KINDS)]).case(number)
+    kinds = KINDS if number < CYCLED else LATER
+    return Drawing(np.random.default_rng([SEED, number]), kinds[number % len(kinds)]).case(number)
 
 
 class Drawing:
@@ -57,7 +54,7 @@ class Drawing:
         self.algorithm: dict[str, Any] = {}
         self.rewards: dict[str, Any] = {}
         self.loss = "token-mean"
-        self.remembers = self.weighs = self.per_reward = self.kl = False
+        self.remembers = self.weighs = self.per_reward = self.kl = self.no_negative = False
         self.norm_by_std = True
 
     def pick(self, *options: Any) -> Any:
@@ -104,7 +101,7 @@ class Drawing:
         if self.keys is None:
             return
         weights = None
-        if self.estimator != "grpo" and self.chance(0.6):
+        if self.estimator not in ("grpo", "maxrl") and self.chance(0.6):
             weights = [self.pick(1.0, 0.5, 2.0, -1.0, 0.3, 0.0) for _ in self.keys]
             weights[0] = weights[0] or 0.7
         if verl_names:
@@ -158,6 +155,26 @@ class Drawing:
             self.norm_by_std = self.chance(0.8)
         if own:
             self.algorithm["gdpo"] = own
+
+    def gd2po(self) -> None:
+        self.per_reward = True
+        own: dict[str, Any] = {}
+        if self.chance(0.6):
+            own["conflict"] = "snr"
+            if self.chance(0.7):
+                own["tau"] = self.pick(0.05, 0.5, 0.8)
+        if self.chance(0.7):
+            own["whiten"] = self.pick("token", "sequence", "none")
+        if self.chance(0.5):
+            own["epsilon"] = self.pick(1e-4, 0.05)
+        self.norm_by_std = self.chance(0.8)
+        if own:
+            self.algorithm["gd2po"] = own
+
+    def maxrl(self) -> None:
+        self.no_negative = True
+        if self.chance(0.5):
+            self.algorithm["maxrl"] = {"epsilon": self.pick(1e-4, 0.05)}
 
     def conditions(self) -> dict[str, Any]:
         assert self.keys is not None
@@ -313,7 +330,7 @@ class Drawing:
                 column[:] = np.nan
             found[key] = column
         plain = self.keys is not None and len(self.keys) > 1 and self.keys[1] not in (*per_token, "score")
-        if self.keys is not None and plain and self.chance(0.08):
+        if self.keys is not None and plain and not self.no_negative and self.chance(0.08):
             found[self.keys[1]] = 1.0 - found[self.keys[0]]  # they cancel
         if accuracy is not None and accuracy[1] is None:
             column = rng.integers(0, 5, size=size) / 4 if self.chance(0.5) else rng.integers(0, 2, size=size) / 1.0
@@ -344,7 +361,8 @@ class Drawing:
         else:
             column = rng.normal(size=6)[prompt % 6]
         constant = rng.random(6) < self.pick(0.0, 0.0, 0.3, 0.8)
-        return np.where(constant[prompt % 6], np.round(rng.normal(size=6), 1)[prompt % 6], column)
+        column = np.where(constant[prompt % 6], np.round(rng.normal(size=6), 1)[prompt % 6], column)
+        return np.abs(column) if self.no_negative else column
 
 
 def with_padding(rng: np.random.Generator, rows: Rows) -> Rows:

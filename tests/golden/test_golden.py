@@ -16,7 +16,7 @@ from tests.golden.compare import differences
 from tests.golden.paths import NEEDS, PATHS, has, through
 from tests.golden.store import Results, read
 
-ESTIMATORS = ("compose", "dgpo", "drgrpo", "gdpo", "grpo", "hadw")
+ESTIMATORS = ("compose", "dgpo", "drgrpo", "gd2po", "gdpo", "grpo", "hadw", "maxrl")
 SHOWN = 12
 stored = functools.cache(read)
 

@@ -218,7 +218,7 @@ class Pipeline:
                 answers[tuple(prompt)] = [tokenizer.encode(text) for text in texts]
                 rows.append(
                     {
-                        "data_source": "letters",
+                        "data_source": "digits" if (scene, name) == ("pair", "B") else "letters",
                         "prompt": messages,
                         "reward_model": {"style": "rule", "ground_truth": ""},
                         "agent_name": "several_outputs" if scene == "several" else "single_turn_agent",

@@ -116,13 +116,28 @@ class Actor:
         return time.perf_counter() - begin, dict(tu.get(output, "metrics"))
 
 
-def rows(count: int, live: list[bool], *, seed: int, nested: bool, widths: tuple[int, int] = WIDTHS) -> Any:
-    """A rank's rows as its worker gets them: padded from RayPPOTrainer, nested from the default trainer."""
+def rows(
+    count: int,
+    live: list[bool],
+    *,
+    seed: int,
+    nested: bool,
+    widths: tuple[int, int] = WIDTHS,
+    lengths: tuple[list[int], list[int]] | None = None,
+) -> Any:
+    """A rank's rows as its worker gets them: padded from RayPPOTrainer, nested from the default trainer.
+
+    `lengths` are those of the prompts and of the responses; by default they are drawn.
+    """
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import left_right_2_no_padding
 
     random = torch.Generator().manual_seed(seed)
-    prompts, answers = (torch.randint(width // 3, width + 1, (count,), generator=random) for width in widths)
+    if lengths is None:
+        prompts, answers = (torch.randint(width // 3, width + 1, (count,), generator=random) for width in widths)
+    else:
+        prompts, answers = map(torch.tensor, lengths)
+        widths = (max(lengths[0]), max(lengths[1]))
     width = sum(widths)
     place = torch.arange(width)
     attention = (place >= widths[0] - prompts[:, None]) & (place < widths[0] + answers[:, None])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.groups import Array
+from verl_ext.core.groups import Array, Groups
 
 Metrics = dict[str, float]
+
+SOURCES = 20
+"""The most data sources with metrics of their own."""
 
 # verl aggregates a metric over the updates of one step by looking for these words anywhere in its name, so a reward
 # called `format_minimal` would be logged by its minimum. A `_` after the word's first letter prevents that.
@@ -44,17 +47,19 @@ def metric_names(keys: tuple[str, ...]) -> Mapping[str, str]:
     return names
 
 
-def reward_metrics(batch: Batch, seen: Array) -> Metrics:
+def reward_metrics(batch: Batch, seen: Array, names: Mapping[str, str] | None = None) -> Metrics:
     """Statistics of each reward as the estimator saw it, `[N, K]`: after the conditions, before the weights.
 
-    `dead_groups` is the share of groups without variance. With conditions, `raw_mean` is the mean before them.
+    `dead_groups` is the share of groups without variance. With conditions, `raw_mean` is the mean before them. `names`
+    are those of the rewards in metrics, by key.
     """
     if not len(seen):
         return {}
     metrics: Metrics = {}
     dead = 1.0 - batch.groups.varies(seen).mean(axis=0)
-    for column, key in enumerate(metric_names(batch.keys).values()):
-        name = f"reward/{key}"
+    names = metric_names(batch.keys) if names is None else names
+    for column, key in enumerate(batch.keys):
+        name = f"reward/{names[key]}"
         scored = _scored(seen[:, column])
         metrics |= _moments(name, scored)
         metrics[f"{name}/dead_groups"] = float(dead[column])
@@ -62,6 +67,27 @@ def reward_metrics(batch: Batch, seen: Array) -> Metrics:
         raw = _scored(batch.rewards[:, column])
         if seen is not batch.rewards and len(raw):
             metrics[f"{name}/raw_mean"] = float(raw.mean())
+    return metrics
+
+
+def source_metrics(columns: Mapping[str, Array], sources: Sequence[Hashable]) -> Metrics:
+    """Mean of each reward, by its name in metrics, in each data source, where there are several.
+
+    The first 20 sources by name have their own; the others are one, `rest`.
+
+    >>> source_metrics({"acc": np.array([1.0, 0.0, 1.0])}, ["a", "b", "b"])
+    {'reward/acc/by_source/a/mean': 1.0, 'reward/acc/by_source/b/mean': 0.5}
+    """
+    every = sorted(set(map(str, sources)))
+    if len(every) < 2:
+        return {}
+    shown = metric_names(tuple(every[:SOURCES]))
+    groups = Groups.of([shown.get(str(source), "rest") for source in sources])
+    metrics: Metrics = {}
+    for name, column in columns.items():
+        means = groups.mean(column).tolist()
+        pairs = [(label, mean) for label, mean in zip(groups.labels, means, strict=True) if not np.isnan(mean)]
+        metrics |= {f"reward/{name}/by_source/{label}/mean": mean for label, mean in pairs}
     return metrics
 
 

@@ -14,14 +14,14 @@ import torch
 from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, Index, divide
-from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics
+from verl_ext.core.metrics import advantage_metrics, metric_name, metric_names, reward_metrics, source_metrics
 from verl_ext.core.rows import broadcast, float_mask, row_sums, scores
 from verl_ext.core.state import plain_state
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
 from verl_ext.estimators import build
 from verl_ext.integration import checkpoint, components, dump, hooks
 from verl_ext.integration.checks.read import read_settings
-from verl_ext.integration.components import SCORE, Components
+from verl_ext.integration.components import SCORE, SOURCE, Components
 from verl_ext.integration.run import Run, computing
 from verl_ext.registry import BUILT_IN, ESTIMATORS, GROUP
 from verl_ext.settings import Settings
@@ -103,13 +103,13 @@ def compute(
     if len(part):
         total = rows.take(scores(token_level_rewards, mask))
         trajectories = _trajectories(run, name, settings, chain, rewards, total, mask, part, groups)
-        advantages[part] = _run_chain(run, name, settings, chain, trajectories)
+        advantages[part] = _run_chain(run, name, settings, chain, rewards, trajectories)
     if len(rejected):
         run.metrics["advantage/rejected_rows"] = float(np.count_nonzero(rejected))
     return broadcast(rows.give(advantages), mask)
 
 
-def _run_chain(run: Run, name: str, settings: Settings, chain: Chain, batch: Batch) -> Array:
+def _run_chain(run: Run, name: str, settings: Settings, chain: Chain, rewards: Components, batch: Batch) -> Array:
     """Compute the advantages of a batch `[N]`; keep the new state, log, dump."""
     before = run.state.states.get(name)
     result = chain(batch, before)
@@ -119,7 +119,8 @@ def _run_chain(run: Run, name: str, settings: Settings, chain: Chain, batch: Bat
     for kind, text in result.warnings.items():
         run.warn_once(kind, text)
     dump.write(run, name, settings, batch, result.advantages, seen=result.seen, state=before)
-    run.metrics |= reward_metrics(batch, result.seen) | advantage_metrics(result.advantages)
+    log_rewards(run, rewards, batch, result.seen)
+    run.metrics |= advantage_metrics(result.advantages)
     run.metrics |= {f"{metric_name(name)}/{short}": value for short, value in result.metrics.items()}
     return result.advantages
 
@@ -220,8 +221,11 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
     Call it after the estimator. `tensors` returns `advantages`, `response_mask` and `token_level_scores`, each
     `[B, L]`; it is called only for a dump, and None if verl has drawn other rows for the update.
     """
-    keys, rows = run.settings.rewards.keys or (), rewards.rows
+    keys, rows = run.settings.rewards.keys, rewards.rows
     if not len(rewards.labels):
+        return
+    if keys is None:
+        log_rewards(run, rewards)
         return
     matrix = rewards.matrix(keys)
     batch = Batch.of(matrix, rewards.labels, keys=keys)
@@ -234,7 +238,25 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
         batch = Batch.of(matrix, rewards.labels, keys=keys, lengths=rows.total(tokens))
         advantages, total = rows.take(divide(sums, tokens)), rows.take(scores(given["token_level_scores"], mask))
         dump.write(run, run.name, run.settings, batch, advantages, total=total)
-    run.metrics |= reward_metrics(batch, batch.rewards)
+    log_rewards(run, rewards, batch, batch.rewards)
+
+
+def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen: Array | None = None) -> None:
+    """Add the metrics of the rewards in `batch`, as the estimator saw them, and of the others if all are logged."""
+    if run.log == "none":
+        return
+    returned = dict(rewards.numbers()) if run.log == "all" else {}
+    keys = () if batch is None else batch.keys
+    others = tuple(key for key in returned if key not in keys)
+    names = metric_names((*keys, *others))
+    if batch is not None and seen is not None:
+        run.metrics |= reward_metrics(batch, seen, names)
+    if others:
+        rest = Batch.of(np.stack([returned[key] for key in others], axis=1), rewards.labels, keys=others)
+        run.metrics |= reward_metrics(rest, rest.rewards, names)
+    if returned and SOURCE in rewards.fields:
+        columns = {names[key]: column for key, column in returned.items()}
+        run.metrics |= source_metrics(columns, rewards.entries(SOURCE))
 
 
 def _without_tokens(mask: torch.Tensor) -> Bools:

@@ -18,6 +18,7 @@ from verl_ext.core.rows import Rows, row_sums, scores
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 
 SCORE = "score"
+SOURCE = "data_source"
 TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
 RESERVED = frozenset(
     {
@@ -49,6 +50,8 @@ class Components:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """One entry per trajectory, or per row of the batch with `per_row`."""
     per_row: bool = False
+    returned: Collection[str] = ()
+    """Those of the fields that the reward function returned."""
     score: Callable[[], Array] | None = None
     """Returns the batch's score, before any KL term; None if it is not known."""
     response_lengths: Callable[[], Array] | None = None
@@ -82,6 +85,18 @@ class Components:
         if key == SCORE and self.score is not None:
             return self.score()
         raise ConfigurationError(f"{setting}: {unknown('reward component', key, self.names())}")
+
+    def numbers(self) -> Iterator[tuple[str, Array]]:
+        """Yield each component that the reward function returned as numbers; NaN where a response lacks it."""
+        if self.infos:
+            names = dict.fromkeys(name for info in self.infos for name in info)
+            columns = {name: [info.get(name) for info in self.infos] for name in names}
+        else:
+            columns = {name: list(self._of_field(name)) for name in self.returned if name in self.fields}
+        for name, values in columns.items():
+            given = [value for value in values if value is not None]
+            if given and all(map(is_number, given)):
+                yield str(name), np.array([np.nan if value is None else float(value) for value in values])
 
     def entries(self, name: str) -> Sequence[Any]:
         """Return the `N` entries of a field that a step reads."""
@@ -161,11 +176,13 @@ def of_batch(
     mask: torch.Tensor,
     *,
     names: Collection[str] | None = None,
+    returned: Collection[str] = (),
 ) -> Components:
     """Read from verl's `non_tensor_batch` (`fields`) and `batch` (`tensors`), which have one entry per row.
 
     `tensors` may read each field from another process, so a field is read only when it is needed. `names` are the
-    fields of `tensors` that rewards may be read from; None: all.
+    fields of `tensors` that rewards may be read from; None: all. `returned` are the fields that the reward function
+    returned.
     """
     rows = Rows.of_groups(groups, mask)
     present = set(map(str, tensors.keys())) if names is None and tensors is not None else set(names or ())
@@ -184,18 +201,25 @@ def of_batch(
         },
         fields=fields or {},
         per_row=True,
+        returned=returned,
         score=partial(total, "token_level_scores") if "token_level_scores" in present else None,
         response_lengths=response_lengths if "attention_mask" in present else None,
     )
 
 
 def of_queue(
-    keys: Sequence[str], partition_id: str, names: Collection[str], *, tags: Sequence[Mapping[str, Any]] | None = None
+    keys: Sequence[str],
+    partition_id: str,
+    names: Collection[str],
+    *,
+    tags: Sequence[Mapping[str, Any]] | None = None,
+    everything: bool = False,
 ) -> Components:
     """Read the rewards with these names from TransferQueue; `keys` name the rows: `{uid}_{session}_{part}`.
 
     A reward function's result is in `extra_fields["reward_extra_info"]`; a colocated reward model's entries are fields.
-    TransferQueue leaves out fields that no row has.
+    TransferQueue leaves out fields that no row has. `everything`: read the reward function's result and the data source
+    whatever the names are.
     """
     padding = [bool(tag.get("is_padding", False)) for tag in tags or ()] or [False] * len(keys)
     rows = Rows.of_sessions(keys, np.array(padding, dtype=bool))
@@ -207,9 +231,11 @@ def of_queue(
         score=partial(total, "rm_scores"),
         response_lengths=partial(queue_lengths, scored, partition_id),
     )
-    if not names or not scored:
+    if not (names or everything) or not scored:
         return found
-    data = read_queue(scored, partition_id, ["extra_fields", *names, *(TOKEN_FIELD + name for name in names)])
+    token_fields = [TOKEN_FIELD + name for name in names]
+    names = dict.fromkeys([*names, SOURCE] if everything else names)
+    data = read_queue(scored, partition_id, ["extra_fields", *names, *token_fields])
     present = set(data.keys())
     extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
     found.infos = [entry.get("reward_extra_info") or {} for entry in extra if isinstance(entry, dict)]

@@ -46,7 +46,9 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
         run = run_of(self)
         if run is None or not run.watches or run.read is not None:  # a subclass that calls `super`
             return original(self, batch, metrics)
-        rewards = components.of_queue(batch.keys, batch.partition_id, _names(run), tags=batch.tags)
+        rewards = components.of_queue(
+            batch.keys, batch.partition_id, _names(run), tags=batch.tags, everything=run.log == "all"
+        )
         missing = missing_responses(self, len(rewards.labels))
         if run.settings.rewards.token_scores:
             _write_token_scores(batch, rewards, run)
@@ -56,7 +58,8 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
         run.require_called(before)
         if not run.ours:
             watch(run, rewards, lambda: _tensors(batch))
-        metrics |= run.take_metrics() | {MISSING: missing}
+        run.metrics[MISSING] = missing
+        run.add_metrics(metrics)
         return result
 
     return _compute_advantage

@@ -53,7 +53,8 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(data, *args, **kwargs)
         # Not the names that `_write_token_scores` adds: those are not a process reward model's.
         names = frozenset(map(str, data.batch.keys()))
-        read = partial(components.of_batch, data.non_tensor_batch, data.batch, names=names)
+        returned = data.meta_info.get("reward_extra_keys", ())
+        read = partial(components.of_batch, data.non_tensor_batch, data.batch, names=names, returned=returned)
         own = run.settings.rewards
         rewards = _rewards(read, data) if own.token_scores or not (run.ours or run.trainer is None) else None
         if own.token_scores and rewards is not None:
@@ -84,7 +85,7 @@ def wrap_compute_data_metrics(original: Callable[..., Any]) -> Callable[..., Any
     def compute_data_metrics(*args: Any, **kwargs: Any) -> Any:
         metrics, run = original(*args, **kwargs), current()
         run.require_called(0)
-        metrics.update(run.take_metrics())
+        run.add_metrics(metrics)
         return metrics
 
     return compute_data_metrics

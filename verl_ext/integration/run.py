@@ -63,8 +63,14 @@ class Run:
 
     @property
     def watches(self) -> bool:
-        """Whether this package takes part: the estimator is ours, or rewards are logged for one of verl's."""
-        return self.ours or self.settings.rewards.keys is not None
+        """Whether this package takes part: the estimator is ours, or one of verl's has metrics from here."""
+        own = self.settings.rewards
+        return self.ours or own.keys is not None or own.accuracy_between is not None or self.log == "all"
+
+    @property
+    def log(self) -> str:
+        """Which rewards have metrics: `all`, `keys` or `none`."""
+        return self.settings.rewards.log or ("all" if self.ours else "keys")
 
     @property
     def saved_step(self) -> int:
@@ -99,10 +105,10 @@ class Run:
             self.read = None
             _current.reset(token)
 
-    def take_metrics(self) -> Metrics:
-        """Return the metrics of the last batch and forget them."""
-        metrics, self.metrics = self.metrics, {}
-        return metrics
+    def add_metrics(self, metrics: dict[str, Any]) -> None:
+        """Add the metrics of the last batch to those of verl, which keep their values, and forget them."""
+        metrics |= self.metrics | metrics
+        self.metrics = {}
 
     def require_called(self, before: int) -> None:
         """Raise if the trainer computed advantages without the run's estimator."""

@@ -1,7 +1,8 @@
-"""`algorithm.filter_groups.metric=any_reward`: dynamic sampling that keeps a group if any of its rewards varies.
+"""Dynamic sampling, `algorithm.filter_groups.metric=any_reward` and `accuracy_between`.
 
-verl's own rule looks at one number per response, so it drops a group whose rewards vary while their sum does not. This
-rule replaces verl's in the replay buffer and counts the groups that each rule drops. verl still refills the batch.
+verl's own rule looks at one number per response, so it drops a group whose rewards vary while their sum does not.
+`any_reward` keeps a group if any of its rewards varies, `accuracy_between` if its mean accuracy lies within two bounds.
+The rule replaces verl's in the replay buffer and counts the groups that each rule drops. verl still refills the batch.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.core.batch import Batch
+from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import CONDITION, Chain
-from verl_ext.core.groups import Bools
+from verl_ext.core.groups import Bools, Groups
 from verl_ext.core.metrics import metric_names
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import components, hooks
+from verl_ext.integration.components import SCORE, Components
 from verl_ext.integration.run import Run, run_of
-from verl_ext.settings import ANY_REWARD
+from verl_ext.settings import ACCURACY, ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
 METHOD = "_dapo_filtered_keys"
 """The method of verl's replay buffer that returns the finished groups to drop."""
@@ -31,23 +33,24 @@ def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         buffer = getattr(self, "replay_buffer", None)
-        if getattr(buffer, "filter_groups_metric", None) == ANY_REWARD and (run := run_of(self)) is not None:
-            install(buffer, run)
+        metric = getattr(buffer, "filter_groups_metric", None)
+        if metric in (ANY_REWARD, ACCURACY_BETWEEN) and (run := run_of(self)) is not None:
+            install(buffer, run, metric)
 
     return __init__
 
 
-def install(buffer: Any, run: Run) -> None:
+def install(buffer: Any, run: Run, metric: str) -> None:
     """Replace the rule of a replay buffer."""
-    rule = Rule(buffer, run)
+    rule = Rule(buffer, run, metric)
     hooks.wrap(buffer, METHOD, lambda _: lambda partition_id: rule.dropped(partition_id), takes=("partition_id",))
 
 
 class Rule:
     """Decides once for each finished group of a replay buffer whether to keep it."""
 
-    def __init__(self, buffer: Any, run: Run) -> None:
-        self.buffer, self.run = buffer, run
+    def __init__(self, buffer: Any, run: Run, metric: str) -> None:
+        self.buffer, self.run, self.metric = buffer, run, metric
         self.decided: dict[str, float | None] = {}
         """By uid: None for a group that is kept, its mean score for one that is dropped."""
 
@@ -66,16 +69,25 @@ class Rule:
     def _decide(self, partition_id: str, uids: set[str]) -> None:
         every = list(self.buffer.partitions[partition_id])
         keys = [key for key, uid in zip(every, components.uids_of(every), strict=True) if uid in uids]
-        names, weights = self.run.settings.rewards.keys or (), self.run.settings.rewards.weights
-        rewards = components.of_queue(keys, partition_id, names)
+        own = self.run.settings.rewards
+        accuracy = () if self.metric == ANY_REWARD else (own.accuracy_key or ACCURACY,)
+        rewards = components.of_queue(keys, partition_id, [*(own.keys or ()), *accuracy])
         if missing := uids - set(map(str, rewards.labels)):
             raise IntegrationError(f"finished groups without a trajectory: {sorted(missing)[:5]}")
-        batch = Batch.of(rewards.matrix(names), rewards.labels, keys=names)
         scored = [keys[row] for row in rewards.rows.scored.tolist()]
         score = components.queue_totals(scored, partition_id, "rm_scores")
+        names = own.keys or (SCORE,)
+        batch = Batch.of(rewards.matrix(names), rewards.labels, keys=names)
         # A group of one response cannot vary; verl keeps it as well.
         several = batch.groups.sizes > 1
-        constant, kept = ~batch.groups.varies(score) & several, live(batch, self.run.chain, weights) | ~several
+        if self.metric == ANY_REWARD:
+            kept = live(batch, self.run.chain, own.weights) | ~several
+        else:
+            too_hard, too_easy = outside(batch.groups, rewards, own)
+            kept = ~(too_hard | too_easy) | ~several
+            self._count("too_hard", too_hard & several)
+            self._count("too_easy", too_easy & several)
+        constant = ~batch.groups.varies(score) & several
         for uid, keep, mean in zip(batch.groups.labels, kept, batch.groups.mean(score).tolist(), strict=True):
             self.decided[str(uid)] = None if keep else mean
         varies = batch.groups.varies(batch.rewards)
@@ -83,7 +95,7 @@ class Rule:
         self._count("dropped", ~kept)
         self._count("score_constant", constant)
         self._count("kept_with_constant_score", constant & kept)
-        for at, name in enumerate(metric_names(names).values()):
+        for at, name in enumerate(metric_names(own.keys or ()).values()):
             self._count(f"{name}_constant", ~varies[:, at] & several)
 
     def _count(self, name: str, groups: Bools) -> None:
@@ -101,3 +113,13 @@ def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -
         values = step.update(values, batch, None).values
     counts = np.ones(len(batch.keys), dtype=bool) if weights is None else np.asarray(weights) != 0
     return np.asarray((batch.groups.varies(values) & counts).any(axis=1))
+
+
+def outside(groups: Groups, rewards: Components, settings: RewardsSettings) -> tuple[Bools, Bools]:
+    """Return `[G]` whether the mean accuracy of a group lies below and above the bounds of `accuracy_between`."""
+    key, where = settings.accuracy_in(rewards, score=SCORE), "algorithm.rewards"
+    values = rewards.column(key, f"{where}.accuracy_key")
+    right = unit_accuracy(values, rewards.labels, key=key, threshold=settings.accuracy_threshold, where=where)
+    low, high = settings.accuracy_between or (0.0, 1.0)
+    means = groups.mean(right)
+    return means < low, means > high

@@ -30,6 +30,8 @@ LOGGED = "+reward.reward_kwargs.overlong_buffer_cfg.log=True"
 OVERLONG = "+algorithm.rewards.keys=[acc,overlong_reward]"
 FILTER = "algorithm.filter_groups.enable=True"
 ANY_REWARD = "algorithm.filter_groups.metric=any_reward"
+BETWEEN = "algorithm.filter_groups.metric=accuracy_between"
+BOUNDS = "+algorithm.rewards.accuracy_between=[0.05,0.95]"
 NAMED = "+algorithm.rewards.accuracy_key=correctness"
 COMPOSE = "algorithm.adv_estimator=compose"
 OWN = "tests.integration.own_steps"
@@ -121,6 +123,10 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         (*GDPO, FILTER, ANY_REWARD, "trainer.use_v1=False"),
         ("trainer.use_v1",),
     ),
+    ("filter without bounds", (*GDPO, FILTER, BETWEEN), ("accuracy_between",)),
+    ("bounds without the filter", (*GDPO, BETWEEN, BOUNDS), ("accuracy_between", "filter_groups.enable=True")),
+    ("filter by the accuracy of a sum", (*GDPO[:1], TWO, GSM8K, FILTER, BETWEEN, BOUNDS), ("accuracy_key",)),
+    ("bounds the wrong way round", (*GDPO, "+algorithm.rewards.accuracy_between=[0.9,0.1]"), ("accuracy_between",)),
     ("filter, misspelt", (*GDPO, FILTER, "algorithm.filter_groups.metric=any_rewards"), ("metric=any_reward",)),
 ]  # fmt: skip
 WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
@@ -133,6 +139,7 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("one response", ("algorithm.adv_estimator=hadw", "actor_rollout_ref.rollout.n=1"), ("rollout.n=1",)),
     ("temperature", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo={dqw: False, dqw_temp: 5}"), ("dqw_temp", "dqw")),
     ("history behind a filter", ("algorithm.adv_estimator=hadw", FILTER), ("filter_groups.enable", "anchor")),
+    ("hopeless groups", (*GDPO, FILTER, ANY_REWARD), ("accuracy_between",)),
     ("filter by the total", (*GDPO, FILTER, "algorithm.filter_groups.metric=reward"), ("metric=any_reward",)),
     (
         "filter by single rewards",
@@ -174,7 +181,8 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "the preset of drgrpo": ("+verl_ext=drgrpo",),
     "a preset beside another": ("+verl_ext=[separate_async,hadw]",),
     "grpo with logged rewards": (GRPO, TWO, GSM8K),
-    "any_reward": (*GDPO, FILTER, ANY_REWARD),
+    "any_reward": (*GDPO[:1], "+algorithm.rewards.keys=[acc]", FILTER, ANY_REWARD),
+    "accuracy_between": (*GDPO, FILTER, BETWEEN, BOUNDS),
     "somebody's reward function": (*GDPO, f"{PATH}=pkg://somebody.rewards", f"{KWARGS}.maching=x"),
     "a file of the same name": (*GDPO, f"{PATH}=/nowhere/gsm8k.py", f"{KWARGS}.strict=yes"),
     "a section of verl's": (*GDPO, "+algorithm.rollout_correction.mine=1"),

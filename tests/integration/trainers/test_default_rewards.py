@@ -111,6 +111,31 @@ def test_a_colocated_reward_model_s_fields_are_components(pipeline: Pipeline) ->
     assert result.metrics[1]["reward/depth/mean"] == pytest.approx(32 / 12)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (("algorithm.adv_estimator=grpo", "+algorithm.rewards.log=all"), {"acc", "format", "score", "registered"}),
+        (("algorithm.adv_estimator=grpo", "+algorithm.rewards.keys=[acc]"), {"acc"}),
+        (("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc]"), {"acc", "format", "score", "registered"}),
+        (("algorithm.adv_estimator=gdpo", "+algorithm.rewards={keys:[acc],log:keys}"), {"acc"}),
+        (("algorithm.adv_estimator=gdpo", "+algorithm.rewards={keys:[acc],log:none}"), set()),
+        (("algorithm.adv_estimator=maxrl",), {"acc", "format", "score", "registered"}),
+    ],
+)
+def test_which_rewards_are_logged(pipeline: Pipeline, overrides: tuple[str, ...], names: set[str]) -> None:
+    metrics = pipeline.run("pair", *overrides).metrics[1]
+    assert {name.split("/")[1] for name in metrics if name.startswith("reward/") and name.endswith("/std")} == names
+
+
+def test_all_rewards_are_logged_by_source_and_change_no_number(pipeline: Pipeline) -> None:
+    plain = pipeline.run("pair", "algorithm.adv_estimator=grpo", "+algorithm.rewards.log=none")
+    logged = pipeline.run("pair", "algorithm.adv_estimator=grpo", "+algorithm.rewards.log=all")
+    assert logged.updates[0].by_answer() == plain.updates[0].by_answer()
+    means = {name: value for name, value in logged.metrics[1].items() if name.startswith("reward/acc/by_source")}
+    assert means == {"reward/acc/by_source/letters/mean": 0.25, "reward/acc/by_source/digits/mean": 0.75}
+    assert logged.metrics[1]["reward/format/dead_groups"] == 0.0
+
+
 def test_verl_s_own_grpo_dumps_its_advantages_beside_the_named_rewards(pipeline: Pipeline, tmp_path: Path) -> None:
     result = pipeline.run(
         "worked",

@@ -61,6 +61,14 @@ def test_a_group_whose_rewards_vary_is_trained_on_although_its_score_does_not(pi
     assert result.metrics[1]["advantage/zero_share"] == 0
 
 
+def test_groups_of_middle_accuracy_are_drawn(pipeline: Pipeline) -> None:
+    """`conflict` has accuracy .5, `dead` 1, `live` .25."""
+    bounds = "+algorithm.rewards={accuracy_key:acc,accuracy_between:[0.1,0.4]}"
+    result = pipeline.run("filtered", "algorithm.adv_estimator=grpo", bounds, *filtering("accuracy_between"), prompts=1)
+    assert prompts_of(result) == [["live"]]
+    assert result.metrics[1]["filter_groups/too_easy_total"] == 2
+
+
 def test_verls_own_rule_drops_it(pipeline: Pipeline) -> None:
     """By the score among the reward function's results, because verl 0.9.0 has no metric `reward`."""
     result = pipeline.run("filtered", *GDPO, *filtering("score"), prompts=1)
@@ -110,7 +118,7 @@ REWARDS = {
     "p_1_0": (0.0, 1.0),
     "q_0_0": (1.0, 1.0),
     "q_1_0": (1.0, 1.0),
-    "r_0_0": (5.0, 5.0),  # alone
+    "r_0_0": (5.0, 1.0),  # alone
 }
 GROUPS = {"p": ["p_0_0", "p_0_1", "p_1_0"], "q": ["q_0_0", "q_1_0"], "r": ["r_0_0"]}
 
@@ -134,11 +142,11 @@ def asked(monkeypatch):
     return found
 
 
-def installed(groups):
+def installed(groups, metric="any_reward", **rewards):
     buffer = Buffer(groups)
-    settings = Settings.parse({"rewards": {"keys": KEYS}})
+    settings = Settings.parse({"rewards": {"keys": KEYS, **rewards}})
     run = Run("gdpo", settings, build("gdpo", settings))
-    sampling.install(buffer, run)
+    sampling.install(buffer, run, metric)
     return buffer, run
 
 
@@ -147,7 +155,7 @@ def test_groups_are_judged_once_and_counted(asked):
     for _ in range(2):
         assert buffer._dapo_filtered_keys("train") == ({"q"}, Counter({2.0: 1}))
     assert sorted(asked) == ["p_0_1", "p_1_0", "q_0_0", "q_1_0", "r_0_0"]
-    assert run.take_metrics() == {
+    assert run.metrics == {
         "filter_groups/finished_total": 3,
         "filter_groups/dropped_total": 1,
         "filter_groups/score_constant_total": 2,
@@ -155,6 +163,23 @@ def test_groups_are_judged_once_and_counted(asked):
         "filter_groups/x_constant_total": 1,
         "filter_groups/y_constant_total": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("rewards", "dropped", "hard", "easy"),
+    [
+        ({"accuracy_key": "y", "accuracy_between": [0.05, 0.95]}, {"q"}, 0, 1),
+        ({"accuracy_key": "y", "accuracy_between": [0.5, 1.0]}, set(), 0, 0),  # the bounds are within
+        ({"accuracy_key": "y", "accuracy_between": [0.6, 1.0]}, {"p"}, 1, 0),
+        ({"accuracy_key": "y", "accuracy_threshold": 1, "accuracy_between": [0.5, 1.0]}, {"p", "q"}, 2, 0),
+    ],
+)
+def test_groups_are_kept_by_their_accuracy(asked, rewards, dropped, hard, easy):
+    """`r`, a group of one, is kept."""
+    buffer, run = installed(GROUPS, "accuracy_between", **rewards)
+    assert buffer._dapo_filtered_keys("train")[0] == dropped
+    assert run.metrics["filter_groups/too_hard_total"] == hard
+    assert run.metrics["filter_groups/too_easy_total"] == easy
 
 
 def test_what_was_dropped_is_forgotten_and_a_new_group_is_judged(asked):
@@ -168,7 +193,7 @@ def test_what_was_dropped_is_forgotten_and_a_new_group_is_judged(asked):
 def test_validation_is_neither_filtered_nor_counted(asked):
     buffer, run = installed(GROUPS)
     assert buffer._dapo_filtered_keys("val") == (set(), Counter())
-    assert run.take_metrics() == {}
+    assert run.metrics == {}
 
 
 def test_a_buffer_without_the_method_or_of_another_shape_is_refused():
@@ -180,7 +205,7 @@ def test_a_buffer_without_the_method_or_of_another_shape_is_refused():
 
     for buffer in (Other(GROUPS), Without()):
         with pytest.raises(IntegrationError, match=facts("_dapo_filtered_keys", "0.9.0 and 0.9.1")):
-            sampling.install(buffer, Run())
+            sampling.install(buffer, Run(), "any_reward")
 
 
 def test_the_rows_of_a_group_that_never_came_are_an_error(asked):

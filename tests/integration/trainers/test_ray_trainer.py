@@ -89,6 +89,27 @@ def test_an_init_of_another_shape_is_left_to_the_base_class() -> None:
     assert run_of(trainer).name == "hadw"
 
 
+def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay() -> None:
+    trainer = OwnFit(compose("algorithm.adv_estimator=grpo", "+algorithm.rewards.log=all"))
+    data = batch()
+    data.non_tensor_batch |= {
+        "steps": np.array([1, None, 3, None, None, None, None, None], dtype=object),
+        "note": np.array(["good"] * 8, dtype=object),
+        "of the data set": np.ones(8),
+        "data_source": np.array(["a"] * 4 + ["b"] * 4, dtype=object),
+    }
+    data.meta_info["reward_extra_keys"] = ["acc", "format", "steps", "note"]
+    metrics = {"reward/acc/mean": "verl's"}
+    trainer.advantages(data)
+    run_of(trainer).add_metrics(metrics)
+    assert {name.split("/")[1] for name in metrics} == {"acc", "format", "steps"}
+    assert metrics["reward/acc/mean"] == "verl's"
+    assert metrics["reward/steps/mean"] == 2.0
+    assert metrics["reward/steps/unscored"] == 6.0
+    assert metrics["reward/format/by_source/b/mean"] == np.mean(FORMAT[4:])
+    assert "reward/steps/by_source/b/mean" not in metrics
+
+
 def test_verl_s_own_grpo_dumps_its_advantages_beside_the_named_rewards(tmp_path: Path) -> None:
     dump = f"+algorithm.verl_ext.dump_dir={tmp_path}"
     _, [(watched, metrics)] = own_fit("algorithm.adv_estimator=grpo", KEYS, dump)
@@ -231,7 +252,7 @@ class Lazy(dict[str, Any]):
 def test_only_the_columns_that_are_needed_are_read(estimator: str) -> None:
     data = batch()
     columns = Lazy({name: data.batch[name] for name in list(data.batch.keys())})
-    lazy = SimpleNamespace(batch=columns, non_tensor_batch=data.non_tensor_batch)
+    lazy = SimpleNamespace(batch=columns, non_tensor_batch=data.non_tensor_batch, meta_info={})
     OwnFit(compose(f"algorithm.adv_estimator={estimator}", KEYS)).advantages(lazy)
     assert columns.sent == {"token_level_rewards", "response_mask"}
 

@@ -18,7 +18,7 @@ from verl_ext.core.steps import PenaliseLength
 from verl_ext.errors import Complaint, ConfigurationError, listed, unknown
 from verl_ext.integration.checks.read import RunConfig, readable, resolved, select
 from verl_ext.integration.components import RESERVED, SCORE
-from verl_ext.settings import Settings
+from verl_ext.settings import ACCURACY_BETWEEN, Settings
 
 FUNCTION = "reward.custom_reward_function"
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
@@ -120,8 +120,10 @@ def accuracy_of(settings: Settings) -> str:
 
 def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:
     """An accuracy that is not named, though the score is a sum, or one that does not lie in [0, 1]."""
-    if run.chain is None or not run.chain.needs_accuracy:
+    by_estimator = run.chain is not None and run.chain.needs_accuracy
+    if not by_estimator and run.settings.rewards.accuracy_between is None:
         return
+    user = run.name if by_estimator else f"algorithm.filter_groups.metric={ACCURACY_BETWEEN}"
     rewards, module = run.settings.rewards, scorer(run.config)
     keys, kwargs = rewards.keys or (), arguments(run.config)
     key = accuracy_of(run.settings)
@@ -129,7 +131,7 @@ def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:
     if rewards.accuracy_key is None and key == SCORE and len(keys) > 1:
         candidates = listed(name for name in known if name != SCORE) if known else "one of your components"
         yield Complaint(
-            f"{run.name} needs an accuracy, and the score of several rewards is none: set "
+            f"{user} needs an accuracy, and the score of several rewards is none: set "
             f"algorithm.rewards.accuracy_key=... ({candidates}), and algorithm.rewards.accuracy_threshold=... if it "
             "does not lie in [0, 1]"
         )

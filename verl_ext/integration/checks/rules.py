@@ -36,7 +36,7 @@ from verl_ext.integration.checks.rewards import (
 from verl_ext.integration.checks.update import skipped_rows
 from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration, refused
 from verl_ext.registry import GROUP as ENTRY_POINTS
-from verl_ext.settings import ANY_REWARD, misspelt, sections
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, misspelt, sections
 
 FILTER = "algorithm.filter_groups"
 LOSS = ("loss_agg_mode", "loss_scale_factor", "use_kl_loss")
@@ -162,16 +162,28 @@ def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
     """verl's filter of groups, by our metric or with an estimator that it does not fit."""
     metric = run.select(f"{FILTER}.metric") if run.select(f"{FILTER}.enable") else None
     where = f"{FILTER}.metric={metric}"
-    if metric == ANY_REWARD:
+    keys, bounds = run.settings.rewards.keys, run.settings.rewards.accuracy_between
+    if (metric == ACCURACY_BETWEEN) != (bounds is not None):
+        yield Complaint(
+            f"{FILTER}.metric={ACCURACY_BETWEEN} and its bounds belong together: set both, with {FILTER}.enable=True "
+            f"and for example 'algorithm.rewards.{ACCURACY_BETWEEN}=[0.05,0.95]', or neither"
+        )
+    if metric == ANY_REWARD and keys is None:
+        yield Complaint(f"{where} needs the names of the rewards: set 'algorithm.rewards.keys=[...]'")
+    if metric == ANY_REWARD and len(keys or ()) > 1:
+        yield Complaint(
+            f"{where} keeps groups without a right answer while another reward varies, such as format: to filter by "
+            f"correctness, set {FILTER}.metric={ACCURACY_BETWEEN}",
+            fatal=False,
+        )
+    if metric in (ANY_REWARD, ACCURACY_BETWEEN):
         sampler = run.select("trainer.v1.sampler.custom_sampler.path")
-        if run.settings.rewards.keys is None:
-            yield Complaint(f"{where} needs the names of the rewards: set 'algorithm.rewards.keys=[...]'")
         if run.select("trainer.use_v1") is False:
             yield Complaint(f"{where} works on verl's default trainer only: remove trainer.use_v1=False, or the filter")
         if sampler:
             yield Complaint(f"{where} cannot filter for trainer.v1.sampler.custom_sampler.path={sampler}: remove one")
-    elif metric is not None and nearest(metric, [ANY_REWARD], cutoff=0.8) is not None:
-        yield Complaint(f"{where} is unknown: set {FILTER}.metric={ANY_REWARD}")
+    elif metric is not None and (near := nearest(metric, [ANY_REWARD, ACCURACY_BETWEEN], cutoff=0.8)) is not None:
+        yield Complaint(f"{where} is unknown: set {FILTER}.metric={near}")
     if run.chain is None or metric is None:
         return
     if metric == "reward" and run.chain.per_reward:
@@ -334,7 +346,7 @@ def notes(run: RunConfig) -> Iterator[str]:
 
 ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments)
 """The rules for every configuration."""
-READ = (wrong_components, lost_penalty, filter_of_groups, without_effect, skipped_rows)
+READ = (wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_effect, skipped_rows)
 """Those that need the settings."""
-BUILT = (missing_keys, trial, wrong_accuracy, two_penalties, rule_of_estimator, balance, loss_mode)
+BUILT = (missing_keys, trial, two_penalties, rule_of_estimator, balance, loss_mode)
 """Those that need the steps of an estimator of ours."""
