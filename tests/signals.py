@@ -1,7 +1,6 @@
 """What a process that a test starts does with signals, whatever the tests themselves were started with.
 
-A process inherits which signals are ignored: SIGHUP under `nohup`, SIGINT in the background of a script. Each function
-is for `preexec_fn`.
+A process inherits which signals are ignored: SIGHUP under `nohup`. Each function is for `preexec_fn`.
 """
 
 from __future__ import annotations
@@ -22,9 +21,3 @@ def under_nohup() -> None:
     """The same, but a terminal that is closed is ignored."""
     as_from_a_terminal()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
-def in_the_background_of_a_script() -> None:
-    """The same, but Ctrl-C is ignored."""
-    as_from_a_terminal()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

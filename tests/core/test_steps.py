@@ -10,17 +10,21 @@ import pytest
 from tests.core.columns import apply, column
 from tests.facts import facts
 from verl_ext.core.batch import Batch
+from verl_ext.core.conflicts import DropConflicts
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.steps import (
     Centre,
     Condition,
+    DivideByBatchStd,
+    DivideByMean,
+    PenaliseLength,
     Requirement,
     ScaleByMad,
     ScaleByStd,
     Step,
     WeighAndSum,
 )
-from verl_ext.core.totals import Balance, WeighByDifficulty, Whiten
+from verl_ext.core.totals import Balance, WeighByDifficulty, WeighByFocal, Whiten
 from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError
 
@@ -64,6 +68,8 @@ def test_zeros_stay_zero_whatever_epsilon(kind, epsilon):
 def test_defaults_are_those_of_the_specification():
     assert (ScaleByStd().epsilon, ScaleByMad().epsilon, Whiten().epsilon) == (1e-6, 1e-4, 1e-6)
     assert (Whiten().over, Balance().over, WeighByDifficulty().dqw_temp) == ("sequence", "token", 2.0)
+    assert (DivideByMean().epsilon, DivideByBatchStd().epsilon, WeighByFocal().gamma) == (1e-6, 1e-6, 1.0)
+    assert (PenaliseLength(2, 1).factor, DropConflicts().tau, Centre().leave_one_out) == (1.0, 0.2, False)
 
 
 def test_weigh_and_sum_skips_what_is_not_scored():

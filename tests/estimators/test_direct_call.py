@@ -19,7 +19,6 @@ from verl_ext.integration.advantage import estimator_function
 from verl_ext.registry import ESTIMATORS
 
 EVERY = pytest.mark.parametrize("name", ESTIMATORS)
-PAIR = {"token_level_rewards": torch.tensor([[1.0], [0.0]]), "response_mask": torch.ones(2, 1), "index": ["a", "a"]}
 
 
 @EVERY

@@ -62,10 +62,9 @@ SCENES: dict[str, dict[str, list[str]]] = {
     # A prompt all of whose sessions fail, and a batch of such prompts.
     "gone": {"A": ["a", "d", "d", "d"], "B": ["!", "!", "!", "!"]},
     "nothing": {"A": ["!", "!", "!", "!"], "B": ["!", "!", "!", "!"]},
-    # The reward function raises on `x`, does not score `n`, forgets the accuracy of `o`, and hangs a while at `h`.
+    # The reward function raises on `x`, does not score `n`, and forgets the accuracy of `o`.
     "raising": {"A": ["a", "d", "d", "x"], "B": ["a", "a", "d", "d"]},
     "unscored": {"A": ["a", "d", "d", "n"], "B": ["a", "a", "d", "d"]},
-    "hanging": {"A": ["a", "d", "d", "h"], "B": ["a", "a", "d", "d"]},
     "other keys": {"A": ["a", "d", "d", "o"], "B": ["a", "a", "d", "d"]},
     "alone": {"A": ["axxx", "!", "!", "!"], "B": ["d", "!", "!", "!"]},
 }

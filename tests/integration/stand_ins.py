@@ -5,7 +5,6 @@ Everything else is verl's: these are loaded by its agent-loop and reward workers
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import Any
 
@@ -19,19 +18,15 @@ HOME = "verl_ext.integration.advantage"
 FAILING = "!"
 
 # The first letter of an answer says what it earns: (accuracy, format). The rest is there for the length. Any other
-# letter makes the reward function raise, but for `h`, which makes it hang for a while.
+# letter makes the reward function raise.
 REWARDS = {"a": (1.0, 1.0), "b": (1.0, 0.0), "c": (0.0, 1.0), "d": (0.0, 0.0), "n": (float("nan"), 1.0)}
 WITHOUT_ACCURACY = "o"
-HANGING = "h"
 
 
 def earned(answer: str) -> dict[str, Any]:
     """Components of an answer; the score is their sum, so that it is none of them."""
     if answer.startswith(WITHOUT_ACCURACY):
         return {"score": 0.0, "format": 0.0}
-    if answer.startswith(HANGING):
-        time.sleep(5)
-        answer = answer.replace(HANGING, "a")
     accuracy, form = REWARDS[answer[0]]
     return {"score": accuracy + form, "acc": accuracy, "format": form, "note": f"read {answer}"}
 

@@ -116,12 +116,6 @@ def test_a_wrong_setting_is_refused(kwargs):
         compute_score("gsm8k", answer("18"), "18", **kwargs)
 
 
-STRICT = st.sampled_from(["reference", "corrected"])
-PIECES = st.sampled_from(
-    ["<think>", "</think>", "<answer>", "</answer>", "\n", "18", "-", ",", ".", "\ud800", "²", "\x00"]
-)
-
-
 LAYOUT = ["<think>", "</think>", "\n", "<answer>", "</answer>"]
 
 

@@ -11,7 +11,6 @@ from verl.trainer.ppo.core_algos import agg_loss
 LENGTHS = torch.tensor([4, 2, 3, 1])
 MASK = (torch.arange(4) < LENGTHS[:, None]).float()
 LOSS = torch.tensor([[0.5, -1.0, 2.0, 0.25], [1.5, -0.5, 9.0, 9.0], [-2.0, 1.0, 0.75, 9.0], [3.0, 9.0, 9.0, 9.0]])
-SUMS = (LOSS * MASK).sum(-1)  # 1.75, 1.0, -0.25, 3.0
 LIMIT = 8  # the longest response that may be generated
 MICRO_BATCHES = ([0, 1], [2, 3])
 
