@@ -45,8 +45,8 @@ folder=$(cd "$folder" && pwd)
 export PYTHONPATH=$folder${PYTHONPATH:+:$PYTHONPATH}
 
 TESTS=(
-  tests/integration/trainers tests/integration/test_{driver,doctor,dump}.py
-  tests/integration/checks/test_{loss_normalisers,losses}.py tests/golden
+  tests/integration/trainers tests/integration/test_{driver,doctor,dump,skip}.py
+  tests/integration/checks/test_{loss_normalisers,losses,update}.py tests/golden
   tests/cpu/test_{platform,plugin}.py
   tests/core/test_metrics.py tests/estimators/test_against_verl.py
 )
