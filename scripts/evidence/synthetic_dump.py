@@ -44,7 +44,7 @@ def main() -> None:
         score = values.sum(axis=1)
         batch = Batch.of(values, uids, keys=KEYS, lengths=lengths)
         advantages = chain(Batch.of(score[:, None], uids)).advantages
-        dump.write(run, "grpo", settings, batch, uids, advantages, total=score)
+        dump.write(run, "grpo", settings, batch, advantages, total=score)
 
 
 if __name__ == "__main__":

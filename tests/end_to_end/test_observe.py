@@ -35,10 +35,6 @@ def test_a_run_that_filters_and_dumps_and_is_reported(start, tmp_path, capsys):
     assert all(count - gone >= 8 for count, gone in zip(finished, dropped, strict=True))  # eight prompts a batch
     assert run.column("reward/score/dead_groups")[0] < 1
     assert len(list(dump.glob("from-0-0/advantages-*.parquet"))) == 3
-    assert main(["report", "--groups", str(dump)]) == 0
-    text = capsys.readouterr().out
-    assert "3 files, steps 1 to 3, 24 groups, 96 responses" in text
-    assert "dead, no reward varies: 0 of 24 groups" in text
     assert main(["report", f"run={run.folder}", "--window", "2"]) == 0
     assert "1-3" in capsys.readouterr().out
     assert json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[0])["step"] == 1
@@ -55,9 +51,7 @@ def _compare(folder, dump, capsys):
     logged = pandas.concat(pandas.read_parquet(path) for path in sorted(dump.glob("*/*.parquet")))["advantage"]
     np.testing.assert_allclose(ours, logged, atol=1e-9)
     assert main(["compare", str(folder / "rollouts"), "dgpo", "hadw", "drgrpo", *save]) == 0, capsys.readouterr().err
-    text = capsys.readouterr().out
-    assert "96 trajectories in 24 groups of 4, steps 1 to 3, 3 batches" in text
-    assert "Prompt: system" in text or "Prompt: user" in text
+    assert "96 trajectories in 24 groups of 4, steps 1 to 3, 3 batches" in capsys.readouterr().out
     assert main(["compare", str(folder / "rollouts"), "gdpo", keys]) == 1
     assert "trainer.validation_data_dir" in capsys.readouterr().err
     assert main(["compare", str(folder / "validation"), "gdpo", keys, *save]) == 0, capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pyarrow.parquet
 
 from verl_ext import Batch, Settings, build
 from verl_ext.cli import main
@@ -33,7 +32,7 @@ def batch(keys=("right", "form"), right=RIGHT):
     return Batch.of(matrix, UIDS, keys=keys, lengths=LENGTHS, accuracy=right)
 
 
-def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, number=0, rights=None, metadata=True):
+def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, number=0, rights=None):
     """The folder of a run that starts after a step; return it and the advantages of all its steps.
 
     Each step of `rights` has its own rewards; all steps up to the last are computed, those of `steps` are written.
@@ -55,8 +54,6 @@ def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, number=0, right
         about |= {"version": "0", "step": step, "update": 0, "state": dict(before) or None}
         path = where / f"advantages-{step:08d}-000.parquet"
         writer.save(path, first | writer.columns(settings, given, result.seen), about)
-        if not metadata:
-            pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).replace_schema_metadata({}), path)
     return folder, np.concatenate(written)
 
 

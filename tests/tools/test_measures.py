@@ -79,14 +79,6 @@ def test_the_interval_of_a_bin_is_that_of_the_mean_over_its_groups():
     assert found == pytest.approx([1, 1.96 * np.std([1, 2, 3, 6], ddof=1) / 2 / 3])
 
 
-def test_a_factor_is_no_distance_and_a_turned_group_is_the_furthest():
-    base = np.array([1.0, -1.0, 0.0, 2.0, -1.0, -1.0])
-    np.testing.assert_allclose(measures.distances(3 * base, base, GROUPS), 0, atol=1e-12)
-    distance = measures.distances(np.where(GROUPS.ids == 1, -base, base), base, GROUPS)
-    assert measures.furthest([distance], 2) == [(0, 1)]
-    assert measures.furthest([np.array([3.0, 2.0, 1.0]), np.array([9.0, 1.0, 2.0])], 1) == [(0, 0), (1, 2)]
-
-
 def test_prompts_are_sorted_by_accuracy_or_in_fifths_by_their_score():
     bins = measures.by_accuracy(np.array([0, 0.1 + 0.2, 0.25, 2 / 3, 0.9, 1, np.nan]), "accuracy")
     assert bins.ids.tolist() == [0, 2, 1, 3, 4, 5, 6]

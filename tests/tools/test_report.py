@@ -142,6 +142,7 @@ LOGGED = {
     "reward/correctness/dead_groups": 0.25,
     "reward/correctness/by_source/math/mean": 2.0,
     "advantage/std": 1.0,
+    "advantage/zero_share": 0.0,
     "critic/advantages/max": 2.0,
     "critic/advantages/min": -2.0,
     "hadw/capability_posterior": 0.5,
@@ -152,12 +153,14 @@ LOGGED = {
 }
 
 
-def logged(tmp_path, offset=0.0, steps=range(1, 7), leave_out=()):
+def logged(tmp_path, offset=0.0, leave_out=()):
+    """A log of six steps, in which all that is not 0 rises by 0.1 a step."""
     data = {name: value + offset for name, value in LOGGED.items() if name not in leave_out}
-    return read_log([made.log(tmp_path / "log.jsonl", *((step, data) for step in steps))])
+    steps = ((step, {name: value + 0.1 * step * (value != 0) for name, value in data.items()}) for step in range(1, 7))
+    return read_log([made.log(tmp_path / "log.jsonl", *steps)])
 
 
-def test_every_quantity_that_was_logged_has_a_panel_with_its_unit(tmp_path):
+def test_every_reward_and_every_quantity_that_moves_has_a_panel_with_its_unit(tmp_path):
     assert [(panel.title, panel.unit) for panel in panels({"a": [logged(tmp_path)]})] == [
         ("correctness", "reward, batch mean"),
         ("correctness: dead groups", "share of prompts"),
@@ -178,9 +181,9 @@ def test_lines_bands_labels_and_what_is_not_logged(tmp_path):
     figure = plot(groups, panels(groups), 1, None)
     axes = {ax.get_title(): ax for ax in figure.axes}
     first = axes["correctness"]
-    assert list(first.lines[0].get_ydata()) == [2.5] * 6  # the mean of 2 and 3
+    assert list(first.lines[0].get_ydata()) == pytest.approx([2.6, 2.7, 2.8, 2.9, 3.0, 3.1])  # 2.5: mean of 2 and 3
     band = first.collections[0].get_paths()[0].vertices[:, 1]
-    assert (band.min(), band.max()) == pytest.approx((2.5 - 0.5**0.5, 2.5 + 0.5**0.5))
+    assert (band.min(), band.max()) == pytest.approx((2.6 - 0.5**0.5, 3.1 + 0.5**0.5))
     assert len({(line.get_color(), line.get_linestyle()) for line in first.lines}) == 2
     assert len(axes["hadw: capability (thin: accuracy)"].lines) == 4
     assert [text.get_text() for text in axes["advantage: std"].texts] == ["not logged: gdpo"]

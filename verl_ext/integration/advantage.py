@@ -235,7 +235,14 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
         tokens = row_sums(mask)
         # A critic's advantages differ from token to token: the mean over the tokens.
         sums = (given["advantages"].float() * mask).sum(dim=-1).double().cpu().numpy()
-        batch = Batch.of(matrix, rewards.labels, keys=keys, lengths=rows.total(tokens))
+        batch = Batch.of(
+            matrix,
+            rewards.labels,
+            keys=keys,
+            lengths=rows.total(tokens),
+            outputs=rows.outputs,
+            response_lengths=rewards.response_lengths,
+        )
         advantages, total = rows.take(divide(sums, tokens)), rows.take(scores(given["token_level_scores"], mask))
         dump.write(run, run.name, run.settings, batch, advantages, total=total)
     log_rewards(run, rewards, batch, batch.rewards)

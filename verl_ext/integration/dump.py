@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,11 @@ def columns(settings: Settings, batch: Batch, seen: Array) -> dict[str, Any]:
     values: dict[str, Any] = {
         "responses": groups.broadcast(groups.sizes),
         "tokens": batch.lengths,
-        "total": WeighAndSum(settings.rewards.weights).apply(seen, batch)[:, 0],
+        "outputs": batch.outputs,
+        "total": WeighAndSum(settings.rewards.weights).apply(seen, replace(batch, kl_reward=None))[:, 0],
     }
+    if batch.count_response is not None:
+        values["response_tokens"] = batch.response_lengths_for("dump")
     for column, key in enumerate(map(storable, batch.keys)):
         values[f"reward/{key}"] = seen[:, column]
         if seen is not batch.rewards:

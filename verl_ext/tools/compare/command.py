@@ -1,4 +1,4 @@
-"""Compute the advantages that estimators give to rollouts which a run has written, and compare them with grpo's."""
+"""Compute the advantages that estimators give to scored answers, of a run or not, and compare them with grpo's."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import Settings
 from verl_ext.tools import picture
 from verl_ext.tools.compare import variants
-from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, by_score, furthest, measure, normalised
+from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, by_score, measure, normalised
 from verl_ext.tools.compare.picture import draw
+from verl_ext.tools.compare.read import read
+from verl_ext.tools.compare.rollouts import SUM, Rollouts
 from verl_ext.tools.compare.variants import GRPO, Outcome
-from verl_ext.tools.rollouts import Rollouts, read
 from verl_ext.tools.tables import Rows, page, plain
 
-_ROWS, _TEXT, _LONGEST = 10, 60, 2000
-"""In the terminal: lines of a group, and characters of a text; on the page: characters of a text."""
 AGAINST = (
     "A: advantage. In brackets: 95 % interval (Wilson's, for the number of groups). A = 0, other sign: shares of "
     "trajectories. Rank correlation: Spearman's, over all trajectories."
@@ -41,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "rollouts",
         type=Path,
-        help="a folder or a file: parquet of algorithm.verl_ext.dump_dir, or JSON lines of verl's "
-        "trainer.rollout_data_dir or trainer.validation_data_dir",
+        help="a folder or a file: parquet of algorithm.verl_ext.dump_dir, JSON lines of verl's "
+        "trainer.rollout_data_dir or trainer.validation_data_dir, or any .parquet or .jsonl with a row an answer",
     )
     parser.add_argument(
         "variants",
@@ -52,9 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "steps, as in '[weigh_and_sum,centre]'; `run`, the advantages that a dump recorded (default); or KEY=VALUE, "
         "which holds for all. Settings that no argument names are those of the run, where a dump has them",
     )
-    parser.add_argument("--top", type=int, default=1, help="groups to show for each variant (default: 1)")
+    parser.add_argument("--prompt", metavar="COLUMN", help="the column that is the same for answers to one prompt")
+    parser.add_argument(
+        "--step", metavar="COLUMN", help="the column of the step; with --prompt alone all rows are one batch"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with the picture, tables and texts")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with the picture and the tables")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write every trajectory's advantages as parquet")
 
 
@@ -77,25 +79,18 @@ class Comparison:
 
 def compare(options: argparse.Namespace) -> str:
     """Write the requested files; return the text to print."""
-    found = read(options.rollouts)
-    result = _compared(found, options.variants)
-    groups = list(_groups(result, options.top))
+    result = _compared(read(options.rollouts, options.prompt, options.step), options.variants)
     lines = list(result.notes)
     for title, remark, rows in _tables(result):
         lines += ["", title, plain(rows), remark]
-    for title, prompt, rows in groups:
-        ends = rows if len(rows) <= _ROWS else [*rows[: _ROWS // 2], *rows[-_ROWS // 2 :]]
-        short = [tuple(_end(cell, _TEXT) for cell in row) for row in ends]
-        lines += ["", title, *([_end(prompt, 2 * _TEXT)] if prompt else []), plain(short)]
     if options.plot is not None or options.html is not None:
-        figure = draw(result.labels, result.measures, result.level, result.keys, found.summary)
+        figure = draw(result.labels, result.measures, result.level, result.keys, result.rollouts.summary)
         heading = f"{', '.join(result.labels[1:])} against grpo"
         if options.plot is not None:
             picture.save(figure, options.plot)
             lines.append(f"picture: {options.plot}")
         if options.html is not None:
-            tables = [*_tables(result), *groups]
-            write(options.html, page(heading, result.notes, picture.png(figure), heading, tables))
+            write(options.html, page(heading, result.notes, picture.png(figure), heading, _tables(result)))
             lines.append(f"page: {options.html}")
     if options.output is not None:
         _save(result, options.output)
@@ -105,17 +100,21 @@ def compare(options: argparse.Namespace) -> str:
 
 def _compared(found: Rollouts, arguments: list[str]) -> Comparison:
     compared, common = variants.parse(arguments, found)
+    found = found.scored(common.rewards)
     outcomes = [variants.outcome(variant, found) for variant in compared]
     named = [key for each in outcomes[1:] for key in each.variant.settings.rewards.keys or found.seen]
     keys = tuple(dict.fromkeys(named)) or (found.total,)
-    level, note = _level(found, common)
+    level, more = _level(found, common)
     raw = {key: found.reward(key, "algorithm.rewards.keys") for key in keys}
     measures = []
     for each in outcomes:
         seen = np.stack([each.seen.get(key, raw[key]) for key in keys], axis=1)
         scaled = normalised(seen, found.groups)
         measures.append(measure(each.advantages, outcomes[0].advantages, found.groups, scaled, level))
-    return Comparison(found, outcomes, measures, keys, level, [*_notes(found, outcomes, common), *note])
+    notes = [*_notes(found, outcomes, common), *more]
+    missing = {key: int(np.isnan(values).sum()) for key, values in raw.items()}
+    notes += [f"{key} is not scored in {count:,} trajectories" for key, count in missing.items() if count]
+    return Comparison(found, outcomes, measures, keys, level, notes)
 
 
 def _notes(found: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterator[str]:
@@ -130,8 +129,8 @@ def _notes(found: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterat
         yield f"settings: {json.dumps(common.given)}, loss_agg_mode={common.loss_agg_mode}"
     if common.given.get("use_kl_in_reward"):
         yield "the KL in the rewards is left out, because rollouts do not hold it"
-    ours = found.run is not None and found.run.estimator in ESTIMATORS
-    yield f"{GRPO}: on {found.total}, {'the weighted sum of what the run saw' if ours else 'as verl computes it'}"
+    saw = " of what the run saw" if found.run is not None and found.run.estimator in ESTIMATORS else ""
+    yield f"{GRPO}: on the {SUM}{saw}" if saw or found.total == SUM else f"{GRPO}: on {found.total}"
     for outcome in outcomes[1:]:
         yield f"{outcome.variant.label}: {outcome.variant.text}"
         yield from outcome.notes
@@ -168,40 +167,13 @@ def _tables(result: Comparison) -> Iterator[tuple[str, str, Rows]]:
     yield f"Mean |A| by {result.level.title}", LEVEL, rows
 
 
-def _groups(result: Comparison, top: int) -> Iterator[tuple[str, str, Rows]]:
-    """Yield the title, the prompt and the table of the groups that are furthest from grpo."""
-    found = result.rollouts
-    keys = tuple(dict.fromkeys((*result.keys, found.total)))
-    for at, group in furthest([each.distance for each in result.measures[1:]], top):
-        base, outcome = result.outcomes[0], result.outcomes[at + 1]
-        members = np.flatnonzero(found.groups.ids == group)
-        members = members[np.argsort(-outcome.advantages[members], kind="stable")]
-        table = found.table.iloc[members]
-        texts = [_end(text, _LONGEST) for text in table.get("output", ())]
-        rows: Rows = [(*keys, GRPO, outcome.variant.label, *(["answer"] if texts else []))]
-        for at_row, row in enumerate(members.tolist()):
-            advantages = [f"{each.advantages[row]:+.3f}" for each in (base, outcome)]
-            rows.append((*(_number(found.rewards[key][row]) for key in keys), *advantages, *texts[at_row : at_row + 1]))
-        distance = result.measures[at + 1].distance[group]
-        title = (
-            f"Where {outcome.variant.label} is furthest from grpo, both scaled to the same size ({distance:.2f}): step "
-            f"{table['step'].iloc[0]}, prompt {table['uid'].iloc[0]}"
-        )
-        yield title, f"Prompt: {_end(table['input'].iloc[0], _LONGEST)}" if texts else "", rows
-
-
-def _end(text: str, longest: int) -> str:
-    """Return a text in one line; its end where it is long."""
-    line = " ".join(text.split())
-    return line if len(line) <= longest else f"...{line[3 - longest :]}"
-
-
 def _share(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.1%}"
 
 
 def _interval(share: Share) -> str:
-    return f"{share.value:.1%} ({100 * share.low:.0f}-{100 * share.high:.0f})"
+    low, high = f"{100 * share.low:.0f}", f"{100 * share.high:.0f}"
+    return f"{share.value:.1%}" if low == high else f"{share.value:.1%} ({low}-{high})"
 
 
 def _number(value: float, half: float = math.nan) -> str:
@@ -213,7 +185,7 @@ def _number(value: float, half: float = math.nan) -> str:
 def _save(result: Comparison, path: Path) -> None:
     """Write one row a trajectory: where it comes from, its rewards and every variant's advantage."""
     found = result.rollouts
-    table = found.table[["step", "update", "uid"]].assign(**{found.unit: found.lengths})
+    table = found.table[["step", "update", "uid"]].assign(**{found.unit: found.counts["lengths"]})
     for key in dict.fromkeys((found.total, *result.keys)):
         table[f"reward/{key}"] = found.rewards[key]
     for outcome in result.outcomes:

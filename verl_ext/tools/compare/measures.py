@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ from verl_ext.core.groups import Array, Groups, Index, divide
 
 QUARTERS = ("to 0.25", "to 0.5", "to 0.75", "below 1")
 _SAME = 1e-9
-"""Means and distances that differ by less count as equal."""
+"""Means that differ by less count as equal."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,6 @@ class Measures:
     """For each reward, its share of the variance of the advantage, and the rest; see `explained`."""
     by_level: Array
     """For each bin the mean |A|, divided by that of all groups; and the half of its 95 % interval."""
-    distance: Array
-    """`[G]` how far a group's advantages are from grpo's; see `distances`."""
 
 
 def measure(advantages: Array, baseline: Array, groups: Groups, rewards: Array, level: Bins) -> Measures:
@@ -84,7 +81,6 @@ def measure(advantages: Array, baseline: Array, groups: Groups, rewards: Array, 
         rank=spearman(advantages, baseline),
         explained=(*shares.tolist(), 1 - float(shares.sum())),
         by_level=_by_level(groups.mean(size), level),
-        distance=distances(advantages, baseline, groups),
     )
 
 
@@ -149,16 +145,6 @@ def spearman(x: Array, y: Array) -> float:
     return float(ranks[0].corr(ranks[1])) if all(np.ptp(rank) for rank in ranks) else math.nan
 
 
-def distances(advantages: Array, baseline: Array, groups: Groups) -> Array:
-    """`[G]` the root mean square, over a group, of the difference from grpo's advantages.
-
-    Both are divided by their root mean square over all trajectories, so that an estimator that only has larger
-    advantages is at distance 0.
-    """
-    scaled = [divide(values, np.sqrt(np.mean(np.square(values)))) for values in (advantages, baseline)]
-    return np.sqrt(groups.mean(np.square(scaled[0] - scaled[1])))
-
-
 def by_accuracy(means: Array, title: str) -> Bins:
     """Sort groups by their mean accuracy: 0, four quarters between, 1."""
     return _binned(means, np.array([0, 0.25, 0.5, 0.75, 1 - 2 * _SAME]), title, ("0", *QUARTERS, "1"))
@@ -175,12 +161,3 @@ def _binned(means: Array, edges: Array, title: str, labels: tuple[str, ...]) -> 
     unscored = np.isnan(means)
     ids = np.where(unscored, len(labels), np.searchsorted(edges, means - _SAME))
     return Bins(title, (*labels, *["unscored"] * bool(unscored.any())), ids)
-
-
-def furthest(distance: Sequence[Array], top: int) -> list[tuple[int, int]]:
-    """Return for each estimator the groups furthest from grpo, as (estimator, group); none twice, none at 0."""
-    chosen: dict[int, int] = {}
-    for at, values in enumerate(distance):
-        far = [group for group in np.argsort(-values, kind="stable").tolist() if values[group] > _SAME]
-        chosen |= dict.fromkeys([group for group in far if group not in chosen][:top], at)
-    return [(at, group) for group, at in chosen.items()]

@@ -18,7 +18,7 @@ from verl_ext.estimators.grpo import grpo
 from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import parse_settings
-from verl_ext.tools.rollouts import TOKENS, Rollouts
+from verl_ext.tools.compare.rollouts import TOKENS, Rollouts
 
 GRPO, RUN = "grpo", "run"
 _SETTING = re.compile(r"\s+(?=[+~]*[\w.@/]+=)")
@@ -142,8 +142,8 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
             rewards[rows],
             uids[rows].tolist(),
             keys=keys,
-            lengths=rollouts.lengths[rows],
             accuracy=None if accuracies is None else accuracies[rows],
+            **{name: values[rows] for name, values in rollouts.counts.items()},
         )
         result = chain(batch, recorded.get(update, state))
         state, advantages[rows], seen[rows] = result.state, result.advantages, result.seen
@@ -180,7 +180,7 @@ def _odd(chain: Chain, rollouts: Rollouts, *, recorded: bool) -> Iterator[str]:
         yield f"its history begins with these rollouts{gaps}"
     by_tokens = any(getattr(step, "over", None) == "token" for step in chain.steps)
     if by_tokens and rollouts.unit != TOKENS:
-        yield f"approximate: it weighs by tokens, and the lengths are in {rollouts.unit}"
+        yield f"approximate: it weighs by tokens, here by {rollouts.unit}, because no column `{TOKENS}` has them"
 
 
 def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:

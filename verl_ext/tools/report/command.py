@@ -8,7 +8,6 @@ from pathlib import Path
 from verl_ext.errors import ConfigurationError, DataError, unknown
 from verl_ext.files import write
 from verl_ext.tools import picture
-from verl_ext.tools.report import groups
 from verl_ext.tools.report.curves import Experiments, logged, panels, panels_of, rewards, rows, width_of
 from verl_ext.tools.report.logs import Log, find_log, read_log
 from verl_ext.tools.report.plot import plot
@@ -38,20 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=10,
         help="steps averaged in first, final and best, at most half of the shortest run (default: 10)",
     )
-    parser.add_argument(
-        "--groups",
-        action="store_true",
-        help="the runs are dumps of advantages (algorithm.verl_ext.dump_dir): show dead and hardest groups",
-    )
-    parser.add_argument("--top", type=int, default=10, help="number of groups to show (default: 10)")
 
 
 def report(options: argparse.Namespace) -> str:
     """Write the requested files; return the text to print."""
-    if min(options.smooth, options.window, options.top) < 1:
-        raise ConfigurationError("--smooth, --window and --top must be at least 1")
-    if options.groups:
-        return groups.report([Path(run) for run in options.runs], top=options.top)
+    if min(options.smooth, options.window) < 1:
+        raise ConfigurationError("--smooth and --window must be at least 1")
     found = _read(options.runs)
     for metric in options.metrics or ():
         if metric not in logged(found):

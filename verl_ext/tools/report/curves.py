@@ -77,18 +77,23 @@ def title(metric: str) -> str:
 
 
 def panels(experiments: Experiments) -> list[Panel]:
-    """Return all panels for which the runs have logged something: rewards first."""
-    metrics, names = logged(experiments), rewards(experiments)
-    found = panels_of(names)
+    """Return the panels of the rewards, and those beside them in which a curve moves."""
+    names, found = rewards(experiments), []
     for name in names:
         dead = name.removesuffix("/mean") + "/dead_groups"
         found.append(Panel(f"{title(name)}: dead groups", "share of prompts", (dead,), share=True))
-    for metric in metrics:
+    for metric in logged(experiments):
         if metric.endswith(_CAPABILITY):
             name = metric.removesuffix(_CAPABILITY)
             both = (metric, f"{name}/batch_accuracy")
             found.append(Panel(f"{name}: capability (thin: accuracy)", "mean accuracy", both, share=True))
-    return [panel for panel in (*found, *_BESIDE) if panel.metrics[0] in metrics]
+    return [*panels_of(names), *(panel for panel in (*found, *_BESIDE) if _moves(experiments, panel.metrics[0]))]
+
+
+def _moves(experiments: Experiments, metric: str) -> bool:
+    """Return whether the metric changes in some run, by more than rounding."""
+    curves = [found for logs in experiments.values() if (found := curve(logs, metric)) is not None]
+    return any((found.max() - found.min() > 1e-6 * found.abs().max()).any() for found in curves)
 
 
 def panels_of(metrics: Sequence[str]) -> list[Panel]:

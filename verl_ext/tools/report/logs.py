@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_ext.errors import DataError, listed
-from verl_ext.tools.rollouts import METRICS, json_lines
+from verl_ext.tools.lines import METRICS, json_lines
 
 if TYPE_CHECKING:
     import pandas as pd

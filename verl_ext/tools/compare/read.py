@@ -1,0 +1,195 @@
+"""Read our dumps of advantages, the JSON lines that verl writes, or a table with any column names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from verl_ext.core.groups import Array
+from verl_ext.errors import DataError, listed, unknown
+from verl_ext.tools.compare.rollouts import ANSWERS, CHARACTERS, SCORE, SUM, TOKENS, Rollouts, Run, steps_from
+from verl_ext.tools.lines import METRICS, json_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DUMPS = "advantages-*.parquet"
+TABLES = (".parquet", ".jsonl")
+
+
+def read(path: Path, prompt: str | None = None, step: str | None = None) -> Rollouts:
+    """Read a file, or those of a folder: our dumps if it has some, else tables.
+
+    `prompt` and `step` name columns of a table; by default they are named as verl names them.
+    """
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    if prompt is None and step is None and (dumps := _dumps(path)):
+        return _read_dumps(path, dumps)
+    files = [path] if path.is_file() else _tables(path)
+    if files:
+        return _read_tables(path, files, prompt, step)
+    below = {str(folder) for folder in path.glob("*") if folder.is_dir() and (_dumps(folder) or _tables(folder))}
+    raise DataError(f"{path} holds neither {DUMPS} nor *{' nor *'.join(TABLES)}; its subfolders do: {listed(below)}")
+
+
+def _dumps(path: Path) -> list[Path]:
+    """Return the dumps in a folder and in its folders `from-<step>-<n>`, or the file itself if it is a dump."""
+    if path.is_dir():
+        return [*path.glob(DUMPS), *path.glob(f"from-*/{DUMPS}")]
+    return [path] if path.match(DUMPS) else []
+
+
+def _tables(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.iterdir()) if file.suffix in TABLES and file.name != METRICS]
+
+
+def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
+    """Read dumps of advantages. An update that several folders hold is taken from the one that was written last."""
+    import pandas as pd
+    import pyarrow
+    import pyarrow.parquet
+
+    found: dict[tuple[int, int], tuple[Path, pd.DataFrame, dict[str, Any]]] = {}
+    notes, again = [], set()
+    for file in sorted(files, key=lambda file: (file.stat().st_mtime_ns, file)):
+        try:
+            table = pyarrow.parquet.read_table(file)
+            about = json.loads((table.schema.metadata or {})[b"verl_ext"])
+        except (OSError, KeyError, pyarrow.ArrowException) as error:
+            notes.append(f"{file} is left out: {str(error).splitlines()[0]}")
+            continue
+        update = about["step"], about["update"]
+        again |= {update} & found.keys()
+        found[update] = file, _with_raw(table.to_pandas()), about
+    if not found:
+        raise DataError("\n".join([f"no {DUMPS} can be read in {path}", *notes]))
+    if again:
+        folders = listed({found[update][0].parent.name for update in again})
+        steps = steps_from(min(again)[0], max(again)[0])
+        notes.append(f"several folders hold {steps}: {len(again)} updates are taken from {folders}, written last")
+    found = dict(sorted(found.items()))
+    frame = pd.concat([table for _, table, _ in found.values()], ignore_index=True)
+    keys = [name.partition("/")[2] for name in frame if name.startswith("reward/")]
+    seen, raw = ({key: frame[f"{kind}/{key}"].to_numpy(float) for key in keys} for kind in ("reward", "raw"))
+    total = next(name for name in ("total", SCORE, "sum") if name not in seen)
+    counts = {"lengths": TOKENS, "outputs": "outputs", "response_lengths": "response_tokens"}
+    run, more = _run({update: about for update, (_, _, about) in found.items()})
+    return Rollouts(
+        path=path,
+        table=frame,
+        rewards=raw | {total: frame["total"].to_numpy(float)},
+        total=total,
+        seen=seen,
+        counts={name: frame[column].to_numpy(float) for name, column in counts.items() if column in frame},
+        unit=TOKENS,
+        run=run,
+        notes=(*notes, *more),
+    )
+
+
+def _with_raw(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the rewards as they were scored to a file that has only what the estimator saw, because it saw the same."""
+    seen = [name for name in table if name.startswith("reward/")]
+    raw = {name.replace("reward/", "raw/", 1): table[name] for name in seen}
+    return table.assign(**{name: values for name, values in raw.items() if name not in table})
+
+
+def _run(written: Mapping[tuple[int, int], Mapping[str, Any]]) -> tuple[Run, list[str]]:
+    """Return the run that wrote the files, its settings as the last file has them, and what must be said about it."""
+    last = list(written.values())[-1]
+    settings = {part: last[part] for part in ("estimator", "algorithm", "loss_agg_mode")}
+    others = sum(not settings.items() <= each.items() for each in written.values())
+    said = [f"{others} of {len(written)} updates had other settings than the last"] if others else []
+    ours = {update: each for update, each in written.items() if each["estimator"] == last["estimator"]}
+    return Run(**settings, states={update: each["state"] for update, each in ours.items() if each["state"]}), said
+
+
+def _read_tables(path: Path, files: Sequence[Path], prompt: str | None, step: str | None) -> Rollouts:
+    """Read tables with a row an answer. Of a trajectory in several parts the last one has the reward, as in verl."""
+    import pandas as pd
+
+    numbers = [int(file.stem) if prompt is None and file.stem.isdecimal() else 0 for file in files]
+    frame = pd.concat(map(_table, files), keys=numbers)
+    torn = frame.isna().all(axis=1)
+    frame = frame[~torn]
+    for option, name in (("--prompt", prompt), ("--step", step)):
+        if name is not None and name not in frame:
+            raise DataError(f"{option}: {unknown('column', name, frame)}")
+    question = prompt or next((name for name in ("uid", "input") if name in frame), None)
+    if question is None:
+        raise DataError(f"{path}: name the column of the prompt with --prompt, one of {listed(frame)}")
+    at = step or ("step" if prompt is None else "")
+    steps = _numbers(frame[at]) if at in frame else frame.index.get_level_values(0).to_numpy()
+    for name, missing in ((question, frame[question].isna()), (at, np.isnan(steps))):
+        if missing.any():
+            raise DataError(f"{path}: {missing.sum():,} of {len(frame):,} rows have no {name!r}")
+    frame = frame.reset_index(drop=True)
+    uids = frame[question].astype(str)
+    if prompt is None and question == "input" and "gts" in frame:  # the same text may come with different pictures
+        uids += frame["gts"].astype(str)
+    unit, lengths = _lengths(frame)
+    table = pd.DataFrame({"step": steps.astype(int), "update": 0, "uid": uids, "length": lengths})
+    table = table.sort_values("step", kind="stable")
+    if prompt is None and question == "uid":
+        table = _trajectories(table)
+    notes = [f"{torn.sum():,} unreadable line(s) left out"] if torn.any() else []
+    if earlier := len(frame) - len(table):
+        notes.append(f"{earlier:,} lines are earlier parts of a trajectory: the last part has its reward")
+    others = set(frame) - {question, at, "uid", "input", "output", "gts", "step", *([TOKENS] if unit == TOKENS else [])}
+    columns = {name: _numbers(frame.loc[table.index, name]) for name in sorted(others)}
+    rewards = {name: values for name, values in columns.items() if not np.isnan(values).all()}
+    lengths = table["length"].to_numpy(float)
+    return Rollouts(
+        path=path,
+        table=table.reset_index(drop=True),
+        rewards=rewards,
+        total=SCORE if SCORE in rewards else SUM,
+        counts={"lengths": lengths} | ({"response_lengths": lengths} if unit == TOKENS else {}),
+        unit=unit,
+        notes=tuple(notes),
+    )
+
+
+def _table(file: Path) -> pd.DataFrame:
+    """Return a table as it is; an unreadable line becomes a row without any value."""
+    import pandas as pd
+
+    return (
+        pd.read_parquet(file) if file.suffix == ".parquet" else pd.DataFrame([each or {} for each in json_lines(file)])
+    )
+
+
+def _numbers(column: pd.Series[Any]) -> Array:
+    """Return the numbers of a column, NaN in the place of everything else."""
+    if column.dtype.kind not in "biuf":
+        column = column.astype(object).map(lambda value: value if isinstance(value, int | float) else np.nan)
+    values: Array = column.to_numpy(float)
+    return values
+
+
+def _lengths(frame: pd.DataFrame) -> tuple[str, Any]:
+    """Return what the length of an answer counts, and the length of each."""
+    if TOKENS in frame and frame[TOKENS].notna().all():
+        return TOKENS, frame[TOKENS]
+    if "output" in frame:
+        return CHARACTERS, frame["output"].fillna("").astype(str).str.len()
+    return ANSWERS, 1
+
+
+def _trajectories(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a trajectory, with the length of all its parts.
+
+    The default trainer writes its key, `{prompt}_{session}_{part}`, as `uid`; other trainers write the prompt's uid.
+    """
+    keys = table["uid"].str.extract(r"^(?P<uid>.+)_(?P<session>\d+)_(?P<part>\d+)$")
+    if keys.isna().any(axis=None) or table.duplicated(["step", "uid"]).any():
+        return table
+    table = table.assign(uid=keys["uid"], session=keys["session"], part=keys["part"].astype(int))
+    trajectory = table.groupby(["step", "uid", "session"], sort=False)
+    table["length"] = trajectory["length"].transform("sum")
+    return table.loc[trajectory["part"].idxmax()]

@@ -1,0 +1,116 @@
+"""Scored answers: those of a run, or of any table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from verl_ext.core.groups import Array, Groups, Index
+from verl_ext.errors import ConfigurationError, DataError, listed, unknown
+from verl_ext.settings import RewardsSettings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCORE, SUM = "score", "weighted sum"
+TOKENS, CHARACTERS, ANSWERS = "tokens", "characters", "answers"
+SCORE_ALONE = (
+    "verl's default trainer writes the score alone to trainer.rollout_data_dir; all rewards are in "
+    "algorithm.verl_ext.dump_dir, in trainer.validation_data_dir, and in the rollouts of RayPPOTrainer"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run that wrote a dump."""
+
+    estimator: str
+    algorithm: Mapping[str, Any]
+    """Its section `algorithm`, as plain data."""
+    loss_agg_mode: str
+    states: Mapping[tuple[int, int], Any]
+    """The state of its estimator before each (step, update); empty for a stateless estimator."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """`N` trajectories in the order of the run's updates."""
+
+    path: Path
+    table: pd.DataFrame
+    """One row a trajectory, with `step`, `update`, `uid`; in a dump also `advantage`."""
+    rewards: Mapping[str, Array]
+    """Each reward as it was scored, NaN where it was not; the score is one of them."""
+    total: str
+    """The reward that verl's grpo works on."""
+    counts: Mapping[str, Any]
+    """`[N]` each, named as in `Batch.of`: `lengths`, and `outputs` and `response_lengths` where they are known."""
+    unit: str
+    """What the lengths count: tokens, characters, or answers if nothing is known of their length."""
+    seen: Mapping[str, Array] = field(default_factory=dict)
+    """In a dump: each reward as the run's estimator saw it."""
+    run: Run | None = None
+    notes: tuple[str, ...] = ()
+    """What was left out or assumed."""
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The answers to one prompt in one update."""
+        return Groups.of(zip(*(self.table[name].tolist() for name in ("step", "update", "uid")), strict=True))
+
+    @cached_property
+    def updates(self) -> Mapping[tuple[int, int], Index]:
+        """The rows of each (step, update), in order."""
+        return dict(self.table.groupby(["step", "update"]).indices)
+
+    @property
+    def gaps(self) -> str:
+        """Which steps of the run are missing; "" if there is none."""
+        steps = [0, *self.table["step"].unique().tolist()]
+        missing = [steps_from(last + 1, now - 1) for last, now in itertools.pairwise(steps) if now > last + 1]
+        return ", ".join([*missing[:3], *["..."] * (len(missing) > 3)])
+
+    def reward(self, key: str, setting: str) -> Array:
+        """Return the values of a reward; raise if the files do not have it."""
+        if key not in self.rewards:
+            alone = f". {SCORE_ALONE}" if set(self.rewards) == {SCORE} else ""
+            raise DataError(f"{setting}: {unknown('reward', key, self.rewards)}{alone}")
+        return self.rewards[key]
+
+    def scored(self, settings: RewardsSettings) -> Rollouts:
+        """Return the same with a score: the weighted sum of the named rewards, if the files have no score."""
+        if self.total in self.rewards:
+            return self
+        if settings.keys is None:
+            raise ConfigurationError(
+                f"there is no column {SCORE!r}: name the rewards to add up, 'algorithm.rewards.keys=[...]' with some "
+                f"of {listed(self.rewards)}"
+            )
+        columns = np.stack([self.reward(key, "algorithm.rewards.keys") for key in settings.keys], axis=1)
+        total = np.nan_to_num(columns) @ np.array(settings.weights or [1.0] * len(settings.keys))
+        total[np.isnan(columns).all(axis=1)] = np.nan
+        return replace(self, rewards={**self.rewards, self.total: total})
+
+    @property
+    def summary(self) -> str:
+        """Say how much was read, and from where."""
+        steps, sizes, count = self.table["step"], self.groups.sizes, len(self.updates)
+        span = steps_from(steps.min(), steps.max()) if steps.any() else "one batch"
+        answers = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
+        batches = f", {count} batches" if count > 1 else ""
+        return f"{len(self.table):,} trajectories in {len(sizes):,} groups of {answers}, {span}{batches}: {self.path}"
+
+
+def steps_from(first: int, last: int) -> str:
+    """Name a range of steps.
+
+    >>> steps_from(3, 3), steps_from(3, 5)
+    ('step 3', 'steps 3 to 5')
+    """
+    return f"step {first}" if first == last else f"steps {first} to {last}"
