@@ -84,7 +84,7 @@ def test_both_arms_train_with_the_options_and_paths_are_relative_to_the_caller(q
     script(tmp_path / "python", f'printf "%s\\n" "$(printf "%s|" "$@")" >>"{tmp_path}/calls"; {BAR}')
     code, output = ended(quickstart("--steps", "3", "--", "a.b=c d", TRAIN))
     assert code == 0, output
-    prepare, *trainings, report = (tmp_path / "calls").read_text().splitlines()
+    prepare, *trainings, report, _, comparison = (tmp_path / "calls").read_text().splitlines()
     assert prepare.startswith("recipes/quickstart/prepare_data.py|")
     assert len(trainings) == 2
     for arm in ("grpo", "gdpo"):
@@ -94,6 +94,7 @@ def test_both_arms_train_with_the_options_and_paths_are_relative_to_the_caller(q
         assert f"{arm} Training Progress: 100%" in output
         assert f"{arm}={tmp_path}/my runs/{arm}|" in report
     assert f"--plot|{tmp_path}/my runs/rewards.png|" in report
+    assert f"compare|{tmp_path}/my runs/grpo/dump|" in comparison
 
 
 WAITING = """echo $$ >>pids
@@ -128,7 +129,7 @@ def test_without_memory_for_two_one_training_follows_the_other(quickstart, tmp_p
     assert len(pids_in(tmp_path / "pids", 2)) == 2
     (tmp_path / "release").touch()
     assert ended(process)[0] == 0
-    assert len(pids_in(tmp_path / "pids", 4)) == 4
+    assert len(pids_in(tmp_path / "pids", 6)) == 6
 
 
 @pytest.mark.parametrize(("failing", "next_part"), [("prepare_data", "main_ppo"), ("quickstart/grpo", "report")])
@@ -151,7 +152,7 @@ def test_under_nohup_it_outlives_its_terminal(signals, status, quickstart, tmp_p
             os.killpg(group, signal.SIGHUP)
     (tmp_path / "closed").touch()
     assert ended(process)[0] == status
-    assert len(pids_in(tmp_path / "pids", 1)) == (4 if status == 0 else 1)
+    assert len(pids_in(tmp_path / "pids", 1)) == (6 if status == 0 else 1)
 
 
 FAKE = """case "$*" in

@@ -106,6 +106,35 @@ WEIGHTED = {
 }
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"compose": {"steps": ["weigh_and_sum", {"step": "penalise_length", "max_length": 8, "buffer": 4}, "centre"]}},
+        {"compose": {"steps": ["weigh_and_sum", "centre", {"step": "balance", "over": "sequence"}]}},
+    ],
+)
+def test_a_run_that_counts_responses_or_rows_is_repeated(advantages, tmp_path, algorithm):
+    folder, recorded = made.dump(tmp_path / "dump", [1], name="compose", algorithm=algorithm)
+    steps = str(algorithm["compose"]["steps"]).replace("'", "").replace(" ", "")
+    np.testing.assert_allclose(advantages(folder, steps).iloc[:, -1], recorded, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["scored.parquet", "scored.jsonl"])
+def test_any_table_of_scored_answers_is_compared(compare, advantages, tmp_path, name):
+    """Without a run: one column a reward, any name for the prompt, no step."""
+    table = pd.DataFrame({"question": made.UIDS, "right": made.RIGHT, "form": made.FORM, "text": ["a"] * 12})
+    file = tmp_path / name
+    table.to_parquet(file) if name.endswith("parquet") else table.to_json(file, orient="records", lines=True)
+    found = advantages(file, "gdpo", made.KEYS, "--prompt", "question")
+    np.testing.assert_allclose(found["advantage/gdpo"], expected("gdpo", BOTH), atol=1e-12)
+    assert says(compare(file, "gdpo", made.KEYS, status=1), "--prompt", "question")
+    assert says(compare(file, "gdpo", made.KEYS, "--prompt", "questions", status=1), "--prompt", "'question'")
+    two = tmp_path / f"two-{name}"
+    both = pd.concat([table.assign(at=1), table.assign(at=2)])
+    both.to_parquet(two) if name.endswith("parquet") else both.to_json(two, orient="records", lines=True)
+    assert says(compare(two, "gdpo", made.KEYS, "--prompt", "question", "--step", "at"), "6 groups of 4")
+
+
 def test_a_run_is_judged_with_its_own_settings_and_run_is_what_it_recorded(compare, advantages, tmp_path):
     folder, recorded = made.dump(tmp_path / "dump", [1, 2], algorithm=WEIGHTED)
     found = advantages(folder, "run", "gdpo")
