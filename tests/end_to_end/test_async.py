@@ -71,7 +71,7 @@ APART = (
     "rollout.nnodes=1",
     "rollout.n_gpus_per_node=1",
     "actor_rollout_ref.hybrid_engine=False",
-    "actor_rollout_ref.rollout.checkpoint_engine.backend=socket",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=ray",
 )
 EXPERIMENTAL = {
     # verl's own search path is relative to a clone of its repository.

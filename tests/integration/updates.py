@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,19 +81,19 @@ class Actor:
             self.engine.optimizer = torch.optim.SGD(self.engine.module.parameters(), lr=1.0)
         self.weights = [parameter.detach().clone() for parameter in self.engine.module.parameters()]
 
-    def train(self, data: Any, loss: dict[str, Any], mark: str | None, **entries: Any) -> tuple[Any, dict[str, Any]]:
-        """Train from the first weights; return the gradient of each mini-batch, and the metrics."""
+    def train(self, data: Any, loss: dict[str, Any], mark: str | None, **entries: Any) -> dict[str, Any]:
+        """Train from the first weights; return the gradient of each mini-batch, the last weights, and the metrics."""
         gradients: list[torch.Tensor] = []
         step = type(self.engine).optimizer_step
 
         def optimizer_step() -> Any:
-            parts = [parameter.grad for parameter in self.engine.module.parameters()]
-            gradients.append(torch.cat([getattr(part, "full_tensor", lambda p=part: p)().flatten() for part in parts]))
+            gradients.append(whole(parameter.grad for parameter in self.engine.module.parameters()))
             return step(self.engine)
 
         self.engine.optimizer_step = optimizer_step
         _, metrics = self.timed(data, loss, mark, **entries)
-        return torch.stack(gradients), metrics
+        weights = whole(parameter.detach() for parameter in self.engine.module.parameters())
+        return {"gradients": torch.stack(gradients), "weights": weights, "metrics": metrics}
 
     def timed(self, data: Any, loss: dict[str, Any], mark: str | None, **entries: Any) -> tuple[float, dict[str, Any]]:
         """Train from the first weights; return the seconds, and the metrics."""
@@ -114,6 +115,11 @@ class Actor:
         begin = time.perf_counter()
         output = self.worker.train_mini_batch(data)
         return time.perf_counter() - begin, dict(tu.get(output, "metrics"))
+
+
+def whole(parts: Iterable[Any]) -> torch.Tensor:
+    """Collect the shards of all ranks."""
+    return torch.cat([part.full_tensor().flatten() for part in parts])
 
 
 def rows(
@@ -192,8 +198,7 @@ def equal(rank: int, ranks: int, folder: Path, cases: int) -> Any:
 
 def twenty(rank: int, ranks: int, folder: Path, _cases: int) -> Any:
     """20 updates with AdamW: 4 mini-batches, 5 times."""
-    actor = Actor(str(folder / "model"), sgd=False)
-    return {kind: gradients for kind, (gradients, _) in three(actor, (rank, ranks, 0), {}, True, 4, 5).items()}
+    return three(Actor(str(folder / "model")), (rank, ranks, 0), {}, True, 4, 5)
 
 
 def three(actor: Actor, place: tuple[int, int, int], options: Any, dynamic: bool, batches: int, epochs: int) -> Any:
@@ -257,8 +262,7 @@ def splits(rank: int, ranks: int, _folder: Path, cases: int) -> Any:
         )
         batches, _ = transformer_impl.prepare_micro_batches(data=data, dp_group=dist.group.WORLD)
         ran = sorted(int(row) for batch in batches for row in batch["number"])
-        share_kept, _, fallback = tu.get_non_tensor_data(data, FIGURES, None)
-        found.append({"batches": len(batches), "ran": ran, "live": live, "fallback": fallback, "kept": share_kept})
+        found.append({"batches": len(batches), "ran": ran, "live": live, **tu.get_non_tensor_data(data, FIGURES, None)})
         assert all(len(batch) for batch in batches)
     return found
 

@@ -26,7 +26,7 @@ MARK = "verl_ext_skip"
 """The entry of an update's data by which the trainer asks for it: `CHECK` or `SKIP`."""
 CHECK, SKIP = "check", "skip"
 FIGURES = "verl_ext_figures"
-"""The entry in which the split leaves its figures."""
+"""The entry in which the split leaves its figures, by the names of METRICS."""
 METRICS = ("rows_kept", "tokens_kept", "fallback")
 RANK = re.compile(r"actor/update/rank_(\d+)_of_(\d+)")
 
@@ -78,23 +78,21 @@ def install(transformer_impl: ModuleType) -> None:
     """Wrap the FSDP engine's update, after the import of `verl.workers.engine.fsdp.transformer_impl`."""
     hooks.wrap(transformer_impl, "prepare_micro_batches", wrap_split, takes=("data", "dp_group"))
     engine = hooks.member(transformer_impl, "FSDPEngine")
-    takes = ("self", "data", "loss_function", "forward_only")
-    hooks.wrap(engine, "forward_backward_batch", wrap_forward_backward, takes=takes)
+    hooks.wrap(engine, "forward_backward_batch", wrap_forward_backward, takes=("self", "data"))
 
 
 def wrap_forward_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`forward_backward_batch(self, data, loss_function, forward_only)`: judge the model, return the figures."""
+    """`forward_backward_batch(self, data, ...)`: judge the model at the first update, and return the figures."""
 
-    def forward_backward_batch(self: Any, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
-        if _entry(data, MARK) is None:
-            return original(self, data, loss_function, forward_only)
-        if forward_only or _entry(data, "return_model_output"):
-            raise IntegrationError("skip_zero_advantage is for updates, and for those that return no model output")
-        require_exact(self.module)
-        output = original(self, data, loss_function, forward_only)
-        rank = f"rank_{self.get_data_parallel_rank()}_of_{self.get_data_parallel_size()}"
-        figures = {**dict(zip(METRICS, _entry(data, FIGURES), strict=True)), rank: 1.0}
-        output["metrics"] |= {f"update/{name}": [value] for name, value in figures.items()}
+    def forward_backward_batch(self: Any, data: Any, *args: Any, **options: Any) -> Any:
+        mark = _entry(data, MARK)
+        if mark == CHECK:
+            require_exact(self.module)
+        output = original(self, data, *args, **options)
+        if mark is not None:
+            rank = f"rank_{self.get_data_parallel_rank()}_of_{self.get_data_parallel_size()}"
+            figures = {**_entry(data, FIGURES), rank: 1.0}
+            output["metrics"] |= {f"update/{name}": [value] for name, value in figures.items()}
         return output
 
     return forward_backward_batch
@@ -110,67 +108,50 @@ def wrap_split(original: Callable[..., Any]) -> Callable[..., Any]:
         from verl.utils import tensordict_utils as tu
 
         tokens = data["input_ids"].offsets().diff().cpu()
-        every = list(range(len(tokens)))
-        rows, fallback = every if mark == CHECK else rows_to_keep(data, tokens, dp_group), 0.0
+        kept = rows_to_keep(data, tokens, dp_group) if mark == SKIP else torch.ones(len(tokens), dtype=torch.bool)
+        fallback = False
         try:
-            kept = data if rows == every else tu.index_select_tensor_dict(data, rows)
-            split = original(data=kept, dp_group=dp_group, **options)
+            rows = data if kept.all() else tu.index_select_tensor_dict(data, kept.nonzero()[:, 0].tolist())
+            split = original(data=rows, dp_group=dp_group, **options)
         except ValueError:  # all ranks raise it together
-            rows, fallback = every, 1.0
+            fallback = True
+            kept[:] = True
             split = original(data=data, dp_group=dp_group, **options)
-        figures = (len(rows) / len(tokens), float(tokens[rows].sum() / tokens.sum()), fallback)
-        tu.assign_non_tensor_data(data, FIGURES, figures)
+        figures = (kept.double().mean(), tokens[kept].sum() / tokens.sum(), fallback)
+        tu.assign_non_tensor_data(data, FIGURES, dict(zip(METRICS, map(float, figures), strict=True)))
         return split
 
     return prepare_micro_batches
 
 
-def rows_to_keep(data: Any, tokens: torch.Tensor, dp_group: Any) -> list[int]:
-    """Return the rows of this rank that take part in the update; `tokens` has the length of each row."""
-    live = live_rows(data["advantages"]).cpu()
-    if _entry(data, "force_group_size", 1) > 1:  # verl needs whole groups
-        return list(range(len(tokens)))
+def rows_to_keep(data: Any, tokens: torch.Tensor, dp_group: Any) -> torch.Tensor:
+    """Return `[B]` which rows of this rank take part; `tokens` has their lengths.
+
+    They are the rows with an advantage that is not 0, and the shortest others if the ranks need more rows than that.
+    """
+    from verl.utils.device import get_device_name
+
+    advantages = data["advantages"]
+    if advantages.is_nested:
+        advantages = advantages.to_padded_tensor(0.0)
+    live: torch.Tensor = (advantages != 0).any(dim=-1).cpu()
     if _entry(data, "use_dynamic_bsz", True):
         # verl needs ceil(tokens / limit) micro-batches, or more, because it cannot cut a row, and at least one row of
         # every rank for each: 0.9.0 stops otherwise, on that rank alone.
-        limit = _entry(data, "max_token_len_per_gpu") * _entry(data, "sp_size", 1)
-        least = _largest(min(len(tokens), max(1, 2 * -(-int(tokens[live].sum()) // limit))), dp_group)
+        size, limit = 1, _entry(data, "max_token_len_per_gpu") * _entry(data, "sp_size", 1)
+        batches = 2 * -(-int(tokens[live].sum()) // limit)
     else:
         size = _entry(data, "micro_batch_size_per_gpu")
-        least = size * _largest(max(1, -(-int(live.sum()) // size)), dp_group)
-    return chosen(live, tokens, least)
-
-
-def live_rows(advantages: torch.Tensor) -> torch.Tensor:
-    """`[B]` whether a row has an advantage that is not 0.
-
-    >>> live_rows(torch.tensor([[0.0, 0.0], [0.0, -1.0]])).tolist()
-    [False, True]
-    """
-    if advantages.is_nested:
-        advantages = advantages.to_padded_tensor(0.0)
-    return (advantages != 0).any(dim=-1)
-
-
-def chosen(live: torch.Tensor, tokens: torch.Tensor, least: int) -> list[int]:
-    """Return the live rows, and the shortest others if there are fewer than `least`, in their order.
-
-    >>> chosen(torch.tensor([False, True, False]), torch.tensor([9, 9, 3]), 2)
-    [1, 2]
-    """
-    spare = sorted((~live).nonzero()[:, 0].tolist(), key=lambda row: int(tokens[row]))
-    return sorted([*live.nonzero()[:, 0].tolist(), *spare[: max(0, least - int(live.sum()))]])
-
-
-def _largest(number: int, dp_group: Any) -> int:
-    """Return the largest number of all ranks."""
-    if dp_group is None:
-        return number
-    from verl.utils.device import get_device_name
-
-    largest = torch.tensor([number], device=get_device_name())
-    torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX, group=dp_group)
-    return int(largest.item())
+        batches = -(-int(live.sum()) // size)
+    batches = max(1, batches)
+    if dp_group is not None:
+        most = torch.tensor([batches], device=get_device_name())
+        torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX, group=dp_group)
+        batches = int(most.item())
+    missing = size * batches - int(live.sum())
+    others = (~live).nonzero()[:, 0]
+    live[others[tokens[others].argsort()][: max(0, missing)]] = True
+    return live
 
 
 def require_exact(model: torch.nn.Module) -> None:
