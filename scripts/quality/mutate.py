@@ -58,6 +58,7 @@ HARMLESS = (
     ('_NO_BASE = ("compose", "hadw")', "swapped", "only whether a name is among them counts"),
     ("np.fmax.reduce(np.abs(values), axis=None", "axis= left out", "whitening has one column"),
     ('return ["grpo", *(name for name in ESTIMATORS', "swapped", "the order of names in a message"),
+    ("_KINDS: tuple[type[Step], ...] = (", "swapped", "the order of the steps that a list may name"),
     ("candidates = (plain, ", "1 -> 2", "one candidate more than are needed"),
     ("named = {name for key, needed in", "swapped", "they become a set"),
     ("draw = np.random.default_rng(0)", " -> ", "any batch does to try a chain out"),

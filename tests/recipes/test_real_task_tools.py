@@ -50,6 +50,7 @@ def test_a_ground_truth_has_the_first_accepted_values_without_parameters_that_ma
         assert '"name": "add"' in row["prompt"][0]["content"]
 
 
+@pytest.mark.slow
 def test_the_script_makes_the_task(tmp_path):
     tokenizer = make_tokenizer()
     tiny_model.make_model(tokenizer).save_pretrained(tmp_path / "tiny")

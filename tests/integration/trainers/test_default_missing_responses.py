@@ -15,12 +15,6 @@ from verl_ext.errors import DataError
 MISSING = "advantage/missing_responses"
 
 
-def test_several_outputs_of_a_session_are_one_response(pipeline: Pipeline) -> None:
-    result = pipeline.run("several", *DRGRPO, ACC)
-    assert len(result.updates[0].keys) > 12
-    assert result.metrics[1][MISSING] == 0
-
-
 LOST: dict[str, tuple[int, int, dict[str, list[float]]]] = {
     # Groups of 4, 2 and 1.
     "uneven": (5, 12, {"A": [0.75, -0.25, -0.25, -0.25], "B": [0.5, -0.5], "C": [0.0]}),

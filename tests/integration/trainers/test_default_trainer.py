@@ -74,7 +74,9 @@ def test_several_outputs_of_a_session_count_once_and_share_its_advantage(
     pipeline: Pipeline, algorithm: tuple[str, ...]
 ) -> None:
     (one,) = pipeline.shared("worked", *algorithm, PADDED["worked"]).updates
-    (several,) = pipeline.run("several", *algorithm, PADDED["worked"]).updates
+    result = pipeline.run("several", *algorithm, PADDED["worked"])
+    (several,) = result.updates
+    assert result.metrics[1]["advantage/missing_responses"] == 0
     # As many drafts as the answer's length modulo 3: [1201 | 2220 | 0001] by the lengths [4231 | 2253 | 3331].
     drafts = several.rows(drafts=True)
     assert len(drafts) == 11
