@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl_ext.core.batch import LARGEST_REWARD
 from verl_ext.core.groups import Array, Groups
 from verl_ext.core.rows import Rows, row_sums, scores
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
@@ -87,16 +88,18 @@ class Components:
         raise ConfigurationError(f"{setting}: {unknown('reward component', key, self.names())}")
 
     def numbers(self) -> Iterator[tuple[str, Array]]:
-        """Yield each component that the reward function returned as numbers; NaN where a response lacks it."""
+        """Yield each component that the reward function returned as numbers; NaN where it is missing or not finite."""
         if self.infos:
             names = dict.fromkeys(name for info in self.infos for name in info)
             columns = {name: [info.get(name) for info in self.infos] for name in names}
         else:
             columns = {name: list(self._of_field(name)) for name in self.returned if name in self.fields}
         for name, values in columns.items():
-            given = [value for value in values if value is not None]
-            if given and all(map(is_number, given)):
-                yield str(name), np.array([np.nan if value is None else float(value) for value in values])
+            try:
+                column = self._numbers(name, [np.nan if value is None else value for value in values])
+            except DataError:  # text, a list, an integer beyond float64
+                continue
+            yield str(name), np.where(np.abs(column) <= LARGEST_REWARD, column, np.nan)
 
     def entries(self, name: str) -> Sequence[Any]:
         """Return the `N` entries of a field that a step reads."""

@@ -116,10 +116,13 @@ def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -
 
 
 def outside(groups: Groups, rewards: Components, settings: RewardsSettings) -> tuple[Bools, Bools]:
-    """Return `[G]` whether the mean accuracy of a group lies below and above the bounds of `accuracy_between`."""
+    """Return `[G]` whether the mean accuracy of a group lies below and above the bounds of `accuracy_between`.
+
+    A group without any scored accuracy counts as below.
+    """
     key, where = settings.accuracy_in(rewards, score=SCORE), "algorithm.rewards"
     values = rewards.column(key, f"{where}.accuracy_key")
     right = unit_accuracy(values, rewards.labels, key=key, threshold=settings.accuracy_threshold, where=where)
     low, high = settings.accuracy_between or (0.0, 1.0)
     means = groups.mean(right)
-    return means < low, means > high
+    return ~(means >= low), means > high

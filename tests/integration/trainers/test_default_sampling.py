@@ -182,6 +182,14 @@ def test_groups_are_kept_by_their_accuracy(asked, rewards, dropped, hard, easy):
     assert run.metrics["filter_groups/too_easy_total"] == easy
 
 
+def test_a_group_without_a_scored_accuracy_is_dropped(asked, monkeypatch):
+    monkeypatch.setitem(REWARDS, "q_0_0", (1.0, NAN))
+    monkeypatch.setitem(REWARDS, "q_1_0", (1.0, NAN))
+    buffer, run = installed(GROUPS, "accuracy_between", accuracy_key="y", accuracy_between=[0.0, 1.0])
+    assert buffer._dapo_filtered_keys("train")[0] == {"q"}
+    assert run.metrics["filter_groups/too_hard_total"] == 1
+
+
 def test_what_was_dropped_is_forgotten_and_a_new_group_is_judged(asked):
     buffer, _ = installed({"q": GROUPS["q"]})
     assert buffer._dapo_filtered_keys("train")[0] == {"q"}

@@ -94,18 +94,21 @@ def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay()
     data = batch()
     data.non_tensor_batch |= {
         "steps": np.array([1, None, 3, None, None, None, None, None], dtype=object),
+        "perplexity": np.array([3.0, np.inf, 1e40, np.nan, 3.0, 3.0, 3.0, 3.0]),
+        "huge": np.array([10**400] * 8, dtype=object),
         "note": np.array(["good"] * 8, dtype=object),
         "of the data set": np.ones(8),
         "data_source": np.array(["a"] * 4 + ["b"] * 4, dtype=object),
     }
-    data.meta_info["reward_extra_keys"] = ["acc", "format", "steps", "note"]
+    data.meta_info["reward_extra_keys"] = ["acc", "format", "steps", "perplexity", "huge", "note"]
     metrics = {"reward/acc/mean": "verl's"}
     trainer.advantages(data)
     run_of(trainer).add_metrics(metrics)
-    assert {name.split("/")[1] for name in metrics} == {"acc", "format", "steps"}
+    assert {name.split("/")[1] for name in metrics} == {"acc", "format", "steps", "perplexity"}
     assert metrics["reward/acc/mean"] == "verl's"
     assert metrics["reward/steps/mean"] == 2.0
     assert metrics["reward/steps/unscored"] == 6.0
+    assert (metrics["reward/perplexity/max"], metrics["reward/perplexity/unscored"]) == (3.0, 3.0)
     assert metrics["reward/format/by_source/b/mean"] == np.mean(FORMAT[4:])
     assert "reward/steps/by_source/b/mean" not in metrics
 
