@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,15 @@ from verl_ext.registry import BUILT_IN, ESTIMATORS, GROUP
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
+
+
+class Estimator(NamedTuple):
+    """The estimator of a call, with its settings: those of the trainer's run, else those that the call brings."""
+
+    run: Run
+    name: str
+    settings: Settings
+    chain: Chain
 
 
 def install(core_algos: ModuleType) -> None:
@@ -82,10 +91,11 @@ def compute(
     """
     hooks.require()
     run = computing(name)
-    settings, chain = run.settings, run.chain
-    if chain is None or run.name != name:  # a call from outside a trainer
+    if run.chain is not None and run.name == name:
+        estimator = Estimator(run, name, run.settings, run.chain)
+    else:  # a call from outside a trainer
         settings = read_settings(config)
-        chain = build(name, settings)
+        estimator = Estimator(run, name, settings, build(name, settings))
     _check_shapes(token_level_rewards, response_mask)
     uids, groups = _grouped(index, len(response_mask))
     rewards = (run.read or partial(components.of_batch, non_tensor_batch, batch))(uids, groups, response_mask)
@@ -98,19 +108,21 @@ def compute(
         run.computed_at, run.batches = run.step, run.batches + 1
     mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
     rejected = rows.total((~_without_tokens(mask)).astype(np.float64)) == 0
-    part = np.flatnonzero(~rejected) if settings.rewards.rejected == "leave_out" else np.arange(len(rejected))
+    left_out = rejected & (estimator.settings.rewards.rejected == "leave_out")
+    part = np.flatnonzero(~left_out)
     advantages = np.zeros(len(rejected))
     if len(part):
         total = rows.take(scores(token_level_rewards, mask))
-        trajectories = _trajectories(run, name, settings, chain, rewards, total, mask, part, groups)
-        advantages[part] = _run_chain(run, name, settings, chain, rewards, trajectories)
+        trajectories = _trajectories(estimator, rewards, total, mask, part, groups)
+        advantages[part] = _run_chain(estimator, rewards, trajectories)
     if len(rejected):
         run.metrics["advantage/rejected_rows"] = float(np.count_nonzero(rejected))
     return broadcast(rows.give(advantages), mask)
 
 
-def _run_chain(run: Run, name: str, settings: Settings, chain: Chain, rewards: Components, batch: Batch) -> Array:
+def _run_chain(estimator: Estimator, rewards: Components, batch: Batch) -> Array:
     """Compute the advantages of a batch `[N]`; keep the new state, log, dump."""
+    run, name, settings, chain = estimator
     before = run.state.states.get(name)
     result = chain(batch, before)
     if before is None:
@@ -126,50 +138,28 @@ def _run_chain(run: Run, name: str, settings: Settings, chain: Chain, rewards: C
 
 
 def _trajectories(
-    run: Run,
-    name: str,
-    settings: Settings,
-    chain: Chain,
-    rewards: Components,
-    total: Array,
-    mask: torch.Tensor,
-    part: Index,
-    groups: Groups,
+    estimator: Estimator, rewards: Components, total: Array, mask: torch.Tensor, part: Index, groups: Groups
 ) -> Batch:
     """Build the core's `Batch` of the trajectories `part`: rewards, accuracy, KL term.
 
     `total` `[N]` is the score with the KL term, if there is one.
     """
+    run, name, settings, chain = estimator
     keys, rows, labels = settings.rewards.keys, rewards.rows, _selected(rewards.labels, part)
     if keys is None and chain.per_reward:
         raise ConfigurationError(
             f"{name} normalises each reward separately and needs their names: set 'algorithm.rewards.keys=[...]' (or "
             f"'+algorithm.gdpo_reward_keys=[...]'); the samples have {listed(rewards.names())}"
         )
-    accuracy_key = settings.rewards.accuracy_in(rewards)
     score, kl_reward = total, None
     if settings.kl_in_reward and rewards.score is not None:
         score = rewards.score()
         kl_reward = total - score
-    elif settings.kl_in_reward and (keys is not None or _judges_score(chain, accuracy_key)):
+    elif settings.kl_in_reward and (keys is not None or _judges_score(chain, settings.rewards.accuracy_in(rewards))):
         raise DataError(
             "algorithm.use_kl_in_reward=True needs the scores before KL: pass them as batch['token_level_scores']"
         )
     rewards.score = lambda: score  # so the component named `score` is without KL, where KL is in the reward
-    accuracy = None
-    if chain.needs_accuracy:
-        if settings.rewards.accuracy_key is None and accuracy_key == SCORE and len(keys or ()) > 1:
-            raise ConfigurationError(
-                f"{name} needs an accuracy, and the score of several rewards is none: set "
-                f"algorithm.rewards.accuracy_key=... (the samples have {listed(rewards.names())})"
-            )
-        threshold = settings.rewards.accuracy_threshold
-        now = {"key": accuracy_key, "threshold": threshold}
-        if run.name == name and chain.stateful:
-            checkpoint.require_same_accuracy(run.accuracy, now)
-        run.accuracy = now
-        values = rewards.column(accuracy_key, "algorithm.rewards.accuracy_key")[part]
-        accuracy = unit_accuracy(values, labels, key=accuracy_key, threshold=threshold, where="algorithm.rewards")
     if keys is not None and SCORE in rewards:
         _compare_scores(run, score, rewards.column(SCORE, "algorithm.rewards.keys"))
     response_lengths = rewards.response_lengths
@@ -181,7 +171,7 @@ def _trajectories(
         groups=groups if rows.plain and every else None,
         keys=(SCORE,) if keys is None else keys,
         lengths=lambda: rows.total(row_sums(mask))[part],
-        accuracy=accuracy,
+        accuracy=_accuracy(estimator, rewards, part) if chain.needs_accuracy else None,
         kl_reward=None if kl_reward is None else kl_reward[part],
         outputs=rows.outputs[part],
         response_lengths=None if response_lengths is None else lambda: response_lengths()[part],
@@ -194,6 +184,24 @@ def _trajectories(
             "is 0; a run with actor_rollout_ref.rollout.n=1 learns nothing",
         )
     return batch
+
+
+def _accuracy(estimator: Estimator, rewards: Components, part: Index) -> Array:
+    """Return the accuracy of the trajectories `part`; raise if the history is that of another accuracy."""
+    run, name, settings, chain = estimator
+    own, where = settings.rewards, "algorithm.rewards"
+    key = own.accuracy_in(rewards)
+    if own.accuracy_key is None and key == SCORE and len(own.keys or ()) > 1:
+        raise ConfigurationError(
+            f"{name} needs an accuracy, and the score of several rewards is none: set {where}.accuracy_key=... (the "
+            f"samples have {listed(rewards.names())})"
+        )
+    now = {"key": key, "threshold": own.accuracy_threshold}
+    if run.name == name and chain.stateful:
+        checkpoint.require_same_accuracy(run.accuracy, now)
+    run.accuracy = now
+    values, labels = rewards.column(key, f"{where}.accuracy_key")[part], _selected(rewards.labels, part)
+    return unit_accuracy(values, labels, key=key, threshold=own.accuracy_threshold, where=where)
 
 
 def _judges_score(chain: Chain, accuracy_key: str) -> bool:
