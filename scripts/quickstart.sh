@@ -10,9 +10,9 @@ usage() {
 Usage: scripts/quickstart.sh [options] [-- OVERRIDE...]
 
 Trains a model of 200 thousand parameters with verl (Ray, FSDP, rollout, reward, checkpoint) on the CPU, once with grpo
-and once with gdpo, and draws three pictures of the two. About four minutes on two cores, after the installation, if 10 GB of memory are
-free: then both trainings run at once. Otherwise longer. The environment and the task are reused. For other arms, models
-and settings see recipes/quickstart/README.md.
+and once with gdpo, and draws three pictures of the two. About four minutes on two cores, after the installation, if
+10 GB of memory are free: then both trainings run at once. Otherwise longer. The environment and the task are reused.
+For other arms, models and settings see recipes/quickstart/README.md.
 
   --steps N          training steps (default: 15)
   --seed N           seed of data order and sampling (default: 1)
@@ -115,6 +115,7 @@ train() { # its output goes to a file, its progress to the terminal
   scratch=$(mktemp -d /tmp/ray-XXXXXX) # Ray's sockets need a short path
   trap 'rm -rf "$scratch"' EXIT
   mkdir -p "$run"
+  rm -rf "$run/dump" # of an earlier call, perhaps of more steps
   OUTPUT_DIR=$run recipes/quickstart/run.sh "$@" +ray_kwargs.ray_init._temp_dir="$scratch" 2>&1 |
     stdbuf -oL tr '\r' '\n' | tee "$run/log.txt" | sed -un "s/^.*\(Training Progress.*\)/$1 \1/p" || status=$?
   ((status == 0)) || tail -n 30 "$run/log.txt" >&2

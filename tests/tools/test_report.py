@@ -163,9 +163,9 @@ def logged(tmp_path, offset=0.0, leave_out=()):
 def test_every_reward_and_every_quantity_that_moves_has_a_panel_with_its_unit(tmp_path):
     assert [(panel.title, panel.unit) for panel in panels({"a": [logged(tmp_path)]})] == [
         ("correctness", "reward, batch mean"),
-        ("correctness: dead groups", "share of prompts"),
         ("compose: capability (thin: accuracy)", "mean accuracy"),
         ("hadw: capability (thin: accuracy)", "mean accuracy"),
+        ("correctness: dead groups", "share of prompts"),
         ("advantage: std", "std over responses"),
         ("advantage: largest and least", "advantage"),
         ("time of a step, after the first", "seconds"),
@@ -176,7 +176,7 @@ def test_lines_bands_labels_and_what_is_not_logged(tmp_path):
     pytest.importorskip("matplotlib")
     groups = {
         "grpo": [logged(tmp_path), logged(tmp_path, 1.0)],
-        "gdpo": [logged(tmp_path, leave_out={"advantage/std"})],
+        "gdpo": [logged(tmp_path, leave_out={"advantage/std", "compose/capability_posterior"})],
     }
     figure = plot(groups, panels(groups), 1, None)
     axes = {ax.get_title(): ax for ax in figure.axes}
@@ -186,7 +186,8 @@ def test_lines_bands_labels_and_what_is_not_logged(tmp_path):
     assert (band.min(), band.max()) == pytest.approx((2.6 - 0.5**0.5, 3.1 + 0.5**0.5))
     assert len({(line.get_color(), line.get_linestyle()) for line in first.lines}) == 2
     assert len(axes["hadw: capability (thin: accuracy)"].lines) == 4
-    assert [text.get_text() for text in axes["advantage: std"].texts] == ["not logged: gdpo"]
+    assert [text.get_text() for text in axes["compose: capability (thin: accuracy)"].texts] == ["not logged: gdpo"]
+    assert "advantage: std" not in axes
     assert list(axes["time of a step, after the first"].lines[0].get_xdata()) == [2, 3, 4, 5, 6]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["grpo (2 runs)", "gdpo"]

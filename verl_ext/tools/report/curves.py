@@ -29,7 +29,7 @@ class Panel:
     """Number of steps at the start to leave out."""
 
 
-_CAPABILITY = "/capability_posterior"
+_CAPABILITY, _DEAD = "/capability_posterior", "/dead_groups"
 _BESIDE = (
     Panel("advantage: std", "std over responses", ("advantage/std",)),
     Panel("advantage: largest and least", "advantage", ("critic/advantages/max", "critic/advantages/min")),
@@ -69,42 +69,49 @@ def rewards(experiments: Experiments) -> list[str]:
 def title(metric: str) -> str:
     """Return a short title for a metric.
 
-    >>> title("reward/format/mean"), title("critic/score/mean"), title("actor/entropy")
-    ('format', 'score', 'actor/entropy')
+    >>> title("reward/format/mean"), title("reward/format/dead_groups"), title("actor/entropy")
+    ('format', 'format: dead groups', 'actor/entropy')
     """
     parts = metric.split("/")
+    if metric.endswith(_DEAD):
+        return f"{'/'.join(parts[1:-1])}: dead groups"
     return parts[1] if len(parts) == 3 and parts[0] in ("reward", "critic") and parts[2] == "mean" else metric
 
 
 def panels(experiments: Experiments) -> list[Panel]:
-    """Return the panels of the rewards, and those beside them in which a curve moves."""
+    """Return the panels of the rewards and of hadw, and others that all names logged and in which a curve moves."""
     names, found = rewards(experiments), []
-    for name in names:
-        dead = name.removesuffix("/mean") + "/dead_groups"
-        found.append(Panel(f"{title(name)}: dead groups", "share of prompts", (dead,), share=True))
+    dead = panels_of([name.removesuffix("/mean") + _DEAD for name in names])
     for metric in logged(experiments):
         if metric.endswith(_CAPABILITY):
             name = metric.removesuffix(_CAPABILITY)
             both = (metric, f"{name}/batch_accuracy")
             found.append(Panel(f"{name}: capability (thin: accuracy)", "mean accuracy", both, share=True))
-    return [*panels_of(names), *(panel for panel in (*found, *_BESIDE) if _moves(experiments, panel.metrics[0]))]
+    shown = [panel for panel in (*dead, *_BESIDE) if _moves(experiments, panel.metrics[0])]
+    return [*panels_of(names), *found, *shown]
 
 
 def _moves(experiments: Experiments, metric: str) -> bool:
-    """Return whether the metric changes in some run, by more than rounding."""
+    """Return whether all names have logged the metric, and it changes in some run by more than rounding."""
     curves = [found for logs in experiments.values() if (found := curve(logs, metric)) is not None]
-    return any((found.max() - found.min() > 1e-6 * found.abs().max()).any() for found in curves)
+    changed = [(found.max() - found.min() > 1e-6 * found.abs().max()).any() for found in curves]
+    return len(curves) == len(experiments) and any(changed)
 
 
 def panels_of(metrics: Sequence[str]) -> list[Panel]:
     """Return a panel for each metric."""
     units = {metric: panel.unit for panel in _BESIDE for metric in panel.metrics}
-    return [Panel(title(metric), units.get(metric, _unit(metric)), (metric,)) for metric in metrics]
+    return [
+        Panel(title(metric), units.get(metric, _unit(metric)), (metric,), share=metric.endswith(_DEAD))
+        for metric in metrics
+    ]
 
 
 def _unit(metric: str) -> str:
     if metric.startswith("timing_s/"):
         return "seconds"
+    if metric.endswith(_DEAD):
+        return "share of prompts"
     return "reward, batch mean" if title(metric) != metric else "value"
 
 
