@@ -49,8 +49,8 @@ def test_an_infinite_or_huge_reward_is_named_with_its_uid(value):
 @pytest.mark.parametrize("value", [INF, -INF, NAN, 1.1e30])
 def test_a_kl_part_must_be_finite_where_a_component_is_scored(value):
     keys, nothing = ("x", "y"), [NAN, NAN]
-    batch = Batch.of([[1.0, NAN], nothing], ["a", "b"], keys=keys, kl_reward=np.array([-1e30, value]))
-    np.testing.assert_array_equal(batch.kl_reward, [-1e30, value])
+    batch = Batch.of([[1.0, NAN], nothing, [0, 0]], list("aba"), keys=keys, kl_reward=np.array([-1e30, value, 0]))
+    np.testing.assert_array_equal(batch.kl_reward, [-1e30, value, 0])
     with pytest.raises(DataError, match=facts("KL", "uid 'b'", value, "row 1")):
         Batch.of([[1.0, 2.0], [NAN, 0.0]], ["a", "b"], keys=keys, kl_reward=np.array([0.0, value]))
 

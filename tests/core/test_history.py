@@ -228,6 +228,7 @@ def test_a_state_of_another_anchor_is_refused():
         {"ticks": 1},
         {"value": 0.5, "window": [], "ticks": 0},
         {"value": None, "window": [], "ticks": 3},
+        {"value": None, "window": {}, "ticks": 0},
         {"more": 1},
         {"anchor": "fixed", "value": None, "window": []},
         {"anchor": "fixed", "window": [], "ticks": -1},

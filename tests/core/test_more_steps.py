@@ -16,6 +16,7 @@ from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.steps import Centre, DivideByBatchStd, DivideByMean, PenaliseLength
 from verl_ext.core.totals import WeighByFocal
+from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, DataError
 
 NAN = math.nan
@@ -32,6 +33,8 @@ def test_the_batch_s_std_has_n_minus_one_of_the_scored():
     # [1, -1, 3]: mean 1, squares 0 + 4 + 4, over 2: std 2.
     found = apply(DivideByBatchStd(0.5), [1.0, NAN, -1.0, 3.0], list("aabb"))
     np.testing.assert_allclose(found, [0.4, NAN, -0.4, 1.2])
+    two = Batch.of([[1.0, 0.0], [-1.0, 4.0], [3.0, 8.0]], list("aab"), keys=("a", "b"))  # std 2 and 4
+    np.testing.assert_allclose(DivideByBatchStd(1e-12).apply(two.rewards, two), [[0.5, 0], [-0.5, 1], [1.5, 2]])
 
 
 def test_focal_weights_by_hand():
@@ -55,6 +58,18 @@ def test_the_penalty_grows_over_the_buffer_on_the_named_reward(reward, column):
     assert update.metrics == {"too_long_share": 5 / 7, "length_penalty": pytest.approx(-3.5 / 7)}
 
 
+def test_the_buffer_may_be_the_whole_length_and_an_empty_batch_has_no_penalty():
+    batch = Batch.of([], [], response_lengths=[])
+    found = PenaliseLength(4, 4).update(batch.rewards, batch, None).metrics
+    assert found == {"too_long_share": 0, "length_penalty": 0}
+    assert make(PenaliseLength, {"max_length": 1, "buffer": 1, "factor": 1e-9}, "here") == PenaliseLength(
+        1, 1, None, 1e-9
+    )
+    for wrong in ({"max_length": 0, "buffer": 1}, {"max_length": 1, "buffer": 0}):
+        with pytest.raises(ConfigurationError, match=facts("at least 1", "found 0")):
+            make(PenaliseLength, wrong, "here")
+
+
 def test_the_penalty_on_the_sum_has_a_factor_and_an_unscored_response_stays_unscored():
     batch = Batch.of([[NAN], *[[1.0]] * 6], ["g"] * 7, keys=("a",), response_lengths=lambda: LENGTHS)
     found = PenaliseLength(10, 4, factor=2.0).update(batch.rewards, batch, None).values[:, 0]
@@ -75,6 +90,12 @@ def test_what_a_step_lacks_is_named(step, given, columns, told):
     batch = Batch.of([[1, 1], [0, 0]], ["g", "g"], keys=("a", "b"), **given)
     with pytest.raises(ConfigurationError, match=facts(*told)):
         step.update(batch.rewards[:, :columns], batch, None)
+
+
+def test_a_field_that_is_not_known_is_an_error():
+    with pytest.raises(ConfigurationError, match=facts("'data_source'")):
+        Batch.of([[1.0]], ["g"]).fields("data_source")
+    assert Batch.of([[1.0]], ["g"], fields=lambda name: [name]).fields("x") == ["x"]
 
 
 def test_a_negative_length_is_an_error():

@@ -82,6 +82,14 @@ def test_lengths_are_counted_in_the_mask(kind, dtype):
     assert row_sums(mask[:0]).tolist() == []
 
 
+@pytest.mark.parametrize("wrong", [NAN, INF, -0.5, 1.5])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_mask_lies_between_0_and_1(wrong, dtype):
+    with pytest.raises(DataError, match=facts("response_mask", "0 or 1")):
+        float_mask(torch.tensor([[1.0, wrong], [1.0, 0.0]], dtype=dtype), torch.float32)
+    assert float_mask(torch.zeros(0, 2, dtype=dtype), torch.float32).shape == (0, 2)
+
+
 def test_a_score_may_stand_behind_the_mask():
     """The score of a multi-turn response stands on its last token, which may be a tool's."""
     assert scores(torch.tensor([[0.5, 0.0, 2.0]]), torch.tensor([[1, 1, 0]])).tolist() == [2.5]

@@ -70,6 +70,7 @@ def test_defaults_are_those_of_the_specification():
     assert (Whiten().over, Balance().over, WeighByDifficulty().dqw_temp) == ("sequence", "token", 2.0)
     assert (DivideByMean().epsilon, DivideByBatchStd().epsilon, WeighByFocal().gamma) == (1e-6, 1e-6, 1.0)
     assert (PenaliseLength(2, 1).factor, DropConflicts().tau, Centre().leave_one_out) == (1.0, 0.2, False)
+    assert Centre.centres
 
 
 def test_weigh_and_sum_skips_what_is_not_scored():
@@ -82,6 +83,12 @@ def test_weigh_and_sum_skips_what_is_not_scored():
 def test_the_kl_part_is_added_to_the_sum():
     batch = Batch.of([[1, 10], [NAN, NAN]], ["g"] * 2, keys=("a", "b"), kl_reward=np.array([-0.25, -0.5]))
     np.testing.assert_array_equal(WeighAndSum((2.0, 1.0)).apply(batch.rewards, batch), [[11.75], [NAN]])
+
+
+def test_the_kl_part_may_be_left_out_of_groups_that_do_not_vary():
+    batch = Batch.of([[1], [1], [2], [3]], list("aabb"), kl_reward=np.array([-0.5, 0.5, -0.25, 0.25]))
+    found = WeighAndSum(kl_where_varying=True).apply(batch.rewards, batch)
+    assert found.tolist() == [[1], [1], [1.75], [3.25]]
 
 
 def test_a_wrong_number_of_weights_names_the_keys():
@@ -138,7 +145,10 @@ def test_a_step_must_say_what_it_does():
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(ScaleByStd, "epsilon"), (ScaleByMad, "epsilon"), (Whiten, "epsilon"), (WeighByDifficulty, "dqw_temp")],
+    [
+        *((kind, "epsilon") for kind in (DivideByMean, DivideByBatchStd, ScaleByStd, ScaleByMad, Whiten)),
+        (WeighByDifficulty, "dqw_temp"),
+    ],
 )
 def test_a_divisor_is_above_zero(kind, name):
     assert getattr(make(kind, {name: 1e-9}, "here"), name) == 1e-9

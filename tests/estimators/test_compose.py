@@ -147,6 +147,7 @@ def test_settings_that_the_list_cannot_honour_are_refused():
         with pytest.raises(ConfigurationError, match=facts("use_kl_in_reward=True", "use_kl_loss=True")):
             build("compose", settings)
     assert build("compose", Settings.parse({"use_kl_in_reward": True, "compose": {"steps": list(SUMMED)}})).steps
+    assert composed("weigh_and_sum", {"step": "centre", "leave_one_out": True}, norm_adv_by_std_in_grpo=False)
     with pytest.raises(ConfigurationError, match=facts("norm_adv_by_std_in_grpo=False", "scale_by_std")):
         composed(*SUMMED, "scale_by_std", norm_adv_by_std_in_grpo=False)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.facts import facts
+from tests.facts import facts, says
 from verl_ext.errors import ConfigurationError
 from verl_ext.estimators import build
+from verl_ext.estimators.drgrpo import check
 from verl_ext.settings import Settings
 
 A, B = {"on": "b", "at_least": 1.0}, {"rewards": {"keys": ["a", "b"]}}
@@ -77,6 +78,32 @@ def test_epsilons_reach_the_steps():
     dgpo = build("dgpo", Settings.parse({"gdpo": {"epsilon": 0.25}, "dgpo": {"dqw_temp": 5}})).steps
     assert dgpo[2].epsilon == 1e-4
     assert dgpo[4].dqw_temp == 5
+
+
+NORM, FACTOR, KL = "seq-mean-token-sum-norm", "loss_scale_factor", "use_kl_loss"
+
+
+@pytest.mark.parametrize(
+    ("mode", "actor", "check_loss", "fatal", "told"),
+    [
+        (NORM, {FACTOR: 0.5}, True, [], ()),
+        (NORM, {FACTOR: 1, KL: True}, True, [False], (f"{KL}=False",)),
+        (NORM, {}, True, [True], (f"{FACTOR}=512",)),
+        (NORM, {FACTOR: 0}, True, [True], (f"{FACTOR}=512",)),
+        (NORM, {FACTOR: True}, True, [True], (f"{FACTOR}=512",)),
+        (NORM, {FACTOR: "8"}, True, [True], (f"{FACTOR}=512",)),
+        ("token-mean", {FACTOR: 8}, True, [True], (f"loss_agg_mode={NORM}",)),
+        ("token-mean", {KL: True}, False, [], ()),
+    ],
+)
+def test_the_loss_of_drgrpo(mode, actor, check_loss, fatal, told):
+    entries = {"data.max_response_length": 512} | {f"actor_rollout_ref.actor.{name}": actor[name] for name in actor}
+    settings = Settings.parse({"drgrpo": {"check_loss": check_loss}}, loss_agg_mode=mode)
+    found = list(check(settings, entries.get))
+    assert [complaint.fatal for complaint in found] == fatal
+    for complaint in found:
+        assert says(complaint.text, *told)
+        assert complaint.fatal is False or says(complaint.text, "loss_agg_mode=") == (mode != NORM)
 
 
 def test_an_unknown_estimator_names_the_nearest():

@@ -9,6 +9,7 @@ from tests.calls import metrics_of
 from verl_ext import Batch, Settings, build
 from verl_ext.core.batch import unit_accuracy
 from verl_ext.core.rows import Rows
+from verl_ext.core.steps import Condition, Requirement
 from verl_ext.estimators.compose import describe
 
 WITHOUT_STD = {"norm_adv_by_std_in_grpo": False}
@@ -33,6 +34,15 @@ def test_a_float32_score_at_the_threshold_of_the_accuracy_is_not_above_it(thresh
     """float32(0.1) is 0.10000000149."""
     values = np.float64(np.float32([threshold, threshold - 0.01, threshold + 0.01]))
     assert unit_accuracy(values, list("abc"), key="k", threshold=threshold).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("threshold", "size"), [(0.0, 1), (0.5, 1), (100.0, 100), (-100.0, 100)])
+def test_the_margin_of_a_threshold_is_a_millionth_of_it_or_of_one(threshold, size):
+    values = threshold + np.array([-1.5, -0.5, 0.5, 1.5]) * 1e-6 * size
+    assert unit_accuracy(values, list("abcd"), key="k", threshold=threshold).tolist() == [0, 0, 0, 1]
+    batch = Batch.of([[1, value] for value in values], ["g"] * 4, keys=("easy", "hard"))
+    met = Condition({"easy": Requirement("hard", threshold)}).update(batch.rewards, batch, None).values
+    assert met[:, 0].tolist() == [0, 1, 1, 1]
 
 
 def test_balance_by_sequences_counts_the_rows_over_which_the_loss_averages():

@@ -118,7 +118,7 @@ OWN = """
         name = "infinite"
 
         def apply(self, values, batch):
-            return values + np.inf
+            return np.where(np.arange(len(values))[:, None] == 0, np.inf, values)
 
 
     made = Least()
