@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from verl_ext.cpu import patches
 from verl_ext.integration.skip import CHECK, FIGURES, MARK, SKIP
 
 WIDTHS = (12, 24)
@@ -135,9 +136,11 @@ def rows(
 
     `lengths` are those of the prompts and of the responses; by default they are drawn.
     """
+    from verl.utils import attention_utils
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import left_right_2_no_padding
 
+    patches.padding(attention_utils)  # for a process that is not switched to the CPU
     random = torch.Generator().manual_seed(seed)
     if lengths is None:
         prompts, answers = (torch.randint(width // 3, width + 1, (count,), generator=random) for width in widths)
