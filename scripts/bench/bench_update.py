@@ -6,7 +6,7 @@ goal for the ratio of the two times is the share of the tokens that are kept, pl
 
     python scripts/bench/bench_update.py                                # the quickstart's tiny model, two minutes
     python scripts/bench/bench_update.py --model outputs/real/base --tokens 910 \
-        --rollouts outputs/real/gsm8k/runs/gdpo-seed-1/rollouts --steps 16 30 --json update.json
+        --rollouts outputs/real/gsm8k/runs/gdpo-seed-1/rollouts --steps 16 30
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a folder; the quickstart's model by default")
     parser.add_argument("--tokens", type=int, default=1024, help="of a micro-batch")
-    parser.add_argument("--json", type=Path, help="write the times to this file")
     drawn = parser.add_argument_group("drawn batches")
     drawn.add_argument(
         "--shares", type=float, nargs="+", default=[1.0, 0.6, 0.4, 0.2], help="of groups with advantages"
@@ -79,8 +78,6 @@ def main() -> None:
         )
     everything, kept = (sum(values) for values in zip(*[row[-2:] for row in times], strict=True))
     print(f"all batches: {everything:.1f} s, {kept:.1f} s, ratio {kept / everything:.3f}")
-    if options.json is not None:
-        options.json.write_text(json.dumps([row._asdict() for row in times], indent=1) + "\n")
 
 
 def drawn_batches(actor: Actor, options: argparse.Namespace) -> list[Times]:
