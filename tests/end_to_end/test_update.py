@@ -40,7 +40,7 @@ SIZES = {True: ("ppo_micro_batch_size_per_gpu", 4, 2), False: ("ppo_max_token_le
 
 @pytest.fixture
 def train(start, tmp_path):
-    """Trains for 3 steps; returns the weights, the sorted answers of each step, and the run."""
+    """Trains for 3 steps; returns the weights, the sorted answers by step, and the run."""
 
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     environment = {"VERL_USE_EXTERNAL_MODULES": in_order.__name__, "PYTHONPATH": path}
@@ -62,7 +62,7 @@ def train(start, tmp_path):
             run.process.wait()
             run = start(name, *overrides, steps=3, env=environment)
         assert run.wait(TIMEOUT) == 0, run.tail()
-        answers = [sorted(json.loads(line)["output"] for line in path.open()) for path in sorted(rollouts.iterdir())]
+        answers = {path.name: sorted(json.loads(line)["output"] for line in path.open()) for path in rollouts.iterdir()}
         return weights(run), answers, run
 
     return train
@@ -88,7 +88,8 @@ def test_the_weights_are_those_of_all_rows(train, case, record_property):
         # Two rollout servers share the prompts as they are free, so that the answers of two ranks may differ.
         for attempt in range(3 if TWO in overrides else 1):
             found, told, run = train(f"{name}-{attempt}", *more, **options)
-            if told == answers:
+            # A run that was killed may have written no answers of the step that it saved last.
+            if {*told} >= {"2.jsonl", "3.jsonl"} and told.items() <= answers.items():
                 return float((found - every).norm() / every.norm()), run
         raise AssertionError(f"{name}: other answers than the run of all rows")
 
