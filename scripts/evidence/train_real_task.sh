@@ -28,6 +28,11 @@ else
   PRECISION=${PRECISION:-fp32}
   # No arm has KL in the reward, as gdpo has none.
   own=(data.max_prompt_length=448 data.max_response_length=200 trainer.save_freq=4 algorithm.use_kl_in_reward=False)
+  # A prompt is computed once for its 8 answers, which are one micro-batch.
+  own+=(actor_rollout_ref.model.external_lib=shared_update trainer.balance_batch=False
+    actor_rollout_ref.actor.use_dynamic_bsz=False actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8)
+  export PYTHONPATH=$PWD/scripts/evidence${PYTHONPATH:+:$PYTHONPATH}
 fi
 export OUTPUT_DIR=${OUTPUT_DIR:-$TASK_DIR/runs/$arm-seed-$seed}
 preset=$([[ $arm == grpo* ]] && echo cpu || echo "[cpu,$arm]")

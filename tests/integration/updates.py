@@ -108,9 +108,8 @@ class Actor:
         config = self.config.actor.copy()
         config.merge_with(loss)
         self.worker.set_loss_fn(partial(ppo_loss, config=omega_conf_to_dataclass(config)))
-        tu.assign_non_tensor(
-            data, temperature=1.0, calculate_entropy=False, dataloader_kwargs={"shuffle": True}, seed=1, **entries
-        )
+        usual = {"temperature": 1.0, "calculate_entropy": False, "dataloader_kwargs": {"shuffle": True}, "seed": 1}
+        tu.assign_non_tensor(data, **{**usual, **entries})
         if mark is not None:
             tu.assign_non_tensor(data, **{MARK: mark})
         begin = time.perf_counter()
@@ -226,6 +225,43 @@ def three(actor: Actor, place: tuple[int, int, int], options: Any, dynamic: bool
     return results
 
 
+def shared(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
+    """Four prompts with 8 answers each, by verl's engine, by it in other micro-batches, and with each prompt once."""
+    sys.path.insert(0, "scripts/evidence")
+    actor = Actor(str(folder / "model"), sgd=True)
+    prompts = [length for length in (5, 12, 8, 9) for _ in range(8)]
+    answers = [1 + (row * 7) % 24 for row in range(COUNT)]
+
+    def trained(**entries: Any) -> dict[str, Any]:
+        data = rows(COUNT, [row % 3 > 0 for row in range(COUNT)], seed=0, nested=True, lengths=(prompts, answers))
+        for name in ("prompts", "input_ids"):
+            parts = data[name].unbind()
+            for row, length in enumerate(prompts):
+                parts[row][:length] = parts[row - row % 8][:length]
+        return actor.train(
+            data,
+            {"entropy_coeff": 0.1},
+            None,
+            **entries,
+            mini_batch_size=COUNT,
+            global_batch_size=COUNT,
+            epochs=1,
+            calculate_entropy=True,
+            dataloader_kwargs={"shuffle": False},
+        )
+
+    found = {
+        "all": trained(use_dynamic_bsz=True, max_token_len_per_gpu=128),
+        "control": trained(use_dynamic_bsz=True, max_token_len_per_gpu=64),
+    }
+    import shared_update  # noqa: F401 - replaces the engine's methods
+
+    # Half of a prompt's answers in a micro-batch, and those of two prompts.
+    for size in (4, 16):
+        found[f"once-{size}"] = trained(use_dynamic_bsz=False, micro_batch_size_per_gpu=size)
+    return found
+
+
 def first(rank: int, ranks: int, folder: Path, _cases: int) -> Any:
     """The metrics of a first update in which the last rank runs verl without this package."""
     from verl.workers.engine.fsdp import transformer_impl
@@ -270,10 +306,12 @@ def splits(rank: int, ranks: int, _folder: Path, cases: int) -> Any:
     return found
 
 
+TASKS = {"equal": equal, "twenty": twenty, "shared": shared, "first": first, "splits": splits}
+
 if __name__ == "__main__":
     rank, ranks, cases = (int(sys.argv[place]) for place in (1, 2, 5))
     folder, task = Path(sys.argv[3]), sys.argv[4]
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="", MASTER_PORT="0")
     os.environ["DIST_INIT_METHOD"] = f"file://{folder}/{task}-{ranks}"
-    result = {"equal": equal, "twenty": twenty, "first": first, "splits": splits}[task](rank, ranks, folder, cases)
+    result = TASKS[task](rank, ranks, folder, cases)
     torch.save(result, folder / f"{task}-{rank}.pt")

@@ -1,0 +1,19 @@
+"""The update that computes each prompt once (`scripts/evidence/shared_update.py`) has the gradient of verl's."""
+
+from __future__ import annotations
+
+from tests import tiny_model
+from tests.integration import updates
+
+
+def test_gradient_and_metrics_are_those_of_verl(tmp_path):
+    tokenizer = tiny_model.make_tokenizer()
+    tiny_model.make_model(tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    [found] = updates.run("shared", 1, tmp_path, timeout=300)
+    wanted = found.pop("all")
+    for other in found.values():
+        error = (other["gradients"] - wanted["gradients"]).norm() / wanted["gradients"].norm()
+        assert error < 1e-5
+        for name in ("actor/pg_loss", "actor/entropy_loss"):
+            assert abs(other["metrics"][name][0] / wanted["metrics"][name][0] - 1) < 1e-5
