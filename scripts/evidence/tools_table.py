@@ -4,7 +4,7 @@
 
 - format, correctness: means over steps 11 to 40 of training, at temperature 1
 - test: the 200 test entries, greedy, after the last step; "start" is the first run's validation before training
-- dead: share of groups in which all advantages are 0, steps 11 to 40
+- dead: share of groups in which no reward varies, steps 11 to 40
 - r: correlation of the two rewards within groups, pooled over the groups, steps 1 to 10 and 11 to 40
 """
 
@@ -23,17 +23,15 @@ FIRST, LAST = 11, 40
 def main() -> None:
     head = ("run", "format", "correctness", "test format", "test correctness", "BFCL", "dead", "r, 1-10", "r, 11-40")
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    started = set()
-    for run in sorted(Path(sys.argv[1]).glob("*/")):
-        start = run.name.split("-")[0]
-        before = run / "verdicts-0.jsonl"
-        if before.exists() and start not in started:
-            started.add(start)
-            print(row(f"{start} start", ["", "", *verdicts(before), "", "", ""]))
+    runs = sorted(Path(sys.argv[1]).glob("*/"))
+    for run in runs:
+        if (before := run / "verdicts-0.jsonl").exists():
+            print(row(f"{run.name.split('-')[0]} start", ["", "", *verdicts(before), "", "", ""]))
+    for run in runs:
         rows = pd.read_parquet(run / "rewards.parquet")
         late = rows[rows.step.between(FIRST, LAST)]
         figures = [f"{late[name].mean():.3f}" for name in ("format", "correctness")]
-        dead = (late.advantage.abs().groupby([late.step, late.uid]).max() == 0).mean()
+        dead = (late.groupby(["step", "uid"])[["format", "correctness"]].nunique() == 1).all(axis=1).mean()
         r = [f"{within(part):.2f}" for part in (rows[rows.step < FIRST], late)]
         print(row(run.name, [*figures, *verdicts(run / f"verdicts-{LAST}.jsonl"), f"{dead:.1%}", *r]))
 
