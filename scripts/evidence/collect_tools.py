@@ -4,15 +4,15 @@
 
 For each run: `metrics.jsonl`; `rewards.parquet`, a row a response, which `verl-ext compare` reads with
 `--prompt uid --step step`; `verdicts-0.jsonl` and `verdicts-40.jsonl`, BFCL's and the recipe's verdicts on the test
-entries before and after; `config.yaml`, `starts.txt` and `versions.txt`. `--judge` is the Python of BFCL's environment
-(see judge_tools.py). Machine paths become `OUT`, `TASK` and `.`.
+entries before and after; `starts.txt` (commit, command, processor) and `versions.txt`. The commit and the command
+compose the run's configuration. `--judge` is the Python of BFCL's environment (see judge_tools.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -36,28 +36,25 @@ def store(run: Path, target: Path, judge: Path) -> None:
     """Write the small files of one run."""
     target.mkdir(parents=True, exist_ok=True)
     config = (run / "config.yaml").read_text(encoding="utf-8")
-    task = Path(re.search(r"train_files: (\S+)/train\.parquet", config)[1])  # type: ignore[index]
-    places = {str(run.parent): "OUT", str(task): "TASK", str(run.parents[2]): "."}
-    for name in ("metrics.jsonl", "config.yaml", "starts.txt", "versions.txt"):
-        text = (run / name).read_text(encoding="utf-8")
-        for path, word in places.items():
-            text = re.sub(r"^-e .*\n", "", text.replace(path, word), flags=re.MULTILINE)  # starts.txt has the commit
-        (target / name).write_text(text, encoding="utf-8")
+    task = re.search(r"train_files: (\S+)/train\.parquet", config)[1]  # type: ignore[index]
+    for name in ("metrics.jsonl", "starts.txt"):
+        shutil.copy(run / name, target)
+    versions = (run / "versions.txt").read_text(encoding="utf-8").splitlines()
+    kept = [line for line in versions if not line.startswith("-e")]  # starts.txt has the commit
+    (target / "versions.txt").write_text("\n".join([*kept, ""]), encoding="utf-8")
     # After an interrupt some steps were dumped twice: the last file counts.
-    dumps = {
-        file.name: file for file in sorted(run.glob("dump/from-*/*.parquet"), key=lambda file: file.stat().st_mtime)
-    }
+    written = sorted(run.glob("dump/from-*/*.parquet"), key=lambda file: file.stat().st_mtime)
+    dumps = {file.name: file for file in written}
     rows = pd.concat([pd.read_parquet(dumps[name]) for name in sorted(dumps)])
     rows = rows.rename(columns=lambda name: name.removeprefix("reward/"))
     columns = ["step", "uid", "correctness", "format", "advantage", "tokens"]
     rows[columns].to_parquet(target / "rewards.parquet", index=False)
     for file in run.glob("validation/*.jsonl"):
         verdicts = target / f"verdicts-{file.stem}.jsonl"
-        command = [str(judge), str(HERE / "judge_tools.py"), str(task), str(file), "--verdicts", str(verdicts)]
+        command = [str(judge), str(HERE / "judge_tools.py"), task, str(file), "--verdicts", str(verdicts)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        lines = [json.loads(line) for line in verdicts.read_text(encoding="utf-8").splitlines()]
-        kept = ("id", "bfcl", "format", "correctness")
-        verdicts.write_text("".join(json.dumps({name: line[name] for name in kept}) + "\n" for line in lines))
+        judged = pd.read_json(verdicts, lines=True)[["id", "bfcl", "format", "correctness"]]
+        judged.to_json(verdicts, orient="records", lines=True)
 
 
 if __name__ == "__main__":

@@ -52,10 +52,11 @@ def pack(prompts: list[torch.Tensor], answers: list[torch.Tensor]) -> tuple[dict
     wanted = []
     kept = len(last)
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        wanted.append(torch.tensor([group_of_row[row], *range(kept, kept + len(answer) - 1)])[: len(answer)])
-        needed.append(torch.arange(size, size + len(answer) - 1))
-        kept += max(0, len(answer) - 1)
-        add(answer[:-1], len(prompt), group_of_row[row], row)  # the last token predicts nothing
+        size_of_row = max(0, len(answer) - 1)  # the last token predicts nothing
+        wanted.append(torch.tensor([group_of_row[row], *range(kept, kept + size_of_row)])[: len(answer)])
+        needed.append(torch.arange(size, size + size_of_row))
+        kept += size_of_row
+        add(answer[:-1], len(prompt), group_of_row[row], row)
     position, group, row_of = torch.cat(positions), torch.cat(groups), torch.cat(rows)
     seen = (group[:, None] == group) & (position[:, None] >= position)
     seen &= (row_of == -1) | (row_of[:, None] == row_of)
@@ -86,8 +87,7 @@ def prepare_model_outputs(
 ) -> dict[str, torch.Tensor]:
     """Replace the engine's method: log-probabilities and entropies of the answers' tokens, 0 for the prompts'."""
     offsets = micro_batch["input_ids"].offsets()
-    temperature = micro_batch["temperature"]
-    logits = output.logits[0].float() / (temperature if isinstance(temperature, float) else temperature.item())
+    logits = output.logits[0].float() / float(micro_batch["temperature"])
     ends, lengths = offsets[1:].tolist(), micro_batch["responses"].offsets().diff().tolist()
     # The token before an answer's first one predicts it.
     places = torch.cat([torch.arange(end - n - 1, end - 1) for end, n in zip(ends, lengths, strict=True)])

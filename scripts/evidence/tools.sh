@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compare the estimators on tool calling: the cold starts and all runs, one after the other.
 #
-#   OMP_NUM_THREADS=1 scripts/evidence/tools.sh
+#   OMP_NUM_THREADS=2 RAY_worker_niceness=0 scripts/evidence/tools.sh   # as many threads as cores
 #
 # Call it again after an interrupt: what is finished is skipped, and an interrupted run goes on from its last checkpoint.
 # It takes many hours. Everything is fp32; the code must be that of one commit.

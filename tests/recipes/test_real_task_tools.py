@@ -73,3 +73,9 @@ def test_the_script_makes_the_task(tmp_path):
     assert [row["extra_info"]["id"] for _, row, _ in answers[:5]] == [
         row["extra_info"]["id"] for row in rows(folder / "val.parquet")[:2] for _ in range(4)
     ][:5]
+
+
+def test_the_page_has_the_table_of_the_stored_runs():
+    command = [sys.executable, str(SCRIPTS / "tools_table.py"), str(SCRIPTS / "tools")]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert table in (SCRIPTS.parents[1] / "docs" / "pages" / "real_model.md").read_text()
