@@ -1,4 +1,4 @@
-"""Rules about the configuration of a run; those about its rewards are in `rewards`.
+"""Rules about the configuration of a run; those about rewards and losses are in `rewards` and `losses`.
 
 A rule yields what it has against a run: an error, or a warning. An estimator has a rule of its own beside its formula.
 """
@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from verl_ext.conf import GROUP, MARKER
 from verl_ext.core.steps import Centre, Condition
-from verl_ext.core.totals import Balance
 from verl_ext.errors import Complaint, listed, nearest, unknown
 from verl_ext.estimators import build
 from verl_ext.estimators.compose import try_out
-from verl_ext.estimators.dgpo import DgpoSettings, balance_for
-from verl_ext.estimators.drgrpo import DrgrpoSettings
+from verl_ext.estimators.dgpo import DgpoSettings
 from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
+from verl_ext.integration.checks.losses import balance, loss_mode
 from verl_ext.integration.checks.read import ACTOR, RunConfig
 from verl_ext.integration.checks.rewards import (
     FUNCTION,
@@ -39,17 +40,8 @@ from verl_ext.registry import GROUP as ENTRY_POINTS
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, misspelt, sections
 
 FILTER = "algorithm.filter_groups"
-LOSS = ("loss_agg_mode", "loss_scale_factor", "use_kl_loss")
+LOSS = (f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor", f"{ACTOR}.use_kl_loss")
 """The actor's settings that the presets of estimators set."""
-SCALE_SENSITIVE = ("clip_cov", "kl_cov", "dro")
-"""verl's losses that depend on the scale of the advantages."""
-SELF_AGGREGATING: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        "0.9.0": frozenset({"sapo", "geo_mean", "gspo"}),
-        "0.9.1": frozenset({"sapo", "geo_mean"}),
-    }
-)
-"""The losses of each tested version of verl that average token losses in their own way and ignore `loss_agg_mode`."""
 
 
 def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
@@ -95,67 +87,42 @@ def other_preset(run: RunConfig) -> Iterator[Complaint]:
 
 
 def late_preset(run: RunConfig) -> Iterator[Complaint]:
-    """A preset that replaces settings of the user's primary file, because it comes after them."""
-    from hydra.core.hydra_config import HydraConfig
-
-    if not HydraConfig.initialized():  # in the trainer's process
+    """Settings of the user's files that a preset replaces, because it comes after them."""
+    if not HydraConfig.initialized() or not run.select(MARKER):  # in the trainer's process, or without a preset
         return
-    hydra = HydraConfig.get()
-    name = str(hydra.job.config_name).removesuffix(".yaml")
+    hydra, loader = HydraConfig.get(), GlobalHydra.instance().config_loader()
+    name, overrides = hydra.job.config_name, [*hydra.overrides.hydra, *hydra.overrides.task]
     homes = [source.path for source in hydra.runtime.config_sources if source.schema == "file"]
-    body = _file(name, homes)
-    entries = body.get("defaults") or []
-    late = entries[entries.index("_self_") :] if "_self_" in entries else []
-    chosen = [item for entry in late if isinstance(entry, dict) for item in entry.items()]
-    groups = [_group(key) for key, value in chosen if value]
-    line = f"write `{GROUP}: NAME` before `_self_` in `defaults` of {name}.yaml"
-    if GROUP in groups:
-        yield Complaint(f"a preset after `_self_` replaces settings of the file itself: {line}")
-    typed = [re.split("[=@]", text.lstrip("+~"))[0] for text in hydra.overrides.task]
-    if GROUP not in typed or not run.select(MARKER):
-        return
-    replaced = [
+    written: dict[str, Any] = {}
+    for part in loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults:
+        files = (Path(home, f"{part.config_path}".removesuffix(".yaml") + ".yaml") for home in homes)
+        if (file := next(filter(Path.is_file, files), None)) is not None:
+            leaves = _leaves(OmegaConf.to_container(OmegaConf.load(file)), part.package or "")
+            # drgrpo's preset may replace the loss of the file that the primary file starts from.
+            kept = ("algorithm.", *LOSS) if part.primary else ("algorithm.",)
+            written |= {path: value for path, value in leaves if path.startswith(kept)}
+    typed = [re.split("[=@]", text.lstrip("+~"))[0] for text in overrides]
+    composed = dict(_leaves(OmegaConf.to_container(run.config)))
+    lost = [
         path
-        for path, value in _written(body, homes).items()
-        if path != "algorithm.adv_estimator" and "${" not in str(value) and run.select(path) != value
+        for path, value in written.items()
+        if path != "algorithm.adv_estimator" and "${" not in str(value) and composed.get(path) != value
         if not any(f"{path}.".startswith(f"{key}.") for key in typed)
     ]
-    for section, fatal in (("algorithm", True), (ACTOR, False)):
-        if lost := [path for path in replaced if path.startswith(section)]:
-            yield Complaint(f"the preset on the command line replaces {', '.join(lost)} of the file: {line}", fatal)
+    if lost:
+        yield Complaint(
+            f"a preset replaces {', '.join(lost)} of {name}, because it comes later: write `{GROUP}: NAME` before "
+            "`_self_` in the `defaults` of the file, or set them on the command line"
+        )
 
 
-def _file(name: str, homes: list[str]) -> dict[str, Any]:
-    """Return the body of a user's file; empty if there is none."""
-    files = [file for home in homes if (file := Path(home, f"{name}.yaml")).is_file()]
-    body: Any = OmegaConf.to_container(OmegaConf.load(files[0])) if files else {}
-    return body if isinstance(body, dict) else {}
-
-
-def _group(key: str) -> str:
-    """Return the group of an entry in `defaults`, without keywords and package."""
-    return re.sub(r"^((override|optional) )*/?|@.*", "", key)
-
-
-def _written(body: dict[str, Any], homes: list[str]) -> dict[str, Any]:
-    """Return, by path, the settings in a file and in those it starts from that the preset of an estimator replaces."""
-    written: dict[str, Any] = {}
-    for entry in body.get("defaults") or []:
-        parts = entry.items() if isinstance(entry, dict) else [("", entry)]
-        for name in (f"{_group(key)}/{value}".strip("/") for key, value in parts if value != "_self_"):
-            written |= _written(_file(name.removesuffix(".yaml"), homes), homes)
-    written |= _leaves(body.get("algorithm") or {}, "algorithm")
-    actor = (body.get("actor_rollout_ref") or {}).get("actor") or {}
-    return written | {f"{ACTOR}.{name}": actor[name] for name in LOSS if name in actor}
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path of each setting below a path, with its value."""
     if not isinstance(value, dict):
         yield path, value
         return
     for name, inner in value.items():
-        yield from _leaves(inner, f"{path}.{name}")
+        yield from _leaves(inner, f"{path}.{name}".strip("."))
 
 
 def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
@@ -275,64 +242,6 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
     for name in run.used if run.chain is not None else ():
         if name in ESTIMATORS:
             yield from declaration(name).check(run.settings, run.select)
-
-
-def balance(run: RunConfig) -> Iterator[Complaint]:
-    """A balancing step, of dgpo or of a list, that does not fit what the loss averages over."""
-    mode, loss = run.settings.loss_agg_mode, run.select(f"{ACTOR}.policy_loss.loss_mode")
-    for step in run.chain.steps if run.chain is not None else ():
-        if not isinstance(step, Balance):
-            continue
-        if step.over != balance_for(mode):
-            yield Complaint(
-                f"balance={step.over} does not fit {ACTOR}.loss_agg_mode={mode}, which needs {balance_for(mode)}: set "
-                "algorithm.dgpo.balance=auto (in a list of steps, over or no step)",
-                fatal=False,
-            )
-        if step.over == "token" and aggregates_itself(loss):
-            yield Complaint(
-                f"{ACTOR}.policy_loss.loss_mode={loss} averages over sequences and ignores loss_agg_mode: set "
-                "algorithm.dgpo.balance=sequence (in a list of steps, over: sequence)",
-                fatal=False,
-            )
-
-
-def loss_mode(run: RunConfig) -> Iterator[Complaint]:
-    """A loss of verl that does not do what the estimator relies on."""
-    loss = run.select(f"{ACTOR}.policy_loss.loss_mode")
-    where = f"{ACTOR}.policy_loss.loss_mode={loss}"
-    if run.chain is None:
-        return
-    drgrpo = "drgrpo" in run.used and run.settings.of(DrgrpoSettings).check_loss
-    if drgrpo and aggregates_itself(loss):
-        yield Complaint(
-            f"{where} ignores loss_agg_mode, which Dr. GRPO needs: set {ACTOR}.policy_loss.loss_mode=vanilla, or "
-            "algorithm.drgrpo.check_loss=False"
-        )
-    if aggregates_itself(loss) is None and (drgrpo or any(isinstance(step, Balance) for step in run.chain.steps)):
-        yield Complaint(
-            f"{where}: {run.name} relies on {ACTOR}.loss_agg_mode, which this loss may ignore in your version of verl "
-            f"(known: {', '.join(SELF_AGGREGATING)}): look at verl.trainer.ppo.core_algos",
-            fatal=False,
-        )
-    if loss in SCALE_SENSITIVE:
-        yield Complaint(
-            f"{where} depends on the scale of the advantages, which {run.name} changes: tune its thresholds, or set "
-            f"{ACTOR}.policy_loss.loss_mode=vanilla",
-            fatal=False,
-        )
-
-
-def aggregates_itself(loss: Any) -> bool | None:
-    """Return whether a loss of verl averages token losses in its own way; None if that is unknown for this version."""
-    import verl
-    from verl.trainer.ppo import core_algos
-
-    function = core_algos.POLICY_LOSS_REGISTRY.get(loss) if isinstance(loss, str) else None
-    if function is None or function.__module__ != core_algos.__name__ or loss == "vanilla":
-        return False
-    known = SELF_AGGREGATING.get(verl.__version__)
-    return None if known is None else loss in known
 
 
 def notes(run: RunConfig) -> Iterator[str]:
