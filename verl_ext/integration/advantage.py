@@ -144,7 +144,7 @@ def _trajectories(estimator: Estimator, rewards: Components, total: Array, mask:
     `total` `[N]` is the score with the KL term, if there is one.
     """
     run, name, settings, chain = estimator
-    keys, rows, labels = settings.rewards.keys, rewards.rows, _selected(rewards.labels, part)
+    keys, rows = settings.rewards.keys, rewards.rows
     if keys is None and chain.per_reward:
         raise ConfigurationError(
             f"{name} normalises each reward separately and needs their names: set 'algorithm.rewards.keys=[...]' (or "
@@ -165,11 +165,11 @@ def _trajectories(estimator: Estimator, rewards: Components, total: Array, mask:
     matrix = score[:, None] if keys is None else rewards.matrix(keys)
     batch = Batch.of(
         matrix[part],
-        labels,
+        _selected(rewards.labels, part),
         groups=rewards.groups if len(part) == len(total) else None,
         keys=(SCORE,) if keys is None else keys,
         lengths=lambda: rows.total(row_sums(mask))[part],
-        accuracy=_accuracy(estimator, rewards, part) if chain.needs_accuracy else None,
+        accuracy=_accuracy(estimator, rewards)[part] if chain.needs_accuracy else None,
         kl_reward=None if kl_reward is None else kl_reward[part],
         outputs=rows.outputs[part],
         response_lengths=None if response_lengths is None else lambda: response_lengths()[part],
@@ -184,8 +184,8 @@ def _trajectories(estimator: Estimator, rewards: Components, total: Array, mask:
     return batch
 
 
-def _accuracy(estimator: Estimator, rewards: Components, part: Index) -> Array:
-    """Return the accuracy of the trajectories `part`; raise if the history is that of another accuracy."""
+def _accuracy(estimator: Estimator, rewards: Components) -> Array:
+    """Return the accuracy of each trajectory; raise if the history is that of another accuracy."""
     run, name, settings, chain = estimator
     own, where = settings.rewards, "algorithm.rewards"
     key = own.accuracy_in(rewards)
@@ -198,8 +198,8 @@ def _accuracy(estimator: Estimator, rewards: Components, part: Index) -> Array:
     if run.name == name and chain.stateful:
         checkpoint.require_same_accuracy(run.accuracy, now)
     run.accuracy = now
-    values, labels = rewards.column(key, f"{where}.accuracy_key")[part], _selected(rewards.labels, part)
-    return unit_accuracy(values, labels, key=key, threshold=own.accuracy_threshold, where=where)
+    values = rewards.column(key, f"{where}.accuracy_key")
+    return unit_accuracy(values, rewards.labels, key=key, threshold=own.accuracy_threshold, where=where)
 
 
 def _judges_score(chain: Chain, accuracy_key: str) -> bool:
@@ -273,12 +273,9 @@ def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen:
 
 def _without_tokens(mask: torch.Tensor) -> Bools:
     """Return `[B]` whether a row has no token in the mask. Most rows have the first one, so few are read whole."""
-    if not mask.shape[1]:
-        return np.ones(len(mask), dtype=bool)
-    empty = mask[:, 0] == 0
+    empty = ~(mask[:, :1] != 0).any(dim=1)
     empty[empty.clone()] = ~(mask[empty] != 0).any(dim=1)
-    result: Bools = empty.cpu().numpy()
-    return result
+    return np.asarray(empty.cpu())
 
 
 def _selected(labels: Sequence[Any], part: Index) -> list[Any]:
