@@ -35,7 +35,7 @@ else
   export PYTHONPATH=$PWD/scripts/evidence${PYTHONPATH:+:$PYTHONPATH}
 fi
 export OUTPUT_DIR=${OUTPUT_DIR:-$TASK_DIR/runs/$arm-seed-$seed}
-preset=$([[ $arm == grpo* ]] && echo cpu || echo "[cpu,$arm]")
+preset=$([[ $arm == grpo* ]] && echo cpu || echo "[cpu,${arm%%-*}]")
 declare -A TORCH=([bf16]=bfloat16 [fp32]=float32)
 [[ -n ${TORCH[$PRECISION]:-} ]] || {
   echo "PRECISION=$PRECISION: valid are bf16 and fp32" >&2
