@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from verl_ext.core.rows import Rows
 from verl_ext.core.state import RunState
 from verl_ext.integration.advantage import estimator_function
-from verl_ext.integration.components import Components, of_batch
+from verl_ext.integration.components import of_batch
 from verl_ext.integration.run import Run
 
 
@@ -59,11 +59,10 @@ def call(
     rewards, mask = tensors(scores, lengths, dtype)
     run = Run(state=RunState() if state is None else state) if run is None else run
 
-    def read(labels: Any, groups: Any, read_mask: torch.Tensor) -> Components:
-        found = of_batch(components, batch, labels, groups, read_mask)
-        return found if rows is None else replace(found, rows=rows, labels=rows.labels(labels))
-
-    with run.computing(read):
+    rewards_by_name = of_batch(components, batch, list(uids), mask)
+    if rows is not None:
+        rewards_by_name = replace(rewards_by_name, rows=rows, labels=rows.labels(uids), groups=None)
+    with run.computing(rewards_by_name):
         advantages, returns = estimator_function(name)(
             token_level_rewards=rewards,
             response_mask=mask,

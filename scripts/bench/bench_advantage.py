@@ -16,7 +16,6 @@ more than verl's grpo_vectorized where that takes under 5 ms, or is slower where
 from __future__ import annotations
 
 import argparse
-import functools
 import random
 import statistics
 import sys
@@ -103,7 +102,7 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
         function = call(estimator_function(name), name)
 
         def step() -> object:
-            with run.computing(functools.partial(of_batch, components, None)):
+            with run.computing(of_batch(components, None, uids.tolist(), mask)):
                 return function()
 
         return step

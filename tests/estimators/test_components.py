@@ -42,7 +42,7 @@ def test_a_batch_of_which_nothing_is_scored_gives_zeros(name):
     ("wrong", "shown"),
     [
         ("0.5", ("'0.5'", "str")),
-        (None, ("is None", "NaN")),
+        (None, ("missing or None", "NaN")),
         ([1.0, 2.0], ("[1.0, 2.0]", "list")),
         ({"score": 1}, ("is a dict", "'score'", "flat keys")),
         (1 + 2j, ("(1+2j)", "complex")),
@@ -61,7 +61,7 @@ def test_a_reward_that_is_no_number_is_shown_with_its_uid(wrong, shown, containe
     [
         [0, 1, 5, 3],
         [np.float32(0), np.int8(1), np.float16(5), 3.0],
-        [torch.tensor(0.0), torch.tensor([1.0]), np.array(5.0), np.array([3.0])],
+        [torch.tensor(0.0), torch.tensor(1.0), np.array(5.0), 3.0],
         torch.tensor([0.0, 1.0, 5.0, 3.0]),
         torch.tensor([[0.0], [1.0], [5.0], [3.0]], dtype=torch.bfloat16),
         np.array([[0], [1], [5], [3]], dtype=np.int64),
@@ -72,22 +72,12 @@ def test_numbers_come_in_any_form(column):
     np.testing.assert_allclose(gdpo(components=fields(y=column)).rows, gdpo().rows)
 
 
-@pytest.mark.parametrize(
-    ("column", "found"),
-    [
-        ([1.0, 2.0], ("list", "length 2")),
-        (np.zeros(8), ("ndarray", "length 8")),
-        (3.0, (3.0,)),
-        (np.array(3.0), ("array(3.)",)),
-        ("good", ("'good'",)),
-        ({"a": 1}, ("{'a': 1}",)),
-    ],
-)
+@pytest.mark.parametrize("size", [2, 8])
 @pytest.mark.parametrize("uids", [UIDS, ["a", "a", "b", "pad"]])
-def test_a_component_must_have_one_entry_a_row(column, found, uids):
+def test_a_component_must_have_one_entry_a_row(size, uids):
     lengths = [1, 1, 1, 0 if uids[3] == "pad" else 1]
-    with pytest.raises(DataError, match=facts("reward 'y'", *found, "4 numbers")):
-        call("gdpo", [0.0] * 4, uids, lengths, config=GDPO, components=fields(y=column))
+    with pytest.raises(DataError, match=facts("reward 'y'", f"{size} entries", "4")):
+        call("gdpo", [0.0] * 4, uids, lengths, config=GDPO, components=fields(y=np.zeros(size)))
 
 
 def test_gdpo_without_keys_lists_what_the_samples_have():

@@ -265,6 +265,6 @@ def test_uids_that_are_no_list_of_uids(index: Any) -> None:
 
 def test_components_with_names_that_are_no_text_are_listed_where_one_is_missing() -> None:
     given = {"token_level_rewards": torch.ones(2, 2), "response_mask": torch.ones(2, 2), "index": ["a", "a"]}
-    fields = {1: [0.5, 1.0], None: [1, 2], "b": {3, 4}, "c": np.array([1.0, 2.0])}
+    fields = {1: [0.5, 1.0], None: [1, 2], "b": [3, 4], "c": np.array([1.0, 2.0])}
     with pytest.raises(VerlExtError, match=facts("'1'", "'None'", "'b', 'c'")):
         estimator_function("gdpo")(config={"rewards": {"keys": ["x"]}}, non_tensor_batch=fields, **given)

@@ -25,10 +25,10 @@ def load(file: Any) -> Any:
 OmegaConf.load = load
 
 
-def compose(*overrides: str, config_name: str = "ppo_trainer") -> Any:
-    """`python -m verl.trainer.main_ppo --config-name CONFIG_NAME OVERRIDES`, as far as Hydra goes.
+def compose(*overrides: str) -> Any:
+    """`python -m verl.trainer.main_ppo OVERRIDES`, as far as Hydra goes.
 
     With 8 responses per prompt: verl's default of 1 is warned of.
     """
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-        return hydra.compose(config_name, overrides=["actor_rollout_ref.rollout.n=8", *overrides])
+        return hydra.compose("ppo_trainer", overrides=["actor_rollout_ref.rollout.n=8", *overrides])

@@ -66,7 +66,6 @@ SCENES: dict[str, dict[str, list[str]]] = {
     "raising": {"A": ["a", "d", "d", "x"], "B": ["a", "a", "d", "d"]},
     "unscored": {"A": ["a", "d", "d", "n"], "B": ["a", "a", "d", "d"]},
     "other keys": {"A": ["a", "d", "d", "o"], "B": ["a", "a", "d", "d"]},
-    "alone": {"A": ["axxx", "!", "!", "!"], "B": ["d", "!", "!", "!"]},
 }
 
 

@@ -114,19 +114,6 @@ def test_loading_the_plugin_again_and_reloading_verl_s_module_change_nothing() -
     )
 
 
-def test_plugins_can_be_switched_off() -> None:
-    story(
-        """
-        import verl
-        from verl.trainer.ppo import core_algos
-        assert "verl_ext" not in sys.modules
-        assert "hadw" not in core_algos.ADV_ESTIMATOR_REGISTRY
-        assert core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"].__module__ == "verl.trainer.ppo.core_algos"
-        """,
-        VERL_USE_EXTERNAL_PLUGINS="none",
-    )
-
-
 def test_the_module_can_be_named_where_entry_points_are_off() -> None:
     story(
         """

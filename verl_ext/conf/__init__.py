@@ -1,4 +1,4 @@
-"""Presets: `+verl_ext=gdpo` adds `verl_ext/gdpo.yaml` to verl's configuration; `--config-name gdpo` starts from it.
+"""Presets: `+verl_ext=gdpo` adds `verl_ext/gdpo.yaml` to verl's configuration.
 
 They are in Hydra's ConfigStore in every process that imports verl with its plugins; elsewhere
 `hydra.searchpath=[pkg://verl_ext.conf]` finds the files.
@@ -19,7 +19,7 @@ FILES = Path(__file__).parent / GROUP
 MARKER = "verl_ext_presets"
 """The top-level entry to which the preset of an estimator adds its name.
 
-Hydra's `runtime.choices` lacks presets in a list (`[cpu,gdpo]`) and primary configurations.
+Hydra's `runtime.choices` lacks presets in a list (`[cpu,gdpo]`).
 """
 
 logger = logging.getLogger("verl_ext")
@@ -42,8 +42,6 @@ def install(config_store: ModuleType) -> None:
 
 def _store(store: Any, name: str, body: dict[str, Any]) -> None:
     store.store(group=GROUP, name=name, package="_global_", node=body, provider=GROUP)
-    if MARKER in body:
-        store.store(name=name, node={"defaults": ["ppo_trainer", "_self_"], **body}, provider=GROUP)
 
 
 def read(name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import torch
 
 from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
-from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, Index, divide
+from verl_ext.core.groups import TOLERANCE, Array, Bools, Index, divide
 from verl_ext.core.metrics import advantage_metrics, metric_name, metric_names, reward_metrics, source_metrics
 from verl_ext.core.rows import broadcast, float_mask, row_sums, scores
 from verl_ext.core.state import plain_state
@@ -97,12 +97,13 @@ def compute(
         settings = read_settings(config)
         estimator = Estimator(run, name, settings, build(name, settings))
     _check_shapes(token_level_rewards, response_mask)
-    uids, groups = _grouped(index, len(response_mask))
-    rewards = (run.read or partial(components.of_batch, non_tensor_batch, batch))(uids, groups, response_mask)
+    rewards, size = run.rewards, len(response_mask)
+    if rewards is None:  # a call from outside a trainer
+        rewards = components.of_batch(non_tensor_batch, batch, _uids(index, size), response_mask)
     rows = rewards.rows
-    if len(rows.owner) != len(uids):
+    if len(rows.owner) != size:
         raise IntegrationError(
-            f"{name} was called with {len(uids)} rows of a batch of {len(rows.owner)}: the trainer must pass all rows"
+            f"{name} was called with {size} rows of a batch of {len(rows.owner)}: the trainer must pass all rows"
         )
     if run.name in ("", name):  # a trainer may ask for another estimator than that of its run
         run.computed_at, run.batches = run.step, run.batches + 1
@@ -113,7 +114,7 @@ def compute(
     advantages = np.zeros(len(rejected))
     if len(part):
         total = rows.take(scores(token_level_rewards, mask))
-        trajectories = _trajectories(estimator, rewards, total, mask, part, groups)
+        trajectories = _trajectories(estimator, rewards, total, mask, part)
         advantages[part] = _run_chain(estimator, rewards, trajectories)
     if len(rejected):
         run.metrics["advantage/rejected_rows"] = float(np.count_nonzero(rejected))
@@ -137,15 +138,13 @@ def _run_chain(estimator: Estimator, rewards: Components, batch: Batch) -> Array
     return result.advantages
 
 
-def _trajectories(
-    estimator: Estimator, rewards: Components, total: Array, mask: torch.Tensor, part: Index, groups: Groups
-) -> Batch:
+def _trajectories(estimator: Estimator, rewards: Components, total: Array, mask: torch.Tensor, part: Index) -> Batch:
     """Build the core's `Batch` of the trajectories `part`: rewards, accuracy, KL term.
 
     `total` `[N]` is the score with the KL term, if there is one.
     """
     run, name, settings, chain = estimator
-    keys, rows, labels = settings.rewards.keys, rewards.rows, _selected(rewards.labels, part)
+    keys, rows = settings.rewards.keys, rewards.rows
     if keys is None and chain.per_reward:
         raise ConfigurationError(
             f"{name} normalises each reward separately and needs their names: set 'algorithm.rewards.keys=[...]' (or "
@@ -163,15 +162,14 @@ def _trajectories(
     if keys is not None and SCORE in rewards:
         _compare_scores(run, score, rewards.column(SCORE, "algorithm.rewards.keys"))
     response_lengths = rewards.response_lengths
-    every = len(part) == len(total)
     matrix = score[:, None] if keys is None else rewards.matrix(keys)
     batch = Batch.of(
         matrix[part],
-        labels,
-        groups=groups if rows.plain and every else None,
+        _selected(rewards.labels, part),
+        groups=rewards.groups if len(part) == len(total) else None,
         keys=(SCORE,) if keys is None else keys,
         lengths=lambda: rows.total(row_sums(mask))[part],
-        accuracy=_accuracy(estimator, rewards, part) if chain.needs_accuracy else None,
+        accuracy=_accuracy(estimator, rewards)[part] if chain.needs_accuracy else None,
         kl_reward=None if kl_reward is None else kl_reward[part],
         outputs=rows.outputs[part],
         response_lengths=None if response_lengths is None else lambda: response_lengths()[part],
@@ -186,8 +184,8 @@ def _trajectories(
     return batch
 
 
-def _accuracy(estimator: Estimator, rewards: Components, part: Index) -> Array:
-    """Return the accuracy of the trajectories `part`; raise if the history is that of another accuracy."""
+def _accuracy(estimator: Estimator, rewards: Components) -> Array:
+    """Return the accuracy of each trajectory; raise if the history is that of another accuracy."""
     run, name, settings, chain = estimator
     own, where = settings.rewards, "algorithm.rewards"
     key = own.accuracy_in(rewards)
@@ -200,8 +198,8 @@ def _accuracy(estimator: Estimator, rewards: Components, part: Index) -> Array:
     if run.name == name and chain.stateful:
         checkpoint.require_same_accuracy(run.accuracy, now)
     run.accuracy = now
-    values, labels = rewards.column(key, f"{where}.accuracy_key")[part], _selected(rewards.labels, part)
-    return unit_accuracy(values, labels, key=key, threshold=own.accuracy_threshold, where=where)
+    values = rewards.column(key, f"{where}.accuracy_key")
+    return unit_accuracy(values, rewards.labels, key=key, threshold=own.accuracy_threshold, where=where)
 
 
 def _judges_score(chain: Chain, accuracy_key: str) -> bool:
@@ -235,25 +233,24 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
     if keys is None:
         log_rewards(run, rewards)
         return
-    matrix = rewards.matrix(keys)
-    batch = Batch.of(matrix, rewards.labels, keys=keys)
+    batch = Batch.of(
+        rewards.matrix(keys),
+        rewards.labels,
+        groups=rewards.groups,
+        keys=keys,
+        outputs=rows.outputs,
+        response_lengths=rewards.response_lengths,
+    )
+    log_rewards(run, rewards, batch, batch.rewards)
     if run.settings.verl_ext.dump_dir is not None and tensors is not None:
         given = tensors()
         mask = float_mask(given["response_mask"], torch.float32)
         tokens = row_sums(mask)
         # A critic's advantages differ from token to token: the mean over the tokens.
         sums = (given["advantages"].float() * mask).sum(dim=-1).double().cpu().numpy()
-        batch = Batch.of(
-            matrix,
-            rewards.labels,
-            keys=keys,
-            lengths=rows.total(tokens),
-            outputs=rows.outputs,
-            response_lengths=rewards.response_lengths,
-        )
         advantages, total = rows.take(divide(sums, tokens)), rows.take(scores(given["token_level_scores"], mask))
-        dump.write(run, run.name, run.settings, batch, advantages, total=total)
-    log_rewards(run, rewards, batch, batch.rewards)
+        counted = replace(batch, count_tokens=lambda: rows.total(tokens))
+        dump.write(run, run.name, run.settings, counted, advantages, total=total)
 
 
 def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen: Array | None = None) -> None:
@@ -276,12 +273,9 @@ def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen:
 
 def _without_tokens(mask: torch.Tensor) -> Bools:
     """Return `[B]` whether a row has no token in the mask. Most rows have the first one, so few are read whole."""
-    if not mask.shape[1]:
-        return np.ones(len(mask), dtype=bool)
-    empty = mask[:, 0] == 0
+    empty = ~(mask[:, :1] != 0).any(dim=1)
     empty[empty.clone()] = ~(mask[empty] != 0).any(dim=1)
-    result: Bools = empty.cpu().numpy()
-    return result
+    return np.asarray(empty.cpu())
 
 
 def _selected(labels: Sequence[Any], part: Index) -> list[Any]:
@@ -298,12 +292,12 @@ def _check_shapes(rewards: torch.Tensor, mask: torch.Tensor) -> None:
         )
 
 
-def _grouped(index: Any, size: int) -> tuple[list[Hashable], Groups]:
-    """Return the uids of the rows, and the rows by uid."""
+def _uids(index: Any, size: int) -> list[Hashable]:
+    """Return the uids of the rows."""
     values = index.tolist() if hasattr(index, "tolist") else index
     uids = list(values) if isinstance(values, Iterable) else []
     if len(uids) != size:
         raise DataError(f"index must hold one uid per row: found {len(uids)} uids for {size} rows")
-    if any(isinstance(uid, torch.Tensor) for uid in uids):  # tensors hash by identity: each would be its own group
-        uids = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]
-    return uids, Groups.of(uids)
+    # Tensors hash by identity: each would be a group of its own.
+    labels: list[Any] = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]
+    return labels

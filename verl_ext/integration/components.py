@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,9 @@ class Components:
     """The rows of the batch by trajectory."""
     labels: Sequence[Hashable]
     """`N` uids."""
+    groups: Groups | None = None
+    """The trajectories by uid, if that is known."""
     token_scores: Mapping[str, Callable[[], Array]] = field(default_factory=dict)
-    infos: Sequence[Mapping[str, Any]] = ()
-    """What the reward function returned."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """One entry per trajectory, or per row of the batch with `per_row`."""
     per_row: bool = False
@@ -59,136 +59,101 @@ class Components:
     """Returns `[N]` tokens of the scored responses, whether the loss counts them or not; None if they are not known."""
 
     def __contains__(self, key: object) -> bool:
-        return key in self.token_scores or key in self._in_infos or key in self.fields
-
-    @cached_property
-    def _in_infos(self) -> set[str]:
-        return set().union(*self.infos)
+        return key in self.token_scores or key in self.fields
 
     def names(self) -> list[str]:
         """Return the valid names: all numeric components, and the score, which every batch has."""
-        names = {SCORE, *self.token_scores}
-        for info in self.infos:
-            names.update(str(key) for key, value in info.items() if is_number(value))
-        for key, values in self.fields.items():
-            if key not in RESERVED and _length(values) and is_number(next(iter(values))):
-                names.add(str(key))
-        return sorted(names)
+        numeric = (str(key) for key, values in self.fields.items() if any(map(is_number, values)))
+        return sorted({SCORE, *self.token_scores, *numeric} - RESERVED)
 
     def column(self, key: str, setting: str) -> Array:
         """Return `[N]` values; NaN means "not scored". `setting` is the setting that names the key."""
         if key in self.token_scores:
             return self.token_scores[key]()
-        if key in self._in_infos:
-            return self._numbers(key, self._of_infos(key))
         if key in self.fields:
-            return self._numbers(key, self._of_field(key))
+            return self._numbers(key, self.entries(key))
         if key == SCORE and self.score is not None:
             return self.score()
         raise ConfigurationError(f"{setting}: {unknown('reward component', key, self.names())}")
 
     def numbers(self) -> Iterator[tuple[str, Array]]:
         """Yield each component that the reward function returned as numbers; NaN where it is missing or not finite."""
-        if self.infos:
-            names = dict.fromkeys(name for info in self.infos for name in info)
-            columns = {name: [info.get(name) for info in self.infos] for name in names}
-        else:
-            columns = {name: list(self._of_field(name)) for name in self.returned if name in self.fields}
-        for name, values in columns.items():
+        for name in self.returned:
             try:
-                column = self._numbers(name, [np.nan if value is None else value for value in values])
+                column = self._numbers(name, [np.nan if value is None else value for value in self.entries(name)])
             except DataError:  # text, a list, an integer beyond float64
                 continue
-            yield str(name), np.where(np.abs(column) <= LARGEST_REWARD, column, np.nan)
+            yield name, np.where(np.abs(column) <= LARGEST_REWARD, column, np.nan)
 
     def entries(self, name: str) -> Sequence[Any]:
-        """Return the `N` entries of a field that a step reads."""
+        """Return the `N` entries of a field."""
         if name not in self.fields:
             raise ConfigurationError(f"a step needs the field {name!r}, but the batch has {listed(self.fields)}")
-        entries: Sequence[Any] = self._of_field(name)
-        return entries
+        values: Sequence[Any] = self.fields[name]
+        size = len(self.rows.owner) if self.per_row else len(self.labels)
+        if len(values) != size:
+            raise DataError(f"reward {name!r} has {len(values)} entries, expected {size}: one per row of the batch")
+        return [values[row] for row in self.rows.scored] if self.per_row and not self.rows.plain else values
 
     def matrix(self, keys: Sequence[str]) -> Array:
         """Return `[N, K]` values of the rewards in `algorithm.rewards.keys`."""
         return np.stack([self.column(key, "algorithm.rewards.keys") for key in keys], axis=1)
 
-    def token_fields(self, keys: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the fields `token_level_scores_<key>` to write, with one value per row: 0 where not scored.
+    def token_fields(self, keys: Sequence[str], lengths: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the fields `token_level_scores_<key>` to write, as nested tensors: 0 where not scored.
 
-        A field that exists already, a process reward model's, is kept.
+        Each reward is on the last token of its response; `lengths` has the tokens of each row. A field that exists
+        already, a process reward model's, is kept.
         """
+        ends = lengths.cumsum(0)
+        offsets = torch.nn.functional.pad(ends, (1, 0))
         for key in keys:
             if key not in self.token_scores:
                 column = np.nan_to_num(self.column(key, "algorithm.rewards.keys"), nan=0.0)
-                yield TOKEN_FIELD + key, torch.from_numpy(self.rows.give(column)).float()
-
-    def _of_infos(self, key: str) -> list[Any]:
-        for label, info in zip(self.labels, self.infos, strict=True):
-            if key not in info:
-                raise DataError(
-                    f"reward {key!r} is missing for uid {label!r}, whose result has {listed(info)}: the reward "
-                    "function must return the same keys for every sample, NaN for 'not scored'"
-                )
-        return [info[key] for info in self.infos]
-
-    def _of_field(self, key: str) -> Any:
-        values = self.fields[key]
-        size = len(self.rows.owner) if self.per_row else len(self.labels)
-        if (length := _length(values)) != size:
-            shown = repr(values) if length is None else f"{type(values).__name__} of length {length}"
-            raise DataError(f"reward {key!r} is {shown}, expected {size} numbers: one per row of the batch")
-        if not self.per_row or self.rows.plain:
-            return values
-        if isinstance(values, np.ndarray | torch.Tensor):
-            return values[self.rows.scored]
-        return [values[row] for row in self.rows.scored.tolist()]
+                values = torch.from_numpy(self.rows.give(column)).float()
+                flat = torch.zeros(int(lengths.sum()))
+                flat[ends[lengths > 0] - 1] = values[lengths > 0]
+                yield TOKEN_FIELD + key, torch.nested.nested_tensor_from_jagged(flat, offsets)
 
     def _numbers(self, key: str, values: Any) -> Array:
         """Return the values as floats, one per trajectory."""
         if isinstance(values, torch.Tensor):
             values = values.detach().to(torch.float64).cpu().numpy()
         elif not (isinstance(values, np.ndarray) and values.dtype.kind in "biuf"):
-            values = self._checked(key, list(values))
-        if values.dtype.kind not in "biuf":
-            raise DataError(f"reward {key!r} holds {values.dtype} ({values.flat[0]!r}), expected numbers")
-        column: Array = values.astype(np.float64)
-        if column.shape == (len(self.labels), 1):
-            column = column[:, 0]
-        if column.shape != (len(self.labels),):
-            raise DataError(f"reward {key!r} has shape {column.shape}, expected ({len(self.labels)},): one per sample")
-        return column
-
-    def _checked(self, key: str, values: list[Any]) -> np.ndarray[Any, Any]:
-        kinds = set(map(type, values))
-        if not all(issubclass(kind, _NUMBER) for kind in kinds):
             for label, value in zip(self.labels, values, strict=True):
                 if not is_number(value):
                     raise DataError(_no_number(key, label, value))
-        try:
-            plain = [value.item() if isinstance(value, np.ndarray | torch.Tensor) else value for value in values]
-            return np.array([float(value) for value in plain], dtype=np.float64)
-        except OverflowError as error:  # an integer beyond float64's range
-            raise DataError(f"reward {key!r} holds a number too large for float64: {error}") from error
+            try:
+                values = np.array(list(map(float, values)), dtype=np.float64)
+            except OverflowError as error:  # an integer beyond float64's range
+                raise DataError(f"reward {key!r} holds a number too large for float64: {error}") from error
+        column: Array = values.astype(np.float64)
+        if column.size != len(self.labels):
+            raise DataError(f"reward {key!r} has shape {column.shape}, expected ({len(self.labels)},): one per sample")
+        return column.reshape(-1)
 
 
 def of_batch(
     fields: Mapping[str, Any] | None,
     tensors: Any,
     uids: Sequence[Hashable],
-    groups: Groups,
     mask: torch.Tensor,
     *,
-    names: Collection[str] | None = None,
     returned: Collection[str] = (),
 ) -> Components:
     """Read from verl's `non_tensor_batch` (`fields`) and `batch` (`tensors`), which have one entry per row.
 
-    `tensors` may read each field from another process, so a field is read only when it is needed. `names` are the
-    fields of `tensors` that rewards may be read from; None: all. `returned` are the fields that the reward function
-    returned.
+    `tensors` may read each field from another process, so a field is read only when it is needed. `returned` are the
+    fields that the reward function returned.
     """
+    groups = Groups.of(uids)
     rows = Rows.of_groups(groups, mask)
-    present = set(map(str, tensors.keys())) if names is None and tensors is not None else set(names or ())
+    columns = {
+        name: values
+        for name, values in (fields or {}).items()
+        if isinstance(values, list) or (isinstance(values, np.ndarray | torch.Tensor) and values.ndim)
+    }
+    present = set() if tensors is None else set(map(str, tensors.keys()))
 
     def total(name: str) -> Array:
         return rows.take(token_totals(name, tensors[name], mask))
@@ -198,13 +163,14 @@ def of_batch(
 
     return Components(
         rows=rows,
-        labels=rows.labels(uids),
+        labels=uids if rows.plain else rows.labels(uids),
+        groups=groups if rows.plain else None,
         token_scores={
             name.removeprefix(TOKEN_FIELD): partial(total, name) for name in present if name.startswith(TOKEN_FIELD)
         },
-        fields=fields or {},
+        fields=columns,
         per_row=True,
-        returned=returned,
+        returned=[name for name in returned if name in columns],
         score=partial(total, "token_level_scores") if "token_level_scores" in present else None,
         response_lengths=response_lengths if "attention_mask" in present else None,
     )
@@ -227,27 +193,37 @@ def of_queue(
     padding = [bool(tag.get("is_padding", False)) for tag in tags or ()] or [False] * len(keys)
     rows = Rows.of_sessions(keys, np.array(padding, dtype=bool))
     scored = [keys[row] for row in rows.scored.tolist()]
+    labels = uids_of(scored)
     total = partial(queue_totals, scored, partition_id)
     found = Components(
         rows=rows,
-        labels=uids_of(scored),
+        labels=labels,
         score=partial(total, "rm_scores"),
         response_lengths=partial(queue_lengths, scored, partition_id),
     )
     if not (names or everything) or not scored:
         return found
-    token_fields = [TOKEN_FIELD + name for name in names]
-    names = dict.fromkeys([*names, SOURCE] if everything else names)
-    data = read_queue(scored, partition_id, ["extra_fields", *names, *token_fields])
+    data = read_queue(scored, partition_id, ["extra_fields", *names, *(TOKEN_FIELD + name for name in names)])
     present = set(data.keys())
-    extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
-    found.infos = [entry.get("reward_extra_info") or {} for entry in extra if isinstance(entry, dict)]
     found.token_scores = {name: partial(total, TOKEN_FIELD + name) for name in names if TOKEN_FIELD + name in present}
     columns = {name: data.pop(name) for name in names if name in present}
-    found.fields = {
-        name: column if isinstance(column, torch.Tensor) else column.tolist() for name, column in columns.items()
-    }
+    fields = {name: column if isinstance(column, torch.Tensor) else column.tolist() for name, column in columns.items()}
+    if everything and SOURCE not in names:
+        fields |= _sources(dict(zip(labels, scored, strict=True)), labels, partition_id)
+    extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
+    infos = [entry.get("reward_extra_info") or {} for entry in extra]
+    found.returned = list(dict.fromkeys(name for info in infos for name in info))
+    found.fields = fields | {name: [info.get(name) for info in infos] for name in found.returned}
     return found
+
+
+def _sources(keys: Mapping[str, str], uids: Sequence[str], partition_id: str) -> dict[str, list[Any]]:
+    """Read the data source of each trajectory from one row per uid, of `keys`: strings take long to read."""
+    data = read_queue(list(keys.values()), partition_id, [SOURCE])
+    if SOURCE not in data.keys():  # noqa: SIM118 - a TensorDict
+        return {}
+    sources = dict(zip(keys, data.pop(SOURCE).tolist(), strict=True))
+    return {SOURCE: [sources[uid] for uid in uids]}
 
 
 def queue_totals(keys: Sequence[str], partition_id: str, name: str) -> Array:
@@ -306,7 +282,7 @@ def token_totals(name: str, values: torch.Tensor, mask: torch.Tensor) -> Array:
 def _no_number(key: str, label: Hashable, value: object) -> str:
     """Return the message for a value that is no number."""
     if value is None:
-        return f"reward {key!r} is None for uid {label!r}: return a number, NaN for 'not scored'"
+        return f"reward {key!r} is missing or None for uid {label!r}: return a number every time, NaN for 'not scored'"
     if isinstance(value, Mapping):
         return f"reward {key!r} is a dict for uid {label!r}, with {listed(value)}: return flat keys, a number for each"
     return (
@@ -315,18 +291,8 @@ def _no_number(key: str, label: Hashable, value: object) -> str:
     )
 
 
-def _length(values: Any) -> int | None:
-    """Return the number of entries; None if the value is not a list of entries."""
-    try:
-        return None if isinstance(values, str | Mapping) else len(values)
-    except TypeError:  # a number, or an array without dimensions
-        return None
-
-
 def is_number(value: object) -> bool:
     """Return whether a value is one number, as a component must be."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1
-    if isinstance(value, np.ndarray):
-        return value.size == 1 and value.dtype.kind in "biuf"
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return value.ndim == 0
     return isinstance(value, _NUMBER)

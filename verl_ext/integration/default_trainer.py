@@ -44,7 +44,7 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         run = run_of(self)
-        if run is None or not run.watches or run.read is not None:  # a subclass that calls `super`
+        if run is None or not run.watches or run.rewards is not None:  # a subclass that calls `super`
             return original(self, batch, metrics)
         rewards = components.of_queue(
             batch.keys, batch.partition_id, _names(run), tags=batch.tags, everything=run.log == "all"
@@ -53,7 +53,7 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
         if run.settings.rewards.token_scores:
             _write_token_scores(batch, rewards, run)
         before = run.batches
-        with run.computing(lambda *_: rewards):
+        with run.computing(rewards):
             result = original(self, batch, metrics)
         run.require_called(before)
         if not run.ours:
@@ -107,17 +107,7 @@ def _tensors(batch: Any) -> dict[str, torch.Tensor]:
 
 
 def _write_token_scores(batch: Any, rewards: Components, run: Run) -> None:
-    """Write `token_level_scores_<key>` into the batch: each reward on the last token of its response, 0 elsewhere."""
+    """Write `token_level_scores_<key>` into the batch."""
     lengths = components.read_queue(batch.keys, batch.partition_id, ["response_mask"])["response_mask"].offsets().diff()
-    fields = rewards.token_fields(run.settings.rewards.keys or ())
-    if out := {name: on_last_token(values, lengths) for name, values in fields}:
-        components.write_queue(batch.keys, batch.partition_id, out)
-
-
-def on_last_token(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Return `[B]` values as a nested tensor with one row per response and the value on its last token."""
-    ends = lengths.cumsum(0)
-    flat = torch.zeros(int(ends[-1]) if len(ends) else 0, dtype=values.dtype)
-    has_tokens = lengths > 0
-    flat[ends[has_tokens] - 1] = values[has_tokens]
-    return torch.nested.nested_tensor_from_jagged(flat, torch.nn.functional.pad(ends, (1, 0)))
+    if fields := dict(rewards.token_fields(run.settings.rewards.keys or (), lengths)):
+        components.write_queue(batch.keys, batch.partition_id, fields)

@@ -7,17 +7,12 @@ The metrics of a step are a local variable of `fit`, which calls `compute_data_m
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any
 
-import torch
-
-from verl_ext.core.groups import Groups
 from verl_ext.integration import checkpoint, components, hooks, skip
 from verl_ext.integration.advantage import watch
-from verl_ext.integration.components import Components
-from verl_ext.integration.run import Run, current, wrap_init
+from verl_ext.integration.run import current, wrap_init
 
 
 def install(ray_trainer: ModuleType) -> None:
@@ -49,19 +44,18 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def compute_advantage(data: Any, *args: Any, **kwargs: Any) -> Any:
         run = current()
-        if run.read is not None or not (run.watches or run.trainer is None):
+        uids = data.non_tensor_batch.get("uid")
+        if run.rewards is not None or uids is None or not (run.watches or run.trainer is None):
             return original(data, *args, **kwargs)
-        # Not the names that `_write_token_scores` adds: those are not a process reward model's.
-        names = frozenset(map(str, data.batch.keys()))
-        returned = data.meta_info.get("reward_extra_keys", ())
-        read = partial(components.of_batch, data.non_tensor_batch, data.batch, names=names, returned=returned)
-        own = run.settings.rewards
-        rewards = _rewards(read, data) if own.token_scores or not (run.ours or run.trainer is None) else None
-        if own.token_scores and rewards is not None:
-            _write_token_scores(data, rewards, run)
-        with run.computing(read):
+        mask, returned = data.batch["response_mask"], data.meta_info.get("reward_extra_keys", ())
+        rewards = components.of_batch(data.non_tensor_batch, data.batch, uids.tolist(), mask, returned=returned)
+        if run.settings.rewards.token_scores:
+            lengths = data.batch["attention_mask"][:, -mask.shape[1] :].sum(dim=1)
+            for name, values in rewards.token_fields(run.settings.rewards.keys or (), lengths):
+                data.batch[name] = values.to_padded_tensor(0.0, mask.shape)
+        with run.computing(rewards):
             result = original(data, *args, **kwargs)
-        if rewards is not None and not run.ours:
+        if run.watches and not run.ours:
             # `use_pf_ppo` returns a new batch of rows drawn from this one.
             watch(run, rewards, None if result is not data else lambda: data.batch)
         return result
@@ -89,27 +83,3 @@ def wrap_compute_data_metrics(original: Callable[..., Any]) -> Callable[..., Any
         return metrics
 
     return compute_data_metrics
-
-
-def _rewards(read: Callable[..., Components], data: Any) -> Components:
-    """Read the rewards of a batch."""
-    uids = data.non_tensor_batch["uid"].tolist()
-    return read(uids, Groups.of(uids), data.batch["response_mask"])
-
-
-def _write_token_scores(data: Any, rewards: Components, run: Run) -> None:
-    """Write `token_level_scores_<key>`: each reward on the last token of its response, 0 elsewhere."""
-    mask = data.batch["response_mask"]
-    every, last_token = last_tokens(data.batch, mask)
-    for name, values in rewards.token_fields(run.settings.rewards.keys or ()):
-        field = torch.zeros(mask.shape, dtype=torch.float32)
-        field[every, last_token] = values[every]
-        data.batch[name] = field
-
-
-def last_tokens(tensors: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows with a response, and the position of its last token; the response mask may be 0 there."""
-    width = mask.shape[1]
-    present = (tensors["attention_mask"][:, -width:] if "attention_mask" in tensors else mask).bool()
-    rows = present.any(dim=1).nonzero()[:, 0]
-    return rows, width - 1 - present[rows].flip(1).to(torch.uint8).argmax(dim=1)

@@ -47,8 +47,8 @@ class Run:
     """The step of the last batch."""
     batches: int = 0
     """Batches that the estimator computed in this run."""
-    read: Callable[..., Components] | None = None
-    """Reads the rewards of the batch that is being computed: `read(uids, groups, mask)`."""
+    rewards: Components | None = None
+    """The rewards of the batch that is being computed."""
     metrics: Metrics = field(default_factory=dict)
     """Metrics of the last batch, until the trainer logs them."""
     ranks_checked: bool = False
@@ -95,14 +95,14 @@ class Run:
         return int(getattr(self.trainer, "local_trigger_step", 0))
 
     @contextmanager
-    def computing(self, read: Callable[..., Components]) -> Iterator[None]:
-        """Make this run the current one while `read` gives the rewards of its batch."""
+    def computing(self, rewards: Components) -> Iterator[None]:
+        """Make this run the current one while a batch with these rewards is computed."""
         token = _current.set(self)
-        self.read = read
+        self.rewards = rewards
         try:
             yield
         finally:
-            self.read = None
+            self.rewards = None
             _current.reset(token)
 
     def add_metrics(self, metrics: dict[str, Any]) -> None:

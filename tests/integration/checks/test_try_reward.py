@@ -55,7 +55,7 @@ def test_it_prints_what_the_components_are(tried, function: str) -> None:
     assert "4 answers" in out
     assert "0 to 1" in lines["correct"]
     assert "3 to 3" in lines["format"]
-    assert "2 None" in lines["nothing"]
+    assert "2 missing or None" in lines["nothing"]
     assert "2 NaN" in lines["nothing"]
     assert "flat keys" in lines["all"]
     assert "'correct'" in lines["in"]
@@ -74,9 +74,9 @@ def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("algorithm.rewards.keys=[correct,nothing]",), "'nothing' must be a number"),
-        (("algorithm.rewards.keys=[correct,all]",), "'all' must be a number"),
-        (("algorithm.rewards.keys=[correct,rare]",), "'rare' is missing from 2 of 4"),
+        (("algorithm.rewards.keys=[correct,nothing]",), "'nothing' is missing or None"),
+        (("algorithm.rewards.keys=[correct,all]",), "'all' is a dict"),
+        (("algorithm.rewards.keys=[correct,rare]",), "'rare' is missing or None"),
         (("algorithm.adv_estimator=drgrpo", "algorithm.rewards.keys=[corect]"), "'corect'"),
         (("algorithm.adv_estimator=hadw", "algorithm.rewards.accuracy_key=corect"), "'corect'"),
         (("algorithm.adv_estimator=hadw",), "accuracy must lie in [0, 1], but 'score'"),

@@ -52,16 +52,6 @@ def test_a_subclass_that_goes_its_own_way_is_refused(pipeline: Pipeline) -> None
         pipeline.run("worked", *DRGRPO, cls=OwnWay)
 
 
-@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
-def test_every_trainer_mode_of_verl_inherits_the_hook(mode: str) -> None:
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
-    cls = get_trainer_cls(mode)
-    for method in ("__init__", "_compute_advantage", "_save_checkpoint", "_load_checkpoint"):
-        owner = next(base for base in cls.__mro__ if method in vars(base))
-        assert getattr(vars(owner)[method], "__verl_ext__", False), f"{owner.__qualname__}.{method}"
-
-
 def test_the_trainer_computes_the_same_with_verl_s_bare_function(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,11 +5,9 @@ Expected values are those of the worked example in the specification unless thei
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
-from tests.facts import a_line_says, facts
+from tests.facts import facts
 from tests.integration.pipeline import Pipeline, answers_to
 from tests.integration.stand_ins import REGISTERED
 from tests.integration.trainers.default_runs import (
@@ -20,7 +18,7 @@ from tests.integration.trainers.default_runs import (
     HADW,
     PADDED,
 )
-from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.errors import ConfigurationError
 from verl_ext.integration.run import run_of
 
 WORKED: dict[str, tuple[str, tuple[str, ...], dict[tuple[str, str], float]]] = {
@@ -140,15 +138,3 @@ def test_the_names_are_registered_where_verl_computes_rewards_and_answers(pipeli
 def test_an_unknown_component_stops_the_run_and_lists_those_there_are(pipeline: Pipeline) -> None:
     with pytest.raises(ConfigurationError, match=facts("'fromat'", "did you mean 'format'", "valid: 'acc', 'format'")):
         pipeline.run("worked", *DRGRPO, "+algorithm.rewards.keys=[fromat]")
-
-
-def test_a_component_that_is_no_number_stops_the_run_and_is_shown(pipeline: Pipeline) -> None:
-    with pytest.raises(DataError, match=r"(?=.*reward 'note')(?=.*uid '[0-9a-f-]+')(?=.*'read )(?=.*\bstr\b)"):
-        pipeline.run("worked", *DRGRPO, "+algorithm.rewards.keys=[note]")
-
-
-def test_one_answer_a_prompt_is_said_to_teach_nothing(pipeline: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "verl_ext"):
-        (update,) = pipeline.run("alone", *DRGRPO).updates
-    assert update.by_answer() == {("A", "axxx"): 0.0, ("B", "d"): 0.0}
-    assert a_line_says(caplog.text, "2 of 2 prompts", "one response")

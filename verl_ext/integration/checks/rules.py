@@ -12,6 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from verl_ext.conf import GROUP, MARKER
@@ -37,7 +40,7 @@ from verl_ext.registry import GROUP as ENTRY_POINTS
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, misspelt, sections
 
 FILTER = "algorithm.filter_groups"
-LOSS = ("loss_agg_mode", "loss_scale_factor", "use_kl_loss")
+LOSS = (f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor", f"{ACTOR}.use_kl_loss")
 """The actor's settings that the presets of estimators set."""
 
 
@@ -84,67 +87,42 @@ def other_preset(run: RunConfig) -> Iterator[Complaint]:
 
 
 def late_preset(run: RunConfig) -> Iterator[Complaint]:
-    """A preset that replaces settings of the user's primary file, because it comes after them."""
-    from hydra.core.hydra_config import HydraConfig
-
-    if not HydraConfig.initialized():  # in the trainer's process
+    """Settings of the user's files that a preset replaces, because it comes after them."""
+    if not HydraConfig.initialized() or not run.select(MARKER):  # in the trainer's process, or without a preset
         return
-    hydra = HydraConfig.get()
-    name = str(hydra.job.config_name).removesuffix(".yaml")
+    hydra, loader = HydraConfig.get(), GlobalHydra.instance().config_loader()
+    name, overrides = hydra.job.config_name, [*hydra.overrides.hydra, *hydra.overrides.task]
     homes = [source.path for source in hydra.runtime.config_sources if source.schema == "file"]
-    body = _file(name, homes)
-    entries = body.get("defaults") or []
-    late = entries[entries.index("_self_") :] if "_self_" in entries else []
-    chosen = [item for entry in late if isinstance(entry, dict) for item in entry.items()]
-    groups = [_group(key) for key, value in chosen if value]
-    line = f"write `{GROUP}: NAME` before `_self_` in `defaults` of {name}.yaml"
-    if GROUP in groups:
-        yield Complaint(f"a preset after `_self_` replaces settings of the file itself: {line}")
-    typed = [re.split("[=@]", text.lstrip("+~"))[0] for text in hydra.overrides.task]
-    if GROUP not in typed or not run.select(MARKER):
-        return
-    replaced = [
+    written: dict[str, Any] = {}
+    for part in loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults:
+        files = (Path(home, f"{part.config_path}".removesuffix(".yaml") + ".yaml") for home in homes)
+        if (file := next(filter(Path.is_file, files), None)) is not None:
+            leaves = _leaves(OmegaConf.to_container(OmegaConf.load(file)), part.package or "")
+            # drgrpo's preset may replace the loss of the file that the primary file starts from.
+            kept = ("algorithm.", *LOSS) if part.primary else ("algorithm.",)
+            written |= {path: value for path, value in leaves if path.startswith(kept)}
+    typed = [re.split("[=@]", text.lstrip("+~"))[0] for text in overrides]
+    composed = dict(_leaves(OmegaConf.to_container(run.config)))
+    lost = [
         path
-        for path, value in _written(body, homes).items()
-        if path != "algorithm.adv_estimator" and "${" not in str(value) and run.select(path) != value
+        for path, value in written.items()
+        if path != "algorithm.adv_estimator" and "${" not in str(value) and composed.get(path) != value
         if not any(f"{path}.".startswith(f"{key}.") for key in typed)
     ]
-    for section, fatal in (("algorithm", True), (ACTOR, False)):
-        if lost := [path for path in replaced if path.startswith(section)]:
-            yield Complaint(f"the preset on the command line replaces {', '.join(lost)} of the file: {line}", fatal)
+    if lost:
+        yield Complaint(
+            f"a preset replaces {', '.join(lost)} of {name}, because it comes later: write `{GROUP}: NAME` before "
+            "`_self_` in the `defaults` of the file, or set them on the command line"
+        )
 
 
-def _file(name: str, homes: list[str]) -> dict[str, Any]:
-    """Return the body of a user's file; empty if there is none."""
-    files = [file for home in homes if (file := Path(home, f"{name}.yaml")).is_file()]
-    body: Any = OmegaConf.to_container(OmegaConf.load(files[0])) if files else {}
-    return body if isinstance(body, dict) else {}
-
-
-def _group(key: str) -> str:
-    """Return the group of an entry in `defaults`, without keywords and package."""
-    return re.sub(r"^((override|optional) )*/?|@.*", "", key)
-
-
-def _written(body: dict[str, Any], homes: list[str]) -> dict[str, Any]:
-    """Return, by path, the settings in a file and in those it starts from that the preset of an estimator replaces."""
-    written: dict[str, Any] = {}
-    for entry in body.get("defaults") or []:
-        parts = entry.items() if isinstance(entry, dict) else [("", entry)]
-        for name in (f"{_group(key)}/{value}".strip("/") for key, value in parts if value != "_self_"):
-            written |= _written(_file(name.removesuffix(".yaml"), homes), homes)
-    written |= _leaves(body.get("algorithm") or {}, "algorithm")
-    actor = (body.get("actor_rollout_ref") or {}).get("actor") or {}
-    return written | {f"{ACTOR}.{name}": actor[name] for name in LOSS if name in actor}
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path of each setting below a path, with its value."""
     if not isinstance(value, dict):
         yield path, value
         return
     for name, inner in value.items():
-        yield from _leaves(inner, f"{path}.{name}")
+        yield from _leaves(inner, f"{path}.{name}".strip("."))
 
 
 def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:

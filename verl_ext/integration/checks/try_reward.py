@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from verl_ext.core.batch import unit_accuracy
-from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed, unknown
+from verl_ext.core.rows import Rows
+from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed
 from verl_ext.integration.checks import Verdict
 from verl_ext.integration.checks.read import select
 from verl_ext.integration.checks.rewards import MANAGERS
-from verl_ext.integration.components import SCORE, is_number
-from verl_ext.settings import RewardsSettings
+from verl_ext.integration.components import SCORE, Components, is_number
 
 PLACE = "algorithm.rewards"
 
@@ -35,13 +35,16 @@ class Tried:
     """What a reward function did with some answers."""
 
     calls: int = 0
-    results: int = 0
-    """Calls that returned something."""
-    values: dict[str, list[Any]] = field(default_factory=dict)
-    """The values of each component, of the calls that returned it."""
+    answers: list[str] = field(default_factory=list)
+    """The answers for which the function returned something."""
+    results: list[dict[str, Any]] = field(default_factory=list)
+    """What it returned for them."""
     problems: list[str] = field(default_factory=list)
-    off: float = 0.0
-    """The largest difference between the score and the weighted sum of the named rewards."""
+
+    def values(self) -> dict[str, list[Any]]:
+        """Return the values of each component, None where the function did not return it."""
+        names = dict.fromkeys(name for result in self.results for name in result)
+        return {name: [result.get(name) for result in self.results] for name in names}
 
 
 def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None) -> tuple[list[str], bool]:
@@ -53,7 +56,6 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
         function = get_custom_reward_fn(config) or default_compute_score
     except Exception as error:
         raise ConfigurationError(f"the reward function cannot be loaded: {type(error).__name__}: {error}") from error
-    rewards = verdict.settings.rewards
     path, samples = _rows(config, rows)
     given = answers.read_text(encoding="utf-8").splitlines() if answers is not None else []
     tried = Tried()
@@ -62,8 +64,9 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
         kinds = {"the ground truth": truth if isinstance(truth, str) else json.dumps(truth), "an empty answer": ""}
         kinds |= {"the answer of the file": given[at]} if at < len(given) else {}
         for kind, answer in kinds.items():
-            _call(tried, function, row, answer, rewards, f"row {at}, {kind}")
-    tried.problems += _wrong(tried, verdict, MANAGERS.get(select(config, "reward.reward_manager.name")))
+            _call(tried, function, row, answer, f"row {at}, {kind}")
+    if tried.results:
+        tried.problems += _wrong(tried, verdict, MANAGERS.get(select(config, "reward.reward_manager.name")))
     problems = list(dict.fromkeys(tried.problems))
     lines = [*_lines(tried, f"{len(samples)} rows of {path}", verdict), *(f"  - {text}" for text in problems)]
     return lines, bool(problems)
@@ -74,29 +77,21 @@ def _wrong(tried: Tried, verdict: Verdict, added: tuple[str, ...] | None) -> Ite
 
     `added` are the components that the reward manager adds; None: unknown.
     """
-    rewards, values = verdict.settings.rewards, tried.values
-    if not values:
-        return
+    rows = Rows.of_padding(np.zeros(len(tried.results), dtype=bool))
+    found, rewards = Components(rows=rows, labels=tried.answers, fields=tried.values()), verdict.settings.rewards
     wanted = dict.fromkeys(rewards.keys or (), "keys")
-    needed = verdict.chain is not None and verdict.chain.needs_accuracy
-    key = rewards.accuracy_key or ("acc" if "acc" in values else SCORE)
-    if needed:
-        wanted.setdefault(key, "accuracy_key")
+    accuracy = rewards.accuracy_in(found) if verdict.chain is not None and verdict.chain.needs_accuracy else None
+    if accuracy is not None:
+        wanted.setdefault(accuracy, "accuracy_key")
     for name, setting in wanted.items():
-        where = f"algorithm.rewards.{setting}"
-        if name not in values:
-            if added is not None and name not in added:
-                yield f"{where}: {unknown('component', name, values)}"
-        elif len(values[name]) < tried.results:
-            yield f"{where}: {name!r} is missing from {tried.results - len(values[name])} of {tried.results} answers"
-        elif not all(map(is_number, values[name])):
-            yield f"{where}: {name!r} must be a number in every answer, NaN for 'not scored'"
-        elif needed and name == key:
-            try:
-                column = np.array([float(value) for value in values[key]])
-                unit_accuracy(column, [""] * len(column), key=key, threshold=rewards.accuracy_threshold, where=PLACE)
-            except VerlExtError as error:
-                yield str(error)
+        if name not in found and (added is None or name in added):
+            continue
+        try:
+            column = found.column(name, f"{PLACE}.{setting}")
+            if name == accuracy:
+                unit_accuracy(column, tried.answers, key=name, threshold=rewards.accuracy_threshold, where=PLACE)
+        except VerlExtError as error:
+            yield str(error)
 
 
 def _rows(config: Any, most: int) -> tuple[str, list[Any]]:
@@ -127,7 +122,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _call(tried: Tried, function: Any, row: Any, answer: str, rewards: RewardsSettings, where: str) -> None:
+def _call(tried: Tried, function: Any, row: Any, answer: str, where: str) -> None:
     tried.calls += 1
     try:
         result = function(
@@ -140,18 +135,11 @@ def _call(tried: Tried, function: Any, row: Any, answer: str, rewards: RewardsSe
     except Exception as error:  # noqa: BLE001 - the function is the user's
         tried.problems.append(f"{where}: the reward function raises {type(error).__name__}: {error}")
         return
-    tried.results += 1
     values = dict(result) if isinstance(result, Mapping) else {"acc": result, "score": result}
     if "score" not in values:
         tried.problems.append(f"the result has no `score`, which verl needs: {listed(values)}")
-    for key, value in values.items():
-        tried.values.setdefault(str(key), []).append(value)
-    named = [values.get(key) for key in rewards.keys or ()]
-    numbers = [float(value) for value in (*named, values.get("score")) if isinstance(value, Real)]
-    if len(numbers) == len(named) + 1:
-        weights = rewards.weights or (1.0,) * len(named)
-        total = sum(weight * value for weight, value in zip(weights, numbers[:-1], strict=True))
-        tried.off = max(tried.off, abs(numbers[-1] - total))
+    tried.answers.append(where)
+    tried.results.append(values)
 
 
 async def _awaited(result: Any) -> Any:
@@ -160,26 +148,30 @@ async def _awaited(result: Any) -> Any:
 
 def _lines(tried: Tried, source: str, verdict: Verdict) -> Iterator[str]:
     yield f"the reward function on {source}, {tried.calls} answers"
-    width = max(map(len, tried.values), default=0)
-    accuracies = []
-    for key, values in tried.values.items():
+    columns, rewards, accuracies = tried.values(), verdict.settings.rewards, []
+    width = max(map(len, columns), default=0)
+    for key, values in columns.items():
         numbers = [float(value) for value in values if isinstance(value, Real) and not math.isnan(float(value))]
         what = [f"{min(numbers):g} to {max(numbers):g}"] if numbers else []
-        what += [f"{len(values)} of {tried.calls} answers"] if len(values) < tried.calls else []
         what += list(_odd(values))
         yield f"  {key.ljust(width)}  {listed({type(value).__name__ for value in values})}  {', '.join(what)}"
         if numbers and min(numbers) >= 0 and max(numbers) <= 1:
             accuracies.append(key)
     yield f"  in [0, 1], as an accuracy must be: {listed(accuracies)}"
-    if verdict.settings.rewards.keys and tried.off > 1e-6:
+    keys = rewards.keys or ()
+    if keys and all(map(is_number, (value for name in (SCORE, *keys) for value in columns.get(name, [None])))):
+        weights = np.array(rewards.weights or [1.0] * len(keys))
+        total = weights @ np.array([columns[key] for key in keys], dtype=float)
+        off = np.nan_to_num(np.abs(np.array(columns[SCORE], dtype=float) - total)).max()
         used = "the sum" if verdict.chain is not None else "the score"
-        yield f"  the score differs from the weighted sum of the named rewards by up to {tried.off:g}; {used} is used"
+        if off > 1e-6:
+            yield f"  the score differs from the weighted sum of the named rewards by up to {off:g}; {used} is used"
 
 
 def _odd(values: Sequence[Any]) -> Iterator[str]:
     """Words about values that are no finite number."""
     nan = sum(isinstance(value, Real) and math.isnan(float(value)) for value in values)
-    for words, count in (("None", sum(value is None for value in values)), ("NaN (not scored)", nan)):
+    for words, count in (("missing or None", sum(value is None for value in values)), ("NaN (not scored)", nan)):
         if count:
             yield f"{count} {words}"
     if any(isinstance(value, Mapping | list | tuple) for value in values):
