@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 
 from tests.calls import object_array
-from tests.facts import facts
 from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, scalar, sometimes, tree
 from verl_ext import Batch, RunState, Settings, build, use_run_state
 from verl_ext.errors import VerlExtError
@@ -225,17 +224,3 @@ def test_tensors_of_another_kind(odd: Any, place: str) -> None:
     given = {"token_level_rewards": torch.ones(2, 2), "response_mask": torch.ones(2, 2)} | {place: odd}
     with pytest.raises(VerlExtError, match=place):
         estimator_function("drgrpo")(index=["a", "a"], config={}, **given)
-
-
-@pytest.mark.parametrize("index", [np.zeros((2, 2)), [torch.zeros(2), 1], [{}, {}], ["a"], "a", None, 5, np.array(5)])
-def test_uids_that_are_no_list_of_uids(index: Any) -> None:
-    given = {"token_level_rewards": torch.ones(2, 2), "response_mask": torch.ones(2, 2)}
-    with pytest.raises(VerlExtError, match="uid|index|label"):
-        estimator_function("drgrpo")(index=index, config={}, **given)
-
-
-def test_components_with_names_that_are_no_text_are_listed_where_one_is_missing() -> None:
-    given = {"token_level_rewards": torch.ones(2, 2), "response_mask": torch.ones(2, 2), "index": ["a", "a"]}
-    fields = {1: [0.5, 1.0], None: [1, 2], "b": {3, 4}, "c": np.array([1.0, 2.0])}
-    with pytest.raises(VerlExtError, match=facts("'1'", "'None'", "'b', 'c'")):
-        estimator_function("gdpo")(config={"rewards": {"keys": ["x"]}}, non_tensor_batch=fields, **given)
