@@ -14,7 +14,7 @@ from tests.batches import rollouts
 from tests.core.columns import apply
 from tests.facts import facts
 from verl_ext.core.batch import Batch
-from verl_ext.core.steps import Centre, DivideByBatchStd, PenaliseLength
+from verl_ext.core.steps import Centre, DivideByBatchStd, DivideByMean, PenaliseLength
 from verl_ext.core.totals import WeighByFocal
 from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, DataError
@@ -116,3 +116,8 @@ def test_each_is_the_plain_loop(rollout, buffer, number):
     ]
     for step, wanted in pairs:
         np.testing.assert_allclose(step.update(batch.rewards, batch, None).values[:, 0], wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_divide_by_mean_leaves_what_is_not_scored():
+    found = apply(DivideByMean(0.5), [1.0, NAN, 4.0, 7.0], ["a", "a", "a", "b"])
+    np.testing.assert_allclose(found, [1 / 3, NAN, 4 / 3, 0])  # "b" is alone: it does not vary
