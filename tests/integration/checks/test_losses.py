@@ -9,7 +9,7 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig
 from verl.workers.config.actor import PolicyLossConfig
 
-from verl_ext.integration.checks.rules import SELF_AGGREGATING, aggregates_itself
+from verl_ext.integration.checks.losses import SELF_AGGREGATING, aggregates_itself
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]])
 OLD = torch.linspace(-1.2, -0.1, 12).reshape(3, 4)

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from tests.integration.configs import compose as composed_by_hydra
 from verl_ext.errors import Complaint, ConfigurationError, IntegrationError
 from verl_ext.integration import hooks
-from verl_ext.integration.checks import Verdict, check_run, judge, rules
+from verl_ext.integration.checks import Verdict, check_run, judge, losses
 
 ACTOR = "actor_rollout_ref.actor"
 KEYS = "+algorithm.rewards.keys=[acc,format]"
@@ -213,8 +213,8 @@ def names(table: list[tuple[str, tuple[str, ...], tuple[str, ...]]]) -> pytest.M
 @pytest.fixture(autouse=True)
 def known_verl(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a verl whose losses the package does not know, the rules are those of the last tested version."""
-    if rules.aggregates_itself("sapo") is None:
-        monkeypatch.setattr("verl.__version__", list(rules.SELF_AGGREGATING)[-1])
+    if losses.aggregates_itself("sapo") is None:
+        monkeypatch.setattr("verl.__version__", list(losses.SELF_AGGREGATING)[-1])
 
 
 @names(ERRORS)

@@ -1,4 +1,4 @@
-"""Rules about the configuration of a run; those about its rewards are in `rewards`.
+"""Rules about the configuration of a run; those about rewards and losses are in `rewards` and `losses`.
 
 A rule yields what it has against a run: an error, or a warning. An estimator has a rule of its own beside its formula.
 """
@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from verl_ext.conf import GROUP, MARKER
 from verl_ext.core.steps import Centre, Condition
-from verl_ext.core.totals import Balance
 from verl_ext.errors import Complaint, listed, nearest, unknown
 from verl_ext.estimators import build
 from verl_ext.estimators.compose import try_out
-from verl_ext.estimators.dgpo import DgpoSettings, balance_for
-from verl_ext.estimators.drgrpo import DrgrpoSettings
+from verl_ext.estimators.dgpo import DgpoSettings
 from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
+from verl_ext.integration.checks.losses import balance, loss_mode
 from verl_ext.integration.checks.read import ACTOR, RunConfig
 from verl_ext.integration.checks.rewards import (
     FUNCTION,
@@ -41,15 +39,6 @@ from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, misspelt, sections
 FILTER = "algorithm.filter_groups"
 LOSS = ("loss_agg_mode", "loss_scale_factor", "use_kl_loss")
 """The actor's settings that the presets of estimators set."""
-SCALE_SENSITIVE = ("clip_cov", "kl_cov", "dro")
-"""verl's losses that depend on the scale of the advantages."""
-SELF_AGGREGATING: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        "0.9.0": frozenset({"sapo", "geo_mean", "gspo"}),
-        "0.9.1": frozenset({"sapo", "geo_mean"}),
-    }
-)
-"""The losses of each tested version of verl that average token losses in their own way and ignore `loss_agg_mode`."""
 
 
 def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
@@ -275,64 +264,6 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
     for name in run.used if run.chain is not None else ():
         if name in ESTIMATORS:
             yield from declaration(name).check(run.settings, run.select)
-
-
-def balance(run: RunConfig) -> Iterator[Complaint]:
-    """A balancing step, of dgpo or of a list, that does not fit what the loss averages over."""
-    mode, loss = run.settings.loss_agg_mode, run.select(f"{ACTOR}.policy_loss.loss_mode")
-    for step in run.chain.steps if run.chain is not None else ():
-        if not isinstance(step, Balance):
-            continue
-        if step.over != balance_for(mode):
-            yield Complaint(
-                f"balance={step.over} does not fit {ACTOR}.loss_agg_mode={mode}, which needs {balance_for(mode)}: set "
-                "algorithm.dgpo.balance=auto (in a list of steps, over or no step)",
-                fatal=False,
-            )
-        if step.over == "token" and aggregates_itself(loss):
-            yield Complaint(
-                f"{ACTOR}.policy_loss.loss_mode={loss} averages over sequences and ignores loss_agg_mode: set "
-                "algorithm.dgpo.balance=sequence (in a list of steps, over: sequence)",
-                fatal=False,
-            )
-
-
-def loss_mode(run: RunConfig) -> Iterator[Complaint]:
-    """A loss of verl that does not do what the estimator relies on."""
-    loss = run.select(f"{ACTOR}.policy_loss.loss_mode")
-    where = f"{ACTOR}.policy_loss.loss_mode={loss}"
-    if run.chain is None:
-        return
-    drgrpo = "drgrpo" in run.used and run.settings.of(DrgrpoSettings).check_loss
-    if drgrpo and aggregates_itself(loss):
-        yield Complaint(
-            f"{where} ignores loss_agg_mode, which Dr. GRPO needs: set {ACTOR}.policy_loss.loss_mode=vanilla, or "
-            "algorithm.drgrpo.check_loss=False"
-        )
-    if aggregates_itself(loss) is None and (drgrpo or any(isinstance(step, Balance) for step in run.chain.steps)):
-        yield Complaint(
-            f"{where}: {run.name} relies on {ACTOR}.loss_agg_mode, which this loss may ignore in your version of verl "
-            f"(known: {', '.join(SELF_AGGREGATING)}): look at verl.trainer.ppo.core_algos",
-            fatal=False,
-        )
-    if loss in SCALE_SENSITIVE:
-        yield Complaint(
-            f"{where} depends on the scale of the advantages, which {run.name} changes: tune its thresholds, or set "
-            f"{ACTOR}.policy_loss.loss_mode=vanilla",
-            fatal=False,
-        )
-
-
-def aggregates_itself(loss: Any) -> bool | None:
-    """Return whether a loss of verl averages token losses in its own way; None if that is unknown for this version."""
-    import verl
-    from verl.trainer.ppo import core_algos
-
-    function = core_algos.POLICY_LOSS_REGISTRY.get(loss) if isinstance(loss, str) else None
-    if function is None or function.__module__ != core_algos.__name__ or loss == "vanilla":
-        return False
-    known = SELF_AGGREGATING.get(verl.__version__)
-    return None if known is None else loss in known
 
 
 def notes(run: RunConfig) -> Iterator[str]:

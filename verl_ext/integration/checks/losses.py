@@ -1,0 +1,81 @@
+"""Rules about verl's losses: each divides by something else, and some do not do what an estimator relies on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from verl_ext.core.totals import Balance
+from verl_ext.errors import Complaint
+from verl_ext.estimators.dgpo import balance_for
+from verl_ext.estimators.drgrpo import DrgrpoSettings
+from verl_ext.integration.checks.read import ACTOR, RunConfig
+
+SCALE_SENSITIVE = ("clip_cov", "kl_cov", "dro")
+"""verl's losses that depend on the scale of the advantages."""
+SELF_AGGREGATING: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "0.9.0": frozenset({"sapo", "geo_mean", "gspo"}),
+        "0.9.1": frozenset({"sapo", "geo_mean"}),
+    }
+)
+"""The losses of each tested version of verl that average token losses in their own way and ignore `loss_agg_mode`."""
+
+
+def balance(run: RunConfig) -> Iterator[Complaint]:
+    """A balancing step, of dgpo or of a list, that does not fit what the loss averages over."""
+    mode, loss = run.settings.loss_agg_mode, run.select(f"{ACTOR}.policy_loss.loss_mode")
+    for step in run.chain.steps if run.chain is not None else ():
+        if not isinstance(step, Balance):
+            continue
+        if step.over != balance_for(mode):
+            yield Complaint(
+                f"balance={step.over} does not fit {ACTOR}.loss_agg_mode={mode}, which needs {balance_for(mode)}: set "
+                "algorithm.dgpo.balance=auto (in a list of steps, over or no step)",
+                fatal=False,
+            )
+        if step.over == "token" and aggregates_itself(loss):
+            yield Complaint(
+                f"{ACTOR}.policy_loss.loss_mode={loss} averages over sequences and ignores loss_agg_mode: set "
+                "algorithm.dgpo.balance=sequence (in a list of steps, over: sequence)",
+                fatal=False,
+            )
+
+
+def loss_mode(run: RunConfig) -> Iterator[Complaint]:
+    """A loss of verl that does not do what the estimator relies on."""
+    loss = run.select(f"{ACTOR}.policy_loss.loss_mode")
+    where = f"{ACTOR}.policy_loss.loss_mode={loss}"
+    if run.chain is None:
+        return
+    drgrpo = "drgrpo" in run.used and run.settings.of(DrgrpoSettings).check_loss
+    if drgrpo and aggregates_itself(loss):
+        yield Complaint(
+            f"{where} ignores loss_agg_mode, which Dr. GRPO needs: set {ACTOR}.policy_loss.loss_mode=vanilla, or "
+            "algorithm.drgrpo.check_loss=False"
+        )
+    if aggregates_itself(loss) is None and (drgrpo or any(isinstance(step, Balance) for step in run.chain.steps)):
+        yield Complaint(
+            f"{where}: {run.name} relies on {ACTOR}.loss_agg_mode, which this loss may ignore in your version of verl "
+            f"(known: {', '.join(SELF_AGGREGATING)}): look at verl.trainer.ppo.core_algos",
+            fatal=False,
+        )
+    if loss in SCALE_SENSITIVE:
+        yield Complaint(
+            f"{where} depends on the scale of the advantages, which {run.name} changes: tune its thresholds, or set "
+            f"{ACTOR}.policy_loss.loss_mode=vanilla",
+            fatal=False,
+        )
+
+
+def aggregates_itself(loss: Any) -> bool | None:
+    """Return whether a loss of verl averages token losses in its own way; None if that is unknown for this version."""
+    import verl
+    from verl.trainer.ppo import core_algos
+
+    function = core_algos.POLICY_LOSS_REGISTRY.get(loss) if isinstance(loss, str) else None
+    if function is None or function.__module__ != core_algos.__name__ or loss == "vanilla":
+        return False
+    known = SELF_AGGREGATING.get(verl.__version__)
+    return None if known is None else loss in known
