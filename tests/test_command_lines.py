@@ -71,32 +71,6 @@ def in_docstrings(text: str) -> Iterator[str]:
             yield from (span for line in lines for span in re.findall(r"`([^`]+)`", line) if COMMAND.match(span))
 
 
-def in_messages(text: str) -> Iterator[str]:
-    """Sentences in a module's strings other than docstrings, with `X` for what is filled in."""
-    tree = ast.parse(text)
-    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    told |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
-        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-        sentence = "".join(part.value if isinstance(part, ast.Constant) else "X" for part in parts if is_text(part))
-        if is_text(node) and id(node) not in told and " " in sentence:
-            yield sentence
-
-
-def is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.JoinedStr | ast.FormattedValue) or isinstance(getattr(node, "value", None), str)
-
-
-def unquoted_settings(sentence: str) -> list[str]:
-    """Settings to copy that are lists, outside quotes.
-
-    >>> unquoted_settings("it's wrong: write a.b=[c,d] (or 'e f=[g]', 'h=[i]')")
-    ['a.b=[c,d]']
-    """
-    found = re.finditer(r"[^\s('\"]*\w=\[(?!\[)\S*", sentence)
-    return [one[0] for one in found if not re.search(r"(?:^|[\s(])['\"][^'\"]*$", sentence[: one.start()])]
-
-
 READERS = {".md": in_markdown, ".py": in_docstrings, ".sh": in_comments, ".yaml": in_comments, ".yml": in_comments}
 FILES = sorted(
     path
@@ -114,21 +88,6 @@ def test_lists_on_command_lines_are_quoted() -> None:
         str(path.relative_to(ROOT)): [word for text in commands(path) for word in unquoted(text)] for path in FILES
     }
     assert {path: words for path, words in wrong.items() if words} == {}
-
-
-def test_lists_in_messages_are_quoted() -> None:
-    """A user copies them to a command line."""
-    files = sorted((ROOT / "verl_ext").rglob("*.py"))
-    told = {path: list(in_messages(path.read_text(encoding="utf-8"))) for path in files}
-    assert sum("=[" in sentence for sentences in told.values() for sentence in sentences) > 10
-    wrong = {path.name: [word for sentence in told[path] for word in unquoted_settings(sentence)] for path in files}
-    assert {name: words for name, words in wrong.items() if words} == {}
-
-
-@pytest.mark.parametrize("message", ['"write a.b=[c]"', 'f"write {a}.b=[{c}] (or d)"', '"one (or " "+a.b=[c])"'])
-def test_an_unquoted_list_in_a_message_is_found(message: str) -> None:
-    (sentence,) = in_messages(f'"""a b=[c]"""\nraise ValueError({message})\n')
-    assert unquoted_settings(sentence)
 
 
 def test_commands_are_found_in_every_kind_of_file() -> None:

@@ -31,11 +31,6 @@ def follow(step: WeighByHistory, accuracies: list[float], values: float = 1.0):
     return updates
 
 
-def test_defaults_are_those_of_the_specification():
-    step = WeighByHistory()
-    assert (step.anchor, step.lambda_scale, step.history_window, step.eta, step.eta_min) == ("soft", 1.3, 10, 0.1, 0.05)
-
-
 def test_the_soft_anchor_moves_by_eta_times_sigma():
     """eta 0.5, eta_min 0, y = 0, 1, 1, 1.
 
@@ -158,11 +153,6 @@ def test_each_group_has_its_own_gap_and_each_sign_its_own_factor():
     assert found.metrics["batch_accuracy"] == 0.625
     assert found.metrics["reweighting_mean"] == pytest.approx(np.mean(phi))
     assert found.metrics["reweighting_std"] == pytest.approx(np.std(phi))
-
-
-def test_an_advantage_of_zero_stays_zero():
-    step = WeighByHistory("fixed", fixed_anchor=0.5)
-    assert (step.update(np.zeros((2, 1)), batch(1.0), step.init()).values == 0).all()
 
 
 def test_a_group_without_accuracy_keeps_its_advantage():

@@ -48,16 +48,6 @@ def test_a_killed_worker_ends_the_run_which_can_be_resumed(start, storm, kind):
     assert state(again, kept + 1)["hadw"]["weigh_by_history"]["ticks"] == kept + 1
 
 
-def test_two_runs_at_once_do_not_meet(start):
-    runs = [start(name, *HADW, steps=3, configuration="[cpu,hadw]") for name in ("one", "other")]
-    for run in runs:
-        assert run.wait(2 * TIMEOUT) == 0, run.tail()
-    one, other = runs
-    for name in ("hadw/capability_posterior", "critic/score/mean", "response_length/mean"):
-        assert one.column(name) == pytest.approx(other.column(name), rel=1e-6)
-    assert state(one, 3) == state(other, 3)
-
-
 @pytest.fixture
 def small_disk(tmp_path):
     """A disk of 12 MB where run "run" saves its checkpoints, of 1.3 MB each; returns what gives it another size."""

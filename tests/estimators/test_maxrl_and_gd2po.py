@@ -91,22 +91,25 @@ X, Y = [1.0, 3, 2, 2, 1, 0], [4.0, 0, 5, 3, 0, 1]
 HARD, SNR = {"whiten": "none"}, {"whiten": "none", "conflict": "snr", "tau": 0.4}
 BY_HAND = {
     # Rows 0 and 1 conflict: half of a is kept. Both of b conflict: x .5 -.5, y -.5 .5.
-    "hard": (HARD, {}, X, [0, 0, 1, 0, 0, 0], 4 / 6),
+    "hard": (HARD, {}, X, Y, [0, 0, 1, 0, 0, 0], 4 / 6),
     # |-1 + 1| / 2 = 0 is dropped, |1 - 3| / 4 = .5 is kept: three quarters of a.
-    "snr": (SNR, {}, X, [0, -1.5, 1.5, 0, 0, 0], 3 / 6),
-    "a weight of 0 takes no part": (HARD, {"weights": [1, 0]}, X, [-1, 1, 0, 0, 0.5, -0.5], 0),
+    "snr": (SNR, {}, X, Y, [0, -1.5, 1.5, 0, 0, 0], 3 / 6),
+    "snr at tau is kept": (SNR | {"tau": 0.0}, {}, X, Y, [0, -2, 2, 0, 0, 0], 0),
+    "a weight of 0 takes no part": (HARD, {"weights": [1, 0]}, X, Y, [-1, 1, 0, 0, 0.5, -0.5], 0),
     # -2 x: 2 -2 0 0 and -1 1; with y nothing conflicts.
-    "a negative weight turns a reward round": (HARD, {"weights": [-2, 1]}, X, [3, -5, 2, 0, -1.5, 1.5], 0),
+    "a negative weight turns a reward round": (HARD, {"weights": [-2, 1]}, X, Y, [3, -5, 2, 0, -1.5, 1.5], 0),
     # x of a: not scored, 1 0 -1; row 0 has only its y, and row 1 conflicts: three quarters of [1, 0, 2, -1].
-    "what is not scored takes no part": (HARD, {}, [NAN, 3, 2, 1, 1, 0], [0.75, 0, 1.5, -0.75, 0, 0], 3 / 6),
+    "what is not scored takes no part": (HARD, {}, [NAN, 3, 2, 1, 1, 0], Y, [0.75, 0, 1.5, -0.75, 0, 0], 3 / 6),
+    # Nothing of row 0 is scored. x of a: 1 0 -1, y: -2 2 0; row 1 conflicts: two thirds of [2, -1].
+    "nor does a row": (HARD, {}, [NAN, 3, 2, 1, 1, 0], [NAN, 0, 4, 2, 0, 1], [0, 0, 4 / 3, -2 / 3, 0, 0], 3 / 5),
 }
 
 
 @pytest.mark.parametrize("case", BY_HAND)
 def test_gd2po_by_hand(case):
-    own, rewards_too, x, wanted, dropped = BY_HAND[case]
+    own, rewards_too, x, y, wanted, dropped = BY_HAND[case]
     config = {"rewards": XY["rewards"] | rewards_too, "gd2po": own, "norm_adv_by_std_in_grpo": False}
-    batch = Batch.of(list(zip(x, Y, strict=True)), list("aaaabb"), keys=("x", "y"))
+    batch = Batch.of(list(zip(x, y, strict=True)), list("aaaabb"), keys=("x", "y"))
     result = build("gd2po", Settings.parse(config))(batch)
     np.testing.assert_allclose(result.advantages, wanted, atol=1e-12)
     assert result.metrics["dropped_share"] == pytest.approx(dropped)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.calls import metrics_of
 from verl_ext import Batch, Settings, build
 from verl_ext.core.batch import unit_accuracy
-from verl_ext.core.rows import Rows
 from verl_ext.core.steps import Condition, Requirement
 from verl_ext.estimators.compose import describe
 
@@ -52,13 +50,6 @@ def test_balance_by_sequences_counts_the_rows_over_which_the_loss_averages():
     result = build("dgpo", settings)(batch)
     assert result.metrics["balance_z"] == 5 / 3
     np.testing.assert_allclose(result.advantages, [5 / 6, -5 / 6, 0, 0])
-
-
-def test_the_registered_function_counts_rows_too():
-    config = {"dgpo": {"dqw": False, "balance": "sequence"}}
-    rows = Rows.of_sessions(["a_0_0", "a_1_0", "a_1_1", "b_0_0", "b_1_0"], np.zeros(5, dtype=bool))
-    found = metrics_of("dgpo", [1.0, 9, 0, 1, 1], list("aaabb"), config=config, rows=rows)
-    assert found["dgpo/balance_z"] == 5 / 3
 
 
 KL = np.array([-1e-4, 2e-4, 0.0, -3e-4, 1e-3, -2e-3, 0.0, 1e-3])

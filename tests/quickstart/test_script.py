@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.facts import a_line_says
-from tests.signals import as_from_a_terminal, under_nohup
+from tests.signals import as_from_a_terminal
 
 ROOT = Path(__file__).parents[2]
 BAR = r'printf "\rTraining Progress: 100%%\n"'
@@ -33,7 +32,7 @@ def quickstart(tmp_path):
     """Starts the quickstart with the scripted Python; what is left of it at the end is killed."""
     started = []
 
-    def start(*options, signals=as_from_a_terminal):
+    def start(*options):
         command = [ROOT / "scripts/quickstart.sh", "--python", "./python", "--output", "my runs", *options]
         process = subprocess.Popen(
             command,
@@ -41,7 +40,7 @@ def quickstart(tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=signals,
+            preexec_fn=as_from_a_terminal,
             start_new_session=True,
         )
         started.append(process)
@@ -139,20 +138,6 @@ def test_a_part_that_fails_ends_it_with_its_status_before_the_next(failing, next
     assert code == 7
     assert next_part not in (tmp_path / "calls").read_text()
     assert failing in output  # the end of its log
-
-
-@pytest.mark.parametrize(("signals", "status"), [(under_nohup, 0), (as_from_a_terminal, 129)])
-def test_under_nohup_it_outlives_its_terminal(signals, status, quickstart, tmp_path):
-    """Each part waits until the terminal is closed: the script and the part are told so."""
-    body = f"echo $$ >>{tmp_path}/pids; while [[ ! -e {tmp_path}/closed ]]; do sleep 0.05; done; sleep 0.3"
-    script(tmp_path / "python", body)
-    process = quickstart("--", TRAIN, signals=signals)
-    for group in (process.pid, *pids_in(tmp_path / "pids", 1)):
-        with suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGHUP)
-    (tmp_path / "closed").touch()
-    assert ended(process)[0] == status
-    assert len(pids_in(tmp_path / "pids", 1)) == (6 if status == 0 else 1)
 
 
 FAKE = """case "$*" in

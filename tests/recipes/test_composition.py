@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 from omegaconf import OmegaConf
 
@@ -18,16 +15,8 @@ from verl_ext.cli import main
 from verl_ext.integration import checks
 from verl_ext.integration.checks import judge
 
-# The commands of the first scripts, those that start the same run now, and the values that both give to verl.
-PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())
-COMMANDS = [
-    pytest.param(recipe, command["new"], {**content["shared"], **command["values"]}, id=command["old"])
-    for recipe, content in PUBLISHED.items()
-    for command in content["commands"]
-]
 # Published as they are: several updates a step, and a filter of groups below HA-DW.
 WARNED = ("tool_calling/dgpo", "math/hadw-dapo")
-OUTPUT = ("trainer.experiment_name", "trainer.default_local_dir")
 
 
 def flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -41,29 +30,6 @@ def flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 def values_of(config: Any) -> dict[str, Any]:
     """Path to value, before interpolations are resolved."""
     return dict(flat(OmegaConf.to_container(config, resolve=False)))
-
-
-@functools.cache
-def of_verl(*overrides: str) -> dict[str, Any]:
-    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-        return values_of(hydra.compose("ppo_trainer", overrides=list(overrides)))
-
-
-@pytest.mark.parametrize(("recipe", "command", "expected"), COMMANDS)
-def test_a_published_command_composes_to_the_same_values_in_its_new_form(
-    recipe: str, command: str, expected: dict[str, Any]
-) -> None:
-    default = of_verl()
-    script, arm, *overrides = command.split()
-    assert script == f"recipes/{recipe}/run.sh"
-    preset = {} if estimator(f"{recipe}/{arm}") == "grpo" else of_verl(f"+verl_ext={estimator(f'{recipe}/{arm}')}")
-    ours = {name: value for name, value in preset.items() if name not in default}
-    values = {
-        name: value
-        for name, value in values_of(composed(f"{recipe}/{arm}", *overrides)).items()
-        if (name not in default or default[name] != value) and not (name in ours and ours[name] == value)
-    }
-    assert {name: value for name, value in values.items() if name not in OUTPUT} == expected
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -29,9 +29,6 @@ def test_the_examples_in_the_docstrings_are_right(module):
     assert found.failed == 0
 
 
-# data
-
-
 def questions(path: Path) -> list[str]:
     return [row["prompt"][-1]["content"] for row in rows(path)]
 
@@ -52,12 +49,6 @@ def test_no_question_of_the_cold_start_is_in_validation_or_in_rl(prepared):
     assert list(chain(*parts)) == [f"train {n}?" for n in range(1010)]
     assert questions(prepared / "test.parquet") == [f"test {n}?" for n in range(7)]
     assert questions(prepared / "test3.parquet") == [f"test {n}?" for n in range(3)]
-
-
-# model
-
-
-# the whole script
 
 
 def make(*options, cwd: Path) -> subprocess.CompletedProcess[str]:

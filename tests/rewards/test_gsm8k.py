@@ -146,19 +146,7 @@ def test_correctness_is_equality_of_values(gold, number):
 
 
 MEGABYTE = 1_000_000
-ADVERSARIAL = [
-    "<think>",
-    "</think>\n<answer>",
-    "<answer>",
-    "</answer>",
-    "<answer></answer>",
-    "1",
-    ",111",
-    "1,",
-    "0",
-    " ",
-    ".",
-]
+ADVERSARIAL = ["<think>", "</think>\n<answer>", "<answer>", "</answer>", "<answer></answer>", "1", ",111", "0", " "]
 
 
 @pytest.mark.parametrize("strict", ["reference", "corrected"])

@@ -6,14 +6,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.facts import facts
 from verl_ext.errors import ConfigurationError
-from verl_ext.rewards.boxed_math import compute_score
 from verl_ext.rewards.math_judge import JUDGE, Judge, NoVerdictError
 
 ENDLESS = "9^{9^{9^9}}"
@@ -130,14 +128,6 @@ def test_an_endless_question_is_a_no_after_its_time_and_says_so(judge, caplog):
     assert judge.equal("5", "5", 0.3)
 
 
-def test_threads_get_their_own_verdicts():
-    def score(number: int) -> float:
-        return compute_score("math", rf"\boxed{{{number // 2}}}", str(number - number // 2))["score"]
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(score, range(60))) == [float(number % 2 == 0) for number in range(60)]
-
-
 def test_a_process_that_was_killed_is_replaced(fake_library, tmp_path, judge, caplog):
     fake_library()
     assert judge.equal("5", "5", 5.0)
@@ -243,7 +233,7 @@ def test_the_process_has_a_limit_of_memory(tmp_path, fake_library, judge):
     assert not judge.equal("1", "2", 5.0)
 
 
-@pytest.mark.parametrize("module", ["antlr4", "sympy", "math_verify", "json", "logging", "pickle"])
+@pytest.mark.parametrize("module", ["sympy", "math_verify", "json"])
 def test_a_file_of_the_working_folder_stands_in_for_no_library(tmp_path, module):
     (tmp_path / f"{module}.py").write_text("raise ImportError('not the library')")
     (tmp_path / "link").symlink_to(tmp_path)

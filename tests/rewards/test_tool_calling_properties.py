@@ -127,34 +127,15 @@ BLOCKS = {
     "calls": '{"name": "f", "parameters": {"a": 1}}\n',
     "calls of no parameters": '{"name":"f","parameters":{}}\n',
     "numbers": "1\n",
-    "newlines": "\n",
     "open brackets": "[",
     "open objects": '{"a":',
-    "open strings": '"',
     "backslashes": "\\",
     "digits": "1",
-    "spaces": " ",
 }
+TAGGED = ["<think>", "</think>", "<think></think>", "<think></think>\n<tool_call>\n", "<tool_call>", "</tool_call>"]
 ADVERSARIAL = {
     **{name: wrapped(block * (MEGABYTE // len(block))).replace("\n\n", "\n") for name, block in BLOCKS.items()},
-    **{
-        f"repeated {text!r}": text * (MEGABYTE // len(text))
-        for text in [
-            "<think>",
-            "</think>",
-            "<think></think>",
-            "</think>\n<tool_call>\n",
-            "<think></think>\n<tool_call>\n",
-            "<tool_call>",
-            "</tool_call>",
-            "\n</tool_call>",
-            "<tool_call></tool_call>",
-            "</tool_call><tool_call>",
-            "<",
-            "\n",
-            "word ",
-        ]
-    },
+    **{f"repeated {text!r}": text * (MEGABYTE // len(text)) for text in [*TAGGED, "</tool_call><tool_call>", "word "]},
     "think before a call": f"<think>{'</think>' * (MEGABYTE // 8)}\n<tool_call>\n1\n</tool_call>",
     "a float of many digits": wrapped(f"0.{'3' * MEGABYTE}"),
     "names that collide": wrapped(

@@ -76,17 +76,9 @@ def test_a_schedule_without_a_step_says_where_it_comes_from(info, kwargs):
     ("kwargs", "told"),
     [
         ({"maching": "greedy"}, ("reward_kwargs", "'maching'", "did you mean 'matching'")),
-        (
-            {"matching": "greddy"},
-            ("reward_kwargs.matching", "'greddy'", "mean 'greedy'", "'greedy', 'optimal'"),
-        ),
-        ({"credit": True}, ("reward_kwargs.credit", "'True'", "'exact'")),
+        ({"matching": "greddy"}, ("reward_kwargs.matching", "'greddy'", "mean 'greedy'", "'greedy', 'optimal'")),
         ({"length": False}, ("reward_kwargs.length", "'False'", "'fixed', 'growing', 'omitted'")),
-        ({"matching": None}, ("reward_kwargs.matching", "'None'", "'greedy', 'optimal'")),
-        ({"maching": [1]}, ("reward_kwargs", "'maching'", "did you mean 'matching'")),
         ({"correctness_max": [1]}, ("reward_kwargs.correctness_max", "finite", "[1]")),
-        ({"correctness_max": "3"}, ("reward_kwargs.correctness_max", "finite", "'3'")),
-        ({"correctness_max": True}, ("reward_kwargs.correctness_max", "finite", "True")),
         ({"correctness_max": float("nan")}, ("reward_kwargs.correctness_max", "finite", "nan")),
         ({"correctness_max": 0}, ("reward_kwargs.correctness_max", "above 0", "found 0.0")),
         ({"correctness_max": 1, "scale": "linear"}, ("correctness_max=1.0", "no effect", "scale='linear'")),

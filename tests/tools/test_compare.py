@@ -198,9 +198,6 @@ def test_a_dump_that_cannot_be_read_is_left_out_and_said_so(compare, tmp_path):
     assert a_line_says(compare(folder / broken, status=1), broken, "left out")
 
 
-# What is said of JSON lines.
-
-
 def test_the_text_has_the_tables_and_the_counts(compare, tmp_path):
     folder = made.rollouts(tmp_path / "r", made.entries(1), made.entries(2))
     text = compare(folder, "gdpo", "hadw", "[weigh_and_sum,centre,scale_by_mad,whiten]", made.KEYS)
