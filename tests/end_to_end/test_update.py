@@ -13,7 +13,7 @@ import torch
 from tests.end_to_end import in_order
 from tests.end_to_end.test_training import TIMEOUT, latest
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.runs(3)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.slow, pytest.mark.runs(3)]
 ACTOR = "actor_rollout_ref.actor"
 RAY = "trainer.use_v1=False"
 GSPO, EPOCHS = f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.ppo_epochs=2"
@@ -74,9 +74,7 @@ def weights(run):
     return torch.cat([value.to_local().flatten().double() for values in saved for value in values])
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] if overrides else []) for case, overrides in CASES.items()]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_the_weights_are_those_of_all_rows(train, case, record_property):
     overrides = CASES[case]
     setting, size, other = SIZES[STATIC[0] in overrides]
