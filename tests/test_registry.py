@@ -18,27 +18,11 @@ BROKEN = {
     "raises as it is imported": ("raise RuntimeError('on purpose')", "on purpose"),
     "is not there": ("", "broken"),
     "raises": ("def broken(settings): 1 / 0", "division by zero"),
-    "returns no chain": ("def broken(settings): return 5", "5"),
     "refuses its settings": (
         "from verl_ext import errors\ndef broken(settings): raise errors.ConfigurationError('broken.limit')",
         "broken.limit",
     ),
 }
-RAISING = """
-from dataclasses import dataclass
-from verl_ext import estimator
-
-@dataclass
-class Own:
-    limit: float = 1.0
-    def __post_init__(self):
-        if self.limit > 1:
-            raise TypeError('on purpose')
-
-@estimator(section=Own)
-def raising(settings):
-    return None
-"""
 
 
 def module(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> None:
@@ -57,12 +41,6 @@ def test_one_that_is_broken_is_an_error_for_its_own_run_only(kind, tmp_path, mon
     error = ZeroDivisionError if kind == "raises" else ConfigurationError
     with pytest.raises(error, match=facts(told)):
         build("broken", Settings())
-
-
-def test_settings_that_raise_are_named(tmp_path, monkeypatch):
-    module(tmp_path, monkeypatch, "raising", RAISING)
-    with pytest.raises(ConfigurationError, match=facts("algorithm.raising", "on purpose")):
-        Settings.parse({"raising": {"limit": 2.0}})
 
 
 def test_a_broken_one_of_this_package_is_an_error_for_all(monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from typing import Any
 
 import pytest
@@ -137,7 +136,7 @@ def test_rewards_by_verls_names_keep_verls_whitening(name: str, algorithm: dict[
         ({"rewards": {"weight": 1}}, ("algorithm.rewards", "'weight'", "'weights'")),
         ({"gdpo": {"whitten": 1}}, ("algorithm.gdpo", "'whiten'", "'conditions', 'epsilon', 'scale', 'whiten'")),
         ({"hadw": {"accuracy_key": "acc"}}, ("algorithm.hadw", "'accuracy_key'")),
-        *(({name: wrong}, (f"algorithm.{name}", "section")) for name in SECTIONS for wrong in (3, ["a"], True)),
+        *(({name: 3}, (f"algorithm.{name}", "section")) for name in SECTIONS),
         *(({"verl_ext": name}, ("algorithm.verl_ext", "defaults", f"+verl_ext={name}")) for name in ("gdpo", "cpu")),
         ({"gdpo": {"whiten": "tokens"}}, ("algorithm.gdpo.whiten", "'tokens'", "'token'", "'auto'")),
         ({"dgpo": {"balance": None}}, ("algorithm.dgpo.balance", "None", "'sequence'")),
@@ -145,30 +144,21 @@ def test_rewards_by_verls_names_keep_verls_whitening(name: str, algorithm: dict[
         ({"norm_adv_by_std_in_grpo": "False"}, ("algorithm.norm_adv_by_std_in_grpo", "True or False", "'False'")),
         ({"use_kl_in_reward": 0}, ("algorithm.use_kl_in_reward", "True or False", "0")),
         ({"gdpo": {"epsilon": 0}}, ("algorithm.gdpo.epsilon", "above 0", "0")),
-        ({"gdpo": {"epsilon": "0.1"}}, ("algorithm.gdpo.epsilon", "'0.1'")),
-        ({"dgpo": {"dqw": 1}}, ("algorithm.dgpo.dqw", "True or False", "1")),
-        ({"hadw": {"history_window": 2.0}}, ("algorithm.hadw.history_window", "integer", "2.0")),
         ({"hadw": {"anchor": "fixed"}}, ("algorithm.hadw.anchor=fixed", "fixed_anchor")),
         ({"hadw": {"anchor": "window", "eta": 0.2}}, ("algorithm.hadw.eta=0.2",)),
-        *(({"rewards": {"keys": keys}}, ("algorithm.rewards.keys",)) for keys in ("a", [], ["a", "a"], [1], [""])),
-        *(({"gdpo_reward_keys": keys}, ("algorithm.rewards.keys",)) for keys in ("a", [], ["a", "a"], [None])),
+        *(({"rewards": {"keys": keys}}, ("algorithm.rewards.keys",)) for keys in ("a", [], ["a", "a"], [""])),
+        ({"gdpo_reward_keys": ["a", "a"]}, ("algorithm.rewards.keys",)),
         *(
             ({"rewards": {"keys": ["a"], "weights": weights}}, ("algorithm.rewards.weights",))
-            for weights in ("1", 1.0, ["1"], [True], [math.nan], [1e300], [0], [1, 2], [])
+            for weights in (1.0, [1e300], [0], [1, 2])
         ),
         ({"rewards": {"weights": [1.0]}}, ("1 reward weights", "0 reward keys")),
         ({"rewards": {"token_scores": True}}, ("token_scores", "algorithm.rewards.keys")),
         ({"rewards": {"rejected": "drop"}}, ("algorithm.rewards.rejected", "'leave_out'")),
-        *(({"rewards": {"accuracy_key": key}}, ("algorithm.rewards.accuracy_key",)) for key in ("", 3)),
-        ({"rewards": {"accuracy_threshold": math.nan}}, ("algorithm.rewards.accuracy_threshold", "finite")),
-        ({"verl_ext": {"dump_dir": ""}}, ("algorithm.verl_ext.dump_dir",)),
-        ({"verl_ext": {"dump_every": 2}}, ("algorithm.verl_ext", "'dump_every'")),
         (
             {"rewards": {"keys": ["a"]}, "gdpo_reward_keys": ["a"]},
             ("algorithm.rewards.keys=['a']", "algorithm.gdpo_reward_keys=['a']"),
         ),
-        ({"gdpo": {"conditions": ["easy"]}}, ("algorithm.gdpo.conditions", "section")),
-        ({"gdpo": {"conditions": {"easy": {"on": "hard"}}}}, ("algorithm.gdpo.conditions.easy", "'at_least'")),
         ({"gdpo": {"conditions": {"x": {True: 3, "at_least": 1}}}}, ("algorithm.gdpo.conditions.x.on", "3")),
         ({"dgpo": {True: 1}}, ("algorithm.dgpo", "'on'")),
     ],

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from verl_ext import __version__
-from verl_ext.errors import VerlExtError, printable
+from verl_ext.errors import VerlExtError
 
 COMMANDS = {
     "check": ("verl_ext.integration.checks.command", "print every error and warning of a configuration"),
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(name, given[1:])
     except VerlExtError as error:
-        sys.stderr.write(printable(f"{type(error).__name__}: {error}\n", keep="\n\t"))
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -60,29 +59,13 @@ def unknown(what: str, found: object, valid: Iterable[object]) -> str:
 
 
 def nearest(found: object, valid: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The valid name closest to `found`, or to its last word, ignoring case; None if none is close.
+    """The valid name closest to `found`, ignoring case; None if none is close.
 
-    >>> nearest("GDPO", ["gdpo", "grpo"]), nearest("AdvantageEstimator.GDPO", ["gdpo", "grpo"])
-    ('gdpo', 'gdpo')
+    >>> nearest("GDOP", ["gdpo", "grpo"])
+    'gdpo'
     """
     import difflib  # imported here: every process of a run imports this module
 
     folded = {name.casefold(): name for name in valid}
-    words = re.findall(r"\w+", str(found))
-    for text in (str(found), *words[-1:]):
-        near = difflib.get_close_matches(text.casefold(), folded, n=1, cutoff=cutoff)
-        if near:
-            return folded[near[0]]
-    return None
-
-
-def printable(text: object, *, keep: str = "") -> str:
-    r"""Text for a terminal: escape control characters and others that cannot be shown.
-
-    >>> printable("red\x1b[31m\n")
-    'red\\x1b[31m\\n'
-    """
-    return "".join(
-        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode("ascii")
-        for char in str(text)
-    )
+    near = difflib.get_close_matches(str(found).casefold(), folded, n=1, cutoff=cutoff)
+    return folded[near[0]] if near else None

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from verl_ext.core.typed import LARGEST_WEIGHT, limited, section, value_of
-from verl_ext.errors import ConfigurationError, VerlExtError, nearest
-from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration, declarations
+from verl_ext.core.typed import LARGEST_WEIGHT, limited, make, value_of
+from verl_ext.errors import ConfigurationError, nearest
+from verl_ext.registry import ESTIMATORS, declaration, declarations
 
 VERL_NAMES: Mapping[str, str] = MappingProxyType({"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"})
 """Settings of `algorithm.rewards` to the settings of verl under `algorithm` that mean the same."""
@@ -64,8 +64,6 @@ class RewardsSettings:
                 f"{where}.weights={list(self.weights)} are all 0, and so would be every advantage: give at least one "
                 "reward a weight"
             )
-        if self.accuracy_key == "":
-            raise ConfigurationError(f"{where}.accuracy_key must name a reward component, found ''")
         bounds = self.accuracy_between
         if bounds is not None and (len(bounds) != 2 or bounds[0] >= bounds[1]):
             raise ConfigurationError(
@@ -94,10 +92,6 @@ class VerlExtSettings:
     With an estimator of verl's own, `rewards.keys` must be set."""
     skip_zero_advantage: bool = False
     """Whether the actor's update leaves out responses whose advantages are all 0, which have no gradient."""
-
-    def __post_init__(self) -> None:
-        if self.dump_dir == "":
-            raise ConfigurationError("algorithm.verl_ext.dump_dir must be a folder, found ''")
 
 
 COMMON: Mapping[str, type[Any]] = MappingProxyType({"rewards": RewardsSettings, "verl_ext": VerlExtSettings})
@@ -143,13 +137,13 @@ class Settings:
                 f"on the command line as +verl_ext={preset}"
             )
         own = {
-            name: _own_section(name, kind, given[name])
+            name: make(kind, given[name], f"algorithm.{name}")
             for name in ESTIMATORS
             if name in given and (kind := declaration(name).section) is not None
         }
         return cls(
-            rewards=section(RewardsSettings, _with_verl_names(given), "algorithm.rewards"),
-            verl_ext=section(VerlExtSettings, given.get("verl_ext"), "algorithm.verl_ext"),
+            rewards=make(RewardsSettings, _with_verl_names(given), "algorithm.rewards"),
+            verl_ext=make(VerlExtSettings, given.get("verl_ext"), "algorithm.verl_ext"),
             own=MappingProxyType({name: read for name, read in own.items() if read != type(read)()}),
             norm_by_std=_verl_boolean(given, "norm_adv_by_std_in_grpo", default=cls.norm_by_std),
             kl_in_reward=_verl_boolean(given, "use_kl_in_reward", default=cls.kl_in_reward),
@@ -194,18 +188,6 @@ def _plain(value: Any) -> Any:
         switches = {True: "on", False: "off"}
         return {switches[key] if isinstance(key, bool) else str(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _own_section(name: str, kind: type[Any], given: object) -> Any:
-    """The section of an estimator; the dataclass of another package may raise anything."""
-    try:
-        return section(kind, given, f"algorithm.{name}")
-    except Exception as error:
-        if isinstance(error, VerlExtError) or name in BUILT_IN:
-            raise
-        raise ConfigurationError(
-            f"algorithm.{name}: {kind.__qualname__} of {ESTIMATORS[name]} raises {type(error).__name__}: {error}"
-        ) from error
 
 
 def _with_verl_names(given: Mapping[str, Any]) -> object:

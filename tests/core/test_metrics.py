@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.batches import ACC, FMT, LENGTHS, UIDS
 from tests.calls import metrics_of
 from verl_ext.core.batch import Batch
-from verl_ext.core.metrics import advantage_metrics, metric_name, metric_names, reward_metrics, source_metrics
+from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, source_metrics
 
 NAN = math.nan
 
@@ -79,11 +79,6 @@ def test_an_empty_batch_has_no_metrics():
     assert advantage_metrics(np.zeros(0)) == {}
 
 
-def test_names_that_fall_together_are_kept_apart():
-    assert metric_names(("a b", "a/b", "a.b", "a?b")) == {"a b": "a_b", "a/b": "a_b.2", "a.b": "a.b", "a?b": "a_b.3"}
-    assert metric_names(("a b", "a/b", "a_b.2")) == {"a b": "a_b", "a/b": "a_b.2", "a_b.2": "a_b.2.2"}
-
-
 HOSTILE = st.one_of(
     st.text(max_size=12),
     st.lists(
@@ -106,11 +101,6 @@ def test_a_name_holds_nothing_that_is_looked_for(key):
     for word in ("max", "min", "sum", "total", "timing_s/", "timing_per_token_ms/"):
         assert word not in f"reward/{name}/mean".lower()
     assert metric_name(name) == name
-
-
-@given(st.lists(HOSTILE, unique=True, max_size=6))
-def test_names_are_as_many_as_keys(keys):
-    assert len(set(metric_names(tuple(keys)).values())) == len(keys)
 
 
 @given(st.lists(HOSTILE.filter(bool), unique=True, min_size=2, max_size=2))

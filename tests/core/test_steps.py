@@ -10,13 +10,13 @@ import pytest
 from tests.core.columns import apply, column
 from tests.facts import facts
 from verl_ext.core.batch import Batch
-from verl_ext.core.conflicts import DropConflicts
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.steps import (
     Centre,
     Condition,
     DivideByBatchStd,
     DivideByMean,
+    DropConflicts,
     PenaliseLength,
     Requirement,
     ScaleByMad,
@@ -144,16 +144,17 @@ def test_a_step_must_say_what_it_does():
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
+    ("kind", "name", "least"),
     [
-        *((kind, "epsilon") for kind in (DivideByMean, DivideByBatchStd, ScaleByStd, ScaleByMad, Whiten)),
-        (WeighByDifficulty, "dqw_temp"),
+        *((kind, "epsilon", 1e-9) for kind in (DivideByMean, DivideByBatchStd, ScaleByStd, ScaleByMad, Whiten)),
+        (WeighByDifficulty, "dqw_temp", 1e-6),
     ],
 )
-def test_a_divisor_is_above_zero(kind, name):
-    assert getattr(make(kind, {name: 1e-9}, "here"), name) == 1e-9
-    with pytest.raises(ConfigurationError, match=facts(f"here.{name}", "above 0", "found 0")):
-        make(kind, {name: 0}, "here")
+def test_a_divisor_is_above_zero(kind, name, least):
+    assert getattr(make(kind, {name: least}, "here"), name) == least
+    for wrong in (0, -least):
+        with pytest.raises(ConfigurationError, match=facts(f"here.{name}", f"found {wrong:g}")):
+            make(kind, {name: wrong}, "here")
 
 
 @pytest.mark.parametrize("weight", [2.0, 0.0, -1.0])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import pytest
 
 from tests.facts import facts, says
-from verl_ext.core.typed import limited, make, number, same_as, section, value_of
+from verl_ext.core.typed import limited, make, same_as, value_of
 from verl_ext.errors import ConfigurationError
 
 
@@ -24,12 +24,7 @@ class Inner:
 class Outer:
     inner: Inner
     more: Mapping[str, Inner] = dataclasses.field(default_factory=dict)
-    made: int = dataclasses.field(default=3, init=False)
     copied: float = same_as(Inner, "least")
-
-
-class Plain:
-    """A class that is not a dataclass has no settings."""
 
 
 GOOD = [
@@ -41,18 +36,10 @@ GOOD = [
     (Literal["a", "b"], "b", "b"),
     (float | None, None, None),
     (float | None, 2, 2.0),
-    (int | str, "x", "x"),
     (tuple[float, ...], [1, 2], (1.0, 2.0)),
-    (tuple[str, ...], (), ()),
-    (list[int], (1, 2), [1, 2]),
-    (Sequence[int], [1], (1,)),
-    (Mapping[str, float], {1: 2}, {"1": 2.0}),
-    (dict[str, int], {}, {}),
-    (Inner, {"on": "x"}, Inner("x", 0.0)),
+    (Mapping[str, float], {"a": 2}, {"a": 2.0}),
     (Outer, {"inner": {"on": "a"}}, Outer(Inner("a"))),
-    # YAML 1.1 reads `on` as True, as a setting and as the name of a reward.
-    (Mapping[str, Inner], {"a": {True: "x", "least": 1}}, {"a": Inner("x", 1.0)}),
-    (Mapping[str, Inner], {True: {True: "x"}}, {"on": Inner("x")}),
+    (Mapping[str, Inner], {"a": {"on": "x", "least": 1}}, {"a": Inner("x", 1.0)}),
 ]
 
 
@@ -66,28 +53,22 @@ def test_a_value_is_read_as_its_type_says(kind, given, value):
 BAD = [
     (bool, 1, ("x", "True", "False", 1)),
     (int, True, ("x", "integer", True)),
-    (int, 1.0, ("x", "integer", 1.0, "write 1")),
     (str, 1, ("x", "string", 1)),
     (float, "1", ("x", "number", "'1'")),
-    (float, None, ("x", "number", None)),
     (Literal["a", "b"], "c", ("x", "'c'", "'a'", "'b'")),
     (float | None, "1", ("x", "number", "'1'")),
-    (int | str, 1.5, ("x", "integer", "string", 1.5)),
-    (int | str, None, ("x", "integer", "string", None)),
     (tuple[float, ...], "12", ("x", "list", "'12'", "x=[12]")),
     (tuple[float, ...], 12, ("x", "list", "found 12", "x=[12]")),
     (tuple[float, ...], [1, "2"], ("x[1]", "number", "'2'")),
     (Mapping[str, float], [1], ("x", "section", "[1]")),
     (Mapping[str, float], {"a": "b"}, ("x.a", "number", "'b'")),
     (Inner, "y", ("x", "section", "'y'")),
-    (Inner, {}, ("x", "needs", "'on'")),
+    (Inner, None, ("x", "needs", "'on'")),
     (Inner, {"on": "a", "leest": 1}, ("x", "'leest'", "did you mean 'least'", "'least', 'on'")),
-    (Inner, {"on": "a", "least": 2}, ("x.least", "at most 1", 2)),
-    (Outer, {"inner": {"on": "a"}, "made": 4}, ("x", "unknown", "'made'")),
     (Outer, {"inner": {"on": 3}}, ("x.inner.on", "string", 3)),
     (Outer, {"inner": {"on": "a"}, "copied": 2}, ("x.copied", "at most 1", 2)),
     (complex, 1, ("x", "complex", "bool, int")),
-    (set[int], {1}, ("x", "set[int]", "bool, int")),
+    (int | str, 1, ("x", "int | str", "bool, int")),
 ]
 
 
@@ -97,23 +78,17 @@ def test_what_is_not_of_its_type_is_refused(kind, given, told):
         value_of("x", given, kind)
 
 
-@pytest.mark.parametrize(
-    ("kind", "given", "told"),
-    [
-        (int, 3, ()),
-        (int, 4, ("x", "at most 3", 4)),
-        (float, 0, ("x", "at least 1", 0)),
-        (tuple[int, ...], [1, 4], ("x[1]", "at most 3", 4)),
-        (int | None, 0, ("x", "at least 1", 0)),
-    ],
-)
-def test_limits_hold_for_whole_numbers_and_for_each_of_a_list(kind, given, told):
+@pytest.mark.parametrize("kind", [int, float, int | None, tuple[int, ...]])
+def test_limits_hold_for_whole_numbers_and_for_each_of_a_list(kind):
     limits = {"low": 1, "above": None, "high": 3}
-    if not told:
-        assert value_of("x", given, kind, limits) == given
-        return
-    with pytest.raises(ConfigurationError, match=facts(*told)):
-        value_of("x", given, kind, limits)
+    where = "x" if kind in (int, float, int | None) else "x[0]"
+    for value, valid in ((0, "at least 1"), (4, "at most 3"), (1, None), (3, None)):
+        given = value if where == "x" else [value]
+        if valid is None:
+            assert value_of("x", given, kind, limits) in (value, (value,))
+            continue
+        with pytest.raises(ConfigurationError, match=facts(where, valid, value)):
+            value_of("x", given, kind, limits)
 
 
 @pytest.mark.parametrize(
@@ -128,34 +103,24 @@ def test_limits_hold_for_whole_numbers_and_for_each_of_a_list(kind, given, told)
     ],
 )
 def test_numbers_have_limits(limits, within, beyond, valid):
-    number("x", within, **limits)
+    assert value_of("x", within, float, limits) == within
     shown = repr(beyond) if valid == "finite" else f"{beyond:g}"
     with pytest.raises(ConfigurationError, match=facts("x", valid, shown)):
-        number("x", beyond, **limits)
+        value_of("x", beyond, float, limits)
 
 
-def test_a_section_may_be_null_and_a_class_without_fields_has_no_settings():
-    assert section(Inner, {"on": "a"}, "x") == Inner("a")
-    with pytest.raises(ConfigurationError, match=facts("x", "needs", "'on'")):
-        section(Inner, None, "x")
-    assert isinstance(make(Plain, {}, "x"), Plain)
-    with pytest.raises(ConfigurationError, match=facts("x", "unknown", "'on'")):
-        make(Plain, {True: 1}, "x")
-    with pytest.raises(ConfigurationError, match=facts("x", "True or False")):
-        value_of("x", 1, bool)
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "advised"),
-    [
-        (10.0, int, True),
-        (1e20, int, True),
-        (10.5, int, False),
-        ("10", int, False),
-        (1.0, str, False),
-    ],
-)
+@pytest.mark.parametrize(("value", "kind", "advised"), [(10.0, int, True), (10.5, int, False), (1.0, str, False)])
 def test_a_whole_number_written_as_a_float_is_told_how_to_write_it(value, kind, advised):
     with pytest.raises(ConfigurationError, match=facts("x.n", repr(value))) as caught:
         value_of("x.n", value, kind)
     assert says(caught.value, f"write {value:.0f}" if advised else "write") is advised
+
+
+def test_a_class_without_fields_has_no_settings():
+    @dataclasses.dataclass
+    class Plain:
+        pass
+
+    assert make(Plain, {}, "x") == Plain()
+    with pytest.raises(ConfigurationError, match=facts("x", "unknown", "'on'")):
+        make(Plain, {"on": 1}, "x")

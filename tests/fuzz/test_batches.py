@@ -25,7 +25,7 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {"gdpo": {"whiten": "token"}},
     {"gdpo": {"whiten": "none", "scale": "mad", "epsilon": 5e-324}},
     {"gdpo": {"scale": "none"}},
-    {"dgpo": {"dgae": False, "dqw_temp": 1e-300, "balance": "sequence"}},
+    {"dgpo": {"dgae": False, "dqw_temp": 1e-6, "balance": "sequence"}},
     {"dgpo": {"dqw_temp": 1e308}},
     {"hadw": {"anchor": "window", "history_window": 1, "base": "gdpo"}},
     {"hadw": {"anchor": "fixed", "fixed_anchor": 0.0, "lambda_scale": 1e30, "base": "dgpo"}},

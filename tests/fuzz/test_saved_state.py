@@ -45,7 +45,8 @@ def test_a_damaged_state_is_refused_or_gives_numbers(draw: Draw) -> None:
     try:
         run.load_state_dict(data if isinstance(data, dict) else {"hadw": data})
         state = run.states.get("hadw")
-        chain.check_state(state or {})
+        if state is not None:
+            chain.check_state(state)
     except CheckpointError:
         return
     result = chain(BATCH, state)

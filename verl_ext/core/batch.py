@@ -21,6 +21,10 @@ MOST_TOKENS = 2.0**53
 Counts = Sequence[float] | Array
 
 
+def _no_field(name: str) -> Sequence[Any]:
+    raise ConfigurationError(f"a step needs the field {name!r} of verl's batch, which is not known here")
+
+
 @dataclass(frozen=True)
 class Batch:
     """Trajectories with their rewards; NaN means "not scored".
@@ -45,8 +49,8 @@ class Batch:
     """Returns the lengths. Called only when a step needs them, because it reads the whole mask."""
     count_response: Callable[[], Counts] | None
     """Returns the tokens of each response, whether they count in the loss or not; None if they are not known."""
-    read_field: Callable[[str], Sequence[Any]] | None
-    """Returns `N` entries of a field of verl's batch; None outside a run."""
+    fields: Callable[[str], Sequence[Any]]
+    """Returns `N` entries of a field of verl's batch, such as `data_source`, that a step has in `needs_fields`."""
 
     @cached_property
     def lengths(self) -> Array:
@@ -67,12 +71,6 @@ class Batch:
             raise ConfigurationError(f"step {step!r} needs the length of each response, which is not known here")
         return _within("response_lengths", self.count_response(), len(self.rewards), MOST_TOKENS)
 
-    def fields(self, name: str) -> Sequence[Any]:
-        """`N` entries of a field of verl's batch, such as `data_source`, which a step has in `needs_fields`."""
-        if self.read_field is None:
-            raise ConfigurationError(f"a step needs the field {name!r} of verl's batch, which is not known here")
-        return self.read_field(name)
-
     @classmethod
     def of(
         cls,
@@ -86,7 +84,7 @@ class Batch:
         kl_reward: Counts | None = None,
         outputs: Counts | None = None,
         response_lengths: Counts | Callable[[], Counts] | None = None,
-        fields: Callable[[str], Sequence[Any]] | None = None,
+        fields: Callable[[str], Sequence[Any]] = _no_field,
     ) -> Batch:
         """Check the shapes and that the rewards are finite, then build the batch.
 
@@ -95,7 +93,7 @@ class Batch:
         entries of a field by its name.
         """
         size = len(labels)
-        matrix = _shaped("rewards", rewards, (size, len(keys)), keys).view()
+        matrix = _shaped("rewards", rewards, (size, len(keys))).view()
         matrix.setflags(write=False)
         check_finite(matrix, keys, labels)
         return cls(
@@ -107,7 +105,7 @@ class Batch:
             outputs=np.ones(size) if outputs is None else _within("outputs", outputs, size, MOST_TOKENS),
             count_tokens=_later(np.ones(size) if lengths is None else lengths),
             count_response=None if response_lengths is None else _later(response_lengths),
-            read_field=fields,
+            fields=fields,
         )
 
 
@@ -127,9 +125,7 @@ def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable])
         )
 
 
-def unit_accuracy(
-    values: Array, labels: Sequence[Hashable], *, key: str, threshold: float | None, where: str = ""
-) -> Array:
+def unit_accuracy(values: Array, labels: Sequence[Hashable], *, key: str, threshold: float | None) -> Array:
     """Accuracy in [0, 1]; with a threshold, values above it are 1 and the rest 0. NaN stays NaN.
 
     >>> unit_accuracy(np.array([-1.0, 1.0]), ["a", "a"], key="score", threshold=0.0)
@@ -141,11 +137,10 @@ def unit_accuracy(
         return np.where(np.isnan(values), np.nan, values > threshold + margin)
     scored = values[~np.isnan(values)]
     if ((scored < -1e-6) | (scored > 1 + 1e-6)).any():
-        prefix = f"{where}." if where else ""
         raise ConfigurationError(
-            f"accuracy must lie in [0, 1], but {key!r} ranges over [{scored.min():g}, {scored.max():g}]: name another "
-            f"component with {prefix}accuracy_key, or set {prefix}accuracy_threshold=t, which counts values above t as "
-            "right (t=0 for a scorer that returns -1 and 1)"
+            f"accuracy must lie in [0, 1], but {key!r} ranges over [{scored.min():g}, {scored.max():g}]: set "
+            "algorithm.rewards.accuracy_key to another component, or algorithm.rewards.accuracy_threshold=t, above "
+            "which a value is right (t=0 for a scorer that returns -1 and 1)"
         )
     return np.clip(values, 0.0, 1.0)
 
@@ -175,13 +170,11 @@ def _within(name: str, values: Counts, size: int, high: float, *, nan: bool = Fa
     return column
 
 
-def _shaped(name: str, values: Any, shape: tuple[int, ...], keys: Sequence[str] = ()) -> Array:
-    columns = f" and one column per key, {', '.join(map(repr, keys))}" if keys else ""
-    expected = f"expected {shape}: one row per trajectory{columns}"
+def _shaped(name: str, values: Any, shape: tuple[int, ...]) -> Array:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{name} cannot be read as numbers, {expected}: {error}") from error
+        raise DataError(f"{name} cannot be read as numbers of shape {shape}: {error}") from error
     if array.shape != shape and not (array.size == 0 and 0 in shape):
-        raise DataError(f"{name} has shape {array.shape}, {expected}")
+        raise DataError(f"{name} has shape {array.shape}, expected {shape}: a row per trajectory, a column per key")
     return array.reshape(shape)

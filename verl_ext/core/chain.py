@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,6 +32,7 @@ class Update:
     warnings: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
 class Step:
     """One small transformation of a batch's values; a subclass is a frozen dataclass whose fields are its settings.
 
@@ -57,9 +57,9 @@ class Step:
     """Whether the step reads `batch.accuracy`."""
     needs_fields: ClassVar[tuple[str, ...]] = ()
     """The fields of verl's batch that the step reads with `batch.fields(name)`; others are not fetched."""
-    after: ClassVar[Order] = MappingProxyType({})
+    after: ClassVar[Order] = {}
     """Steps that must come before this one, each with the reason."""
-    not_after: ClassVar[Order] = MappingProxyType({})
+    not_after: ClassVar[Order] = {}
     """Steps that must not come before this one, each with the reason."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -120,7 +120,7 @@ class Chain:
     @property
     def per_reward(self) -> bool:
         """Whether a step works on each reward separately, before they are summed."""
-        return bool(self.steps) and self.steps[0].name != SUM
+        return self.steps[0].name != SUM
 
     @property
     def stateful(self) -> bool:
@@ -133,6 +133,8 @@ class Chain:
 
     def check_state(self, state: State) -> None:
         """Raise `CheckpointError` if the steps cannot continue from a saved state."""
+        if not (isinstance(state, Mapping) and state):
+            raise CheckpointError(f"the saved state must map steps to states, found {state!r:.200}")
         if foreign := state.keys() - self.init().keys():
             raise CheckpointError(
                 f"the saved state of {listed(foreign)} belongs to another estimator: resume with the estimator that "
@@ -151,7 +153,7 @@ class Chain:
         values = seen = batch.rewards
         for step in self.steps:
             update = step.update(values, batch, old.get(step.name))
-            _check_shape(step, update.values, len(values))
+            _check_shape(step, update.values, len(batch.rewards))
             if step.name == CONDITION and values is seen:
                 seen = update.values
                 seen.setflags(write=False)  # a later step that changes its values in place would change the metrics
@@ -171,8 +173,7 @@ class Chain:
 
 def _check_shape(step: Step, values: object, size: int) -> None:
     if not isinstance(values, np.ndarray) or values.ndim != 2 or len(values) != size:
-        shape = f"shape {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
         raise ConfigurationError(
-            f"step {step.name!r} returns {shape}, expected an array with a row for each of {size} trajectories: "
-            f"return [N, K], after {SUM} [N, 1]"
+            f"step {step.name!r} returns {type(values).__name__} {getattr(values, 'shape', '')}, expected an array "
+            f"({size}, K), after {SUM} ({size}, 1)"
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -16,11 +14,9 @@ from verl_ext.core.metrics import Metrics
 from verl_ext.core.typed import LARGEST_WEIGHT, limited
 from verl_ext.errors import CheckpointError, ConfigurationError
 
-AnchorKind = Literal["soft", "window", "fixed"]
-USED_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"history_window": ("soft", "window"), "eta": ("soft",), "eta_min": ("soft",), "fixed_anchor": ("fixed",)}
-)
+USED_BY = {"history_window": ("soft", "window"), "eta": ("soft",), "eta_min": ("soft",), "fixed_anchor": ("fixed",)}
 """Settings to the anchors that use them."""
+MOST_TICKS = 2**53  # floats count exactly up to this number
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class Anchor:
 
     where: ClassVar[str]
     """The place of the settings in a configuration, for messages."""
-    anchor: AnchorKind = "soft"
+    anchor: Literal["soft", "window", "fixed"] = "soft"
     """How the model's capability is estimated: `soft` (the paper), `window` (the authors' code), `fixed`."""
     lambda_scale: float = limited(1.3, above=0.0, high=LARGEST_WEIGHT)
     """Factor of every weight; 1.0 leaves a prompt at the anchor unchanged."""
@@ -78,9 +74,10 @@ class WeighByHistory(Anchor, Step):
     name: ClassVar[str] = "weigh_by_history"
     where: ClassVar[str] = name
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = MappingProxyType(
-        {SUM: "it takes one value per trajectory", "centre": "it needs the sign of a value within its group"}
-    )
+    after: ClassVar[Order] = {
+        SUM: "it takes one value per trajectory",
+        "centre": "it needs the sign of a value within its group",
+    }
 
     def init(self) -> dict[str, Any]:
         """Return the state before the first batch."""
@@ -161,17 +158,9 @@ class WeighByHistory(Anchor, Step):
 
 def _is_sound(state: Any) -> bool:
     """Whether a saved state has the entries that `init` describes, each within its range."""
-    if not isinstance(state, dict) or state.keys() != {"anchor", "value", "window", "ticks"}:
-        return False
-    value, window, ticks = state["value"], state["window"], state["ticks"]
-    if not (isinstance(window, list) and all(map(_is_share, window)) and type(ticks) is int and len(window) <= ticks):
-        return False
-    if state["anchor"] == "fixed":
-        return _is_share(value)
-    if not window:
-        return value is None and ticks == 0
-    return _is_share(value) and (state["anchor"] == "window" or value == window[-1])
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    match state:
+        case {"anchor": anchor, "value": value, "window": [*window], "ticks": int(ticks)} if len(state) == 4:
+            known = [] if value is None else [value]
+            shares = all(isinstance(item, int | float) and 0 <= item <= 1 for item in (*window, *known))
+            return shares and len(window) <= ticks <= MOST_TICKS and bool(known) == (bool(window) or anchor == "fixed")
+    return False

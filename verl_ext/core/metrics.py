@@ -33,33 +33,17 @@ def metric_name(key: str) -> str:
     return _MISREAD.sub(r"\g<0>_", plain)
 
 
-def metric_names(keys: tuple[str, ...]) -> Mapping[str, str]:
-    """Metric names of several rewards; equal ones get a number.
-
-    >>> metric_names(("a b", "a/b"))
-    {'a b': 'a_b', 'a/b': 'a_b.2'}
-    """
-    names: dict[str, str] = {}
-    for key in keys:
-        plain = metric_name(key)
-        candidates = (plain, *(f"{plain}.{number}" for number in range(2, len(keys) + 1)))
-        names[key] = next(name for name in candidates if name not in names.values())
-    return names
-
-
-def reward_metrics(batch: Batch, seen: Array, names: Mapping[str, str] | None = None) -> Metrics:
+def reward_metrics(batch: Batch, seen: Array) -> Metrics:
     """Statistics of each reward as the estimator saw it, `[N, K]`: after the conditions, before the weights.
 
-    `dead_groups` is the share of groups without variance. With conditions, `raw_mean` is the mean before them. `names`
-    are those of the rewards in metrics, by key.
+    `dead_groups` is the share of groups without variance. With conditions, `raw_mean` is the mean before them.
     """
     if not len(seen):
         return {}
     metrics: Metrics = {}
     dead = 1.0 - batch.groups.varies(seen).mean(axis=0)
-    names = metric_names(batch.keys) if names is None else names
     for column, key in enumerate(batch.keys):
-        name = f"reward/{names[key]}"
+        name = f"reward/{metric_name(key)}"
         scored = _scored(seen[:, column])
         metrics |= _moments(name, scored)
         metrics[f"{name}/dead_groups"] = float(dead[column])
@@ -71,7 +55,7 @@ def reward_metrics(batch: Batch, seen: Array, names: Mapping[str, str] | None = 
 
 
 def source_metrics(columns: Mapping[str, Array], sources: Sequence[Hashable]) -> Metrics:
-    """Mean of each reward, by its name in metrics, in each data source, where there are several.
+    """Mean of each reward in each data source, where there are several.
 
     The first 20 sources by name have their own; the others are one, `rest`.
 
@@ -81,13 +65,13 @@ def source_metrics(columns: Mapping[str, Array], sources: Sequence[Hashable]) ->
     every = sorted(set(map(str, sources)))
     if len(every) < 2:
         return {}
-    shown = metric_names(tuple(every[:SOURCES]))
-    groups = Groups.of([shown.get(str(source), "rest") for source in sources])
+    shown = every[:SOURCES]
+    groups = Groups.of([metric_name(str(source)) if str(source) in shown else "rest" for source in sources])
     metrics: Metrics = {}
-    for name, column in columns.items():
+    for key, column in columns.items():
         means = groups.mean(column).tolist()
         pairs = [(label, mean) for label, mean in zip(groups.labels, means, strict=True) if not np.isnan(mean)]
-        metrics |= {f"reward/{name}/by_source/{label}/mean": mean for label, mean in pairs}
+        metrics |= {f"reward/{metric_name(key)}/by_source/{label}/mean": mean for label, mean in pairs}
     return metrics
 
 

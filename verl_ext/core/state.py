@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_ext.core.chain import State
-from verl_ext.errors import CheckpointError
+from verl_ext.errors import CheckpointError, listed
 
 
 @dataclass
@@ -37,9 +37,6 @@ class RunState:
 
     def load_state_dict(self, data: Mapping[str, Any]) -> None:
         """Replace all states by saved ones, which `Chain.check_state` judges."""
-        for estimator, steps in data.items():
-            if not (isinstance(steps, Mapping) and steps):
-                raise CheckpointError(f"the state of estimator {estimator!r} must map steps to states, found {steps!r}")
         self.reset()
         self.states.update(data)
 
@@ -47,21 +44,19 @@ class RunState:
 def plain_state(state: State) -> dict[str, Any]:
     """Return a copy of a chain's state as JSON restores it; raise `CheckpointError` if JSON would change it.
 
-    >>> plain_state({"mine": {"seen": (1, 2)}})
+    >>> plain_state({"mine": (1, 2)})
     Traceback (most recent call last):
     ...
-    verl_ext.errors.CheckpointError: the state of step 'mine' cannot be saved: JSON changes it to {'seen': [1, 2]}; ...
+    verl_ext.errors.CheckpointError: the state of 'mine' cannot be saved: JSON changes it to {'mine': [1, 2]}; ...
     """
-    restored = {}
-    for step, value in state.items():
-        try:
-            restored[step] = json.loads(json.dumps(value, allow_nan=False))
-            wrong = "" if restored[step] == value else f"JSON changes it to {restored[step]!r:.200}"
-        except (TypeError, ValueError, RecursionError) as error:
-            wrong = str(error)
-        if wrong:
-            raise CheckpointError(
-                f"the state of step {step!r} cannot be saved: {wrong}; it may hold only None, bool, int, finite float, "
-                "str, list, and dict with str keys"
-            )
-    return restored
+    try:
+        restored: dict[str, Any] = json.loads(json.dumps(state, allow_nan=False))
+        if restored == state:
+            return restored
+        wrong = f"JSON changes it to {restored!r:.200}"
+    except (TypeError, ValueError, RecursionError) as error:
+        wrong = str(error)
+    raise CheckpointError(
+        f"the state of {listed(state)} cannot be saved: {wrong}; it may hold only None, bool, int, finite float, str, "
+        "list, and dict with str keys"
+    )

@@ -7,27 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import CONDITION, SUM, Order, Step, Update
-from verl_ext.core.groups import TOLERANCE, Array, divide
-from verl_ext.core.metrics import metric_names
+from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
+from verl_ext.core.metrics import metric_name
 from verl_ext.core.typed import limited
 from verl_ext.errors import ConfigurationError, DataError, listed
 
-_UNDOES: Order = MappingProxyType(
-    dict.fromkeys(
-        ("balance", "drop_conflicts", "weigh_by_difficulty", "weigh_by_focal", "weigh_by_history"),
-        "dividing within the group afterwards undoes its factors",
-    )
-    | {"whiten": "whitening moves groups off their centre, and dividing afterwards undoes it"}
+SMALLEST = 1e-8  # a value this near to 0 has no sign
+_UNDOES: Order = dict.fromkeys(
+    ("balance", "drop_conflicts", "weigh_by_difficulty", "weigh_by_focal", "weigh_by_history", "whiten"),
+    "dividing within the group afterwards undoes it",
 )
-_CENTRED: Order = MappingProxyType({"centre": "it divides values that are centred in their group"})
-_UNCENTRED: Order = MappingProxyType({"centre": "centred values no longer have the mean and the spread of the rewards"})
+_CENTRED: Order = {"centre": "it divides values that are centred in their group"}
+_RAW: Order = {"centre": "it takes the rewards before they are centred"}
 
 
 @dataclass(frozen=True)
@@ -47,11 +44,7 @@ class Condition(Step):
     """
 
     name: ClassVar[str] = CONDITION
-    not_after: ClassVar[Order] = MappingProxyType(
-        dict.fromkeys(
-            (SUM, "centre", "scale_by_std", "scale_by_mad"), "a condition applies to the rewards as they were scored"
-        )
-    )
+    not_after: ClassVar[Order] = {**_RAW, SUM: "it takes each reward"}
     conditions: Mapping[str, Requirement]
 
     def __post_init__(self) -> None:
@@ -65,7 +58,7 @@ class Condition(Step):
         named = {name for key, needed in self.conditions.items() for name in (key, needed.on)}
         if missing := named - set(batch.keys):
             raise ConfigurationError(f"conditions name {listed(missing)}, but the reward keys are {listed(batch.keys)}")
-        names, metrics = metric_names(batch.keys), {}
+        metrics = {}
         out: Array = values.copy()
         for key, needed in self.conditions.items():
             column, on = batch.keys.index(key), batch.rewards[:, batch.keys.index(needed.on)]
@@ -74,7 +67,7 @@ class Condition(Step):
             out[~met & ~np.isnan(values[:, column]), column] = 0.0
             out[unscored, column] = np.nan
             if not unscored.all():
-                metrics[f"condition_met/{names[key]}"] = float(met[~unscored].mean())
+                metrics[f"condition_met/{metric_name(key)}"] = float(met[~unscored].mean())
         return Update(out, metrics=metrics)
 
 
@@ -88,11 +81,7 @@ class PenaliseLength(Step):
     """
 
     name: ClassVar[str] = "penalise_length"
-    not_after: ClassVar[Order] = MappingProxyType(
-        dict.fromkeys(
-            ("centre", "divide_by_batch_std", "divide_by_mean", "whiten"), "the penalty is part of the reward"
-        )
-    )
+    not_after: ClassVar[Order] = _RAW
     max_length: int = limited(MISSING, low=1)
     """The length with the whole penalty: `data.max_response_length`."""
     buffer: int = limited(MISSING, low=1)
@@ -131,7 +120,7 @@ class DivideByMean(Step):
     """
 
     name: ClassVar[str] = "divide_by_mean"
-    not_after: ClassVar[Order] = _UNCENTRED
+    not_after: ClassVar[Order] = _RAW
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -153,7 +142,7 @@ class DivideByBatchStd(Step):
     """`x / (std(x) + epsilon)` before centring, std with n - 1 over the whole batch (Lite PPO)."""
 
     name: ClassVar[str] = "divide_by_batch_std"
-    not_after: ClassVar[Order] = _UNCENTRED
+    not_after: ClassVar[Order] = _RAW
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -215,6 +204,45 @@ class ScaleByMad(Step):
         scale = np.divide(count, deviations + self.epsilon, out=np.zeros(count.shape), where=deviations > 0)
         scaled: Array = values * batch.groups.broadcast(scale)
         return scaled
+
+
+@dataclass(frozen=True)
+class DropConflicts(Step):
+    """Leave out the responses whose `w_k x_k` conflict; multiply the others by the share of their group that is kept.
+
+    A response conflicts if one `w_k x_k` is above 1e-8 and another below -1e-8. `conflict=hard` drops every such
+    response, `conflict=snr` those with `|sum_k w_k x_k| / (sum_k |w_k x_k| + 1e-8) < tau` (GD2PO). From here on a
+    dropped response is not scored: whitening leaves it out, and its advantage is 0. A reward that has weight 0 or is
+    not scored has no part in a conflict. `conflict_share` and `dropped_share` are shares of the scored responses.
+    """
+
+    name: ClassVar[str] = "drop_conflicts"
+    after: ClassVar[Order] = {"centre": "only centred values say which way a reward pulls"}
+    not_after: ClassVar[Order] = {SUM: "it compares the rewards of a response"}
+    conflict: Literal["hard", "snr"] = "hard"
+    tau: float = limited(0.2, low=0.0, high=1.0)
+    weights: tuple[float, ...] | None = None
+    """One per component; default: 1 each."""
+
+    def __post_init__(self) -> None:
+        if self.conflict == "hard" and self.tau != DropConflicts.tau:
+            raise ConfigurationError(
+                f"{self.name}: tau={self.tau:g} has no effect with conflict=hard: set conflict=snr, or remove tau"
+            )
+
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+        weights = np.ones(len(batch.keys)) if self.weights is None else np.array(self.weights)
+        scored = ~np.isnan(values).all(axis=1)
+        parts = np.where(np.isnan(values), 0.0, values * weights)
+        conflict: Bools = np.logical_and((parts > SMALLEST).any(axis=1), (parts < -SMALLEST).any(axis=1))
+        dropped = conflict
+        if self.conflict == "snr":
+            ratio = np.abs(parts.sum(axis=1)) / (np.abs(parts).sum(axis=1) + SMALLEST)
+            dropped = conflict & (ratio < self.tau)
+        kept = batch.groups.mean(np.where(scored, ~dropped, np.nan))
+        out = np.where(dropped[:, None], np.nan, values * batch.groups.broadcast(kept)[:, None])
+        shares = {"conflict_share": conflict, "dropped_share": dropped}
+        return Update(out, metrics={name: float(rows[scored].mean()) for name, rows in shares.items() if scored.any()})
 
 
 @dataclass(frozen=True)

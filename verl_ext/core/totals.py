@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,7 +16,7 @@ from verl_ext.core.steps import single
 from verl_ext.core.typed import limited
 from verl_ext.errors import ConfigurationError
 
-SUMMED: Order = MappingProxyType({SUM: "it takes one value per trajectory"})
+SUMMED: Order = {SUM: "it takes one value per trajectory"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Whiten(Step):
 
     name: ClassVar[str] = "whiten"
     after: ClassVar[Order] = SUMMED
-    not_after: ClassVar[Order] = MappingProxyType({"balance": "dividing by the batch's std undoes its factor"})
+    not_after: ClassVar[Order] = {"balance": "dividing by the batch's std undoes its factor"}
     over: Literal["sequence", "token"] = "sequence"
     epsilon: float = limited(1e-6, above=0.0)
 
@@ -70,7 +69,6 @@ class Balance(Step):
 
     name: ClassVar[str] = "balance"
     after: ClassVar[Order] = SUMMED
-    not_after: ClassVar[Order] = MappingProxyType({"balance": "the factor would apply twice"})
     over: Literal["token", "sequence"] = "token"
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
@@ -93,8 +91,7 @@ class WeighByDifficulty(Step):
     name: ClassVar[str] = "weigh_by_difficulty"
     needs_accuracy: ClassVar[bool] = True
     after: ClassVar[Order] = SUMMED
-    not_after: ClassVar[Order] = MappingProxyType({"weigh_by_difficulty": "the weights would apply twice"})
-    dqw_temp: float = limited(2.0, above=0.0)
+    dqw_temp: float = limited(2.0, low=1e-6)
     """Temperature T."""
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
@@ -125,7 +122,6 @@ class WeighByFocal(Step):
     name: ClassVar[str] = "weigh_by_focal"
     needs_accuracy: ClassVar[bool] = True
     after: ClassVar[Order] = SUMMED
-    not_after: ClassVar[Order] = MappingProxyType({"weigh_by_focal": "the weights would apply twice"})
     gamma: float = limited(1.0, low=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:

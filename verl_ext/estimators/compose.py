@@ -27,7 +27,6 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import SUM, Chain, Step
-from verl_ext.core.conflicts import DropConflicts
 from verl_ext.core.groups import Array
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.state import plain_state
@@ -36,6 +35,7 @@ from verl_ext.core.steps import (
     Condition,
     DivideByBatchStd,
     DivideByMean,
+    DropConflicts,
     PenaliseLength,
     ScaleByMad,
     ScaleByStd,
@@ -43,26 +43,14 @@ from verl_ext.core.steps import (
 )
 from verl_ext.core.totals import Balance, WeighByDifficulty, WeighByFocal, Whiten
 from verl_ext.core.typed import make
-from verl_ext.errors import ConfigurationError, VerlExtError, unknown
+from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
 WHERE = "algorithm.compose.steps"
 _KINDS: tuple[type[Step], ...] = (
-    Condition,
-    PenaliseLength,
-    DivideByMean,
-    DivideByBatchStd,
-    Centre,
-    ScaleByStd,
-    ScaleByMad,
-    DropConflicts,
-    WeighAndSum,
-    Whiten,
-    Balance,
-    WeighByDifficulty,
-    WeighByFocal,
-    WeighByHistory,
+    *(Condition, PenaliseLength, DivideByMean, DivideByBatchStd, Centre, ScaleByStd, ScaleByMad, DropConflicts),
+    *(WeighAndSum, Whiten, Balance, WeighByDifficulty, WeighByFocal, WeighByHistory),
 )
 STEPS: Mapping[str, type[Step]] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """The steps that a list may name."""
@@ -74,14 +62,6 @@ class ComposeSettings:
 
     steps: tuple[Any, ...] | None = None
     """In order, each a name, or `{step: name, setting: value}`; `package.module:Class` is a step of your own."""
-
-    def __post_init__(self) -> None:
-        for position, item in enumerate(self.steps or ()):
-            name = item.get("step") if isinstance(item, Mapping) else item
-            if not (isinstance(name, str) and name):
-                raise ConfigurationError(
-                    f"{WHERE}[{position}] must be a step's name, or {{step: name, setting: value}}, found {item!r}"
-                )
 
 
 @estimator(section=ComposeSettings)
@@ -100,30 +80,33 @@ def compose(settings: Settings) -> Chain:
         )
     steps = tuple(_step(item, f"{WHERE}[{at}]", settings) for at, item in enumerate(listed))
     _check_order(steps)
-    chain = Chain(steps)
-    _check_against(chain, settings)
-    return chain
+    dividing = [step.name for step in steps if isinstance(step, ScaleByStd | ScaleByMad)]
+    if dividing and not settings.norm_by_std:
+        raise ConfigurationError(
+            f"algorithm.norm_adv_by_std_in_grpo=False contradicts {dividing[0]} in {WHERE}: remove the step from the "
+            "list, or set norm_adv_by_std_in_grpo=True"
+        )
+    return Chain(steps)
 
 
-def _step(item: str | Mapping[str, Any], where: str, settings: Settings) -> Step:
-    given = {} if isinstance(item, str) else {key: value for key, value in item.items() if key != "step"}
-    name = item if isinstance(item, str) else str(item["step"])
+def _step(item: Any, where: str, settings: Settings) -> Step:
+    given = dict(item) if isinstance(item, Mapping) else {"step": item}
+    name = given.pop("step", None)
+    if not isinstance(name, str):
+        raise ConfigurationError(f"{where} must be a step's name, or {{step: name, setting: value}}, found {item!r}")
     kind = _own(name, where) if ":" in name else STEPS.get(name)
     if kind is None:
         raise ConfigurationError(
             f"{where}: {unknown('step', name, STEPS)}, or package.module:Class for one of your own"
         )
-    if "weights" in getattr(kind, "__dataclass_fields__", ()):
+    if any(field.name == "weights" for field in dataclasses.fields(kind)):
         if "weights" in given:
             raise ConfigurationError(f"{where}: set the weights of {name} by algorithm.rewards.weights")
         given["weights"] = settings.rewards.weights
     try:
-        step: Step = make(kind, given, name)
-        step.init()
-    except Exception as error:  # user code may raise anything
-        cause = "" if isinstance(error, VerlExtError) else f"{name} raises {type(error).__name__}: "
-        raise ConfigurationError(f"{where}: {cause}{error}") from error
-    return step
+        return make(kind, given, name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
 
 
 def _own(path: str, where: str) -> type[Step]:
@@ -155,7 +138,7 @@ def _check_order(steps: Sequence[Step]) -> None:
             "apply steps to each reward before"
         )
     for at, step in enumerate(steps):
-        before = {*names[:at], *([Centre.name] if any(one.centres for one in steps[:at]) else [])}
+        before = {*names[:at], *(Centre.name for one in steps[:at] if one.centres)}
         for needed, reason in step.after.items():
             if needed not in before:
                 raise ConfigurationError(f"{WHERE}[{at}]: {step.name} must come after {needed}, because {reason}")
@@ -164,55 +147,34 @@ def _check_order(steps: Sequence[Step]) -> None:
                 raise ConfigurationError(f"{WHERE}[{at}]: {step.name} must not come after {wrong}, because {reason}")
 
 
-def _check_against(chain: Chain, settings: Settings) -> None:
-    """Raise if the list contradicts settings of verl."""
-    dividing = [step.name for step in chain.steps if isinstance(step, ScaleByStd | ScaleByMad)]
-    if dividing and not settings.norm_by_std:
-        raise ConfigurationError(
-            f"algorithm.norm_adv_by_std_in_grpo=False contradicts {dividing[0]} in {WHERE}: remove the step from the "
-            "list, or set norm_adv_by_std_in_grpo=True"
-        )
-    if dividing and any(isinstance(step, Centre) and step.leave_one_out for step in chain.steps):
-        raise ConfigurationError(
-            f"leave_one_out multiplies a group by n / (n - 1), which {dividing[0]} in {WHERE} undoes: remove one of "
-            "them"
-        )
-
-
 def try_out(build: Callable[[Settings], Chain], settings: Settings) -> str | None:
     """Run an estimator on a made-up batch, because a step of the user may fail; return what is wrong, or None.
 
-    With two or more rewards it runs with two sets of weights, whose results must differ.
+    If weights are set, it runs with two other sets of them, whose results must differ.
     """
-    keys = settings.rewards.keys or ("score",)
+    keys, weights = settings.rewards.keys or ("score",), settings.rewards.weights
+    tilted = (1.0, *(0.1,) * (len(keys) - 1))
     try:
         chain = build(settings)
         if chain.needs_fields:  # nobody can make them up
             return None
         advantages = _trial(chain, keys)
-        if not np.isfinite(advantages).all():
-            return "the estimator, tried on a made-up batch of 12 responses, returns advantages that are not finite"
-        tilted = 10.0 ** -np.arange(len(keys)) / sum(10.0 ** -np.arange(len(keys)))
-        both = [_weighed(build, settings, weights) for weights in (tilted, tilted[::-1])] if len(keys) > 1 else []
-        results = [_trial(chain, keys) for chain in both if chain is not None]
+        results = [_trial(build(_weighed(settings, each)), keys) for each in (tilted, tilted[::-1]) if weights]
     except Exception as error:  # noqa: BLE001 - user code may raise anything
         at = traceback.extract_tb(error.__traceback__)[-1]
         return (
             f"the estimator, tried on a made-up batch of 12 responses, raises {type(error).__name__}: {error} "
             f"({at.filename}, line {at.lineno})"
         )
-    if len(results) == 2 and np.allclose(results[0], results[1], rtol=1e-9, atol=1e-12):
+    if not np.isfinite(advantages).all():
+        return "the estimator, tried on a made-up batch of 12 responses, returns advantages that are not finite"
+    if len(keys) > 1 and results and np.allclose(results[0], results[1], rtol=1e-9, atol=1e-12):
         return "algorithm.rewards.weights has no effect on this estimator: sum the rewards with WeighAndSum(weights)"
     return None
 
 
-def _weighed(build: Callable[[Settings], Chain], settings: Settings, weights: Array) -> Chain | None:
-    """The chain with other weights; None if the estimator refuses weights, which is no silent loss."""
-    rewards = dataclasses.replace(settings.rewards, weights=tuple(weights.tolist()))
-    try:
-        return build(dataclasses.replace(settings, rewards=rewards))
-    except ConfigurationError:
-        return None
+def _weighed(settings: Settings, weights: tuple[float, ...]) -> Settings:
+    return dataclasses.replace(settings, rewards=dataclasses.replace(settings.rewards, weights=weights))
 
 
 def _trial(chain: Chain, keys: tuple[str, ...]) -> Array:
@@ -238,30 +200,16 @@ def describe(chain: Chain) -> list[str | dict[str, Any]]:
     >>> describe(Chain((WeighAndSum(), Centre(), ScaleByMad(0.5))))
     ['weigh_and_sum', 'centre', {'step': 'scale_by_mad', 'epsilon': 0.5}]
     """
-    named = [(_name_in_a_list(step), settings_of(step)) for step in chain.steps]
-    return [{"step": name, **given} if given else name for name, given in named]
+    described: list[str | dict[str, Any]] = []
+    for step in chain.steps:
+        kind = type(step)
+        name = step.name if STEPS.get(step.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
+        defaults = {item.name: item.default for item in dataclasses.fields(step)}
+        given = {key: value for key, value in settings_of(step).items() if value != defaults[key]}
+        described.append({"step": name, **given} if given else name)
+    return described
 
 
-def _name_in_a_list(step: Step) -> str:
-    """The name of a step in `STEPS`, the module and class of any other."""
-    kind = type(step)
-    return step.name if STEPS.get(step.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
-
-
-def settings_of(step: Step, *, defaults: bool = False) -> dict[str, Any]:
+def settings_of(step: Step) -> dict[str, Any]:
     """The settings of a step as plain data, without `weights`, which are `algorithm.rewards.weights`."""
-    items: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(step) if dataclasses.is_dataclass(step) else ()
-    return {
-        item.name: plain(getattr(step, item.name))
-        for item in items
-        if (defaults or getattr(step, item.name) != item.default) and item.name != "weights"
-    }
-
-
-def plain(value: Any) -> Any:
-    """A setting as plain data."""
-    if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return list(value) if isinstance(value, tuple) else value
+    return {name: value for name, value in dataclasses.asdict(step).items() if name != "weights"}

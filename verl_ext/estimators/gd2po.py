@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_ext.core.chain import Chain, Step
-from verl_ext.core.conflicts import DropConflicts
-from verl_ext.core.steps import Centre, ScaleByStd, WeighAndSum
+from verl_ext.core.steps import Centre, DropConflicts, ScaleByStd, WeighAndSum
 from verl_ext.core.totals import Whiten
 from verl_ext.core.typed import same_as
 from verl_ext.registry import estimator

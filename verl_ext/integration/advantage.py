@@ -14,7 +14,7 @@ import torch
 from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Index, divide
-from verl_ext.core.metrics import advantage_metrics, metric_name, metric_names, reward_metrics, source_metrics
+from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, source_metrics
 from verl_ext.core.rows import broadcast, float_mask, row_sums, scores
 from verl_ext.core.state import plain_state
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
@@ -199,7 +199,7 @@ def _accuracy(estimator: Estimator, rewards: Components) -> Array:
         checkpoint.require_same_accuracy(run.accuracy, now)
     run.accuracy = now
     values = rewards.column(key, f"{where}.accuracy_key")
-    return unit_accuracy(values, rewards.labels, key=key, threshold=own.accuracy_threshold, where=where)
+    return unit_accuracy(values, rewards.labels, key=key, threshold=own.accuracy_threshold)
 
 
 def _judges_score(chain: Chain, accuracy_key: str) -> bool:
@@ -260,15 +260,13 @@ def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen:
     returned = dict(rewards.numbers()) if run.log == "all" else {}
     keys = () if batch is None else batch.keys
     others = tuple(key for key in returned if key not in keys)
-    names = metric_names((*keys, *others))
     if batch is not None and seen is not None:
-        run.metrics |= reward_metrics(batch, seen, names)
+        run.metrics |= reward_metrics(batch, seen)
     if others:
         rest = Batch.of(np.stack([returned[key] for key in others], axis=1), rewards.labels, keys=others)
-        run.metrics |= reward_metrics(rest, rest.rewards, names)
+        run.metrics |= reward_metrics(rest, rest.rewards)
     if returned and SOURCE in rewards.fields:
-        columns = {names[key]: column for key, column in returned.items()}
-        run.metrics |= source_metrics(columns, rewards.entries(SOURCE))
+        run.metrics |= source_metrics(returned, rewards.entries(SOURCE))
 
 
 def _without_tokens(mask: torch.Tensor) -> Bools:

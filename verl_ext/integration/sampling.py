@@ -16,7 +16,7 @@ import numpy as np
 from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import CONDITION, Chain
 from verl_ext.core.groups import Bools, Groups
-from verl_ext.core.metrics import metric_names
+from verl_ext.core.metrics import metric_name
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import components, hooks
 from verl_ext.integration.components import SCORE, Components
@@ -95,8 +95,8 @@ class Rule:
         self._count("dropped", ~kept)
         self._count("score_constant", constant)
         self._count("kept_with_constant_score", constant & kept)
-        for at, name in enumerate(metric_names(own.keys or ()).values()):
-            self._count(f"{name}_constant", ~varies[:, at] & several)
+        for at, key in enumerate(own.keys or ()):
+            self._count(f"{metric_name(key)}_constant", ~varies[:, at] & several)
 
     def _count(self, name: str, groups: Bools) -> None:
         """Count groups until the trainer logs its next metrics."""
@@ -120,9 +120,9 @@ def outside(groups: Groups, rewards: Components, settings: RewardsSettings) -> t
 
     A group without any scored accuracy counts as below.
     """
-    key, where = settings.accuracy_in(rewards, score=SCORE), "algorithm.rewards"
-    values = rewards.column(key, f"{where}.accuracy_key")
-    right = unit_accuracy(values, rewards.labels, key=key, threshold=settings.accuracy_threshold, where=where)
+    key = settings.accuracy_in(rewards, score=SCORE)
+    values = rewards.column(key, "algorithm.rewards.accuracy_key")
+    right = unit_accuracy(values, rewards.labels, key=key, threshold=settings.accuracy_threshold)
     low, high = settings.accuracy_between or (0.0, 1.0)
     means = groups.mean(right)
     return ~(means >= low), means > high

@@ -12,7 +12,7 @@ from typing import Any
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.estimators import build
-from verl_ext.estimators.compose import describe, plain, settings_of
+from verl_ext.estimators.compose import describe, settings_of
 from verl_ext.registry import ESTIMATORS, declaration
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import LOSS, parse_settings
@@ -50,7 +50,7 @@ def show(options: argparse.Namespace) -> str:
 def _steps(chain: Chain) -> Iterator[str]:
     width = max(len(step.name) for step in chain.steps)
     for at, step in enumerate(chain.steps, start=1):
-        given = ", ".join(f"{key}={_text(value)}" for key, value in settings_of(step, defaults=True).items())
+        given = ", ".join(f"{key}={_text(value)}" for key, value in settings_of(step).items())
         says = " ".join((type(step).__doc__ or "").split("\n\n")[0].split())
         yield f"  {at}  {step.name.ljust(width)}  {says}"
         if given:
@@ -63,8 +63,8 @@ def _settings(name: str, settings: Settings) -> Iterator[str]:
     }
     sections = {other: settings.of(kind) for other, kind in declared.items() if kind is not None and other != "compose"}
     for part, section in {"rewards": settings.rewards, **sections}.items():
-        for item in dataclasses.fields(section):
-            text = f"algorithm.{part}.{item.name}={_text(plain(getattr(section, item.name)))}"
+        for key, value in dataclasses.asdict(section).items():
+            text = f"algorithm.{part}.{key}={_text(value)}"
             yield f"  '{text}'" if "[" in text or "{" in text else f"  {text}"
     yield f"  algorithm.norm_adv_by_std_in_grpo={settings.norm_by_std}"
     yield f"  algorithm.use_kl_in_reward={settings.kl_in_reward}"

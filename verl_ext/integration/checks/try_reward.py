@@ -89,7 +89,7 @@ def _wrong(tried: Tried, verdict: Verdict, added: tuple[str, ...] | None) -> Ite
         try:
             column = found.column(name, f"{PLACE}.{setting}")
             if name == accuracy:
-                unit_accuracy(column, tried.answers, key=name, threshold=rewards.accuracy_threshold, where=PLACE)
+                unit_accuracy(column, tried.answers, key=name, threshold=rewards.accuracy_threshold)
         except VerlExtError as error:
             yield str(error)
 

@@ -199,4 +199,4 @@ def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:
         )
     values = rollouts.reward(key, "algorithm.rewards.accuracy_key")
     uids = rollouts.table["uid"].tolist()
-    return key, unit_accuracy(values, uids, key=key, threshold=own.accuracy_threshold, where="algorithm.rewards")
+    return key, unit_accuracy(values, uids, key=key, threshold=own.accuracy_threshold)
