@@ -7,19 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from tests.core.columns import apply, column
+from tests.core.columns import column
 from verl_ext.core.totals import Balance, WeighByDifficulty
 
 NAN = math.nan
-
-
-def test_balance_undoes_the_share_of_groups_without_variance():
-    values = [1.0, -1.0, 0.0, 0.0, 0.0]
-    uids = ["a", "a", "b", "b", "b"]
-    # 10 tokens, 4 of them in "a"; 5 sequences, 2 of them in "a".
-    assert apply(Balance("token"), values, uids, lengths=[1, 3, 2, 2, 2]).tolist() == [2.5, -2.5, 0, 0, 0]
-    assert apply(Balance("sequence"), values, uids, lengths=[1, 1, 2, 2, 2]).tolist() == [2.5, -2.5, 0, 0, 0]
-    assert apply(Balance("token"), values, uids, lengths=[1, 1, 2, 2, 2]).tolist() == [4, -4, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -54,8 +45,3 @@ def test_difficulty_at_a_low_temperature_leaves_the_hardest_alone():
     """exp(-0.25 / 1e-4) alone would be 0 already."""
     values, batch = column([1.0, -1.0, 1.0, -1.0], list("aabb"), accuracy=[0.5, 0.0, 1.0, 0.5])
     assert WeighByDifficulty(1e-4).update(values, batch, None).values[:, 0].tolist() == [2, -2, 0, 0]
-
-
-def test_a_group_whose_accuracy_is_not_scored_counts_as_easy():
-    values, batch = column([1.0, -1.0, 1.0, -1.0], list("aabb"), accuracy=[NAN, NAN, 1.0, 1.0])
-    np.testing.assert_allclose(WeighByDifficulty().update(values, batch, None).values, values)  # both 1, weight 1

@@ -50,17 +50,6 @@ def test_a_kl_part_must_be_finite_where_a_component_is_scored(value):
         Batch.of([[1.0, 2.0], [NAN, 0.0]], ["a", "b"], keys=keys, kl_reward=np.array([0.0, value]))
 
 
-def test_an_empty_batch_is_a_batch():
-    batch = Batch.of([], [], keys=("x", "y"), accuracy=[], lengths=[])
-    assert batch.rewards.shape == (0, 2)
-    assert batch.lengths.shape == batch.accuracy.shape == batch.outputs.shape == (0,)
-
-
-def test_lengths_and_outputs_are_one_where_not_given():
-    batch = Batch.of([[1.0], [2.0]], ["a", "b"])
-    assert batch.lengths.tolist() == batch.outputs.tolist() == [1, 1]
-
-
 def test_lengths_are_counted_only_where_they_are_asked_for():
     asked = []
     batch = Batch.of([[1.0], [2.0]], ["a", "b"], lengths=lambda: asked.append(1) or [3, 4])

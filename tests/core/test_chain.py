@@ -30,16 +30,6 @@ class Count(Step):
         return Update(values, state + 1, {"rows": 1.0, "reward/max": 3.0}, {"count": "a warning"})
 
 
-@dataclass(frozen=True)
-class Forgetful(Count):
-    """A step that returns no state after all."""
-
-    name: ClassVar[str] = "forgetful"
-
-    def update(self, values, batch, state):
-        return Update(values)
-
-
 ALL = Chain((WeighAndSum(), Centre(), Count(), WeighByHistory()))
 SEEN = {"anchor": "soft", "value": 0.5, "window": [0.5], "ticks": 1}
 
@@ -84,12 +74,6 @@ def test_each_step_gets_its_own_state_back():
     assert second.state["weigh_by_history"]["ticks"] == 2
     assert first.warnings == {"count": "a warning"}
     assert {"rows", "reward/max", "capability_prior"} <= set(first.metrics)
-
-
-def test_a_step_without_a_new_state_leaves_none():
-    result = Chain((WeighAndSum(), Forgetful()))(Batch.of([[1.0]], ["g"]))
-    assert result.state == {}
-    np.testing.assert_array_equal(result.advantages, [1.0])
 
 
 def test_a_result_holds_the_rewards_after_the_leading_conditions():
@@ -151,10 +135,3 @@ def test_a_chain_must_end_with_one_value():
 def test_a_chain_holds_a_step_with_a_state_once():
     with pytest.raises(ConfigurationError, match=facts("once", "['weigh_by_history', 'weigh_by_history']")):
         Chain((WeighAndSum(), WeighByHistory(), WeighByHistory("window")))
-
-
-def test_a_chain_applies_its_steps_in_order():
-    # Centre first: (1 - 2) * 2 = -2. Sum first gives the same here, so use the KL part: sum, then centre removes it.
-    batch = Batch.of([[1], [3]], ["g"] * 2, kl_reward=np.array([5.0, 5.0]))
-    assert Chain((Centre(), WeighAndSum((2.0,))))(batch).advantages.tolist() == [3, 7]  # -2 + 5, 2 + 5
-    assert Chain((WeighAndSum((2.0,)), Centre()))(batch).advantages.tolist() == [-2, 2]

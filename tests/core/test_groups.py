@@ -8,46 +8,14 @@ from hypothesis import given
 
 from tests import reference
 from tests.batches import rollouts
-from tests.facts import facts
 from verl_ext.core.groups import Groups, divide
-from verl_ext.errors import DataError
 
 NAN = math.nan
-
-
-def test_groups_are_numbered_by_first_appearance_and_may_have_any_size():
-    groups = Groups.of(["b", "a", "b", "c", "b"])
-    assert groups.ids.tolist() == [0, 1, 0, 2, 0]
-    assert groups.sizes.tolist() == [3, 1, 1]
-    assert groups.order.tolist() == [0, 2, 4, 1, 3]
-    assert groups.starts.tolist() == [0, 3, 4]
-    assert len(groups) == 3
 
 
 def test_labels_of_different_types_make_different_groups():
     labels = ["1", 1, b"1", ("1",), frozenset({1}), None, 1.5]
     assert Groups.of(labels * 2).sizes.tolist() == [2] * 7
-
-
-@pytest.mark.parametrize("label", [["a"], {"a": 1}, {1}, np.array([1, 2])])
-def test_an_unhashable_label_is_named(label):
-    with pytest.raises(DataError, match=facts("hashable", type(label).__name__)):
-        Groups.of(["fine", label])
-
-
-def test_statistics_of_several_columns_are_those_of_each():
-    groups = Groups.of(["a", "b", "a"])
-    x = np.array([[1.0, 5.0], [2.0, NAN], [3.0, 5.0]])
-    assert groups.sum(x).tolist() == [[4, 10], [2, 0]]
-    assert groups.count(x).tolist() == [[2, 2], [1, 0]]
-    np.testing.assert_array_equal(groups.mean(x), [[2, 5], [2, NAN]])
-    assert groups.varies(x).tolist() == [[True, False], [False, False]]
-
-
-def test_std_has_n_minus_1_and_is_0_for_fewer_than_two_values():
-    groups = Groups.of(["a", "a", "a", "a", "b", "c", "c"])
-    x = np.array([[-2.0, 3.0], [0.0, NAN], [2.0, -3.0], [NAN, 0.0], [5.0, 5.0], [NAN, 1.0], [NAN, NAN]])
-    np.testing.assert_array_equal(groups.std(x), [[2.0, 3.0], [0.0, 0.0], [0.0, 0.0]])
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,6 @@ def test_rewards_are_described_by_key():
     )
 
 
-def test_a_reward_that_is_never_scored_has_no_curve_but_a_count():
-    batch = Batch.of([[NAN], [NAN]], ["g", "g"])
-    assert reward_metrics(batch, batch.rewards) == {"reward/score/dead_groups": 1, "reward/score/unscored": 2}
-
-
 def test_rewards_are_described_as_the_estimator_saw_them():
     """A condition took the second reward of a away: its group is dead, and the raw mean is told apart."""
     batch = Batch.of([[1, 0], [3, 1]], ["g", "g"], keys=("a", "b"))
@@ -125,8 +120,3 @@ def test_verl_combines_each_metric_as_its_last_word_says(keys):
         last = metric.rpartition("/")[2].rpartition("_")[2]
         wanted = last if last in ("min", "max") else "weighted_avg"
         assert aggregator._get_aggregation_type(metric) == wanted, metric
-
-
-@pytest.mark.parametrize(("key", "name"), [("..", "__"), (".", "_"), ("", "_"), ("a.b", "a.b"), ("/", "_")])
-def test_a_name_of_dots_is_no_folder(key, name):
-    assert metric_name(key) == name

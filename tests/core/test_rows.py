@@ -29,15 +29,6 @@ def test_padding_rows_are_no_trajectories():
     assert rows.give(np.array([0.5, -0.5])).tolist() == [0.5, 0, -0.5]
 
 
-def test_without_padding_rows_are_trajectories():
-    rows = Rows.of_padding(none(2))
-    assert rows.plain
-    x = np.array([1.0, 2.0])
-    for same in (rows.take(x), rows.total(x), rows.give(x)):
-        assert same.tolist() == [1, 2]
-    assert rows.labels(["a", "b"]) == ["a", "b"]
-
-
 def test_the_last_output_of_a_session_speaks_for_the_others():
     keys = ["u_0_1", "u_0_0", "u_1_0", "u_0_2", "x_y_0_0"]
     rows = Rows.of_sessions(keys, none(5))
@@ -88,11 +79,6 @@ def test_a_mask_lies_between_0_and_1(wrong, dtype):
     with pytest.raises(DataError, match=facts("response_mask", "0 or 1")):
         float_mask(torch.tensor([[1.0, wrong], [1.0, 0.0]], dtype=dtype), torch.float32)
     assert float_mask(torch.zeros(0, 2, dtype=dtype), torch.float32).shape == (0, 2)
-
-
-def test_a_score_may_stand_behind_the_mask():
-    """The score of a multi-turn response stands on its last token, which may be a tool's."""
-    assert scores(torch.tensor([[0.5, 0.0, 2.0]]), torch.tensor([[1, 1, 0]])).tolist() == [2.5]
 
 
 @pytest.mark.parametrize("junk", [NAN, INF, -INF])
@@ -150,14 +136,6 @@ def test_padding_is_told_by_its_name_and_that_no_row_sums():
         assert (rows.owner < 0).tolist() == padding
         assert rows.scored.tolist() == [row for row, padded in enumerate(padding) if not padded]
         assert not rows.plain
-
-
-def test_without_padding_every_row_is_a_trajectory():
-    mask = torch.tensor([[0, 0], [1, 0], [1, 1]])
-    for uids in ((["a", 7, "xpad"]), (["a", "pad-1", "pad-1"])):  # a row with tokens is no padding
-        rows = Rows.of_groups(Groups.of(uids), mask)
-        assert rows.plain
-        assert rows.scored.tolist() == rows.owner.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

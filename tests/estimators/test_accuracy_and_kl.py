@@ -74,12 +74,6 @@ def test_accuracy_is_taken_before_kl():
     assert state.states["hadw"]["weigh_by_history"]["value"] == 0.25
 
 
-@pytest.mark.parametrize("name", ["dgpo", "hadw"])
-def test_accuracy_which_cannot_be_told_from_kl_is_an_error(name):
-    with pytest.raises(DataError, match=facts("KL", "batch['token_level_scores']")):
-        call(name, X, UIDS, config={"use_kl_in_reward": True})
-
-
 def test_groups_of_dgpo_which_kl_would_make_valid_are_an_error():
     config = {"use_kl_in_reward": True, "rewards": {"accuracy_key": "x"}}
     with pytest.raises(DataError, match=facts("KL", "batch['token_level_scores']")):

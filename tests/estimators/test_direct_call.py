@@ -33,13 +33,6 @@ def test_tensors_that_require_gradients_are_cut_off(name):
     assert torch.equal(found[0], found[1])
 
 
-def test_batch_and_config_may_be_absent():
-    rewards, mask = tensors([1.0, 0.0], [2, 1])
-    with use_run_state(RunState()):
-        found, _ = estimator_function("drgrpo")(token_level_rewards=rewards, response_mask=mask, index=["a", "a"])
-    assert found.tolist() == [[0.5, 0.5], [-0.5, 0]]
-
-
 def test_the_loss_is_read_from_the_configuration_around_the_section():
     """token-sum takes no mean, so nothing is balanced; token-mean has z = 4 / 2."""
     whole = OmegaConf.create({"algorithm": {}, "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-sum"}}})
@@ -123,13 +116,6 @@ REFUSED = [
 def test_settings_of_verls_that_an_estimator_cannot_honour_are_refused(name, config, told):
     with pytest.raises(ConfigurationError, match=facts(*told)):
         call(name, X, UIDS, config=config, components=fields())
-
-
-def test_uids_that_are_tensors_are_compared_by_value():
-    uids = [torch.tensor(1), torch.tensor(1), torch.tensor(2), torch.tensor(2)]
-    given = {"token_level_rewards": torch.tensor([[1.0], [0.0], [1.0], [1.0]]), "response_mask": torch.ones(4, 1)}
-    advantages, _ = estimator_function("drgrpo")(index=uids, config={}, **given)
-    assert advantages[:, 0].tolist() == [0.5, -0.5, 0.0, 0.0]
 
 
 def test_a_trainer_that_passes_a_part_of_the_batch_is_named():

@@ -12,8 +12,7 @@ batch is only approximate, in the authors' code as well.
 
 Degenerate cases: a group of one, or with a range of at most 1e-6 max(1, |mean|), is not valid and has advantage 0. If
 no group is valid, z = 1. A valid group with accuracy 0 varies only in another reward and is weighed as if its accuracy
-were 1. With DGAE, `sum_g |A_i|` in a valid group, before z and lambda, is n_g S / (S + 1e-4) with
-`S = sum_g |r - mean|`: a little less than n_g, 3.9997 of 4 for rewards [1, 0, 0, 0] and 3.75 for [0.001, 0, 0, 0].
+were 1.
 """
 
 from __future__ import annotations

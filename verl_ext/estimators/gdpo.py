@@ -10,18 +10,12 @@ Each reward is normalised in its group separately, so that a large reward does n
 `whiten=auto`, the default, is `token` where the rewards are named by verl's own `algorithm.gdpo_reward_keys`, and
 `sequence` otherwise. With `conditions`, a reward counts only where another one reached a threshold (eq. 8).
 
-Degenerate cases: a reward whose range in a group is at most 1e-6 max(1, |mean|) does not vary and adds 0 there. verl
-and NVIDIA's code whiten the float32 rounding of such groups: for six rewards of 0.3 in one group and six of 0.2 in
-another, verl returns +-0.957 (one token per response) and this package 0. With `whiten=sequence` a group in which no
-reward varies has advantage exactly 0. Two rewards that add up to a constant cancel, and the advantage is 0, unless
-float32 rounding is left, as in rewards around 1e4: whitening makes it as large as any advantage. A single reward is
-still whitened, so it is not GRPO. A reward that is not scored (NaN) adds 0 to its row and is left out of the group's
-mean and std.
-
-With `whiten=token` the advantages equal those of verl's own function to about 1e-6 if every group has at least two
-responses, every reward is scored and varies in every group, rewards are not much larger than their std, and they do not
-cancel. verl computes in float32: rewards drawn from N(0, 1) agree to 1e-6, from N(10, 1) to 1e-5, from N(1000, 1) to
-1e-3. A group of one has its raw reward in verl and 0 here.
+Degenerate cases: a reward whose range in a group is at most 1e-6 max(1, |mean|) does not vary and adds 0 there; verl
+whitens the float32 rounding of such a group. With `whiten=sequence` a group in which no reward varies has advantage
+exactly 0. Two rewards that add up to a constant cancel: the advantage is 0. A single reward is still whitened, so it is
+not GRPO. A reward that is not scored (NaN) adds 0 to its row and is left out of the group's mean and std. A group of
+one has its raw reward in verl and 0 here. Where none of this happens, `whiten=token` equals verl's own function to
+about 1e-6.
 """
 
 from __future__ import annotations
