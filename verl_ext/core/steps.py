@@ -120,7 +120,7 @@ class DivideByMean(Step):
     """
 
     name: ClassVar[str] = "divide_by_mean"
-    not_after: ClassVar[Order] = _RAW
+    not_after: ClassVar[Order] = {**_RAW, "penalise_length": "the penalty makes rewards negative"}
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:

@@ -58,8 +58,9 @@ def judge(config: Any) -> Verdict:
     try:
         settings = read_settings(config.algorithm)
         chain = build(name, settings) if name in ESTIMATORS else None
-    except ConfigurationError as error:  # verl's own estimators run without our settings
-        complaints.append(Complaint(str(error), fatal=name in ESTIMATORS))
+    except ConfigurationError as error:
+        # Most runs with verl's own estimators do without our settings.
+        complaints.append(Complaint(str(error), fatal=RunConfig(name, Settings(), None, config).ours))
     run = RunConfig(name, settings or Settings(), chain, config)
     known = rules.READ if settings is not None else ()
     for rule in (*rules.ALWAYS, *known, *(rules.BUILT if chain is not None else ())):

@@ -113,8 +113,9 @@ def _lines(verdict: Any, config: Any) -> Iterator[str]:
         yield f"accuracy   {key}{by_default if key == 'score' else ''}{'' if bound is None else f' above {bound:g}'}"
     loss = [f"{name}={select(config, f'{ACTOR}.{name}')}" for name in ("loss_agg_mode", "loss_scale_factor")]
     yield f"loss       {select(config, f'{ACTOR}.policy_loss.loss_mode')}, {', '.join(loss)}"
-    metric = select(config, "algorithm.filter_groups.metric")
-    skipped = [f"groups whose {metric} does not vary"] if select(config, "algorithm.filter_groups.enable") else []
+    bounds = "{:g} and {:g}".format(*rewards.accuracy_between) if rewards.accuracy_between else ""
+    rule = f"mean accuracy is not between {bounds}" if bounds else f"{verdict.filter} does not vary"
+    skipped = [f"groups whose {rule}"] if verdict.filter else []
     skipped += (
         ["responses that rollout correction rejected"] if chain is not None and rewards.rejected == "leave_out" else []
     )
