@@ -12,7 +12,7 @@ import pytest
 
 from tests.facts import facts
 from verl_ext.errors import ConfigurationError
-from verl_ext.rewards.math_judge import JUDGE, Judge, NoVerdictError
+from verl_ext.rewards.math_judge import Judge, NoVerdictError
 
 ENDLESS = "9^{9^{9^9}}"
 
@@ -102,24 +102,6 @@ def test_random_interruptions_leave_no_wrong_verdict(fake_library, threads):
     assert run(INTERRUPTED.replace("THREADS", str(threads))) == "150 []\n"
 
 
-def test_an_interrupted_process_is_replaced(fake_library, tmp_path, judge):
-    fake_library(verify="left == right if right != ['endless'] else time.sleep(60)")
-    assert judge.equal("5", "5", 5.0)
-    (process,) = begun(tmp_path)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(KeyboardInterrupt):
-            judge.equal("5", "endless", 60.0)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    with pytest.raises(ProcessLookupError):
-        os.kill(process, 0)
-    assert not judge.equal("1", "2", 5.0)
-    assert judge.equal("5", "5", 5.0)
-
-
 def test_an_endless_question_is_a_no_after_its_time_and_says_so(judge, caplog):
     with pytest.raises(NoVerdictError, match=facts("0.3 s")):
         judge.ask("5", ENDLESS, 0.3)
@@ -136,17 +118,6 @@ def test_a_process_that_was_killed_is_replaced(fake_library, tmp_path, judge, ca
     assert judge.equal("5", "5", 5.0)
     assert len(begun(tmp_path)) == 2
     assert not caplog.text
-
-
-def test_a_process_that_is_killed_while_it_judges_is_replaced_and_asked_again(fake_library, tmp_path, judge, caplog):
-    once = tmp_path / "killed"
-    fake_library(
-        first=f"once = {str(once)!r}",
-        verify="left == right if left != ['x'] or os.path.exists(once)"
-        " else open(once, 'w').close() or os.kill(os.getpid(), 9)",
-    )
-    assert judge.equal("x", "x", 5.0)
-    assert (once.exists(), caplog.text) == (True, "")
 
 
 def test_a_process_that_dies_of_a_question_gives_no_verdict_and_is_replaced(fake_library, judge):
@@ -220,11 +191,6 @@ def test_time_that_the_process_waits_does_not_count(fake_library, judge):
     assert judge.equal("5", "5", 0.2)
 
 
-def test_the_process_does_not_hear_the_keyboard_interrupts_of_its_caller():
-    assert JUDGE.equal("5", "5", 5.0)
-    assert os.getpgid(JUDGE._idle.popen.pid) != os.getpgid(0)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is set on Linux only")
 def test_the_process_has_a_limit_of_memory(tmp_path, fake_library, judge):
     fake_library(first="def size(text):\n    try:\n        return len(bytearray((5 << 30) * ('big' in text)))\n"
@@ -247,16 +213,15 @@ def test_a_file_of_the_working_folder_stands_in_for_no_library(tmp_path, module)
     assert run(script, cwd=tmp_path) == "True\n"
 
 
-UNFIT = {
-    "it cannot be imported": {"first": "raise ImportError('Unsupported ANTLR version 4.7')"},
-    "it cannot read percentages": {"parse": "[] if '%' in text else [text]", "verify": "bool(left) and left == right"},
-    "it crashes": {"first": "os._exit(9)"},
-}
-
-
-@pytest.mark.parametrize("case", UNFIT)
-def test_a_math_verify_that_does_not_work_is_refused(case, fake_library, judge):
-    fake_library(**UNFIT[case])
+@pytest.mark.parametrize(
+    "library",
+    [
+        {"first": "raise ImportError('Unsupported ANTLR version 4.7')"},
+        {"parse": "[] if '%' in text else [text]", "verify": "bool(left) and left == right"},
+    ],
+)
+def test_a_math_verify_that_does_not_work_is_refused(library, fake_library, judge):
+    fake_library(**library)
     with pytest.raises(ConfigurationError):
         judge.equal("5", "5", 5.0)
 
