@@ -1,4 +1,4 @@
-"""The scripts of the real task as modules, a tiny tokenizer for them, and made-up questions."""
+"""The scripts of the real task as modules, and made-up questions."""
 
 from __future__ import annotations
 
@@ -10,22 +10,11 @@ from pathlib import Path
 
 import pyarrow.parquet
 
-from tests import tiny_model
-
 SCRIPTS = Path(__file__).parents[2] / "scripts/evidence"
 sys.path.insert(0, str(SCRIPTS))
-make_real_task = importlib.import_module("make_real_task")
 judge_tools = importlib.import_module("judge_tools")
-cold_start, data, model, tools = (
-    importlib.import_module(f"real.{name}") for name in ("cold_start", "data", "model", "tools")
-)
+cold_start, data, tools = (importlib.import_module(f"real.{name}") for name in ("cold_start", "data", "tools"))
 sys.path.remove(str(SCRIPTS))
-
-
-def make_tokenizer():
-    tokenizer = tiny_model.make_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": [model.END, model.PAD]})
-    return tokenizer
 
 
 def write_questions(folder: Path, train: int, test: int) -> Path:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import doctest
-import json
-import os
 import shlex
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 
 import pytest
-import torch
 
 from recipes.common.data import parser, prepare
-from tests import tiny_model
 from tests.recipes.launchers import RECIPES, composed, run
-from tests.recipes.real_task import SCRIPTS, cold_start, data, make_tokenizer, rows, write_questions
-from tests.recipes.real_task import model as real_model
+from tests.recipes.real_task import cold_start, data, rows, write_questions
 from verl_ext.cli import main
 
 
@@ -51,57 +44,10 @@ def test_no_question_of_the_cold_start_is_in_validation_or_in_rl(prepared):
     assert questions(prepared / "test3.parquet") == [f"test {n}?" for n in range(3)]
 
 
-def make(*options, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPTS / "make_real_task.py"), "gsm8k", *map(str, options)],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-@pytest.mark.slow
-def test_the_script_makes_the_task_once_and_refuses_other_options_for_its_folder(tmp_path):
-    tokenizer = make_tokenizer()
-    tiny_model.make_model(tokenizer).save_pretrained(tmp_path / "tiny")
-    tokenizer.save_pretrained(tmp_path / "tiny")
-    source = write_questions(tmp_path / "source", train=560, test=210)
-    options = ["--model", tmp_path / "tiny", "--local_dataset_path", source, "--steps", 2]
-    done = make(*options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "Apache-2.0" in done.stdout
-    assert "MIT" in done.stdout
-    folder = tmp_path / "outputs/real/gsm8k"
-    counts = {path.stem: len(rows(path)) for path in folder.glob("*.parquet")}
-    assert counts == {"cold_start": 480, "val": 64, "train": 16, "test200": 200, "test": 210}
-    before, after = (real_model.load(folder / name)[0].state_dict() for name in ("base", "model"))
-    assert any(not torch.equal(before[name], after[name]) for name in before)
-    samples = json.loads((folder / "samples.json").read_text())
-    assert {temperature: len(found["answers"]) for temperature, found in samples.items()} == {"1.0": 64, "0.7": 64}
-    assert 0 < samples["1.0"]["means"]["tokens"] <= 160
-    assert not (folder / "cold_start.pt").exists()  # three times the model's size
-
-    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    again = make(*options, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
-    assert done.stdout.splitlines()[-2:] == again.stdout.splitlines()[-2:]
-
-    other = make(*options, "--seed", 1, cwd=tmp_path)
-    assert other.returncode == 1
-    assert "another --folder" in other.stderr
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
-
-
 @pytest.mark.parametrize(
     ("task", "recipe", "arm"),
     [
-        ("gsm8k", "gsm8k", "grpo"),
         ("gsm8k", "gsm8k", "gdpo"),
-        ("tools", "tool_calling", "grpo-clean"),
-        ("tools", "tool_calling", "grpo-nostd"),
         ("tools", "tool_calling", "hadw"),
     ],
 )

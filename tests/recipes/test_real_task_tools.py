@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import doctest
-import json
 import subprocess
 import sys
 from itertools import chain
 
 import pytest
 
-from tests import tiny_model
-from tests.recipes.real_task import SCRIPTS, judge_tools, make_tokenizer, rows, tools, write_entries
+from tests.recipes.real_task import SCRIPTS, judge_tools, tools, write_entries
 from verl_ext.rewards.tool_calling import check_ground_truth
 
 SIZES = {"test": 4, "cold_start": 8, "val": 2}
@@ -48,31 +46,6 @@ def test_a_ground_truth_has_the_first_accepted_values_without_parameters_that_ma
         number = int(row["prompt"][-1]["content"].split()[1])
         assert call == {"name": "add", "parameters": {"a": number, "b": 1}}
         assert '"name": "add"' in row["prompt"][0]["content"]
-
-
-@pytest.mark.slow
-def test_the_script_makes_the_task(tmp_path):
-    tokenizer = make_tokenizer()
-    tiny_model.make_model(tokenizer).save_pretrained(tmp_path / "tiny")
-    tokenizer.save_pretrained(tmp_path / "tiny")
-    wheel = write_entries(tmp_path / "made.whl", 560)
-    options = ["--start", "pure", "--model", tmp_path / "tiny", "--local_dataset_path", wheel, "--steps", 1]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "make_real_task.py"), "tools", *map(str, options)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "outputs/real/tools-pure"
-    assert {path.stem: len(rows(path)) for path in folder.glob("*.parquet")} == {**tools.SIZES, "train": 28}
-    samples = json.loads((folder / "samples.json").read_text())
-    assert {key: len(found["answers"]) for key, found in samples.items()} == {"1.0": 128, "0.7": 32, "0.0": 32}
-    answers = list(judge_tools.answers(folder, folder / "samples.json"))
-    assert [row["extra_info"]["id"] for _, row, _ in answers[:5]] == [
-        row["extra_info"]["id"] for row in rows(folder / "val.parquet")[:2] for _ in range(4)
-    ][:5]
 
 
 def test_the_page_has_the_table_of_the_stored_runs():
