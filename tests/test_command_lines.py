@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("verl_ext", "recipes", "scripts", "docs")
 SHELLS = ("bash", "sh", "console", "zsh", "shell")
@@ -88,26 +86,6 @@ def test_lists_on_command_lines_are_quoted() -> None:
         str(path.relative_to(ROOT)): [word for text in commands(path) for word in unquoted(text)] for path in FILES
     }
     assert {path: words for path, words in wrong.items() if words} == {}
-
-
-def test_commands_are_found_in_every_kind_of_file() -> None:
-    """Or the test above could not fail."""
-    for suffix in (".md", ".py", ".sh"):
-        assert any(commands(path) for path in FILES if path.suffix == suffix), suffix
-
-
-@pytest.mark.parametrize(
-    ("text", "reader"),
-    [
-        ("```bash\npython -m x \\\n  a.b=[c]\n```\n", in_markdown),
-        ("Say `a.b=[c]` or\n", in_markdown),
-        ("Install `pip install x[y]` first", in_markdown),
-        ("# python -m x a.b=[c]\n", in_comments),
-        ('"""Does it.\n\n    python -m x a.b=[c]\n"""\n', in_docstrings),
-    ],
-)
-def test_an_unquoted_list_is_found(text: str, reader) -> None:
-    assert [word for command in reader(text) for word in unquoted(command)]
 
 
 def test_nothing_installs_our_name_from_an_index() -> None:
