@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from verl_ext.cpu.generation import Request, Sampling, generate, truncate
 
-EOS, PAD = 2, 0
+EOS = 2
 
 
 def run(model, requests, *, eos=(EOS,), abort=None):
-    return generate(model, requests, eos=eos, pad=PAD, abort=abort or threading.Event())
+    return generate(model, requests, eos=eos, abort=abort or threading.Event())
 
 
 def requests_of(count, **settings):

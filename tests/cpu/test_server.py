@@ -227,10 +227,6 @@ def test_weights_wait_for_the_end_of_the_running_batch(make, model, tokenizer):
     assert len(output.token_ids) == 200
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "told"),
-    [("model.norm.bias", (64,), "no such weight"), ("model.norm.weight", (65,), "shape (64,)")],
-)
-def test_a_weight_of_another_model_is_refused(make, name, shape, told):
-    with pytest.raises(IntegrationError, match=facts(name, told)):
-        asyncio.run(make().load_weights([(name, torch.zeros(shape))]))
+def test_a_weight_of_another_model_is_refused(make):
+    with pytest.raises(IntegrationError, match=facts("model.norm.weight", "shape (64,)")):
+        asyncio.run(make().load_weights([("model.norm.weight", torch.zeros(65))]))

@@ -50,6 +50,8 @@ def mixed(**settings):
         ("qwen2", {}),
         ("qwen3", {}),
         ("mistral", {"sliding_window": 200}),
+        ("phi3", {}),
+        ("gemma", {}),
     ],
 )
 def test_log_probabilities_are_those_of_one_pass_without_a_cache(kind, settings):
