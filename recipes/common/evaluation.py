@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that the script runs from every folder
 from verl_ext.tools.compare.read import read
 
 

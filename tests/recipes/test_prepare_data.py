@@ -255,20 +255,3 @@ def test_of_the_hub_only_the_files_of_the_split_are_downloaded(tmp_path: Path, m
     assert [name for name, _ in asked] == ["DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"]
     assert "data/train-*.parquet" in asked[0][1]["allow_patterns"]
     assert asked[0][1]["revision"] == "main"
-
-
-def test_verl_reads_the_files(tmp_path: Path) -> None:
-    """verl's data set class on what the script wrote: prompts, and what its reward manager looks for."""
-    from omegaconf import OmegaConf
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    from tests.tiny_model import make_tokenizer
-
-    gsm8k_clone(tmp_path)
-    run("gsm8k", tmp_path)
-    config = OmegaConf.create({"max_prompt_length": 2048, "filter_overlong_prompts": True})
-    data = RLHFDataset(str(tmp_path / "data/gsm8k/train.parquet"), make_tokenizer(), config)
-    assert len(data) == 3
-    assert data[0]["raw_prompt"][0]["role"] == "system"
-    assert data[0]["index"] == 0
-    assert data[0]["reward_model"]["ground_truth"]
