@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.calls import metrics_of
-from tests.facts import facts
 from verl_ext import Batch, Settings, build, registry
 from verl_ext.registry import ESTIMATORS
 
@@ -99,18 +98,6 @@ def test_the_estimator_of_the_contributors_page_works(clipped):
     function()
     batch = Batch.of([[3], [0], [0]], ["a"] * 3)
     assert build("clipped", Settings())(batch).advantages.tolist() == [0.5, -0.5, -0.5]
-
-
-def test_its_settings_are_checked_and_shown(clipped, capsys):
-    from verl_ext.cli import main
-    from verl_ext.conf import generated
-    from verl_ext.registry import declaration
-
-    with pytest.raises(ValueError, match=facts("algorithm.clipped.limit", "above 0", "found 0")):
-        Settings.parse({"clipped": {"limit": 0}})
-    assert generated("clipped", declaration("clipped").section)["algorithm"]["clipped"] == {"limit": 0.5}
-    assert main(["show", "clipped", "algorithm.clipped.limit=2"]) == 0
-    assert "algorithm.clipped.limit=2.0" in capsys.readouterr().out
 
 
 def test_the_page_of_metrics_has_the_names_that_a_run_logs():

@@ -116,11 +116,3 @@ class TestDrgrpo:
             ).backward()
         expected = drgrpo.token_weights(self.LENGTHS, groups=2, micro_batches=2, limit=8)[name]
         assert loss.grad.numpy() == pytest.approx((mask * torch.tensor(expected)[:, None]).numpy(), abs=1e-7)
-
-    def test_advantages_by_accuracy_are_the_closed_forms(self):
-        p = drgrpo.ACCURACY
-        std = np.sqrt(8 / 7 * p * (1 - p))
-        for estimator, divisor in (("grpo", std), ("drgrpo", 1)):
-            right, wrong = drgrpo.by_accuracy(estimator)
-            assert right == pytest.approx((1 - p) / divisor, rel=1e-5)
-            assert wrong == pytest.approx(p / divisor, rel=1e-5)

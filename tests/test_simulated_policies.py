@@ -59,18 +59,6 @@ def test_drgrpos_expected_gradient_is_that_of_the_expected_reward(one_prompt):
     assert found == pytest.approx(truth / 2 / 30, abs=1e-9)
 
 
-@pytest.mark.parametrize("loss", [policies.SEQUENCE, policies.TOKEN, policies.CONSTANT])
-def test_responses_are_weighed_as_verl_aggregates_the_loss(loss):
-    torch = pytest.importorskip("torch")
-    agg_loss = pytest.importorskip("verl.trainer.ppo.core_algos").agg_loss
-    length, longest = np.array([3.0, 5.0, 1.0]), 8
-    mask = (torch.arange(longest) < torch.tensor(length)[:, None]).double()
-    losses = torch.rand(3, longest, generator=torch.Generator().manual_seed(0)).double()
-    theirs = agg_loss(losses, mask, loss, loss_scale_factor=longest).item()
-    ours = policies.loss_weights(loss, length, longest) @ (losses * mask).sum(-1).numpy()
-    assert ours == pytest.approx(theirs, rel=1e-6)
-
-
 @pytest.fixture(scope="module")
 def results():
     return json.loads(simulate.RESULTS.read_text(encoding="utf-8"))

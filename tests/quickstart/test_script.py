@@ -1,8 +1,7 @@
-"""The quickstart's options and its environment, with scripts in the place of Python."""
+"""The quickstart's options, with a script in the place of Python."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -79,48 +78,3 @@ def test_a_part_that_fails_ends_it_with_its_status_before_the_next(quickstart, t
     assert code == 7
     assert next_part not in (tmp_path / "calls").read_text()
     assert failing in output  # the end of its log
-
-
-FAKE = """case "$*" in
-  *version_info\\[:2\\]\\)) echo 3.11 && exit ;;
-esac
-echo "$@" >>"$CALLS"
-case "$1 $2" in
-  "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-esac"""
-
-
-@pytest.fixture
-def environment(tmp_path):
-    """Calls `make_environment` in a project of its own; returns what was asked of the fake Python."""
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/environment.sh").write_text((ROOT / "scripts/environment.sh").read_text())
-    (tmp_path / "pyproject.toml").touch()
-    (tmp_path / "constraints.txt").write_text("torch==1.2.3\n")
-    script(tmp_path / "fake", FAKE)
-
-    def call(extras="cpu"):
-        (tmp_path / "calls").write_text("")
-        done = subprocess.run(
-            ["bash", "-euc", f"source scripts/environment.sh; make_environment .env {extras} constraints.txt"],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHON": str(tmp_path / "fake"), "CALLS": str(tmp_path / "calls")},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        return done, (tmp_path / "calls").read_text()
-
-    return call
-
-
-def test_an_environment_is_made_once_and_again_for_another_extra(environment, tmp_path):
-    done, calls = environment()
-    assert done.returncode == 0, done.stderr
-    for part in ("-m venv .env\n", "torch==1.2.3\n", "--editable .[cpu]\n"):
-        assert part in calls
-    assert environment()[1] == ""
-    assert "--editable .[cpu,plot]\n" in environment("cpu,plot")[1]
-    assert environment("plot")[1] == ""
-    (tmp_path / "pyproject.toml").write_text("changed")
-    assert "--editable .[cpu]\n" in environment()[1]

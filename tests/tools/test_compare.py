@@ -250,16 +250,15 @@ def test_with_several_rewards_the_accuracy_must_be_named(compare, tmp_path):
     assert says(compare(folder, "hadw", made.KEYS, status=1), "algorithm.rewards.accuracy_key", "'form'", "'right'")
 
 
-FILES = {
-    "the score alone": (made.without(made.entries(), "right", "form", "acc"), "1", ("trainer.validation_data_dir",)),
-    "nothing but the run's log": ([{"step": 1, "data": {}}], "metrics", ("*.jsonl", "advantages-*.parquet")),
-}
+def test_the_score_alone_is_not_enough(compare, tmp_path):
+    lines = made.without(made.entries(), "right", "form", "acc")
+    found = compare(made.rollouts(tmp_path / "r", lines, name="1"), "gdpo", made.KEYS, status=1)
+    assert says(found, "trainer.validation_data_dir")
 
 
-@pytest.mark.parametrize("case", FILES)
-def test_files_that_are_no_rollouts_are_refused(case, compare, tmp_path):
-    lines, name, told = FILES[case]
-    assert says(compare(made.rollouts(tmp_path / "r", lines, name=name), "gdpo", made.KEYS, status=1), *told)
+def test_a_folder_with_the_log_of_a_run_alone_is_refused(compare, tmp_path):
+    folder = made.rollouts(tmp_path / "r", [{"step": 1, "data": {}}], name="metrics")
+    assert says(compare(folder, "gdpo", status=1), "*.jsonl", "advantages-*.parquet")
 
 
 def test_the_picture_has_axes_and_the_page_says_what_was_compared(compare, tmp_path, monkeypatch):

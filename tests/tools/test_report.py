@@ -8,7 +8,7 @@ import pytest
 from tests.facts import a_line_says, says
 from tests.tools import made
 from tests.tools.made import line
-from verl_ext.tools.report.curves import panels, panels_of
+from verl_ext.tools.report.curves import panels
 from verl_ext.tools.report.logs import read_log
 from verl_ext.tools.report.plot import plot
 
@@ -188,17 +188,3 @@ def test_lines_bands_labels_and_what_is_not_logged(tmp_path):
     assert list(axes["time of a step, after the first"].lines[0].get_xdata()) == [2, 3, 4, 5, 6]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["grpo (2 runs)", "gdpo"]
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_whole_legend_is_in_the_picture_and_above_the_panels(count, tmp_path):
-    pytest.importorskip("matplotlib")
-    names = [f"tools-{name}-15-steps-seed-1" for name in "abcdef"]
-    figure = plot({name: [logged(tmp_path)] for name in names}, panels_of(list(LOGGED)[:count]), 5, None)
-    figure.draw_without_rendering()
-    (legend,) = figure.legends
-    extent = legend.get_window_extent()
-    assert extent.x0 > -0.01
-    assert extent.x1 < figure.bbox.width + 0.01
-    assert extent.y1 < figure.bbox.height + 0.01
-    assert extent.y0 >= max(ax.title.get_window_extent().y1 for ax in figure.axes if ax.get_visible())
