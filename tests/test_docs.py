@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.calls import metrics_of
-from tests.facts import facts
 from verl_ext import Batch, Settings, build, registry
 from verl_ext.registry import ESTIMATORS
 
@@ -76,23 +75,6 @@ def examples() -> list[str]:
     return [textwrap.dedent(block) for block in re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S)]
 
 
-@pytest.mark.parametrize("command", [["check"], ["format", "--check", "--diff"]], ids=["lint", "format"])
-@pytest.mark.parametrize(
-    ("number", "path"), [(0, "verl_ext/estimators/clipped.py"), (1, "tests/estimators/test_clipped.py")]
-)
-def test_the_example_of_the_contributors_page_passes_the_project_s_lint(number, path, command):
-    ruff = pytest.importorskip("ruff").__name__
-    done = subprocess.run(
-        [sys.executable, "-m", ruff, *command, "--no-cache", "--stdin-filename", path, "-"],
-        input=examples()[number],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-
-
 @pytest.fixture
 def clipped(tmp_path, monkeypatch):
     """The estimator of the contributor's page, as a module that the list names."""
@@ -116,18 +98,6 @@ def test_the_estimator_of_the_contributors_page_works(clipped):
     function()
     batch = Batch.of([[3], [0], [0]], ["a"] * 3)
     assert build("clipped", Settings())(batch).advantages.tolist() == [0.5, -0.5, -0.5]
-
-
-def test_its_settings_are_checked_and_shown(clipped, capsys):
-    from verl_ext.cli import main
-    from verl_ext.conf import generated
-    from verl_ext.registry import declaration
-
-    with pytest.raises(ValueError, match=facts("algorithm.clipped.limit", "above 0", "found 0")):
-        Settings.parse({"clipped": {"limit": 0}})
-    assert generated("clipped", declaration("clipped").section)["algorithm"]["clipped"] == {"limit": 0.5}
-    assert main(["show", "clipped", "algorithm.clipped.limit=2"]) == 0
-    assert "algorithm.clipped.limit=2.0" in capsys.readouterr().out
 
 
 def test_the_page_of_metrics_has_the_names_that_a_run_logs():

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from tests import reference
-from tests.facts import facts
 from tests.integration.configs import compose as configuration
 from verl_ext import Batch, Settings, build
 from verl_ext.cli import main
@@ -54,17 +53,6 @@ def test_a_fifth_estimator_as_the_page_writes_it(my_steps):
     total = reference.weighted_total(columns, [1.0, 1.0])
     assert max(map(abs, total)) > 1.5  # or nothing would be clipped
     np.testing.assert_allclose(found, np.clip(total, -1.5, 1.5), rtol=1e-12)
-
-
-def test_a_setting_of_it_out_of_its_range_is_refused(my_steps):
-    with pytest.raises(ValueError, match=facts("my_steps:Clip.limit", "above 0", "found -1")):
-        check_run(
-            configuration(
-                "algorithm.adv_estimator=compose",
-                KEYS,
-                "+algorithm.compose.steps=[weigh_and_sum,centre,{step:my_steps:Clip,limit:-1}]",
-            )
-        )
 
 
 def test_the_named_estimator_as_the_page_writes_it(my_steps, tmp_path, monkeypatch):

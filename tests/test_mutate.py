@@ -1,4 +1,4 @@
-"""scripts/quality/mutate.py: every mutant is code, and its list explains no mutant that does not exist."""
+"""scripts/quality/mutate.py: its list explains no mutant that does not exist."""
 
 from __future__ import annotations
 
@@ -16,16 +16,6 @@ def mutate(monkeypatch: pytest.MonkeyPatch) -> object:
     import mutate
 
     return mutate
-
-
-def test_the_mutants_compile_and_differ(mutate: object) -> None:
-    path = mutate.ROOT / "verl_ext/core/rows.py"
-    found = list(mutate.mutants(path))
-    trees = {mutant.what: mutant.tree() for mutant in found}
-    assert any("operand" in what for what in trees)
-    assert any("->" in what for what in trees)
-    for tree in trees.values():
-        compile(tree, str(path), "exec")
 
 
 def test_the_list_of_harmless_changes_is_checked(

@@ -116,25 +116,3 @@ class TestDrgrpo:
             ).backward()
         expected = drgrpo.token_weights(self.LENGTHS, groups=2, micro_batches=2, limit=8)[name]
         assert loss.grad.numpy() == pytest.approx((mask * torch.tensor(expected)[:, None]).numpy(), abs=1e-7)
-
-    def test_the_weight_of_one_response_of_another_length_by_hand(self):
-        # 64 responses of 500 tokens, one of them now of 2000; micro-batches of 4, groups of 8
-        expected = {
-            "length": 500 / 2000,
-            "longest": 500 / 2000,
-            "micro": 2000 / 3500,
-            "group": 4000 / 5500,
-            "batch": 32000 / 33500,
-            "constant": 1,
-            "nothing": 1,
-        }
-        for name, weight in expected.items():
-            assert drgrpo.by_length(name)[drgrpo.LENGTHS.index(2000)] == pytest.approx(weight), name
-
-    def test_advantages_by_accuracy_are_the_closed_forms(self):
-        p = drgrpo.ACCURACY
-        std = np.sqrt(8 / 7 * p * (1 - p))
-        for estimator, divisor in (("grpo", std), ("drgrpo", 1)):
-            right, wrong = drgrpo.by_accuracy(estimator)
-            assert right == pytest.approx((1 - p) / divisor, rel=1e-5)
-            assert wrong == pytest.approx(p / divisor, rel=1e-5)

@@ -59,40 +59,6 @@ def test_drgrpos_expected_gradient_is_that_of_the_expected_reward(one_prompt):
     assert found == pytest.approx(truth / 2 / 30, abs=1e-9)
 
 
-def test_the_gradient_of_given_responses_is_that_of_their_log_probabilities():
-    world = policies.World(simulate.STUDIES["hadw"], 5)
-    draw = np.random.default_rng(1)
-    prompts, drawn, factors = np.array([4, 9]), draw.integers(0, 8, size=(2, 4)), draw.normal(size=(2, 4))
-
-    def objective(policy):
-        return (factors * np.log(np.take_along_axis(policy.probabilities(prompts), drawn, axis=1))).sum()
-
-    assert policies.Policy(world).gradient(prompts, drawn, factors) == pytest.approx(slope(world, objective), abs=1e-7)
-
-
-@pytest.mark.parametrize("loss", [policies.SEQUENCE, policies.TOKEN, policies.CONSTANT])
-def test_responses_are_weighed_as_verl_aggregates_the_loss(loss):
-    torch = pytest.importorskip("torch")
-    agg_loss = pytest.importorskip("verl.trainer.ppo.core_algos").agg_loss
-    length, longest = np.array([3.0, 5.0, 1.0]), 8
-    mask = (torch.arange(longest) < torch.tensor(length)[:, None]).double()
-    losses = torch.rand(3, longest, generator=torch.Generator().manual_seed(0)).double()
-    theirs = agg_loss(losses, mask, loss, loss_scale_factor=longest).item()
-    ours = policies.loss_weights(loss, length, longest) @ (losses * mask).sum(-1).numpy()
-    assert ours == pytest.approx(theirs, rel=1e-6)
-
-
-def test_the_difference_is_tested_in_pairs_and_what_would_be_seen_is_seen_in_four_of_five():
-    stats = pytest.importorskip("scipy.stats")
-    draw = np.random.default_rng(0)
-    base, noise = draw.normal(size=40), draw.normal(size=40)
-    found = simulate.compare(base, base + 0.2 * noise + 0.05)
-    assert found["p"] == pytest.approx(stats.ttest_rel(base + 0.2 * noise + 0.05, base).pvalue)
-    # The power of the t test against a true difference of that size, by the noncentral t distribution.
-    shift, limit = found["seen"] / (found["spread"] / 40**0.5), stats.t.ppf(0.975, 39)
-    assert stats.nct.sf(limit, 39, shift) == pytest.approx(0.8, abs=0.01)
-
-
 @pytest.fixture(scope="module")
 def results():
     return json.loads(simulate.RESULTS.read_text(encoding="utf-8"))

@@ -11,37 +11,14 @@ import argparse
 import json
 import math
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-NOT_REWARDS = {"input", "output", "gts", "step", "uid"}
+import numpy as np
 
-
-def read(path: Path) -> list[tuple[str, dict[str, float]]]:
-    """Return prompt and rewards of every answer. Of an answer in several parts the last counts."""
-    last: dict[tuple[str, str], tuple[int, dict[str, float]]] = {}
-    for number, line in enumerate(path.read_bytes().splitlines()):
-        record = json.loads(line)
-        prompt, session, part = place(record, number)
-        if part >= last.get((prompt, session), (0, {}))[0]:
-            values = {name: value for name, value in record.items() if name not in NOT_REWARDS}
-            last[prompt, session] = part, {k: float(v) for k, v in values.items() if isinstance(v, int | float)}
-    return [(prompt, rewards) for (prompt, _), (_, rewards) in last.items()]
-
-
-def place(record: Mapping[str, Any], number: int) -> tuple[str, str, int]:
-    """Return prompt, session and part of an answer. The default trainer writes `{prompt}_{session}_{part}` as `uid`.
-
-    >>> place({"uid": "3f2a_1_0"}, 7)
-    ('3f2a', '1', 0)
-    """
-    match str(record.get("uid")).rsplit("_", 2):
-        case [prompt, session, part] if session.isdecimal() and part.isdecimal():
-            return prompt, session, int(part)
-    # RayPPOTrainer writes no such key: the same question is the same prompt.
-    return json.dumps([record.get("input"), record.get("gts")]), str(number), 0
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that the script runs from every folder
+from verl_ext.tools.compare.read import read
 
 
 def pass_at_k(right: int, samples: int, k: int) -> float:
@@ -53,7 +30,7 @@ def pass_at_k(right: int, samples: int, k: int) -> float:
     return 1 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
-def passes(prompts: Iterable[Sequence[bool]]) -> dict[int, float]:
+def passes(prompts: Collection[Sequence[bool]]) -> dict[int, float]:
     """Return the mean pass@k over prompts for k = 1, 2, 4, ... and the fewest samples of a prompt."""
     counts = [(sum(marks), len(marks)) for marks in prompts]
     fewest = min(samples for _, samples in counts)
@@ -62,22 +39,14 @@ def passes(prompts: Iterable[Sequence[bool]]) -> dict[int, float]:
 
 
 def summary(path: Path, right: str | None, above: float) -> dict[str, Any]:
-    """Return counts, the mean of every reward (None: no answer has it), and pass@k by the reward `right`."""
+    """Return counts, the mean of every reward, and pass@k by the reward `right`."""
     answers = read(path)
-    if not answers:
-        raise ValueError(f"{path} holds no answers")
-    names = answers[0][1]
-    if any(rewards.keys() != names.keys() for _, rewards in answers):
-        raise ValueError(f"{path}: the answers have different rewards")
-    means = {}
-    for name in names:
-        scored = [rewards[name] for _, rewards in answers if not math.isnan(rewards[name])]
-        means[name] = sum(scored) / len(scored) if scored else None
-    marks: dict[str, list[bool]] = defaultdict(list)
-    for prompt, rewards in answers:
-        marks[prompt].append(right is not None and rewards[right] > above)
-    found = {"answers": len(answers), "prompts": len(marks), "mean": means}
-    return found if right is None else {**found, "pass": passes(marks.values())}
+    means = {name: float(np.nanmean(values)) for name, values in answers.rewards.items()}
+    found = {"answers": len(answers.table), "prompts": len(answers.groups), "mean": means}
+    if right is None:
+        return found
+    marks = answers.table.assign(right=answers.reward(right, "--right") > above).groupby("uid")["right"]
+    return {**found, "pass": passes(marks.agg(list))}
 
 
 def find(folder: Path) -> Path:
@@ -101,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             path = find(folder)
             summaries[str(path)] = summary(path, options.right, options.above)
-        except (ValueError, KeyError) as error:
+        except ValueError as error:
             print(f"{folder}: {error}", file=sys.stderr)
             return 1
         print(text(path, summaries[str(path)]))
@@ -115,7 +84,7 @@ def text(path: Path, found: Mapping[str, Any]) -> str:
     """Return a summary as text."""
     lines = [f"{path}: {found['answers']} answers to {found['prompts']} prompts"]
     for name, mean in found["mean"].items():
-        lines.append(f"  mean {name:<20} {'not scored' if mean is None else format(mean, '.4f')}")
+        lines.append(f"  mean {name:<20} {mean:.4f}")
     return "\n".join(lines + [f"  {f'pass@{k}':<25} {share:.4f}" for k, share in found.get("pass", {}).items()])
 
 

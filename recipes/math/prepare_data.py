@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that the script runs from every folder
 from recipes.common.data import Plan, Record, Row, Split, main, parser, row, text
 from verl_ext.errors import DataError
-from verl_ext.rewards.boxed_math import check_ground_truth, last_boxed, unread_box
+from verl_ext.rewards.boxed_math import check_ground_truth, last_boxed
 
 MATH = "DigitalLearningGmbH/MATH-lighteval"
 MATH500 = "HuggingFaceH4/MATH-500"
@@ -29,7 +29,7 @@ LEVELS = (1, 2, 3, 4, 5)
 def math_row(record: Record, index: int) -> Row:
     r"""A row of MATH. The answer is in the last \boxed{} of the solution."""
     solution = text(record, "solution")
-    if unread_box(solution) is None and not last_boxed(solution):
+    if not last_boxed(solution):
         raise DataError(r"'solution' has no complete \boxed{...} with content")
     return _row(record, solution, MATH, "train", index)
 

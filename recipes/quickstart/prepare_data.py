@@ -51,9 +51,6 @@ class Example:
     answer: str
 
 
-Draw = Callable[[random.Random], Example]
-
-
 @dataclass(frozen=True)
 class Call:
     """One call of a tool."""
@@ -176,7 +173,7 @@ def encode(tokenizer: Any, example: Example) -> tuple[list[int], list[int]]:
     return tokenizer.encode(prompt, add_special_tokens=False), [*tokens, tokenizer.eos_token_id]
 
 
-def batches(draw: Draw, tokenizer: Any, *, seed: int, size: int = 32) -> Iterator[dict[str, torch.Tensor]]:
+def batches(tokenizer: Any, *, seed: int, size: int = 32) -> Iterator[dict[str, torch.Tensor]]:
     """Yield batches of fresh examples, padded on the right, whose labels are the answers' tokens."""
     rng = random.Random(seed)
     while True:
@@ -191,12 +188,12 @@ def batches(draw: Draw, tokenizer: Any, *, seed: int, size: int = 32) -> Iterato
         yield {"input_ids": input_ids, "attention_mask": (input_ids != tokenizer.pad_token_id).long(), "labels": labels}
 
 
-def warm_up(model: Any, draw: Draw, tokenizer: Any, *, steps: int, seed: int = 0) -> None:
+def warm_up(model: Any, tokenizer: Any, *, steps: int) -> None:
     """Train with supervision, at a rate that rises over a tenth of the steps and then falls to 0 as a cosine."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
     model.train()
-    examples = batches(draw, tokenizer, seed=seed)
+    examples = batches(tokenizer, seed=0)
     for _ in tqdm(range(steps), desc="Warm-up", file=sys.stdout, mininterval=1):
         loss = model(**next(examples)).loss
         optimizer.zero_grad(set_to_none=True)
@@ -206,13 +203,13 @@ def warm_up(model: Any, draw: Draw, tokenizer: Any, *, steps: int, seed: int = 0
         schedule.step()
 
 
-def rows(draw: Draw, count: int, *, split: str, data_source: str) -> list[dict[str, Any]]:
+def rows(count: int, *, split: str) -> list[dict[str, Any]]:
     """Draw rows in verl's parquet format."""
     rng = random.Random(f"{split}-0")
     examples = [draw(rng) for _ in range(count)]
     return [
         {
-            "data_source": data_source,
+            "data_source": "rlla",
             "prompt": list(example.messages),
             "ability": "quickstart",
             "reward_model": {"style": "rule", "ground_truth": example.ground_truth},
@@ -222,30 +219,20 @@ def rows(draw: Draw, count: int, *, split: str, data_source: str) -> list[dict[s
     ]
 
 
-def write(
-    folder: Path,
-    draw: Draw = draw,
-    *,
-    words: Sequence[str] = WORDS,
-    data_source: str = "rlla",
-    steps: int = 1200,
-    train_rows: int = 2048,
-    val_rows: int = 128,
-) -> None:
+def write(folder: Path, *, steps: int = 1200, train_rows: int = 2048, val_rows: int = 128) -> None:
     """Write model/, train.parquet and val.parquet. They are made in a temporary folder: all are there, or none."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     # A second thread does not help such small matrices, and one thread gives the same model on every machine.
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        tokenizer = make_tokenizer(words)
+        tokenizer = make_tokenizer()
         model = make_model(tokenizer)
-        warm_up(model, draw, tokenizer, steps=steps)
+        warm_up(model, tokenizer, steps=steps)
         new = Path(scratch) / "made"
         model.save_pretrained(new / "model")
         tokenizer.save_pretrained(new / "model")
         for split, count in (("train", train_rows), ("val", val_rows)):
-            table = pandas.DataFrame(rows(draw, count, split=split, data_source=data_source))
-            table.to_parquet(new / f"{split}.parquet")
+            pandas.DataFrame(rows(count, split=split)).to_parquet(new / f"{split}.parquet")
         os.replace(new, folder)
 
 

@@ -20,7 +20,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that the script runs from every folder
 from recipes.common.data import Plan, Record, Row, Split, main, parser, row
-from verl_ext.errors import DataError
 from verl_ext.rewards.tool_calling import check_ground_truth
 
 SOURCE = "rlla"
@@ -35,13 +34,7 @@ def make_row(record: Record, index: int, split: str) -> Row:
     Of `extra_info` it keeps only the index: the rest repeats the prompt and the ground truth, and would be sent
     with every response.
     """
-    reward_model = record["reward_model"]
-    if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
-        raise DataError(f"'reward_model' has no 'ground_truth', found {str(reward_model)[:200]}")
-    prompt = record["prompt"]
-    if not isinstance(prompt, list) or not all(isinstance(message, dict) for message in prompt):
-        raise DataError(f"'prompt' is not a list of messages, found {str(prompt)[:200]}")
-    return _row(prompt, reward_model["ground_truth"], split, index)
+    return _row(record["prompt"], record["reward_model"]["ground_truth"], split, index)
 
 
 def raw_row(record: Record, index: int, split: str) -> Row:

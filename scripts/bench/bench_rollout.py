@@ -36,7 +36,7 @@ def embedded(path: str, dtype: torch.dtype) -> Engine:
     def run(prompts: Sequence[Sequence[int]], n: int, tokens: int) -> None:
         sampling = Sampling(max_tokens=tokens, ignore_eos=True)
         requests = [Request(prompt, sampling, seed) for seed, prompt in enumerate(p for p in prompts for _ in range(n))]
-        completions = generate(model, requests, eos=(), pad=0, abort=threading.Event())
+        completions = generate(model, requests, eos=(), abort=threading.Event())
         counted(sum(len(completion.tokens) for completion in completions), len(requests) * tokens)
 
     return run

@@ -39,10 +39,8 @@ def make(tiny, monkeypatch):
     monkeypatch.setattr(server_module, "omega_conf_to_dataclass", lambda config: config)
     hf_config = AutoConfig.from_pretrained(tiny / "model", attn_implementation="sdpa")
 
-    def build(replica_rank=0, eos=None, pad=True, **settings):
+    def build(replica_rank=0, eos=None, **settings):
         tokenizer = tiny_model.make_tokenizer()
-        if not pad:
-            tokenizer.pad_token = None
         generation_config = None if eos is None else SimpleNamespace(eos_token_id=eos)
         model_config = SimpleNamespace(tokenizer=tokenizer, hf_config=hf_config, generation_config=generation_config)
         return EmbeddedServer(SimpleNamespace(**{**vars(CONFIG), **settings}), model_config, replica_rank)

@@ -119,26 +119,6 @@ def test_an_abort_cuts_the_running_batch_and_the_continuation_matches(make, mode
     assert len(rest.token_ids) == 3
 
 
-def test_an_abort_while_a_request_waits_for_the_weights_holds_it(make, model):
-    async def scenario():
-        server = make()
-        await ready(server, model)
-        async with server._busy:  # as while weights are loaded
-            held = ask(server, [5, 6, 7])
-            await asyncio.sleep(0.1)
-            aborting = asyncio.ensure_future(server.abort_all_requests())
-            await asyncio.sleep(0)
-        await aborting
-        await asyncio.sleep(0.1)
-        waiting = not held.done()
-        await server.resume_generation()
-        return waiting, await held
-
-    waiting, output = asyncio.run(scenario())
-    assert waiting
-    assert output.stop_reason == "completed"
-
-
 def test_a_rejecting_server_sends_requests_back_until_it_resumes(make, model, batches):
     async def scenario():
         server = make()
@@ -164,7 +144,7 @@ def test_images_are_refused(make):
         asyncio.run(make().generate([5], dict(PARAMS), "id", image_data=[object()]))
 
 
-@pytest.mark.parametrize(("configured", "expected"), [(None, {2}), (9, {2, 9}), ([2, 7, 8], {2, 7, 8})])
+@pytest.mark.parametrize(("configured", "expected"), [(None, {2}), ([2, 7, 8], {2, 7, 8})])
 def test_the_end_tokens_are_the_tokenizers_and_the_generation_configs(make, configured, expected):
     assert set(make(eos=configured)._eos) == expected
 
@@ -178,29 +158,14 @@ def test_a_sampling_parameter_that_would_have_no_effect_is_refused(params, told)
         sampling_from(params, prompt_length=3, config=CONFIG)
 
 
-@pytest.mark.parametrize("configured", [False, True])
-def test_the_end_token_is_ignored_where_the_request_or_else_the_configuration_says_so(configured):
-    config = SimpleNamespace(**{**vars(CONFIG), "ignore_eos": configured})
-    assert sampling_from({}, prompt_length=3, config=config).ignore_eos is configured
-    assert sampling_from({"ignore_eos": not configured}, prompt_length=3, config=config).ignore_eos is not configured
-
-
-def test_greedy_knows_no_truncation():
-    found = sampling_from({"temperature": 0, "top_k": 1, "top_p": 0.5}, prompt_length=3, config=CONFIG)
-    assert (found.temperature, found.top_k, found.top_p) == (0.0, -1, 1.0)
-
-
 @pytest.mark.parametrize(
     ("params", "prompt_length", "longest", "expected"),
     [
         ({}, 3, None, 8),  # response_length 8, however short the prompt
-        ({}, 16, None, 8),  # prompt_length 16 + response_length 8 - 16 = 8
         ({}, 20, None, 4),  # 16 + 8 - 20 = 4: a prompt over its length takes from the response
         ({}, 30, None, 1),  # never less than 1
         ({"max_tokens": 3}, 16, None, 3),
-        ({"max_new_tokens": 5}, 16, None, 5),
         ({}, 10, 12, 2),  # 12 - 10
-        ({"max_tokens": 8}, 10, 12, 2),
     ],
 )
 def test_the_limit_follows_verls_rules(params, prompt_length, longest, expected):
@@ -224,27 +189,15 @@ def test_weights_arrive_exactly_and_change_what_is_drawn(make, model, tokenizer)
     assert before.token_ids != after.token_ids
 
 
-@pytest.mark.parametrize("updates", [0, 1])
-def test_nothing_is_generated_before_the_first_update_and_between_the_parts_of_one(make, model, updates):
+def test_nothing_is_generated_between_the_parts_of_an_update(make, model):
     async def scenario():
         server = make()
-        for _ in range(updates):
-            await ready(server, model)
-            await server.load_weights(weights_of(model)[:1])
+        await ready(server, model)
+        await server.load_weights(weights_of(model)[:1])
         await ask(server, [5, 6, 7])
 
     with pytest.raises(IntegrationError, match=facts("before", "weights")):
         asyncio.run(scenario())
-
-
-def test_an_update_without_a_step_leaves_the_version_of_the_weights(make, model):
-    async def scenario():
-        server = make()
-        await ready(server, model, step=3)
-        await ready(server, model, step=None)
-        return await ask(server, [5, 6, 7])
-
-    assert asyncio.run(scenario()).extra_fields["global_steps"] == 3
 
 
 def test_an_incomplete_update_is_refused_by_name_and_does_not_count_for_the_next(make, model):
@@ -274,10 +227,6 @@ def test_weights_wait_for_the_end_of_the_running_batch(make, model, tokenizer):
     assert len(output.token_ids) == 200
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "told"),
-    [("model.norm.bias", (64,), "no such weight"), ("model.norm.weight", (65,), "shape (64,)")],
-)
-def test_a_weight_of_another_model_is_refused(make, name, shape, told):
-    with pytest.raises(IntegrationError, match=facts(name, told)):
-        asyncio.run(make().load_weights([(name, torch.zeros(shape))]))
+def test_a_weight_of_another_model_is_refused(make):
+    with pytest.raises(IntegrationError, match=facts("model.norm.weight", "shape (64,)")):
+        asyncio.run(make().load_weights([("model.norm.weight", torch.zeros(65))]))

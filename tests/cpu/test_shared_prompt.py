@@ -47,7 +47,6 @@ def mixed(**settings):
     [
         ("llama", {}),
         ("llama", {"num_key_value_heads": 1}),
-        ("llama", {"num_key_value_heads": 4}),
         ("qwen2", {}),
         ("qwen3", {}),
         ("mistral", {"sliding_window": 200}),

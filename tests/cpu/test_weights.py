@@ -25,14 +25,13 @@ class Queue(asyncio.Queue):
         self.put_async, self.get_async = self.put, self.get
 
 
-@pytest.mark.parametrize("bucket_size", [1, 4096, 1 << 20])
-@pytest.mark.parametrize("receivers", [1, 3])
-def test_every_rollout_gets_every_weight_exactly_in_each_update(receivers, bucket_size, monkeypatch):
+@pytest.mark.parametrize("bucket_size", [1, 4096])
+def test_every_rollout_gets_every_weight_exactly_in_each_update(bucket_size, monkeypatch):
     monkeypatch.setattr(module, "Queue", Queue)
     monkeypatch.setattr(RayCheckpointEngine, "kept", [])
     weights = [(f"w{number}", torch.randn(10 + number, 7)) for number in range(9)]
     weights.append(("half", torch.randn(5).bfloat16()))
-    ranks = 2
+    ranks, receivers = 2, 3
     senders = [RayCheckpointEngine(bucket_size, is_master=rank == 0) for rank in range(ranks)]
     takers = [RayCheckpointEngine(bucket_size) for _ in range(receivers)]
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,18 +156,13 @@ def start(
     configuration: str = "cpu",
     program: str = "verl.trainer.main_ppo",
     env: dict[str, str] | None = None,
-    prefix: Sequence[str] = (),
 ) -> Run:
-    """Start one of verl's entry points with the package's CPU configuration on the tiny model.
-
-    `prefix` is put before the command, to run it elsewhere.
-    """
+    """Start one of verl's entry points with the package's CPU configuration on the tiny model."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex
     # Ray's socket paths must be short, whatever the test's folder is called.
     ray_folder = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / f"ve-{mark[:8]}"
     command = [
-        *prefix,
         sys.executable,
         "-u",
         "-m",

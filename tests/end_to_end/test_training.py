@@ -167,12 +167,6 @@ def test_ctrl_c_leaves_no_process(start):
 
 
 @pytest.mark.slow
-def test_the_smallest_number_of_ray_cpus_that_is_not_refused_is_enough(start):
-    run = start("run", "ray_kwargs.ray_init.num_cpus=9", "trainer.n_gpus_per_node=2", steps=1)
-    assert run.wait(TIMEOUT) == 0, run.tail()
-
-
-@pytest.mark.slow
 def test_a_critic_and_a_reference_model(start, tiny):
     run = start(
         "run",

@@ -1,27 +1,22 @@
-"""The quickstart's options and its environment, with scripts in the place of Python."""
+"""The quickstart's options, with a script in the place of Python."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.facts import a_line_says
-from tests.signals import as_from_a_terminal
 
 ROOT = Path(__file__).parents[2]
 BAR = r'printf "\rTraining Progress: 100%%\n"'
 
 
-def script(path, body, free=16):
-    """Write a program that stands for Python and does nothing but `body`; asked for the free memory, it says `free`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def script(path, body):
+    """Write a program that stands for Python and does nothing but `body`; asked for the free memory, it says 16 GB."""
     path.write_text(
-        f'#!/bin/bash\n[[ $* != "-c import verl."* ]] || exit 0\n[[ $* != *free_bytes* ]] || exec echo {free}\n{body}\n'
+        f'#!/bin/bash\n[[ $* != "-c import verl."* ]] || exit 0\n[[ $* != *free_bytes* ]] || exec echo 16\n{body}\n'
     )
     path.chmod(0o755)
     return path
@@ -29,47 +24,27 @@ def script(path, body, free=16):
 
 @pytest.fixture
 def quickstart(tmp_path):
-    """Starts the quickstart with the scripted Python; what is left of it at the end is killed."""
-    started = []
+    """Runs the quickstart with the scripted Python; its status and what it printed."""
 
-    def start(*options):
+    def run(*options):
         command = [ROOT / "scripts/quickstart.sh", "--python", "./python", "--output", "my runs", *options]
-        process = subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=as_from_a_terminal,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
+        look = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.run(command, cwd=tmp_path, timeout=60, **look)
+        return done.returncode, done.stdout
 
-    yield start
-    (tmp_path / "release").touch()
-    for process in started:
-        process.communicate(timeout=60)
-
-
-def ended(process):
-    output, _ = process.communicate(timeout=60)
-    return process.returncode, output
+    return run
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (["--steps"], ("--steps", "value")),
-        (["--steps=3"], ("unknown", "--steps=3")),
         (["--steps", "0"], ("--steps", "'0'", "integer from 1")),
-        (["--steps", "08"], ("--steps", "'08'")),
-        (["--seed", "-1"], ("--seed", "'-1'", "integer from 0")),
         (["--bogus"], ("unknown", "--bogus")),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_starts(options, told, quickstart):
-    code, output = ended(quickstart(*options))
+    code, output = quickstart(*options)
     assert code == 2
     assert a_line_says(output, "quickstart:", *told)
     assert "==" not in output
@@ -81,7 +56,7 @@ TRAIN = "data.train_files=x"  # so that run.sh does not look for the data
 def test_both_arms_train_with_the_options_and_paths_are_relative_to_the_caller(quickstart, tmp_path):
     # One write per call: both trainings run at once.
     script(tmp_path / "python", f'printf "%s\\n" "$(printf "%s|" "$@")" >>"{tmp_path}/calls"; {BAR}')
-    code, output = ended(quickstart("--steps", "3", "--", "a.b=c d", TRAIN))
+    code, output = quickstart("--steps", "3", "--", "a.b=c d", TRAIN)
     assert code == 0, output
     prepare, *trainings, report, _, comparison = (tmp_path / "calls").read_text().splitlines()
     assert prepare.startswith("recipes/quickstart/prepare_data.py|")
@@ -96,104 +71,10 @@ def test_both_arms_train_with_the_options_and_paths_are_relative_to_the_caller(q
     assert f"compare|{tmp_path}/my runs/grpo/dump|" in comparison
 
 
-WAITING = """echo $$ >>pids
-[[ $* != *main_ppo* ]] || until [[ -e release ]]; do sleep 0.05; done"""
-
-
-def pids_in(path, count):
-    """Return the process ids in a file, once there are so many."""
-    deadline = time.monotonic() + 60
-    while len(pids := path.read_text().split() if path.exists() else []) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return [int(pid) for pid in pids]
-
-
-def test_both_trainings_run_at_once_and_end_together(quickstart, tmp_path):
-    script(tmp_path / "python", f"cd {tmp_path}\n{WAITING}", free=10)
-    process = quickstart("--", TRAIN)
-    _, *trainings = pids_in(tmp_path / "pids", 3)
-    os.kill(process.pid, signal.SIGTERM)
-    assert ended(process)[0] == 143
-    for pid in trainings:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
-def test_without_memory_for_two_one_training_follows_the_other(quickstart, tmp_path):
-    script(tmp_path / "python", f"cd {tmp_path}\n{WAITING}", free=9)
-    process = quickstart("--", TRAIN)
-    pids_in(tmp_path / "pids", 2)
-    time.sleep(0.5)
-    assert len(pids_in(tmp_path / "pids", 2)) == 2
-    (tmp_path / "release").touch()
-    assert ended(process)[0] == 0
-    assert len(pids_in(tmp_path / "pids", 6)) == 6
-
-
-@pytest.mark.parametrize(("failing", "next_part"), [("prepare_data", "main_ppo"), ("quickstart/grpo", "report")])
-def test_a_part_that_fails_ends_it_with_its_status_before_the_next(failing, next_part, quickstart, tmp_path):
+def test_a_part_that_fails_ends_it_with_its_status_before_the_next(quickstart, tmp_path):
+    failing, next_part = "quickstart/grpo", "report"
     script(tmp_path / "python", f'echo "$*" | tee -a {tmp_path}/calls; [[ $* != *{failing}* ]] || exit 7')
-    code, output = ended(quickstart("--", TRAIN))
+    code, output = quickstart("--", TRAIN)
     assert code == 7
     assert next_part not in (tmp_path / "calls").read_text()
     assert failing in output  # the end of its log
-
-
-FAKE = """case "$*" in
-  *version_info\\[:2\\]\\)) echo 3.11 && exit ;;
-esac
-echo "$@" >>"$CALLS"
-case "$1 $2" in
-  "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-esac"""
-
-
-@pytest.fixture
-def environment(tmp_path):
-    """Calls `make_environment` in a project of its own; returns what was asked of the fake Python."""
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/environment.sh").write_text((ROOT / "scripts/environment.sh").read_text())
-    (tmp_path / "pyproject.toml").touch()
-    (tmp_path / "constraints.txt").write_text("torch==1.2.3\n")
-    script(tmp_path / "fake", FAKE)
-
-    def call(extras="cpu"):
-        (tmp_path / "calls").write_text("")
-        done = subprocess.run(
-            ["bash", "-euc", f"source scripts/environment.sh; make_environment .env {extras} constraints.txt"],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHON": str(tmp_path / "fake"), "CALLS": str(tmp_path / "calls")},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        return done, (tmp_path / "calls").read_text()
-
-    return call
-
-
-def test_an_environment_is_made_once_and_again_for_another_extra(environment, tmp_path):
-    done, calls = environment()
-    assert done.returncode == 0, done.stderr
-    for part in ("-m venv .env\n", "torch==1.2.3\n", "--editable .[cpu]\n"):
-        assert part in calls
-    assert environment()[1] == ""
-    assert "--editable .[cpu,plot]\n" in environment("cpu,plot")[1]
-    assert environment("plot")[1] == ""
-    (tmp_path / "pyproject.toml").write_text("changed")
-    assert "--editable .[cpu]\n" in environment()[1]
-
-
-def test_an_interrupted_venv_is_made_again(environment, tmp_path):
-    script(tmp_path / ".env/bin/python", 'echo "No module named pip" >&2; exit 1')
-    done, calls = environment()
-    assert done.returncode == 0, done.stderr
-    assert "-m venv .env\n" in calls
-    assert (tmp_path / ".env/installed").exists()
-
-
-def test_an_interrupted_installation_is_not_taken_for_a_finished_one(environment, tmp_path):
-    script(tmp_path / "fake", FAKE + "\n[[ $* != *--editable* ]]")
-    assert environment()[0].returncode != 0
-    assert not (tmp_path / ".env/installed").exists()

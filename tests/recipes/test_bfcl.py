@@ -47,10 +47,9 @@ def test_a_template_is_a_prompt_with_other_tools() -> None:
     assert "3." not in describe(TOOLS)
 
 
-@pytest.mark.parametrize("prompt", ["no tools", "1. Name: f\n\n**A**\n1. Name: g"])
-def test_a_prompt_without_one_list_of_tools_is_refused(prompt: str) -> None:
+def test_a_prompt_without_a_list_of_tools_is_refused() -> None:
     with pytest.raises(ValueError, match=facts("template", "{tools}")):
-        template_of(prompt)
+        template_of("no tools")
 
 
 def test_a_dialogue_is_one_message_in_the_form_of_the_data() -> None:
@@ -73,8 +72,6 @@ def test_a_dialogue_is_one_message_in_the_form_of_the_data() -> None:
         '{"name": "g.h", "results": "12"}] </obs>\n\n'
         "<think> t </think>\n<response> done </response>\n\n<user> again </user>"
     )
-    with pytest.raises(ValueError, match="role 'critic'"):
-        dialogue([{"role": "critic", "content": "no"}])
 
 
 def test_calls_are_read_from_the_last_block() -> None:
@@ -85,21 +82,12 @@ def test_calls_are_read_from_the_last_block() -> None:
     assert as_code(CALL.replace("1}", '"it\'s", "b": true}')) == ['f(a="it\'s", b=True)']
 
 
-# Each ends a line for str.splitlines, and none does in a file of JSON lines.
-SEPARATORS, ODD = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029", "\x85\u2028\u2029"
-
 # A line of the block, and what is read from it: for comparing, for executing.
 LINES = {
     "": ([], []),
-    "  ": ([], []),
     "I call f": ([], []),
-    "[" * 100_000: ([], []),
-    '["f"]': ([], []),
     '{"name": "f", "parameters": {"a": 1}': ([], []),
     '{"name": "None", "parameters": {}}': ([], []),
-    '{"name": " none ", "parameters": {"a": 1}}': ([], []),
-    '{"name": "None", "parameters": null}': ([], []),
-    f'{{"name": "f", "parameters": {{"a": "{ODD}"}}}}': ([{"f": {"a": ODD}}], [f"f(a={ODD!r})"]),
     '{"name": "f"}': ([], ["f()"]),
     '{"parameters": {"a": 1}}': ([], ["(a=1)"]),
     '{"name": "f", "parameters": {"a": [1, "x"], "b": null}}': (
@@ -118,10 +106,9 @@ def test_a_line_that_is_no_call_is_skipped_and_the_others_count(line: str) -> No
     assert as_code(answer) == ["f(a=1)", *code, "g()"]
 
 
-@pytest.mark.parametrize("line", ['{"name": "f", "parameters": [1]}', '{"name": 1, "parameters": {}}'])
-def test_a_call_that_cannot_be_executed_ends_the_turn(line: str) -> None:
+def test_a_call_that_cannot_be_executed_ends_the_turn() -> None:
     with pytest.raises(ValueError, match="parameters"):
-        as_code(f"<tool_call>\n{line}\n</tool_call>")
+        as_code('<tool_call>\n{"name": "f", "parameters": [1]}\n</tool_call>')
 
 
 CORRECT = {
@@ -130,26 +117,24 @@ CORRECT = {
     "<think> t </think>\n<response> hi </response>": True,
     f"{CALL}\n<response> hi </response>": True,
     f"{CALL}{CALL}": False,
-    "<think> t </think>": False,
     CALL.replace("</think>\n", "</think>"): False,
     "<response> hi </response>": False,
-    "": False,
 }
 
 
 def test_the_correct_format_of_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {answer: correct_format.is_correct(answer) for answer in CORRECT} == CORRECT
     simple = [{"id": f"simple_{n}", "result": answer} for n, answer in enumerate(CORRECT)]
-    turns = [{"id": "multi_turn_base_0", "result": [[CALL, "no"], [], [CALL.replace(" t ", SEPARATORS)]]}]
+    turns = [{"id": "multi_turn_base_0", "result": [[CALL, "no"], [], [CALL.replace(" t ", "\u2028")]]}]
     lost = [{"id": "multi_turn_base_1", "result": "Error during inference: no server", "traceback": "..."}]
     for name, records in (("BFCL_v3_simple", simple), ("BFCL_v3_multi_turn_base", turns + lost)):
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         (tmp_path / f"{name}_result.json").write_text(lines, encoding="utf-8")
     assert correct_format.main(tmp_path) == 0
     shown = capsys.readouterr().out
-    assert "4 / 9      44.44 %" in shown
+    assert "4 / 7      57.14 %" in shown
     assert "2 / 3      66.67 %" in shown
-    assert "6 / 12     50.00 %" in shown
+    assert "6 / 10     60.00 %" in shown
     assert a_line_says(shown, "left out", 1)
     assert correct_format.main(tmp_path / "nowhere") == 1
 
@@ -211,7 +196,7 @@ def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "template.txt").write_text(template_of(SYSTEM))
-    ids = {"multi_turn_base": ["multi_turn_base_0"], "live_simple": ["live_simple_66-30-0"], "java": ["java_0"]}
+    ids = {"multi_turn_base": ["multi_turn_base_0"], "live_simple": ["live_simple_66-30-0"]}
     (home / "test_case_ids_to_generate.json").write_text(json.dumps(ids))
     Model.asked = []
     # simple_0 asks for the area of a triangle with a base of 10 units and a height of 5.
@@ -241,7 +226,7 @@ def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path) -> None:
 
     given = ("generate", "--skip-server-setup", "--local-model-path", str(tmp_path / "tiny/model"))
     try:
-        run(*given, "--test-category", "parallel,irrelevance,simple")
+        run(*given, "--test-category", "irrelevance,simple")
         run(*given, "--run-ids")
     finally:
         server.shutdown()
@@ -249,25 +234,22 @@ def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path) -> None:
     assert any(
         "1. Name: calculate_triangle_area" in prompt and "<user> Find the area" in prompt for prompt in Model.asked
     )
-    assert all("You are an expert in composing functions" not in prompt for prompt in Model.asked)
     # In several turns the model sees what it said and what came of it, in the form of the training data.
     returned = '<obs> [{"name": "calculate_triangle_area", "results": "Error during execution: '
     assert any(f"{Model.answer}\n{returned}" in prompt for prompt in Model.asked)
     # live_simple_66 has a system message, which is dropped as in ToolRL's handler.
     (live,) = (prompt for prompt in Model.asked if "item IDs 102" in prompt)
     assert "Requirement Extractor" not in live
-    # Java's tools are described as bfcl-eval does it.
-    assert any("Note that the provided function is in Java 8 SDK syntax." in prompt for prompt in Model.asked)
     results = home / "result/verl-ext-tool-calling"
     assert "correct format" in run("correct-format", str(results))
     assert len((results / "BFCL_v3_multi_turn_base_result.json").read_text().splitlines()) == 1
-    run("evaluate", "--test-category", "parallel,irrelevance,simple")
+    run("evaluate", "--test-category", "irrelevance,simple")
     scores = {}
-    for category in ("simple", "parallel", "irrelevance"):
+    for category in ("simple", "irrelevance"):
         path = home / f"score/verl-ext-tool-calling/BFCL_v3_{category}_score.json"
         scores[category] = json.loads(path.read_text().splitlines()[0])
     # The one answer is right for simple_0 alone, and a call where none fits is wrong.
     assert scores["simple"]["correct_count"] == 1
     assert scores["simple"]["total_count"] > 100
-    assert scores["parallel"]["correct_count"] == scores["irrelevance"]["correct_count"] == 0
+    assert scores["irrelevance"]["correct_count"] == 0
     assert "verl-ext-tool-calling" in (home / "score/data_overall.csv").read_text()

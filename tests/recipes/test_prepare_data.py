@@ -90,19 +90,14 @@ def truths(path: Path) -> list[str]:
     return [row["reward_model"]["ground_truth"] for row in rows(path)]
 
 
-@pytest.mark.parametrize("form", ["clone", "jsonl"])
-def test_gsm8k(tmp_path: Path, form: str) -> None:
-    if form == "clone":
-        gsm8k_clone(tmp_path)
-    else:
-        for split in ("train", "test"):
-            write(tmp_path / f"in/{split}.jsonl", GSM8K)
+def test_gsm8k(tmp_path: Path) -> None:
+    gsm8k_clone(tmp_path)
     done = run("gsm8k", tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "data/gsm8k"
     train = rows(folder / "train.parquet")
     assert truths(folder / "train.parquet") == ["18", "1,000", "-5"]
-    assert len(rows(folder / "test.parquet")) == (1 if form == "clone" else 3)
+    assert len(rows(folder / "test.parquet")) == 1
     assert train[1]["extra_info"] == {"split": "train", "index": 1}
     assert [message["role"] for message in train[0]["prompt"]] == ["system", "user"]
     assert train[0]["prompt"][1]["content"] == "Half of 36?"
@@ -114,7 +109,7 @@ def test_gsm8k(tmp_path: Path, form: str) -> None:
         assert gsm8k.compute_score(row["data_source"], answer, truth, row["extra_info"])["score"] == 3
 
 
-@pytest.mark.parametrize("below", ["", "rlla_4k", "dataset/rlla_4k"])
+@pytest.mark.parametrize("below", ["", "dataset/rlla_4k"])
 def test_tool_calling(tmp_path: Path, below: str) -> None:
     toolrl_clone(tmp_path, [rlla(CALL), rlla(RESPONSE)], below)
     done = run("tool_calling", tmp_path)
@@ -178,9 +173,8 @@ BAD = {
             {"question": "q", "answer": "no mark"},
             {"question": " ", "answer": "#### 3"},
             {"question": "q", "answer": "#### 1/2"},
-            {"question": "q", "answer": None},
         ],
-        {3: ["'####'"], 4: ["'question'"], 5: ["'1/2'", "integer"], 6: ["'answer'", "'None'"]},
+        {3: ["'####'"], 4: ["'question'"], 5: ["'1/2'", "integer"]},
     ),
     "tool_calling": (
         toolrl_clone,
@@ -188,29 +182,21 @@ BAD = {
             rlla(CALL),
             rlla(CALL.replace('{"name"', '{"nam"')),
             rlla("just text"),
-            rlla(CALL, prompt=[]),
             rlla(CALL, prompt=[{"role": "user", "content": ""}]),
         ],
-        {1: ["tool call 1", "'name'"], 2: ["well-formed"], 3: ["no message"], 4: ["role"]},
+        {1: ["tool call 1", "'name'"], 2: ["well-formed"], 3: ["role"]},
     ),
     "math": (
         math_folder,
         [
             problem("it is 3"),
             problem(r"\boxed{3"),
-            problem(r"\boxed{}"),
             problem(r"\boxed{" + "9" * 3000 + "}"),
             problem(r"\boxed{3}", "hard"),
             problem(r"\boxed{3}"),
-            problem(r"$\boxed{3}$, that is $\boxed \frac62$"),
             problem(r"\boxed 5x+3"),
         ],
-        {
-            **{index: ["'solution'", r"\boxed{...}"] for index in (0, 1, 2)},
-            3: ["3000"],
-            4: ["'hard'", "'Level 1'"],
-            **{index: [r"\boxed{...}"] for index in (6, 7)},
-        },
+        {0: ["'solution'"], 1: [r"\boxed{...}"], 2: ["3000"], 3: ["'hard'", "'Level 1'"], 5: [r"\boxed{...}"]},
     ),
 }
 
@@ -245,12 +231,7 @@ UNREADABLE = {
     "no folder": (lambda _: None, ["does not exist", "https://huggingface.co"]),
     "no file": (lambda folder: folder.mkdir(), ["'train'", "main/train-*.parquet"]),
     "no column": (lambda folder: write(folder / "train.jsonl", [{"question": "q"}]), ["row 0", "answer"]),
-    "half a line": (lambda folder: broken(folder, "train.jsonl", '{"question": "q", '), ["train.jsonl"]),
     "a pointer": (lambda folder: broken(folder, "train.parquet", "version https://git-lfs"), ["git lfs pull"]),
-    "bad rows alone": (
-        lambda folder: gsm8k_clone(folder.parent, [{"question": "q", "answer": "a"}]),
-        ["no row", "'####'"],
-    ),
 }
 
 
@@ -274,20 +255,3 @@ def test_of_the_hub_only_the_files_of_the_split_are_downloaded(tmp_path: Path, m
     assert [name for name, _ in asked] == ["DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"]
     assert "data/train-*.parquet" in asked[0][1]["allow_patterns"]
     assert asked[0][1]["revision"] == "main"
-
-
-def test_verl_reads_the_files(tmp_path: Path) -> None:
-    """verl's data set class on what the script wrote: prompts, and what its reward manager looks for."""
-    from omegaconf import OmegaConf
-    from verl.utils.dataset.rl_dataset import RLHFDataset
-
-    from tests.tiny_model import make_tokenizer
-
-    gsm8k_clone(tmp_path)
-    run("gsm8k", tmp_path)
-    config = OmegaConf.create({"max_prompt_length": 2048, "filter_overlong_prompts": True})
-    data = RLHFDataset(str(tmp_path / "data/gsm8k/train.parquet"), make_tokenizer(), config)
-    assert len(data) == 3
-    assert data[0]["raw_prompt"][0]["role"] == "system"
-    assert data[0]["index"] == 0
-    assert data[0]["reward_model"]["ground_truth"]

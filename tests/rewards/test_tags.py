@@ -41,14 +41,6 @@ def test_the_layout_is_the_published_pattern(sections, data):
     assert follows_layout(text, sections) == (once and re.fullmatch(PATTERNS[sections], text, re.DOTALL) is not None)
 
 
-def test_the_newline_after_an_opening_tag_is_not_also_the_one_before_the_closing_tag():
-    assert not follows_layout("<think></think>\n<tool_call>\n</tool_call>", (THINK, CALL))
-    assert follows_layout("<think></think>\n<tool_call>\n\n</tool_call>", (THINK, CALL))
-    assert not follows_layout(
-        "<think></think>\n<tool_call>\n</tool_call>\n<response></response>", (THINK, CALL, RESPONSE)
-    )
-
-
 @given(st.lists(st.sampled_from(["<a>", "</a>", "x", "y"]), max_size=8).map("".join))
 def test_blocks_are_cut_as_by_splitting(text):
     assert last_block(text, "a") == text.split("<a>")[-1].split("</a>")[0]

@@ -1,23 +1,15 @@
 """Tool calls: how an answer is scored against the ground truth."""
 
-import json
-
 import pytest
 
 from tests.rewards.tool_answers import BOTH, ONE, RESPONSE, THINK, TWO, F, G, call, calls, correctness
 from verl_ext.rewards.tool_calling import compute_score
-
-ODD = "\x85\u2028\u2029"  # each ends a line for str.splitlines
-RAW, ESCAPED = f'{{"name": "f", "parameters": {{"a": "{ODD}"}}}}', call("f", a=ODD)
 
 # The arithmetic is 6 * s / t - 3 with t = 1 + 3 = 4 for ONE and t = 1 + 3 + 3 = 7 for TWO.
 EDGES = {
     "exact": (ONE, ONE, 1, 3),
     "keys reordered": (ONE, calls('{"parameters": {"b": "x", "a": 1}, "name": "f"}'), 1, 3),
     "calls reordered": (TWO, calls(G, F), 1, 3),
-    "unicode escapes": (ONE, calls(r'{"name": "f", "parameters": {"a": 1, "b": "\u0078"}}'), 1, 3),
-    "line separators in a value of the answer": (calls(ESCAPED), calls(RAW), 1, 3),
-    "line separators in a value of the truth": (calls(RAW), calls(ESCAPED), 1, 3),
     "surrounding space is stripped": (ONE, f"\n {ONE}\n", 1, 3),
     "1.0 is 1": (ONE, calls(call("f", a=1.0, b="x")), 1, 3),
     "true is 1": (ONE, calls(call("f", a=True, b="x")), 1, 3),
@@ -30,55 +22,27 @@ EDGES = {
     "a predicted call is used once": (calls(F, F), ONE, 1, 0),  # s = 1/2 + 3 = 3.5
     "another tool is no match": (TWO, calls(F, call("h", a=1, b="x")), 1, -1 / 7),  # s = 1/3 + 3 = 10/3
     "malformed JSON": (ONE, calls(F[:-1]), 1, -3),
-    "one bad line": (TWO, calls(F, "g"), 1, -3),
-    "pretty-printed JSON": (ONE, calls(json.dumps(json.loads(F), indent=1)), 1, -3),
-    "a JSON list": (ONE, calls(f"[{F}]"), 1, -3),
     "a blank line between calls": (TWO, calls(F, "", G), 1, -3),
     "arguments for parameters": (ONE, calls('{"name": "f", "arguments": {"a": 1, "b": "x"}}'), 1, -3),
-    "arguments in a call of another tool": (ONE, calls(F, '{"name": "g", "arguments": {}}'), 1, 2.25),
     "parameters that are no object": (ONE, calls('{"name": "f", "parameters": ["a", "b"]}'), 1, -3),
-    "no name": (ONE, calls(F, '{"parameters": {}}'), 1, -3),
-    "a name that is a list": (ONE, calls(F, '{"name": ["f"], "parameters": {}}'), 1, -3),
-    "a name that is an object": (ONE, calls(F, '{"name": {}, "parameters": {}}'), 1, -3),
-    "a name that is a number": (ONE, calls(F, '{"name": 1, "parameters": {}}'), 1, 2.25),
-    "a name that is null": (ONE, calls(F, '{"name": null, "parameters": {}}'), 1, 2.25),
-    "a number for a call": (ONE, calls("1"), 1, -3),
     "empty block": (ONE, calls(""), 1, -3),
     "two blocks": (ONE, f"{ONE}\n<tool_call>\n{F}\n</tool_call>", 0, 3),
-    "two blocks for two calls": (TWO, f"{ONE}\n<tool_call>\n{G}\n</tool_call>", 0, 0),
-    "a second opening tag": (ONE, ONE.replace("\n</", "\n<tool_call>\n</"), 0, 3),
     "unclosed": (ONE, ONE.removesuffix("</tool_call>"), 0, -3),
-    "unopened": (ONE, ONE.replace("<tool_call>", ""), 0, -3),
     "no tags": (ONE, F, 0, -3),
     "no think": (ONE, ONE.partition("\n")[2], 0, 3),
     "nothing": (ONE, "", 0, -3),
-    "a closing tag alone": (ONE, "</tool_call>", 0, -3),
-    "tags the wrong way round": (ONE, f"</tool_call><tool_call>{F}", 0, 3),  # the reference takes the text to the end
     "junk between the sections": (ONE, ONE.replace("</think>\n", "</think>\njunk\n"), 0, 3),
-    "two newlines after think": (ONE, ONE.replace("</think>\n", "</think>\n\n"), 0, 3),
     "junk at the end": (ONE, f"{ONE} junk", 0, 3),
-    "junk at the start": (ONE, f"junk {ONE}", 0, 3),
     "call on the line of its tag": (ONE, ONE.replace("<tool_call>\n", "<tool_call>"), 0, 3),
     "the tags of think are not counted": (ONE, ONE.replace(" t ", "<think></think>"), 1, 3),
     "a response where none is wanted": (ONE, BOTH, 0, 3),
     "response": (RESPONSE, RESPONSE.replace("hello", "anything"), 1, 0),
-    "a tool call for a response": (RESPONSE, ONE, 0, 0),
     "a tool call before the response": (RESPONSE, BOTH, 0, 0),
-    "two responses": (RESPONSE, f"{RESPONSE}<response></response>", 0, 0),
     "call and response": (BOTH, BOTH, 1, 3),
-    "response before call": (BOTH, f"{RESPONSE}\n{ONE.partition(chr(10))[2]}", 0, 3),
     "call without the response": (BOTH, ONE, 0, 3),
     "think alone": (THINK, "<think>anything</think>", 1, 0),
-    "think and more": (THINK, RESPONSE, 0, 0),
-    "parameters empty on both sides": (calls(call("f")), calls(call("f"), G), 1, 1.5),  # s = 1/2 + 1 = 1.5 of 2
     "parameters where none are wanted": (calls(call("f")), calls(call("f", a=1)), 1, 0),  # s = 1 + 0 of 2
-    "null is not the same as missing": (calls(call("f", a=None)), calls(call("f", b=1)), 1, -1),  # s = 1 of 3
-    "NaN is not NaN": (calls(call("f", a=1)), calls('{"name": "f", "parameters": {"a": NaN}}'), 1, 1),  # s = 2 of 3
-    "the last of equal keys counts": (ONE, calls('{"name": "f", "parameters": {"a": 2, "a": 1, "b": "x"}}'), 1, 3),
     "deep nesting": (ONE, calls("[" * 100_000), 1, -3),
-    "a huge integer": (ONE, calls("1" * 5000), 1, -3),
-    "a lone surrogate": (ONE, calls(r'{"name": "f", "parameters": {"a": 1, "b": "\ud800"}}'), 1, 1.5),
-    "a raw surrogate": (ONE, calls('{"name": "f", "parameters": {"a": 1, "b": "\ud800"}}'), 1, 1.5),
 }
 
 
@@ -119,13 +83,8 @@ def test_credit_per_call_counts_equal_calls():
     assert correctness(ONE, calls('{"name": "f", "arguments": {}}'), credit="per_call") == 6 * 1 / 2 - 3
 
 
-# Of two parameters one is guessed: wrongly once, or five times with the right value among them.
-GUESS, GUESSES = calls(call("f", a=2, b="x")), calls(*[call("f", a=value, b="x") for value in (2, 3, 4, 5, 1)])
-
-
-@pytest.mark.parametrize("credit", ["partial", "per_call", "exact"])
-def test_a_call_inside_the_think_section_is_correct_but_not_in_the_format(credit):
-    score = compute_score("rlla", calls("nothing", think=f"<tool_call>\n{F}\n</tool_call>"), ONE, credit=credit)
+def test_a_call_inside_the_think_section_is_correct_but_not_in_the_format():
+    score = compute_score("rlla", calls("nothing", think=f"<tool_call>\n{F}\n</tool_call>"), ONE)
     assert score == {"format": 0, "correctness": 3, "score": 3}
 
 

@@ -11,14 +11,11 @@ from verl_ext.rewards.tool_calling import check_ground_truth, check_kwargs, comp
 @pytest.mark.parametrize(
     ("scale", "step", "best", "worst"),
     [  # (format, correctness)
-        ("two_stage", 1, (1, 1), (0, -1)),
         ("two_stage", 29, (1, 1), (0, -1)),
         ("two_stage", 30, (0.5, 3), (0, -3)),
         ("linear", 1, (2 - 1 / 150, 2 + 1 / 150), (2 / 150 - 2, -2 - 1 / 150)),
-        ("linear", 30, (1.8, 2.2), (-1.6, -2.2)),  # p = 0.2
         ("linear", 75, (1.5, 2.5), (-1, -2.5)),
         ("linear", 120, (1.2, 2.8), (-1, -2.8)),  # 2 * 0.8 - 2 = -0.4 is above -1
-        ("linear", 150, (1, 3), (-1, -3)),
         ("linear", 999, (1, 3), (-1, -3)),
     ],
 )
@@ -35,12 +32,9 @@ def test_a_scale_moves_the_ranges_with_the_step(scale, step, best, worst):
     [
         ({"length": "fixed"}, None, 0, 0),
         ({"length": "fixed"}, None, 100, 0.2),  # 100 / 512 = 0.195
-        ({"length": "fixed"}, None, 509, 0.99),  # 509 / 512 = 0.994
-        ({"length": "fixed"}, None, 512, 1),
         ({"length": "fixed"}, None, 2000, 1),
         ({"length": "growing"}, 0, 348, 0.9),  # the first step: 348 / 386.4 = 0.901
         ({"length": "growing"}, 104, 96, 0.15),  # step 105: 96 / 640
-        ({"length": "growing"}, 209, 96, 0.11),  # 96 / 896 = 0.107
     ],
 )
 def test_length_counts_the_words_of_the_think_section(kwargs, step, words, length):
@@ -56,16 +50,11 @@ def test_length_is_of_the_last_think_section_and_needs_both_tags():
         return compute_score("rlla", answer, ONE, length="fixed")["length"]
 
     assert length(f"<think>{words}</think><think>{words}{words}</think>{words}") == 0.5
-    assert length(f"</think><think>{words}") == 0.25
     assert length(f"<think>{words}") == 0
-    assert length(f"{words}</think>") == 0
 
 
-NO_STEPS = [{"max_global_steps": step} for step in (None, -1, "3", 2.5)]
-
-
-@pytest.mark.parametrize("info", [None, {}, {"global_step": 3}, *NO_STEPS])
-@pytest.mark.parametrize("kwargs", [{"scale": "linear"}, {"scale": "two_stage"}, {"length": "growing"}])
+@pytest.mark.parametrize("info", [None, {"global_step": 3}, {"max_global_steps": None}])
+@pytest.mark.parametrize("kwargs", [{"scale": "linear"}, {"length": "growing"}])
 def test_a_schedule_without_a_step_says_where_it_comes_from(info, kwargs):
     told = facts("extra_info['max_global_steps']", "reward.reward_manager.name=naive")
     with pytest.raises(ConfigurationError, match=told):
@@ -77,13 +66,9 @@ def test_a_schedule_without_a_step_says_where_it_comes_from(info, kwargs):
     [
         ({"maching": "greedy"}, ("reward_kwargs", "'maching'", "did you mean 'matching'")),
         ({"matching": "greddy"}, ("reward_kwargs.matching", "'greddy'", "mean 'greedy'", "'greedy', 'optimal'")),
-        ({"length": False}, ("reward_kwargs.length", "'False'", "'fixed', 'growing', 'omitted'")),
-        ({"correctness_max": [1]}, ("reward_kwargs.correctness_max", "finite", "[1]")),
-        ({"correctness_max": float("nan")}, ("reward_kwargs.correctness_max", "finite", "nan")),
         ({"correctness_max": 0}, ("reward_kwargs.correctness_max", "above 0", "found 0.0")),
         ({"correctness_max": 1, "scale": "linear"}, ("correctness_max=1.0", "no effect", "scale='linear'")),
         ({"credit": "exact", "matching": "optimal"}, ("credit='exact'", "no effect", "matching='optimal'")),
-        ({"credit": "exact", "names": "ordered"}, ("credit='exact'", "no effect", "names='ordered'")),
     ],
 )
 def test_a_wrong_setting_is_refused(kwargs, told):
@@ -102,24 +87,14 @@ def test_optimal_matching_without_scipy_names_the_package(monkeypatch):
     ("truth", "told"),
     [
         (None, ("non-empty string", None)),
-        (b"x", ("non-empty string", b"x")),
         (" \n", ("non-empty string", repr(" \n"))),
-        ("hello", ("well-formed", "expected <think>...</think>;")),
         (F, ("well-formed", "expected <think>...</think>;")),
         (ONE.replace("</think>\n", "</think>"), ("well-formed", r"<think>...</think>\n<tool_call>\n...\n</tool_call>")),
-        (ONE.removesuffix("</tool_call>"), ("well-formed", r"<tool_call>\n...\n</tool_call>")),
         (f"{ONE}\n<tool_call>\n{G}\n</tool_call>", ("well-formed", r"<tool_call>\n...\n</tool_call>")),
-        (f"{RESPONSE}\n{ONE.partition(chr(10))[2]}", ("well-formed", r"<tool_call>\n...\n</tool_call>")),
         (calls(F[:-1]), ("tool call 1", "JSON")),
         (calls(F, "", G), ("tool call 2", "JSON")),
-        (calls(""), ("tool call 1", "JSON")),
-        (calls(F, "[" * 100_000), ("tool call 2", "JSON")),
-        (calls("1"), ("tool call 1", "string 'name'")),
         (calls('{"name": 1, "parameters": {}}'), ("tool call 1", "string 'name'")),
         (calls('{"name": "f", "arguments": {}}'), ("tool call 1", "object 'parameters'")),
-        (calls('{"name": "f", "parameters": []}'), ("tool call 1", "object 'parameters'")),
-        (calls('{"name": "f", "parameters": {"a": NaN}}'), ("tool call 1", "JSON", "NaN")),
-        (calls('{"name": "f", "parameters": {"a": 1, "a": 2}}'), ("tool call 1", "JSON", "twice")),
     ],
 )
 def test_a_malformed_ground_truth_is_an_error_that_names_the_row(truth, told):

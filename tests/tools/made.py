@@ -37,14 +37,14 @@ def batch(keys=("right", "form"), right=RIGHT):
     )
 
 
-def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, number=0, rights=None):
+def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None):
     """The folder of a run that starts after a step; return it and the advantages of all its steps.
 
     Each step of `rights` has its own rewards; all steps up to the last are computed, those of `steps` are written.
     """
     settings = Settings.parse({"rewards": {"keys": ["right", "form"]}} | (algorithm or {}))
     chain = build(name, settings)
-    where = folder / f"from-{start}-{number}"
+    where = folder / f"from-{start}-0"
     where.mkdir(parents=True)
     state, written = chain.init(), []
     for step in range(1, max(steps) + 1):

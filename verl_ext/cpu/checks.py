@@ -15,10 +15,6 @@ from verl_ext.cpu import sizes
 from verl_ext.errors import Complaint, listed
 
 ROLLOUT = "actor_rollout_ref.rollout"
-CPUS_A_RANK = 3
-"""verl's `ResourcePoolManager.max_colocate_count`: CPUs that Ray reserves per training rank."""
-CPUS_A_ROLLOUT = 2
-"""CPUs that Ray reserves per rollout in separate processes: `RolloutReplica.init_standalone`."""
 
 
 def asks_for_cpu(config: Any) -> bool:
@@ -43,7 +39,7 @@ def _environment(config: Any) -> Any:
 
 def judge(config: Any) -> Iterator[Complaint]:
     """Complain about what cannot run without an accelerator, and about number formats that are slow."""
-    for rule in (_values, _rollout, _vocabulary, _divisors, _memory, _cpus):
+    for rule in (_values, _rollout, _vocabulary, _memory):
         for text in rule(config):
             yield Complaint(text)
     for text in _slow_formats(config):
@@ -110,58 +106,15 @@ def _vocabulary(config: Any) -> Iterator[str]:
         )
 
 
-def _divisors(config: Any) -> Iterator[str]:
-    """verl asserts these only in the first update, after start-up and a rollout."""
-    ranks, rollout = sizes.ranks(config), config.actor_rollout_ref.rollout
-    for engine, _ in _models(config):
-        path = f"{engine}.ppo_mini_batch_size"
-        rows = (OmegaConf.select(config, path) or 0) * rollout.n  # a reference model has no mini-batches
-        if rows % ranks:
-            yield f"{path}: {ranks} ranks do not divide {rows} rows; set trainer.n_gpus_per_node to a divisor of {rows}"
-    micro, rows = rollout.log_prob_micro_batch_size_per_gpu, config.data.train_batch_size * rollout.n // ranks
-    if micro and not rollout.log_prob_use_dynamic_bsz and rows % micro:
-        yield (
-            f"a rank has {rows} rows, which {ROLLOUT}.log_prob_micro_batch_size_per_gpu={micro} does not divide: "
-            f"set it to a divisor of {rows}, or set actor_rollout_ref.actor.use_dynamic_bsz=True"
-        )
-
-
-def _joins_cluster(config: Any) -> bool:
-    """Whether the run joins a running Ray cluster, whose machines count; the address "local" starts a new one."""
-    address = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
-    return bool(address) and address != "local"
-
-
 def _memory(config: Any) -> Iterator[str]:
     needed, free = sizes.peak_bytes(config), sizes.free_bytes()
-    if _joins_cluster(config) or needed is None or free is None or needed <= free:
+    cluster = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
+    if cluster or needed is None or free is None or needed <= free:  # a running cluster has other machines
         return
     yield (
         f"this run needs about {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free: end other programs, "
         f"set {sizes.TOKENS}={sizes.whole_sequence(config)} (one whole sequence), or use fewer ranks or a smaller model"
     )
-
-
-def _cpus(config: Any) -> Iterator[str]:
-    """verl waits for ever for CPUs that Ray does not have.
-
-    TransferQueue's controller and each of its storage units take one. All other actors need 1 together, because Ray
-    counts theirs only while they start.
-    """
-    if _joins_cluster(config):
-        return
-    rollout, units = config.actor_rollout_ref.rollout, 0
-    if OmegaConf.select(config, "trainer.use_v1"):
-        units = 1 + config.transfer_queue.backend.SimpleStorage.num_data_storage_units
-    separate = OmegaConf.select(config, "trainer.v1.trainer_mode") == "separate_async"
-    rollouts = rollout.n_gpus_per_node * rollout.nnodes if separate else 0
-    needed = CPUS_A_RANK * sizes.ranks(config) + CPUS_A_ROLLOUT * rollouts + units + 1
-    slots = config.ray_kwargs.ray_init.get("num_cpus") or os.cpu_count() or 1
-    if slots < needed:
-        yield (
-            f"Ray has {slots} CPU slots (they are no cores), but verl reserves {needed} and would wait for ever: "
-            f"set ray_kwargs.ray_init.num_cpus={needed}"
-        )
 
 
 def _slow_formats(config: Any) -> Iterator[str]:

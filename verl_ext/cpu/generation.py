@@ -108,13 +108,13 @@ class _Draw:
 
 
 def _prefill(
-    model: Any, prompts: Sequence[Sequence[int]], pad: int
+    model: Any, prompts: Sequence[Sequence[int]]
 ) -> tuple[torch.Tensor, list[DynamicCache], list[torch.Tensor]]:
     """The logits after each prompt; a cache and a mask for each pass, of prompts that follow each other."""
     logits, caches, masks = [], [], []
     for part in _passes(prompts):
         width = max(len(prompt) for prompt in part)
-        input_ids = torch.full((len(part), width), pad)
+        input_ids = torch.zeros(len(part), width, dtype=torch.long)  # padded with any token: the mask hides it
         mask = torch.zeros(len(part), width, dtype=torch.bool)
         for row, prompt in enumerate(part):
             input_ids[row, width - len(prompt) :] = torch.tensor(list(prompt))
@@ -147,7 +147,7 @@ def _passes(prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]
 
 @torch.inference_mode()
 def generate(
-    model: Any, requests: Sequence[Request], *, eos: Sequence[int], pad: int, abort: threading.Event
+    model: Any, requests: Sequence[Request], *, eos: Sequence[int], abort: threading.Event
 ) -> list[Completion]:
     """Continue every prompt; a completion includes its end token. The model's own sampling settings are not used."""
     # By length, so that a pass has little padding.
@@ -163,7 +163,7 @@ def generate(
     log_probs: list[list[float]] = [[] for _ in requests]
     draw = _Draw(requests)
 
-    logits, caches, masks = _prefill(model, prompts, pad)
+    logits, caches, masks = _prefill(model, prompts)
     shared = SharedPromptCache(caches, masks, prompt_of[rows])
     logits = logits[prompt_of[rows]]
     usual = model.config._attn_implementation
@@ -203,7 +203,7 @@ def check_model(model: Any, longest: int) -> None:
         if window is not None and limited and window < longest:
             raise IntegrationError(f"it attends to {window} tokens, fewer than a prompt and its answer ({longest})")
         greedy = Sampling(temperature=0.0, max_tokens=2, ignore_eos=True)
-        generate(model, [Request((0, 0), greedy, seed=0)], eos=(), pad=0, abort=threading.Event())
+        generate(model, [Request((0, 0), greedy, seed=0)], eos=(), abort=threading.Event())
     except Exception as error:
         raise ConfigurationError(
             f"the embedded rollout cannot generate from {type(model).__name__}: {error}; "

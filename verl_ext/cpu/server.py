@@ -78,7 +78,7 @@ class EmbeddedServer:
         self.replica_rank = replica_rank
         self.global_steps: int | None = None
         self._model_config = omega_conf_to_dataclass(model_config)
-        self._model, self._eos, self._pad = _build(self._model_config, config.dtype)
+        self._model, self._eos = _build(self._model_config, config.dtype)
         check_model(self._model, config.prompt_length + config.response_length)
         self._parameters: dict[str, torch.Tensor] = self._model.state_dict(keep_vars=True)
         self._received: set[str] = set()
@@ -162,7 +162,6 @@ class EmbeddedServer:
                 self._model,
                 [request for _, request, _ in batch],
                 eos=self._eos,
-                pad=self._pad,
                 abort=self._abort,
             )
         except Exception as error:  # noqa: BLE001 - any failure goes to the waiting callers
@@ -228,17 +227,11 @@ class EmbeddedServer:
     wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = _nothing
 
 
-def _build(model_config: Any, dtype: str) -> tuple[Any, list[int], int]:
-    """The model, whose weights come with the first update; its end tokens; its padding token."""
+def _build(model_config: Any, dtype: str) -> tuple[Any, list[int]]:
+    """The model, whose weights come with the first update, and its end tokens."""
     from transformers import AutoModelForCausalLM
 
-    tokenizer = model_config.tokenizer
-    hf_config = model_config.hf_config
-    attention = hf_config._attn_implementation if hf_config._attn_implementation in ("sdpa", "eager") else "sdpa"
-    model = AutoModelForCausalLM.from_config(hf_config, dtype=getattr(torch, dtype), attn_implementation=attention)
-    eos: set[int] = {tokenizer.eos_token_id}
+    model = AutoModelForCausalLM.from_config(model_config.hf_config, dtype=getattr(torch, dtype))
     configured = getattr(model_config.generation_config, "eos_token_id", None)
-    if configured is not None:
-        eos.update(configured if isinstance(configured, list) else [configured])
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return model.eval(), sorted(token for token in eos if token is not None), pad
+    more = configured if isinstance(configured, list) else [configured]
+    return model.eval(), sorted({model_config.tokenizer.eos_token_id, *more} - {None})

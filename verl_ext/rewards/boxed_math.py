@@ -3,8 +3,7 @@ r"""Accuracy of the answer in \boxed{...}, judged by math-verify.
 `accuracy` is 1 if the last complete \boxed{...} of the answer equals the ground truth, else 0, and `score` is the same.
 The ground truth is the answer alone, or a solution with its own box. `\fbox{5}` is a box too, and so is `\boxed 5`: one
 number or one letter without braces, at the end of a formula, a line or a phrase. Any other box without braces, such as
-`\boxed 5x+3` or `\boxed \frac12`, is not read: it is no answer, and a ground truth whose last box is such a one is a
-`DataError`.
+`\boxed 5x+3` or `\boxed \frac12`, is not read.
 math-verify decides what is equal: `\frac{1}{2}` equals `0.5`, and `x=5` equals `5`. An answer that it cannot read, such
 as `0.\overline{72}`, equals only the same text.
 
@@ -40,9 +39,8 @@ _END = (
 )
 # A box opens with a brace, or is bare (MATH has both). Escaped characters are tokens of their own, so that \{ does not
 # count as a brace.
-_TOKEN = re.compile(
-    rf"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(?P<brace>\{{)|(?P<bare>{_BARE})(?={_END})|(?P<unread>))|\\.|[{{}}]", re.DOTALL
-)
+_BOX = r"\\(?:boxed|fbox)(?![A-Za-z])"
+_TOKEN = re.compile(rf"{_BOX}\s*(?:(?P<brace>\{{)|(?P<bare>{_BARE})(?={_END}))|\\.|[{{}}]", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -66,23 +64,8 @@ def last_boxed(text: str) -> str | None:
     '12'
     >>> last_boxed(r"\boxed 5x+3")
     """
-    return _boxes(text)[0]
-
-
-def unread_box(text: str) -> str | None:
-    r"""The beginning of a box without braces that cannot be read, if it opens after every box that can be.
-
-    >>> unread_box(r"It is \boxed \frac12, as \boxed{3} says")
-    >>> unread_box(r"It is \boxed{3} or $\boxed \frac12$")
-    '\\boxed \\frac12$'
-    """
-    return _boxes(text)[1]
-
-
-def _boxes(text: str) -> tuple[str | None, str | None]:
-    """The answers of `last_boxed` and `unread_box`."""
     open_at: list[int | None] = []  # for each open brace, where its box begins; None for a plain brace
-    start, end, unread = -1, -1, None
+    start, end = -1, -1
     for token in _TOKEN.finditer(text):
         if token[0] == "}":
             began = open_at.pop() if open_at else None
@@ -94,12 +77,7 @@ def _boxes(text: str) -> tuple[str | None, str | None]:
             open_at.append(token.end())
         elif token["bare"]:
             start, end = token.span("bare")
-        elif token["unread"] is not None:
-            unread = token.span()
-    found = None if start < 0 else text[start:end].strip()
-    if unread is None or unread[0] < start:
-        return found, None
-    return found, text[unread[0] : unread[1] + 20].strip()
+    return None if start < 0 else text[start:end].strip()
 
 
 def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
@@ -121,9 +99,9 @@ def accuracies(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
 def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float = Options.timeout) -> str:
     """Return the gold answer; raise `DataError`, which names the row, if there is none."""
     text = truth_text(row, ground_truth)
-    boxed, unread = _boxes(text)
-    if unread is not None:
-        raise bad_truth(row, f"has a box without braces that cannot be read, {unread!r}", ground_truth, r"\boxed{...}")
+    boxed = last_boxed(text)
+    if boxed is None and re.search(_BOX, text):
+        raise bad_truth(row, "has a box that cannot be read", ground_truth, r"\boxed{...}")
     gold = text if boxed is None else boxed
     if len(gold) > MAX_CHARACTERS:
         raise bad_truth(row, f"is an answer of {len(gold)} characters", ground_truth, f"at most {MAX_CHARACTERS}")

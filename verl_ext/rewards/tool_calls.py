@@ -14,34 +14,9 @@ Call = dict[str, Any]
 #: Weight of matching true call i (row) with predicted call j (column).
 Weights = list[list[float]]
 
-# Python's own limit since 3.11; reading an integer takes quadratic time without one.
-_MAX_DIGITS = 4300
-
 
 class UnreadableCallsError(ValueError):
     """A block of tool calls is invalid."""
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > _MAX_DIGITS:
-        raise ValueError(f"an integer of {len(digits)} digits")
-    return int(digits)
-
-
-def _constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return result
-
-
-# An answer may say NaN and repeat a key, as Python's json allows. A ground truth may not: NaN does not equal itself.
-_LENIENT = json.JSONDecoder(parse_int=_integer)
-_STRICT = json.JSONDecoder(parse_int=_integer, parse_constant=_constant, object_pairs_hook=_object)
 
 
 def read_calls(block: str) -> list[Call]:
@@ -53,7 +28,7 @@ def read_calls(block: str) -> list[Call]:
     calls = []
     for line in block.strip().split("\n"):
         try:
-            call = _LENIENT.decode(line)
+            call = json.loads(line)
         except ValueError as error:
             raise UnreadableCallsError(f"a line is not JSON ({error})") from error
         if not isinstance(call, dict) or isinstance(call.get("name", []), list | dict):
@@ -67,7 +42,7 @@ def read_true_calls(block: str) -> list[Call]:
     calls = []
     for number, line in enumerate(block.strip().split("\n"), start=1):
         try:
-            call = _STRICT.decode(line)
+            call = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UnreadableCallsError(f"tool call {number} is not one JSON object on one line ({error})") from error
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
@@ -88,13 +63,7 @@ def overlap(true: Sequence[str], predicted: Sequence[Any], *, ordered: bool = Fa
     """
     if ordered:
         return float(true == predicted)
-    left = Counter(true)  # not Counter(predicted): a model could output numbers whose hashes collide
-    common = 0
-    for name in predicted:
-        if left[name] > 0:
-            left[name] -= 1
-            common += 1
-    return _jaccard(common, len(true), len(predicted))
+    return _jaccard((Counter(true) & Counter(predicted)).total(), len(true), len(predicted))
 
 
 def _jaccard(common: int, true: int, predicted: int) -> float:
