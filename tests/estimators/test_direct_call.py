@@ -125,13 +125,6 @@ def test_settings_of_verls_that_an_estimator_cannot_honour_are_refused(name, con
         call(name, X, UIDS, config=config, components=fields())
 
 
-def test_uids_that_are_tensors_are_compared_by_value():
-    uids = [torch.tensor(1), torch.tensor(1), torch.tensor(2), torch.tensor(2)]
-    given = {"token_level_rewards": torch.tensor([[1.0], [0.0], [1.0], [1.0]]), "response_mask": torch.ones(4, 1)}
-    advantages, _ = estimator_function("drgrpo")(index=uids, config={}, **given)
-    assert advantages[:, 0].tolist() == [0.5, -0.5, 0.0, 0.0]
-
-
 def test_a_trainer_that_passes_a_part_of_the_batch_is_named():
     rows = Rows.of_sessions(["a_0_0", "a_0_1"], np.zeros(2, dtype=bool))
     with pytest.raises(IntegrationError, match=facts("drgrpo", "3 rows", "batch of 2")):
