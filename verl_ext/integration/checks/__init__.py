@@ -61,8 +61,7 @@ def judge(config: Any) -> Verdict:
     except ConfigurationError as error:  # verl's own estimators run without our settings
         complaints.append(Complaint(str(error), fatal=name in ESTIMATORS))
     run = RunConfig(name, settings or Settings(), chain, config)
-    known = rules.READ if settings is not None else ()
-    for rule in (*rules.ALWAYS, *known, *(rules.BUILT if chain is not None else ())):
+    for rule in (*rules.ALWAYS, *(rules.READ if settings is not None else ())):
         collect(rule(run))
     for added in hooks.RULES:
         collect(added(config))
