@@ -2,118 +2,43 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("verl_ext", "recipes", "scripts", "docs")
-SHELLS = ("bash", "sh", "console", "zsh", "shell")
-COMMAND = re.compile(r"\s*(?:\$ )?(?:[A-Z_]+=\S* )*(?:python3?|pip|docker|ray|torchrun|(?:\S*/)?\w+\.sh)\s")
-
-
-def unquoted(text: str) -> list[str]:
-    r"""Words with a `[` outside quotes, which zsh takes for a pattern of file names, and refuses where none fits.
-
-    >>> unquoted("python -m x a.b=[c,d] 'e=[f]'  # it's [no] k=[v]")
-    ['a.b=[c,d]']
-    >>> unquoted("a 'b\nc=[d]' \"e=[f]\" x\\[ [ -f y ]")
-    []
-    """
-    found, quote, start, skip = [], "", 0, False
-    for at, letter in enumerate(text):
-        before = text[at - 1] if at else "\n"
-        if skip:
-            skip = letter != "\n"
-        elif quote:
-            quote = "" if letter == quote and (before != "\\" or quote == "'") else quote
-        elif letter in "\"'" and before != "\\":
-            quote = letter
-        elif letter == "#" and before.isspace():
-            skip = True
-        elif letter == "[" and not before.isspace() and before not in "\\[":
-            found.append(re.split(r"\s", text[start:])[0])
-        if letter.isspace():
-            start = at + 1
-    return found
-
-
-def in_markdown(text: str) -> Iterator[str]:
-    """Blocks in a shell's language, and what stands between backticks and sets something to a list."""
-    parts = re.split(r"^ *```(\w*)[^\n]*$", text, flags=re.M)
-    for at in range(0, len(parts), 4):
-        # As Markdown has it, over line ends too.
-        yield from (
-            span for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", parts[at]) if "=[" in span or COMMAND.match(span)
-        )
-    for at in range(1, len(parts) - 1, 4):
-        if parts[at] in SHELLS:
-            yield parts[at + 1]
-
-
-def in_comments(text: str) -> Iterator[str]:
-    """Commands in a script's comments."""
-    for line in text.splitlines():
-        comment = re.match(r"\s*#(.*)", line)
-        if comment and COMMAND.match(comment[1]):
-            yield comment[1]
-
-
-def in_docstrings(text: str) -> Iterator[str]:
-    """Commands in a module's docstrings."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (ast.get_docstring(node) or "").replace("\\\n", " ").splitlines()
-            yield from (line for line in lines if COMMAND.match(line))
-            yield from (span for line in lines for span in re.findall(r"`([^`]+)`", line) if COMMAND.match(span))
-
-
-READERS = {".md": in_markdown, ".py": in_docstrings, ".sh": in_comments, ".yaml": in_comments, ".yml": in_comments}
 FILES = sorted(
     path
     for path in (ROOT / "README.md", *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*")))
-    if path.suffix in READERS
+    if path.suffix in (".md", ".py", ".sh", ".yaml", ".yml")
 )
+BLOCK = re.compile(r"^ *```(?:bash|sh|console|zsh|shell)[^\n]*\n(.*?)^ *```|(?<!`)`([^`]+)`(?!`)", re.M | re.S)
+"""A block in a shell's language, or what stands between backticks, over line ends too."""
+LIST = re.compile(r"(?:^|(?<=\s))[+\w.]+=\[\S*")
+"""A word with a list that no quote begins: zsh takes the `[` for a pattern of file names."""
 
 
-def commands(path: Path) -> list[str]:
-    return list(READERS[path.suffix](path.read_text(encoding="utf-8")))
+def unquoted(text: str) -> list[str]:
+    r"""The lists on a page's command lines that a shell would not pass on.
+
+    >>> unquoted("```bash\npython -m x a.b=[c,d] 'e=[f]'\n```\nor `+g=[h]`, `'i=[j]'`\n```yaml\na: b=[c]\n```\n")
+    ['a.b=[c,d]', '+g=[h]']
+    """
+    text = re.sub(r"^ *```(?:text|yaml|python)\n.*?^ *```", "", text, flags=re.M | re.S)
+    return [word for block in BLOCK.finditer(text) for word in LIST.findall(block[1] or block[2])]
 
 
-def test_lists_on_command_lines_are_quoted() -> None:
-    wrong = {
-        str(path.relative_to(ROOT)): [word for text in commands(path) for word in unquoted(text)] for path in FILES
-    }
-    assert {path: words for path, words in wrong.items() if words} == {}
-
-
-def test_commands_are_found_in_every_kind_of_file() -> None:
-    """Or the test above could not fail."""
-    for suffix in (".md", ".py", ".sh"):
-        assert any(commands(path) for path in FILES if path.suffix == suffix), suffix
-
-
-@pytest.mark.parametrize(
-    ("text", "reader"),
-    [
-        ("```bash\npython -m x \\\n  a.b=[c]\n```\n", in_markdown),
-        ("Say `a.b=[c]` or\n", in_markdown),
-        ("Install `pip install x[y]` first", in_markdown),
-        ("# python -m x a.b=[c]\n", in_comments),
-        ('"""Does it.\n\n    python -m x a.b=[c]\n"""\n', in_docstrings),
-    ],
-)
-def test_an_unquoted_list_is_found(text: str, reader) -> None:
-    assert [word for command in reader(text) for word in unquoted(command)]
+@pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".md"], ids=lambda path: path.name)
+def test_lists_on_command_lines_are_quoted(path: Path) -> None:
+    assert unquoted(path.read_text(encoding="utf-8")) == []
 
 
 def test_nothing_installs_our_name_from_an_index() -> None:
     """The package is on none, and somebody else could take the name. Paths and clones are fine."""
     wrong = []
-    for path in [*FILES, *(ROOT / "verl_ext").rglob("*.py")]:
+    for path in FILES:
         for found in re.findall(r"pip3? install[^\n`]*", path.read_text(encoding="utf-8")):
             if re.search(r"(?<![\w/.])verl[_-]ext(?![\w/]| @)", found.partition(" in a clone")[0]):
                 wrong.append(f"{path.relative_to(ROOT)}: {found}")
