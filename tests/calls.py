@@ -61,7 +61,8 @@ def call(
 
     rewards_by_name = of_batch(components, batch, list(uids), mask)
     if rows is not None:
-        rewards_by_name = replace(rewards_by_name, rows=rows, labels=rows.labels(uids), groups=None)
+        fields = {name: [column[row] for row in rows.scored] for name, column in rewards_by_name.fields.items()}
+        rewards_by_name = replace(rewards_by_name, rows=rows, labels=rows.labels(uids), groups=None, fields=fields)
     with run.computing(rewards_by_name):
         advantages, returns = estimator_function(name)(
             token_level_rewards=rewards,

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from recipes.quickstart import prepare_data
 from tests.integration.updates import Actor, rows
 from verl_ext.integration.skip import SKIP
+from verl_ext.tools import picture
 
 GROUP = 8
 
@@ -56,6 +57,7 @@ def main() -> None:
     drawn.add_argument("--rows", type=int, default=256, help="responses of an update, a multiple of 8")
     drawn.add_argument("--widths", type=int, nargs=2, default=[96, 160], help="longest prompt and longest response")
     drawn.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--plot", type=Path, help="draw the ratios into this file (needs the extra [plot])")
     stored = parser.add_argument_group("stored batches")
     stored.add_argument("--rollouts", type=Path, help="the folder that a run wrote, one file a step")
     stored.add_argument("--steps", type=int, nargs=2, default=[1, 10], metavar=("FIRST", "LAST"))
@@ -78,6 +80,22 @@ def main() -> None:
         )
     everything, kept = (sum(values) for values in zip(*[row[-2:] for row in times], strict=True))
     print(f"all batches: {everything:.1f} s, {kept:.1f} s, ratio {kept / everything:.3f}")
+    if options.plot:
+        draw(times, options.plot)
+
+
+def draw(times: list[Times], path: Path) -> None:
+    """Draw the ratio of the two times of each batch over the share of its tokens that are kept."""
+    figure = picture.new_figure(5.0, 3.8, 1)
+    ax = figure.add_subplot()
+    ax.plot([0, 1], [0, 1], color="0.6", label="time falls as the tokens do")
+    ax.plot([0, 0.9], [0.1, 1], color="0.6", linestyle="--", label="the goal: 10 % above")
+    ratios = [row.kept / row.everything for row in times]
+    ax.plot([row.tokens for row in times], ratios, "o", color=picture.COLOURS[0], label="a batch")
+    picture.dress(ax, "Time of the update without the rows of advantage 0", "time, as a share of that of all rows")
+    ax.set_xlabel("tokens kept, as a share of all")
+    ax.legend(frameon=False)
+    picture.save(figure, path)
 
 
 def drawn_batches(actor: Actor, options: argparse.Namespace) -> list[Times]:

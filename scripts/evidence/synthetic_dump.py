@@ -11,6 +11,7 @@ answers. The run is one of verl's grpo on the sum of both rewards, as if it had 
 from __future__ import annotations
 
 import argparse
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -30,9 +31,9 @@ def main() -> None:
     rewards = {"keys": list(KEYS), "accuracy_key": "correctness", "accuracy_threshold": 0.0}
     settings = Settings.parse({"rewards": rewards, "verl_ext": {"dump_dir": parser.parse_args().folder}})
     rng = np.random.default_rng(0)
-    run, chain = Run(), grpo(Settings())
+    run, chain = Run("grpo", settings, trainer=SimpleNamespace()), grpo(Settings())
     for step in range(1, STEPS + 1):
-        run.batches = step
+        run.trainer.global_steps = step
         learnt = step / STEPS
         chance = np.repeat(rng.beta(0.5, 0.9, PROMPTS), ANSWERS)
         chance += 0.3 * learnt * (1 - chance)
@@ -44,7 +45,7 @@ def main() -> None:
         score = values.sum(axis=1)
         batch = Batch.of(values, uids, keys=KEYS, lengths=lengths)
         advantages = chain(Batch.of(score[:, None], uids)).advantages
-        dump.write(run, "grpo", settings, batch, advantages, total=score)
+        dump.write(run, batch, advantages, total=score)
 
 
 if __name__ == "__main__":

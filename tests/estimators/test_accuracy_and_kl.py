@@ -80,13 +80,6 @@ def test_groups_of_dgpo_which_kl_would_make_valid_are_an_error():
         call("dgpo", [1.0, 0.9999, 1.0, 0.9999], UIDS, config=config, components=fields())
 
 
-@pytest.mark.parametrize("name", ["dgpo", "hadw"])
-def test_the_score_of_several_rewards_is_no_accuracy(name):
-    columns = {"x": np.array(X), "y": np.array(X)}
-    with pytest.raises(ConfigurationError, match=facts("algorithm.rewards.accuracy_key", "'x', 'y'")):
-        call(name, X, UIDS, config=GDPO, components=columns)
-
-
 def test_components_with_kl_need_the_scores_before_it():
     with pytest.raises(DataError, match=facts("KL", "batch['token_level_scores']")):
         call("drgrpo", X, UIDS, config={"use_kl_in_reward": True} | GDPO, components=fields())

@@ -32,7 +32,7 @@ def test_a_batch_of_which_nothing_is_scored_gives_zeros(name):
         ("0.5", ("'0.5'", "str")),
         (None, ("missing or None", "NaN")),
         ([1.0, 2.0], ("[1.0, 2.0]", "list")),
-        ({"score": 1}, ("is a dict", "'score'", "flat keys")),
+        ({"score": 1}, ("{'score': 1}", "dict")),
         (1 + 2j, ("(1+2j)", "complex")),
         (np.complex128(1 + 2j), ("(1+2j)", "complex128")),
         (np.array(["1"]), ("array(['1']", "ndarray")),
@@ -61,15 +61,13 @@ def test_numbers_come_in_any_form(column):
 
 
 @pytest.mark.parametrize("size", [2, 8])
-@pytest.mark.parametrize("uids", [UIDS, ["a", "a", "b", "pad"]])
-def test_a_component_must_have_one_entry_a_row(size, uids):
-    lengths = [1, 1, 1, 0 if uids[3] == "pad" else 1]
+def test_a_component_must_have_one_entry_a_row(size):
     with pytest.raises(DataError, match=facts("reward 'y'", f"{size} entries", "4")):
-        call("gdpo", [0.0] * 4, uids, lengths, config=GDPO, components=fields(y=np.zeros(size)))
+        call("gdpo", [0.0] * 4, UIDS, config=GDPO, components=fields(y=np.zeros(size)))
 
 
 def test_gdpo_without_keys_lists_what_the_samples_have():
-    columns = fields(uid=object_array(UIDS), note=["a", "b", "c", "d"], size=7)
+    columns = fields(uid=object_array(UIDS), note=["a", "b", "c", "d"])
     with pytest.raises(ConfigurationError) as error:
         gdpo(config={}, components=columns)
     assert says(error.value, "gdpo", "algorithm.rewards.keys=[...]", "'acc', 'score', 'x', 'y'")
@@ -104,9 +102,3 @@ def test_token_scores_of_a_key_win_over_the_component():
     np.testing.assert_allclose(found.rows, gdpo().rows)
     alone = gdpo(lengths=[2] * 4, batch={"token_level_scores_y": token_scores}, components={"x": np.array(X)})
     np.testing.assert_allclose(alone.rows, gdpo().rows)
-
-
-@pytest.mark.parametrize("shape", [(4,), (4, 3), (3, 2), (4, 2, 1)])
-def test_token_scores_of_another_shape_are_refused(shape):
-    with pytest.raises(DataError, match=facts("'token_level_scores_y'", "tensor (4, 2)")):
-        gdpo(lengths=[2] * 4, batch={"token_level_scores_y": torch.zeros(shape)})

@@ -207,27 +207,3 @@ def test_many_rows(estimator: str, groups: str) -> None:
         assert (found == 0).all()
     else:
         assert (found != 0).any()
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        torch.ones(2, 2, dtype=torch.complex64),
-        torch.ones(2, 2).to_sparse(),
-        torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged),
-        [[1.0, 1.0], [1.0, 1.0]],
-    ],
-    ids=["complex", "sparse", "nested", "a list"],
-)
-@pytest.mark.parametrize("place", ["token_level_rewards", "response_mask"])
-def test_tensors_of_another_kind(odd: Any, place: str) -> None:
-    given = {"token_level_rewards": torch.ones(2, 2), "response_mask": torch.ones(2, 2)} | {place: odd}
-    with pytest.raises(VerlExtError, match=place):
-        estimator_function("drgrpo")(index=["a", "a"], config={}, **given)
-
-
-@pytest.mark.parametrize("index", [np.zeros((2, 2)), [torch.zeros(2), 1], [{}, {}], ["a"], "a", None, 5, np.array(5)])
-def test_uids_that_are_no_list_of_uids(index: Any) -> None:
-    given = {"token_level_rewards": torch.ones(2, 2), "response_mask": torch.ones(2, 2)}
-    with pytest.raises(VerlExtError, match="uid|index|label"):
-        estimator_function("drgrpo")(index=index, config={}, **given)

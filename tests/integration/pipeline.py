@@ -59,12 +59,9 @@ SCENES: dict[str, dict[str, list[str]]] = {
         "dead": ["a", "a", "a", "a"],
         "live": ["a", "d", "d", "d"],
     },
-    # A prompt all of whose sessions fail, and a batch of such prompts.
+    # A prompt all of whose sessions fail.
     "gone": {"A": ["a", "d", "d", "d"], "B": ["!", "!", "!", "!"]},
-    "nothing": {"A": ["!", "!", "!", "!"], "B": ["!", "!", "!", "!"]},
-    # The reward function raises on `x`, does not score `n`, and forgets the accuracy of `o`.
-    "raising": {"A": ["a", "d", "d", "x"], "B": ["a", "a", "d", "d"]},
-    "unscored": {"A": ["a", "d", "d", "n"], "B": ["a", "a", "d", "d"]},
+    # The reward function forgets the accuracy of `o`.
     "other keys": {"A": ["a", "d", "d", "o"], "B": ["a", "a", "d", "d"]},
 }
 
@@ -84,7 +81,6 @@ class Update:
 
     keys: list[str]
     tags: list[dict[str, Any]]
-    uids: list[str]
     prompts: list[str]
     answers: list[str]
     advantages: list[torch.Tensor]
@@ -168,7 +164,6 @@ class Recording:
             Update(
                 keys=list(batch.keys),
                 tags=list(batch.tags),
-                uids=[key.rsplit("_", 2)[0] for key in batch.keys],
                 prompts=[messages[-1]["content"].split()[-1] for messages in data["raw_prompt"]],
                 answers=answers,
                 advantages=list(data["advantages"].unbind()),
@@ -200,7 +195,6 @@ class Pipeline:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.results: dict[tuple[str, frozenset[str]], Result] = {}
         tokenizer = tiny_model.make_tokenizer()
         tiny_model.make_model(tokenizer).save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
@@ -283,13 +277,6 @@ class Pipeline:
             trainer.prepare(before_advantage)
             trainer.fit(self.agents)
         return Result(trainer, metrics_of(log))
-
-    def shared(self, scene: str, *overrides: str) -> Result:
-        """`run`, only once for the same settings: for tests that look at a result and change nothing."""
-        key = (scene, frozenset(overrides))
-        if key not in self.results:
-            self.results[key] = self.run(scene, *overrides)
-        return self.results[key]
 
     def close(self) -> None:
         tq.close()

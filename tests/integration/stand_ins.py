@@ -17,9 +17,8 @@ REGISTERED = tuple(ESTIMATORS)
 HOME = "verl_ext.integration.advantage"
 FAILING = "!"
 
-# The first letter of an answer says what it earns: (accuracy, format). The rest is there for the length. Any other
-# letter makes the reward function raise.
-REWARDS = {"a": (1.0, 1.0), "b": (1.0, 0.0), "c": (0.0, 1.0), "d": (0.0, 0.0), "n": (float("nan"), 1.0)}
+# The first letter of an answer says what it earns: (accuracy, format). The rest is there for the length.
+REWARDS = {"a": (1.0, 1.0), "b": (1.0, 0.0), "c": (0.0, 1.0), "d": (0.0, 0.0)}
 WITHOUT_ACCURACY = "o"
 
 
@@ -32,8 +31,8 @@ def earned(answer: str) -> dict[str, Any]:
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, Any]:
-    """verl's custom reward function; it also counts our names in the registry of the process that runs it."""
-    return earned(solution_str) | {"registered": float(len(registered_here()))}
+    """verl's custom reward function."""
+    return earned(solution_str)
 
 
 def registered_here() -> list[str]:
@@ -62,7 +61,7 @@ class Client:
             token_ids=tokens,
             log_probs=[-0.5] * len(tokens),
             num_preempted=0,
-            extra_fields={"min_global_steps": 0, "max_global_steps": 0, "registered": registered_here()},
+            extra_fields={"min_global_steps": 0, "max_global_steps": 0},
         )
 
 

@@ -114,18 +114,6 @@ def test_loading_the_plugin_again_and_reloading_verl_s_module_change_nothing() -
     )
 
 
-def test_the_module_can_be_named_where_entry_points_are_off() -> None:
-    story(
-        """
-        import verl
-        from verl.trainer.ppo import core_algos
-        assert core_algos.ADV_ESTIMATOR_REGISTRY["hadw"].__module__ == "verl_ext.integration.advantage"
-        """,
-        VERL_USE_EXTERNAL_PLUGINS="none",
-        VERL_USE_EXTERNAL_MODULES="verl_ext.integration.plugin",
-    )
-
-
 def test_an_error_of_the_plugin_itself_is_not_lost() -> None:
     """verl logs what a plugin raises at DEBUG only."""
     told = story(
@@ -146,7 +134,6 @@ def test_an_error_of_the_plugin_itself_is_not_lost() -> None:
 
 # A module of verl, how it differs, and what the message says besides the versions.
 MOVED = {
-    "a class is gone": ("verl.trainer.ppo.ray_trainer", "del module.RayPPOTrainer", ("RayPPOTrainer",)),
     "a method is gone": (
         "verl.trainer.ppo.ray_trainer",
         "del module.RayPPOTrainer._load_checkpoint",

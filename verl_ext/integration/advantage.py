@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,19 +23,9 @@ from verl_ext.integration import checkpoint, components, dump, hooks
 from verl_ext.integration.checks.read import read_settings
 from verl_ext.integration.components import SCORE, SOURCE, Components
 from verl_ext.integration.run import Run, computing
-from verl_ext.registry import BUILT_IN, ESTIMATORS, GROUP
-from verl_ext.settings import Settings
+from verl_ext.registry import ESTIMATORS
 
 logger = logging.getLogger("verl_ext")
-
-
-class Estimator(NamedTuple):
-    """The estimator of a call, with its settings: those of the trainer's run, else those that the call brings."""
-
-    run: Run
-    name: str
-    settings: Settings
-    chain: Chain
 
 
 def install(core_algos: ModuleType) -> None:
@@ -47,12 +37,6 @@ def install(core_algos: ModuleType) -> None:
     registry = hooks.member(core_algos, "ADV_ESTIMATOR_REGISTRY")
     hooks.member(core_algos, "get_adv_estimator_fn")
     new = {name: estimator_function(name) for name in ESTIMATORS if not hasattr(registry.get(name), hooks.MARK)}
-    for name in new.keys() & registry.keys() - BUILT_IN.keys():
-        logger.warning(
-            "the entry point %s=%s of the group %s replaces verl's own estimator in every run: rename it, unless that "
-            "is meant",
-            *(name, ESTIMATORS[name], GROUP),
-        )
     for name, function in new.items():
         function.replaced = registry.get(name)  # type: ignore[attr-defined]
     registry.update(new)
@@ -61,10 +45,8 @@ def install(core_algos: ModuleType) -> None:
 def estimator_function(name: str) -> Callable[..., Any]:
     """Return an estimator in verl's convention; it returns `(advantages, returns)`, the same tensor twice."""
 
-    def compute_advantage(
-        token_level_rewards: Any, response_mask: Any, index: Any = None, config: Any = None, **given: Any
-    ) -> tuple[Any, Any]:
-        advantages = compute(name, token_level_rewards, response_mask, index=index, config=config, **given)
+    def compute_advantage(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        advantages = compute(name, *args, **kwargs)
         return advantages, advantages
 
     compute_advantage.__name__ = compute_advantage.__qualname__ = f"compute_{name}_advantage"
@@ -76,136 +58,123 @@ def compute(
     name: str,
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
+    index: Any = None,
+    config: Any = None,
     *,
-    index: Any,
-    config: Any,
     non_tensor_batch: Mapping[str, Any] | None = None,
     batch: Any = None,
     **_other: Any,
 ) -> torch.Tensor:
     """Return the advantages `[B, L]`.
 
-    `index` holds the rows' uids and `config` is the `algorithm` section. Components come from `non_tensor_batch` and
-    from the tensors `token_level_scores_<key>` of `batch`. verl passes these two only to `gdpo`; within a trainer the
-    rewards come from its run.
+    `index` holds the rows' uids and `config` is the `algorithm` section. Within a trainer the settings and the rewards
+    come from its run. For a call from outside they come from `config`, from `non_tensor_batch`, and from the tensors
+    `token_level_scores_<key>` of `batch`.
     """
-    hooks.require()
     run = computing(name)
-    if run.chain is not None and run.name == name:
-        estimator = Estimator(run, name, run.settings, run.chain)
-    else:  # a call from outside a trainer
+    chain = run.chain if run.name == name else None
+    if chain is None:  # from outside, or not the estimator of the trainer's run
+        hooks.require()
         settings = read_settings(config)
-        estimator = Estimator(run, name, settings, build(name, settings))
-    _check_shapes(token_level_rewards, response_mask)
-    rewards, size = run.rewards, len(response_mask)
-    if rewards is None:  # a call from outside a trainer
-        rewards = components.of_batch(non_tensor_batch, batch, _uids(index, size), response_mask)
-    rows = rewards.rows
-    if len(rows.owner) != size:
-        raise IntegrationError(
-            f"{name} was called with {size} rows of a batch of {len(rows.owner)}: the trainer must pass all rows"
+        chain = build(name, settings)
+        run = replace(run, name=name, settings=settings, chain=chain, accuracy=None)
+    if token_level_rewards.shape != response_mask.shape or response_mask.dim() != 2:
+        raise DataError(
+            f"token_level_rewards {tuple(token_level_rewards.shape)} and response_mask {tuple(response_mask.shape)} "
+            "must be [rows, tokens]"
         )
-    if run.name in ("", name):  # a trainer may ask for another estimator than that of its run
-        run.computed_at, run.batches = run.step, run.batches + 1
+    rewards = run.rewards or components.of_batch(non_tensor_batch, batch, list(index), response_mask)
+    rows = rewards.rows
+    if len(rows.owner) != len(response_mask):
+        raise IntegrationError(
+            f"{name} was called with {len(response_mask)} rows of a batch of {len(rows.owner)}: the trainer must pass "
+            "all rows"
+        )
+    run.computed_at, run.batches = run.step, run.batches + 1
     mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
     rejected = rows.total((~_without_tokens(mask)).astype(np.float64)) == 0
-    left_out = rejected & (estimator.settings.rewards.rejected == "leave_out")
-    part = np.flatnonzero(~left_out)
+    part = np.flatnonzero(~rejected | (run.settings.rewards.rejected == "keep"))
     advantages = np.zeros(len(rejected))
     if len(part):
-        total = rows.take(scores(token_level_rewards, mask))
-        trajectories = _trajectories(estimator, rewards, total, mask, part)
-        advantages[part] = _run_chain(estimator, rewards, trajectories)
+        given = _batch(run, chain, rewards, rows.take(scores(token_level_rewards, mask)), mask, part)
+        advantages[part] = _run_chain(run, chain, rewards, given)
     if len(rejected):
         run.metrics["advantage/rejected_rows"] = float(np.count_nonzero(rejected))
     return broadcast(rows.give(advantages), mask)
 
 
-def _run_chain(estimator: Estimator, rewards: Components, batch: Batch) -> Array:
+def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Array:
     """Compute the advantages of a batch `[N]`; keep the new state, log, dump."""
-    run, name, settings, chain = estimator
-    before = run.state.states.get(name)
+    name, before = run.name, run.state.states.get(run.name)
     result = chain(batch, before)
     if before is None:
         plain_state(result.state)  # raise now, not at the first checkpoint
     run.state.states[name] = result.state
     for kind, text in result.warnings.items():
         run.warn_once(kind, text)
-    dump.write(run, name, settings, batch, result.advantages, seen=result.seen, state=before)
-    log_rewards(run, rewards, batch, result.seen)
-    run.metrics |= advantage_metrics(result.advantages)
-    run.metrics |= {f"{metric_name(name)}/{short}": value for short, value in result.metrics.items()}
-    return result.advantages
-
-
-def _trajectories(estimator: Estimator, rewards: Components, total: Array, mask: torch.Tensor, part: Index) -> Batch:
-    """Build the core's `Batch` of the trajectories `part`: rewards, accuracy, KL term.
-
-    `total` `[N]` is the score with the KL term, if there is one.
-    """
-    run, name, settings, chain = estimator
-    keys, rows = settings.rewards.keys, rewards.rows
-    if keys is None and chain.per_reward:
-        raise ConfigurationError(
-            f"{name} normalises each reward separately and needs their names: set 'algorithm.rewards.keys=[...]' (or "
-            f"'+algorithm.gdpo_reward_keys=[...]'); the samples have {listed(rewards.names())}"
-        )
-    score, kl_reward = total, None
-    if settings.kl_in_reward and rewards.score is not None:
-        score = rewards.score()
-        kl_reward = total - score
-    elif settings.kl_in_reward and (keys is not None or _judges_score(chain, settings.rewards.accuracy_in(rewards))):
-        raise DataError(
-            "algorithm.use_kl_in_reward=True needs the scores before KL: pass them as batch['token_level_scores']"
-        )
-    rewards.score = lambda: score  # so the component named `score` is without KL, where KL is in the reward
-    if keys is not None and SCORE in rewards:
-        _compare_scores(run, score, rewards.column(SCORE, "algorithm.rewards.keys"))
-    response_lengths = rewards.response_lengths
-    matrix = score[:, None] if keys is None else rewards.matrix(keys)
-    batch = Batch.of(
-        matrix[part],
-        _selected(rewards.labels, part),
-        groups=rewards.groups if len(part) == len(total) else None,
-        keys=(SCORE,) if keys is None else keys,
-        lengths=lambda: rows.total(row_sums(mask))[part],
-        accuracy=_accuracy(estimator, rewards)[part] if chain.needs_accuracy else None,
-        kl_reward=None if kl_reward is None else kl_reward[part],
-        outputs=rows.outputs[part],
-        response_lengths=None if response_lengths is None else lambda: response_lengths()[part],
-        fields=lambda name: _selected(rewards.entries(name), part),
-    )
     if alone := np.count_nonzero(batch.groups.sizes == 1):
         run.warn_once(
             "singletons",
             f"{alone} of {len(batch.groups)} prompts have one response: with nothing to compare it to, its advantage "
             "is 0; a run with actor_rollout_ref.rollout.n=1 learns nothing",
         )
-    return batch
+    if run.settings.verl_ext.dump_dir is not None:
+        dump.write(run, batch, result.advantages, seen=result.seen, state=before)
+    log_rewards(run, rewards, batch, result.seen)
+    run.metrics |= advantage_metrics(result.advantages)
+    run.metrics |= {f"{metric_name(name)}/{short}": value for short, value in result.metrics.items()}
+    return result.advantages
 
 
-def _accuracy(estimator: Estimator, rewards: Components) -> Array:
-    """Return the accuracy of each trajectory; raise if the history is that of another accuracy."""
-    run, name, settings, chain = estimator
-    own, where = settings.rewards, "algorithm.rewards"
-    key = own.accuracy_in(rewards)
-    if own.accuracy_key is None and key == SCORE and len(own.keys or ()) > 1:
+def _batch(run: Run, chain: Chain, rewards: Components, total: Array, mask: torch.Tensor, part: Index) -> Batch:
+    """Build the core's `Batch` of the trajectories `part`: rewards, accuracy, KL term.
+
+    `total` `[N]` is the score with the KL term, if there is one.
+    """
+    keys, rows, lengths = run.settings.rewards.keys, rewards.rows, rewards.response_lengths
+    if keys is None and chain.per_reward:
         raise ConfigurationError(
-            f"{name} needs an accuracy, and the score of several rewards is none: set {where}.accuracy_key=... (the "
-            f"samples have {listed(rewards.names())})"
+            f"{run.name} normalises each reward separately and needs their names: set 'algorithm.rewards.keys=[...]' "
+            f"(or '+algorithm.gdpo_reward_keys=[...]'); the samples have {listed(rewards.names())}"
         )
+    score = total
+    if run.settings.kl_in_reward:
+        if rewards.score is None:
+            raise DataError(
+                "algorithm.use_kl_in_reward=True needs the scores before KL: pass them as batch['token_level_scores']"
+            )
+        score = rewards.score()
+    rewards.score = lambda: score  # so the component named `score` is without KL
+    if keys is not None and SCORE in rewards:
+        _compare_scores(run, score, rewards.column(SCORE, "algorithm.rewards.keys"))
+
+    def selected(values: Any) -> Any:
+        return values if len(part) == len(total) else [values[at] for at in part.tolist()]
+
+    return Batch.of(
+        (score[:, None] if keys is None else rewards.matrix(keys))[part],
+        selected(rewards.labels),
+        groups=rewards.groups if len(part) == len(total) else None,
+        keys=(SCORE,) if keys is None else keys,
+        lengths=lambda: rows.total(row_sums(mask))[part],
+        accuracy=_accuracy(run, chain, rewards)[part] if chain.needs_accuracy else None,
+        kl_reward=(total - score)[part] if run.settings.kl_in_reward else None,
+        outputs=rows.outputs[part],
+        response_lengths=None if lengths is None else lambda: lengths()[part],
+        fields=lambda name: selected(rewards.entries(name)),
+    )
+
+
+def _accuracy(run: Run, chain: Chain, rewards: Components) -> Array:
+    """Return the accuracy of each trajectory; raise if the history is that of another accuracy."""
+    own, where = run.settings.rewards, "algorithm.rewards"
+    key = own.accuracy_in(rewards)
     now = {"key": key, "threshold": own.accuracy_threshold}
-    if run.name == name and chain.stateful:
+    if chain.stateful:
         checkpoint.require_same_accuracy(run.accuracy, now)
     run.accuracy = now
     values = rewards.column(key, f"{where}.accuracy_key")
     return unit_accuracy(values, rewards.labels, key=key, threshold=own.accuracy_threshold)
-
-
-def _judges_score(chain: Chain, accuracy_key: str) -> bool:
-    """Return whether a chain judges groups by the score without KL: as their accuracy, or whether they are valid."""
-    by_validity = any(getattr(step, "kl_where_varying", False) for step in chain.steps)
-    return by_validity or (chain.needs_accuracy and accuracy_key == SCORE)
 
 
 def _compare_scores(run: Run, score: Array, returned: Array) -> None:
@@ -249,8 +218,7 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
         # A critic's advantages differ from token to token: the mean over the tokens.
         sums = (given["advantages"].float() * mask).sum(dim=-1).double().cpu().numpy()
         advantages, total = rows.take(divide(sums, tokens)), rows.take(scores(given["token_level_scores"], mask))
-        counted = replace(batch, count_tokens=lambda: rows.total(tokens))
-        dump.write(run, run.name, run.settings, counted, advantages, total=total)
+        dump.write(run, replace(batch, count_tokens=lambda: rows.total(tokens)), advantages, total=total)
 
 
 def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen: Array | None = None) -> None:
@@ -274,28 +242,3 @@ def _without_tokens(mask: torch.Tensor) -> Bools:
     empty = ~(mask[:, :1] != 0).any(dim=1)
     empty[empty.clone()] = ~(mask[empty] != 0).any(dim=1)
     return np.asarray(empty.cpu())
-
-
-def _selected(labels: Sequence[Any], part: Index) -> list[Any]:
-    return list(labels) if len(part) == len(labels) else [labels[at] for at in part.tolist()]
-
-
-def _check_shapes(rewards: torch.Tensor, mask: torch.Tensor) -> None:
-    for name, value in (("token_level_rewards", rewards), ("response_mask", mask)):
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_complex():
-            raise DataError(f"{name} must be a dense torch tensor [rows, tokens], found {type(value).__name__}")
-    if rewards.shape != mask.shape or mask.dim() != 2:
-        raise DataError(
-            f"token_level_rewards {tuple(rewards.shape)} and response_mask {tuple(mask.shape)} must be [rows, tokens]"
-        )
-
-
-def _uids(index: Any, size: int) -> list[Hashable]:
-    """Return the uids of the rows."""
-    values = index.tolist() if hasattr(index, "tolist") else index
-    uids = list(values) if isinstance(values, Iterable) else []
-    if len(uids) != size:
-        raise DataError(f"index must hold one uid per row: found {len(uids)} uids for {size} rows")
-    # Tensors hash by identity: each would be a group of its own.
-    labels: list[Any] = [uid.tolist() if isinstance(uid, torch.Tensor) else uid for uid in uids]
-    return labels

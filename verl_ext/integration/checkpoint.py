@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,6 @@ def save(folder: Path, run: Run) -> None:
             "computed_at": run.computed_at,
             "estimator": run.name,
             "accuracy": run.accuracy,
-            "settings": dict(run.settings.given),
             "state": state,
         }
         with replacing(path) as temporary:
@@ -115,31 +114,29 @@ def load_for(trainer: Any) -> None:
 def load(path: Path, run: Run) -> None:
     """Load the state in a file; raise if the run cannot go on with it. Log a warning if there is no file."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         logger.warning(
             "resuming at step %d, but %s does not exist: the history of %s starts empty in the middle of the run",
             *(run.saved_step, path, run.name),
         )
         return
-    except (OSError, ValueError, RecursionError) as error:
-        raise _refused(path, f"it is damaged: {error}") from error
     try:
+        data = json.loads(text)
         if data["overwrites"] and not (path.parent / DATA).exists():
             raise CheckpointError(f"{DATA} is missing beside it: a run was killed while it overwrote this checkpoint")
         _require_fitting(data, run)
-        states, before = data["state"], data["settings"]
         if run.chain is not None:
-            run.chain.check_state(states)
-        run.state.load_state_dict({run.name: states})
+            run.chain.check_state(data["state"])
+        run.state.load_state_dict({run.name: data["state"]})
         run.accuracy, run.computed_at = data["accuracy"], data["computed_at"]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _refused(path, f"it is damaged: {type(error).__name__}: {error}") from error
-    except CheckpointError as error:
-        raise _refused(path, str(error)) from error
-    logger.info("read the state of %s from %s%s", run.name, path, "".join(map(_described, states.values())))
-    for change in _changes("algorithm", before, run.settings.given):
-        logger.warning("%s was written with another setting: %s", path, change)
+    except (ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
+        reason = str(error) if isinstance(error, CheckpointError) else f"it is damaged: {error!r}"
+        raise CheckpointError(
+            f"{path}: {reason}. Resume with the settings, or from the checkpoint, that fit; or delete the file: the "
+            "history then starts empty"
+        ) from error
+    logger.info("read the state of %s from %s: its history goes on", run.name, path)
 
 
 def _require_fitting(data: Any, run: Run) -> None:
@@ -187,26 +184,3 @@ def check_tracker(trainer: Any) -> None:
         f"{path} says {text[:20]!r}, which names no whole checkpoint; {newest}. Write the step to resume from into the "
         "file, or set trainer.resume_mode=disable to start from scratch"
     )
-
-
-def _refused(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: {reason}. Resume with the settings, or from the checkpoint, that fit; or delete the file: the "
-        "history then starts empty"
-    )
-
-
-def _described(state: Any) -> str:
-    match state:
-        case {"ticks": int(ticks), "value": float(value)}:
-            return f": goes on after {ticks} batches, anchor {value:.3f}"
-    return ""
-
-
-def _changes(path: str, before: Any, now: Any) -> Iterator[str]:
-    """Yield each setting that differs; where dumps go does not matter."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for name in sorted({*before, *now} - ({"verl_ext"} if path == "algorithm" else set())):
-            yield from _changes(f"{path}.{name}", before.get(name), now.get(name))
-    elif before != now:
-        yield f"{path} was {before}, now {now}"

@@ -21,14 +21,6 @@ from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 SCORE = "score"
 SOURCE = "data_source"
 TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
-RESERVED = frozenset(
-    {
-        *("uid", "index", "data_source", "ability", "reward_model", "extra_info", "agent_name", "extra_fields"),
-        *("prompts", "responses", "response_mask", "input_ids", "attention_mask", "position_ids"),
-        *("rm_scores", "token_level_scores", "token_level_rewards", "advantages", "returns"),
-    }
-)
-"""Fields of verl's batch that are not rewards."""
 _NUMBER = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
@@ -48,9 +40,8 @@ class Components:
     groups: Groups | None = None
     """The trajectories by uid, if that is known."""
     token_scores: Mapping[str, Callable[[], Array]] = field(default_factory=dict)
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    """One entry per trajectory, or per row of the batch with `per_row`."""
-    per_row: bool = False
+    fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """One entry per trajectory."""
     returned: Collection[str] = ()
     """Those of the fields that the reward function returned."""
     score: Callable[[], Array] | None = None
@@ -63,8 +54,8 @@ class Components:
 
     def names(self) -> list[str]:
         """Return the valid names: all numeric components, and the score, which every batch has."""
-        numeric = (str(key) for key, values in self.fields.items() if any(map(is_number, values)))
-        return sorted({SCORE, *self.token_scores, *numeric} - RESERVED)
+        numeric = (key for key, values in self.fields.items() if any(map(is_number, values)))
+        return sorted({SCORE, *self.token_scores, *numeric})
 
     def column(self, key: str, setting: str, *, counts: bool = True) -> Array:
         """Return `[N]` values; NaN means "not scored". `setting` is the setting that names the key.
@@ -74,7 +65,7 @@ class Components:
         if key in self.token_scores:
             return self.token_scores[key]()
         if key in self.fields:
-            return self._numbers(key, self.entries(key)) if counts else self._logged(key)
+            return self._numbers(key, self.fields[key]) if counts else self._logged(key)
         if key == SCORE and self.score is not None:
             return self.score()
         raise ConfigurationError(f"{setting}: {unknown('reward component', key, self.names())}")
@@ -84,18 +75,14 @@ class Components:
         for name in self.returned:
             try:
                 yield name, self._logged(name)
-            except DataError:  # text, a list, an integer beyond float64
+            except DataError:  # text, or a list
                 continue
 
     def entries(self, name: str) -> Sequence[Any]:
         """Return the `N` entries of a field."""
         if name not in self.fields:
             raise ConfigurationError(f"a step needs the field {name!r}, but the batch has {listed(self.fields)}")
-        values: Sequence[Any] = self.fields[name]
-        size = len(self.rows.owner) if self.per_row else len(self.labels)
-        if len(values) != size:
-            raise DataError(f"reward {name!r} has {len(values)} entries, expected {size}: one per row of the batch")
-        return [values[row] for row in self.rows.scored] if self.per_row and not self.rows.plain else values
+        return self.fields[name]
 
     def matrix(self, keys: Sequence[str], *, counts: bool = True) -> Array:
         """Return `[N, K]` values of the rewards in `algorithm.rewards.keys`."""
@@ -119,25 +106,22 @@ class Components:
 
     def _logged(self, key: str) -> Array:
         """Return the values; NaN where one is missing or not finite."""
-        column = self._numbers(key, [np.nan if value is None else value for value in self.entries(key)])
+        column = self._numbers(key, [np.nan if value is None else value for value in self.fields[key]])
         return np.where(np.abs(column) <= LARGEST_REWARD, column, np.nan)
 
     def _numbers(self, key: str, values: Any) -> Array:
         """Return the values as floats, one per trajectory."""
+        if len(values) != len(self.labels):
+            raise DataError(f"reward {key!r} has {len(values)} entries, expected {len(self.labels)}: one per response")
         if isinstance(values, torch.Tensor):
-            values = values.detach().to(torch.float64).cpu().numpy()
+            values = values.double().cpu().numpy()
         elif not (isinstance(values, np.ndarray) and values.dtype.kind in "biuf"):
             for label, value in zip(self.labels, values, strict=True):
                 if not is_number(value):
                     raise DataError(_no_number(key, label, value))
-            try:
-                values = np.array(list(map(float, values)), dtype=np.float64)
-            except OverflowError as error:  # an integer beyond float64's range
-                raise DataError(f"reward {key!r} holds a number too large for float64: {error}") from error
-        column: Array = values.astype(np.float64)
-        if column.size != len(self.labels):
-            raise DataError(f"reward {key!r} has shape {column.shape}, expected ({len(self.labels)},): one per sample")
-        return column.reshape(-1)
+            values = np.array(list(map(float, values)))
+        column: Array = values.astype(np.float64).reshape(len(self.labels))
+        return column
 
 
 def of_batch(
@@ -156,14 +140,12 @@ def of_batch(
     groups = Groups.of(uids)
     rows = Rows.of_groups(groups, mask)
     columns = {
-        name: values
-        for name, values in (fields or {}).items()
-        if isinstance(values, list) or (isinstance(values, np.ndarray | torch.Tensor) and values.ndim)
+        name: values if rows.plain else [values[row] for row in rows.scored] for name, values in (fields or {}).items()
     }
-    present = set() if tensors is None else set(map(str, tensors.keys()))
+    present = set() if tensors is None else set(tensors.keys())
 
     def total(name: str) -> Array:
-        return rows.take(token_totals(name, tensors[name], mask))
+        return rows.take(scores(tensors[name], mask))
 
     def response_lengths() -> Array:
         return rows.take(row_sums(tensors["attention_mask"][:, -mask.shape[1] :].float()))
@@ -176,7 +158,6 @@ def of_batch(
             name.removeprefix(TOKEN_FIELD): partial(total, name) for name in present if name.startswith(TOKEN_FIELD)
         },
         fields=columns,
-        per_row=True,
         returned=[name for name in returned if name in columns],
         score=partial(total, "token_level_scores") if "token_level_scores" in present else None,
         response_lengths=response_lengths if "attention_mask" in present else None,
@@ -207,7 +188,7 @@ def of_queue(
         rows=rows,
         labels=labels,
         score=partial(total, "rm_scores"),
-        response_lengths=partial(queue_lengths, scored, partition_id),
+        response_lengths=lambda: queue_lengths(scored, partition_id).double().cpu().numpy(),
     )
     if not (names or everything) or not scored:
         return found
@@ -237,15 +218,13 @@ def _sources(keys: Mapping[str, str], uids: Sequence[str], partition_id: str) ->
 def queue_totals(keys: Sequence[str], partition_id: str, name: str) -> Array:
     """Read a field with one value per token from TransferQueue; return its sum over each response."""
     data = read_queue(keys, partition_id, [name, "response_mask"])
-    return token_totals(name, dense(data[name]), dense(data["response_mask"]))
+    return scores(dense(data[name]), dense(data["response_mask"]))
 
 
-def queue_lengths(keys: Sequence[str], partition_id: str) -> Array:
-    """Read the tokens of each response from TransferQueue, whether the loss counts them or not."""
-    mask = read_queue(keys, partition_id, ["response_mask"])["response_mask"]
-    lengths = mask.offsets().diff() if mask.is_nested else torch.full((len(mask),), mask.shape[1])
-    counts: Array = lengths.cpu().numpy().astype(np.float64)
-    return counts
+def queue_lengths(keys: Sequence[str], partition_id: str) -> torch.Tensor:
+    """Read the number of tokens of each response from TransferQueue, whether the loss counts them or not."""
+    lengths: torch.Tensor = read_queue(keys, partition_id, ["response_mask"])["response_mask"].offsets().diff()
+    return lengths
 
 
 def uids_of(keys: Sequence[str]) -> list[str]:
@@ -279,20 +258,10 @@ def dense(values: torch.Tensor) -> torch.Tensor:
     return values.to_padded_tensor(0) if values.is_nested else values
 
 
-def token_totals(name: str, values: torch.Tensor, mask: torch.Tensor) -> Array:
-    """Return `[B]` sums over the response of a batch field with one value per token."""
-    shape = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
-    if shape != tuple(mask.shape):
-        raise DataError(f"batch field {name!r} is {shape}, expected a tensor {tuple(mask.shape)} like response_mask")
-    return scores(values, mask)
-
-
 def _no_number(key: str, label: Hashable, value: object) -> str:
     """Return the message for a value that is no number."""
     if value is None:
         return f"reward {key!r} is missing or None for uid {label!r}: return a number every time, NaN for 'not scored'"
-    if isinstance(value, Mapping):
-        return f"reward {key!r} is a dict for uid {label!r}, with {listed(value)}: return flat keys, a number for each"
     return (
         f"reward {key!r} of uid {label!r} is {value!r} ({type(value).__name__}), expected one number per sample (NaN "
         "for 'not scored')"

@@ -7,8 +7,8 @@ import importlib
 import os
 import platform
 import sys
-import traceback
 import warnings
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from verl_ext import __version__
@@ -26,127 +26,104 @@ _REINSTALL = "the installation of verl_ext is incomplete: pip install --force-re
 TRAINERS = ("verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer", "verl.experimental.")
 """Modules that this verl, or this installation, may lack: a run has one of these trainers."""
 
-
-class Report:
-    """Prints lines and counts the failures."""
-
-    def __init__(self, *, verbose: bool) -> None:
-        self.verbose, self.failures = verbose, 0
-
-    def ok(self, text: str) -> None:
-        """Print a check that passed."""
-        print(f"  ok    {text}")
-
-    def note(self, text: str) -> None:
-        """Print information."""
-        print(f"  note  {text}")
-
-    def fail(self, text: str, remedy: str, error: BaseException | None = None) -> None:
-        """Print a problem that would break a run, and its remedy."""
-        self.failures += 1
-        print(f"  FAIL  {text}\n        {remedy}")
-        if self.verbose and error is not None:
-            traceback.print_exception(error, file=sys.stdout)
+Line = tuple[str, str]
+"""What a check found: `ok`, `note` or `FAIL`, and the text; an empty word for a heading."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
-    parser.add_argument("--verbose", action="store_true", help="show the tracebacks of what failed")
+    """Add the arguments of the command: it has none."""
 
 
-def doctor(options: argparse.Namespace) -> int:
+def doctor(_options: argparse.Namespace) -> int:
     """Print a report; return 1 if something is wrong."""
-    report = Report(verbose=options.verbose)
     print(f"verl_ext {__version__} on Python {platform.python_version()}, tested with verl {', '.join(hooks.TESTED)}")
-    print("versions")
-    for package in _PACKAGES:
-        try:
-            print(f"        {package} {version(package)}")
-        except PackageNotFoundError:
-            print(f"        {package} is not installed")
+    failures = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl warns about engines that are not installed
+        for word, text in _checks():
+            print(f"  {word:4}  {text}" if word else text)
+            failures += word == "FAIL"
+    verdict = f"{failures} problem(s): a run with these estimators would not work here"
+    print(verdict if failures else "no problems found")
+    return 1 if failures else 0
+
+
+def _fail(text: str, remedy: str) -> Line:
+    """Return the line for a problem that would break a run."""
+    return "FAIL", f"{text}\n        {remedy}"
+
+
+def _checks() -> Iterator[Line]:
+    yield "", "versions"
+    for package in _PACKAGES:
         try:
-            verl = importlib.import_module("verl")
-            # A folder called verl has no version.
-            found = f"verl {verl.__version__} from {os.path.dirname(verl.__file__ or '')}"
-        except Exception as error:  # noqa: BLE001 - report any failure
-            report.fail(f"verl cannot be imported: {error!r}", f"install it: {_INSTALL}", error)
-        else:
-            report.ok(found)
-            _plugin(report)
-            _hooks(report)
-            _registry(report)
-    if report.failures:
-        print(f"{report.failures} problem(s): a run with these estimators would not work here")
-    else:
-        print("no problems found")
-    return 1 if report.failures else 0
+            yield "note", f"{package} {version(package)}"
+        except PackageNotFoundError:
+            yield "note", f"{package} is not installed"
+    try:
+        verl = importlib.import_module("verl")
+        # A folder called verl has no version.
+        yield "ok", f"verl {verl.__version__} from {os.path.dirname(verl.__file__ or '')}"
+    except Exception as error:  # noqa: BLE001 - report any failure
+        yield _fail(f"verl cannot be imported: {error!r}", f"install it: {_INSTALL}")
+        return
+    yield "", "plugin"
+    yield _plugin()
+    yield "", "hooks into verl"
+    yield from _hooks()
+    yield "", "estimators in verl's registry"
+    yield from _registry()
 
 
-def _plugin(report: Report) -> None:
-    print("plugin")
+def _plugin() -> Line:
     points = [point for point in entry_points(group="verl.plugins") if point.value == PLUGIN]
-    if not points:
-        report.fail(f"no entry point in the group verl.plugins has the value {PLUGIN}", _INSTALL)
     policy = os.environ.get(POLICY, "auto").strip()
     if PLUGIN in sys.modules:
-        if (error := sys.modules[PLUGIN].broken) is None:
-            report.ok("verl loaded the plugin")
-        else:
-            report.fail(f"the plugin could not be set up: {type(error).__name__}: {error}", _REINSTALL, error)
-    elif policy.lower() != "auto":
-        report.fail(f"{POLICY}={policy} keeps verl from loading the plugin", "unset it on every node")
-    elif points:
-        try:
-            points[0].load()
-        except Exception as error:  # noqa: BLE001 - report any failure, because verl hides it
-            report.fail(f"the plugin cannot be imported: {type(error).__name__}: {error}", _REINSTALL, error)
-        else:
-            report.fail("verl did not load the plugin although it can be imported", "this verl loads no plugins")
+        error = sys.modules[PLUGIN].broken
+        done = ("ok", "verl loaded the plugin")
+        return done if error is None else _fail(f"the plugin could not be set up: {error!r}", _REINSTALL)
+    if policy.lower() != "auto":
+        return _fail(f"{POLICY}={policy} keeps verl from loading the plugin", "unset it on every node")
+    if not points:
+        return _fail(f"no entry point in the group verl.plugins has the value {PLUGIN}", _INSTALL)
+    try:
+        points[0].load()
+    except Exception as error:  # noqa: BLE001 - report any failure, because verl hides it
+        return _fail(f"the plugin cannot be imported: {error!r}", _REINSTALL)
+    return _fail("verl did not load the plugin although it can be imported", "this verl loads no plugins")
 
 
-def _hooks(report: Report) -> None:
+def _hooks() -> Iterator[Line]:
     """Import each module, which runs its hook, then look for callers that hold verl's own functions."""
-    print("hooks into verl")
-    holding = []
     for hook in hooks.HOOKS.values():
         try:
             importlib.import_module(hook.module)
-        except ImportError as error:
-            if hook.module.startswith(TRAINERS):
-                report.note(f"{hook.module}: not here ({error})")
-            else:
-                report.fail(f"{hook.module} cannot be imported: {error}", hooks.versions(), error)
         except Exception as error:  # noqa: BLE001 - report any failure
-            report.fail(f"{hook.module} cannot be imported: {type(error).__name__}: {error}", _INSTALL, error)
-        else:
-            if hook.state == "holds":
-                holding.append(hook.module)
-                report.ok(f"{hook.module}: {hook.purpose}")
+            if isinstance(error, ImportError) and hook.module.startswith(TRAINERS):
+                yield "note", f"{hook.module}: not here ({error})"
             else:
-                report.fail(f"{hook.module}: {hook.purpose}: {hook.error}", hooks.versions(), hook.error)
-    if hooks.HOOKS and not any(module.startswith(TRAINERS) for module in holding):
-        report.fail("no trainer of this verl can be used", _INSTALL)
+                yield _fail(f"{hook.module} cannot be imported: {error!r}", hooks.versions())
+        else:
+            holds = ("ok", f"{hook.module}: {hook.purpose}")
+            failed = _fail(f"{hook.module}: {hook.purpose}: {hook.error}", hooks.versions())
+            yield holds if hook.state == "holds" else failed
+    holding = [hook for hook in hooks.HOOKS.values() if hook.module.startswith(TRAINERS) and hook.state == "holds"]
+    if hooks.HOOKS and not holding:
+        yield _fail("no trainer of this verl can be used", _INSTALL)
     for path in hooks.unwrapped("compute_advantage"):
-        report.fail(f"{path} is verl's own function, without verl_ext's wrapper", hooks.versions())
+        yield _fail(f"{path} is verl's own function, without verl_ext's wrapper", hooks.versions())
 
 
-def _registry(report: Report) -> None:
-    print("estimators in verl's registry")
-    try:
-        registry = importlib.import_module("verl.trainer.ppo.core_algos").ADV_ESTIMATOR_REGISTRY
-    except (ImportError, AttributeError) as error:
-        report.fail(f"verl's registry of estimators is missing: {error}", hooks.versions(), error)
-        return
+def _registry() -> Iterator[Line]:
+    core_algos = sys.modules.get("verl.trainer.ppo.core_algos")
+    registry = getattr(core_algos, "ADV_ESTIMATOR_REGISTRY", {})
     for name in ESTIMATORS:
         function = registry.get(name)
         try:
             declaration(name)
         except ConfigurationError as error:
-            report.fail(f"{name} is broken: {error}", "mend or uninstall its package", error)
+            yield _fail(f"{name} is broken: {error}", "mend or uninstall its package")
             continue
-        if hasattr(function, hooks.MARK):
-            report.ok(f"{name} by verl_ext{in_place_of(function)}")
-        else:
-            report.fail(f"{name} is not registered", "see the plugin and the hooks above")
+        ours = hasattr(function, hooks.MARK)
+        missing = _fail(f"{name} is not registered", "see the plugin and the hooks above")
+        yield ("ok", f"{name} by verl_ext{in_place_of(function)}") if ours else missing

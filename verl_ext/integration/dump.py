@@ -28,8 +28,6 @@ FAILED = "dump"
 
 def write(
     run: Run,
-    name: str,
-    settings: Settings,
     batch: Batch,
     advantages: Array,
     *,
@@ -37,17 +35,18 @@ def write(
     state: Any = None,
     total: Array | None = None,
 ) -> None:
-    """Write one file for this update; if that fails, log a warning and stop dumping.
+    """Write one file for this update of a trainer; if that fails, log a warning and stop dumping.
 
     `seen` are the rewards that the estimator saw, `state` is its state before this batch. `total` is the score in a run
     of an estimator of verl's own.
     """
-    if settings.verl_ext.dump_dir is None or FAILED in run.state.warned:
+    if run.trainer is None or FAILED in run.state.warned:
         return
+    settings, dump_dir = run.settings, str(run.settings.verl_ext.dump_dir)
     step, update, size = run.step, run.update, len(advantages)
     about = {
         "version": __version__,
-        "estimator": name,
+        "estimator": run.name,
         "algorithm": dict(settings.given),
         "loss_agg_mode": settings.loss_agg_mode,
         "step": step,
@@ -57,7 +56,7 @@ def write(
     first = {
         "step": np.full(size, step),
         "update": np.full(size, update),
-        "uid": [storable(batch.groups.labels[group]) for group in batch.groups.ids.tolist()],
+        "uid": [str(batch.groups.labels[group]) for group in batch.groups.ids.tolist()],
         "advantage": advantages,
     }
     values = columns(settings, batch, batch.rewards if seen is None else seen)
@@ -65,22 +64,18 @@ def write(
         values["total"] = total
     try:
         if run.dumps is None:
-            run.dumps = new_folder(Path(settings.verl_ext.dump_dir), run.start)
+            run.dumps = new_folder(Path(dump_dir), run.start)
         save(run.dumps / f"advantages-{step:08d}-{update:03d}.parquet", first | values, about)
     except OSError as error:
-        dump_dir = settings.verl_ext.dump_dir
         run.warn_once(FAILED, f"algorithm.verl_ext.dump_dir={dump_dir}: {error}; this run dumps no more advantages")
 
 
 def new_folder(home: Path, start: int) -> Path:
     """Make the folder of a run that begins after the step `start`: `from-<start>-<first free number>`."""
-    for number in itertools.count():
-        try:
-            (home / f"from-{start}-{number}").mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return home / f"from-{start}-{number}"
-    raise AssertionError
+    folders = (home / f"from-{start}-{number}" for number in itertools.count())
+    folder = next(path for path in folders if not path.exists())
+    folder.mkdir(parents=True)
+    return folder
 
 
 def columns(settings: Settings, batch: Batch, seen: Array) -> dict[str, Any]:
@@ -96,7 +91,7 @@ def columns(settings: Settings, batch: Batch, seen: Array) -> dict[str, Any]:
     }
     if batch.count_response is not None:
         values["response_tokens"] = batch.response_lengths_for("dump")
-    for column, key in enumerate(map(storable, batch.keys)):
+    for column, key in enumerate(batch.keys):
         values[f"reward/{key}"] = seen[:, column]
         if seen is not batch.rewards:
             values[f"raw/{key}"] = batch.rewards[:, column]
@@ -104,15 +99,6 @@ def columns(settings: Settings, batch: Batch, seen: Array) -> dict[str, Any]:
         values[f"group_std/{key}"] = groups.broadcast(std[:, column])
         values[f"group_varies/{key}"] = groups.broadcast(varies[:, column])
     return values if batch.accuracy is None else values | {"accuracy": batch.accuracy}
-
-
-def storable(name: object) -> str:
-    r"""Return text that a file can hold: a lone surrogate, which data may contain, cannot be encoded.
-
-    >>> storable(("p", 1)), storable("\ud800")
-    ("('p', 1)", '\\ud800')
-    """
-    return str(name).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def save(path: Path, columns_by_name: dict[str, Any], about: dict[str, Any]) -> None:

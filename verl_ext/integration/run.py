@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.state import RunState
-from verl_ext.errors import ConfigurationError, IntegrationError, listed
+from verl_ext.errors import IntegrationError, listed
 from verl_ext.integration import hooks
 from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import Settings
@@ -80,12 +80,10 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The step that verl logs for this update and that a resumed run repeats; outside a trainer the batch's number.
+        """The step that verl logs for this update and that a resumed run repeats; 0 outside a trainer.
 
         `global_steps` of the fully asynchronous trainer counts updates, and one too many after each resumption.
         """
-        if self.trainer is None:
-            return self.batches
         version = getattr(self.trainer, "current_param_version", None)
         return int(getattr(self.trainer, "global_steps", 0)) if version is None else int(version) + 1
 
@@ -146,12 +144,10 @@ def computing(name: str) -> Run:
     """
     run, trainers = _current.get(), _made()
     if run is _outside and trainers is not None and trainers.ours and trainers.name == name:
-        bare = hooks.unwrapped("compute_advantage")
         raise IntegrationError(
-            f"{type(trainers.trainer).__qualname__} called the estimator {name!r} outside verl_ext's wrapper: the "
-            "history would not be saved and the metrics would be lost. Call compute_advantage of "
-            "verl.trainer.ppo.ray_trainer, or use `with verl_ext.use_run_state(RunState()):` for a call of your own"
-            + (f"; verl's own function without the wrapper is at {listed(bare)}" if bare else "")
+            f"{type(trainers.trainer).__qualname__} called the estimator {name!r} outside verl_ext's wrapper, which "
+            "saves its history and logs its metrics: call compute_advantage of verl.trainer.ppo.ray_trainer, or use "
+            "verl_ext.use_run_state(RunState())"
         )
     return run
 
@@ -192,7 +188,7 @@ def start(trainer: Any, config: Any) -> Run:
     if run.watches:
         _require_wrapper(type(trainer), run)
         if settings.verl_ext.dump_dir is not None:
-            prepare_dumps(settings.verl_ext.dump_dir)
+            Path(settings.verl_ext.dump_dir).mkdir(parents=True, exist_ok=True)  # raise now, not at the first step
     setattr(trainer, ATTRIBUTE, run)
     _made = weakref.ref(run)
     if run.ours:
@@ -232,16 +228,6 @@ def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *args, **kwargs)
 
     return __init__
-
-
-def prepare_dumps(folder: str) -> None:
-    """Raise at start-up if dumping would fail at the first step."""
-    try:
-        import pyarrow.parquet  # noqa: F401 - checks that it can be imported
-
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except (ImportError, OSError) as error:
-        raise ConfigurationError(f"algorithm.verl_ext.dump_dir={folder} cannot be written: {error}") from error
 
 
 def in_place_of(function: Any) -> str:

@@ -32,10 +32,10 @@ def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        buffer = getattr(self, "replay_buffer", None)
-        metric = getattr(buffer, "filter_groups_metric", None)
+        chosen = self.config.algorithm.get("filter_groups")
+        metric = chosen.metric if chosen is not None and chosen.enable else None
         if metric in (ANY_REWARD, ACCURACY_BETWEEN) and (run := run_of(self)) is not None:
-            install(buffer, run, metric)
+            install(self.replay_buffer, run, metric)
 
     return __init__
 

@@ -73,15 +73,6 @@ def test_what_hydra_cannot_compose_is_an_error(check: Check, arguments: tuple[st
     assert word in err
 
 
-def test_a_file_that_wins_over_the_preset_of_the_cpu_is_refused_as_the_run_is(check: Check, tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(MINE.replace("gdpo, _self_", "[cpu, gdpo], _self_").replace("{n: 8}", "{n: 8, name: vllm}"))
-    status, out, _ = check("--config", str(file))
-    assert status == 1
-    assert "rollout.name=vllm" in out
-    assert "preset `cpu`" in out
-
-
 def test_it_says_what_the_run_says_and_starts_no_ray(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(MINE.replace("verl_ext: gdpo, _self_", "_self_, verl_ext: gdpo"))
     given = ("--config-path", str(tmp_path), "--config-name", "mine", "algorithm.gdpo.epsilon=0")

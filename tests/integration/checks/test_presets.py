@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Any
 
 import hydra
 import pytest
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 
 import verl_ext.conf
 from tests.integration.configs import compose
-from verl_ext import Centre, Chain, WeighAndSum, estimator
 from verl_ext.integration.checks import Verdict, judge
 from verl_ext.integration.checks.read import read_settings
-from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration
+from verl_ext.registry import BUILT_IN, declaration
 from verl_ext.settings import COMMON, Settings, sections
 
 ALSO = {"hadw": {"dgpo", "drgrpo", "gd2po", "gdpo", "maxrl"}}
@@ -41,53 +37,18 @@ def test_a_preset_brings_the_loss_of_its_paper() -> None:
     assert judge(config).errors == ()
 
 
-@dataclasses.dataclass(frozen=True)
-class FadingSettings:
-    rate: float = 0.5
-
-
-@estimator(section=FadingSettings)
-def fading(settings: Settings) -> Chain:
-    return Chain((WeighAndSum(settings.rewards.weights), Centre()))
-
-
-def test_the_preset_of_another_package_is_made_from_its_dataclass(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    here = f"{__name__}:fading"
-    known = {**ESTIMATORS, "fading": here, "broken": "no_such_module:broken"}
-    monkeypatch.setattr(ESTIMATORS, "_known", known)
-    monkeypatch.setattr(ConfigStore.instance(), "repo", {})
-    verl_ext.conf.install(hydra.core.config_store)
-    stored = ConfigStore.instance().load("verl_ext/fading.yaml").node
-    assert stored.algorithm == {"adv_estimator": "fading", "fading": {"rate": 0.5}} | {
-        name: verl_ext.conf.defaults(kind) for name, kind in COMMON.items()
-    }
-    assert declaration("fading").section is FadingSettings
-    (warning,) = (record.getMessage() for record in caplog.records)
-    assert "'broken'" in warning
-    assert "no_such_module" in warning
-
-
 OURS = "algorithm: {rewards: {keys: [acc, format], weights: [1, 0.5]}, dgpo: {dqw_temp: 5.0}}\n"
 # The defaults of the user's file, the command line, and a word of the error, or none.
 FILES = {
     "before": ("[ppo_trainer, verl_ext: dgpo, _self_]", (), None),
-    "in place, on the command line": ("[ppo_trainer, verl_ext: hadw, _self_]", ("verl_ext=dgpo",), None),
     "with its values said again": (
         "[ppo_trainer, _self_]",
         ("+verl_ext=dgpo", "algorithm.rewards={keys: [a], weights: [2]}", "algorithm.dgpo.dqw_temp=2"),
         None,
     ),
     "after": ("[ppo_trainer, _self_, verl_ext: dgpo]", (), "_self_"),
-    "after, in a list": ("[ppo_trainer, _self_, 'verl_ext@_global_': [separate_async, dgpo]]", (), "_self_"),
-    "after, optional": ("[ppo_trainer, _self_, optional verl_ext: dgpo]", (), "_self_"),
     "on the command line, to a file on another": ("[theirs, _self_]", ("+verl_ext=dgpo",), "algorithm.dgpo.dqw "),
-    "on the command line, to a file with a group": (
-        "[ppo_trainer, _self_, {part: theirs}]",
-        ("+verl_ext=dgpo",),
-        "algorithm.dgpo.dqw ",
-    ),
     "after a part of the file": ("[theirs, verl_ext: dgpo, _self_]", (), "algorithm.dgpo.dqw "),
-    "on the command line": ("[ppo_trainer, _self_]", ("+verl_ext=dgpo",), "algorithm.rewards.weights"),
     "in a list there": ("[ppo_trainer, _self_]", ("+verl_ext=[separate_async,dgpo]",), "algorithm.dgpo.dqw_temp"),
     "of another estimator": ("[ppo_trainer, verl_ext: hadw, _self_]", ("algorithm.adv_estimator=dgpo",), "hadw"),
 }  # fmt: skip
@@ -114,30 +75,13 @@ def test_a_preset_does_not_replace_the_loss_of_the_user_s_file(tmp_path: Path) -
     assert "actor.use_kl_loss of mine" in error
 
 
-def test_the_user_s_file_may_have_the_name_of_an_estimator(tmp_path: Path) -> None:
-    file = "hydra: {searchpath: ['pkg://verl.trainer.config']}\ndefaults: [ppo_trainer, verl_ext: dgpo, _self_]"
-    (tmp_path / "dgpo.yaml").write_text(file)
-    with hydra.initialize_config_dir(str(tmp_path), version_base=None):
-        assert hydra.compose("dgpo").algorithm.adv_estimator == "dgpo"
-
-
 @pytest.mark.parametrize("place", FILES)
 def test_a_preset_in_the_user_s_file(place: str, tmp_path: Path) -> None:
     defaults, overrides, word = FILES[place]
     file = tmp_path / "mine.yaml"
     file.write_text(f"hydra: {{searchpath: ['pkg://verl.trainer.config']}}\ndefaults: {defaults}\n{OURS}")
     (tmp_path / "theirs.yaml").write_text("defaults: [ppo_trainer, _self_]\nalgorithm: {dgpo: {dqw: false}}\n")
-    (tmp_path / "part").mkdir()
-    (tmp_path / "part" / "theirs.yaml").write_text("# @package _global_\nalgorithm: {dgpo: {dqw: false}}\n")
     verdict = judged(tmp_path, "++algorithm.rewards.accuracy_key=acc", *overrides)
     assert verdict.name == "dgpo"
     assert bool(verdict.errors) == (word is not None), verdict.errors
     assert word is None or word in verdict.errors[0].replace(",", " ")
-
-
-def test_verls_own_dataclass_is_read() -> None:
-    from verl.trainer.config import AlgoConfig
-
-    settings = read_settings(AlgoConfig(gdpo_reward_keys=["x"], norm_adv_by_std_in_grpo=False))
-    assert (settings.rewards.keys, settings.norm_by_std, settings.verl_keys) == (("x",), False, True)
-    assert read_settings(None) == Settings()

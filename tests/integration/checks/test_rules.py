@@ -43,29 +43,21 @@ OWN = "tests.integration.own_steps"
 # Overrides, with the estimator first where it has no name, and the words of one message.
 ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("estimator", ("algorithm.adv_estimator=gdop",), ("adv_estimator", "'gdop'", "'gdpo'", "'rloo'")),
-    ("estimator, case", ("algorithm.adv_estimator=GDPO",), ("'GDPO'", "'gdpo'")),
     ("setting", (*GDPO, "+algorithm.gdpo.whitn=token"), ("algorithm.gdpo", "'whitn'", "'whiten'")),
     ("section", (*GDPO, "+algorithm.gdop.whiten=token"), ("algorithm.gdop", "algorithm.gdpo")),
-    ("setting without its section", (*GDPO, "+algorithm.whiten=token"), ("algorithm.gdpo.whiten",)),
-    ("verl's name", (*GDPO, "+algorithm.gdpo_reward_weight=[1,2]"), ("algorithm.gdpo_reward_weights",)),
     ("section at the top", (*GDPO, "+gdpo.whiten=token"), ("algorithm.gdpo",)),
     ("preset as a setting", (*GDPO, "+algorithm.verl_ext=gdpo"), ("algorithm.verl_ext", "defaults", "+verl_ext=gdpo")),
     ("preset as an entry", (*GDPO, "+verl_etx=gdpo"), ("verl_etx", "+verl_ext=NAME")),
     ("value", (*GDPO, "+algorithm.gdpo.whiten=tokens"), ("algorithm.gdpo.whiten", "'tokens'", "'token'")),
-    ("type", (*GDPO, "+algorithm.gdpo=token"), ("algorithm.gdpo", "section", "'token'")),
     ("range", (*GDPO, "+algorithm.gdpo.epsilon=0"), ("algorithm.gdpo.epsilon", "above 0")),
     ("interpolation", (*GDPO, "+algorithm.gdpo.epsilon=${nothing}"), ("algorithm.gdpo", "cannot be read")),
     ("no keys", ("algorithm.adv_estimator=gdpo",), ("gdpo", "'algorithm.rewards.keys=[...]'")),
-    ("no keys below hadw", ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gdpo"), ("rewards.keys",)),
     ("no keys of a list", (COMPOSE, "+algorithm.compose.steps=[centre,weigh_and_sum]"), ("rewards.keys",)),
     ("number of weights", (*GDPO, "+algorithm.rewards.weights=[1,2,3]"), ("weights", "3", "2")),
     ("weights of 0", (*GDPO, "+algorithm.rewards.weights=[0,0]"), ("algorithm.rewards.weights", "0")),
     ("component", (*GDPO, GSM8K), ("algorithm.rewards.keys", "'acc'", "'correctness'")),
-    ("field of verl", (*GDPO[:1], "+algorithm.rewards.keys=[uid,a]"), ("algorithm.rewards.keys", "'uid'")),
-    ("argument", (*GDPO[:1], TWO, GSM8K, f"{KWARGS}.maching=x"), ("reward_kwargs", "'maching'")),
     ("argument below grpo", (GRPO, GSM8K, f"{KWARGS}.strict=yes"), ("strict", "'yes'")),
     ("scorer", (*GDPO, f"{PATH}=pkg://verl_ext.rewards.gsm8"), ("'gsm8'", "'gsm8k'")),
-    ("function", (*GDPO, GSM8K, "reward.custom_reward_function.name=score"), ("compute_score",)),
     (
         "accuracy beyond [0, 1]",
         ("algorithm.adv_estimator=hadw", TWO, TOOLS, NAMED),
@@ -73,20 +65,8 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     ("accuracy by default", ("algorithm.adv_estimator=dgpo", GSM8K), ("'score'", "accuracy_key", "correctness")),
     ("accuracy of a sum", ("algorithm.adv_estimator=hadw", TWO), ("hadw", "algorithm.rewards.accuracy_key")),
-    ("accuracy of a sum, scorer", ("algorithm.adv_estimator=dgpo", TWO, GSM8K), ("accuracy_key", "'correctness'")),
     ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),
-    (
-        "two penalties",
-        (COMPOSE, *DAPO, "+algorithm.compose.steps=[weigh_and_sum,{step:penalise_length,max_length:4,buffer:2}]"),
-        ("overlong_buffer_cfg.enable", "penalise_length"),
-    ),
-    ("lost penalty, not logged", (*GDPO[:1], OVERLONG, *DAPO), ("overlong_reward", "log=True")),
     ("loss of drgrpo", ("algorithm.adv_estimator=drgrpo",), (DRGRPO[0], f"{ACTOR}.loss_scale_factor=", "check_loss")),
-    (
-        "loss below hadw",
-        ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=drgrpo", DRGRPO[0]),
-        (f"{ACTOR}.loss_scale_factor",),
-    ),
     (
         "loss that goes its own way",
         ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.policy_loss.loss_mode=sapo"),
@@ -109,11 +89,6 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("'accu'", "'acc'", "algorithm.rewards.keys"),
     ),
     (
-        "condition of a list",
-        (COMPOSE, KEYS, "+algorithm.compose.steps=[{step:condition,conditions:{x:{on:acc,at_least:1}}},weigh_and_sum]"),
-        ("'x'",),
-    ),
-    (
         "anchor",
         ("algorithm.adv_estimator=hadw", "+algorithm.hadw={anchor: window, eta: 0.2}"),
         ("algorithm.hadw.eta", "anchor"),
@@ -121,7 +96,6 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("other preset", ("+verl_ext=hadw", GRPO), ("hadw", GRPO)),
     ("two presets", ("+verl_ext=[drgrpo,hadw]",), ("drgrpo", "hadw")),
     ("step", (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{OWN}:Broken]"), ("KeyError", "own_steps.py")),
-    ("filter without keys", (GRPO, FILTER, ANY_REWARD), ("keys",)),
     (
         "filter elsewhere",
         (*GDPO, FILTER, ANY_REWARD, "trainer.use_v1=False"),
@@ -139,33 +113,20 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("penalise_length", "divide_by_mean"),
     ),
     ("bounds without the filter", (*GDPO, BETWEEN, BOUNDS), ("accuracy_between", "filter_groups.enable=True")),
-    ("filter by the accuracy of a sum", (*GDPO[:1], TWO, GSM8K, FILTER, BETWEEN, BOUNDS), ("accuracy_key",)),
     ("bounds the wrong way round", (*GDPO, "+algorithm.rewards.accuracy_between=[0.9,0.1]"), ("accuracy_between",)),
-    ("filter, misspelt", (*GDPO, FILTER, "algorithm.filter_groups.metric=any_rewards"), ("metric=any_reward",)),
 ]  # fmt: skip
 WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("rejected rows of grpo", (GRPO, KEYS, "+algorithm.rewards.rejected=leave_out"), ("rewards.rejected", "grpo")),
     ("estimator registered elsewhere", ("algorithm.adv_estimator=my_method",), ("'my_method'", "trainer's process")),
     ("settings of grpo", (GRPO, "+algorithm.rewards.keyz=[a]"), ("'keyz'", "'keys'")),
     ("section of another", (*GDPO, "+algorithm.dgpo.dqw_temp=5"), ("algorithm.dgpo", "adv_estimator=dgpo")),
-    ("weights of grpo", (GRPO, KEYS, "+algorithm.rewards.weights=[1,2]"), ("weights", "grpo")),
     ("dump of grpo", (GRPO, "+algorithm.verl_ext.dump_dir=/tmp/x"), ("dump_dir", "keys")),
     ("one response", ("algorithm.adv_estimator=hadw", "actor_rollout_ref.rollout.n=1"), ("rollout.n=1",)),
     ("temperature", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo={dqw: False, dqw_temp: 5}"), ("dqw_temp", "dqw")),
-    ("history behind a filter", ("algorithm.adv_estimator=hadw", FILTER), ("filter_groups.enable", "anchor")),
+    ("history behind a filter", ("algorithm.adv_estimator=hadw", FILTER), ("filter_groups.enable", "history")),
     ("hopeless groups", (*GDPO, FILTER, ANY_REWARD), ("accuracy_between",)),
     ("filter by the total", (*GDPO, FILTER, "algorithm.filter_groups.metric=reward"), ("metric=any_reward",)),
-    (
-        "filter by single rewards",
-        ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, FILTER, ANY_REWARD),
-        ("metric=reward",),
-    ),
     ("balance", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo.balance=sequence"), ("balance=sequence", "token")),
-    (
-        "balance below hadw",
-        ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=dgpo", "+algorithm.dgpo.balance=sequence"),
-        ("balance=sequence", "token"),
-    ),
     (
         "balance of a list",
         (COMPOSE, "+algorithm.compose.steps=[weigh_and_sum,centre,{step:balance,over:sequence}]"),
@@ -187,17 +148,14 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
 ]  # fmt: skip
 ACCEPTED: dict[str, tuple[str, ...]] = {
     "gdpo": GDPO,
-    "gdpo by verl's names": ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[acc,format]"),
     "gdpo with its scorer": (*GDPO[:1], TWO, GSM8K),
     "gdpo with dapo's penalty": (*GDPO[:1], OVERLONG, *DAPO, LOGGED),
     "hadw": ("algorithm.adv_estimator=hadw",),
     "hadw with a named accuracy": ("algorithm.adv_estimator=hadw", TWO, GSM8K, NAMED),
-    "hadw with acc among the keys": ("algorithm.adv_estimator=hadw", KEYS),
     "dgpo with a threshold": (
         *("algorithm.adv_estimator=dgpo", TWO, TOOLS, NAMED, "+algorithm.rewards.accuracy_threshold=0"),
     ),
     "drgrpo": ("algorithm.adv_estimator=drgrpo", *DRGRPO),
-    "drgrpo on purpose": ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False"),
     "the preset of drgrpo": ("+verl_ext=drgrpo",),
     "a preset beside another": ("+verl_ext=[separate_async,hadw]",),
     "grpo with logged rewards": (GRPO, TWO, GSM8K),
@@ -206,8 +164,6 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "accuracy_between": (*GDPO, FILTER, BETWEEN, BOUNDS, ACC),
     "somebody's reward function": (*GDPO, f"{PATH}=pkg://somebody.rewards", f"{KWARGS}.maching=x"),
     "a file of the same name": (*GDPO, f"{PATH}=/nowhere/gsm8k.py", f"{KWARGS}.strict=yes"),
-    "a section of verl's": (*GDPO, "+algorithm.rollout_correction.mine=1"),
-    "an estimator like ours": ("algorithm.adv_estimator=rloo",),
 }  # fmt: skip
 
 
@@ -264,22 +220,6 @@ def test_it_is_accepted_without_a_word(case: str) -> None:
 def test_all_errors_are_said_at_once() -> None:
     errors = judge(compose("algorithm.adv_estimator=gdpo", "+algorithm.gdop.x=1", GSM8K, f"{KWARGS}.x=1")).errors
     assert len(errors) == 3
-
-
-def test_the_verdict_holds_what_runs() -> None:
-    verdict = judge(compose(*GDPO, "+algorithm.gdpo.whiten=token"))
-    assert (verdict.name, verdict.settings.rewards.keys) == ("gdpo", ("acc", "format"))
-    assert [step.name for step in verdict.chain.steps] == ["centre", "scale_by_std", "weigh_and_sum", "whiten"]
-    other = judge(compose(GRPO, KEYS))
-    assert (other.chain, other.settings.rewards.keys) == (None, ("acc", "format"))
-
-
-def test_the_estimator_s_name_may_be_verl_s_enum() -> None:
-    from verl.trainer.ppo.core_algos import AdvantageEstimator
-
-    config = compose(KEYS)
-    config.algorithm.adv_estimator = AdvantageEstimator.GDPO
-    assert check_run(config).name == "gdpo"
 
 
 def test_rules_of_plugins_are_judged_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonu
     right = float(solution_str == ground_truth)
     nothing = None if not solution_str else float("nan")
     rare = {"rare": 1.0} if right else {}
-    return rare | {"score": 2 * right, "correct": right, "format": bonus, "nothing": nothing, "all": {"a": 1}}
+    return rare | {"score": 2 * right, "correct": right, "format": bonus, "nothing": nothing}
 
 async def later(**given):
     return compute_score(**given)
@@ -57,10 +57,8 @@ def test_it_prints_what_the_components_are(tried, function: str) -> None:
     assert "3 to 3" in lines["format"]
     assert "2 missing or None" in lines["nothing"]
     assert "2 NaN" in lines["nothing"]
-    assert "flat keys" in lines["all"]
     assert "'correct'" in lines["in"]
     assert "'score'" not in lines["in"]
-    assert "up to 3" in lines["the"]  # 2 is the score of a right answer, 1 + 3 the sum; 0 and 0 + 3 of a wrong one
 
 
 def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> None:
@@ -75,9 +73,7 @@ def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> N
     ("arguments", "word"),
     [
         (("algorithm.rewards.keys=[correct,nothing]",), "'nothing' is missing or None"),
-        (("algorithm.rewards.keys=[correct,all]",), "'all' is a dict"),
         (("algorithm.rewards.keys=[correct,rare]",), "'rare' is missing or None"),
-        (("algorithm.adv_estimator=drgrpo", "algorithm.rewards.keys=[corect]"), "'corect'"),
         (("algorithm.adv_estimator=hadw", "algorithm.rewards.accuracy_key=corect"), "'corect'"),
         (("algorithm.adv_estimator=hadw",), "accuracy must lie in [0, 1], but 'score'"),
         (

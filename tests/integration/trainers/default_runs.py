@@ -1,10 +1,6 @@
-"""What the tests of the default trainer share: settings, and the rows of an update."""
+"""Settings that the tests of the default trainer share."""
 
 from __future__ import annotations
-
-from typing import Any
-
-from tests.integration.pipeline import Update
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False")
 DGPO = ("algorithm.adv_estimator=dgpo",)
@@ -16,8 +12,3 @@ PADDED = {
     "worked": "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "pair": "actor_rollout_ref.actor.ppo_mini_batch_size=3",
 }
-
-
-def components(update: Update) -> list[dict[str, Any]]:
-    """What the reward worker returned for each row."""
-    return [entry["reward_extra_info"] for entry in list(update.data["extra_fields"])]

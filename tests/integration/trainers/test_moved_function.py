@@ -6,7 +6,6 @@ verl's pull request 7237 moves the function to a module that no hook knows. Its 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -28,7 +27,6 @@ from tests.integration.trainers.ray_runs import (
 )
 from verl_ext import RunState, use_run_state
 from verl_ext.errors import IntegrationError
-from verl_ext.integration.run import run_of
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]")
 
@@ -85,27 +83,6 @@ def test_a_fit_that_calls_the_registry_by_itself_is_refused() -> None:
         trainer.fit()
     with use_run_state(RunState()):  # a call that says so
         assert trainer.fit()[0][:, 0].tolist() == pytest.approx(DRGRPO_ON_ACC)
-
-
-def test_in_a_trainer_of_another_estimator_a_direct_call_works() -> None:
-    OwnFit(compose("algorithm.adv_estimator=grpo"))
-    assert call_registry(compose(*DRGRPO).algorithm)[0][:, 0].tolist() == pytest.approx(DRGRPO_ON_ACC)
-
-
-class InThread(OwnFit):
-    """Computes advantages in a thread, which does not inherit the context of its trainer."""
-
-    def fit(self) -> Any:
-        with ThreadPoolExecutor(1) as pool:
-            data = pool.submit(self.advantages).result()
-        return data, ray_trainer.compute_data_metrics(data, use_critic=False)
-
-
-def test_advantages_computed_in_a_thread_keep_their_history_and_metrics() -> None:
-    trainer = InThread(compose(*HADW))
-    _, metrics = trainer.fit()
-    assert metrics["hadw/tick"] == 1
-    assert run_of(trainer).state.states["hadw"]["weigh_by_history"]["ticks"] == 1
 
 
 class OwnAdvantages(OwnFit):

@@ -62,8 +62,7 @@ def judge(config: Any) -> Verdict:
         # Most runs with verl's own estimators do without our settings.
         complaints.append(Complaint(str(error), fatal=RunConfig(name, Settings(), None, config).ours))
     run = RunConfig(name, settings or Settings(), chain, config)
-    known = rules.READ if settings is not None else ()
-    for rule in (*rules.ALWAYS, *known, *(rules.BUILT if chain is not None else ())):
+    for rule in (*rules.ALWAYS, *(rules.READ if settings is not None else ())):
         collect(rule(run))
     for added in hooks.RULES:
         collect(added(config))

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_ext.core.chain import Chain
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import open_dict
+from omegaconf.errors import OmegaConfBaseException
+
 from verl_ext.errors import ConfigurationError
+from verl_ext.integration.checks import Verdict, judge
+from verl_ext.integration.checks.read import ACTOR, select
+from verl_ext.integration.checks.rewards import FUNCTION, accuracy_of, components
+from verl_ext.integration.checks.try_reward import try_reward
 from verl_ext.registry import ESTIMATORS
 
 VERL = "verl.trainer.config"
@@ -51,17 +60,7 @@ def check(options: argparse.Namespace) -> tuple[str, int]:
 
 def _judged(folder: Path | None, name: str, options: argparse.Namespace) -> tuple[list[str], bool]:
     """Compose the configuration within Hydra's global state, as in `hydra.main`, and judge it."""
-    try:
-        import hydra
-        import verl  # noqa: F401 - loads our plugin, which stores the presets
-        from hydra.core.hydra_config import HydraConfig
-        from hydra.errors import HydraException
-        from omegaconf import open_dict
-        from omegaconf.errors import OmegaConfBaseException
-    except ImportError as error:
-        raise ConfigurationError(f"this command needs verl and Hydra: {error}") from error
-    from verl_ext.integration.checks import judge
-    from verl_ext.integration.checks.try_reward import try_reward
+    import verl  # noqa: F401 - loads our plugin, which stores the presets
 
     module: Any = hydra.initialize_config_module
     files: Any = hydra.initialize_config_dir
@@ -90,20 +89,22 @@ def _judged(folder: Path | None, name: str, options: argparse.Namespace) -> tupl
     return lines, failed or bool(verdict.errors)
 
 
-def _lines(verdict: Any, config: Any) -> Iterator[str]:
+def _lines(verdict: Verdict, config: Any) -> Iterator[str]:
     """Lines about the run as it will be."""
-    from verl_ext.integration.checks.read import ACTOR, select
-    from verl_ext.integration.checks.rewards import FUNCTION, accuracy_of, components
-
     rewards, chain = verdict.settings.rewards, verdict.chain
+    steps = () if chain is None else chain.steps
     yield f"estimator  {verdict.name}"
-    if chain is not None:
-        yield f"steps      {', '.join(map(_step, chain.steps))}"
-    weights = rewards.weights or (1.0,) * len(rewards.keys or ())
-    conditions = _conditions(chain)
-    named = [
-        f"{weight:g} {key}{conditions.get(key, '')}" for key, weight in zip(rewards.keys or (), weights, strict=True)
-    ]
+    if steps:
+        names = (f"{step.name} over {step.over}" if hasattr(step, "over") else step.name for step in steps)
+        yield f"steps      {', '.join(names)}"
+    conditions = {
+        key: f" where {needed.on} is at least {needed.at_least:g}"
+        for step in steps
+        for key, needed in getattr(step, "conditions", {}).items()
+    }
+    keys = rewards.keys or ()
+    weights = dict(zip(keys, rewards.weights or [1.0] * len(keys), strict=True))
+    named = [f"{weights[key]:g} {key}{conditions.get(key, '')}" for key in keys]
     only = "" if verdict.name in ESTIMATORS else f" (only logged: verl's {verdict.name} uses the score)"
     yield f"rewards    {', '.join(named) + only if named else 'the score'}"
     if chain is not None and chain.needs_accuracy:
@@ -113,26 +114,7 @@ def _lines(verdict: Any, config: Any) -> Iterator[str]:
         yield f"accuracy   {key}{by_default if key == 'score' else ''}{'' if bound is None else f' above {bound:g}'}"
     loss = [f"{name}={select(config, f'{ACTOR}.{name}')}" for name in ("loss_agg_mode", "loss_scale_factor")]
     yield f"loss       {select(config, f'{ACTOR}.policy_loss.loss_mode')}, {', '.join(loss)}"
-    bounds = "{:g} and {:g}".format(*rewards.accuracy_between) if rewards.accuracy_between else ""
-    rule = f"mean accuracy is not between {bounds}" if bounds else f"{verdict.filter} does not vary"
-    skipped = [f"groups whose {rule}"] if verdict.filter else []
-    skipped += (
-        ["responses that rollout correction rejected"] if chain is not None and rewards.rejected == "leave_out" else []
-    )
-    if skipped:
-        yield f"left out   {', '.join(skipped)}"
+    if verdict.filter and rewards.accuracy_between:
+        yield "left out   groups whose mean accuracy is not between {:g} and {:g}".format(*rewards.accuracy_between)
     if rewards.keys and not verdict.errors and components(config) is None:
         yield f"unchecked  whether {select(config, f'{FUNCTION}.path') or 'the reward function'} returns these rewards"
-
-
-def _conditions(chain: Chain | None) -> Mapping[str, str]:
-    """Return, for each reward with a condition, the words that say it."""
-    steps = chain.steps if chain is not None else ()
-    each = [item for step in steps for item in getattr(step, "conditions", {}).items()]
-    return {key: f" where {needed.on} is at least {needed.at_least:g}" for key, needed in each}
-
-
-def _step(step: Any) -> str:
-    """Return the name of a step, with what it averages over."""
-    over = getattr(step, "over", None)
-    return step.name if over is None else f"{step.name} over {over}"

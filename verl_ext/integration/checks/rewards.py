@@ -17,7 +17,7 @@ from verl_ext import rewards
 from verl_ext.core.steps import PenaliseLength
 from verl_ext.errors import Complaint, ConfigurationError, listed, unknown
 from verl_ext.integration.checks.read import RunConfig, readable, resolved, select
-from verl_ext.integration.components import RESERVED, SCORE
+from verl_ext.integration.components import SCORE
 from verl_ext.settings import Settings
 
 FUNCTION = "reward.custom_reward_function"
@@ -51,19 +51,14 @@ def arguments(config: Any) -> dict[str, Any]:
     """Return the keyword arguments that verl passes to the reward function."""
     with readable(f"{FUNCTION}.reward_kwargs"):
         kwargs = resolved(select(config, f"{FUNCTION}.reward_kwargs")) or {}
-    if not isinstance(kwargs, Mapping):
-        raise ConfigurationError(f"{FUNCTION}.reward_kwargs must be a section of settings, found {kwargs!r}")
     return {str(name): value for name, value in kwargs.items()}
 
 
 def wrong_arguments(run: RunConfig) -> Iterator[Complaint]:
     """A scorer of this package that does not exist, or with arguments that it refuses."""
-    module, name = scorer(run.config), run.select(f"{FUNCTION}.name")
-    if module is None:
-        return
-    if name != "compute_score":
-        yield Complaint(f"{FUNCTION}.name={name}: {module.__name__} has no such function: set name=compute_score")
-    module.check_kwargs(arguments(run.config))
+    if (module := scorer(run.config)) is not None:
+        module.check_kwargs(arguments(run.config))
+    yield from ()
 
 
 def components(config: Any) -> list[str] | None:
@@ -81,12 +76,9 @@ def wrong_components(run: RunConfig) -> Iterator[Complaint]:
     wanted = [("keys", key) for key in rewards.keys or ()]
     wanted += [("accuracy_key", rewards.accuracy_key)] if rewards.accuracy_key is not None else []
     for setting, key in wanted:
-        where = f"algorithm.rewards.{setting}"
-        if key in RESERVED:
-            yield Complaint(f"{where}: {key!r} is a field of verl's batch: rename the component in the reward function")
-        elif valid is not None and key not in valid:
-            path = run.select(f"{FUNCTION}.path")
-            yield Complaint(f"{where}: {unknown('reward component', key, valid)}, of {FUNCTION}.path={path}")
+        if valid is not None and key not in valid:
+            said = f"{unknown('reward component', key, valid)}, of {FUNCTION}.path={run.select(f'{FUNCTION}.path')}"
+            yield Complaint(f"algorithm.rewards.{setting}: {said}")
 
 
 def lost_penalty(run: RunConfig) -> Iterator[Complaint]:

@@ -37,7 +37,7 @@ from verl_ext.integration.checks.rewards import (
 from verl_ext.integration.checks.update import skipped_rows
 from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration, refused
 from verl_ext.registry import GROUP as ENTRY_POINTS
-from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, misspelt, sections
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings, misspelt, sections
 
 LOSS = (f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor", f"{ACTOR}.use_kl_loss")
 """The actor's settings that the presets of estimators set."""
@@ -128,87 +128,65 @@ def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
     """verl's filter of groups, by our metric or with an estimator that it does not fit."""
     metric, rewards = run.filter, run.settings.rewards
     where = f"{FILTER}.metric={metric}"
-    keys, bounds = rewards.keys, rewards.accuracy_between
     if metric == ACCURACY_BETWEEN and rewards.accuracy_key is None:
         yield Complaint(f"{where} needs the name of the accuracy: set algorithm.rewards.accuracy_key=...")
-    if (metric == ACCURACY_BETWEEN) != (bounds is not None):
+    if (metric == ACCURACY_BETWEEN) != (rewards.accuracy_between is not None):
         yield Complaint(
             f"{FILTER}.metric={ACCURACY_BETWEEN} and its bounds belong together: set both, with {FILTER}.enable=True "
             f"and for example 'algorithm.rewards.{ACCURACY_BETWEEN}=[0.05,0.95]', or neither"
         )
-    if metric == ANY_REWARD and keys is None:
-        yield Complaint(f"{where} needs the names of the rewards: set 'algorithm.rewards.keys=[...]'")
-    if metric == ANY_REWARD and len(keys or ()) > 1:
-        yield Complaint(
+    if metric in (ANY_REWARD, ACCURACY_BETWEEN) and run.select("trainer.use_v1") is False:
+        yield Complaint(f"{where} works on verl's default trainer only: remove trainer.use_v1=False, or the filter")
+    if metric == ANY_REWARD and len(rewards.keys or ()) > 1:
+        yield _warning(
             f"{where} keeps groups without a right answer while another reward varies, such as format: to filter by "
-            f"correctness, set {FILTER}.metric={ACCURACY_BETWEEN}",
-            fatal=False,
+            f"correctness, set {FILTER}.metric={ACCURACY_BETWEEN}"
         )
-    if metric in (ANY_REWARD, ACCURACY_BETWEEN):
-        sampler = run.select("trainer.v1.sampler.custom_sampler.path")
-        if run.select("trainer.use_v1") is False:
-            yield Complaint(f"{where} works on verl's default trainer only: remove trainer.use_v1=False, or the filter")
-        if sampler:
-            yield Complaint(f"{where} cannot filter for trainer.v1.sampler.custom_sampler.path={sampler}: remove one")
-    elif metric is not None and (near := nearest(metric, [ANY_REWARD, ACCURACY_BETWEEN], cutoff=0.8)) is not None:
-        yield Complaint(f"{where} is unknown: set {FILTER}.metric={near}")
-    if run.chain is None or metric is None:
-        return
-    if metric == "reward" and run.chain.per_reward:
-        yield Complaint(
+    if run.chain is not None and run.chain.per_reward and metric == "reward":
+        yield _warning(
             f"{where} drops groups whose total does not vary although single rewards do, from which {run.name} learns: "
-            f"set {FILTER}.metric={ANY_REWARD}",
-            fatal=False,
+            f"set {FILTER}.metric={ANY_REWARD}"
         )
-    if metric == ANY_REWARD and not run.chain.per_reward:
-        yield Complaint(
-            f"{where} keeps groups whose total does not vary, from which {run.name} learns nothing: set "
-            f"{FILTER}.metric=reward",
-            fatal=False,
-        )
-    if any(step.name == "weigh_by_history" for step in run.chain.steps):
-        yield Complaint(
-            f"{FILTER}.enable=True: the anchor of weigh_by_history sees only the groups that the filter keeps, not the "
-            "model's accuracy: remove the filter",
-            fatal=False,
+    if run.chain is not None and run.chain.stateful and metric is not None:
+        yield _warning(
+            f"{FILTER}.enable=True: the history of {run.name} sees only the groups that the filter keeps, not the "
+            "model's accuracy: remove the filter"
         )
 
 
 def without_effect(run: RunConfig) -> Iterator[Complaint]:
     """Settings that the estimator in force does not read, and groups of one response."""
     for section in sorted(run.settings.own.keys() - {*run.used}):
-        yield Complaint(
+        yield _warning(
             f"algorithm.{section} is set, but algorithm.adv_estimator={run.name} does not use it: remove it, or set "
-            f"algorithm.adv_estimator={section}",
-            fatal=False,
+            f"algorithm.adv_estimator={section}"
         )
-    rewards = run.settings.rewards
+    rewards, defaults = run.settings.rewards, RewardsSettings()
     if run.name not in ESTIMATORS:
-        for setting in ("weights", "rejected"):
-            if getattr(rewards, setting) != getattr(type(rewards)(), setting):
-                yield Complaint(
-                    f"algorithm.rewards.{setting} has no effect on verl's {run.name}, which uses the score: remove it, "
-                    f"or set algorithm.adv_estimator to one of {listed(ESTIMATORS)}",
-                    fatal=False,
-                )
+        unused = [name for name in ("weights", "rejected") if getattr(rewards, name) != getattr(defaults, name)]
+        for setting in unused:
+            yield _warning(
+                f"algorithm.rewards.{setting} has no effect on verl's {run.name}, which uses the score: remove it, or "
+                f"set algorithm.adv_estimator to one of {listed(ESTIMATORS)}"
+            )
         if run.settings.verl_ext.dump_dir is not None and rewards.keys is None:
-            yield Complaint(
+            yield _warning(
                 f"algorithm.verl_ext.dump_dir has no effect on verl's {run.name} without "
-                "'algorithm.rewards.keys=[...]': set the keys, or remove it",
-                fatal=False,
+                "'algorithm.rewards.keys=[...]': set the keys, or remove it"
             )
     dgpo = run.settings.of(DgpoSettings)
     if "dgpo" in run.used and not dgpo.dqw and dgpo.dqw_temp != DgpoSettings.dqw_temp:
-        yield Complaint(
-            f"algorithm.dgpo.dqw_temp={dgpo.dqw_temp:g} has no effect with algorithm.dgpo.dqw=False", fatal=False
-        )
+        yield _warning(f"algorithm.dgpo.dqw_temp={dgpo.dqw_temp:g} has no effect with algorithm.dgpo.dqw=False")
     centred = run.chain is not None and any(isinstance(step, Centre) for step in run.chain.steps)
     if centred and not run.settings.kl_in_reward and run.select("actor_rollout_ref.rollout.n") == 1:
-        yield Complaint(
+        yield _warning(
             "actor_rollout_ref.rollout.n=1: a single response to a prompt has nothing to be compared with, so every "
-            "advantage is 0: set actor_rollout_ref.rollout.n=8, for example",
-            fatal=False,
+            "advantage is 0: set actor_rollout_ref.rollout.n=8, for example"
         )
+
+
+def _warning(text: str) -> Complaint:
+    return Complaint(text, fatal=False)
 
 
 def missing_keys(run: RunConfig) -> Iterator[Complaint]:
@@ -241,22 +219,25 @@ def trial(run: RunConfig) -> Iterator[Complaint]:
 def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
     """The rules that estimators have beside their formulas."""
     for name in run.used if run.chain is not None else ():
-        if name in ESTIMATORS:
+        if name in ESTIMATORS:  # the base may be verl's grpo
             yield from declaration(name).check(run.settings, run.select)
 
 
 def notes(run: RunConfig) -> Iterator[str]:
     """What is chosen for the user."""
-    if run.chain is not None and "gdpo" in run.used and run.settings.of(GdpoSettings).whiten == "auto":
+    if run.chain is None or "gdpo" not in run.used:
+        return
+    if run.settings.of(GdpoSettings).whiten == "auto":
         why = "verl's gdpo_reward_keys name" if run.settings.verl_keys else "algorithm.rewards.keys names"
         yield f"algorithm.gdpo.whiten=auto is {whitening_of(run.settings)}, because {why} the rewards"
-    if run.chain is not None and "gdpo" in run.used and run.settings.verl_keys and not run.settings.norm_by_std:
+    if run.settings.verl_keys and not run.settings.norm_by_std:
         yield "algorithm.norm_adv_by_std_in_grpo=False: rewards are not divided by their std; verl's own gdpo divides"
 
 
 ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments)
 """The rules for every configuration."""
-READ = (wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_effect, skipped_rows)
+READ = (
+    *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_effect, skipped_rows),
+    *(missing_keys, trial, penalties, rule_of_estimator, balance, loss_mode),
+)
 """Those that need the settings."""
-BUILT = (missing_keys, trial, penalties, rule_of_estimator, balance, loss_mode)
-"""Those that need the steps of an estimator of ours."""
