@@ -131,8 +131,9 @@ def _run_chain(estimator: Estimator, rewards: Components, batch: Batch) -> Array
     run.state.states[name] = result.state
     for kind, text in result.warnings.items():
         run.warn_once(kind, text)
-    dump.write(run, name, settings, batch, result.advantages, seen=result.seen, state=before)
-    log_rewards(run, rewards, batch, result.seen)
+    seen = chain.conditioned(batch)
+    dump.write(run, name, settings, batch, result.advantages, seen=seen, state=before)
+    log_rewards(run, rewards, batch, seen)
     run.metrics |= advantage_metrics(result.advantages)
     run.metrics |= {f"{metric_name(name)}/{short}": value for short, value in result.metrics.items()}
     return result.advantages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from verl_ext.core.conflicts import DropConflicts
+from verl_ext.core.steps import DropConflicts
 from verl_ext.core.totals import Whiten
 from verl_ext.errors import Complaint
 from verl_ext.integration.checks.read import ACTOR, RunConfig
