@@ -115,7 +115,6 @@ def test_settings_are_read_again_from_what_they_were_read_from() -> None:
     ("algorithm", "over"),
     [
         ({"gdpo_reward_keys": ["a", "b"]}, "token"),
-        ({"gdpo_reward_keys": ["a", "b"], "rewards": {"keys": None, "token_scores": True}}, "token"),
         ({"gdpo_reward_keys": ["a", "b"], "gdpo": {"whiten": "sequence"}}, "sequence"),
         ({"rewards": TWO}, "sequence"),
         ({"rewards": TWO, "gdpo_reward_weights": [1, 2]}, "sequence"),

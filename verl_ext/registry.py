@@ -8,7 +8,6 @@ own in the entry-point group `verl_ext.estimators`. Each name maps to `module:fu
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,8 +15,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from verl_ext.errors import Complaint, ConfigurationError, unknown
-
-logger = logging.getLogger("verl_ext")
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
@@ -108,16 +105,3 @@ def declaration(name: str) -> estimator:
     """The declaration of an estimator; an empty one for a function without `@estimator`."""
     declared: estimator = getattr(load(name), _DECLARED, estimator())
     return declared
-
-
-def declarations() -> dict[str, estimator]:
-    """The declaration of every estimator that can be loaded; a run with one that cannot raises."""
-    loadable = {}
-    for name in ESTIMATORS:
-        try:
-            loadable[name] = declaration(name)
-        except ConfigurationError as error:
-            if name in BUILT_IN:
-                raise
-            logger.debug("%s", error)
-    return loadable

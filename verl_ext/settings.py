@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from verl_ext.core.typed import LARGEST_WEIGHT, limited, make, value_of
 from verl_ext.errors import ConfigurationError, nearest
-from verl_ext.registry import ESTIMATORS, declaration, declarations
+from verl_ext.registry import ESTIMATORS, declaration
 
 VERL_NAMES: Mapping[str, str] = MappingProxyType({"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"})
 """Settings of `algorithm.rewards` to the settings of verl under `algorithm` that mean the same."""
@@ -100,8 +101,11 @@ COMMON: Mapping[str, type[Any]] = MappingProxyType({"rewards": RewardsSettings, 
 
 def sections() -> dict[str, type[Any]]:
     """The dataclass of every section of `algorithm` that this package reads, by the section's name."""
-    own = {name: declared.section for name, declared in declarations().items() if declared.section is not None}
-    return {**COMMON, **own}
+    found: dict[str, type[Any] | None] = {**COMMON}
+    for name in ESTIMATORS:
+        with suppress(ConfigurationError):  # one of another package may be broken: a run with it raises
+            found[name] = declaration(name).section
+    return {name: kind for name, kind in found.items() if kind is not None}
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,6 @@ def test_accuracy_outside_the_unit_interval_names_key_range_and_remedy(values):
     [
         ([-5e-7, 0.5], [0.0, 0.5]),
         ([0.5, 1 + 5e-7], [0.5, 1.0]),
-        ([-1e-6, 1 + 1e-6], [0.0, 1.0]),
-        ([], []),
         ([NAN, NAN], [NAN, NAN]),
     ],
 )

@@ -68,12 +68,6 @@ def test_advantages_are_described():
     )
 
 
-def test_an_empty_batch_has_no_metrics():
-    batch = Batch.of([], [])
-    assert reward_metrics(batch, batch.rewards) == {}
-    assert advantage_metrics(np.zeros(0)) == {}
-
-
 HOSTILE = st.one_of(
     st.text(max_size=12),
     st.lists(

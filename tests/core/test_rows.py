@@ -117,14 +117,6 @@ def test_an_advantage_is_broadcast_over_the_tokens_that_count(kind, dtype):
     assert not torch.signbit(found[~mask]).any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_mask_of_weights_scales_the_advantage(dtype):
-    mask = torch.tensor([[1.0, 0.25, 0.0], [0.5, 0.0, 1.0]])
-    found = broadcast(np.array([-0.5, 3.0]), float_mask(mask, dtype))
-    assert found.tolist() == [[-0.5, -0.125, 0], [1.5, 0, 3]]
-    assert not torch.signbit(found[:, 2]).any()
-
-
 def test_padding_is_told_by_its_name_and_that_no_row_sums():
     mask = torch.tensor([[0, 0], [1, 0], [0, 0], [0, 0]])
     for uids, padding in (

@@ -126,18 +126,6 @@ def test_a_divisor_is_above_zero(kind, name, least):
             make(kind, {name: wrong}, "here")
 
 
-@pytest.mark.parametrize(
-    ("conditions", "told"),
-    [
-        ({}, "conditions={reward: {on: other reward, at_least: number}}"),
-        ({"a": Requirement("a", 1)}, "a.on"),
-    ],
-)
-def test_a_condition_names_another_reward(conditions, told):
-    with pytest.raises(ConfigurationError, match=facts(told)):
-        Condition(conditions)
-
-
 def test_how_often_a_condition_was_met_is_logged():
     """Of the scored ones; the name is safe for verl's aggregation."""
     batch = Batch.of([[1, 1.0], [2, 0.5], [3, 0.4], [4, NAN]], ["g"] * 4, keys=("max_length", "hard"))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.facts import facts, says
-from verl_ext.core.typed import limited, make, same_as, value_of
+from verl_ext.core.typed import limited, same_as, value_of
 from verl_ext.errors import ConfigurationError
 
 
@@ -114,13 +114,3 @@ def test_a_whole_number_written_as_a_float_is_told_how_to_write_it(value, kind, 
     with pytest.raises(ConfigurationError, match=facts("x.n", repr(value))) as caught:
         value_of("x.n", value, kind)
     assert says(caught.value, f"write {value:.0f}" if advised else "write") is advised
-
-
-def test_a_class_without_fields_has_no_settings():
-    @dataclasses.dataclass
-    class Plain:
-        pass
-
-    assert make(Plain, {}, "x") == Plain()
-    with pytest.raises(ConfigurationError, match=facts("x", "unknown", "'on'")):
-        make(Plain, {"on": 1}, "x")

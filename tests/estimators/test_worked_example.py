@@ -107,10 +107,3 @@ def test_the_registered_function_gives_the_row_of_hadw():
     second = call("hadw", SECOND, UIDS[:8], LENGTHS[:8], config=HADW, state=run)
     np.testing.assert_allclose(second.rows, REWEIGHED, atol=1e-5)
     assert run.states["hadw"]["weigh_by_history"]["value"] == pytest.approx(0.5125, abs=1e-12)
-
-
-def test_gdpo_of_trl_is_reached_with_its_epsilon():
-    """A group by hand, r = [1, 0]: 0.5 / (0.707107 + 1e-4) = 0.707007 twice; std of +-0.707007 is 0.999859."""
-    found = call("gdpo", [0, 0], ["g", "g"], config={"rewards": {"keys": ["x"]}, "gdpo": {"epsilon": 1e-4}},
-                 components={"x": [1.0, 0.0]})  # fmt: skip
-    np.testing.assert_allclose(found.rows, [0.707007 / 0.999959, -0.707007 / 0.999959], atol=1e-5)

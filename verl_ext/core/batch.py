@@ -16,7 +16,7 @@ from verl_ext.errors import ConfigurationError, DataError
 LARGEST_REWARD = 1e30
 
 # Floats count exactly up to this number.
-MOST_TOKENS = 2.0**53
+LARGEST_COUNT = 2.0**53
 
 Counts = Sequence[float] | Array
 
@@ -55,7 +55,7 @@ class Batch:
     @cached_property
     def lengths(self) -> Array:
         """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
-        return _within("lengths", self.count_tokens(), len(self.rewards), MOST_TOKENS)
+        return _within("lengths", self.count_tokens(), len(self.rewards), LARGEST_COUNT)
 
     def accuracy_for(self, step: str) -> Array:
         """`[N]` the accuracy, or an error that names the step which needs it."""
@@ -69,7 +69,7 @@ class Batch:
         """`[N]` tokens of the response, or an error that names the step which needs them."""
         if self.count_response is None:
             raise ConfigurationError(f"step {step!r} needs the length of each response, which is not known here")
-        return _within("response_lengths", self.count_response(), len(self.rewards), MOST_TOKENS)
+        return _within("response_lengths", self.count_response(), len(self.rewards), LARGEST_COUNT)
 
     @classmethod
     def of(
@@ -102,7 +102,7 @@ class Batch:
             groups=Groups.of(labels) if groups is None else groups,
             accuracy=None if accuracy is None else _within("accuracy", accuracy, size, 1.0, nan=True),
             kl_reward=None if kl_reward is None else _kl_reward(kl_reward, matrix, labels),
-            outputs=np.ones(size) if outputs is None else _within("outputs", outputs, size, MOST_TOKENS),
+            outputs=np.ones(size) if outputs is None else _within("outputs", outputs, size, LARGEST_COUNT),
             count_tokens=_later(np.ones(size) if lengths is None else lengths),
             count_response=None if response_lengths is None else _later(response_lengths),
             fields=fields,

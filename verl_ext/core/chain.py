@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, ClassVar
 
 import numpy as np
@@ -86,8 +87,6 @@ class Result:
     state: State
     metrics: Metrics
     warnings: Mapping[str, str]
-    seen: Array
-    """`[N, K]` the rewards after the conditions at the start of the chain."""
 
 
 @dataclass(frozen=True)
@@ -144,20 +143,24 @@ class Chain:
             if step.name in state:
                 step.check_state(state[step.name])
 
+    def conditioned(self, batch: Batch) -> Array:
+        """`[N, K]` the rewards after the conditions at the start of the chain: what the other steps see."""
+        values = batch.rewards
+        for step in takewhile(lambda step: step.name == CONDITION, self.steps):
+            values = step.update(values, batch, None).values
+        return values
+
     def __call__(self, batch: Batch, state: State | None = None) -> Result:
         """Compute the advantages of one batch. `state` is not modified."""
         old = self.init() if state is None else state
         new: dict[str, Any] = {}
         metrics: Metrics = {}
         warnings: dict[str, str] = {}
-        values = seen = batch.rewards
+        values = batch.rewards
         for step in self.steps:
             update = step.update(values, batch, old.get(step.name))
-            _check_shape(step, update.values, len(batch.rewards))
-            if step.name == CONDITION and values is seen:
-                seen = update.values
-                seen.setflags(write=False)  # a later step that changes its values in place would change the metrics
             values = update.values
+            _check_shape(step, values, len(batch.rewards))
             metrics |= update.metrics
             warnings |= update.warnings
             if update.state is not None:
@@ -168,7 +171,7 @@ class Chain:
                 f"return {values.shape[1]}: add {SUM}"
             )
         advantages = values[:, 0]
-        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, warnings, seen)
+        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, warnings)
 
 
 def _check_shape(step: Step, values: object, size: int) -> None:

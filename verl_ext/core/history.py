@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from verl_ext.core.batch import Batch
+from verl_ext.core.batch import LARGEST_COUNT, Batch
 from verl_ext.core.chain import SUM, Order, Step, Update
 from verl_ext.core.groups import Array
 from verl_ext.core.metrics import Metrics
@@ -16,7 +16,6 @@ from verl_ext.errors import CheckpointError, ConfigurationError
 
 USED_BY = {"history_window": ("soft", "window"), "eta": ("soft",), "eta_min": ("soft",), "fixed_anchor": ("fixed",)}
 """Settings to the anchors that use them."""
-MOST_TICKS = 2**53  # floats count exactly up to this number
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,8 @@ def _is_sound(state: Any) -> bool:
     """Whether a saved state has the entries that `init` describes, each within its range."""
     match state:
         case {"anchor": anchor, "value": value, "window": [*window], "ticks": int(ticks)} if len(state) == 4:
-            known = [] if value is None else [value]
-            shares = all(isinstance(item, int | float) and 0 <= item <= 1 for item in (*window, *known))
-            return shares and len(window) <= ticks <= MOST_TICKS and bool(known) == (bool(window) or anchor == "fixed")
+            shares = window if value is None else [*window, value]
+            in_range = all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares)
+            has_value = anchor == "fixed" or bool(window)
+            return in_range and len(window) <= ticks <= LARGEST_COUNT and (value is not None) == has_value
     return False

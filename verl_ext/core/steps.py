@@ -47,13 +47,6 @@ class Condition(Step):
     not_after: ClassVar[Order] = {**_RAW, SUM: "it takes each reward"}
     conditions: Mapping[str, Requirement]
 
-    def __post_init__(self) -> None:
-        if not self.conditions:
-            raise ConfigurationError("condition: it needs conditions={reward: {on: other reward, at_least: number}}")
-        for key, needed in self.conditions.items():
-            if needed.on == key:
-                raise ConfigurationError(f"condition: conditions.{key}.on must be another reward, found {needed.on!r}")
-
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
         named = {name for key, needed in self.conditions.items() for name in (key, needed.on)}
         if missing := named - set(batch.keys):

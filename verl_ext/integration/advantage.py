@@ -118,9 +118,10 @@ def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Arr
             f"{alone} of {len(batch.groups)} prompts have one response: with nothing to compare it to, its advantage "
             "is 0; a run with actor_rollout_ref.rollout.n=1 learns nothing",
         )
+    seen = chain.conditioned(batch)
     if run.settings.verl_ext.dump_dir is not None:
-        dump.write(run, batch, result.advantages, seen=result.seen, state=before)
-    log_rewards(run, rewards, batch, result.seen)
+        dump.write(run, batch, result.advantages, seen=seen, state=before)
+    log_rewards(run, rewards, batch, seen)
     run.metrics |= advantage_metrics(result.advantages)
     run.metrics |= {f"{metric_name(name)}/{short}": value for short, value in result.metrics.items()}
     return result.advantages

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.core.batch import Batch, unit_accuracy
-from verl_ext.core.chain import CONDITION, Chain
+from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Bools, Groups
 from verl_ext.core.metrics import metric_name
 from verl_ext.errors import IntegrationError
@@ -106,11 +106,7 @@ class Rule:
 
 def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:
     """Return `[G]` whether a reward with a weight varies after the conditions."""
-    values = batch.rewards
-    for step in chain.steps if chain is not None else ():
-        if step.name != CONDITION:
-            break
-        values = step.update(values, batch, None).values
+    values = batch.rewards if chain is None else chain.conditioned(batch)
     counts = np.ones(len(batch.keys), dtype=bool) if weights is None else np.asarray(weights) != 0
     return np.asarray((batch.groups.varies(values) & counts).any(axis=1))
 
