@@ -54,7 +54,7 @@ class Components:
 
     def names(self) -> list[str]:
         """Return the valid names: all numeric components, and the score, which every batch has."""
-        numeric = (key for key, values in self.fields.items() if any(map(is_number, values)))
+        numeric = (str(key) for key, values in self.fields.items() if any(map(is_number, values)))
         return sorted({SCORE, *self.token_scores, *numeric})
 
     def column(self, key: str, setting: str) -> Array:
@@ -184,6 +184,7 @@ def of_queue(
     )
     if not (names or everything) or not scored:
         return found
+    names = list(dict.fromkeys(names))
     data = read_queue(scored, partition_id, ["extra_fields", *names, *(TOKEN_FIELD + name for name in names)])
     present = set(data.keys())
     found.token_scores = {name: partial(total, TOKEN_FIELD + name) for name in names if TOKEN_FIELD + name in present}

@@ -96,7 +96,7 @@ def _names(run: Run) -> list[str]:
     own = run.settings.rewards
     accuracy = [own.accuracy_key or ACCURACY] if run.chain is not None and run.chain.needs_accuracy else []
     fields = run.chain.needs_fields if run.chain is not None else ()
-    return list(dict.fromkeys([*(own.keys or ()), *accuracy, *fields]))
+    return [*(own.keys or ()), *accuracy, *fields]
 
 
 def _tensors(batch: Any) -> dict[str, torch.Tensor]:
