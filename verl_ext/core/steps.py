@@ -131,7 +131,9 @@ class DivideByMean(Step):
     """
 
     name: ClassVar[str] = "divide_by_mean"
-    not_after: ClassVar[Order] = _UNCENTRED
+    not_after: ClassVar[Order] = MappingProxyType(
+        {**_UNCENTRED, "penalise_length": "the penalty makes rewards negative"}
+    )
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:

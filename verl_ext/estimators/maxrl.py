@@ -14,11 +14,14 @@ reward is an error, because the mean could be 0 or negative: map it, for example
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from verl_ext.core.chain import Chain
 from verl_ext.core.steps import Centre, DivideByMean, WeighAndSum
 from verl_ext.core.typed import same_as
+from verl_ext.errors import Complaint
 from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
@@ -31,7 +34,17 @@ class MaxrlSettings:
     """Added to the mean; above 0."""
 
 
-@estimator(section=MaxrlSettings)
+def check(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complaint]:
+    """Complain about settings that make rewards negative; `select` reads an entry of verl's configuration."""
+    penalty = "reward.reward_kwargs.overlong_buffer_cfg.enable"
+    weights = settings.rewards.weights or ()
+    if any(weight < 0 for weight in weights):
+        yield Complaint(f"maxrl needs rewards of at least 0: found algorithm.rewards.weights={list(weights)}")
+    if select("reward.reward_manager.name") == "dapo" and select(penalty):
+        yield Complaint(f"maxrl needs rewards of at least 0, and a penalty makes them negative: set {penalty}=False")
+
+
+@estimator(section=MaxrlSettings, check=check)
 def maxrl(settings: Settings) -> Chain:
     """Weigh and sum, divide by the group's mean, centre.
 

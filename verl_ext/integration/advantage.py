@@ -202,7 +202,7 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
         log_rewards(run, rewards)
         return
     batch = Batch.of(
-        rewards.matrix(keys),
+        rewards.matrix(keys, counts=False),
         rewards.labels,
         groups=rewards.groups,
         keys=keys,

@@ -57,12 +57,15 @@ class Components:
         numeric = (str(key) for key, values in self.fields.items() if any(map(is_number, values)))
         return sorted({SCORE, *self.token_scores, *numeric})
 
-    def column(self, key: str, setting: str) -> Array:
-        """Return `[N]` values; NaN means "not scored". `setting` is the setting that names the key."""
+    def column(self, key: str, setting: str, *, counts: bool = True) -> Array:
+        """Return `[N]` values; NaN means "not scored". `setting` is the setting that names the key.
+
+        Of a component that does not count, a value that is missing or not finite is NaN.
+        """
         if key in self.token_scores:
             return self.token_scores[key]()
         if key in self.fields:
-            return self._numbers(key, self.fields[key])
+            return self._numbers(key, self.fields[key]) if counts else self._logged(key)
         if key == SCORE and self.score is not None:
             return self.score()
         raise ConfigurationError(f"{setting}: {unknown('reward component', key, self.names())}")
@@ -71,10 +74,9 @@ class Components:
         """Yield each component that the reward function returned as numbers; NaN where it is missing or not finite."""
         for name in self.returned:
             try:
-                column = self._numbers(name, [np.nan if value is None else value for value in self.fields[name]])
+                yield name, self._logged(name)
             except DataError:  # text, or a list
                 continue
-            yield name, np.where(np.abs(column) <= LARGEST_REWARD, column, np.nan)
 
     def entries(self, name: str) -> Sequence[Any]:
         """Return the `N` entries of a field."""
@@ -82,9 +84,9 @@ class Components:
             raise ConfigurationError(f"a step needs the field {name!r}, but the batch has {listed(self.fields)}")
         return self.fields[name]
 
-    def matrix(self, keys: Sequence[str]) -> Array:
+    def matrix(self, keys: Sequence[str], *, counts: bool = True) -> Array:
         """Return `[N, K]` values of the rewards in `algorithm.rewards.keys`."""
-        return np.stack([self.column(key, "algorithm.rewards.keys") for key in keys], axis=1)
+        return np.stack([self.column(key, "algorithm.rewards.keys", counts=counts) for key in keys], axis=1)
 
     def token_fields(self, keys: Sequence[str], lengths: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the fields `token_level_scores_<key>` to write, as nested tensors: 0 where not scored.
@@ -101,6 +103,11 @@ class Components:
                 flat = torch.zeros(int(lengths.sum()))
                 flat[ends[lengths > 0] - 1] = values[lengths > 0]
                 yield TOKEN_FIELD + key, torch.nested.nested_tensor_from_jagged(flat, offsets)
+
+    def _logged(self, key: str) -> Array:
+        """Return the values; NaN where one is missing or not finite."""
+        column = self._numbers(key, [np.nan if value is None else value for value in self.fields[key]])
+        return np.where(np.abs(column) <= LARGEST_REWARD, column, np.nan)
 
     def _numbers(self, key: str, values: Any) -> Array:
         """Return the values as floats, one per trajectory."""
@@ -171,6 +178,7 @@ def of_queue(
     TransferQueue leaves out fields that no row has. `everything`: read the reward function's result and the data source
     whatever the names are.
     """
+    names = dict.fromkeys(names)
     padding = [bool(tag.get("is_padding", False)) for tag in tags or ()] or [False] * len(keys)
     rows = Rows.of_sessions(keys, np.array(padding, dtype=bool))
     scored = [keys[row] for row in rows.scored.tolist()]
@@ -184,7 +192,6 @@ def of_queue(
     )
     if not (names or everything) or not scored:
         return found
-    names = list(dict.fromkeys(names))
     data = read_queue(scored, partition_id, ["extra_fields", *names, *(TOKEN_FIELD + name for name in names)])
     present = set(data.keys())
     found.token_scores = {name: partial(total, TOKEN_FIELD + name) for name in names if TOKEN_FIELD + name in present}

@@ -21,7 +21,7 @@ from verl_ext.errors import IntegrationError
 from verl_ext.integration import components, hooks
 from verl_ext.integration.components import SCORE, Components
 from verl_ext.integration.run import Run, run_of
-from verl_ext.settings import ACCURACY, ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
 METHOD = "_dapo_filtered_keys"
 """The method of verl's replay buffer that returns the finished groups to drop."""
@@ -70,7 +70,7 @@ class Rule:
         every = list(self.buffer.partitions[partition_id])
         keys = [key for key, uid in zip(every, components.uids_of(every), strict=True) if uid in uids]
         own = self.run.settings.rewards
-        accuracy = () if self.metric == ANY_REWARD else (own.accuracy_key or ACCURACY,)
+        accuracy = () if own.accuracy_key is None else (own.accuracy_key,)
         rewards = components.of_queue(keys, partition_id, [*(own.keys or ()), *accuracy])
         if missing := uids - set(map(str, rewards.labels)):
             raise IntegrationError(f"finished groups without a trajectory: {sorted(missing)[:5]}")
@@ -123,6 +123,6 @@ def outside(groups: Groups, rewards: Components, settings: RewardsSettings) -> t
     key, where = settings.accuracy_in(rewards, score=SCORE), "algorithm.rewards"
     values = rewards.column(key, f"{where}.accuracy_key")
     right = unit_accuracy(values, rewards.labels, key=key, threshold=settings.accuracy_threshold, where=where)
-    low, high = settings.accuracy_between or (0.0, 1.0)
+    low, high = settings.accuracy_between or ()
     means = groups.mean(right)
     return ~(means >= low), means > high

@@ -33,6 +33,10 @@ ANY_REWARD = "algorithm.filter_groups.metric=any_reward"
 BETWEEN = "algorithm.filter_groups.metric=accuracy_between"
 BOUNDS = "+algorithm.rewards.accuracy_between=[0.05,0.95]"
 NAMED = "+algorithm.rewards.accuracy_key=correctness"
+ACC = "+algorithm.rewards.accuracy_key=acc"
+MAXRL = "algorithm.adv_estimator=maxrl"
+PENALTY = "{step:penalise_length,max_length:%d,buffer:256}"
+SKIP = "+algorithm.verl_ext.skip_zero_advantage=True"
 COMPOSE = "algorithm.adv_estimator=compose"
 OWN = "tests.integration.own_steps"
 
@@ -62,6 +66,11 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("accuracy by default", ("algorithm.adv_estimator=dgpo", GSM8K), ("'score'", "accuracy_key", "correctness")),
     ("accuracy of a sum", ("algorithm.adv_estimator=hadw", TWO), ("hadw", "algorithm.rewards.accuracy_key")),
     ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),
+    (
+        "two penalties",
+        (COMPOSE, *DAPO, f"+algorithm.compose.steps=[weigh_and_sum,{PENALTY % 512}]"),
+        ("overlong_buffer_cfg.enable", "penalise_length"),
+    ),
     ("loss of drgrpo", ("algorithm.adv_estimator=drgrpo",), (DRGRPO[0], f"{ACTOR}.loss_scale_factor=", "check_loss")),
     (
         "loss that goes its own way",
@@ -97,7 +106,17 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         (*GDPO, FILTER, ANY_REWARD, "trainer.use_v1=False"),
         ("trainer.use_v1",),
     ),
-    ("filter without bounds", (*GDPO, FILTER, BETWEEN), ("accuracy_between",)),
+    ("filter without bounds", (*GDPO, FILTER, BETWEEN, ACC), ("accuracy_between",)),
+    ("filter without an accuracy", (GRPO, FILTER, BETWEEN, BOUNDS), ("rewards.accuracy_key",)),
+    ("bounds of grpo", (GRPO, FILTER, BETWEEN, ACC, "+algorithm.rewards.accuracy_between=[5]"), ("accuracy_between",)),
+    ("bounds, misspelt", (GRPO, FILTER, BETWEEN, "+algorithm.rewards.accuracy_betwen=[0,1]"), ("'accuracy_between'",)),
+    ("negative weight of maxrl", (MAXRL, KEYS, "+algorithm.rewards.weights=[2,-1]"), ("maxrl", "weights")),
+    ("penalty of maxrl", (MAXRL, *DAPO), ("maxrl", "overlong_buffer_cfg.enable=False")),
+    (
+        "penalty before the mean",
+        (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{PENALTY % 1024},divide_by_mean,centre]"),
+        ("penalise_length", "divide_by_mean"),
+    ),
     ("bounds without the filter", (*GDPO, BETWEEN, BOUNDS), ("accuracy_between", "filter_groups.enable=True")),
     ("bounds the wrong way round", (*GDPO, "+algorithm.rewards.accuracy_between=[0.9,0.1]"), ("accuracy_between",)),
 ]  # fmt: skip
@@ -123,6 +142,12 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("algorithm.adv_estimator=dgpo", f"{ACTOR}.policy_loss.loss_mode=sapo"),
         ("loss_mode=sapo", "balance=sequence"),
     ),
+    (
+        "penalty that never comes",
+        (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{PENALTY % 1024},centre]"),
+        ("penalise_length", "max_length=512"),
+    ),
+    ("whitening beside skipped rows", (*GDPO, "+algorithm.gdpo.whiten=token", SKIP), ("skip_zero_advantage", "whiten")),
     ("scale of advantages", (*GDPO, f"{ACTOR}.policy_loss.loss_mode=clip_cov"), ("loss_mode=clip_cov",)),
     ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
 ]  # fmt: skip
@@ -140,7 +165,8 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "a preset beside another": ("+verl_ext=[separate_async,hadw]",),
     "grpo with logged rewards": (GRPO, TWO, GSM8K),
     "any_reward": (*GDPO[:1], "+algorithm.rewards.keys=[acc]", FILTER, ANY_REWARD),
-    "accuracy_between": (*GDPO, FILTER, BETWEEN, BOUNDS),
+    "gd2po leaves out rows": ("algorithm.adv_estimator=gd2po", KEYS, SKIP),
+    "accuracy_between": (*GDPO, FILTER, BETWEEN, BOUNDS, ACC),
     "somebody's reward function": (*GDPO, f"{PATH}=pkg://somebody.rewards", f"{KWARGS}.maching=x"),
     "a file of the same name": (*GDPO, f"{PATH}=/nowhere/gsm8k.py", f"{KWARGS}.strict=yes"),
 }  # fmt: skip

@@ -76,6 +76,16 @@ def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> N
         (("algorithm.rewards.keys=[correct,rare]",), "'rare' is missing or None"),
         (("algorithm.adv_estimator=hadw", "algorithm.rewards.accuracy_key=corect"), "'corect'"),
         (("algorithm.adv_estimator=hadw",), "accuracy must lie in [0, 1], but 'score'"),
+        (
+            (
+                "algorithm.adv_estimator=grpo",
+                "algorithm.filter_groups.enable=True",
+                "algorithm.filter_groups.metric=accuracy_between",
+                "algorithm.rewards.accuracy_between=[0.1,0.9]",
+                "algorithm.rewards.accuracy_key=corect",
+            ),
+            "'corect'",
+        ),
     ],
 )
 def test_what_would_end_the_run_is_refused(tried, arguments: tuple[str, ...], word: str) -> None:

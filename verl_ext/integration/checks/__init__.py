@@ -50,8 +50,9 @@ def judge(config: Any) -> Verdict:
     try:
         settings = read_settings(config.algorithm)
         chain = build(name, settings) if name in ESTIMATORS else None
-    except ConfigurationError as error:  # verl's own estimators run without our settings
-        complaints.append(Complaint(str(error), fatal=name in ESTIMATORS))
+    except ConfigurationError as error:
+        # Most runs with verl's own estimators do without our settings.
+        complaints.append(Complaint(str(error), fatal=RunConfig(name, Settings(), None, config).ours))
     run = RunConfig(name, settings or Settings(), chain, config)
     judged = [rule(run) for rule in (*rules.ALWAYS, *(rules.READ if settings is not None else ()))]
     for found in (*judged, *(rule(config) for rule in hooks.RULES)):

@@ -114,5 +114,13 @@ def _lines(verdict: Verdict, config: Any) -> Iterator[str]:
         yield f"accuracy   {key}{by_default if key == 'score' else ''}{'' if bound is None else f' above {bound:g}'}"
     loss = [f"{name}={select(config, f'{ACTOR}.{name}')}" for name in ("loss_agg_mode", "loss_scale_factor")]
     yield f"loss       {select(config, f'{ACTOR}.policy_loss.loss_mode')}, {', '.join(loss)}"
+    bounds = "{:g} and {:g}".format(*rewards.accuracy_between) if rewards.accuracy_between else ""
+    rule = f"mean accuracy is not between {bounds}" if bounds else f"{verdict.filter} does not vary"
+    skipped = [f"groups whose {rule}"] if verdict.filter else []
+    skipped += (
+        ["responses that rollout correction rejected"] if chain is not None and rewards.rejected == "leave_out" else []
+    )
+    if skipped:
+        yield f"left out   {', '.join(skipped)}"
     if rewards.keys and not verdict.errors and components(config) is None:
         yield f"unchecked  whether {select(config, f'{FUNCTION}.path') or 'the reward function'} returns these rewards"

@@ -13,9 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError
 from verl_ext.registry import ESTIMATORS, declaration
-from verl_ext.settings import Settings, entries
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings, entries
 
 ACTOR = "actor_rollout_ref.actor"
+FILTER = "algorithm.filter_groups"
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,16 @@ class RunConfig:
     """The steps of the estimator; None if it is not ours, or cannot be built."""
     config: Any
     """verl's whole configuration."""
+
+    @property
+    def filter(self) -> str | None:
+        """The metric by which verl filters groups; None if it does not."""
+        return self.select(f"{FILTER}.metric") if self.select(f"{FILTER}.enable") else None
+
+    @property
+    def ours(self) -> bool:
+        """Whether settings of this package decide what the run trains on: its estimator, or its filter of groups."""
+        return self.name in ESTIMATORS or self.filter in (ANY_REWARD, ACCURACY_BETWEEN)
 
     @property
     def used(self) -> tuple[str, ...]:

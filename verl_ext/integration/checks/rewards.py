@@ -14,10 +14,11 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from verl_ext import rewards
+from verl_ext.core.steps import PenaliseLength
 from verl_ext.errors import Complaint, ConfigurationError, listed, unknown
 from verl_ext.integration.checks.read import RunConfig, readable, resolved, select
 from verl_ext.integration.components import SCORE
-from verl_ext.settings import ACCURACY_BETWEEN, Settings
+from verl_ext.settings import Settings
 
 FUNCTION = "reward.custom_reward_function"
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
@@ -93,6 +94,26 @@ def lost_penalty(run: RunConfig) -> Iterator[Complaint]:
         )
 
 
+def penalties(run: RunConfig) -> Iterator[Complaint]:
+    """A penalty for length in a list of steps that comes twice, or never."""
+    added = run.select("reward.reward_manager.name") == "dapo" and run.select(f"{OVERLONG}.enable")
+    steps, longest = () if run.chain is None else run.chain.steps, run.select("data.max_response_length")
+    for step in steps:
+        if not isinstance(step, PenaliseLength):
+            continue
+        if added:
+            yield Complaint(
+                f"{OVERLONG}.enable=True and the step {step.name} both penalise long responses: set "
+                f"{OVERLONG}.enable=False, or remove the step"
+            )
+        if longest is not None and longest <= (free := step.max_length - step.buffer):
+            yield Complaint(
+                f"{step.name} begins above {free} tokens, but data.max_response_length={longest}: set "
+                f"max_length={longest} in the step, and a buffer",
+                fatal=False,
+            )
+
+
 def accuracy_of(settings: Settings) -> str:
     """Return the component that is the accuracy, as far as it is known before the run."""
     return settings.rewards.accuracy_in(settings.rewards.keys or ())
@@ -103,15 +124,14 @@ def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:
     by_estimator = run.chain is not None and run.chain.needs_accuracy
     if not by_estimator and run.settings.rewards.accuracy_between is None:
         return
-    user = run.name if by_estimator else f"algorithm.filter_groups.metric={ACCURACY_BETWEEN}"
     rewards, module = run.settings.rewards, scorer(run.config)
     keys, kwargs = rewards.keys or (), arguments(run.config)
     key = accuracy_of(run.settings)
     known = () if module is None else module.accuracies(kwargs)
-    if rewards.accuracy_key is None and key == SCORE and len(keys) > 1:
+    if by_estimator and rewards.accuracy_key is None and key == SCORE and len(keys) > 1:
         candidates = listed(name for name in known if name != SCORE) if known else "one of your components"
         yield Complaint(
-            f"{user} needs an accuracy, and the score of several rewards is none: set "
+            f"{run.name} needs an accuracy, and the score of several rewards is none: set "
             f"algorithm.rewards.accuracy_key=... ({candidates}), and algorithm.rewards.accuracy_threshold=... if it "
             "does not lie in [0, 1]"
         )

@@ -25,10 +25,11 @@ from verl_ext.estimators.compose import try_out
 from verl_ext.estimators.dgpo import DgpoSettings
 from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
 from verl_ext.integration.checks.losses import balance, loss_mode
-from verl_ext.integration.checks.read import ACTOR, RunConfig
+from verl_ext.integration.checks.read import ACTOR, FILTER, RunConfig
 from verl_ext.integration.checks.rewards import (
     FUNCTION,
     lost_penalty,
+    penalties,
     wrong_accuracy,
     wrong_arguments,
     wrong_components,
@@ -38,7 +39,6 @@ from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration, refused
 from verl_ext.registry import GROUP as ENTRY_POINTS
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings, misspelt, sections
 
-FILTER = "algorithm.filter_groups"
 LOSS = (f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor", f"{ACTOR}.use_kl_loss")
 """The actor's settings that the presets of estimators set."""
 
@@ -67,7 +67,7 @@ def unread(run: RunConfig) -> Iterator[Complaint]:
     from verl.trainer.config import AlgoConfig
 
     for text in misspelt(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)}):
-        yield Complaint(text, fatal=run.name in ESTIMATORS)
+        yield Complaint(text, fatal=run.ours)
     for key in map(str, run.config):
         if key in sections() and key != GROUP:
             yield Complaint(f"{key} is not read at the top of the configuration: write algorithm.{key}")
@@ -126,8 +126,10 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
     """verl's filter of groups, by our metric or with an estimator that it does not fit."""
-    metric = run.select(f"{FILTER}.metric") if run.select(f"{FILTER}.enable") else None
-    where, rewards = f"{FILTER}.metric={metric}", run.settings.rewards
+    metric, rewards = run.filter, run.settings.rewards
+    where = f"{FILTER}.metric={metric}"
+    if metric == ACCURACY_BETWEEN and rewards.accuracy_key is None:
+        yield Complaint(f"{where} needs the name of the accuracy: set algorithm.rewards.accuracy_key=...")
     if (metric == ACCURACY_BETWEEN) != (rewards.accuracy_between is not None):
         yield Complaint(
             f"{FILTER}.metric={ACCURACY_BETWEEN} and its bounds belong together: set both, with {FILTER}.enable=True "
@@ -236,6 +238,6 @@ ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments)
 """The rules for every configuration."""
 READ = (
     *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_effect, skipped_rows),
-    *(missing_keys, trial, rule_of_estimator, balance, loss_mode),
+    *(missing_keys, trial, penalties, rule_of_estimator, balance, loss_mode),
 )
 """Those that need the settings."""

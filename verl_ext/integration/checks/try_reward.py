@@ -97,14 +97,16 @@ def _wrong(
     rows, rewards = Rows.of_padding(np.zeros(len(answers), dtype=bool)), verdict.settings.rewards
     found = Components(rows=rows, labels=answers, fields=columns)
     wanted = dict.fromkeys(rewards.keys or (), "keys")
-    accuracy = rewards.accuracy_in(found) if verdict.chain is not None and verdict.chain.needs_accuracy else None
+    by_estimator = verdict.chain is not None and verdict.chain.needs_accuracy
+    accuracy = rewards.accuracy_in(found) if by_estimator or rewards.accuracy_between is not None else None
     if accuracy is not None:
         wanted.setdefault(accuracy, "accuracy_key")
     for name, setting in wanted.items():
         if name not in found and (added is None or name in added):
             continue
         try:
-            column = found.column(name, f"{PLACE}.{setting}")
+            counts = verdict.chain is not None or name == accuracy
+            column = found.column(name, f"{PLACE}.{setting}", counts=counts)
             if name == accuracy:
                 unit_accuracy(column, answers, key=name, threshold=rewards.accuracy_threshold, where=PLACE)
         except VerlExtError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from verl_ext.core.conflicts import DropConflicts
 from verl_ext.core.totals import Whiten
 from verl_ext.errors import Complaint
 from verl_ext.integration.checks.read import ACTOR, RunConfig
@@ -48,7 +49,9 @@ def skipped_rows(run: RunConfig) -> Iterator[Complaint]:
             f"{ACTOR}.policy_loss.loss_mode={loss}: set {ACTOR}.policy_loss.loss_mode=vanilla, or {SETTING}=False",
             fatal=False,
         )
-    if run.chain is not None and any(isinstance(step, Whiten) and step.over == "token" for step in run.chain.steps):
+    steps = run.chain.steps if run.chain is not None else ()
+    drops = any(isinstance(step, DropConflicts) for step in steps)  # and leaves those rows at 0
+    if not drops and any(isinstance(step, Whiten) and step.over == "token" for step in steps):
         yield Complaint(
             f"{SETTING}=True leaves out few rows: whitening over tokens moves groups without variance away from 0: set "
             "algorithm.gdpo.whiten=sequence (in a list of steps, over: sequence)",
