@@ -32,7 +32,7 @@ def test_a_batch_of_which_nothing_is_scored_gives_zeros(name):
         ("0.5", ("'0.5'", "str")),
         (None, ("missing or None", "NaN")),
         ([1.0, 2.0], ("[1.0, 2.0]", "list")),
-        ({"score": 1}, ("{\'score\': 1}", "dict")),
+        ({"score": 1}, ("{'score': 1}", "dict")),
     ],
 )
 @pytest.mark.parametrize("container", [list, object_array])

@@ -35,7 +35,6 @@ def install(core_algos: ModuleType) -> None:
     attribute `replaced`. `register_adv_est` is not used because it raises for a name that exists.
     """
     registry = hooks.member(core_algos, "ADV_ESTIMATOR_REGISTRY")
-    hooks.member(core_algos, "get_adv_estimator_fn")
     new = {name: estimator_function(name) for name in ESTIMATORS if not hasattr(registry.get(name), hooks.MARK)}
     for name, function in new.items():
         function.replaced = registry.get(name)  # type: ignore[attr-defined]

@@ -54,7 +54,7 @@ class Components:
 
     def names(self) -> list[str]:
         """Return the valid names: all numeric components, and the score, which every batch has."""
-        numeric = (key for key, values in self.fields.items() if any(map(is_number, values)))
+        numeric = (str(key) for key, values in self.fields.items() if any(map(is_number, values)))
         return sorted({SCORE, *self.token_scores, *numeric})
 
     def column(self, key: str, setting: str, *, counts: bool = True) -> Array:

@@ -70,7 +70,7 @@ class Run:
     @property
     def log(self) -> str:
         """Which rewards have metrics: `all`, `keys` or `none`."""
-        return self.settings.rewards.log or ("all" if self.ours else "keys")
+        return self.settings.rewards.log or ("keys" if self.chain is None else "all")
 
     @property
     def saved_step(self) -> int:

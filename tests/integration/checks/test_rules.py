@@ -66,6 +66,11 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("accuracy by default", ("algorithm.adv_estimator=dgpo", GSM8K), ("'score'", "accuracy_key", "correctness")),
     ("accuracy of a sum", ("algorithm.adv_estimator=hadw", TWO), ("hadw", "algorithm.rewards.accuracy_key")),
     ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),
+    (
+        "two penalties",
+        (COMPOSE, *DAPO, f"+algorithm.compose.steps=[weigh_and_sum,{PENALTY % 512}]"),
+        ("overlong_buffer_cfg.enable", "penalise_length"),
+    ),
     ("loss of drgrpo", ("algorithm.adv_estimator=drgrpo",), (DRGRPO[0], f"{ACTOR}.loss_scale_factor=", "check_loss")),
     (
         "loss that goes its own way",

@@ -1,4 +1,4 @@
-"""Where the default trainer's rewards come from and go to: token scores, reward models, verl's own estimators, KL."""
+"""Where the default trainer's rewards come from and go to: reward models, metrics, dumps of verl's own estimators."""
 
 from __future__ import annotations
 

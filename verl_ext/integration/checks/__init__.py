@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +46,6 @@ def judge(config: Any) -> Verdict:
     if name in ESTIMATORS:
         hooks.require()
     complaints: list[Complaint] = []
-
-    def collect(judged: Iterable[Complaint]) -> None:
-        try:
-            complaints.extend(judged)
-        except ConfigurationError as error:  # an entry that the rule cannot read
-            complaints.append(Complaint(str(error)))
-
     settings, chain = None, None
     try:
         settings = read_settings(config.algorithm)
@@ -62,10 +54,12 @@ def judge(config: Any) -> Verdict:
         # Most runs with verl's own estimators do without our settings.
         complaints.append(Complaint(str(error), fatal=RunConfig(name, Settings(), None, config).ours))
     run = RunConfig(name, settings or Settings(), chain, config)
-    for rule in (*rules.ALWAYS, *(rules.READ if settings is not None else ())):
-        collect(rule(run))
-    for added in hooks.RULES:
-        collect(added(config))
+    judged = [rule(run) for rule in (*rules.ALWAYS, *(rules.READ if settings is not None else ()))]
+    for found in (*judged, *(rule(config) for rule in hooks.RULES)):
+        try:
+            complaints.extend(found)
+        except ConfigurationError as error:  # an entry that the rule cannot read
+            complaints.append(Complaint(str(error)))
     errors = tuple(dict.fromkeys(text for text, fatal in complaints if fatal))
     warnings = tuple(dict.fromkeys(text for text, fatal in complaints if not fatal))
     return Verdict(**vars(run), errors=errors, warnings=warnings, notes=tuple(rules.notes(run)))

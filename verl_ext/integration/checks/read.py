@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -53,7 +53,7 @@ class RunConfig:
 
 
 def read_settings(algorithm: Any) -> Settings:
-    """Read the settings of an `algorithm` section: a DictConfig, verl's `AlgoConfig`, a mapping, or None.
+    """Read the settings of an `algorithm` section: a DictConfig, a mapping, or None.
 
     The actor's loss comes from the whole configuration if the section is part of one.
     """
@@ -63,12 +63,10 @@ def read_settings(algorithm: Any) -> Settings:
 
 def plain(algorithm: Any) -> dict[str, Any]:
     """Return those entries of an `algorithm` section that this package reads, without interpolations."""
-    # verl's AlgoConfig is a Mapping too, but its `get` raises for a name that it lacks.
-    get = (lambda name: getattr(algorithm, name, None)) if is_dataclass(algorithm) else (algorithm or {}).get
     values = {}
     for name in entries():
         with readable(f"algorithm.{name}"):
-            values[name] = resolved(get(name))
+            values[name] = resolved((algorithm or {}).get(name))
     return values
 
 

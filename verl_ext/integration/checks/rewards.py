@@ -58,7 +58,7 @@ def wrong_arguments(run: RunConfig) -> Iterator[Complaint]:
     """A scorer of this package that does not exist, or with arguments that it refuses."""
     if (module := scorer(run.config)) is not None:
         module.check_kwargs(arguments(run.config))
-    yield from ()
+    yield from ()  # a rule is a generator
 
 
 def components(config: Any) -> list[str] | None:
