@@ -34,7 +34,8 @@ def test_lists_on_command_lines_are_quoted() -> None:
 def test_nothing_installs_our_name_from_an_index() -> None:
     """The package is on none, and somebody else could take the name. Paths and clones are fine."""
     wrong = []
-    for path in [*PAGES, *(file for part in ("verl_ext", "scripts") for file in (ROOT / part).rglob("*.[ps][yh]"))]:
+    code = [file for part in ("verl_ext", "scripts") for file in (ROOT / part).rglob("*.*")]
+    for path in [*PAGES, *(file for file in code if file.suffix in (".py", ".sh"))]:
         for found in re.findall(r"pip3? install[^\n`]*", path.read_text(encoding="utf-8")):
             if re.search(r"(?<![\w/.])verl[_-]ext(?![\w/]| @)", found.partition(" in a clone")[0]):
                 wrong.append(f"{path.relative_to(ROOT)}: {found}")

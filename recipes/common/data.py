@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_ext.errors import DataError, VerlExtError
+from verl_ext.files import replacing
 
 Record = Mapping[str, Any]
 """One example of the data set."""
@@ -218,10 +217,8 @@ def write(folder: Path, rows: Mapping[str, list[Row]], report: Mapping[str, Any]
     import pyarrow
     import pyarrow.parquet
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as scratch:
-        for name, of_split in rows.items():
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(of_split), Path(scratch) / f"{name}.parquet")
-        (Path(scratch) / "prepared.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        for name in (*(f"{name}.parquet" for name in rows), "prepared.json"):
-            os.replace(Path(scratch) / name, folder / name)
+    for name, of_split in rows.items():
+        with replacing(folder / f"{name}.parquet") as temporary:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(of_split), temporary)
+    with replacing(folder / "prepared.json") as temporary:
+        temporary.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")

@@ -1,8 +1,6 @@
 """Print the imports inside the package: its parts in layers, with imports pointing down, and import circles.
 
-    python scripts/quality/draw_imports.py                 # the parts (folders) of verl_ext
-    python scripts/quality/draw_imports.py --files         # every file, not only the parts
-    python scripts/quality/draw_imports.py --root OTHER    # another checkout
+    python scripts/quality/draw_imports.py
 
 A part is a folder, or a single file next to folders. Imports inside functions count, imports under `if TYPE_CHECKING:`
 do not. Exit status 1 if there is a circle.
@@ -10,13 +8,13 @@ do not. Exit status 1 if there is a circle.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 PACKAGE = "verl_ext"
 DIVIDED = ("", "integration")
 """Folders whose folders are parts of their own."""
@@ -118,30 +116,17 @@ def layers(graph: Graph) -> list[list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--root", type=Path, default=Path(__file__).parents[2])
-    parser.add_argument("--files", action="store_true", help="draw every file")
-    options = parser.parse_args()
-    known = modules(options.root)
-    parts, arrows = parts_graph(options.root)
-    graph = files_graph(options.root) if options.files else parts
+    graph, arrows = parts_graph(ROOT)
     sizes: defaultdict[str, list[int]] = defaultdict(list)
-    for name, path in known.items():
-        where = name if options.files else part_of(name, path)
-        sizes[where].append(len(path.read_text(encoding="utf-8").splitlines()))
+    for name, path in modules(ROOT).items():
+        sizes[part_of(name, path)].append(len(path.read_text(encoding="utf-8").splitlines()))
     for at, layer in reversed(list(enumerate(layers(graph)))):
         print(f"layer {at}")
         for name in layer:
-            targets = ", ".join(
-                other if options.files else f"{other} ({arrows[name, other]})" for other in sorted(graph[name])
-            )
+            targets = ", ".join(f"{other} ({arrows[name, other]})" for other in sorted(graph[name]))
             print(f"  {name}: {len(sizes[name])} files, {sum(sizes[name])} lines{' -> ' + targets if targets else ''}")
-    found = circles(graph) + ([] if options.files else circles(files_graph(options.root)))
-    count = sum(len(targets) for targets in graph.values())
-    print(
-        f"{len(graph)} {'files' if options.files else 'parts'}, {count} arrows, {sum(map(sum, sizes.values()))} lines, "
-        f"{len(found)} circles"
-    )
+    found = circles(graph) + circles(files_graph(ROOT))
+    print(f"{len(graph)} parts, {len(arrows)} arrows, {sum(map(sum, sizes.values()))} lines, {len(found)} circles")
     for part in found:
         print(f"circle: {' <-> '.join(part)}")
     return 1 if found else 0

@@ -101,9 +101,7 @@ def test_a_gold_of_a_public_set_is_read_as_it_is(gold):
     assert accuracy(r"\boxed{173}", gold) == 0
 
 
-@pytest.mark.parametrize(
-    "gold", [None, "", r"\frac{2}{3", r"\boxed{}", r"\boxed \frac12", r"\boxed{5", "5" * 2001, "\\"]
-)
+@pytest.mark.parametrize("gold", [None, "", r"\frac{2}{3", r"\boxed{}", r"\boxed \frac12", r"\boxed{5", "\\"])
 def test_a_gold_that_cannot_be_read_is_an_error_that_names_the_row(gold):
     for solution in (r"\boxed{5}", ""):
         with pytest.raises(DataError, match=facts("row 3 of 'math'", "ground_truth")):
@@ -124,8 +122,8 @@ def test_without_math_verify_the_error_names_the_package(monkeypatch):
 @pytest.mark.parametrize(
     ("kwargs", "told"),
     [
-        ({"timeout": 0}, ("reward_kwargs.timeout", "above 0", "at most 3600", "found 0.0")),
-        ({"timeout": 3601}, ("reward_kwargs.timeout", "at most 3600", "found 3601.0")),
+        ({"timeout": 0}, ("reward_kwargs.timeout", "above 0", "found 0")),
+        ({"timeout": 3601}, ("reward_kwargs.timeout", "at most 3600", "found 3601")),
         ({"timout": 5}, ("'timout'", "did you mean 'timeout'")),
     ],
 )

@@ -76,7 +76,7 @@ def test_the_gold_is_the_text_after_the_mark_or_all_of_it(gold):
 
 
 @pytest.mark.parametrize("strict", ["reference", "corrected"])
-@pytest.mark.parametrize("gold", [None, 18, " ", "####", "#### 1 #### 2"])
+@pytest.mark.parametrize("gold", [None, 18, " ", "####"])
 def test_a_gold_without_one_answer_is_an_error_that_names_the_row(gold, strict):
     with pytest.raises(DataError, match=facts("row 17 of 'gsm8k'", "ground_truth")):
         compute_score("gsm8k", answer("18"), gold, {"index": 17}, strict=strict)

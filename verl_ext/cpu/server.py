@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import logging
 import threading
 from collections import Counter
@@ -77,15 +76,13 @@ class EmbeddedServer:
         self.config = config
         self.replica_rank = replica_rank
         self.global_steps: int | None = None
-        self._model_config = omega_conf_to_dataclass(model_config)
-        self._model, self._eos = _build(self._model_config, config.dtype)
+        self._model, self._eos = _build(omega_conf_to_dataclass(model_config), config.dtype)
         check_model(self._model, config.prompt_length + config.response_length)
         self._parameters: dict[str, torch.Tensor] = self._model.state_dict(keep_vars=True)
         self._received: set[str] = set()
         self._ready = False
         self._seen: Counter[tuple[int, ...]] = Counter()
-        self._arrivals = itertools.count()
-        self._waiting: list[tuple[int, Request, asyncio.Future[Completion]]] = []
+        self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []  # those of a prompt as they arrived
         self._arrived = asyncio.Event()
         self._admitting = asyncio.Event()
         self._admitting.set()
@@ -118,7 +115,7 @@ class EmbeddedServer:
         if self._loop is None:
             self._loop = asyncio.create_task(self._serve())
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.append((next(self._arrivals), Request(prompt, sampling, seed), future))
+        self._waiting.append((Request(prompt, sampling, seed), future))
         self._arrived.set()
         return self._output(await future, log_probs=bool(sampling_params.get("logprobs", False)))
 
@@ -148,7 +145,7 @@ class EmbeddedServer:
 
     async def _run_batch(self) -> None:
         # Sort, so that the order does not depend on the network and equal runs form equal batches.
-        self._waiting.sort(key=lambda item: (item[1].prompt, item[0]))
+        self._waiting.sort(key=lambda item: tuple(item[0].prompt))
         batch, self._waiting = self._waiting[: self.config.max_num_seqs], self._waiting[self.config.max_num_seqs :]
         if self._waiting:
             self._arrived.set()
@@ -160,16 +157,16 @@ class EmbeddedServer:
             completions = await asyncio.to_thread(
                 generate,
                 self._model,
-                [request for _, request, _ in batch],
+                [request for request, _ in batch],
                 eos=self._eos,
                 abort=self._abort,
             )
         except Exception as error:  # noqa: BLE001 - any failure goes to the waiting callers
-            for _, _, future in batch:
+            for _, future in batch:
                 if not future.done():  # a caller may have cancelled; the loop must go on
                     future.set_exception(error)
             return
-        for (_, _, future), completion in zip(batch, completions, strict=True):
+        for (_, future), completion in zip(batch, completions, strict=True):
             if not future.done():
                 future.set_result(completion)
 
@@ -181,7 +178,7 @@ class EmbeddedServer:
         async with self._busy:
             pass
         if reject_request:
-            for _, _, future in self._waiting:
+            for _, future in self._waiting:
                 if not future.done():
                     future.set_result(Completion([], [], aborted=True))
             self._waiting.clear()

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from verl_ext.errors import ConfigurationError
+from verl_ext.core.typed import limited
 from verl_ext.rewards.math_judge import JUDGE, NoVerdictError
-from verl_ext.rewards.options import KWARGS, bad_truth, parse_options, require_package, row_name, truth_text
+from verl_ext.rewards.options import bad_truth, parse_options, require_package, row_name, truth_text
 
 MAX_CHARACTERS = 2000
 # A ground truth may take so many times the `timeout`.
@@ -47,11 +47,9 @@ _TOKEN = re.compile(rf"{_BOX}\s*(?:(?P<brace>\{{)|(?P<bare>{_BARE})(?={_END}))|\
 class Options:
     """The keyword arguments of `compute_score`: `timeout`, seconds of CPU time for one judgement."""
 
-    timeout: float = 0.5
+    timeout: float = limited(0.5, above=0.0, high=3600.0)
 
     def __post_init__(self) -> None:
-        if not 0 < self.timeout <= 3600:
-            raise ConfigurationError(f"{KWARGS}.timeout must be above 0 and at most 3600, found {self.timeout}")
         require_package("math_verify", "math-verify>=0.8,<0.9", "verl_ext.rewards.boxed_math")
 
 
@@ -103,8 +101,6 @@ def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float 
     if boxed is None and re.search(_BOX, text):
         raise bad_truth(row, "has a box that cannot be read", ground_truth, r"\boxed{...}")
     gold = text if boxed is None else boxed
-    if len(gold) > MAX_CHARACTERS:
-        raise bad_truth(row, f"is an answer of {len(gold)} characters", ground_truth, f"at most {MAX_CHARACTERS}")
     problem = _why_unreadable(gold, GOLD_PATIENCE * timeout)
     if problem:
         raise bad_truth(row, problem, ground_truth, "an answer in LaTeX")

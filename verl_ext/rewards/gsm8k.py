@@ -68,12 +68,9 @@ def check_ground_truth(ground_truth: object, row: str = "a row", strict: str = "
     """Return the text after `####`, or all of it without that mark; raise `DataError` with the row if invalid."""
     text = truth_text(row, ground_truth)
     gold = text.partition("####")[2].strip() if "####" in text else text
-    if not gold or "####" in gold:
-        raise bad_truth(
-            row, "has no single answer", ground_truth, "'####' once, with the answer after it, or not at all"
-        )
-    if strict == "corrected" and (read_number(gold) is None or "." in gold):
-        raise bad_truth(row, f"has the answer {gold!r}, not an integer", ground_truth, "an integer such as '-1,000'")
+    is_integer = read_number(gold) is not None and "." not in gold
+    if not gold or (strict == "corrected" and not is_integer):
+        raise bad_truth(row, f"has the answer {gold!r}", ground_truth, "an integer such as '-1,000', after '####'")
     return gold
 
 

@@ -28,6 +28,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Literal
 
+from verl_ext.core.typed import limited
 from verl_ext.errors import ConfigurationError, listed
 from verl_ext.rewards.options import KWARGS, bad_truth, parse_options, require_package, row_name, truth_text
 from verl_ext.rewards.tags import Section, describe, first_block, follows_layout, has_both_tags, last_block
@@ -76,13 +77,11 @@ class Options:
     matching: Literal["greedy", "optimal"] = "greedy"
     credit: Literal["partial", "per_call", "exact"] = "partial"
     names: Literal["unordered", "ordered"] = "unordered"
-    correctness_max: float = 3.0
+    correctness_max: float = limited(3.0, above=0.0)
     scale: Literal["constant", "two_stage", "linear"] = "constant"
     length: Literal["omitted", "fixed", "growing"] = "omitted"
 
     def __post_init__(self) -> None:
-        if self.correctness_max <= 0:
-            raise ConfigurationError(f"{KWARGS}.correctness_max must be above 0, found {self.correctness_max}")
         if self.scale != "constant" and self.correctness_max != 3.0:
             raise ConfigurationError(
                 f"{KWARGS}.correctness_max={self.correctness_max} has no effect with scale={self.scale!r}, which sets "

@@ -41,11 +41,11 @@ def markdown(rows: Rows) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
-def page(heading: str, notes: Iterable[str], picture: bytes, alt: str, tables: Iterable[tuple[str, str, Rows]]) -> str:
+def page(heading: str, notes: Iterable[str], picture: bytes, tables: Iterable[tuple[str, str, Rows]]) -> str:
     """Return one self-contained HTML document. `picture` is a PNG; a table has a caption, a remark or "", and rows."""
     image = base64.b64encode(picture).decode("ascii")
     body = [f"<h1>{html.escape(heading)}</h1>", "<ul>", *(f"<li>{html.escape(note)}</li>" for note in notes), "</ul>"]
-    body.append(f'<img src="data:image/png;base64,{image}" alt="{html.escape(alt)}">')
+    body.append(f'<img src="data:image/png;base64,{image}" alt="{html.escape(heading)}">')
     for caption, remark, rows in tables:
         cells = [_row(rows[0], "th"), *(_row(row, "td") for row in rows[1:])]
         body += [f"<h2>{html.escape(caption)}</h2>", f"<p>{html.escape(remark)}</p>", "<table>", *cells, "</table>"]

@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 
 from verl_ext.errors import ConfigurationError
-from verl_ext.files import write, writing
+from verl_ext.files import writing
 from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import Settings
-from verl_ext.tools import picture
 from verl_ext.tools.compare import variants
 from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, by_score, measure, normalised
 from verl_ext.tools.compare.picture import draw
 from verl_ext.tools.compare.read import read
 from verl_ext.tools.compare.rollouts import SUM, Rollouts
 from verl_ext.tools.compare.variants import GRPO, Outcome
-from verl_ext.tools.tables import Rows, page, plain
+from verl_ext.tools.picture import publish
+from verl_ext.tools.tables import Rows, plain
 
 AGAINST = (
     "A: advantage. In brackets: 95 % interval (Wilson's, for the number of groups). A = 0, other sign: shares of "
@@ -86,12 +86,7 @@ def compare(options: argparse.Namespace) -> str:
     if options.plot is not None or options.html is not None:
         figure = draw(result.labels, result.measures, result.level, result.keys, result.rollouts.summary)
         heading = f"{', '.join(result.labels[1:])} against grpo"
-        if options.plot is not None:
-            picture.save(figure, options.plot)
-            lines.append(f"picture: {options.plot}")
-        if options.html is not None:
-            write(options.html, page(heading, result.notes, picture.png(figure), heading, _tables(result)))
-            lines.append(f"page: {options.html}")
+        lines += publish(figure, options.plot, options.html, heading, result.notes, _tables(result))
     if options.output is not None:
         _save(result, options.output)
         lines.append(f"advantages: {options.output}")

@@ -65,7 +65,7 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
             continue
         update = about["step"], about["update"]
         again |= {update} & found.keys()
-        found[update] = file, _with_raw(table.to_pandas()), about
+        found[update] = file, table.to_pandas(), about
     if not found:
         raise DataError("\n".join([f"no {DUMPS} can be read in {path}", *notes]))
     if again:
@@ -75,7 +75,9 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
     found = dict(sorted(found.items()))
     frame = pd.concat([table for _, table, _ in found.values()], ignore_index=True)
     keys = [name.partition("/")[2] for name in frame if name.startswith("reward/")]
-    seen, raw = ({key: frame[f"{kind}/{key}"].to_numpy(float) for key in keys} for kind in ("reward", "raw"))
+    seen = {key: frame[f"reward/{key}"].astype(float) for key in keys}
+    # A file of a run without conditions has only what the estimator saw: it saw the rewards as they were scored.
+    raw = {key: frame.get(f"raw/{key}", values).fillna(values).to_numpy(float) for key, values in seen.items()}
     total = next(name for name in ("total", SCORE, "sum") if name not in seen)
     counts = {"lengths": TOKENS, "outputs": "outputs", "response_lengths": "response_tokens"}
     run, more = _run({update: about for update, (_, _, about) in found.items()})
@@ -84,19 +86,12 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
         table=frame,
         rewards=raw | {total: frame["total"].to_numpy(float)},
         total=total,
-        seen=seen,
+        seen={key: values.to_numpy() for key, values in seen.items()},
         counts={name: frame[column].to_numpy(float) for name, column in counts.items() if column in frame},
         unit=TOKENS,
         run=run,
         notes=(*notes, *more),
     )
-
-
-def _with_raw(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the rewards as they were scored to a file that has only what the estimator saw, because it saw the same."""
-    seen = [name for name in table if name.startswith("reward/")]
-    raw = {name.replace("reward/", "raw/", 1): table[name] for name in seen}
-    return table.assign(**{name: values for name, values in raw.items() if name not in table})
 
 
 def _run(written: Mapping[tuple[int, int], Mapping[str, Any]]) -> tuple[Run, list[str]]:

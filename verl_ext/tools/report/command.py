@@ -7,11 +7,11 @@ from pathlib import Path
 
 from verl_ext.errors import ConfigurationError, DataError, unknown
 from verl_ext.files import write
-from verl_ext.tools import picture
+from verl_ext.tools.picture import publish
 from verl_ext.tools.report.curves import Experiments, logged, panels, panels_of, rewards, rows, width_of
 from verl_ext.tools.report.logs import Log, find_log, read_log
 from verl_ext.tools.report.plot import plot
-from verl_ext.tools.tables import markdown, page, plain
+from verl_ext.tools.tables import markdown, plain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,18 +62,12 @@ def report(options: argparse.Namespace) -> str:
     if options.plot is not None or options.html is not None:
         shown = panels_of(options.metrics) if options.metrics else panels(found)
         figure = plot(found, shown, options.smooth, options.title)
-        if options.plot is not None:
-            picture.save(figure, options.plot)
-            text.append(f"picture: {options.plot}")
-        if options.html is not None:
-            heading = options.title or " and ".join(found)
-            alt = "Curves over training steps of " + ", ".join(panel.title for panel in shown)
-            tables = [("Rewards", "", table)]
-            if beside := [metric for panel in shown for metric in panel.metrics if metric not in metrics]:
-                tables.append(("Beside the rewards", "", rows(found, beside, width)))
-            runs = [f"{name}: {log.path}, {len(log.table)} steps" for name, logs in found.items() for log in logs]
-            write(options.html, page(heading, [*runs, *notes], picture.png(figure), alt, tables))
-            text.append(f"page: {options.html}")
+        heading = options.title or " and ".join(found)
+        tables = [("Rewards", "", table)]
+        if beside := [metric for panel in shown for metric in panel.metrics if metric not in metrics]:
+            tables.append(("Beside the rewards", "", rows(found, beside, width)))
+        runs = [f"{name}: {log.path}, {len(log.table)} steps" for name, logs in found.items() for log in logs]
+        text += publish(figure, options.plot, options.html, heading, [*runs, *notes], tables)
     return "\n".join(text)
 
 
