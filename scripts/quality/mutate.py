@@ -54,6 +54,7 @@ HARMLESS = (
     ('_NO_BASE = ("compose", "hadw")', "swapped", "only whether a name is among them counts"),
     ("np.fmax.reduce(np.abs(values), axis=None", "axis= left out", "whitening has one column"),
     ('return ["grpo", *(name for name in ESTIMATORS', "swapped", "the order of names in a message"),
+    ("[*window, value]", "swapped", "each of them is judged alone"),
     ("(Condition, PenaliseLength, DivideByMean", "swapped", "the order of the steps that a list may name"),
     ("(WeighAndSum, Whiten, Balance", "swapped", "the same"),
     ("_KINDS: tuple[type[Step], ...] = (", "swapped", "the same"),

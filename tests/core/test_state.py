@@ -33,6 +33,7 @@ def test_what_json_gives_back_as_it_was_may_be_a_state():
 
 REFUSED = {
     "nan": {"mean": [0.5, float("nan")]},
+    "infinity": float("-inf"),
     "set": {"seen": {1}},
     "tuple": {"last": (1, 2)},
     "key": {"by_prompt": {"a": {3: 0.5}}},
