@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from tests.recipes.launchers import ARMS, RECIPES, composed, estimator, on_the_cpu, run
 from verl_ext.cli import main
-from verl_ext.integration import checks
+from verl_ext.integration.checks import command as check_command
 from verl_ext.integration.checks import judge
 
 # Published as they are: several updates a step, and a filter of groups below HA-DW.
@@ -38,7 +38,7 @@ def test_every_arm_is_named_like_its_file_and_passes_the_check(
     arm: str, cpu: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[Any] = []
-    monkeypatch.setattr(checks, "judge", lambda config: judged.append(config) or judge(config))
+    monkeypatch.setattr(check_command, "judge", lambda config: judged.append(config) or judge(config))
     status = main(["check", "--config-path", str(RECIPES), "--config-name", arm, *([on_the_cpu(arm)] if cpu else [])])
     shown = capsys.readouterr().out
     assert status == 0, shown
