@@ -98,6 +98,7 @@ def test_limits_hold_for_whole_numbers_and_for_each_of_a_list(kind):
         ({"above": 1}, 1 + 1e-9, 1, "above 1"),
         ({"high": 1}, 1, 1 + 1e-9, "at most 1"),
         ({}, -1e300, math.nan, "finite"),
+        ({}, 1e300, -math.inf, "finite"),
         ({}, 0, 10**400, "finite"),
         ({}, 1, True, "finite"),
     ],
