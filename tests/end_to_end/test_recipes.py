@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import shutil
 import subprocess
 import sys
@@ -22,8 +21,8 @@ from tests.end_to_end.run import MARK, check_estimator, end_all, metrics_of
 from tests.recipes.launchers import RECIPES, environment
 
 pytestmark = pytest.mark.end_to_end
+GDPO = "verl_ext=[cpu,gdpo]"
 SMALL = (
-    "verl_ext=[cpu,gdpo]",
     "data.train_batch_size=8",
     "data.max_prompt_length=64",
     "data.max_response_length=48",
@@ -76,15 +75,21 @@ def task(tmp_path: Path) -> tuple[str, ...]:
     )
 
 
-def test_tool_calling_trains_validates_and_saves(launch: Launch, task: tuple[str, ...], tmp_path: Path) -> None:
-    launch("tool_calling/run.sh", "gdpo", *SMALL, *task, "trainer.total_training_steps=2")
-    folder, keys = tmp_path / "outputs/tool_calling/gdpo", ("correctness", "format")
+@pytest.mark.parametrize(
+    "arm", ["gdpo", *(pytest.param(f"gd2po-{name}", marks=pytest.mark.slow) for name in ("hard", "snr"))]
+)
+def test_tool_calling_trains_validates_and_saves(launch: Launch, task: Any, tmp_path: Path, arm: str) -> None:
+    preset = f"verl_ext=[cpu,{arm.partition('-')[0]}]"
+    launch("tool_calling/run.sh", arm, preset, *SMALL, *task, "trainer.total_training_steps=2")
+    folder = tmp_path / f"outputs/tool_calling/{arm}"
+    keys = ("correctness", "format") if arm == "gdpo" else ("correctness", "format", "length")
     found = metrics_of(folder / "metrics.jsonl")
     assert sorted(found) == [0, 1, 2]  # 0: validation before training
     for step, prefix, suffix in ((1, "reward", "mean"), (2, "reward", "mean"), (2, "val-aux/rlla", "mean@1")):
         assert all(math.isfinite(found[step][f"{prefix}/{key}/{suffix}"]) for key in keys)
     total = sum(found[2][f"reward/{key}/mean"] for key in keys)
     assert total == pytest.approx(found[2]["critic/score/mean"], abs=1e-5)
+    assert found[2]["actor/grad_norm"] > 0
     assert (folder / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "2"
 
 
@@ -92,8 +97,8 @@ def test_tool_calling_trains_validates_and_saves(launch: Launch, task: tuple[str
 @pytest.mark.runs(2)
 def test_tool_calling_resumes(launch: Launch, task: tuple[str, ...], tmp_path: Path) -> None:
     folder, fast = tmp_path / "outputs/tool_calling/gdpo", ("trainer.val_before_train=False", "trainer.test_freq=-1")
-    launch("tool_calling/run.sh", "gdpo", *SMALL, *task, *fast, "trainer.total_training_steps=2")
-    output = launch("tool_calling/run.sh", "gdpo", *SMALL, *task, *fast, "trainer.total_training_steps=3")
+    launch("tool_calling/run.sh", "gdpo", GDPO, *SMALL, *task, *fast, "trainer.total_training_steps=2")
+    output = launch("tool_calling/run.sh", "gdpo", GDPO, *SMALL, *task, *fast, "trainer.total_training_steps=3")
     assert "setting global step to 2" in output
     second = metrics_of(folder / "metrics.jsonl")
     assert sorted(second) == [3]
@@ -102,12 +107,18 @@ def test_tool_calling_resumes(launch: Launch, task: tuple[str, ...], tmp_path: P
     assert sorted(metrics_of(kept)) == [1, 2]
 
 
-def math_word(rng: random.Random, *, boxed: bool) -> quickstart.Example:
-    """A sum, with its answer in a box or in GSM8K's format."""
-    left, right = rng.randrange(10), rng.randrange(10)
-    total = str(left + right)
-    answer = rf"\boxed{{{total}}}" if boxed else f"<think>t</think>\n<answer>{total}</answer>"
-    return quickstart.Example([{"role": "user", "content": f"{left}+{right}"}], total, answer)
+def sums(source: str) -> pandas.DataFrame:
+    """64 sums in verl's format."""
+    return pandas.DataFrame(
+        {
+            "data_source": source,
+            "prompt": [{"role": "user", "content": f"{at % 10}+{at // 10}"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(at % 10 + at // 10)},
+            "extra_info": {"index": at},
+        }
+        for at in range(64)
+    )
 
 
 @pytest.mark.slow
@@ -115,11 +126,10 @@ def math_word(rng: random.Random, *, boxed: bool) -> quickstart.Example:
 def test_the_script_for_a_gpu_trains_saves_and_resumes_every_recipe(
     launch: Launch, task: tuple[str, ...], tmp_path: Path
 ) -> None:
-    for name, boxed, source in (("gsm8k", False, "openai/gsm8k"), ("math", True, "HuggingFaceH4/MATH-500")):
+    for name, source in (("gsm8k", "openai/gsm8k"), ("math", "HuggingFaceH4/MATH-500")):
         (tmp_path / "data" / name).mkdir()
         for split in ("train", "test", "math500"):
-            rows = quickstart.rows(lambda rng, b=boxed: math_word(rng, boxed=b), 64, split=split, data_source=source)
-            pandas.DataFrame(rows).to_parquet(tmp_path / f"data/{name}/{split}.parquet")
+            sums(source).to_parquet(tmp_path / f"data/{name}/{split}.parquet")
     output = launch("../scripts/gpu_check.sh", "cpu", timeout=1800, MODEL="data/quickstart/model")
     assert "every recipe has trained, saved and resumed" in output
 
@@ -130,8 +140,8 @@ def test_a_checkpoint_is_evaluated_merged_and_evaluated_again(
     launch: Launch, task: tuple[str, ...], tmp_path: Path
 ) -> None:
     """From a sharded checkpoint and from Hugging Face's format: about the same greedy answers, and pass@k."""
-    settings = (*SMALL, *task[1:])
-    launch("tool_calling/run.sh", "gdpo", *SMALL, *task, "trainer.total_training_steps=2")
+    settings = (GDPO, *SMALL, *task[1:])
+    launch("tool_calling/run.sh", "gdpo", GDPO, *SMALL, *task, "trainer.total_training_steps=2")
     checkpoint = tmp_path / "outputs/tool_calling/gdpo/checkpoints/global_step_2"
     shown = launch("evaluate.sh", "tool_calling", "gdpo", str(checkpoint), *settings, task[0], PASS_SAMPLES="4")
     folder = tmp_path / "outputs/evaluation/tool_calling/gdpo"

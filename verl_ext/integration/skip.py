@@ -28,6 +28,8 @@ CHECK, SKIP = "check", "skip"
 FIGURES = "verl_ext_figures"
 """The entry in which the split leaves its figures, by the names of METRICS."""
 METRICS = ("rows_kept", "tokens_kept", "fallback")
+RANDOM = re.compile("drop|jitter")
+"""Names of a model's parts that have a rate of dropout, or of the noise of a MoE router."""
 RANK = re.compile(r"actor/update/rank_(\d+)_of_(\d+)")
 
 
@@ -57,7 +59,7 @@ def take_figures(metrics: dict[str, Any]) -> None:
     >>> take_figures({"actor/update/rank_1_of_2": 1.0})
     Traceback (most recent call last):
     verl_ext.errors.IntegrationError: algorithm.verl_ext.skip_zero_advantage=True is not at work on rank 0: install \
-verl_ext where its worker runs, or set it to False
+verl_ext where its worker runs (doctor says whether it holds there), or set it to False
     """
     answers = {name: match for name in list(metrics) if (match := RANK.fullmatch(name))}
     ranks = {int(match[1]) for match in answers.values()}
@@ -66,7 +68,7 @@ verl_ext where its worker runs, or set it to False
         where = f"rank {', '.join(map(str, sorted(missing)))}" if missing else "any rank"
         raise IntegrationError(
             f"algorithm.verl_ext.skip_zero_advantage=True is not at work on {where}: install verl_ext where its worker "
-            "runs, or set it to False"
+            "runs (doctor says whether it holds there), or set it to False"
         )
     for name in answers:
         del metrics[name]
@@ -136,10 +138,10 @@ def rows_to_keep(data: Any, tokens: torch.Tensor, dp_group: Any) -> torch.Tensor
         advantages = advantages.to_padded_tensor(0.0)
     live: torch.Tensor = (advantages != 0).any(dim=-1).cpu()
     if _entry(data, "use_dynamic_bsz", True):
-        # verl needs ceil(tokens / limit) micro-batches, or more, because it cannot cut a row, and at least one row of
-        # every rank for each: 0.9.0 stops otherwise, on that rank alone.
+        # verl needs ceil(tokens / limit) micro-batches, or more, because it cannot cut a row, but never more than rows;
+        # and at least one row of every rank for each: 0.9.0 stops otherwise, on that rank alone.
         size, limit = 1, _entry(data, "max_token_len_per_gpu") * _entry(data, "sp_size", 1)
-        batches = 2 * -(-int(tokens[live].sum()) // limit)
+        batches = min(int(live.sum()), 2 * -(-int(tokens[live].sum()) // limit))
     else:
         size = _entry(data, "micro_batch_size_per_gpu")
         batches = -(-int(live.sum()) // size)
@@ -155,21 +157,18 @@ def rows_to_keep(data: Any, tokens: torch.Tensor, dp_group: Any) -> torch.Tensor
 
 
 def require_exact(model: torch.nn.Module) -> None:
-    """Raise if a row without advantage changes the gradient: by random dropout, or by the loss of a MoE router."""
+    """Raise if a model draws random numbers in training, which then depend on the rows of a micro-batch.
+
+    The loss of a MoE router needs no rule: verl passes no labels, and without labels a model does not add it.
+    """
     for name, part in model.named_modules():
         dropout = isinstance(part, torch.nn.modules.dropout._DropoutNd)
         for key, rate in vars(part).items():
-            if isinstance(rate, float) and rate > 0 and ("drop" in key or (dropout and key == "p")):
+            if isinstance(rate, float) and rate > 0 and (RANDOM.search(key) or (dropout and key == "p")):
                 raise ConfigurationError(
-                    f"skip_zero_advantage: the dropout {name}.{key}={rate:g} depends on the rows of a micro-batch: set "
-                    "it to 0 in actor_rollout_ref.model.override_config, or skip_zero_advantage=False"
+                    f"skip_zero_advantage: the noise of {name}.{key}={rate:g} depends on the rows of a micro-batch: "
+                    "set it to 0 in actor_rollout_ref.model.override_config, or skip_zero_advantage=False"
                 )
-    if getattr(getattr(model, "config", None), "output_router_logits", False):
-        raise ConfigurationError(
-            "skip_zero_advantage: the model's routers have a loss of their own, which counts every row: set "
-            "+actor_rollout_ref.model.override_config.output_router_logits=False, or "
-            "algorithm.verl_ext.skip_zero_advantage=False"
-        )
 
 
 def _entry(data: Any, name: str, default: Any = None) -> Any:

@@ -13,6 +13,7 @@ ON = f"+{SETTING}=True"
 CORRECTION = "algorithm.rollout_correction"
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[a,b]")
 BYPASS = (f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.loss_type=reinforce")
+OF_THE_LOSS = "rollout_correction.rollout_is_batch_normalize"
 NORM = f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm"
 
 REFUSED = {
@@ -22,6 +23,9 @@ REFUSED = {
     f"{ACTOR}.entropy_coeff": (f"{ACTOR}.entropy_coeff=0.001",),
     f"{ACTOR}.calculate_entropy": (f"{ACTOR}.calculate_entropy=True",),
     "distillation.enabled": ("distillation.enabled=True",),
+    f"{ACTOR}.policy_loss.{OF_THE_LOSS}": (
+        f"+{ACTOR}.policy_loss.rollout_correction={{loss_type: reinforce, rollout_is_batch_normalize: True}}",
+    ),
     f"{CORRECTION}.rollout_is_batch_normalize": (*BYPASS, f"{CORRECTION}.rollout_is_batch_normalize=True"),
 }
 

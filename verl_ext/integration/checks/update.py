@@ -10,7 +10,8 @@ from verl_ext.errors import Complaint
 from verl_ext.integration.checks.read import ACTOR, RunConfig
 
 SETTING = "algorithm.verl_ext.skip_zero_advantage"
-CORRECTION = "algorithm.rollout_correction"
+CORRECTIONS = ("algorithm.rollout_correction", f"{ACTOR}.policy_loss.rollout_correction")
+"""verl's loss reads the second, which RayPPOTrainer fills from the first."""
 EXACT = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo", "bypass_mode")
 """verl's losses to which a row without advantage adds nothing."""
 NOT_EXACT = {
@@ -26,7 +27,6 @@ def skipped_rows(run: RunConfig) -> Iterator[Complaint]:
     if not run.settings.verl_ext.skip_zero_advantage:
         return
     strategy, loss = run.select(f"{ACTOR}.strategy"), run.select(f"{ACTOR}.policy_loss.loss_mode")
-    reinforce = run.select(f"{CORRECTION}.bypass_mode") and run.select(f"{CORRECTION}.loss_type") == "reinforce"
     norm = run.settings.loss_agg_mode == "seq-mean-token-sum-norm" and run.select(f"{ACTOR}.loss_scale_factor") is None
     refused = (
         (strategy not in ("fsdp", "fsdp2"), "strategy", "is an engine that splits in its own way", "fsdp2"),
@@ -39,8 +39,9 @@ def skipped_rows(run: RunConfig) -> Iterator[Complaint]:
     lines = [(f"{ACTOR}.{name}", why, value) for applies, name, why, value in refused if applies]
     if run.select("distillation.enabled"):
         lines.append(("distillation.enabled", "has a gradient in every row", "False"))
-    if reinforce and run.select(f"{CORRECTION}.rollout_is_batch_normalize"):
-        lines.append((f"{CORRECTION}.rollout_is_batch_normalize", "divides by a mean over a micro-batch", "False"))
+    for path in CORRECTIONS:
+        if run.select(f"{path}.loss_type") == "reinforce" and run.select(f"{path}.rollout_is_batch_normalize"):
+            lines.append((f"{path}.rollout_is_batch_normalize", "divides by a mean over a micro-batch", "False"))
     for path, why, value in lines:
         yield Complaint(f"{SETTING}=True, but {path}={run.select(path)} {why}: set {path}={value}, or {SETTING}=False")
     if loss not in EXACT and loss not in NOT_EXACT:
