@@ -27,6 +27,11 @@ _HOOKS = (
         "RayPPOTrainer and the experimental trainers",
     ),
     Hook(
+        "verl.experimental.separation.ray_trainer",
+        f"{_HERE}.ray_trainer:install_separation",
+        "metrics of the experimental trainers",
+    ),
+    Hook(
         "verl.experimental.fully_async_policy.fully_async_trainer",
         f"{_HERE}.ray_trainer:install_fully_async",
         "checkpoints of the fully asynchronous trainer",

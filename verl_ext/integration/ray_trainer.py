@@ -30,6 +30,11 @@ def install(ray_trainer: ModuleType) -> None:
     )
 
 
+def install_separation(separation: ModuleType) -> None:
+    """Wrap what the experimental trainers import of their own, past `verl.trainer.ppo.ray_trainer`."""
+    hooks.wrap(separation, "compute_data_metrics", wrap_compute_data_metrics, takes=("batch",))
+
+
 def install_fully_async(fully_async: ModuleType) -> None:
     """Wrap `FullyAsyncTrainer.load_checkpoint`: this Ray actor does not call `_load_checkpoint`."""
     cls = hooks.member(fully_async, "FullyAsyncTrainer").__ray_metadata__.modified_class

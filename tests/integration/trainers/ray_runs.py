@@ -110,8 +110,10 @@ def separate(cls: type[Any], *overrides: str) -> Any:
 
 def advance(trainer: Any) -> DataProto:
     """The advantage step of an experimental trainer and its metrics, as `fit_step` has them."""
+    from verl.experimental.separation import ray_trainer as separation
+
     data = trainer._fit_compute_advantage(without_rewards())
-    trainer.metrics.update(ray_trainer.compute_data_metrics(data, use_critic=False))
+    trainer.metrics.update(separation.compute_data_metrics(data, use_critic=False))
     return data
 
 
