@@ -95,7 +95,7 @@ def draw(times: list[Times], path: Path) -> None:
     picture.dress(ax, "Time of the update without the rows of advantage 0", "time, as a share of that of all rows")
     ax.set_xlabel("tokens kept, as a share of all")
     ax.legend(frameon=False)
-    picture.save(figure, path)
+    figure.savefig(path, dpi=130)
 
 
 def drawn_batches(actor: Actor, options: argparse.Namespace) -> list[Times]:

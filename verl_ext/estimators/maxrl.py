@@ -39,7 +39,10 @@ def check(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complain
     penalty = "reward.reward_kwargs.overlong_buffer_cfg.enable"
     weights = settings.rewards.weights or ()
     if any(weight < 0 for weight in weights):
-        yield Complaint(f"maxrl needs rewards of at least 0: found algorithm.rewards.weights={list(weights)}")
+        yield Complaint(
+            f"maxrl needs rewards of at least 0, which algorithm.rewards.weights={list(weights)} may make negative: "
+            "give weights of at least 0"
+        )
     if select("reward.reward_manager.name") == "dapo" and select(penalty):
         yield Complaint(f"maxrl needs rewards of at least 0, and a penalty makes them negative: set {penalty}=False")
 
