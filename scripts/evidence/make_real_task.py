@@ -45,8 +45,6 @@ STEPS = {"gsm8k": 60, "tools": 20}
 ANSWER_TOKENS = {"gsm8k": 160, "tools": tools.ANSWER_TOKENS}
 ANSWERS = {"gsm8k": {1.0: 1, 0.7: 1}, "tools": {1.0: 4, 0.7: 1, 0.0: 1}}
 """After the cold start: answers to each question of val.parquet, by temperature; 0 is greedy."""
-AT_ONCE = 64
-"""Answers that are sampled in one batch."""
 
 
 def options() -> argparse.Namespace:
@@ -119,18 +117,7 @@ def judge(folder: Path, task: str, questions: Sequence[dict[str, Any]], seed: in
     for temperature, number in tqdm(ANSWERS[task].items(), desc="Sampling", unit="temperature"):
         asked = [row for row in questions for _ in range(number)]
         prompts = [prompt_ids(tokenizer, row["prompt"]) for row in asked]
-        answers = [
-            answer
-            for at in range(0, len(prompts), AT_ONCE)
-            for answer in sample(
-                model,
-                tokenizer,
-                prompts[at : at + AT_ONCE],
-                temperature=temperature,
-                max_tokens=ANSWER_TOKENS[task],
-                seed=seed + at,
-            )
-        ]
+        answers = sample(model, tokenizer, prompts, temperature=temperature, max_tokens=ANSWER_TOKENS[task], seed=seed)
         texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
         scores = [
             REWARDS[task](row["data_source"], text, row["reward_model"]["ground_truth"])

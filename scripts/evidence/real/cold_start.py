@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from real.model import END
+from verl_ext.cpu.generation import Request, Sampling, generate
 from verl_ext.cpu.sizes import is_fast
 from verl_ext.errors import CheckpointError, ConfigurationError, DataError
 from verl_ext.files import replacing
@@ -168,18 +170,7 @@ def sample(
     model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, seed: int
 ) -> list[list[int]]:
     """One answer's ids for each prompt, up to and with its end token. Temperature 0 is greedy."""
-    torch.manual_seed(seed)
-    batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
-    model.eval()
-    with torch.inference_mode():
-        out = model.generate(
-            **batch,
-            do_sample=temperature > 0,
-            temperature=temperature or None,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=max_tokens,
-        )
-    answers = out[:, batch["input_ids"].shape[1] :].tolist()
-    end = tokenizer.eos_token_id
-    return [row[: row.index(end) + 1] if end in row else row for row in answers]
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    requests = [Request(prompt, sampling, seed + number) for number, prompt in enumerate(prompts)]
+    done = generate(model.eval(), requests, eos=[tokenizer.eos_token_id], abort=threading.Event())
+    return [completion.tokens for completion in done]
