@@ -124,7 +124,7 @@ train() { # its output goes to a file, its progress to the terminal
 
 say "Training with grpo and gdpo"
 # A run's processes start one after the other, so one run alone does not use two cores. Each run needs 4 GB.
-free=$("$python" -c "from verl_ext.cpu.sizes import free_bytes; print((free_bytes() or 0) // 10**9)")
+free=$("$python" -c "import psutil; print(psutil.virtual_memory().available // 10**9)")
 for arm in grpo gdpo; do
   echo "$arm: verl starts, its output is in $output/$arm/log.txt"
   start train "$arm" trainer.total_training_steps="$steps" data.seed="$seed" "$@"

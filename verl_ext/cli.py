@@ -43,12 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = parser.parse_args(given[:1]).command
     try:
         return _run(name, given[1:])
-    except VerlExtError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         return 128 + signal.SIGPIPE
+    except (VerlExtError, OSError) as error:  # of the system, for example: a file cannot be written
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:

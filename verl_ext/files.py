@@ -1,4 +1,4 @@
-"""Write files, atomically or with a clear error."""
+"""Write files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from verl_ext.errors import ConfigurationError
 
 
 @contextmanager
@@ -50,16 +48,6 @@ def _sync(path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text file."""
-    with writing(path):
-        path.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Make the folder of a file; turn an error of the file system in the block into one that names the file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error}") from error
+    """Write a text file, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

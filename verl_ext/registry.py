@@ -11,22 +11,19 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from verl_ext.errors import Complaint, ConfigurationError, unknown
 
-BUILT_IN: Mapping[str, str] = MappingProxyType(
-    {
-        "compose": "verl_ext.estimators.compose:compose",
-        "dgpo": "verl_ext.estimators.dgpo:dgpo",
-        "drgrpo": "verl_ext.estimators.drgrpo:drgrpo",
-        "gd2po": "verl_ext.estimators.gd2po:gd2po",
-        "gdpo": "verl_ext.estimators.gdpo:gdpo",
-        "hadw": "verl_ext.estimators.hadw:hadw",
-        "maxrl": "verl_ext.estimators.maxrl:maxrl",
-    }
-)
+BUILT_IN: Mapping[str, str] = {
+    "compose": "verl_ext.estimators.compose:compose",
+    "dgpo": "verl_ext.estimators.dgpo:dgpo",
+    "drgrpo": "verl_ext.estimators.drgrpo:drgrpo",
+    "gd2po": "verl_ext.estimators.gd2po:gd2po",
+    "gdpo": "verl_ext.estimators.gdpo:gdpo",
+    "hadw": "verl_ext.estimators.hadw:hadw",
+    "maxrl": "verl_ext.estimators.maxrl:maxrl",
+}
 GROUP = "verl_ext.estimators"
 """The entry-point group in which other packages register their estimators."""
 TAKEN = frozenset({"gae", "grpo", *BUILT_IN})
@@ -75,7 +72,7 @@ class estimator:  # noqa: N801 - it decorates
     check: Callable[[Any, Callable[[str], Any]], Iterable[Complaint]] = lambda _settings, _select: ()
     """Its rule about verl's configuration: from `Settings` and a function that reads an entry, or None."""
     also: Callable[[Any], Sequence[str]] = lambda _settings: ()
-    """From `Settings`: names of other estimators whose settings and rules apply too."""
+    """From `Settings`: names of other estimators whose settings and rules apply too, such as the base of `hadw`."""
 
     def __call__(self, function: F) -> F:
         """Attach the declaration to the function."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from verl_ext.core.typed import LARGEST_WEIGHT, limited, make, value_of
 from verl_ext.errors import ConfigurationError, nearest
 from verl_ext.registry import ESTIMATORS, declaration
 
-VERL_NAMES: Mapping[str, str] = MappingProxyType({"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"})
+VERL_NAMES: Mapping[str, str] = {"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"}
 """Settings of `algorithm.rewards` to the settings of verl under `algorithm` that mean the same."""
 ACCURACY = "acc"
 """The component that is the accuracy unless a setting names another."""
@@ -39,12 +38,12 @@ class RewardsSettings:
     accuracy_threshold: float | None = None
     """Values above it count as right; null: the values are an accuracy in [0, 1] already."""
     token_scores: bool = False
-    """Whether the trainer writes a batch field `token_level_scores_<key>` for every key."""
+    """Whether the trainer writes each reward into the batch as `token_level_scores_<key>`, for code of yours."""
     rejected: Literal["keep", "leave_out"] = "keep"
-    """Whether responses that rollout correction rejected count in means, spreads and the accuracy."""
+    """`keep`: responses that rollout correction rejected count in means, spreads and the accuracy; else they do not."""
     log: Literal["all", "keys", "none"] | None = None
-    """Which rewards have metrics: all that the reward function returns, or those of `keys`; null: `all`, with an
-    estimator of verl's own `keys`."""
+    """Which rewards have metrics: all that the reward function returns, or those of `keys`; null: `all` with an
+    estimator of this package, `keys` with one of verl's."""
     accuracy_between: tuple[float, ...] | None = limited(None, low=0.0, high=1.0)
     """The least and the largest mean accuracy of a group that `filter_groups.metric=accuracy_between` keeps."""
 
@@ -95,7 +94,7 @@ class VerlExtSettings:
     """Whether the actor's update leaves out responses whose advantages are all 0, which have no gradient."""
 
 
-COMMON: Mapping[str, type[Any]] = MappingProxyType({"rewards": RewardsSettings, "verl_ext": VerlExtSettings})
+COMMON: Mapping[str, type[Any]] = {"rewards": RewardsSettings, "verl_ext": VerlExtSettings}
 """The sections that all estimators share."""
 
 
@@ -114,7 +113,7 @@ class Settings:
 
     rewards: RewardsSettings = field(default_factory=RewardsSettings)
     verl_ext: VerlExtSettings = field(default_factory=VerlExtSettings)
-    own: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    own: Mapping[str, Any] = field(default_factory=dict)
     """Estimator to its section, if it differs from the defaults; read it with `of`."""
     norm_by_std: bool = True
     """verl's `algorithm.norm_adv_by_std_in_grpo`."""
@@ -148,7 +147,7 @@ class Settings:
         return cls(
             rewards=make(RewardsSettings, _with_verl_names(given), "algorithm.rewards"),
             verl_ext=make(VerlExtSettings, given.get("verl_ext"), "algorithm.verl_ext"),
-            own=MappingProxyType({name: read for name, read in own.items() if read != type(read)()}),
+            own={name: read for name, read in own.items() if read != type(read)()},
             norm_by_std=_verl_boolean(given, "norm_adv_by_std_in_grpo", default=cls.norm_by_std),
             kl_in_reward=_verl_boolean(given, "use_kl_in_reward", default=cls.kl_in_reward),
             loss_agg_mode=loss_agg_mode,

@@ -21,7 +21,7 @@ unset STEPS # run.sh refuses it
 
 if [[ $task == gsm8k ]]; then
   TASK_DIR=$(realpath -m "${TASK_DIR:-outputs/real/gsm8k}") recipe=gsm8k steps=${steps:-30} validation=test200
-  PRECISION=${PRECISION:-$("${PYTHON:-python}" -c 'from verl_ext.cpu.sizes import is_fast; print("bf16" if is_fast("bf16") else "fp32")')}
+  PRECISION=${PRECISION:-$("${PYTHON:-python}" -c 'import torch; print("bf16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32")')}
   own=(data.max_prompt_length=320 data.max_response_length=160 trainer.save_freq=-1)
 else
   TASK_DIR=$(realpath -m "${TASK_DIR:-outputs/real/tools-mixed}") recipe=tool_calling steps=${steps:-40} validation=test

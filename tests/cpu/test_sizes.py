@@ -7,8 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.cpu.test_checks import configuration
-from tests.facts import says
-from verl_ext.cpu import plugin, sizes
+from verl_ext.cpu import sizes
 
 SMOL = {
     "vocab_size": 49152,
@@ -91,36 +90,3 @@ def test_the_rollout_generates_as_many_answers_at_once_as_their_keys_and_values_
 ):
     config = filled("data.max_prompt_length=320", "data.max_response_length=160", *overrides, **changes)
     assert config.actor_rollout_ref.rollout.max_num_seqs == expected
-
-
-def test_the_memory_counts_a_reference_model_and_a_critic(filled):
-    without = sizes.peak_bytes(filled())
-    parameters = 134.5e6  # of SmolLM2-135M
-    reference = sizes.peak_bytes(filled("actor_rollout_ref.actor.use_kl_loss=True"))
-    assert reference - without == pytest.approx(4 * parameters, rel=0.05)
-    critic = sizes.peak_bytes(filled("algorithm.adv_estimator=gae"))
-    assert critic - without == pytest.approx(16 * parameters, rel=0.05)
-
-
-def test_a_run_that_does_not_fit_into_the_memory_is_refused(filled, monkeypatch):
-    config = filled(f"{sizes.TOKENS}=16384")
-    monkeypatch.setattr(sizes, "free_bytes", lambda: 10_000_000_000)
-    (complaint,) = plugin.judge(config)
-    assert says(complaint.text, "10.0 GB", f"set {sizes.TOKENS}={sizes.whole_sequence(config)}")
-    assert list(plugin.judge(filled())) == []  # the choice of `fill` fits
-    monkeypatch.setattr(sizes, "free_bytes", lambda: None)  # unknown
-    assert list(plugin.judge(config)) == []
-
-
-@pytest.mark.parametrize(
-    ("files", "free"),
-    [
-        ({"memory.max": "8000", "memory.current": "5000", "memory.stat": "anon 4000\ninactive_file 700"}, 3700),
-        ({"memory.max": "max", "memory.current": "5000", "memory.stat": "inactive_file 700"}, None),
-        ({}, None),
-    ],
-)
-def test_a_container_has_what_its_limit_leaves(tmp_path, files, free):
-    for name, text in files.items():
-        (tmp_path / name).write_text(f"{text}\n")
-    assert sizes._free_in_container(tmp_path) == free

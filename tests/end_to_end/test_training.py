@@ -110,11 +110,7 @@ def test_a_run_killed_while_it_saves_goes_on_exactly(start):
     def begin(name, *overrides, steps):
         return start(name, *hadw, *overrides, steps=steps, configuration="[cpu,hadw]")
 
-    whole = begin("whole", "trainer.save_freq=6", steps=6)
-    assert whole.wait(TIMEOUT) == 0, whole.tail()
-    assert state(whole, 6)["hadw"]["weigh_by_history"]["ticks"] == 6
-    check_estimator("hadw", whole.metrics, steps=range(1, 7))
-
+    whole = begin("whole", "trainer.save_freq=6", steps=6)  # beside the one that is killed
     saving = begin("killed", "trainer.save_freq=1", steps=500)
     deadline = time.monotonic() + TIMEOUT
     while all(list(folder.glob("verl_ext.json")) for folder in saving.folder.glob("checkpoints/global_step_[34]")):
@@ -123,6 +119,9 @@ def test_a_run_killed_while_it_saves_goes_on_exactly(start):
         time.sleep(0.001)
     saving.kill()  # everything at once, as when the power fails
     saving.process.wait()
+    assert whole.wait(TIMEOUT) == 0, whole.tail()
+    assert state(whole, 6)["hadw"]["weigh_by_history"]["ticks"] == 6
+    check_estimator("hadw", whole.metrics, steps=range(1, 7))
     tracker = saving.folder / TRACKER
     if not tracker.read_text():  # verl empties the file before it writes the step: a user writes the newest whole one
         tracker.write_text("3")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from omegaconf import OmegaConf
 
 from tests.calls import call, metrics_of, tensors
 from tests.estimators.small import GDPO, UIDS, X, config_for, fields
-from tests.facts import facts, says
+from tests.facts import facts
 from verl_ext import RunState, use_run_state
 from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError
@@ -88,18 +86,6 @@ def test_a_batch_in_which_every_row_is_rejected_is_counted():
     config = {"rewards": {"rejected": "leave_out"}}
     metrics = metrics_of("drgrpo", [1.0, 0.0, 1.0, 0.0], list("aabb"), lengths=[0] * 4, config=config)
     assert metrics == {"advantage/rejected_rows": 4}
-
-
-@EVERY
-def test_groups_of_one_are_warned_of_once_a_run(name, caplog):
-    run = RunState()
-    with caplog.at_level(logging.WARNING, logger="verl_ext"):
-        logging.getLogger("verl_ext").propagate = True
-        for _ in range(2):
-            found = call(name, X, list("abcd"), config=config_for(name), components=fields(), state=run)
-            assert found.rows.tolist() == [0] * 4
-    (warning,) = caplog.records
-    assert says(warning.getMessage(), "4 of 4 prompts", "one response")
 
 
 NO_KL, NO_STD = {"use_kl_in_reward": True}, {"norm_adv_by_std_in_grpo": False}

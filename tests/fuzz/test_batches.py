@@ -44,7 +44,6 @@ UIDS = (
     *(0, 1, -1, 2**70, True, None, 0.5, float("nan"), b"", b"\xff"),
     *((), ("a", 1), (None,), frozenset(), "pad0", "pad"),
 )
-UNHASHABLE = ([], {}, set(), [1], np.zeros(2), slice(1))
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.uint8)
 
 
@@ -74,10 +73,7 @@ def uids_of(draw: Draw, size: int) -> list[Any]:
     pool = draw.sample(UIDS, draw.randrange(1, 8))
     if kind == 0:
         return list(range(size))
-    uids = [draw.choice(pool) for _ in range(size)]
-    if kind == 1 and uids and draw.random() < 0.3:
-        uids[draw.randrange(size)] = draw.choice(UNHASHABLE)
-    return uids
+    return [draw.choice(pool) for _ in range(size)]
 
 
 def told(error: Exception) -> None:
@@ -98,7 +94,7 @@ def test_the_core(draw: Draw) -> None:
             state = None
             for _ in range(draw.randrange(1, 4)):
                 batch = Batch.of(
-                    sometimes(draw, 0.05, tree, rewards_of(draw, size, len(keys))),
+                    rewards_of(draw, size, len(keys)),
                     uids_of(draw, size),
                     keys=keys,
                     lengths=sometimes(

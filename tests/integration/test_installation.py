@@ -114,24 +114,6 @@ def test_loading_the_plugin_again_and_reloading_verl_s_module_change_nothing() -
     )
 
 
-def test_an_error_of_the_plugin_itself_is_not_lost() -> None:
-    """verl logs what a plugin raises at DEBUG only."""
-    told = story(
-        """
-        from verl_ext.integration import hooks
-        def schedule(*_):
-            raise RuntimeError("something in the plugin broke")
-        hooks.schedule = schedule
-        import verl
-        """,
-        OTHERS_WORK,
-        REFUSING,
-    )
-    assert a_line_says(told.err, "ERROR verl_ext", "RuntimeError: something in the plugin broke")
-    assert a_line_says(told.err, "RuntimeWarning", "verl_ext")
-    assert told.out.count("something in the plugin broke") == len(BUILT_IN)
-
-
 # A module of verl, how it differs, and what the message says besides the versions.
 MOVED = {
     "a method is gone": (

@@ -171,10 +171,7 @@ def _within(name: str, values: Counts, size: int, high: float, *, nan: bool = Fa
 
 
 def _shaped(name: str, values: Any, shape: tuple[int, ...]) -> Array:
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{name} cannot be read as numbers of shape {shape}: {error}") from error
+    array = np.asarray(values, dtype=np.float64)
     if array.shape != shape and not (array.size == 0 and 0 in shape):
         raise DataError(f"{name} has shape {array.shape}, expected {shape}: a row per trajectory, a column per key")
     return array.reshape(shape)

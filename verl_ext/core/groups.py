@@ -9,8 +9,6 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from verl_ext.errors import DataError
-
 Array = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.intp]
@@ -60,10 +58,7 @@ class Groups:
     def of(cls, labels: Iterable[Hashable]) -> Groups:
         """Group by label. Labels may be of any hashable types."""
         numbers: dict[Hashable, int] = {}
-        try:
-            ids = np.array([numbers.setdefault(label, len(numbers)) for label in labels], dtype=np.intp)
-        except TypeError as error:
-            raise DataError(f"group labels must be hashable: {error}") from error
+        ids = np.array([numbers.setdefault(label, len(numbers)) for label in labels], dtype=np.intp)
         sizes = np.bincount(ids)
         return cls(ids, ids.argsort(kind="stable"), sizes.cumsum() - sizes, sizes, tuple(numbers))
 

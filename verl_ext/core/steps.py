@@ -151,7 +151,7 @@ class Centre(Step):
     """`x - mean_g(x)`, exactly 0 in a group without variance and in a group of one.
 
     A group whose range is at most `1e-6 max(1, |mean|)` has no variance. With `leave_one_out` the mean is that of the
-    other responses: `n / (n - 1) (x - mean_g(x))`, n the scored responses of the group (RLOO).
+    other responses: `n / (n - 1) (x - mean_g(x))`, with n scored responses in the group (RLOO).
     """
 
     name: ClassVar[str] = "centre"

@@ -7,7 +7,6 @@ import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from verl_ext.errors import ConfigurationError, unknown
@@ -29,7 +28,7 @@ def same_as(kind: type[Any], name: str) -> Any:
 
 
 def make(kind: type[T], given: object, where: str) -> T:
-    """Read a dataclass from plain data, null for the defaults.
+    """Read a dataclass from a mapping; None gives the defaults.
 
     Raise for unknown names, wrong types and missing settings.
 
@@ -52,7 +51,7 @@ def make(kind: type[T], given: object, where: str) -> T:
     return kind(**read)
 
 
-def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] | None = None) -> Any:
     """Check one value by its type and limits, and convert it.
 
     >>> value_of("x", [1, 2], tuple[float, ...])
@@ -68,7 +67,7 @@ def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] = Mapp
             raise ConfigurationError(f"{where}: {unknown('value', value, inner)}")
         return value
     if kind is float:
-        _check_number(where, value, **limits)
+        _check_number(where, value, **(limits or {}))
         return float(value)
     if kind in _PLAIN:
         if type(value) is not kind:
@@ -76,7 +75,7 @@ def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] = Mapp
             remedy = f": write {value:.0f}" if whole else ""
             raise ConfigurationError(f"{where} must be {_PLAIN[kind]}, found {value!r}{remedy}")
         if kind is int:
-            _check_number(where, value, **limits)
+            _check_number(where, value, **(limits or {}))
         return value
     if origin is tuple:
         if isinstance(value, str) or not isinstance(value, Sequence):

@@ -11,7 +11,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_ext.cpu import sizes
 from verl_ext.errors import Complaint, listed
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -38,12 +37,10 @@ def _environment(config: Any) -> Any:
 
 
 def judge(config: Any) -> Iterator[Complaint]:
-    """Complain about what cannot run without an accelerator, and about number formats that are slow."""
-    for rule in (_values, _rollout, _vocabulary, _memory):
+    """Complain about what cannot run without an accelerator."""
+    for rule in (_values, _rollout, _vocabulary):
         for text in rule(config):
             yield Complaint(text)
-    for text in _slow_formats(config):
-        yield Complaint(text, fatal=False)
 
 
 def _models(config: Any) -> Iterator[tuple[str, str]]:
@@ -104,25 +101,3 @@ def _vocabulary(config: Any) -> Iterator[str]:
             f"{folder} has vocab_size {size} and a tokenizer of {length} tokens, so vLLM and the trainer compute "
             f"different log-probabilities: make both sizes equal, or set {ROLLOUT}.name=embedded"
         )
-
-
-def _memory(config: Any) -> Iterator[str]:
-    needed, free = sizes.peak_bytes(config), sizes.free_bytes()
-    cluster = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS")
-    if cluster or needed is None or free is None or needed <= free:  # a running cluster has other machines
-        return
-    yield (
-        f"this run needs about {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free: end other programs, "
-        f"set {sizes.TOKENS}={sizes.whole_sequence(config)} (one whole sequence), or use fewer ranks or a smaller model"
-    )
-
-
-def _slow_formats(config: Any) -> Iterator[str]:
-    paths = {f"{ROLLOUT}.dtype": "float32"}
-    for engine, _ in _models(config):
-        part = "fsdp" if engine == "critic" else "fsdp_config"
-        paths[f"{engine}.{part}.mixed_precision.param_dtype"] = "fp32"
-    for path, fast in paths.items():
-        dtype = OmegaConf.select(config, path) or "bf16"  # verl's default, in FSDP and in the rollout
-        if not sizes.is_fast(str(dtype)):
-            yield f"{path}={dtype}: this processor computes it tens of times slower than fp32; set {path}={fast}"

@@ -6,10 +6,9 @@ import types
 from contextlib import nullcontext
 from typing import Any
 
+import psutil
 import torch
 from verl.plugin.platform import PlatformBase
-
-from verl_ext.cpu.sizes import proc_bytes
 
 NAME = "cpu"
 """The name under which verl finds this platform: `VERL_PLATFORM=cpu`."""
@@ -20,20 +19,16 @@ def _nothing(*_args: object, **_kwargs: object) -> None:
 
 
 def _resident(*_args: object) -> int:
-    return proc_bytes("/proc/self/status", "VmRSS") or 0
-
-
-def _peak(*_args: object) -> int:
-    return proc_bytes("/proc/self/status", "VmHWM") or 0
+    return int(psutil.Process().memory_info().rss)
 
 
 def _memory_info(*_args: object) -> tuple[int, int]:
-    total = proc_bytes("/proc/meminfo", "MemTotal") or 0
-    return max(0, total - _resident()), total
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
 
 
 def device_module() -> types.ModuleType:
-    """A stand-in for `torch.cuda` with all that verl uses; its memory counters show this process's memory.
+    """A stand-in for `torch.cuda` with all that verl uses; its memory counters show this process's memory, now.
 
     `torch.cpu` lacks most of these names (`empty_cache`, `max_memory_allocated`, `ipc_collect`, ...).
     """
@@ -52,8 +47,8 @@ def device_module() -> types.ModuleType:
         get_device_capability=lambda *_: (None, None),
         memory_allocated=_resident,
         memory_reserved=_resident,
-        max_memory_allocated=_peak,
-        max_memory_reserved=_peak,
+        max_memory_allocated=_resident,
+        max_memory_reserved=_resident,
         mem_get_info=_memory_info,
         # The CPU's generator is torch's global one, which verl seeds and saves as well.
         get_rng_state=lambda *_: torch.get_rng_state(),

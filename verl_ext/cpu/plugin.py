@@ -1,6 +1,6 @@
 """Switch verl to the CPU on request: verl imports this module in every process, through the `verl.plugins` entry point.
 
-It is never switched on by itself, because the head node of a GPU cluster may have no GPU, like a laptop. It is on:
+It is never switched on by itself: a machine without a GPU may be the head node of a GPU cluster. It is on:
 
 - in the driver, with `+verl_ext=cpu` (or any configuration that gives Ray's workers `VERL_PLATFORM=cpu`), or with
   `trainer.device=cpu` if verl finds no accelerator;

@@ -20,7 +20,6 @@ import importlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ _KINDS: tuple[type[Step], ...] = (
     *(Condition, PenaliseLength, DivideByMean, DivideByBatchStd, Centre, ScaleByStd, ScaleByMad, DropConflicts),
     *(WeighAndSum, Whiten, Balance, WeighByDifficulty, WeighByFocal, WeighByHistory),
 )
-STEPS: Mapping[str, type[Step]] = MappingProxyType({kind.name: kind for kind in _KINDS})
+STEPS: Mapping[str, type[Step]] = {kind.name: kind for kind in _KINDS}
 """The steps that a list may name."""
 
 

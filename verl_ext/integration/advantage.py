@@ -76,7 +76,7 @@ def compute(
         hooks.require()
         settings = read_settings(config)
         chain = build(name, settings)
-        run = replace(run, name=name, settings=settings, chain=chain, accuracy=None)
+        run = replace(run, name=name, settings=settings, chain=chain, accuracy=None)  # shares state and metrics
     if token_level_rewards.shape != response_mask.shape or response_mask.dim() != 2:
         raise DataError(
             f"token_level_rewards {tuple(token_level_rewards.shape)} and response_mask {tuple(response_mask.shape)} "
@@ -89,7 +89,7 @@ def compute(
             f"{name} was called with {len(response_mask)} rows of a batch of {len(rows.owner)}: the trainer must pass "
             "all rows"
         )
-    run.computed_at, run.batches = run.step, run.batches + 1
+    run.computed_at, run.called = run.step, True
     mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
     rejected = rows.total((~_without_tokens(mask)).astype(np.float64)) == 0
     part = np.flatnonzero(~rejected | (run.settings.rewards.rejected == "keep"))
@@ -111,12 +111,6 @@ def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Arr
     run.state.states[name] = result.state
     for kind, text in result.warnings.items():
         run.warn_once(kind, text)
-    if alone := np.count_nonzero(batch.groups.sizes == 1):
-        run.warn_once(
-            "singletons",
-            f"{alone} of {len(batch.groups)} prompts have one response: with nothing to compare it to, its advantage "
-            "is 0; a run with actor_rollout_ref.rollout.n=1 learns nothing",
-        )
     seen = chain.conditioned(batch)
     if run.settings.verl_ext.dump_dir is not None:
         dump.write(run, batch, result.advantages, seen=seen, state=before)

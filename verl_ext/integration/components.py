@@ -60,7 +60,7 @@ class Components:
     def column(self, key: str, setting: str, *, counts: bool = True) -> Array:
         """Return `[N]` values; NaN means "not scored". `setting` is the setting that names the key.
 
-        Of a component that does not count, a value that is missing or not finite is NaN.
+        `counts`: the values enter advantages, so a missing or infinite one is an error; for metrics alone it is NaN.
         """
         if key in self.token_scores:
             return self.token_scores[key]()

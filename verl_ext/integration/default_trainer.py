@@ -52,10 +52,9 @@ def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
         missing = missing_responses(self, len(rewards.labels))
         if run.settings.rewards.token_scores:
             _write_token_scores(batch, rewards, run)
-        before = run.batches
         with run.computing(rewards):
             result = original(self, batch, metrics)
-        run.require_called(before)
+        run.require_called()
         if not run.ours:
             watch(run, rewards, lambda: _tensors(batch))
         run.metrics[MISSING] = missing

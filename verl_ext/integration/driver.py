@@ -11,18 +11,17 @@ from typing import Any
 
 from verl_ext.integration import hooks
 
+ENTRIES = {"verl.utils.config": "validate_config", "verl.trainer.main_ppo": "run_ppo"}
+"""What verl's entry points call in the driver before Ray starts.
 
-def install(config_module: ModuleType) -> None:
-    """Wrap `validate_config`, which verl's entry points call in the driver before Ray starts."""
-    hooks.wrap(config_module, "validate_config", wrap_checked, takes=("config",))
+Those of the experimental trainers import `run_ppo`; the fully asynchronous one calls nothing else. `python -m
+verl.trainer.main_ppo` runs as `__main__`, which is not wrapped; that calls `validate_config`.
+"""
 
 
-def install_entry(main_ppo: ModuleType) -> None:
-    """Wrap `run_ppo`, which the experimental entry points import; the fully asynchronous one calls nothing else.
-
-    `python -m verl.trainer.main_ppo` runs as `__main__`, which this does not wrap; that calls `validate_config`.
-    """
-    hooks.wrap(main_ppo, "run_ppo", wrap_checked, takes=("config",))
+def install(module: ModuleType) -> None:
+    """Wrap the module's function of `ENTRIES`."""
+    hooks.wrap(module, ENTRIES[module.__name__], wrap_checked, takes=("config",))
 
 
 def wrap_checked(original: Callable[..., Any]) -> Callable[..., Any]:

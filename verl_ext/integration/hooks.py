@@ -1,4 +1,4 @@
-"""The ground of the integration: run a function after a module of verl was imported, and wrap what that module has.
+"""The base of the integration: run a function after a module of verl was imported, and wrap what that module has.
 
 verl imports its plugins in every process, so the plugin itself imports nothing of verl: verl's `core_algos` takes
 0.4 s, a finder on `sys.meta_path` some microseconds. If this verl lacks what a hook needs, the hook logs an error and
@@ -158,7 +158,7 @@ def wrap(owner: Any, name: str, make: Make, *, takes: Sequence[str] = ()) -> Non
             f"{_path(owner)}.{name} takes {', '.join(parameters)}, expected {', '.join(takes)}; {versions()}"
         )
     wrapper = functools.wraps(original)(make(original))
-    setattr(wrapper, MARK, _identity(wrapper))
+    setattr(wrapper, MARK, wrapper)
     setattr(owner, name, wrapper)
 
 
@@ -185,7 +185,7 @@ def adopt(cls: type, wrappers: Mapping[str, tuple[Make, Sequence[str]]]) -> None
 
 def is_wrapped(function: Any) -> bool:
     """Return whether a function is our wrapper, and not one that copied its attributes by `functools.wraps`."""
-    return getattr(function, MARK, None) == _identity(function)
+    return getattr(function, MARK, None) is function
 
 
 def unwrapped(name: str) -> list[str]:
@@ -205,11 +205,6 @@ def unwrapped(name: str) -> list[str]:
         for path, function in held.items()
         if not is_wrapped(function) and (function in originals or function.__module__ != path)
     )
-
-
-def _identity(function: Any) -> str:
-    code = getattr(function, "__code__", None)
-    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _path(owner: Any) -> str:

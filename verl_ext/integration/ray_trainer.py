@@ -83,7 +83,7 @@ def wrap_compute_data_metrics(original: Callable[..., Any]) -> Callable[..., Any
 
     def compute_data_metrics(*args: Any, **kwargs: Any) -> Any:
         metrics, run = original(*args, **kwargs), current()
-        run.require_called(0)
+        run.require_called()
         run.add_metrics(metrics)
         return metrics
 

@@ -1,4 +1,4 @@
-"""One `Run` a trainer: its settings, its estimator, its state. One ContextVar says whose batch is being computed."""
+"""One `Run` per trainer: its settings, its estimator, its state. One ContextVar says whose batch is being computed."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Run:
     """The step after which this start or resume begins."""
     computed_at: int = 0
     """The step of the last batch."""
-    batches: int = 0
-    """Batches that the estimator computed in this run."""
+    called: bool = False
+    """Whether the estimator computed advantages since the trainer was last asked."""
     rewards: Components | None = None
     """The rewards of the batch that is being computed."""
     metrics: Metrics = field(default_factory=dict)
@@ -108,13 +108,14 @@ class Run:
         metrics |= self.metrics | metrics
         self.metrics = {}
 
-    def require_called(self, before: int) -> None:
-        """Raise if the trainer computed advantages without the run's estimator."""
-        if self.ours and self.batches == before:
+    def require_called(self) -> None:
+        """Raise if the trainer computed the advantages of a step without the run's estimator."""
+        if self.ours and not self.called:
             raise IntegrationError(
                 f"{type(self.trainer).__qualname__} did not call the estimator {self.name!r}: its advantages are "
                 "computed without verl's registry of estimators, or outside verl_ext's wrapper"
             )
+        self.called = False
 
     def warn_once(self, kind: str, text: str) -> None:
         """Log a warning once per run."""
@@ -131,16 +132,16 @@ _made: Callable[[], Run | None] = lambda: None  # noqa: E731 - a weak reference 
 
 
 def current() -> Run:
-    """Return the run whose batch is being computed; before and after that, the run of the process's one trainer."""
+    """Return the run whose batch is being computed, else that of the process's trainer: for metrics."""
     run = _current.get()
     return (_made() or run) if run is _outside else run
 
 
 def computing(name: str) -> Run:
-    """Return the run that an estimator computes for; outside a trainer it is one per process.
+    """Return the run that an estimator computes for; without a trainer it is one per process.
 
-    Raise for a call beside our wrapper while this process has a trainer with that estimator: the history would not be
-    saved and the metrics would be lost.
+    Unlike `current` it never takes the trainer's run: a call beside our wrapper, whose history would not be saved and
+    whose metrics would be lost, is an error.
     """
     run, trainers = _current.get(), _made()
     if run is _outside and trainers is not None and trainers.ours and trainers.name == name:

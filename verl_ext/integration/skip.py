@@ -23,10 +23,10 @@ from verl_ext.integration import hooks
 from verl_ext.integration.run import run_of
 
 MARK = "verl_ext_skip"
-"""The entry of an update's data by which the trainer asks for it: `CHECK` or `SKIP`."""
+"""The key in an update's data under which the trainer asks the workers: `CHECK` or `SKIP`."""
 CHECK, SKIP = "check", "skip"
 FIGURES = "verl_ext_figures"
-"""The entry in which the split leaves its figures, by the names of METRICS."""
+"""The key in an update's data under which the split returns its METRICS."""
 METRICS = ("rows_kept", "tokens_kept", "fallback")
 RANDOM = re.compile("drop|jitter")
 """Names of a model's parts that have a rate of dropout, or of the noise of a MoE router."""
@@ -157,7 +157,7 @@ def rows_to_keep(data: Any, tokens: torch.Tensor, dp_group: Any) -> torch.Tensor
 
 
 def require_exact(model: torch.nn.Module) -> None:
-    """Raise if a model draws random numbers in training, which then depend on the rows of a micro-batch.
+    """Raise if a model draws random numbers in training: with fewer rows a row would draw others.
 
     The loss of a MoE router needs no rule: verl passes no labels, and without labels a model does not add it.
     """

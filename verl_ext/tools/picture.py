@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext.errors import ConfigurationError
-from verl_ext.files import write, writing
+from verl_ext.files import write
 from verl_ext.tools.tables import Rows, page
 
 # Okabe and Ito's colours without yellow, which is faint on white. The line styles also work without colours.
@@ -39,11 +39,11 @@ def publish(
 ) -> Iterator[str]:
     """Write the picture, and one page with the picture and the tables, as asked for; yield a line for each file."""
     if plot is not None:
-        with writing(plot):
-            try:
-                figure.savefig(plot, dpi=130)
-            except ValueError as error:  # matplotlib lists the endings that it knows
-                raise ConfigurationError(f"{plot}: {error}") from error
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            figure.savefig(plot, dpi=130)
+        except ValueError as error:  # matplotlib lists the endings that it knows
+            raise ConfigurationError(f"{plot}: {error}") from error
         yield f"picture: {plot}"
     if html is not None:
         file = io.BytesIO()

@@ -42,7 +42,7 @@ def show(options: argparse.Namespace) -> str:
     home = importlib.import_module(ESTIMATORS[name].split(":")[0])
     heading, *rest = (home.__doc__ or "").splitlines()
     formula = [f"  {line.strip()}" for line in rest if line.startswith("    ")] if name != "compose" else []
-    lines = [f"{name}: {heading}", *(["", "formula", *formula] if formula else [])]
+    lines = [heading, *(["", "formula", *formula] if formula else [])]
     lines += ["", "steps", *_steps(chain), "", "settings in force", *_settings(name, settings)]
     return "\n".join([*lines, "", "the same as a list", _as_list(chain, settings)])
 

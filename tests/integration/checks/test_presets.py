@@ -11,12 +11,13 @@ from omegaconf import open_dict
 
 import verl_ext.conf
 from tests.integration.configs import compose
+from verl_ext.estimators.hadw import bases
 from verl_ext.integration.checks import Verdict, judge
 from verl_ext.integration.checks.read import read_settings
 from verl_ext.registry import BUILT_IN, declaration
 from verl_ext.settings import COMMON, Settings, sections
 
-ALSO = {"hadw": {"dgpo", "drgrpo", "gd2po", "gdpo", "maxrl"}}
+ALSO = {"hadw": {name for name in bases() if name in sections()}}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -97,6 +97,10 @@ class OwnAdvantages(OwnFit):
 def test_a_trainer_that_does_not_call_the_estimator_is_refused() -> None:
     with pytest.raises(IntegrationError, match=facts("OwnAdvantages", "'drgrpo'", "not call")):
         OwnAdvantages(compose(*DRGRPO)).fit()
+    trainer = OwnAdvantages(compose(*DRGRPO))
+    OwnFit.fit(trainer, steps=2)
+    with pytest.raises(IntegrationError, match=facts("OwnAdvantages", "'drgrpo'", "not call")):  # nor later
+        trainer.fit()
     OwnAdvantages(compose("algorithm.adv_estimator=grpo")).fit()
 
 

@@ -117,4 +117,4 @@ def _lines(verdict: Verdict, config: Any) -> Iterator[str]:
     if verdict.filter and rewards.accuracy_between:
         yield "left out   groups whose mean accuracy is not between {:g} and {:g}".format(*rewards.accuracy_between)
     if rewards.keys and not verdict.errors and components(config) is None:
-        yield f"unchecked  whether {select(config, f'{FUNCTION}.path') or 'the reward function'} returns these rewards"
+        yield f"untried    whether {select(config, f'{FUNCTION}.path') or 'the reward function'} returns these rewards"

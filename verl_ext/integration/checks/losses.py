@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from verl_ext.core.totals import Balance
@@ -14,12 +13,10 @@ from verl_ext.integration.checks.read import ACTOR, RunConfig
 
 SCALE_SENSITIVE = ("clip_cov", "kl_cov", "dro")
 """verl's losses that depend on the scale of the advantages."""
-SELF_AGGREGATING: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        "0.9.0": frozenset({"sapo", "geo_mean", "gspo"}),
-        "0.9.1": frozenset({"sapo", "geo_mean"}),
-    }
-)
+SELF_AGGREGATING: Mapping[str, frozenset[str]] = {
+    "0.9.0": frozenset({"sapo", "geo_mean", "gspo"}),
+    "0.9.1": frozenset({"sapo", "geo_mean"}),
+}
 """The losses of each tested version of verl that average token losses in their own way and ignore `loss_agg_mode`."""
 
 
@@ -32,7 +29,7 @@ def balance(run: RunConfig) -> Iterator[Complaint]:
         if step.over != balance_for(mode):
             yield Complaint(
                 f"balance={step.over} does not fit {ACTOR}.loss_agg_mode={mode}, which needs {balance_for(mode)}: set "
-                "algorithm.dgpo.balance=auto (in a list of steps, over or no step)",
+                "algorithm.dgpo.balance=auto, or in a list of steps over, or leave the step out",
                 fatal=False,
             )
         if step.over == "token" and aggregates_itself(loss):

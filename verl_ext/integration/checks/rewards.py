@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from verl_ext import rewards
@@ -22,9 +22,10 @@ from verl_ext.settings import Settings
 
 FUNCTION = "reward.custom_reward_function"
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
-MANAGERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"naive": (), "gdpo": (), "remote": (), "rate_limited": (), "dapo": ("overlong", "overlong_reward")}
-)
+MANAGERS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("naive", "gdpo", "remote", "rate_limited"), ()),
+    "dapo": ("overlong", "overlong_reward"),
+}
 """verl's own reward managers, with the components that each adds to those of the reward function."""
 
 

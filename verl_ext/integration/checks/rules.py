@@ -80,8 +80,8 @@ def other_preset(run: RunConfig) -> Iterator[Complaint]:
     for name in run.select(MARKER) or ():
         if name != run.name:
             yield Complaint(
-                f"the preset {name} and algorithm.adv_estimator={run.name} are both set: remove one of the two (two "
-                f"presets: keep one; in a file's defaults {GROUP}: {name} stands after ppo_trainer)"
+                f"the preset {name} and algorithm.adv_estimator={run.name} are both set: keep one of them. In a file's "
+                f"`defaults`, {GROUP}: {name} stands after ppo_trainer"
             )
 
 

@@ -54,7 +54,7 @@ def skipped_rows(run: RunConfig) -> Iterator[Complaint]:
     drops = any(isinstance(step, DropConflicts) for step in steps)  # and leaves those rows at 0
     if not drops and any(isinstance(step, Whiten) and step.over == "token" for step in steps):
         yield Complaint(
-            f"{SETTING}=True leaves out few rows: whitening over tokens moves groups without variance away from 0: set "
+            f"{SETTING}=True leaves out few rows, because whitening over tokens moves dead groups away from 0: set "
             "algorithm.gdpo.whiten=sequence (in a list of steps, over: sequence)",
             fatal=False,
         )

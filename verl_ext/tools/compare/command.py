@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from verl_ext.errors import ConfigurationError
-from verl_ext.files import writing
 from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import Settings
 from verl_ext.tools.compare import variants
@@ -25,14 +24,14 @@ from verl_ext.tools.picture import publish
 from verl_ext.tools.tables import Rows, plain
 
 AGAINST = (
-    "A: advantage. In brackets: 95 % interval (Wilson's, for the number of groups). A = 0, other sign: shares of "
-    "trajectories. Rank correlation: Spearman's, over all trajectories."
+    "A is the advantage; brackets hold a 95 % interval (Wilson's, for the number of groups). A = 0 and other sign are "
+    "shares of trajectories. The rank correlation is Spearman's, over all trajectories."
 )
 EXPLAINED = (
     "R² of a linear regression of A on the rewards normalised in their groups, split by Shapley value. Rest: what no "
     "weighted sum of them with fixed weights explains."
 )
-LEVEL = "1: as in the average group; ±: 95 % interval over the groups."
+LEVEL = "1 is the mean |A| over all groups; ± is a 95 % interval over the groups."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -185,5 +184,5 @@ def _save(result: Comparison, path: Path) -> None:
         table[f"reward/{key}"] = found.rewards[key]
     for outcome in result.outcomes:
         table[f"advantage/{outcome.variant.label}"] = outcome.advantages
-    with writing(path):
-        table.to_parquet(path, index=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table.to_parquet(path, index=False)
