@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 
 from tests.calls import object_array
-from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, scalar, sometimes, tree
+from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, scalar, sometimes
 from verl_ext import Batch, RunState, Settings, build, use_run_state
 from verl_ext.errors import VerlExtError
 from verl_ext.integration.advantage import estimator_function
