@@ -11,6 +11,7 @@ compose the run's configuration. `--judge` is the Python of BFCL's environment (
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -37,8 +38,13 @@ def store(run: Path, target: Path, judge: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     config = (run / "config.yaml").read_text(encoding="utf-8")
     task = re.search(r"train_files: (\S+)/train\.parquet", config)[1]  # type: ignore[index]
-    for name in ("metrics.jsonl", "starts.txt"):
-        shutil.copy(run / name, target)
+    shutil.copy(run / "starts.txt", target)
+    # A resumed run began a new file; the last record of a step counts.
+    records = {}
+    for file in (*sorted(run.glob("earlier/metrics-*.jsonl")), run / "metrics.jsonl"):
+        records |= {json.loads(line)["step"]: line for line in file.read_text(encoding="utf-8").splitlines()}
+    text = "".join(f"{records[step]}\n" for step in sorted(records))
+    (target / "metrics.jsonl").write_text(text, encoding="utf-8")
     versions = (run / "versions.txt").read_text(encoding="utf-8").splitlines()
     kept = [line for line in versions if not line.startswith("-e")]  # starts.txt has the commit
     (target / "versions.txt").write_text("\n".join([*kept, ""]), encoding="utf-8")
