@@ -6,11 +6,13 @@
 - test: the 200 test entries, greedy, after the last step; "start" is the first run's validation before training
 - dead: share of groups in which no reward varies, steps 11 to 40
 - r: correlation of the two rewards within groups, pooled over the groups, steps 1 to 10 and 11 to 40
+
+Below it: gdpo minus grpo from the mixed start on the test entries, the mean over the seeds that both have, with a 95 %
+interval by a paired bootstrap over the entries. It holds for other questions to these models, not for other seeds.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -18,6 +20,8 @@ import numpy as np
 import pandas as pd
 
 FIRST, LAST = 11, 40
+MEASURES = ("format", "correctness", "bfcl")
+DRAWS = 10_000
 
 
 def main() -> None:
@@ -34,6 +38,10 @@ def main() -> None:
         dead = (late.groupby(["step", "uid"])[["format", "correctness"]].nunique() == 1).all(axis=1).mean()
         r = [f"{within(part):.2f}" for part in (rows[rows.step < FIRST], late)]
         print(row(run.name, [*figures, *verdicts(run / f"verdicts-{LAST}.jsonl"), f"{dead:.1%}", *r]))
+    pairs = [
+        (run, other) for run in runs if (other := run.with_name(run.name.replace("mixed-grpo-", "mixed-gdpo-"))) != run
+    ]
+    compare([pair for pair in pairs if pair[1].exists()])
 
 
 def row(name: str, figures: list[str]) -> str:
@@ -42,8 +50,23 @@ def row(name: str, figures: list[str]) -> str:
 
 def verdicts(file: Path) -> list[str]:
     """Return the means over the test entries."""
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [f"{np.mean([line[name] for line in lines]):.3f}" for name in ("format", "correctness", "bfcl")]
+    return [f"{mean:.3f}" for mean in judged(file).mean()]
+
+
+def judged(file: Path) -> pd.DataFrame:
+    """Return the verdicts, a row per entry."""
+    return pd.read_json(file, lines=True).set_index("id")[list(MEASURES)]
+
+
+def compare(pairs: list[tuple[Path, Path]]) -> None:
+    """Print the differences of the second runs to the first."""
+    name = f"verdicts-{LAST}.jsonl"
+    found = sum(judged(new / name) - judged(old / name) for old, new in pairs) / len(pairs)
+    drawn = np.random.default_rng(0).integers(len(found), size=(DRAWS, len(found)))
+    print(f"\ngdpo - grpo, {len(pairs)} seeds, {len(found)} entries, 95 % by bootstrap over the entries")
+    for measure in MEASURES:
+        low, high = np.quantile(found[measure].to_numpy()[drawn].mean(axis=1), (0.025, 0.975))
+        print(f"{measure}: {found[measure].mean():+.3f} [{low:+.3f}, {high:+.3f}]")
 
 
 def within(rows: pd.DataFrame) -> float:
