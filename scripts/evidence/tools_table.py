@@ -63,10 +63,10 @@ def compare(pairs: list[tuple[Path, Path]]) -> None:
     name = f"verdicts-{LAST}.jsonl"
     found = sum(judged(new / name) - judged(old / name) for old, new in pairs) / len(pairs)
     drawn = np.random.default_rng(0).integers(len(found), size=(DRAWS, len(found)))
-    print(f"\ngdpo - grpo, {len(pairs)} seeds, {len(found)} entries, 95 % by bootstrap over the entries")
+    print(f"\ngdpo minus grpo, seeds: {len(pairs)}, mean over {len(found)} entries, 95 % by bootstrap over them:\n")
     for measure in MEASURES:
         low, high = np.quantile(found[measure].to_numpy()[drawn].mean(axis=1), (0.025, 0.975))
-        print(f"{measure}: {found[measure].mean():+.3f} [{low:+.3f}, {high:+.3f}]")
+        print(f"- {measure}: {found[measure].mean():+.3f} [{low:+.3f}, {high:+.3f}]")
 
 
 def within(rows: pd.DataFrame) -> float:
