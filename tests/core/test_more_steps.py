@@ -88,6 +88,13 @@ def test_each_is_the_plain_loop(rollout, buffer, number):
         np.testing.assert_allclose(step.update(batch.rewards, batch, None).values[:, 0], wanted, rtol=1e-9, atol=1e-9)
 
 
+def test_divide_by_batch_std_takes_each_reward_alone():
+    # std of 0 and 2: sqrt(2); of 1, 4 and 7: 3; a value that is not scored stays so
+    batch = Batch.of([[0.0, 1.0], [2.0, 4.0], [NAN, 7.0]], ["a", "a", "b"], keys=("a", "b"))
+    found = DivideByBatchStd(1e-9).apply(batch.rewards, batch)
+    np.testing.assert_allclose(found, [[0, 1 / 3], [np.sqrt(2), 4 / 3], [NAN, 7 / 3]], rtol=1e-6)
+
+
 def test_divide_by_mean_leaves_what_is_not_scored():
     found = apply(DivideByMean(0.5), [1.0, NAN, 4.0, 7.0], ["a", "a", "a", "b"])
     np.testing.assert_allclose(found, [1 / 3, NAN, 4 / 3, 0])  # "b" is alone: it does not vary
