@@ -28,9 +28,9 @@ def main() -> None:
     head = ("run", "format", "correctness", "test format", "test correctness", "BFCL", "dead", "r, 1-10", "r, 11-40")
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     runs = sorted(Path(sys.argv[1]).glob("*/"))
-    for run in runs:
-        if (before := run / "verdicts-0.jsonl").exists():
-            print(row(f"{run.name.split('-')[0]} start", ["", "", *verdicts(before), "", "", ""]))
+    before = [run / "verdicts-0.jsonl" for run in runs if (run / "verdicts-0.jsonl").exists()]
+    starts = [row(f"{file.parent.name.split('-')[0]} start", ["", "", *verdicts(file), "", "", ""]) for file in before]
+    print("\n".join(dict.fromkeys(starts)))  # one for all runs that began with the same model
     for run in runs:
         rows = pd.read_parquet(run / "rewards.parquet")
         late = rows[rows.step.between(FIRST, LAST)]
