@@ -7,8 +7,8 @@ tokens costs 3,040 tokens. Packed into one sequence they cost 290 + 8 x 90 = 1,0
     0 .. P | P ..     | P ..     | ...        positions, as if each answer stood alone behind the prompt
 
 Loss and gradient are those of verl's engine, to within rounding (`tests/integration/test_shared_update.py`). The model
-must take a 4-D attention mask and `logits_to_keep`, as those of transformers with `attn_implementation=sdpa` do. The
-rows of a prompt must be in one micro-batch: `use_dynamic_bsz=False`, `ppo_micro_batch_size_per_gpu=rollout.n`,
+must take its attention from transformers' table of functions, and `logits_to_keep`, as Llama does. The rows of a prompt
+must be in one micro-batch: `use_dynamic_bsz=False`, `ppo_micro_batch_size_per_gpu=rollout.n`,
 `trainer.balance_batch=False`.
 
 Linear layers in fp32 are computed by oneDNN, in the update and in the rollout: torch's own way, MKL, uses no AVX-512 on
@@ -20,62 +20,98 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import AttentionInterface
 from verl.utils import tensordict_utils as tu
 from verl.utils import torch_functional
 from verl.workers.engine.fsdp import transformer_impl
 
 ENGINE = transformer_impl.FSDPEngineWithLMHead
+ATTENTION = "shared_update"
+"""The name of `attend` among transformers' attention functions. It has no mask function, so no mask is made."""
 
 
-def pack(prompts: list[torch.Tensor], answers: list[torch.Tensor]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+Layout = list[tuple[slice, torch.Tensor, torch.Tensor]]
+"""For each prompt: its places in the sequence, `[R, L]` those of its answers' tokens, and which of them exist."""
+
+
+def pack(prompts: list[torch.Tensor], answers: list[torch.Tensor]) -> tuple[dict[str, Any], torch.Tensor]:
     """Return the model's inputs, and for each answer token (row after row) the kept logits that predict it."""
     tokens: list[torch.Tensor] = []
-    positions, groups, rows = [], [], []
-    known: dict[tuple[int, ...], int] = {}
-    last: list[int] = []  # of each prompt, its last token's place in the sequence
+    positions: list[torch.Tensor] = []
     size = 0
 
-    def add(part: torch.Tensor, start: int, group: int, row: int) -> None:
+    def add(part: torch.Tensor, position: int) -> slice:
         nonlocal size
         tokens.append(part)
-        positions.append(torch.arange(start, start + len(part)))
-        groups.append(torch.full((len(part),), group))
-        rows.append(torch.full((len(part),), row))
+        positions.append(torch.arange(position, position + len(part)))
         size += len(part)
+        return slice(size - len(part), size)
 
-    group_of_row = []
-    for prompt in prompts:
+    groups: dict[tuple[int, ...], tuple[slice, list[slice]]] = {}
+    parts = []
+    for prompt, answer in zip(prompts, answers, strict=True):
         key = tuple(prompt.tolist())
-        if key not in known:
-            known[key] = len(known)
-            add(prompt, 0, known[key], -1)
-            last.append(size - 1)
-        group_of_row.append(known[key])
-    needed = [torch.tensor(last)]
-    wanted = []
-    kept = len(last)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        size_of_row = max(0, len(answer) - 1)  # the last token predicts nothing
-        wanted.append(torch.tensor([group_of_row[row], *range(kept, kept + size_of_row)])[: len(answer)])
-        needed.append(torch.arange(size, size + size_of_row))
-        kept += size_of_row
-        add(answer[:-1], len(prompt), group_of_row[row], row)
-    position, group, row_of = torch.cat(positions), torch.cat(groups), torch.cat(rows)
-    seen = (group[:, None] == group) & (position[:, None] >= position)
-    seen &= (row_of == -1) | (row_of[:, None] == row_of)
+        if key not in groups:
+            groups[key] = (add(prompt, 0), [])
+        place, rows = groups[key]
+        rows.append(add(answer[:-1], len(prompt)))  # the last token predicts nothing
+        parts.append((place.stop - 1, rows[-1]))
+    # A prompt's last token predicts the first token of each of its answers.
+    needed = sorted({last for last, _ in parts} | {at for _, row in parts for at in range(row.start, row.stop)})
+    kept = {at: number for number, at in enumerate(needed)}
+    wanted = [
+        kept[at]
+        for (last, row), answer in zip(parts, answers, strict=True)
+        for at in [last, *range(row.start, row.stop)][: len(answer)]
+    ]
+    layout: Layout = []
+    for place, rows in groups.values():
+        starts, ends = (torch.tensor([getattr(row, name) for row in rows])[:, None] for name in ("start", "stop"))
+        places = starts + torch.arange(int((ends - starts).max()))
+        layout.append((place, places.clamp(max=size - 1), places < ends))
     inputs = {
         "input_ids": torch.cat(tokens)[None],
-        "position_ids": position[None],
-        "attention_mask": seen[None, None],
-        "logits_to_keep": torch.cat(needed),
+        "position_ids": torch.cat(positions)[None],
+        "logits_to_keep": torch.tensor(needed),
+        "layout": layout,
     }
-    return inputs, torch.cat(wanted)
+    return inputs, torch.tensor(wanted)
 
 
-def prepare_model_inputs(_engine: Any, micro_batch: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def attend(
+    _module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _mask: Any,
+    *,
+    scaling: float,
+    layout: Layout,
+    **_other: Any,
+) -> tuple[torch.Tensor, None]:
+    """Replace the model's attention: a prompt's tokens see the prompt, an answer's the prompt and their own answer."""
+    function = torch.nn.functional.scaled_dot_product_attention
+    heads = query.shape[1] // key.shape[1]
+    query, key, value = query[0], key[0].repeat_interleave(heads, dim=0), value[0].repeat_interleave(heads, dim=0)
+    out = torch.zeros_like(query)  # [head, token, size]
+    for prompt, places, real in layout:
+        of_prompt = function(*(x[None, :, prompt] for x in (query, key, value)), is_causal=True, scale=scaling)[0]
+        rows, longest = places.shape
+        own = [x[:, places].transpose(0, 1) for x in (query, key, value)]  # [row, head, token, size]
+        before = [x[None, :, prompt].expand(rows, -1, -1, -1) for x in (key, value)]
+        keys, values = (torch.cat(pair, dim=2) for pair in zip(before, own[1:], strict=True))
+        seen = torch.ones(longest, keys.shape[2], dtype=torch.bool).tril(keys.shape[2] - longest)
+        of_answers = function(own[0], keys, values, attn_mask=seen, scale=scaling).transpose(0, 1)[:, real]
+        out = out.index_copy(1, torch.arange(prompt.start, prompt.stop), of_prompt)
+        out = out.index_copy(1, places[real], of_answers)
+    return out.transpose(0, 1)[None], None
+
+
+def prepare_model_inputs(engine: Any, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Replace the engine's method."""
     if tu.get_non_tensor_data(data=micro_batch, key="use_fused_kernels", default=False):
         raise NotImplementedError("shared_update has no fused kernels")
+    engine.module.config._attn_implementation = ATTENTION
     answers = list(micro_batch["responses"].unbind())
     inputs, wanted = pack(list(micro_batch["prompts"].unbind()), answers)
     return inputs, {"wanted": wanted, "labels": torch.cat(answers)}
@@ -133,6 +169,7 @@ def linear(layer: torch.nn.Linear, x: torch.Tensor) -> Any:
     return Linear.apply(x, layer.weight)
 
 
+AttentionInterface.register(ATTENTION, attend)
 torch.nn.Linear.forward = linear
 ENGINE.prepare_model_inputs = prepare_model_inputs
 ENGINE.prepare_model_outputs = prepare_model_outputs
