@@ -16,7 +16,7 @@ BAR = r'printf "\rTraining Progress: 100%%\n"'
 def script(path, body):
     """Write a program that stands for Python and does nothing but `body`; asked for the free memory, it says 16 GB."""
     path.write_text(
-        f'#!/bin/bash\n[[ $* != "-c import verl."* ]] || exit 0\n[[ $* != *free_bytes* ]] || exec echo 16\n{body}\n'
+        f'#!/bin/bash\n[[ $* != "-c import verl."* ]] || exit 0\n[[ $* != *virtual_memory* ]] || exec echo 16\n{body}\n'
     )
     path.chmod(0o755)
     return path

@@ -133,8 +133,8 @@ def load(path: Path, run: Run) -> None:
     except (ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
         reason = str(error) if isinstance(error, CheckpointError) else f"it is damaged: {error!r}"
         raise CheckpointError(
-            f"{path}: {reason}. Resume with the settings that wrote it, or from another checkpoint. Without the "
-            "file the history starts empty"
+            f"{path}: {reason}. Resume with the settings that wrote it, or from another checkpoint; or delete the "
+            "file: the history then starts empty"
         ) from error
     logger.info("read the state of %s from %s: its history goes on", run.name, path)
 
