@@ -187,7 +187,6 @@ def _trial(chain: Chain, keys: tuple[str, ...]) -> Array:
         response_lengths=draw.integers(1, 9, 12).astype(np.float64),
         accuracy=draw.integers(0, 2, 12).astype(np.float64) if chain.needs_accuracy else None,
     )
-    plain_state(chain.init())
     result = chain(batch)
     plain_state(result.state)
     return result.advantages
