@@ -31,6 +31,11 @@ def follow(step: WeighByHistory, accuracies: list[float], values: float = 1.0):
     return updates
 
 
+def test_eta_t_is_at_most_1():
+    updates = follow(WeighByHistory(eta=10.0), [0.0, 0.5])  # one posterior: sigma = 1
+    assert [u.metrics["eta_t"] for u in updates] == [1, 1]
+
+
 def test_the_soft_anchor_moves_by_eta_times_sigma():
     """eta 0.5, eta_min 0, y = 0, 1, 1, 1.
 

@@ -24,6 +24,14 @@ def test_sources_beyond_the_first_twenty_are_one():
     assert metrics["reward/a/by_source/rest/mean"] == 22
     assert metrics["reward/b/by_source/rest/mean"] == 1
     assert source_metrics({"a": np.arange(2.0)}, ["one", "one"]) == {}
+    assert set(source_metrics({"a": np.arange(2.0)}, ["one", "two"]).values()) == {0, 1}
+
+
+def test_a_reward_that_is_nowhere_scored_has_no_mean():
+    batch = Batch.of([[NAN], [NAN]], ["x", "x"], keys=("a",))
+    found = reward_metrics(batch, batch.rewards.copy())
+    assert found["reward/a/unscored"] == 2
+    assert not [name for name in found if name.endswith("mean")]
 
 
 def test_rewards_are_described_by_key():
@@ -80,6 +88,7 @@ HOSTILE = st.one_of(
 
 @given(HOSTILE)
 @example("é..")
+@example("..")
 @example("sumin")
 @example("maxminmax")
 @example("")
