@@ -86,6 +86,11 @@ def test_a_setting_reaches_the_steps(name: str, algorithm: dict[str, Any]) -> No
     assert build(name, Settings.parse(algorithm)).steps != build(name, Settings()).steps
 
 
+def test_gdpo_with_the_mad_divides_by_it() -> None:
+    chain = build("gdpo", Settings.parse({"gdpo": {"scale": "mad"}}))
+    assert [step.name for step in chain.steps] == ["centre", "scale_by_mad", "weigh_and_sum", "whiten"]
+
+
 def test_no_setting_of_an_estimator_is_without_a_row() -> None:
     rows = {(name, setting) for name, setting, _ in OTHER}
     for name in SECTIONS.keys() - {"rewards", "verl_ext", "compose", "drgrpo"}:
