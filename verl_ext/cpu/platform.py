@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import types
 from contextlib import nullcontext
 from typing import Any
@@ -22,13 +23,17 @@ def _resident(*_args: object) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def _peak(*_args: object) -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def _memory_info(*_args: object) -> tuple[int, int]:
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 
 
 def device_module() -> types.ModuleType:
-    """A stand-in for `torch.cuda` with all that verl uses; its memory counters show this process's memory, now.
+    """A stand-in for `torch.cuda` with all that verl uses; its memory counters show this process's memory.
 
     `torch.cpu` lacks most of these names (`empty_cache`, `max_memory_allocated`, `ipc_collect`, ...).
     """
@@ -47,8 +52,8 @@ def device_module() -> types.ModuleType:
         get_device_capability=lambda *_: (None, None),
         memory_allocated=_resident,
         memory_reserved=_resident,
-        max_memory_allocated=_resident,
-        max_memory_reserved=_resident,
+        max_memory_allocated=_peak,
+        max_memory_reserved=_peak,
         mem_get_info=_memory_info,
         # The CPU's generator is torch's global one, which verl seeds and saves as well.
         get_rng_state=lambda *_: torch.get_rng_state(),
