@@ -23,6 +23,7 @@ from verl_ext.tools.picture import COLOURS, STYLES, dress, legend_above, new_fig
 
 WIDTH = 5
 """Steps of a point."""
+COLOUR = dict(zip(("grpo", "gdpo"), COLOURS, strict=False))
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
         rows = pd.read_parquet(run / "rewards.parquet")
         runs.setdefault(run.name.split("-")[1], {})[run] = rows
     arms = {arm: runs.pop(arm) for arm in ("grpo", "gdpo")}
-    start = judged(next(Path(sys.argv[1]).glob("mixed-*/verdicts-0.jsonl")))
+    start = judged(min(Path(sys.argv[1]).glob("mixed-*/verdicts-0.jsonl")))  # the same for all
     figure = new_figure(14, 7, len(arms))
     panels = figure.subplots(2, 3)
     curve(panels[0, 0], arms, "format", "mean reward", lambda rows: rows["format"].mean())
@@ -63,10 +64,12 @@ def curve(
 def points(
     ax: Any, arms: dict[str, dict[Path, pd.DataFrame]], title: str, unit: str, figure: Callable[..., float]
 ) -> None:
-    """Draw one point a run."""
-    for at, (arm, seeds) in enumerate(arms.items()):
-        colour = dict(zip(("grpo", "gdpo"), COLOURS, strict=False)).get(arm, "black")
-        ax.plot([at] * len(seeds), [figure(run, rows) for run, rows in seeds.items()], "o", color=colour, alpha=0.7)
+    """Draw one point a run, and a line between the first two arms' runs of one seed."""
+    values = [[figure(run, rows) for run, rows in seeds.items()] for seeds in arms.values()]
+    for pair in zip(*values[:2], strict=False):
+        ax.plot(pair, color="lightgrey", zorder=1)
+    for at, (arm, column) in enumerate(zip(arms, values, strict=True)):
+        ax.plot([at] * len(column), column, "o", color=COLOUR.get(arm, "black"), alpha=0.7)
     ax.set_xticks(range(len(arms)), list(arms))
     ax.set_xlim(-0.5, len(arms) - 0.5)
     dress(ax, title, unit)

@@ -1,19 +1,15 @@
 """Print the table of the tool-calling runs that collect_tools.py stored.
 
-    python scripts/evidence/tools_table.py scripts/evidence/tools
+    python scripts/evidence/tools_table.py outputs/evidence-stored
 
-- format, correctness: means over steps 11 to 40 of training, at temperature 1
-- test: the 200 test entries, greedy, after the last step; "start" is the first run's validation before training
-- dead: share of groups in which no reward varies, steps 11 to 40
-- r: correlation of the two rewards within groups, pooled over the groups, steps 1 to 10 and 11 to 40
-
-Below it: gdpo minus grpo from the mixed start on the test entries, the mean over the seeds that both have, with a 95 %
-interval by a paired bootstrap over the entries. It holds for other questions to these models, not for other seeds.
+Below the table: gdpo minus grpo, both from the mixed start. A seed is a pair: both runs see the same questions in the
+same order and begin with the same answers.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +18,14 @@ import pandas as pd
 FIRST, LAST = 11, 40
 MEASURES = ("format", "correctness", "bfcl")
 DRAWS = 10_000
+LEGEND = f"""\
+Training, temperature 1, steps {FIRST} to {LAST}: mean format and correctness; dead, the share of groups in which no
+reward varies; r, the correlation of the two rewards within groups. Test, greedy, after step {LAST}: means over the
+entries."""
+
+BRACKETS = """\
+Brackets: 95 % by bootstrap over the test entries. They hold for other questions to these models, not for other seeds.
+By category, the mean of the seeds:"""
 
 
 def main() -> None:
@@ -37,10 +41,9 @@ def main() -> None:
         figures = [f"{later[name].mean():.3f}" for name in ("format", "correctness")]
         r = [f"{within(part):.2f}" for part in (rows[rows.step < FIRST], later)]
         print(row(run.name, [*figures, *verdicts(run / f"verdicts-{LAST}.jsonl"), f"{dead(later):.1%}", *r]))
-    pairs = [
-        (run, other) for run in runs if (other := run.with_name(run.name.replace("mixed-grpo-", "mixed-gdpo-"))) != run
-    ]
-    compare([pair for pair in pairs if pair[1].exists()])
+    print(f"\n{LEGEND}")
+    old = sorted(Path(sys.argv[1]).glob("mixed-grpo-*/"))
+    compare([(run, new) for run in old if (new := run.with_name(run.name.replace("grpo", "gdpo"))).exists()])
 
 
 def row(name: str, figures: list[str]) -> str:
@@ -59,13 +62,28 @@ def judged(file: Path) -> pd.DataFrame:
 
 def compare(pairs: list[tuple[Path, Path]]) -> None:
     """Print the differences of the second runs to the first."""
+    parts = [[late(pd.read_parquet(run / "rewards.parquet")) for run in pair] for pair in pairs]
+    print("\ngdpo minus grpo, seed by seed:\n")
+    for measure in ("format", "correctness"):
+        print(f"- {measure}, training: {signed(new[measure].mean() - old[measure].mean() for old, new in parts)}")
     name = f"verdicts-{LAST}.jsonl"
-    found = sum(judged(new / name) - judged(old / name) for old, new in pairs) / len(pairs)
-    drawn = np.random.default_rng(0).integers(len(found), size=(DRAWS, len(found)))
-    print(f"\ngdpo minus grpo, seeds: {len(pairs)}, mean over {len(found)} entries, 95 % by bootstrap over them:\n")
+    found = [judged(new / name) - judged(old / name) for old, new in pairs]
+    mean = sum(found) / len(found)
+    drawn = np.random.default_rng(0).integers(len(mean), size=(DRAWS, len(mean)))
     for measure in MEASURES:
-        low, high = np.quantile(found[measure].to_numpy()[drawn].mean(axis=1), (0.025, 0.975))
-        print(f"- {measure}: {found[measure].mean():+.3f} [{low:+.3f}, {high:+.3f}]")
+        bounds = np.quantile(mean[measure].to_numpy()[drawn].mean(axis=1), (0.025, 0.975))
+        seeds = signed(part[measure].mean() for part in found)
+        print(f"- {measure}, test: {seeds}; mean {mean[measure].mean():+.3f} [{signed(bounds)}]")
+    print(f"\n{BRACKETS}\n\n| BFCL's category | entries | start | grpo | gdpo |\n|---|---|---|---|---|")
+    start = judged(min(run / "verdicts-0.jsonl" for run, _ in pairs))
+    arms = [pd.concat(judged(run / name) for run in runs) for runs in zip(*pairs, strict=True)]
+    accepted = [part["bfcl"].groupby(lambda entry: entry.rsplit("_", 1)[0]).mean() for part in (start, *arms)]
+    for category, count in start.index.str.rsplit("_", n=1).str[0].value_counts().items():
+        print(row(category, [str(count), *(f"{part[category]:.3f}" for part in accepted)]))
+
+
+def signed(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:+.3f}" for value in values)
 
 
 def late(rows: pd.DataFrame) -> pd.DataFrame:
