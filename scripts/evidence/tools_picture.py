@@ -23,11 +23,13 @@ from verl_ext.tools.picture import COLOURS, STYLES, dress, legend_above, new_fig
 
 WIDTH = 5
 """Steps of a point."""
+Arms = dict[str, dict[Path, pd.DataFrame]]
+"""The rows of the runs of each arm, by the run's folder."""
 COLOUR = dict(zip(("grpo", "gdpo"), COLOURS, strict=False))
 
 
 def main() -> None:
-    runs: dict[str, dict[Path, pd.DataFrame]] = {}
+    runs: Arms = {}
     for run in sorted(Path(sys.argv[1]).glob("mixed-*/")):
         rows = pd.read_parquet(run / "rewards.parquet")
         runs.setdefault(run.name.split("-")[1], {})[run] = rows
@@ -46,9 +48,7 @@ def main() -> None:
     figure.savefig(sys.argv[2], dpi=110)
 
 
-def curve(
-    ax: Any, arms: dict[str, dict[Path, pd.DataFrame]], title: str, unit: str, figure: Callable[..., float]
-) -> None:
+def curve(ax: Any, arms: Arms, title: str, unit: str, figure: Callable[..., float]) -> None:
     """Draw a figure of each arm over the steps, and the seeds' range as a band."""
     for (_, seeds), colour, style in zip(arms.items(), COLOURS, STYLES, strict=False):
         found = np.array(
@@ -61,9 +61,7 @@ def curve(
     ax.set_xlabel("training step")
 
 
-def points(
-    ax: Any, arms: dict[str, dict[Path, pd.DataFrame]], title: str, unit: str, figure: Callable[..., float]
-) -> None:
+def points(ax: Any, arms: Arms, title: str, unit: str, figure: Callable[..., float]) -> None:
     """Draw one point a run, and a line between the first two arms' runs of one seed."""
     values = [[figure(run, rows) for run, rows in seeds.items()] for seeds in arms.values()]
     for pair in zip(*values[:2], strict=False):
