@@ -4,8 +4,9 @@
 
 For each run: `metrics.jsonl`; `rewards.parquet`, a row a response, which `verl-ext compare` reads with
 `--prompt uid --step step`; `verdicts-0.jsonl` and `verdicts-40.jsonl`, BFCL's and the recipe's verdicts on the test
-entries before and after; `starts.txt` (commit, command, processor) and `versions.txt`. The commit and the command
-compose the run's configuration. `--judge` is the Python of BFCL's environment (see judge_tools.py).
+entries before and after; `starts.txt` (commit, command, processor). The commit and the command compose the run's
+configuration. `versions.txt` is one for all runs; a run that used other versions has its own. `--judge` is the Python
+of BFCL's environment (see judge_tools.py).
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ def store(run: Path, target: Path, judge: Path) -> None:
     (target / "metrics.jsonl").write_text(text, encoding="utf-8")
     versions = (run / "versions.txt").read_text(encoding="utf-8").splitlines()
     kept = [line for line in versions if not line.startswith("-e")]  # starts.txt has the commit
-    (target / "versions.txt").write_text("\n".join([*kept, ""]), encoding="utf-8")
+    text, common = "\n".join([*kept, ""]), target.with_name("versions.txt")
+    if not common.exists():
+        common.write_text(text, encoding="utf-8")
+    elif common.read_text(encoding="utf-8") != text:
+        (target / "versions.txt").write_text(text, encoding="utf-8")
     # After an interrupt some steps were dumped twice: the last file counts.
     written = sorted(run.glob("dump/from-*/*.parquet"), key=lambda file: file.stat().st_mtime)
     dumps = {file.name: file for file in written}

@@ -4,7 +4,7 @@
 
 - Curves of grpo and gdpo: each reward, the share of groups in which no reward varies, and the correlation of the two
   rewards within groups. A point is the mean of the seeds, over five steps; the band reaches from the least seed to the
-  largest.
+  largest. The steps of the primary measure are right of the dotted line.
 - Points, one a run from the mixed start: the primary measure, and what BFCL's checker accepts of the test answers.
 """
 
@@ -44,7 +44,8 @@ def main() -> None:
     points(panels[1, 1], arms | runs, "primary measure", f"format, steps {FIRST} to {LAST}", primary)
     points(panels[1, 2], arms | runs, "BFCL's checker (dotted: before RL)", "share of test answers accepted", accepted)
     panels[1, 2].axhline(start["bfcl"].mean(), color="grey", linestyle=":")
-    legend_above(figure, panels[0, 0].lines, [f"{arm} ({len(seeds)} seeds)" for arm, seeds in arms.items()])
+    names = [f"{arm} ({len(seeds)} seeds)" for arm, seeds in arms.items()]
+    legend_above(figure, panels[0, 0].lines[: len(names)], names)
     figure.savefig(sys.argv[2], dpi=110)
 
 
@@ -57,6 +58,7 @@ def curve(ax: Any, arms: Arms, title: str, unit: str, figure: Callable[..., floa
         steps = WIDTH * np.arange(found.shape[1]) + (WIDTH + 1) / 2
         ax.plot(steps, found.mean(axis=0), style, color=colour)
         ax.fill_between(steps, found.min(axis=0), found.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+    ax.axvline(FIRST - 0.5, color="grey", linestyle=":")
     dress(ax, title, unit)
     ax.set_xlabel("training step")
 
