@@ -70,7 +70,7 @@ def points(ax: Any, arms: Arms, title: str, unit: str, figure: Callable[..., flo
         ax.plot(pair, color="lightgrey", zorder=1)
     for at, (arm, column) in enumerate(zip(arms, values, strict=True)):
         ax.plot([at] * len(column), column, "o", color=COLOUR.get(arm, "black"), alpha=0.7)
-    ax.set_xticks(range(len(arms)), list(arms))
+    ax.set_xticks(range(len(arms)), [arm.replace("_", "\n") for arm in arms])
     ax.set_xlim(-0.5, len(arms) - 0.5)
     dress(ax, title, unit)
 
