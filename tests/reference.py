@@ -130,15 +130,7 @@ def gdpo(
         if not has_variance([total[row] for row in rows]):
             for row in rows:
                 total[row] = NAN if math.isnan(total[row]) else 0.0
-    counted = []  # each trajectory's sum as often as it counts
-    for value, length in zip(total, lengths, strict=True):
-        if not math.isnan(value):
-            counted.extend([value] * (1 if whiten == "sequence" else int(length)))
-    if not counted:
-        return learnt(total)
-    mean, variance = statistics.fmean(counted), statistics.variance(counted) if len(counted) > 1 else 0.0
-    divisor = math.sqrt(variance) + epsilon if whiten == "sequence" else math.sqrt(variance + 1e-8)
-    return learnt([(value - mean) / divisor for value in total])
+    return learnt(whitened(total, lengths, whiten, epsilon))
 
 
 def dgpo(

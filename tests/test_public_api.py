@@ -50,16 +50,8 @@ def test_an_error_is_ours_and_of_a_standard_type():
         (
             Batch.of,
             [
-                "rewards",
-                "labels",
-                "*groups",
-                "*keys",
-                "*lengths",
-                "*accuracy",
-                "*kl_reward",
-                "*outputs",
-                "*response_lengths",
-                "*fields",
+                *("rewards", "labels", "*groups", "*keys", "*lengths", "*accuracy"),
+                *("*kl_reward", "*outputs", "*response_lengths", "*fields"),
             ],
         ),
         (Chain.__call__, ["self", "batch", "state"]),
@@ -83,8 +75,13 @@ def test_the_parameters_of_a_public_call(function, parameters):
     [
         ("verl_ext, verl_ext.cli", ("verl", "ray", "torch", "numpy", "omegaconf", "hydra", "pandas")),
         ("verl_ext.estimators, verl_ext.core.metrics, verl_ext.core.rows", ("verl", "ray", "omegaconf", "hydra")),
+        ("verl_ext.cpu.plugin", ("verl", "ray", "torch", "numpy", "omegaconf", "hydra", "transformers", "yaml")),
+        (
+            "verl_ext.rewards.tool_calling, verl_ext.rewards.gsm8k, verl_ext.rewards.boxed_math",
+            ("verl", "ray", "torch", "numpy", "omegaconf", "hydra", "scipy", "sympy", "math_verify", "transformers"),
+        ),
     ],
-    ids=["the package", "the pure core"],
+    ids=["the package", "the pure core", "the CPU's plugin", "the scorers"],
 )
 def test_importing_it_imports_nothing_heavy(modules, heavy):
     code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"

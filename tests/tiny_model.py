@@ -34,13 +34,19 @@ def make_model(made, *, padded_vocabulary: int = 0, seed: int = 0):
     )
 
 
+def save(folder: Path, *, padded_vocabulary: int = 0):
+    """Write the model and its tokenizer to `folder/model`; return the tokenizer."""
+    made = make_tokenizer()
+    make_model(made, padded_vocabulary=padded_vocabulary).save_pretrained(folder / "model")
+    made.save_pretrained(folder / "model")
+    return made
+
+
 def write(folder: Path, *, padded_vocabulary: int = 0, rows: int = 64) -> Path:
     """Model, tokenizer, and a training and a validation set of short prompts under `folder`."""
     import pandas
 
-    made = make_tokenizer()
-    make_model(made, padded_vocabulary=padded_vocabulary).save_pretrained(folder / "model")
-    made.save_pretrained(folder / "model")
+    save(folder, padded_vocabulary=padded_vocabulary)
     for name, count in (("train", rows), ("val", 8)):
         pandas.DataFrame(
             [

@@ -98,8 +98,3 @@ def test_divide_by_batch_std_takes_each_reward_alone():
 def test_divide_by_mean_leaves_what_is_not_scored():
     found = apply(DivideByMean(0.5), [1.0, NAN, 4.0, 7.0], ["a", "a", "a", "b"])
     np.testing.assert_allclose(found, [1 / 3, NAN, 4 / 3, 0])  # "b" is alone: it does not vary
-
-
-def test_a_group_without_a_scored_accuracy_keeps_its_values_under_focal_weights():
-    batch = Batch.of([[2.0], [0.0]], ["a", "a"], accuracy=[np.nan, np.nan])
-    assert WeighByFocal().apply(batch.rewards, batch).tolist() == [[2.0], [0.0]]

@@ -17,7 +17,7 @@ import pandas
 import pytest
 
 from recipes.quickstart import prepare_data as quickstart
-from tests.end_to_end.run import MARK, check_estimator, end_all, metrics_of
+from tests.end_to_end.run import MARK, end_all, metrics_of
 from tests.recipes.launchers import RECIPES, environment
 
 pytestmark = pytest.mark.end_to_end
@@ -91,20 +91,6 @@ def test_tool_calling_trains_validates_and_saves(launch: Launch, task: Any, tmp_
     assert total == pytest.approx(found[2]["critic/score/mean"], abs=1e-5)
     assert found[2]["actor/grad_norm"] > 0
     assert (folder / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "2"
-
-
-@pytest.mark.slow
-@pytest.mark.runs(2)
-def test_tool_calling_resumes(launch: Launch, task: tuple[str, ...], tmp_path: Path) -> None:
-    folder, fast = tmp_path / "outputs/tool_calling/gdpo", ("trainer.val_before_train=False", "trainer.test_freq=-1")
-    launch("tool_calling/run.sh", "gdpo", GDPO, *SMALL, *task, *fast, "trainer.total_training_steps=2")
-    output = launch("tool_calling/run.sh", "gdpo", GDPO, *SMALL, *task, *fast, "trainer.total_training_steps=3")
-    assert "setting global step to 2" in output
-    second = metrics_of(folder / "metrics.jsonl")
-    assert sorted(second) == [3]
-    check_estimator("gdpo", second, steps=[3])
-    (kept,) = (folder / "earlier").iterdir()
-    assert sorted(metrics_of(kept)) == [1, 2]
 
 
 def sums(source: str) -> pandas.DataFrame:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-import os
-import signal
 import time
 from importlib.metadata import version
 
@@ -48,18 +46,6 @@ def test_two_ranks_train_and_leave_out_the_rows_without_advantage(two_ranks):
     assert first == 1.0  # the first update after a start asks all ranks
     assert 0.0 < second < 1.0
     assert len(list(run.folder.glob("checkpoints/global_step_2/actor/model_world_size_2_rank_*.pt"))) == 2
-
-
-@pytest.mark.slow
-def test_two_ranks_resume(two_ranks):
-    run = two_ranks("trainer.save_freq=2", steps=2)
-    assert run.wait(TIMEOUT) == 0, run.tail()
-    again = two_ranks(steps=4)
-    assert again.wait(TIMEOUT) == 0, again.tail()
-    assert "setting global step to 2" in again.log
-    assert sorted(again.metrics) == [3, 4]  # verl's file logger begins anew
-    check_estimator("dgpo", again.metrics, steps=(3, 4))
-    assert agrees(again)
 
 
 def assert_same_steps(logged, whole, first):
@@ -148,15 +134,6 @@ def test_ray_ppo_trainer(start, tmp_path, capsys):
     # Its rollouts have all rewards and no uid.
     assert main(["compare", str(rollouts), "gdpo", "algorithm.rewards.keys=[score,length]"]) == 0
     assert "64 trajectories in 16 groups of 4, steps 1 to 2, 2 batches" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_no_process(start):
-    run = start("run", steps=500)
-    run.wait_for_step(2, TIMEOUT)
-    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
-    run.process.wait(60)
-    assert run.left_behind() == []
 
 
 @pytest.mark.slow

@@ -195,9 +195,7 @@ class Pipeline:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        tokenizer = tiny_model.make_tokenizer()
-        tiny_model.make_model(tokenizer).save_pretrained(folder / "model")
-        tokenizer.save_pretrained(folder / "model")
+        tokenizer = tiny_model.save(folder)
         (folder / "agents.yaml").write_text(
             f"- name: several_outputs\n  _target_: {stand_ins.__name__}.{stand_ins.SeveralOutputs.__qualname__}\n"
         )

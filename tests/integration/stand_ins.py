@@ -11,10 +11,6 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_ext.registry import ESTIMATORS
-
-REGISTERED = tuple(ESTIMATORS)
-HOME = "verl_ext.integration.advantage"
 FAILING = "!"
 
 # The first letter of an answer says what it earns: (accuracy, format). The rest is there for the length.
@@ -33,14 +29,6 @@ def earned(answer: str) -> dict[str, Any]:
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, Any]:
     """verl's custom reward function."""
     return earned(solution_str)
-
-
-def registered_here() -> list[str]:
-    """Our names in verl's registry of estimators, in the process that asks."""
-    from verl.trainer.ppo import core_algos
-
-    functions = {name: core_algos.ADV_ESTIMATOR_REGISTRY.get(name) for name in REGISTERED}
-    return [name for name, found in functions.items() if getattr(found, "__module__", "") == HOME]
 
 
 class Client:

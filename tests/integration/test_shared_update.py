@@ -7,9 +7,7 @@ from tests.integration import updates
 
 
 def test_gradient_and_metrics_are_those_of_verl(tmp_path):
-    tokenizer = tiny_model.make_tokenizer()
-    tiny_model.make_model(tokenizer).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    tiny_model.save(tmp_path)
     [found] = updates.run("shared", 1, tmp_path, timeout=300)
     wanted = found.pop("all")
     for other in found.values():

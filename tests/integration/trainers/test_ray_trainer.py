@@ -23,8 +23,6 @@ from tests.integration.trainers.ray_runs import (
     FORMAT,
     GDPO,
     KEYS,
-    LENGTHS,
-    UIDS,
     OwnFit,
     batch,
     own_fit,
@@ -101,19 +99,6 @@ def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay()
     assert (metrics["reward/perplexity/max"], metrics["reward/perplexity/unscored"]) == (3.0, 3.0)
     assert metrics["reward/format/by_source/b/mean"] == np.mean(FORMAT[4:])
     assert "reward/steps/by_source/b/mean" not in metrics
-
-
-def test_verl_s_own_grpo_dumps_its_advantages_beside_the_named_rewards(tmp_path: Path) -> None:
-    dump = f"+algorithm.verl_ext.dump_dir={tmp_path}"
-    _, [(watched, metrics)] = own_fit("algorithm.adv_estimator=grpo", KEYS, dump)
-    (path,) = tmp_path.glob("from-0-0/*.parquet")
-    table = pq.read_table(path).to_pydict()
-    assert table["uid"] == UIDS
-    assert table["reward/format"] == FORMAT
-    assert table["total"] == np.add(ACCURACY, FORMAT).tolist()
-    assert table["tokens"] == LENGTHS
-    assert table["advantage"] == pytest.approx(per_row(watched), abs=1e-6)
-    assert metrics["reward/format/mean"] == 5 / 8
 
 
 def test_rows_that_verl_draws_anew_are_not_dumped(tmp_path: Path) -> None:
