@@ -105,7 +105,7 @@ def test_vllms_linear_layers_keep_the_weight_that_the_trainer_replaces():
     import torch
 
     module = module_with(dispatch_cpu_unquantized_gemm=lambda layer, remove_weight: setattr(layer, "repacked", True))
-    patches.vllm_linear(module)
+    patches.PATCHES["vllm.model_executor.layers.utils"](module)
     layer = torch.nn.Linear(2, 1, bias=False)
     module.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
     layer.weight.data.fill_(3.0)  # as an update does

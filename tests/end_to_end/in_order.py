@@ -12,15 +12,12 @@ def install(tensordict_utils):
     wrap(tensordict_utils, "make_iterator", sort_rows)
 
 
-def sort_rows(original):
-    def make_iterator(tensordict, *args, **kwargs):
-        from verl.utils.tensordict_utils import index_select_tensor_dict
+def sort_rows(original, tensordict, *args, **kwargs):
+    from verl.utils.tensordict_utils import index_select_tensor_dict
 
-        rows = [row.tolist() for row in tensordict["input_ids"].unbind()]
-        order = sorted(range(len(rows)), key=rows.__getitem__)
-        return original(index_select_tensor_dict(tensordict, order), *args, **kwargs)
-
-    return make_iterator
+    rows = [row.tolist() for row in tensordict["input_ids"].unbind()]
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    return original(index_select_tensor_dict(tensordict, order), *args, **kwargs)
 
 
 after_import("verl.utils.tensordict_utils", install)

@@ -102,7 +102,7 @@ def split_by(original, data):
         calls.append(data["number"].tolist())
         return original(data)
 
-    skip.wrap_split(prepare_micro_batches)(data=data, dp_group=None)
+    skip.wrap_split(prepare_micro_batches, data=data, dp_group=None)
     return calls, tu.get_non_tensor_data(data, skip.FIGURES, None)
 
 

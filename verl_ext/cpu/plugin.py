@@ -52,22 +52,15 @@ def judge(config: Any) -> Iterator[Complaint]:
         yield from checks.judge(config)
 
 
-def _watch_configuration(module: ModuleType) -> None:
+def _set_device(original: Callable[..., Any], config: Any) -> None:
     """Read the configuration before verl uses it: `main_ppo.main` calls `auto_set_device` first."""
+    from verl_ext.cpu import checks, sizes
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def auto_set_device(config: Any) -> None:
-            from verl_ext.cpu import checks, sizes
-
-            if checks.asks_for_cpu(config):
-                activate()
-                sizes.fill(config)
-            else:
-                original(config)
-
-        return auto_set_device
-
-    wrap(module, "auto_set_device", make)
+    if checks.asks_for_cpu(config):
+        activate()
+        sizes.fill(config)
+    else:
+        original(config)
 
 
 def _register_platform(module: ModuleType) -> None:
@@ -98,6 +91,6 @@ def _register_checkpoint_engine(_module: ModuleType) -> None:
 
 
 RULES.append(judge)
-after_import("verl.utils.device", _watch_configuration)
+after_import("verl.utils.device", lambda module: wrap(module, "auto_set_device", _set_device))
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     activate()

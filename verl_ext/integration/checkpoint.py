@@ -24,40 +24,28 @@ DATA = "data.pt"
 """The file that every trainer of verl writes into a checkpoint after the model and before the tracker."""
 
 
-def wrap_save(original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_save(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`_save_checkpoint(self)`: save our state first, so that the current checkpoint always has it."""
-
-    def _save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run = run_of(self)
-        if run is not None:
-            save(Path(self.config.trainer.default_local_dir) / f"{STEP_FOLDER}{run.saved_step}", run)
-        return original(self, *args, **kwargs)
-
-    return _save_checkpoint
+    run = run_of(self)
+    if run is not None:
+        save(Path(self.config.trainer.default_local_dir) / f"{STEP_FOLDER}{run.saved_step}", run)
+    return original(self, *args, **kwargs)
 
 
-def wrap_load(original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_load(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`_load_checkpoint(self)`: load our state once verl knows the step from which it resumes."""
-
-    def _load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check_tracker(self)
-        result = original(self, *args, **kwargs)
-        load_for(self)
-        return result
-
-    return _load_checkpoint
+    check_tracker(self)
+    result = original(self, *args, **kwargs)
+    load_for(self)
+    return result
 
 
-def wrap_async_load(original: Callable[..., Any]) -> Callable[..., Any]:
+async def wrap_async_load(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """`load_checkpoint(self)` of the fully asynchronous trainer, in the same way."""
-
-    async def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check_tracker(self)
-        result = await original(self, *args, **kwargs)
-        load_for(self)
-        return result
-
-    return load_checkpoint
+    check_tracker(self)
+    result = await original(self, *args, **kwargs)
+    load_for(self)
+    return result
 
 
 def save(folder: Path, run: Run) -> None:

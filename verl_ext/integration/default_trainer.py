@@ -16,7 +16,7 @@ import torch
 from verl_ext.integration import checkpoint, components, hooks, sampling, skip
 from verl_ext.integration.advantage import watch
 from verl_ext.integration.components import Components
-from verl_ext.integration.run import Run, run_of, wrap_init
+from verl_ext.integration.run import Run, run_of
 from verl_ext.settings import ACCURACY
 
 logger = logging.getLogger("verl_ext")
@@ -30,47 +30,39 @@ def install(trainer_base: ModuleType) -> None:
     hooks.adopt(
         hooks.member(trainer_base, "PPOTrainer"),
         {
-            "__init__": (lambda original: sampling.wrap_init(wrap_init(original)), ("self", "config")),
-            "_compute_advantage": (wrap_compute_advantage, ("self", "batch", "metrics")),
-            "_update_actor": (wrap_update_actor, ("self", "batch", "metrics")),
-            "_save_checkpoint": (checkpoint.wrap_save, ("self",)),
-            "_load_checkpoint": (checkpoint.wrap_load, ("self",)),
+            "__init__": sampling.wrap_init,
+            "_compute_advantage": wrap_compute_advantage,
+            "_update_actor": wrap_update_actor,
+            "_save_checkpoint": checkpoint.wrap_save,
+            "_load_checkpoint": checkpoint.wrap_load,
         },
     )
 
 
-def wrap_compute_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_compute_advantage(original: Callable[..., Any], self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
     """`_compute_advantage(self, batch, metrics)`: compute with the rewards of the batch."""
-
-    def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
-        run = run_of(self)
-        if run is None or not run.watches or run.rewards is not None:  # a subclass that calls `super`
-            return original(self, batch, metrics)
-        rewards = components.of_queue(
-            batch.keys, batch.partition_id, _names(run), tags=batch.tags, everything=run.log == "all"
-        )
-        missing = missing_responses(self, len(rewards.labels))
-        if run.settings.rewards.token_scores:
-            _write_token_scores(batch, rewards, run)
-        with run.computing(rewards):
-            result = original(self, batch, metrics)
-        run.require_called()
-        if not run.ours:
-            watch(run, rewards, lambda: _tensors(batch))
-        run.metrics[MISSING] = missing
-        run.add_metrics(metrics)
-        return result
-
-    return _compute_advantage
+    run = run_of(self)
+    if run is None or not run.watches or run.rewards is not None:  # a subclass that calls `super`
+        return original(self, batch, metrics)
+    rewards = components.of_queue(
+        batch.keys, batch.partition_id, _names(run), tags=batch.tags, everything=run.log == "all"
+    )
+    missing = missing_responses(self, len(rewards.labels))
+    if run.settings.rewards.token_scores:
+        _write_token_scores(batch, rewards, run)
+    with run.computing(rewards):
+        result = original(self, batch, metrics)
+    run.require_called()
+    if not run.ours:
+        watch(run, rewards, lambda: _tensors(batch))
+    run.metrics[MISSING] = missing
+    run.add_metrics(metrics)
+    return result
 
 
-def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_update_actor(original: Callable[..., Any], self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
     """`_update_actor(self, batch, metrics)`: ask for rows without advantage to be left out."""
-
-    def _update_actor(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
-        return skip.update(self, batch.extra_info, lambda: original(self, batch, metrics), lambda _: metrics)
-
-    return _update_actor
+    return skip.update(self, batch.extra_info, lambda: original(self, batch, metrics), lambda _: metrics)
 
 
 def missing_responses(trainer: Any, arrived: int) -> float:

@@ -21,16 +21,12 @@ verl.trainer.main_ppo` runs as `__main__`, which is not wrapped; that calls `val
 
 def install(module: ModuleType) -> None:
     """Wrap the module's function of `ENTRIES`."""
-    hooks.wrap(module, ENTRIES[module.__name__], wrap_checked, takes=("config",))
+    hooks.wrap(module, ENTRIES[module.__name__], wrap_checked)
 
 
-def wrap_checked(original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
     """`validate_config(config, ...)` or another function of the configuration: our checks come first."""
+    from verl_ext.integration.checks import check_run
 
-    def checked(config: Any, *args: Any, **kwargs: Any) -> Any:
-        from verl_ext.integration.checks import check_run
-
-        check_run(config)
-        return original(config, *args, **kwargs)
-
-    return checked
+    check_run(config)
+    return original(config, *args, **kwargs)

@@ -37,8 +37,8 @@ MARK = "__verl_ext__"
 RULES: list[Callable[[Any], Iterable[Complaint]]] = []
 """Rules about a run's configuration that other plugins add; `check` and the start of a run judge by them."""
 
-Make = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""From verl's function to the wrapper that replaces it."""
+Around = Callable[..., Any]
+"""What is called in the place of a function of verl, with that function before its arguments."""
 
 
 class _AfterImport(MetaPathFinder):
@@ -144,29 +144,39 @@ def versions() -> str:
     return f"verl {installed} is installed, verl_ext is tested with {' and '.join(TESTED)}"
 
 
-def wrap(owner: Any, name: str, make: Make, *, takes: Sequence[str] = ()) -> None:
-    """Replace `owner.name` by `make(original)` unless that is done; the original is kept as `__wrapped__`.
+def wrap(owner: Any, name: str, around: Around, *, check: bool = True) -> None:
+    """Replace `owner.name` by `around(original, ...)` unless that is done; the original is kept as `__wrapped__`.
 
-    Raise unless the original's first parameters are those that the wrapper `takes`.
+    Raise unless the original's first parameters have the names of those that `around` has after `original`.
     """
     original = member(owner, name)
     if is_wrapped(original):
         return
-    parameters = tuple(inspect.signature(original).parameters)
-    if parameters[: len(takes)] != tuple(takes):
+    takes = [
+        item.name for item in inspect.signature(around).parameters.values() if item.kind is item.POSITIONAL_OR_KEYWORD
+    ][1:]
+    parameters = list(inspect.signature(original).parameters)
+    if check and parameters[: len(takes)] != takes:
         raise IntegrationError(
             f"{_path(owner)}.{name} takes {', '.join(parameters)}, expected {', '.join(takes)}; {versions()}"
         )
-    wrapper = functools.wraps(original)(make(original))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    async def wait(*args: Any, **kwargs: Any) -> Any:  # Ray asks whether a method of an actor is a coroutine
+        return await around(original, *args, **kwargs)
+
+    wrapper = functools.wraps(original)(wait if inspect.iscoroutinefunction(original) else call)
     setattr(wrapper, MARK, wrapper)
     setattr(owner, name, wrapper)
 
 
-def adopt(cls: type, wrappers: Mapping[str, tuple[Make, Sequence[str]]]) -> None:
+def adopt(cls: type, wrappers: Mapping[str, Around]) -> None:
     """Wrap the methods of a trainer class now, and those that a subclass overrides when it is defined.
 
     So a subclass keeps our part even if it does not call `super`; verl's experimental trainers do not, not even in
-    `__init__`. `wrappers` maps the name of a method to its wrapper and the parameters that the method must take.
+    `__init__`.
     """
     owner: Any = cls
     previous: Any = vars(cls).get("__init_subclass__")
@@ -174,10 +184,10 @@ def adopt(cls: type, wrappers: Mapping[str, tuple[Make, Sequence[str]]]) -> None
     def __init_subclass__(sub: Any, **kwargs: Any) -> None:
         (super(owner, sub).__init_subclass__ if previous is None else previous.__get__(None, sub))(**kwargs)
         for name in wrappers.keys() & vars(sub).keys():
-            wrap(sub, name, wrappers[name][0])
+            wrap(sub, name, wrappers[name], check=False)
 
-    for name, (make, takes) in wrappers.items():
-        wrap(cls, name, make, takes=takes)
+    for name, around in wrappers.items():
+        wrap(cls, name, around)
     if not getattr(getattr(previous, "__func__", None), MARK, False):
         setattr(__init_subclass__, MARK, True)
         cls.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment, arg-type]

@@ -214,21 +214,17 @@ def run_of(trainer: Any) -> Run | None:
     return run
 
 
-def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
+def wrap_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
     """A trainer's `__init__(self, config, ...)`: check and attach before verl builds anything.
 
     A subclass whose `__init__` has other parameters is attached when it calls the base's.
     """
+    from omegaconf import OmegaConf
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        from omegaconf import OmegaConf
-
-        config: Any = kwargs.get("config", args[0] if args else None)
-        if not hasattr(self, ATTRIBUTE) and OmegaConf.is_config(config) and "algorithm" in config:
-            start(self, config)
-        original(self, *args, **kwargs)
-
-    return __init__
+    config: Any = kwargs.get("config", args[0] if args else None)
+    if not hasattr(self, ATTRIBUTE) and OmegaConf.is_config(config) and "algorithm" in config:
+        start(self, config)
+    original(self, *args, **kwargs)
 
 
 def in_place_of(function: Any) -> str:

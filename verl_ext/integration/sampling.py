@@ -21,29 +21,26 @@ from verl_ext.errors import IntegrationError
 from verl_ext.integration import components, hooks
 from verl_ext.integration.components import SCORE, Components
 from verl_ext.integration.run import Run, run_of
+from verl_ext.integration.run import wrap_init as attach
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
 METHOD = "_dapo_filtered_keys"
 """The method of verl's replay buffer that returns the finished groups to drop."""
 
 
-def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
+def wrap_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
     """`PPOTrainer.__init__(self, config)`: put our rule into the replay buffer if the configuration asks for it."""
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        chosen = self.config.algorithm.get("filter_groups")
-        metric = chosen.metric if chosen is not None and chosen.enable else None
-        if metric in (ANY_REWARD, ACCURACY_BETWEEN) and (run := run_of(self)) is not None:
-            install(self.replay_buffer, run, metric)
-
-    return __init__
+    attach(original, self, *args, **kwargs)
+    chosen = self.config.algorithm.get("filter_groups")
+    metric = chosen.metric if chosen is not None and chosen.enable else None
+    if metric in (ANY_REWARD, ACCURACY_BETWEEN) and (run := run_of(self)) is not None:
+        install(self.replay_buffer, run, metric)
 
 
 def install(buffer: Any, run: Run, metric: str) -> None:
     """Replace the rule of a replay buffer."""
     rule = Rule(buffer, run, metric)
-    hooks.wrap(buffer, METHOD, lambda _: lambda partition_id: rule.dropped(partition_id), takes=("partition_id",))
+    hooks.wrap(buffer, METHOD, lambda _, partition_id: rule.dropped(partition_id))
 
 
 class Rule:

@@ -78,52 +78,44 @@ verl_ext where its worker runs (doctor says whether it holds there), or set it t
 
 def install(transformer_impl: ModuleType) -> None:
     """Wrap the FSDP engine's update, after the import of `verl.workers.engine.fsdp.transformer_impl`."""
-    hooks.wrap(transformer_impl, "prepare_micro_batches", wrap_split, takes=("data", "dp_group"))
+    hooks.wrap(transformer_impl, "prepare_micro_batches", wrap_split)
     engine = hooks.member(transformer_impl, "FSDPEngine")
-    hooks.wrap(engine, "forward_backward_batch", wrap_forward_backward, takes=("self", "data"))
+    hooks.wrap(engine, "forward_backward_batch", wrap_forward_backward)
 
 
-def wrap_forward_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_forward_backward(original: Callable[..., Any], self: Any, data: Any, *args: Any, **options: Any) -> Any:
     """`forward_backward_batch(self, data, ...)`: judge the model at the first update, and return the figures."""
-
-    def forward_backward_batch(self: Any, data: Any, *args: Any, **options: Any) -> Any:
-        mark = _entry(data, MARK)
-        if mark == CHECK:
-            require_exact(self.module)
-        output = original(self, data, *args, **options)
-        if mark is not None:
-            rank = f"rank_{self.get_data_parallel_rank()}_of_{self.get_data_parallel_size()}"
-            figures = {**_entry(data, FIGURES), rank: 1.0}
-            output["metrics"] |= {f"update/{name}": [value] for name, value in figures.items()}
-        return output
-
-    return forward_backward_batch
+    mark = _entry(data, MARK)
+    if mark == CHECK:
+        require_exact(self.module)
+    output = original(self, data, *args, **options)
+    if mark is not None:
+        rank = f"rank_{self.get_data_parallel_rank()}_of_{self.get_data_parallel_size()}"
+        figures = {**_entry(data, FIGURES), rank: 1.0}
+        output["metrics"] |= {f"update/{name}": [value] for name, value in figures.items()}
+    return output
 
 
-def wrap_split(original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_split(original: Callable[..., Any], data: Any, dp_group: Any = None, **options: Any) -> Any:
     """`prepare_micro_batches(data, dp_group, ...)`: split the rows that are kept."""
+    mark = _entry(data, MARK)
+    if mark is None:
+        return original(data=data, dp_group=dp_group, **options)
+    from verl.utils import tensordict_utils as tu
 
-    def prepare_micro_batches(data: Any, dp_group: Any = None, **options: Any) -> Any:
-        mark = _entry(data, MARK)
-        if mark is None:
-            return original(data=data, dp_group=dp_group, **options)
-        from verl.utils import tensordict_utils as tu
-
-        tokens = data["input_ids"].offsets().diff().cpu()
-        kept = rows_to_keep(data, tokens, dp_group) if mark == SKIP else torch.ones(len(tokens), dtype=torch.bool)
-        fallback = False
-        try:
-            rows = data if kept.all() else tu.index_select_tensor_dict(data, kept.nonzero()[:, 0].tolist())
-            split = original(data=rows, dp_group=dp_group, **options)
-        except ValueError:  # all ranks raise it together
-            fallback = True
-            kept[:] = True
-            split = original(data=data, dp_group=dp_group, **options)
-        figures = (kept.double().mean(), tokens[kept].sum() / tokens.sum(), fallback)
-        tu.assign_non_tensor_data(data, FIGURES, dict(zip(METRICS, map(float, figures), strict=True)))
-        return split
-
-    return prepare_micro_batches
+    tokens = data["input_ids"].offsets().diff().cpu()
+    kept = rows_to_keep(data, tokens, dp_group) if mark == SKIP else torch.ones(len(tokens), dtype=torch.bool)
+    fallback = False
+    try:
+        rows = data if kept.all() else tu.index_select_tensor_dict(data, kept.nonzero()[:, 0].tolist())
+        split = original(data=rows, dp_group=dp_group, **options)
+    except ValueError:  # all ranks raise it together
+        fallback = True
+        kept[:] = True
+        split = original(data=data, dp_group=dp_group, **options)
+    figures = (kept.double().mean(), tokens[kept].sum() / tokens.sum(), fallback)
+    tu.assign_non_tensor_data(data, FIGURES, dict(zip(METRICS, map(float, figures), strict=True)))
+    return split
 
 
 def rows_to_keep(data: Any, tokens: torch.Tensor, dp_group: Any) -> torch.Tensor:

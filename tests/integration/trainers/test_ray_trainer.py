@@ -107,7 +107,7 @@ def test_rows_that_verl_draws_anew_are_not_dumped(tmp_path: Path) -> None:
     for compute, files in ((lambda data: data.select_idxs([7, 6, 5, 4, 3, 2, 1, 0]), 0), (lambda data: data, 1)):
         data = batch()
         data.batch["advantages"] = data.batch["token_level_rewards"]
-        ours.wrap_compute_advantage(compute)(data)
+        ours.wrap_compute_advantage(compute, data)
         assert len(list(tmp_path.glob("from-0-0/*.parquet"))) == files
 
 
