@@ -84,8 +84,7 @@ def clipped(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "clipped_example", module)
     spec.loader.exec_module(module)
-    listed = {**ESTIMATORS, "clipped": "clipped_example:clipped"}
-    monkeypatch.setattr(ESTIMATORS, "_known", listed)
+    monkeypatch.setitem(ESTIMATORS, "clipped", "clipped_example:clipped")
     return module, test
 
 

@@ -58,7 +58,7 @@ def test_a_fifth_estimator_as_the_page_writes_it(my_steps):
 def test_the_named_estimator_as_the_page_writes_it(my_steps, tmp_path, monkeypatch):
     _, code, *_ = blocks("python")
     (tmp_path / "clipped_of_the_page.py").write_text(code)
-    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, "clipped": "clipped_of_the_page:clipped"})
+    monkeypatch.setitem(ESTIMATORS, "clipped", "clipped_of_the_page:clipped")
     settings = Settings.parse({"rewards": {"keys": ["correctness", "format"]}, "clipped": {"limit": 1.5}})
     same = {"steps": ["centre", "scale_by_std", "weigh_and_sum", {"step": "my_steps:Clip", "limit": 1.5}]}
     listed = build("compose", Settings.parse({**settings.given, "compose": same}))

@@ -9,7 +9,7 @@ import pytest
 from tests.facts import facts
 from verl_ext import Settings, build
 from verl_ext.errors import ConfigurationError
-from verl_ext.registry import BUILT_IN, ESTIMATORS
+from verl_ext.registry import ENTRY_POINTS, ESTIMATORS
 from verl_ext.settings import sections
 
 
@@ -18,7 +18,7 @@ def test_one_that_cannot_be_loaded_is_an_error_for_its_own_run_only(source, told
     (tmp_path / "broken.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "broken", raising=False)
-    monkeypatch.setattr(ESTIMATORS, "_known", {**ESTIMATORS, "broken": "broken:broken"})
+    monkeypatch.setitem(ESTIMATORS, "broken", "broken:broken")
     assert {"gdpo", "hadw", "rewards"} < set(sections())
     assert build("gdpo", Settings.parse({"gdpo": {"whiten": "token"}})).steps
     with pytest.raises(ConfigurationError, match=facts(told)):
@@ -31,10 +31,7 @@ def test_an_entry_point_with_a_name_that_is_taken_is_refused_by_the_run_that_nam
     from tests.integration.configs import compose
     from verl_ext.integration.checks import judge
 
-    monkeypatch.setattr(ESTIMATORS, "entry_points", {name: "other_package:mine"})
-    monkeypatch.delattr(ESTIMATORS, "_known", raising=False)
-    assert set(ESTIMATORS) == set(BUILT_IN)
-    assert ESTIMATORS.get(name) != "other_package:mine"
+    monkeypatch.setitem(ENTRY_POINTS, name, "other_package:mine")
     for chosen in (name, "rloo"):
         errors = judge(compose(f"algorithm.adv_estimator={chosen}")).errors
         assert any("other_package:mine" in text for text in errors) == (chosen == name)

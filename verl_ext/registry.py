@@ -8,14 +8,14 @@ own in the entry-point group `verl_ext.estimators`. Each name maps to `module:fu
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from verl_ext.errors import Complaint, ConfigurationError, unknown
 
-BUILT_IN: Mapping[str, str] = {
+BUILT_IN = {
     "compose": "verl_ext.estimators.compose:compose",
     "dgpo": "verl_ext.estimators.dgpo:dgpo",
     "drgrpo": "verl_ext.estimators.drgrpo:drgrpo",
@@ -31,36 +31,15 @@ TAKEN = frozenset({"gae", "grpo", *BUILT_IN})
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Estimators(Mapping[str, str]):
-    """Name to `module:function`. The entry points of installed packages are read once, on first use."""
-
-    @cached_property
-    def entry_points(self) -> dict[str, str]:
-        from importlib.metadata import entry_points
-
-        return {entry.name: entry.value for entry in entry_points(group=GROUP)}
-
-    @cached_property
-    def _known(self) -> dict[str, str]:
-        external = {name: value for name, value in self.entry_points.items() if name not in TAKEN}
-        return dict(sorted({**external, **BUILT_IN}.items()))
-
-    def __getitem__(self, name: str) -> str:
-        return self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-
-ESTIMATORS = _Estimators()
+ENTRY_POINTS = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+"""Those of all installed packages, by name."""
+ESTIMATORS: Mapping[str, str] = {name: value for name, value in ENTRY_POINTS.items() if name not in TAKEN} | BUILT_IN
+"""Name to `module:function`."""
 
 
 def refused(name: str) -> str | None:
     """The entry point of another package with a name that it cannot use, or None."""
-    return ESTIMATORS.entry_points.get(name) if name in TAKEN else None
+    return ENTRY_POINTS.get(name) if name in TAKEN else None
 
 
 @dataclass(frozen=True, kw_only=True)

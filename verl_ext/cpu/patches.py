@@ -53,7 +53,7 @@ def value_model(
 
 
 def padding(module: ModuleType) -> None:
-    """`verl.utils.attention_utils` without flash-attn, in branches of verl that have no functions of their own for it."""
+    """`verl.utils.attention_utils` without flash-attn, in branches of verl without functions of their own."""
     if find_spec("flash_attn") is None and not hasattr(module, "_fallback_pad_input"):
         wrap(module, "_get_attention_functions", padding_of_transformers)
 

@@ -15,8 +15,7 @@
 Any answer is scored. An invalid ground truth raises `DataError`, an invalid argument `ConfigurationError`. verl's
 default trainer logs an exception of a reward function and drops the sample, so check both before training: each module
 has `check_kwargs(reward_kwargs)` and `check_ground_truth(ground_truth)`, which raise the same errors.
-`components(reward_kwargs)` returns the names in the table, which the start-up check compares to
-`algorithm.rewards.keys`.
-`accuracies(reward_kwargs)` returns the names, `score` among them, whose values lie in [0, 1]: only these can be an
-accuracy.
+`check_kwargs` returns the options. Their `components` are the names in the table, which the start-up check compares to
+`algorithm.rewards.keys`; their `accuracies` are the names, `score` among them, whose values lie in [0, 1]: only these
+can be an accuracy.
 """

@@ -48,6 +48,7 @@ class Options:
     """The keyword arguments of `compute_score`: `timeout`, seconds of CPU time for one judgement."""
 
     timeout: float = limited(0.5, above=0.0, high=3600.0)
+    components, accuracies = ("accuracy",), ("accuracy", "score")
 
     def __post_init__(self) -> None:
         require_package("math_verify", "math-verify>=0.8,<0.9", "verl_ext.rewards.boxed_math")
@@ -81,17 +82,6 @@ def last_boxed(text: str) -> str | None:
 def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
     """Parse the keyword arguments; raise `ConfigurationError` for an invalid one."""
     return parse_options(Options, reward_kwargs)
-
-
-def components(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
-    """Names of the rewards that `compute_score` returns besides `score`."""
-    check_kwargs(reward_kwargs)
-    return ("accuracy",)
-
-
-def accuracies(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
-    """Names, `score` among them, whose values lie in [0, 1], as an accuracy's do."""
-    return (*components(reward_kwargs), "score")
 
 
 def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float = Options.timeout) -> str:

@@ -37,6 +37,7 @@ class Options:
     """The keyword arguments of `compute_score`."""
 
     strict: Literal["corrected", "reference"] = "corrected"
+    components = accuracies = ("correctness", "integer", "format")
 
 
 def read_number(text: str) -> Decimal | None:
@@ -51,17 +52,6 @@ def read_number(text: str) -> Decimal | None:
 def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
     """Parse the keyword arguments; raise `ConfigurationError` for an invalid one."""
     return parse_options(Options, reward_kwargs)
-
-
-def components(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
-    """Names of the rewards that `compute_score` returns besides `score`."""
-    check_kwargs(reward_kwargs)
-    return ("correctness", "integer", "format")
-
-
-def accuracies(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
-    """Names, `score` among them, whose values lie in [0, 1], as an accuracy's do."""
-    return components(reward_kwargs)
 
 
 def check_ground_truth(ground_truth: object, row: str = "a row", strict: str = "corrected") -> str:

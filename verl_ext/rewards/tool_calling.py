@@ -95,6 +95,15 @@ class Options:
         if self.matching == "optimal":
             require_package("scipy", "scipy>=1.10", f"{KWARGS}.matching='optimal'")
 
+    @property
+    def components(self) -> tuple[str, ...]:
+        return ("format", "correctness") if self.length == "omitted" else ("format", "correctness", "length")
+
+    @property
+    def accuracies(self) -> tuple[str, ...]:
+        signed = {"format", "correctness"} if self.scale == "linear" else {"correctness"}
+        return tuple(name for name in self.components if name not in signed)
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -107,18 +116,6 @@ class Truth:
 def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
     """Parse the keyword arguments; raise `ConfigurationError` for an invalid one."""
     return parse_options(Options, reward_kwargs)
-
-
-def components(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
-    """Names of the rewards that `compute_score` returns besides `score`."""
-    named = ("format", "correctness")
-    return named if check_kwargs(reward_kwargs).length == "omitted" else (*named, "length")
-
-
-def accuracies(reward_kwargs: Mapping[str, object]) -> tuple[str, ...]:
-    """Names, `score` among them, whose values lie in [0, 1], as an accuracy's do."""
-    signed = {"format", "correctness"} if check_kwargs(reward_kwargs).scale == "linear" else {"correctness"}
-    return tuple(name for name in components(reward_kwargs) if name not in signed)
 
 
 def check_ground_truth(ground_truth: object, row: str = "a row") -> Truth:

@@ -22,34 +22,27 @@ class UnreadableCallsError(ValueError):
 def read_calls(block: str) -> list[Call]:
     """Read the calls of an answer; raise `UnreadableCallsError` unless each line is an object with a name.
 
-    Nothing else is checked: the parameters are read only where they are compared. Nesting that is too deep for Python's
-    parser raises RecursionError.
+    Nothing else is checked: the parameters are read only where they are compared.
     """
     calls = []
-    for line in block.strip().split("\n"):
+    for number, line in enumerate(block.strip().split("\n"), start=1):
         try:
             call = json.loads(line)
-        except ValueError as error:
-            raise UnreadableCallsError(f"a line is not JSON ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise UnreadableCallsError(f"tool call {number} is not JSON on one line ({error})") from error
         if not isinstance(call, dict) or isinstance(call.get("name", []), list | dict):
-            raise UnreadableCallsError("a line is not an object with a name")
+            raise UnreadableCallsError(f"tool call {number} is not an object with a 'name'")
         calls.append(call)
     return calls
 
 
 def read_true_calls(block: str) -> list[Call]:
     """Read the calls of a ground truth; raise `UnreadableCallsError`, which says what is wrong with which call."""
-    calls = []
-    for number, line in enumerate(block.strip().split("\n"), start=1):
-        try:
-            call = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UnreadableCallsError(f"tool call {number} is not one JSON object on one line ({error})") from error
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            raise UnreadableCallsError(f"tool call {number} has no string 'name'")
-        if not isinstance(call.get("parameters"), dict):
-            raise UnreadableCallsError(f"tool call {number} has no object 'parameters'")
-        calls.append(call)
+    calls = read_calls(block)
+    for number, call in enumerate(calls, start=1):
+        for key, kind in (("name", str), ("parameters", dict)):
+            if not isinstance(call.get(key), kind):
+                raise UnreadableCallsError(f"tool call {number} has no {key!r} that is a {kind.__name__}")
     return calls
 
 

@@ -68,7 +68,7 @@ def components(config: Any) -> list[str] | None:
     of_verl = (select(config, "reward.reward_manager.source") or "register") == "register" and manager in MANAGERS
     if module is None or not of_verl or select(config, "reward.reward_model.enable"):
         return None
-    return [*module.components(arguments(config)), *MANAGERS[manager], SCORE]
+    return [*module.check_kwargs(arguments(config)).components, *MANAGERS[manager], SCORE]
 
 
 def wrong_components(run: RunConfig) -> Iterator[Complaint]:
@@ -126,9 +126,9 @@ def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:
     if not by_estimator and run.settings.rewards.accuracy_between is None:
         return
     rewards, module = run.settings.rewards, scorer(run.config)
-    keys, kwargs = rewards.keys or (), arguments(run.config)
-    key = accuracy_of(run.settings)
-    known = () if module is None else module.accuracies(kwargs)
+    keys, key = rewards.keys or (), accuracy_of(run.settings)
+    options = None if module is None else module.check_kwargs(arguments(run.config))
+    known = () if options is None else options.accuracies
     if by_estimator and rewards.accuracy_key is None and key == SCORE and len(keys) > 1:
         candidates = listed(name for name in known if name != SCORE) if known else "one of your components"
         yield Complaint(
@@ -137,7 +137,7 @@ def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:
             "does not lie in [0, 1]"
         )
         return
-    of_scorer = module is not None and key in (*module.components(kwargs), SCORE)
+    of_scorer = options is not None and key in (*options.components, SCORE)
     if module is not None and of_scorer and key not in known and rewards.accuracy_threshold is None:
         yield Complaint(
             f"the accuracy {key!r} of {module.__name__} does not lie in [0, 1]: set algorithm.rewards."
