@@ -47,14 +47,6 @@ def test_a_kl_part_must_be_finite_where_a_component_is_scored(value):
         Batch.of([[1.0, 2.0], [NAN, 0.0]], ["a", "b"], keys=keys, kl_reward=np.array([0.0, value]))
 
 
-def test_lengths_are_counted_only_where_they_are_asked_for():
-    asked = []
-    batch = Batch.of([[1.0], [2.0]], ["a", "b"], lengths=lambda: asked.append(1) or [3, 4])
-    assert not asked
-    assert batch.lengths.tolist() == batch.lengths.tolist() == [3, 4]
-    assert len(asked) == 1
-
-
 def test_a_threshold_makes_an_accuracy_of_any_score():
     values = np.array([-1.0, 0.0, 0.5, 1.0, NAN])
     above = {threshold: unit_accuracy(values, LABELS, key="k", threshold=threshold) for threshold in (0.0, 0.5)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,17 +44,13 @@ class Batch:
     """`[N]` the KL part of the reward; it is added to the combined reward only."""
     outputs: Array
     """`[N]` rows of verl's batch that belong to the trajectory."""
-    count_tokens: Callable[[], Counts]
-    """Returns the lengths. Called only when a step needs them, because it reads the whole mask."""
-    count_response: Callable[[], Counts] | None
-    """Returns the tokens of each response, whether they count in the loss or not; None if they are not known."""
+    lengths: Array
+    """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
+    response_lengths: Counts | Callable[[], Counts] | None
+    """`[N]` tokens of each response, whether they count in the loss or not, or a function that reads them; None if they
+    are not known."""
     fields: Callable[[str], Sequence[Any]]
     """Returns `N` entries of a field of verl's batch, such as `data_source`, that a step has in `needs_fields`."""
-
-    @cached_property
-    def lengths(self) -> Array:
-        """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
-        return _within("lengths", self.count_tokens(), len(self.rewards), LARGEST_COUNT)
 
     def accuracy_for(self, step: str) -> Array:
         """`[N]` the accuracy, or an error that names the step which needs it."""
@@ -67,9 +62,10 @@ class Batch:
 
     def response_lengths_for(self, step: str) -> Array:
         """`[N]` tokens of the response, or an error that names the step which needs them."""
-        if self.count_response is None:
+        counts = self.response_lengths
+        if counts is None:
             raise ConfigurationError(f"step {step!r} needs the length of each response, which is not known here")
-        return _within("response_lengths", self.count_response(), len(self.rewards), LARGEST_COUNT)
+        return _within("response_lengths", counts() if callable(counts) else counts, len(self.rewards), LARGEST_COUNT)
 
     @classmethod
     def of(
@@ -79,7 +75,7 @@ class Batch:
         *,
         groups: Groups | None = None,
         keys: Sequence[str] = ("score",),
-        lengths: Counts | Callable[[], Counts] | None = None,
+        lengths: Counts | None = None,
         accuracy: Counts | None = None,
         kl_reward: Counts | None = None,
         outputs: Counts | None = None,
@@ -103,14 +99,10 @@ class Batch:
             accuracy=None if accuracy is None else _within("accuracy", accuracy, size, 1.0, nan=True),
             kl_reward=None if kl_reward is None else _kl_reward(kl_reward, matrix, labels),
             outputs=np.ones(size) if outputs is None else _within("outputs", outputs, size, LARGEST_COUNT),
-            count_tokens=_later(np.ones(size) if lengths is None else lengths),
-            count_response=None if response_lengths is None else _later(response_lengths),
+            lengths=np.ones(size) if lengths is None else _within("lengths", lengths, size, LARGEST_COUNT),
+            response_lengths=response_lengths,
             fields=fields,
         )
-
-
-def _later(counts: Counts | Callable[[], Counts]) -> Callable[[], Counts]:
-    return counts if callable(counts) else lambda: counts
 
 
 def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable]) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
-from verl_ext.core.groups import TOLERANCE, Array, Bools, Index, divide
+from verl_ext.core.groups import TOLERANCE, Array, Index, divide
 from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, source_metrics
 from verl_ext.core.rows import broadcast, float_mask, row_sums, scores
 from verl_ext.core.state import plain_state
@@ -91,11 +91,12 @@ def compute(
         )
     run.computed_at, run.called = run.step, True
     mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
-    rejected = rows.total((~_without_tokens(mask)).astype(np.float64)) == 0
+    tokens = rows.total(row_sums(mask))
+    rejected = tokens == 0
     part = np.flatnonzero(~rejected | (run.settings.rewards.rejected == "keep"))
     advantages = np.zeros(len(rejected))
     if len(part):
-        given = _batch(run, chain, rewards, rows.take(scores(token_level_rewards, mask)), mask, part)
+        given = _batch(run, chain, rewards, rows.take(scores(token_level_rewards, mask)), tokens, part)
         advantages[part] = _run_chain(run, chain, rewards, given)
     if len(rejected):
         run.metrics["advantage/rejected_rows"] = float(np.count_nonzero(rejected))
@@ -120,10 +121,10 @@ def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Arr
     return result.advantages
 
 
-def _batch(run: Run, chain: Chain, rewards: Components, total: Array, mask: torch.Tensor, part: Index) -> Batch:
+def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Array, part: Index) -> Batch:
     """Build the core's `Batch` of the trajectories `part`: rewards, accuracy, KL term.
 
-    `total` `[N]` is the score with the KL term, if there is one.
+    `total` `[N]` is the score with the KL term, if there is one; `tokens` `[N]` are those that count in the loss.
     """
     keys, rows, lengths = run.settings.rewards.keys, rewards.rows, rewards.response_lengths
     if keys is None and chain.per_reward:
@@ -150,7 +151,7 @@ def _batch(run: Run, chain: Chain, rewards: Components, total: Array, mask: torc
         selected(rewards.labels),
         groups=rewards.groups if len(part) == len(total) else None,
         keys=(SCORE,) if keys is None else keys,
-        lengths=lambda: rows.total(row_sums(mask))[part],
+        lengths=tokens[part],
         accuracy=_accuracy(run, chain, rewards)[part] if chain.needs_accuracy else None,
         kl_reward=(total - score)[part] if run.settings.kl_in_reward else None,
         outputs=rows.outputs[part],
@@ -212,7 +213,7 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
         # A critic's advantages differ from token to token: the mean over the tokens.
         sums = (given["advantages"].float() * mask).sum(dim=-1).double().cpu().numpy()
         advantages, total = rows.take(divide(sums, tokens)), rows.take(scores(given["token_level_scores"], mask))
-        dump.write(run, replace(batch, count_tokens=lambda: rows.total(tokens)), advantages, total=total)
+        dump.write(run, replace(batch, lengths=rows.total(tokens)), advantages, total=total)
 
 
 def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen: Array | None = None) -> None:
@@ -229,10 +230,3 @@ def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen:
         run.metrics |= reward_metrics(rest, rest.rewards)
     if returned and SOURCE in rewards.fields:
         run.metrics |= source_metrics(returned, rewards.entries(SOURCE))
-
-
-def _without_tokens(mask: torch.Tensor) -> Bools:
-    """Return `[B]` whether a row has no token in the mask. Most rows have the first one, so few are read whole."""
-    empty = ~(mask[:, :1] != 0).any(dim=1)
-    empty[empty.clone()] = ~(mask[empty] != 0).any(dim=1)
-    return np.asarray(empty.cpu())

@@ -89,7 +89,7 @@ def columns(settings: Settings, batch: Batch, seen: Array) -> dict[str, Any]:
         "outputs": batch.outputs,
         "total": WeighAndSum(settings.rewards.weights).apply(seen, replace(batch, kl_reward=None))[:, 0],
     }
-    if batch.count_response is not None:
+    if batch.response_lengths is not None:
         values["response_tokens"] = batch.response_lengths_for("dump")
     for column, key in enumerate(batch.keys):
         values[f"reward/{key}"] = seen[:, column]
