@@ -91,6 +91,7 @@ main(["check", "algorithm.adv_estimator=broken"])
 main(["check", "algorithm.adv_estimator=grpo"])
 main(["doctor"])
 print("DGPO", core_algos.get_adv_estimator_fn("dgpo").__name__)
+print("GRPO", core_algos.ADV_ESTIMATOR_REGISTRY["grpo"].__name__)
 main(["show", "fading", "algorithm.fading.rate=0.75"])
 """
 
@@ -121,6 +122,7 @@ def test_it_is_registered_checked_logged_saved_and_shown(told):
 
 def test_a_name_of_ours_or_one_that_verl_does_not_look_up_cannot_be_taken(told):
     assert "DGPO compute_dgpo_advantage" in told.stdout
+    assert "GRPO compute_grpo_outcome_advantage" in told.stdout
     assert a_line_says(told.stdout, "grpo", "other_estimators:fading")
 
 

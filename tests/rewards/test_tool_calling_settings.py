@@ -93,8 +93,8 @@ def test_optimal_matching_without_scipy_names_the_package(monkeypatch):
         (f"{ONE}\n<tool_call>\n{G}\n</tool_call>", ("well-formed", r"<tool_call>\n...\n</tool_call>")),
         (calls(F[:-1]), ("tool call 1", "JSON")),
         (calls(F, "", G), ("tool call 2", "JSON")),
-        (calls('{"name": 1, "parameters": {}}'), ("tool call 1", "'name'", "str")),
-        (calls('{"name": "f", "arguments": {}}'), ("tool call 1", "'parameters'", "dict")),
+        (calls('{"name": 1, "parameters": {}}'), ("tool call 1", "string 'name'")),
+        (calls('{"name": "f", "arguments": {}}'), ("tool call 1", "object 'parameters'")),
     ],
 )
 def test_a_malformed_ground_truth_is_an_error_that_names_the_row(truth, told):

@@ -91,6 +91,6 @@ def _register_checkpoint_engine(_module: ModuleType) -> None:
 
 
 RULES.append(judge)
-after_import("verl.utils.device", lambda module: wrap(module, "auto_set_device", _set_device))
+after_import("verl.utils.device", lambda module: wrap(module, "auto_set_device", _set_device, takes=()))
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     activate()

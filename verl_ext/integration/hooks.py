@@ -144,21 +144,21 @@ def versions() -> str:
     return f"verl {installed} is installed, verl_ext is tested with {' and '.join(TESTED)}"
 
 
-def wrap(owner: Any, name: str, around: Around, *, check: bool = True) -> None:
+def wrap(owner: Any, name: str, around: Around, *, takes: Sequence[str] | None = None) -> None:
     """Replace `owner.name` by `around(original, ...)` unless that is done; the original is kept as `__wrapped__`.
 
-    Raise unless the original's first parameters have the names of those that `around` has after `original`.
+    Raise unless the original's first parameters are those that it `takes`: by default those that `around` has after
+    `original`.
     """
     original = member(owner, name)
     if is_wrapped(original):
         return
-    takes = [
-        item.name for item in inspect.signature(around).parameters.values() if item.kind is item.POSITIONAL_OR_KEYWORD
-    ][1:]
+    own = inspect.signature(around).parameters.values()
+    expected = [item.name for item in own if item.kind is item.POSITIONAL_OR_KEYWORD][1:] if takes is None else takes
     parameters = list(inspect.signature(original).parameters)
-    if check and parameters[: len(takes)] != takes:
+    if parameters[: len(expected)] != list(expected):
         raise IntegrationError(
-            f"{_path(owner)}.{name} takes {', '.join(parameters)}, expected {', '.join(takes)}; {versions()}"
+            f"{_path(owner)}.{name} takes {', '.join(parameters)}, expected {', '.join(expected)}; {versions()}"
         )
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -176,7 +176,7 @@ def adopt(cls: type, wrappers: Mapping[str, Around]) -> None:
     """Wrap the methods of a trainer class now, and those that a subclass overrides when it is defined.
 
     So a subclass keeps our part even if it does not call `super`; verl's experimental trainers do not, not even in
-    `__init__`.
+    `__init__`. A subclass may take other parameters than the class.
     """
     owner: Any = cls
     previous: Any = vars(cls).get("__init_subclass__")
@@ -184,10 +184,10 @@ def adopt(cls: type, wrappers: Mapping[str, Around]) -> None:
     def __init_subclass__(sub: Any, **kwargs: Any) -> None:
         (super(owner, sub).__init_subclass__ if previous is None else previous.__get__(None, sub))(**kwargs)
         for name in wrappers.keys() & vars(sub).keys():
-            wrap(sub, name, wrappers[name], check=False)
+            wrap(sub, name, wrappers[name], takes=())
 
     for name, around in wrappers.items():
-        wrap(cls, name, around)
+        wrap(cls, name, around, takes=("self", "config") if name == "__init__" else None)
     if not getattr(getattr(previous, "__func__", None), MARK, False):
         setattr(__init_subclass__, MARK, True)
         cls.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment, arg-type]

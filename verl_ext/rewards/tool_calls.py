@@ -40,9 +40,9 @@ def read_true_calls(block: str) -> list[Call]:
     """Read the calls of a ground truth; raise `UnreadableCallsError`, which says what is wrong with which call."""
     calls = read_calls(block)
     for number, call in enumerate(calls, start=1):
-        for key, kind in (("name", str), ("parameters", dict)):
+        for key, kind, word in (("name", str, "string"), ("parameters", dict, "object")):
             if not isinstance(call.get(key), kind):
-                raise UnreadableCallsError(f"tool call {number} has no {key!r} that is a {kind.__name__}")
+                raise UnreadableCallsError(f"tool call {number} has no {word} {key!r}")
     return calls
 
 
