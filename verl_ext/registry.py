@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 ENTRY_POINTS = {entry.name: entry.value for entry in entry_points(group=GROUP)}
-"""Those of all installed packages, by name."""
+"""What installed packages register, by name."""
 ESTIMATORS: Mapping[str, str] = dict(
     sorted([*BUILT_IN.items(), *((name, value) for name, value in ENTRY_POINTS.items() if name not in TAKEN)])
 )

@@ -176,7 +176,7 @@ def adopt(cls: type, wrappers: Mapping[str, Around]) -> None:
     """Wrap the methods of a trainer class now, and those that a subclass overrides when it is defined.
 
     So a subclass keeps our part even if it does not call `super`; verl's experimental trainers do not, not even in
-    `__init__`. A subclass may take other parameters than the class.
+    `__init__`. The class must take `config` first, and its methods what the wrappers take; a subclass may take others.
     """
     owner: Any = cls
     previous: Any = vars(cls).get("__init_subclass__")

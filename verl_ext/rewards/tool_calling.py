@@ -97,10 +97,12 @@ class Options:
 
     @property
     def components(self) -> tuple[str, ...]:
+        """Names of the rewards that `compute_score` returns besides `score`."""
         return ("format", "correctness") if self.length == "omitted" else ("format", "correctness", "length")
 
     @property
     def accuracies(self) -> tuple[str, ...]:
+        """Names, `score` among them, whose values lie in [0, 1], as an accuracy's do."""
         signed = {"format", "correctness"} if self.scale == "linear" else {"correctness"}
         return tuple(name for name in self.components if name not in signed)
 
