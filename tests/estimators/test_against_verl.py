@@ -80,7 +80,8 @@ def test_gdpo_is_as_near_to_verls_as_its_docstring_says(mean, distance):
         lengths = draw.integers(1, 33, 48).tolist()
         rollout = Rollout([f"group {row // 6}" for row in range(48)], columns, lengths, [0.0] * 48)
         found = call(
-            "gdpo", [0.0] * 48, rollout.uids, lengths, config={"gdpo_reward_keys": ["a", "b"]},
+            "gdpo", [0.0] * 48, rollout.uids, lengths,
+            config={"rewards": {"keys": ["a", "b"]}, "gdpo": {"whiten": "token"}},
             components={key: np.array(column) for key, column in columns.items()}, dtype=torch.float32,
         )  # fmt: skip
         torch.testing.assert_close(found.tensor, verl_gdpo(rollout, None), atol=distance, rtol=0)
@@ -91,7 +92,7 @@ def test_verl_whitens_the_rounding_of_constant_groups_and_we_do_not():
     rollout = Rollout(list("aaaaaabbbbbb"), {"x": [0.3] * 6 + [0.2] * 6}, [1] * 12, [0.0] * 12)
     assert verl_gdpo(rollout, None).abs().max() > 0.5
     found = call(
-        "gdpo", [0.0] * 12, rollout.uids, config={"gdpo_reward_keys": ["x"]},
+        "gdpo", [0.0] * 12, rollout.uids, config={"rewards": {"keys": ["x"]}, "gdpo": {"whiten": "token"}},
         components={"x": np.array(rollout.columns["x"], dtype=np.float32)},
     )  # fmt: skip
     assert found.rows.tolist() == [0.0] * 12

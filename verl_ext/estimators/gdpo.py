@@ -6,9 +6,8 @@ Each reward is normalised in its group separately, so that a large reward does n
     S_i  = sum_k w_k A_ik
     A_i  = (S_i - mean(S)) / (std(S) + epsilon)                 over the responses of the batch
 
-`whiten=token` takes the last mean and std over tokens instead, as NVIDIA's verl fork and verl's own `gdpo` do.
-`whiten=auto`, the default, is `token` where the rewards are named by verl's own `algorithm.gdpo_reward_keys`, and
-`sequence` otherwise. With `conditions`, a reward counts only where another one reached a threshold (eq. 8).
+`whiten=token` takes the last mean and std over tokens instead, as NVIDIA's verl fork and verl's own `gdpo` do. With
+`conditions`, a reward counts only where another one reached a threshold (eq. 8).
 
 Degenerate cases: a reward whose range in a group is at most 1e-6 max(1, |mean|) does not vary and adds 0 there; verl
 whitens the float32 rounding of such a group. With `whiten=sequence` a group in which no reward varies has advantage
@@ -20,15 +19,15 @@ about 1e-6.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from verl_ext.core.chain import Chain, Step
 from verl_ext.core.steps import Centre, Condition, Requirement, ScaleByMad, ScaleByStd, WeighAndSum
 from verl_ext.core.totals import Whiten
 from verl_ext.core.typed import same_as
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import Complaint, ConfigurationError
 from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
@@ -37,9 +36,9 @@ from verl_ext.settings import Settings
 class GdpoSettings:
     """`algorithm.gdpo`."""
 
-    whiten: Literal["auto", "sequence", "token", "none"] = "auto"
-    """`sequence` (the paper), `token` (NVIDIA's verl fork and verl itself), `none`; `auto` is `token` where the rewards
-    are named by verl's own `algorithm.gdpo_reward_keys`, else `sequence`."""
+    whiten: Literal["sequence", "token", "none"] | None = None
+    """`sequence` (the paper), `token` (NVIDIA's verl fork and verl itself), `none`; null: `sequence`, and an error with
+    verl's own `algorithm.gdpo_reward_keys`."""
     scale: Literal["std", "mad", "none"] = "std"
     """What each reward is divided by in its group: `std`, `mad` (mean absolute deviation), `none`."""
     epsilon: float = same_as(ScaleByStd, "epsilon")
@@ -48,7 +47,21 @@ class GdpoSettings:
     """`{easy: {on: hard, at_least: 1.0}}`: `easy` counts only where `hard` reached the threshold."""
 
 
-@estimator(section=GdpoSettings)
+def check(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Complaint]:
+    """Complain about a configuration written for verl's own gdpo, where its numbers would change unsaid."""
+    if settings.verl_names and settings.of(GdpoSettings).whiten is None:
+        yield Complaint(
+            "algorithm.gdpo_reward_keys are verl's names, and verl's gdpo whitens over tokens: set "
+            "algorithm.gdpo.whiten=token for verl's numbers, or algorithm.gdpo.whiten=sequence for the paper's"
+        )
+    if settings.verl_names and not settings.norm_by_std:
+        yield Complaint(
+            "algorithm.norm_adv_by_std_in_grpo=False leaves out the division by std, which verl's own gdpo keeps",
+            fatal=False,
+        )
+
+
+@estimator(section=GdpoSettings, check=check)
 def gdpo(settings: Settings) -> Chain:
     """Normalise each reward in its group, weigh and sum, whiten.
 
@@ -72,21 +85,8 @@ def gdpo(settings: Settings) -> Chain:
     elif own.scale == "std" and settings.norm_by_std:
         steps.append(ScaleByStd(own.epsilon))
     steps.append(WeighAndSum(settings.rewards.weights))
-    over = whitening_of(settings)
-    if over == "sequence":
+    if own.whiten in (None, "sequence"):
         steps.append(Whiten("sequence", own.epsilon))
-    elif over == "token":
+    elif own.whiten == "token":
         steps.append(Whiten("token"))
     return Chain(tuple(steps))
-
-
-def whitening_of(settings: Settings) -> str:
-    """Resolve `algorithm.gdpo.whiten=auto`: a configuration written for verl keeps verl's numbers.
-
-    >>> whitening_of(Settings.parse({"gdpo_reward_keys": ["a"]})), whitening_of(Settings.parse({}))
-    ('token', 'sequence')
-    """
-    chosen = settings.of(GdpoSettings).whiten
-    if chosen != "auto":
-        return chosen
-    return "token" if settings.verl_keys else "sequence"

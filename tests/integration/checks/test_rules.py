@@ -20,6 +20,7 @@ ACTOR = "actor_rollout_ref.actor"
 KEYS = "+algorithm.rewards.keys=[acc,format]"
 GRPO = "algorithm.adv_estimator=grpo"
 GDPO = ("algorithm.adv_estimator=gdpo", KEYS)
+VERLS = ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[acc,format]")
 DRGRPO = (f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor=3000")
 PATH = "reward.custom_reward_function.path"
 KWARGS = "+reward.custom_reward_function.reward_kwargs"
@@ -33,6 +34,7 @@ ANY_REWARD = "algorithm.filter_groups.metric=any_reward"
 BETWEEN = "algorithm.filter_groups.metric=accuracy_between"
 BOUNDS = "+algorithm.rewards.accuracy_between=[0.05,0.95]"
 NAMED = "+algorithm.rewards.accuracy_key=correctness"
+HADW_GDPO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gdpo")
 ACC = "+algorithm.rewards.accuracy_key=acc"
 MAXRL = "algorithm.adv_estimator=maxrl"
 PENALTY = "{step:penalise_length,max_length:%d,buffer:256}"
@@ -49,6 +51,9 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("preset as an entry", (*GDPO, "+verl_etx=gdpo"), ("verl_etx", "+verl_ext=NAME")),
     ("range", (*GDPO, "+algorithm.gdpo.epsilon=0"), ("algorithm.gdpo.epsilon", "above 0")),
     ("interpolation", (*GDPO, "+algorithm.gdpo.epsilon=${nothing}"), ("algorithm.gdpo", "cannot be read")),
+    ("verl's names", VERLS, ("gdpo_reward_keys", "algorithm.gdpo.whiten=token", "algorithm.gdpo.whiten=sequence")),
+    ("verl's names under a preset", ("+verl_ext=gdpo", *VERLS), ("algorithm.gdpo.whiten=token",)),
+    ("verl's weights below hadw", (*HADW_GDPO, KEYS, "+algorithm.gdpo_reward_weights=[1,2]"), ("gdpo.whiten=token",)),
     ("no keys", ("algorithm.adv_estimator=gdpo",), ("gdpo", "'algorithm.rewards.keys=[...]'")),
     ("no keys of a list", (COMPOSE, "+algorithm.compose.steps=[centre,weigh_and_sum]"), ("rewards.keys",)),
     ("component", (*GDPO, GSM8K), ("algorithm.rewards.keys", "'acc'", "'correctness'")),
@@ -139,11 +144,18 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("penalise_length", "max_length=512"),
     ),
     ("whitening beside skipped rows", (*GDPO, "+algorithm.gdpo.whiten=token", SKIP), ("skip_zero_advantage", "whiten")),
+    (
+        "std of verl's gdpo",
+        (*VERLS, "+algorithm.gdpo.whiten=token", "algorithm.norm_adv_by_std_in_grpo=False"),
+        ("norm_adv_by_std_in_grpo",),
+    ),
     ("scale of advantages", (*GDPO, f"{ACTOR}.policy_loss.loss_mode=clip_cov"), ("loss_mode=clip_cov",)),
     ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
 ]  # fmt: skip
 ACCEPTED: dict[str, tuple[str, ...]] = {
     "gdpo": GDPO,
+    "gdpo by verl's names": (*VERLS, "+algorithm.gdpo.whiten=token"),
+    "drgrpo by verl's names": ("algorithm.adv_estimator=drgrpo", *DRGRPO, VERLS[1]),
     "gdpo with its scorer": (*GDPO[:1], TWO, GSM8K),
     "gdpo with dapo's penalty": (*GDPO[:1], OVERLONG, *DAPO, LOGGED),
     "hadw": ("algorithm.adv_estimator=hadw",),

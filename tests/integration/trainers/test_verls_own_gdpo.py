@@ -10,7 +10,7 @@ from verl.trainer.ppo import core_algos
 
 from tests.integration.trainers.ray_runs import own_fit
 
-NAMED = ("algorithm.adv_estimator=gdpo", "++algorithm.gdpo_reward_keys=[acc,format]")
+NAMED = ("algorithm.adv_estimator=gdpo", "++algorithm.gdpo_reward_keys=[acc,format]", "++algorithm.gdpo.whiten=token")
 WEIGHED = "++algorithm.gdpo_reward_weights=[1.0,0.25]"
 
 

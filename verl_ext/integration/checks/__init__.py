@@ -23,17 +23,13 @@ class Verdict(RunConfig):
 
     errors: tuple[str, ...]
     warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-    """What was chosen for the user."""
 
 
 def check_run(config: Any) -> Verdict:
-    """Judge a configuration, log the warnings and notes, and raise one error that lists all errors."""
+    """Judge a configuration, log the warnings, and raise one error that lists all errors."""
     verdict = judge(config)
     for text in verdict.warnings:
         logger.warning("%s", text)
-    for text in verdict.notes:
-        logger.info("%s", text)
     if verdict.errors:
         lines = "".join(f"\n  - {text}" for text in verdict.errors)
         raise ConfigurationError(f"algorithm.adv_estimator={verdict.name} cannot run as configured:{lines}")
@@ -41,7 +37,7 @@ def check_run(config: Any) -> Verdict:
 
 
 def judge(config: Any) -> Verdict:
-    """Collect the errors, warnings and notes about a configuration."""
+    """Collect the errors and warnings about a configuration."""
     name = estimator_name(config)
     if name in ESTIMATORS:
         hooks.require()
@@ -62,4 +58,4 @@ def judge(config: Any) -> Verdict:
             complaints.append(Complaint(str(error)))
     errors = tuple(dict.fromkeys(text for text, fatal in complaints if fatal))
     warnings = tuple(dict.fromkeys(text for text, fatal in complaints if not fatal))
-    return Verdict(**vars(run), errors=errors, warnings=warnings, notes=tuple(rules.notes(run)))
+    return Verdict(**vars(run), errors=errors, warnings=warnings)

@@ -83,8 +83,8 @@ def _judged(folder: Path | None, name: str, options: argparse.Namespace) -> tupl
                 lines += tried
         finally:
             HydraConfig.instance().cfg = None
-    for kind, texts in (("error", verdict.errors), ("warning", verdict.warnings), ("note", verdict.notes)):
-        lines += [f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}"] if texts or kind != "note" else []
+    for kind, texts in (("error", verdict.errors), ("warning", verdict.warnings)):
+        lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
         lines += [f"  - {text}" for text in texts]
     return lines, failed or bool(verdict.errors)
 

@@ -23,7 +23,6 @@ from verl_ext.errors import Complaint, listed, nearest, unknown
 from verl_ext.estimators import build
 from verl_ext.estimators.compose import try_out
 from verl_ext.estimators.dgpo import DgpoSettings
-from verl_ext.estimators.gdpo import GdpoSettings, whitening_of
 from verl_ext.integration.checks.losses import balance, loss_mode
 from verl_ext.integration.checks.read import ACTOR, FILTER, RunConfig
 from verl_ext.integration.checks.rewards import (
@@ -221,17 +220,6 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
     for name in run.used if run.chain is not None else ():
         if name in ESTIMATORS:  # the base may be verl's grpo
             yield from declaration(name).check(run.settings, run.select)
-
-
-def notes(run: RunConfig) -> Iterator[str]:
-    """What is chosen for the user."""
-    if run.chain is None or "gdpo" not in run.used:
-        return
-    if run.settings.of(GdpoSettings).whiten == "auto":
-        why = "verl's gdpo_reward_keys name" if run.settings.verl_keys else "algorithm.rewards.keys names"
-        yield f"algorithm.gdpo.whiten=auto is {whitening_of(run.settings)}, because {why} the rewards"
-    if run.settings.verl_keys and not run.settings.norm_by_std:
-        yield "algorithm.norm_adv_by_std_in_grpo=False: rewards are not divided by their std; verl's own gdpo divides"
 
 
 ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments)
