@@ -138,6 +138,19 @@ def test_one_row_is_left_where_none_is_live():
     assert len(calls[0]) == 1
 
 
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_row_without_advantage_that_is_kept_has_tokens_in_the_loss(nested):
+    """verl's bypass_mode raises for a micro-batch without any, and the other ranks wait for ever."""
+    from verl.utils import tensordict_utils as tu
+
+    data = updates.rows(4, [False] * 4, seed=0, nested=nested, lengths=([6] * 4, [3, 4, 5, 9]))
+    for row, mask in enumerate(data["response_mask"].unbind()):
+        mask.fill_(row == 2)  # the others are padding, or rejected
+    tu.assign_non_tensor(data, max_token_len_per_gpu=36)
+    kept = skip.rows_to_keep(data, torch.tensor([9, 10, 11, 15]), None)
+    assert kept.tolist() == [False, False, True, False]
+
+
 def test_data_without_the_mark_is_not_touched():
     data = marked(LIVE)
     del data[skip.MARK]

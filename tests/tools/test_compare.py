@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from tests.facts import a_line_says, says
+from tests.integration import own_steps
 from tests.tools import made
 from verl_ext import Settings, build
 from verl_ext.core.chain import Chain
@@ -115,6 +117,30 @@ def test_a_run_that_counts_responses_or_rows_is_repeated(advantages, tmp_path, a
     folder, recorded = made.dump(tmp_path / "dump", [1], name="compose", algorithm=algorithm)
     steps = str(algorithm["compose"]["steps"]).replace("'", "").replace(" ", "")
     np.testing.assert_allclose(advantages(folder, steps).iloc[:, -1], recorded, atol=1e-12)
+
+
+def test_only_the_command_line_says_what_code_is_imported(compare, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(Path(own_steps.__file__).read_text())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    steps = ["weigh_and_sum", "centre", {"step": "mine:Clip", "limit": 0.5}]
+    folder, _ = made.dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})
+    named = "[weigh_and_sum,centre,{step:mine:Clip,limit:0.5}]"
+    del sys.modules["mine"]
+    assert "compose" in compare(folder, "gdpo", made.KEYS)
+    assert a_line_says(compare(folder, "compose", status=1), "'mine:Clip'", "'algorithm.compose.steps=[...]'")
+    assert "mine" not in sys.modules
+    for arguments in ([named], ["compose", f"algorithm.compose.steps={named}"]):
+        assert a_line_says(compare(folder, *arguments), "its advantages equal those that the run recorded")
+    del sys.modules["mine"]
+    (tmp_path / "mine.py").unlink()
+    assert "mine:Clip" in compare(folder, "gdpo", made.KEYS)
+
+
+@pytest.mark.parametrize("step", [1.1, np.inf, None, "1"])
+def test_a_step_is_a_whole_number(compare, tmp_path, step):
+    lines = [entry | {"at": step if row == 3 else 1} for row, entry in enumerate(made.entries())]
+    folder = made.rollouts(tmp_path / "rollouts", lines)
+    assert a_line_says(compare(folder, "grpo", "--step", "at", status=1), "1 of 12 rows", "whole number", "'at'")
 
 
 @pytest.mark.parametrize("name", ["scored.parquet", "scored.jsonl"])

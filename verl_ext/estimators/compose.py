@@ -88,6 +88,12 @@ def compose(settings: Settings) -> Chain:
     return Chain(steps)
 
 
+def own_steps(steps: Sequence[Any]) -> list[str]:
+    """Those of a list that name code: `package.module:Class`."""
+    names = [item.get("step") if isinstance(item, Mapping) else item for item in steps]
+    return [name for name in names if isinstance(name, str) and ":" in name]
+
+
 def _step(item: Any, where: str, settings: Settings) -> Step:
     given = dict(item) if isinstance(item, Mapping) else {"step": item}
     name = given.pop("step", None)

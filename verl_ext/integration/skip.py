@@ -20,6 +20,7 @@ import torch
 
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.integration import hooks
+from verl_ext.integration.components import dense
 from verl_ext.integration.run import run_of
 
 MARK = "verl_ext_skip"
@@ -121,14 +122,12 @@ def wrap_split(original: Callable[..., Any], data: Any, dp_group: Any = None, **
 def rows_to_keep(data: Any, tokens: torch.Tensor, dp_group: Any) -> torch.Tensor:
     """Return `[B]` which rows of this rank take part; `tokens` has their lengths.
 
-    They are the rows with an advantage that is not 0, and the shortest others if the ranks need more rows than that.
+    They are the rows with an advantage that is not 0, and the shortest others if the ranks need more rows than that:
+    first those with a token in the loss, because some losses of verl raise for a micro-batch without any.
     """
     from verl.utils.device import get_device_name
 
-    advantages = data["advantages"]
-    if advantages.is_nested:
-        advantages = advantages.to_padded_tensor(0.0)
-    live: torch.Tensor = (advantages != 0).any(dim=-1).cpu()
+    live, counts = ((dense(data[name]) != 0).any(dim=-1).cpu() for name in ("advantages", "response_mask"))
     if _entry(data, "use_dynamic_bsz", True):
         # verl needs ceil(tokens / limit) micro-batches, or more, because it cannot cut a row, but never more than rows;
         # and at least one row of every rank for each: 0.9.0 stops otherwise, on that rank alone.
@@ -144,7 +143,8 @@ def rows_to_keep(data: Any, tokens: torch.Tensor, dp_group: Any) -> torch.Tensor
         batches = int(most.item())
     missing = size * batches - int(live.sum())
     others = (~live).nonzero()[:, 0]
-    live[others[tokens[others].argsort()][: max(0, missing)]] = True
+    order = tokens.where(counts, tokens + tokens.sum())[others].argsort()
+    live[others[order][: max(0, missing)]] = True
     return live
 
 

@@ -120,15 +120,17 @@ def _read_tables(path: Path, files: Sequence[Path], prompt: str | None, step: st
         raise DataError(f"{path}: name the column of the prompt with --prompt, one of {listed(frame)}")
     at = step or ("step" if prompt is None else "")
     steps = _numbers(frame[at]) if at in frame else frame.index.get_level_values(0).to_numpy()
-    for name, missing in ((question, frame[question].isna()), (at, np.isnan(steps))):
+    with np.errstate(invalid="ignore"):
+        whole = steps.astype(int)
+    for what, missing in ((repr(question), frame[question].isna()), (f"whole number in {at!r}", whole != steps)):
         if missing.any():
-            raise DataError(f"{path}: {missing.sum():,} of {len(frame):,} rows have no {name!r}")
+            raise DataError(f"{path}: {missing.sum():,} of {len(frame):,} rows have no {what}")
     frame = frame.reset_index(drop=True)
     uids = frame[question].astype(str)
     if prompt is None and question == "input" and "gts" in frame:  # the same text may come with different pictures
         uids += frame["gts"].astype(str)
     unit, lengths = _lengths(frame)
-    table = pd.DataFrame({"step": steps.astype(int), "update": 0, "uid": uids, "length": lengths})
+    table = pd.DataFrame({"step": whole, "update": 0, "uid": uids, "length": lengths})
     table = table.sort_values("step", kind="stable")
     if prompt is None and question == "uid":
         table = _trajectories(table)

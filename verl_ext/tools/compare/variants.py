@@ -14,8 +14,9 @@ from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Array
 from verl_ext.errors import ConfigurationError, listed, unknown
 from verl_ext.estimators import build
+from verl_ext.estimators.compose import WHERE, ComposeSettings, own_steps
 from verl_ext.estimators.grpo import grpo
-from verl_ext.registry import ESTIMATORS
+from verl_ext.registry import ESTIMATORS, declaration
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import parse_settings
 from verl_ext.tools.compare.rollouts import TOKENS, Rollouts
@@ -35,6 +36,8 @@ class Variant:
 
     label: str
     """A short name for tables."""
+    name: str
+    """The estimator."""
     text: str
     """As the user wrote it."""
     settings: Settings
@@ -74,10 +77,13 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
         raise ConfigurationError(f"name an estimator to compare with grpo: {listed(ESTIMATORS)}, or a list in [...]")
     common = settings_of(rollouts, shared)
     plain = Settings(norm_by_std=common.norm_by_std)
-    variants = [Variant(GRPO, GRPO, plain, grpo(plain))]
+    variants = [Variant(GRPO, GRPO, GRPO, plain, grpo(plain))]
     for at, (name, own, text) in enumerate(named, start=1):
         settings = settings_of(rollouts, [*shared, *own])
-        variants.append(Variant(_label(name, own, at, settings), text, settings, _chain(name, settings, rollouts)))
+        if name == "compose" and not any(WHERE in setting.partition("=")[0] for setting in (*shared, *own)):
+            _refuse_code(settings)
+        chain = _chain(name, settings, rollouts)
+        variants.append(Variant(_label(name, own, at, settings), name, text, settings, chain))
     labels = [variant.label for variant in variants]
     if twice := {label for label in labels if labels.count(label) > 1}:
         raise ConfigurationError(f"{listed(twice)} is there twice (grpo on the score always is): leave one out")
@@ -91,6 +97,12 @@ def settings_of(rollouts: Rollouts, overrides: Sequence[str] = ()) -> Settings:
         parse_settings(overrides, run.algorithm, run.loss_agg_mode) if run is not None else parse_settings(overrides)
     )
     return replace(settings, kl_in_reward=False)
+
+
+def _refuse_code(settings: Settings) -> None:
+    """Raise if a list of steps that no argument names has code: only the command line may say what is imported."""
+    if own := own_steps(settings.of(ComposeSettings).steps or ()):
+        raise ConfigurationError(f"the run's list has steps of its own ({listed(own)}): name them, '{WHERE}=[...]'")
 
 
 def _chain(name: str, settings: Settings, rollouts: Rollouts) -> Chain | None:
@@ -132,7 +144,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     rewards = np.stack([rollouts.reward(key, "algorithm.rewards.keys") for key in keys], axis=1)
     accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
     uids = rollouts.table["uid"].to_numpy()
-    is_run = _is_the_run(chain, variant.settings, rollouts)
+    is_run = _is_the_run(variant, rollouts)
     recorded = rollouts.run.states if rollouts.run is not None and is_run else {}
     state: Mapping[str, Any] = chain.init()
     advantages, seen = np.zeros(len(rewards)), rewards.copy()
@@ -160,15 +172,17 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     return Outcome(variant, advantages, dict(zip(keys, seen.T, strict=True)), named)
 
 
-def _is_the_run(chain: Chain, settings: Settings, rollouts: Rollouts) -> bool:
+def _is_the_run(variant: Variant, rollouts: Rollouts) -> bool:
     """Return whether a variant is the estimator of the run, with the run's settings."""
-    run = rollouts.run
-    if run is None or run.estimator not in ESTIMATORS:
+    run, given = rollouts.run, variant.settings
+    if run is None or run.estimator != variant.name or variant.name not in ESTIMATORS:
         return False
-    recorded = settings_of(rollouts)
-    names = ("keys", "accuracy_key", "accuracy_threshold") if chain.needs_accuracy else ("keys",)
-    same = all(getattr(settings.rewards, name) == getattr(recorded.rewards, name) for name in names)
-    return same and chain == build(run.estimator, recorded)
+    used = (variant.name, *declaration(variant.name).also(given))
+
+    def read(settings: Settings) -> Settings:
+        return replace(settings, own={name: own for name, own in settings.own.items() if name in used})
+
+    return read(given) == read(settings_of(rollouts))
 
 
 def _odd(chain: Chain, rollouts: Rollouts, *, recorded: bool) -> Iterator[str]:
