@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 DRAW = runpy.run_path(str(ROOT / "scripts/quality/draw_imports.py"))
 
 LAYERS = (
-    ("__init__", "errors", "integration"),
-    ("core", "files", "integration.hooks", "registry", "cli"),
+    ("__init__", "errors", "files", "integration"),
+    ("core", "integration.hooks", "registry", "cli"),
     ("__main__", "cpu", "integration.components", "rewards", "settings"),
     ("conf", "estimators"),
     ("integration.checks", "integration.plugin", "tools"),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from verl_ext import __version__
 from verl_ext.errors import VerlExtError
+from verl_ext.files import say
 
 COMMANDS = {
     "check": ("verl_ext.integration.checks.command", "print every error and warning of a configuration"),
@@ -22,7 +23,7 @@ COMMANDS = {
 }
 """Each command: its module, which has `add_arguments(parser)` and a function of the command's name, and what it does.
 
-The function returns a text to print, or such a text and an exit status, or a status if it has printed its text.
+The function prints and returns the exit status.
 """
 
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         return 128 + signal.SIGPIPE
     except (VerlExtError, OSError) as error:  # of the system, for example: a file cannot be written
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        say(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
 
 
@@ -57,9 +58,5 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     module.add_arguments(parser)
     # As with verl, settings may stand before and after options.
-    result = getattr(module, name)(parser.parse_intermixed_args(arguments))
-    if isinstance(result, int):
-        return result
-    text, status = (result, 0) if isinstance(result, str) else result
-    print(text, flush=True)
-    return int(status)
+    status: int = getattr(module, name)(parser.parse_intermixed_args(arguments))
+    return status

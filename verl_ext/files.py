@@ -1,4 +1,4 @@
-"""Write files."""
+"""Write files, and print what was read from them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 
 @contextmanager
@@ -51,3 +52,13 @@ def write(path: Path, text: str) -> None:
     """Write a text file, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    r"""Print a text; names from files may hold control characters, which are escaped.
+
+    >>> say("reward \x1b[31m")
+    reward \x1b[31m
+    """
+    shown = (each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+    print("".join(shown), file=file, flush=True)

@@ -44,7 +44,7 @@ def test_a_run_that_filters_and_dumps_and_is_reported(start, tmp_path, capsys):
 def _compare(folder, dump, capsys):
     """`compare` on what the run wrote: its dumps, verl's rollouts, which have the score alone, and its validation."""
     keys = "algorithm.rewards.keys=[score,length]"
-    save = ["--output", str(folder / "out.parquet"), "--html", str(folder / "page.html")]
+    save = ["--output", str(folder / "out.parquet")]
     assert main(["compare", str(dump), "gdpo", keys, *save]) == 0, capsys.readouterr().err
     assert "96 trajectories in 24 groups of 4, steps 1 to 3, 3 batches" in capsys.readouterr().out
     ours = pandas.read_parquet(folder / "out.parquet")["advantage/gdpo"]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from verl_ext.errors import ConfigurationError
-from verl_ext.files import write
-from verl_ext.tools.tables import Rows, page
 
 # Okabe and Ito's colours without yellow, which is faint on white. The line styles also work without colours.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
@@ -29,27 +26,13 @@ def new_figure(width: float, height: float, curves: int) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def publish(
-    figure: Any,
-    plot: Path | None,
-    html: Path | None,
-    heading: str,
-    notes: Iterable[str],
-    tables: Iterable[tuple[str, str, Rows]],
-) -> Iterator[str]:
-    """Write the picture, and one page with the picture and the tables, as asked for; yield a line for each file."""
-    if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            figure.savefig(plot, dpi=130)
-        except ValueError as error:  # matplotlib lists the endings that it knows
-            raise ConfigurationError(f"{plot}: {error}") from error
-        yield f"picture: {plot}"
-    if html is not None:
-        file = io.BytesIO()
-        figure.savefig(file, dpi=130, format="png")
-        write(html, page(heading, notes, file.getvalue(), tables))
-        yield f"page: {html}"
+def save(figure: Any, path: Path) -> None:
+    """Write the picture, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        figure.savefig(path, dpi=130)
+    except ValueError as error:  # matplotlib lists the endings that it knows
+        raise ConfigurationError(f"{path}: {error}") from error
 
 
 def dress(ax: Any, title: str, unit: str) -> None:

@@ -13,6 +13,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.estimators import build
 from verl_ext.estimators.compose import describe, settings_of
+from verl_ext.files import say
 from verl_ext.registry import ESTIMATORS, declaration
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import LOSS, parse_settings
@@ -32,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def show(options: argparse.Namespace) -> str:
-    """Return the text to print."""
+def show(options: argparse.Namespace) -> int:
+    """Print what the estimator does."""
     name = options.estimator
     if name not in ESTIMATORS:
         raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
@@ -44,7 +45,8 @@ def show(options: argparse.Namespace) -> str:
     formula = [f"  {line.strip()}" for line in rest if line.startswith("    ")] if name != "compose" else []
     lines = [heading, *(["", "formula", *formula] if formula else [])]
     lines += ["", "steps", *_steps(chain), "", "settings in force", *_settings(name, settings)]
-    return "\n".join([*lines, "", "the same as a list", _as_list(chain, settings)])
+    say("\n".join([*lines, "", "the same as a list", _as_list(chain, settings)]))
+    return 0
 
 
 def _steps(chain: Chain) -> Iterator[str]:

@@ -19,6 +19,7 @@ from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_ext.errors import ConfigurationError
+from verl_ext.files import say
 from verl_ext.integration.checks import Verdict, judge
 from verl_ext.integration.checks.read import ACTOR, select
 from verl_ext.integration.checks.rewards import FUNCTION, accuracy_of, components
@@ -46,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check(options: argparse.Namespace) -> tuple[str, int]:
-    """Return the text to print, and the exit status."""
+def check(options: argparse.Namespace) -> int:
+    """Print what the run would do and be told; return 1 if it would be refused."""
     folder, name = options.config_path, options.config_name
     if options.config is not None:
         folder, name = options.config.parent, options.config.stem
@@ -55,7 +56,8 @@ def check(options: argparse.Namespace) -> tuple[str, int]:
         warnings.simplefilter("ignore")  # verl warns about engines that are not installed
         lines, refused = _judged(folder, name, options)
     lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run; verl's own checks did not run")
-    return "\n".join(lines), int(refused)
+    say("\n".join(lines))
+    return int(refused)
 
 
 def _judged(folder: Path | None, name: str, options: argparse.Namespace) -> tuple[list[str], bool]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from verl_ext.errors import ConfigurationError
+from verl_ext.files import say
 from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import Settings
 from verl_ext.tools.compare import variants
@@ -20,7 +21,7 @@ from verl_ext.tools.compare.picture import draw
 from verl_ext.tools.compare.read import read
 from verl_ext.tools.compare.rollouts import SUM, Rollouts
 from verl_ext.tools.compare.variants import GRPO, Outcome
-from verl_ext.tools.picture import publish
+from verl_ext.tools.picture import save
 from verl_ext.tools.tables import Rows, plain
 
 AGAINST = (
@@ -55,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step", metavar="COLUMN", help="the column of the step; with --prompt alone all rows are one batch"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with the picture and the tables")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write every trajectory's advantages as parquet")
 
 
@@ -76,20 +76,20 @@ class Comparison:
         return [outcome.variant.label for outcome in self.outcomes]
 
 
-def compare(options: argparse.Namespace) -> str:
-    """Write the requested files; return the text to print."""
+def compare(options: argparse.Namespace) -> int:
+    """Write the requested files and print the tables."""
     result = _compared(read(options.rollouts, options.prompt, options.step), options.variants)
     lines = list(result.notes)
     for title, remark, rows in _tables(result):
         lines += ["", title, plain(rows), remark]
-    if options.plot is not None or options.html is not None:
-        figure = draw(result.labels, result.measures, result.level, result.keys, result.rollouts.summary)
-        heading = f"{', '.join(result.labels[1:])} against grpo"
-        lines += publish(figure, options.plot, options.html, heading, result.notes, _tables(result))
+    if options.plot is not None:
+        save(draw(result.labels, result.measures, result.level, result.keys, result.rollouts.summary), options.plot)
+        lines.append(f"picture: {options.plot}")
     if options.output is not None:
         _save(result, options.output)
         lines.append(f"advantages: {options.output}")
-    return "\n".join(lines)
+    say("\n".join(lines))
+    return 0
 
 
 def _compared(found: Rollouts, arguments: list[str]) -> Comparison:

@@ -1,4 +1,4 @@
-"""Make a table, a picture and a page of the rewards of runs, from what verl's file logger wrote."""
+"""Make a table and a picture of the rewards of runs, from what verl's file logger wrote."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from verl_ext.errors import ConfigurationError, DataError, unknown
-from verl_ext.files import write
-from verl_ext.tools.picture import publish
+from verl_ext.files import say, write
+from verl_ext.tools.picture import save
 from verl_ext.tools.report.curves import Experiments, logged, panels, panels_of, rewards, rows, width_of
 from verl_ext.tools.report.logs import Log, find_log, read_log
 from verl_ext.tools.report.plot import plot
@@ -25,9 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--metrics", nargs="+", metavar="METRIC", help="default: every reward, and related curves")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture with one panel per reward")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page with the picture and the tables")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
-    parser.add_argument("--title", help="heading of the picture and the page")
+    parser.add_argument("--title", help="heading of the picture")
     parser.add_argument(
         "--smooth", type=int, default=5, help="steps averaged in each point of the picture (default: 5)"
     )
@@ -39,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def report(options: argparse.Namespace) -> str:
-    """Write the requested files; return the text to print."""
+def report(options: argparse.Namespace) -> int:
+    """Write the requested files and print the table."""
     if min(options.smooth, options.window) < 1:
         raise ConfigurationError("--smooth and --window must be at least 1")
     found = _read(options.runs)
@@ -59,16 +58,12 @@ def report(options: argparse.Namespace) -> str:
     if options.markdown is not None:
         write(options.markdown, markdown(table) + "\n")
         text.append(f"table: {options.markdown}")
-    if options.plot is not None or options.html is not None:
+    if options.plot is not None:
         shown = panels_of(options.metrics) if options.metrics else panels(found)
-        figure = plot(found, shown, options.smooth, options.title)
-        heading = options.title or " and ".join(found)
-        tables = [("Rewards", "", table)]
-        if beside := [metric for panel in shown for metric in panel.metrics if metric not in metrics]:
-            tables.append(("Beside the rewards", "", rows(found, beside, width)))
-        runs = [f"{name}: {log.path}, {len(log.table)} steps" for name, logs in found.items() for log in logs]
-        text += publish(figure, options.plot, options.html, heading, [*runs, *notes], tables)
-    return "\n".join(text)
+        save(plot(found, shown, options.smooth, options.title), options.plot)
+        text.append(f"picture: {options.plot}")
+    say("\n".join(text))
+    return 0
 
 
 def _read(runs: list[str]) -> Experiments:
