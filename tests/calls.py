@@ -12,18 +12,21 @@ from omegaconf import OmegaConf
 
 from verl_ext.core.rows import Rows
 from verl_ext.core.state import RunState
+from verl_ext.estimators import build
 from verl_ext.integration.advantage import estimator_function
+from verl_ext.integration.checks.read import read_settings
 from verl_ext.integration.components import of_batch
 from verl_ext.integration.run import Run
 
 
 @dataclass
 class Call:
-    """What one call returned: the advantage of each row, and both tensors."""
+    """What one call returned: the advantage of each row, both tensors, and what a trainer would log."""
 
     rows: np.ndarray
     tensor: torch.Tensor
     returns: torch.Tensor
+    metrics: dict[str, float]
 
 
 def tensors(scores: Sequence[float], lengths: Sequence[int], dtype: torch.dtype = torch.float32, width: int = 0):
@@ -51,15 +54,17 @@ def call(
     run: Run | None = None,
     rows: Rows | None = None,
 ) -> Call:
-    """Call the registered function directly, in a fresh run unless one is given.
+    """Call the registered function as a trainer does, in a fresh run unless one is given.
 
     With `rows` the call is as inside a trainer that knows of padding and sessions.
     """
     lengths = [1] * len(scores) if lengths is None else lengths
     rewards, mask = tensors(scores, lengths, dtype)
-    run = Run(state=RunState() if state is None else state) if run is None else run
+    if run is None:
+        settings = read_settings(OmegaConf.create(dict(config or {})))
+        run = Run(name, settings, build(name, settings), RunState() if state is None else state)
 
-    rewards_by_name = of_batch(components, batch, list(uids), mask)
+    rewards_by_name = of_batch(components, batch, list(uids), mask, run.needs)
     if rows is not None:
         fields = {name: [column[row] for row in rows.scored] for name, column in rewards_by_name.fields.items()}
         rewards_by_name = replace(rewards_by_name, rows=rows, labels=rows.labels(uids), groups=None, fields=fields)
@@ -68,17 +73,14 @@ def call(
             token_level_rewards=rewards,
             response_mask=mask,
             index=object_array(uids),
-            config=OmegaConf.create(dict(config or {})),
         )
     per_row = np.array([advantages[row, 0].item() if length else 0.0 for row, length in enumerate(lengths)])
-    return Call(per_row, advantages, returns)
+    return Call(per_row, advantages, returns, run.metrics)
 
 
 def metrics_of(name: str, scores: Sequence[float], uids: Sequence[Hashable], **given: Any) -> dict[str, float]:
     """What a trainer would log for such a call."""
-    run = Run(state=given.pop("state", RunState()))
-    call(name, scores, uids, run=run, **given)
-    return run.metrics
+    return call(name, scores, uids, **given).metrics
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:

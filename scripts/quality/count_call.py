@@ -36,7 +36,7 @@ REWARDS = {"correctness": np.arange(8.0), "format": np.arange(8.0) % 3}
 
 def advantage_step(run: Run) -> None:
     """Compute the advantages of gdpo on two rewards, as a trainer with this run does."""
-    with run.computing(of_batch(REWARDS, {}, UIDS.tolist(), MASK)):
+    with run.computing(of_batch(REWARDS, {}, UIDS.tolist(), MASK, run.needs)):
         call()
 
 

@@ -47,7 +47,7 @@ def test_the_buffer_may_be_the_whole_length_and_an_empty_batch_has_no_penalty():
 
 
 def test_the_penalty_on_the_sum_has_a_factor_and_an_unscored_response_stays_unscored():
-    batch = Batch.of([[NAN], *[[1.0]] * 6], ["g"] * 7, keys=("a",), response_lengths=lambda: LENGTHS)
+    batch = Batch.of([[NAN], *[[1.0]] * 6], ["g"] * 7, keys=("a",), response_lengths=LENGTHS)
     found = PenaliseLength(10, 4, factor=2.0).update(batch.rewards, batch, None).values[:, 0]
     np.testing.assert_allclose(found, [NAN, 1, 0.5, 0, -0.5, -1, -1])
 
@@ -70,7 +70,7 @@ def test_what_a_step_lacks_is_named(step, given, columns, told):
 
 def test_a_field_that_is_not_known_is_an_error():
     with pytest.raises(ConfigurationError, match=facts("'data_source'")):
-        Batch.of([[1.0]], ["g"]).fields("data_source")
+        Batch.of([[1.0]], ["g"]).field("data_source")
     assert Batch.of([[1.0]], ["g"], fields=lambda name: [name]).fields("x") == ["x"]
 
 

@@ -28,7 +28,7 @@ class BySource(Step):
     needs_fields = ("data_source",)
 
     def apply(self, values, batch):
-        return values * np.array([[2.0 if source == "letters" else 1.0] for source in batch.fields("data_source")])
+        return values * np.array([[2.0 if source == "letters" else 1.0] for source in batch.field("data_source")])
 
 
 class Broken(Step):

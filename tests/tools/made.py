@@ -58,7 +58,7 @@ def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None):
         about = {"estimator": name, "algorithm": dict(settings.given), "loss_agg_mode": settings.loss_agg_mode}
         about |= {"version": "0", "step": step, "update": 0, "state": dict(before) or None}
         path = where / f"advantages-{step:08d}-000.parquet"
-        writer.save(path, first | writer.columns(settings, given, chain.conditioned(given)), about)
+        writer.save(path, first | writer.columns(settings, given, result.seen), about)
     return folder, np.concatenate(written)
 
 

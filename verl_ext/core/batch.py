@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,6 @@ LARGEST_REWARD = 1e30
 LARGEST_COUNT = 2.0**53
 
 Counts = Sequence[float] | Array
-
-
-def _no_field(name: str) -> Sequence[Any]:
-    raise ConfigurationError(f"a step needs the field {name!r} of verl's batch, which is not known here")
 
 
 @dataclass(frozen=True)
@@ -46,11 +42,10 @@ class Batch:
     """`[N]` rows of verl's batch that belong to the trajectory."""
     lengths: Array
     """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
-    response_lengths: Counts | Callable[[], Counts] | None
-    """`[N]` tokens of each response, whether they count in the loss or not, or a function that reads them; None if they
-    are not known."""
-    fields: Callable[[str], Sequence[Any]]
-    """Returns `N` entries of a field of verl's batch, such as `data_source`, that a step has in `needs_fields`."""
+    response_lengths: Array | None
+    """`[N]` tokens of each response, whether they count in the loss or not; None if no step needs them."""
+    fields: Mapping[str, Sequence[Any]]
+    """`N` entries of each field of verl's batch, such as `data_source`, that a step has in `needs_fields`."""
 
     def accuracy_for(self, step: str) -> Array:
         """`[N]` the accuracy, or an error that names the step which needs it."""
@@ -62,10 +57,21 @@ class Batch:
 
     def response_lengths_for(self, step: str) -> Array:
         """`[N]` tokens of the response, or an error that names the step which needs them."""
-        counts = self.response_lengths
-        if counts is None:
-            raise ConfigurationError(f"step {step!r} needs the length of each response, which is not known here")
-        return _within("response_lengths", counts() if callable(counts) else counts, len(self.rewards), LARGEST_COUNT)
+        if self.response_lengths is None:
+            raise ConfigurationError(
+                f"step {step!r} needs the length of each response, which is not known here: give the step "
+                "`needs_response_lengths = True`, or the batch `response_lengths=[...]`"
+            )
+        return self.response_lengths
+
+    def field(self, name: str) -> Sequence[Any]:
+        """`N` entries of a field, or an error that says how a step asks for it."""
+        if name not in self.fields:
+            raise ConfigurationError(
+                f"a step reads the field {name!r} of verl's batch, which is not known here: add it to the step's "
+                "`needs_fields`"
+            )
+        return self.fields[name]
 
     @classmethod
     def of(
@@ -79,16 +85,19 @@ class Batch:
         accuracy: Counts | None = None,
         kl_reward: Counts | None = None,
         outputs: Counts | None = None,
-        response_lengths: Counts | Callable[[], Counts] | None = None,
-        fields: Callable[[str], Sequence[Any]] = _no_field,
+        response_lengths: Counts | None = None,
+        fields: Mapping[str, Sequence[Any]] | None = None,
     ) -> Batch:
         """Check the shapes and that the rewards are finite, then build the batch.
 
         `labels` are the prompts' uids. Pass `groups` if they are already grouped. `lengths` and `outputs` default to 1
-        each; `lengths` count the tokens in the loss, `response_lengths` all tokens of a response. `fields` returns the
-        entries of a field by its name.
+        each; `lengths` count the tokens in the loss, `response_lengths` all tokens of a response.
         """
         size = len(labels)
+
+        def counts(name: str, values: Counts) -> Array:
+            return _within(name, values, size, LARGEST_COUNT)
+
         matrix = _shaped("rewards", rewards, (size, len(keys))).view()
         matrix.setflags(write=False)
         check_finite(matrix, keys, labels)
@@ -98,10 +107,10 @@ class Batch:
             groups=Groups.of(labels) if groups is None else groups,
             accuracy=None if accuracy is None else _within("accuracy", accuracy, size, 1.0, nan=True),
             kl_reward=None if kl_reward is None else _kl_reward(kl_reward, matrix, labels),
-            outputs=np.ones(size) if outputs is None else _within("outputs", outputs, size, LARGEST_COUNT),
-            lengths=np.ones(size) if lengths is None else _within("lengths", lengths, size, LARGEST_COUNT),
-            response_lengths=response_lengths,
-            fields=fields,
+            outputs=np.ones(size) if outputs is None else counts("outputs", outputs),
+            lengths=np.ones(size) if lengths is None else counts("lengths", lengths),
+            response_lengths=None if response_lengths is None else counts("response_lengths", response_lengths),
+            fields=fields or {},
         )
 
 

@@ -56,8 +56,10 @@ class Step:
     """Whether the mean of each group is 0 after the step: it then counts as `centre` in the rules of order."""
     needs_accuracy: ClassVar[bool] = False
     """Whether the step reads `batch.accuracy`."""
+    needs_response_lengths: ClassVar[bool] = False
+    """Whether the step reads `batch.response_lengths`."""
     needs_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields of verl's batch that the step reads with `batch.fields(name)`; others are not fetched."""
+    """The fields of verl's batch that the step reads with `batch.field(name)`; others are not fetched."""
     after: ClassVar[Order] = {}
     """Steps that must come before this one, each with the reason."""
     not_after: ClassVar[Order] = {}
@@ -81,12 +83,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Result:
-    """Advantages `[N]`, the state for the next batch, metrics, and warnings, each logged once per run."""
+    """What a chain makes of a batch."""
 
     advantages: Array
+    """`[N]`."""
+    seen: Array
+    """`[N, K]` the rewards after the conditions at the start of the chain: what the other steps saw."""
     state: State
+    """The state for the next batch."""
     metrics: Metrics
     warnings: Mapping[str, str]
+    """Each is logged once per run."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,11 @@ class Chain:
     def needs_accuracy(self) -> bool:
         """Whether a step reads the accuracy."""
         return any(step.needs_accuracy for step in self.steps)
+
+    @property
+    def needs_response_lengths(self) -> bool:
+        """Whether a step reads the lengths of the responses."""
+        return any(step.needs_response_lengths for step in self.steps)
 
     @property
     def needs_fields(self) -> tuple[str, ...]:
@@ -144,7 +156,7 @@ class Chain:
                 step.check_state(state[step.name])
 
     def conditioned(self, batch: Batch) -> Array:
-        """`[N, K]` the rewards after the conditions at the start of the chain: what the other steps see."""
+        """`[N, K]` the rewards after the conditions at the start of the chain, without the other steps."""
         values = batch.rewards
         for step in takewhile(lambda step: step.name == CONDITION, self.steps):
             values = step.update(values, batch, None).values
@@ -156,9 +168,11 @@ class Chain:
         new: dict[str, Any] = {}
         metrics: Metrics = {}
         warnings: dict[str, str] = {}
-        values = batch.rewards
+        values = seen = batch.rewards
         for step in self.steps:
             update = step.update(values, batch, old.get(step.name))
+            if step.name == CONDITION and seen is values:
+                seen = update.values
             values = update.values
             _check_shape(step, values, len(batch.rewards))
             metrics |= update.metrics
@@ -171,7 +185,7 @@ class Chain:
                 f"return {values.shape[1]}: add {SUM}"
             )
         advantages = values[:, 0]
-        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, warnings)
+        return Result(np.where(np.isnan(advantages), 0.0, advantages), seen, new, metrics, warnings)
 
 
 def _check_shape(step: Step, values: object, size: int) -> None:

@@ -74,6 +74,7 @@ class PenaliseLength(Step):
     """
 
     name: ClassVar[str] = "penalise_length"
+    needs_response_lengths: ClassVar[bool] = True
     not_after: ClassVar[Order] = _RAW
     max_length: int = limited(MISSING, low=1)
     """The length with the whole penalty: `data.max_response_length`."""

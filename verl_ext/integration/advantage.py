@@ -82,7 +82,7 @@ def compute(
             f"token_level_rewards {tuple(token_level_rewards.shape)} and response_mask {tuple(response_mask.shape)} "
             "must be [rows, tokens]"
         )
-    rewards = run.rewards or components.of_batch(non_tensor_batch, batch, list(index), response_mask)
+    rewards = run.rewards or components.of_batch(non_tensor_batch, batch, list(index), response_mask, run.needs)
     rows = rewards.rows
     if len(rows.owner) != len(response_mask):
         raise IntegrationError(
@@ -96,8 +96,10 @@ def compute(
     part = np.flatnonzero(~rejected | (run.settings.rewards.rejected == "keep"))
     advantages = np.zeros(len(rejected))
     if len(part):
-        given = _batch(run, chain, rewards, rows.take(scores(token_level_rewards, mask)), tokens, part)
-        advantages[part] = _run_chain(run, chain, rewards, given)
+        total = rows.take(scores(token_level_rewards, mask))  # with the KL term, if there is one
+        if not run.settings.kl_in_reward:
+            rewards = replace(rewards, score=total)
+        advantages[part] = _run_chain(run, chain, rewards, _batch(run, chain, rewards, total, tokens, part))
     if len(rejected):
         run.metrics["advantage/rejected_rows"] = float(np.count_nonzero(rejected))
     return broadcast(rows.give(advantages), mask)
@@ -112,10 +114,9 @@ def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Arr
     run.state.states[name] = result.state
     for kind, text in result.warnings.items():
         run.warn_once(kind, text)
-    seen = chain.conditioned(batch)
     if run.settings.verl_ext.dump_dir is not None:
-        dump.write(run, batch, result.advantages, seen=seen, state=before)
-    log_rewards(run, rewards, batch, seen)
+        dump.write(run, batch, result.advantages, seen=result.seen, state=before)
+    log_rewards(run, rewards, batch, result.seen)
     run.metrics |= advantage_metrics(result.advantages)
     run.metrics |= {f"{metric_name(name)}/{short}": value for short, value in result.metrics.items()}
     return result.advantages
@@ -126,20 +127,16 @@ def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Ar
 
     `total` `[N]` is the score with the KL term, if there is one; `tokens` `[N]` are those that count in the loss.
     """
-    keys, rows, lengths = run.settings.rewards.keys, rewards.rows, rewards.response_lengths
+    keys, score, lengths = run.settings.rewards.keys, rewards.score, rewards.response_lengths
     if keys is None and chain.per_reward:
         raise ConfigurationError(
             f"{run.name} normalises each reward separately and needs their names: set 'algorithm.rewards.keys=[...]' "
             f"(or '+algorithm.gdpo_reward_keys=[...]'); the samples have {listed(rewards.names())}"
         )
-    score = total
-    if run.settings.kl_in_reward:
-        if rewards.score is None:
-            raise DataError(
-                "algorithm.use_kl_in_reward=True needs the scores before KL: pass them as batch['token_level_scores']"
-            )
-        score = rewards.score()
-    rewards.score = lambda: score  # so the component named `score` is without KL
+    if score is None:
+        raise DataError(
+            "algorithm.use_kl_in_reward=True needs the scores before KL: pass them as batch['token_level_scores']"
+        )
     if keys is not None and SCORE in rewards:
         _compare_scores(run, score, rewards.column(SCORE, "algorithm.rewards.keys"))
 
@@ -154,9 +151,9 @@ def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Ar
         lengths=tokens[part],
         accuracy=_accuracy(run, chain, rewards)[part] if chain.needs_accuracy else None,
         kl_reward=(total - score)[part] if run.settings.kl_in_reward else None,
-        outputs=rows.outputs[part],
-        response_lengths=None if lengths is None else lambda: lengths()[part],
-        fields=lambda name: selected(rewards.entries(name)),
+        outputs=rewards.rows.outputs[part],
+        response_lengths=None if lengths is None else lengths[part],
+        fields={name: selected(rewards.entries(name)) for name in chain.needs_fields},
     )
 
 

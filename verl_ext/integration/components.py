@@ -5,9 +5,8 @@ Only this module calls TransferQueue, and only this module takes the names of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,20 @@ TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
 _NUMBER = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True)
+class Needs:
+    """What a run reads of each batch, beside what verl passes to an estimator."""
+
+    names: tuple[str, ...] = ()
+    """Rewards and fields."""
+    score: bool = False
+    """The score before any KL term."""
+    response_lengths: bool = False
+    everything: bool = False
+    """All that the reward function returned, and the data source."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Components:
     """The named rewards of a batch, one value per trajectory.
 
@@ -39,15 +51,15 @@ class Components:
     """`N` uids."""
     groups: Groups | None = None
     """The trajectories by uid, if that is known."""
-    token_scores: Mapping[str, Callable[[], Array]] = field(default_factory=dict)
+    token_scores: Mapping[str, Array] = field(default_factory=dict)
     fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """One entry per trajectory."""
     returned: Collection[str] = ()
     """Those of the fields that the reward function returned."""
-    score: Callable[[], Array] | None = None
-    """Returns the batch's score, before any KL term; None if it is not known."""
-    response_lengths: Callable[[], Array] | None = None
-    """Returns `[N]` tokens of the scored responses, whether the loss counts them or not; None if they are not known."""
+    score: Array | None = None
+    """`[N]` the score before any KL term; None if it was not read."""
+    response_lengths: Array | None = None
+    """`[N]` tokens of the scored responses, whether the loss counts them or not; None if they were not read."""
 
     def __contains__(self, key: object) -> bool:
         return key in self.token_scores or key in self.fields
@@ -63,11 +75,11 @@ class Components:
         `counts`: the values enter advantages, so a missing or infinite one is an error; for metrics alone it is NaN.
         """
         if key in self.token_scores:
-            return self.token_scores[key]()
+            return self.token_scores[key]
         if key in self.fields:
             return self._numbers(key, self.fields[key]) if counts else self._logged(key)
         if key == SCORE and self.score is not None:
-            return self.score()
+            return self.score
         raise ConfigurationError(f"{setting}: {unknown('reward component', key, self.names())}")
 
     def numbers(self) -> Iterator[tuple[str, Array]]:
@@ -129,12 +141,13 @@ def of_batch(
     tensors: Any,
     uids: Sequence[Hashable],
     mask: torch.Tensor,
+    needs: Needs,
     *,
     returned: Collection[str] = (),
 ) -> Components:
     """Read from verl's `non_tensor_batch` (`fields`) and `batch` (`tensors`), which have one entry per row.
 
-    `tensors` may read each field from another process, so a field is read only when it is needed. `returned` are the
+    `tensors` may read each field from another process, so only those that the run needs are read. `returned` are the
     fields that the reward function returned.
     """
     groups = Groups.of(uids)
@@ -143,67 +156,65 @@ def of_batch(
         name: values if rows.plain else [values[row] for row in rows.scored] for name, values in (fields or {}).items()
     }
     present = set() if tensors is None else set(tensors.keys())
+    lengths = None
+    if needs.response_lengths and "attention_mask" in present:
+        lengths = rows.take(row_sums(tensors["attention_mask"][:, -mask.shape[1] :].float()))
 
     def total(name: str) -> Array:
         return rows.take(scores(tensors[name], mask))
-
-    def response_lengths() -> Array:
-        return rows.take(row_sums(tensors["attention_mask"][:, -mask.shape[1] :].float()))
 
     return Components(
         rows=rows,
         labels=uids if rows.plain else rows.labels(uids),
         groups=groups if rows.plain else None,
-        token_scores={
-            name.removeprefix(TOKEN_FIELD): partial(total, name) for name in present if name.startswith(TOKEN_FIELD)
-        },
+        token_scores={name: total(TOKEN_FIELD + name) for name in needs.names if TOKEN_FIELD + name in present},
         fields=columns,
         returned=[name for name in returned if name in columns],
-        score=partial(total, "token_level_scores") if "token_level_scores" in present else None,
-        response_lengths=response_lengths if "attention_mask" in present else None,
+        score=total("token_level_scores") if needs.score and "token_level_scores" in present else None,
+        response_lengths=lengths,
     )
 
 
 def of_queue(
-    keys: Sequence[str],
-    partition_id: str,
-    names: Collection[str],
-    *,
-    tags: Sequence[Mapping[str, Any]] | None = None,
-    everything: bool = False,
+    keys: Sequence[str], partition_id: str, needs: Needs, *, tags: Sequence[Mapping[str, Any]] | None = None
 ) -> Components:
-    """Read the rewards with these names from TransferQueue; `keys` name the rows: `{uid}_{session}_{part}`.
+    """Read what a run needs from TransferQueue; `keys` name the rows: `{uid}_{session}_{part}`.
 
     A reward function's result is in `extra_fields["reward_extra_info"]`; a colocated reward model's entries are fields.
-    TransferQueue leaves out fields that no row has. `everything`: read the reward function's result and the data source
-    whatever the names are.
+    TransferQueue leaves out fields that no row has.
     """
-    names = dict.fromkeys(names)
     padding = [bool(tag.get("is_padding", False)) for tag in tags or ()] or [False] * len(keys)
     rows = Rows.of_sessions(keys, np.array(padding, dtype=bool))
     scored = [keys[row] for row in rows.scored.tolist()]
     labels = uids_of(scored)
-    total = partial(queue_totals, scored, partition_id)
-    found = Components(
-        rows=rows,
-        labels=labels,
-        score=partial(total, "rm_scores"),
-        response_lengths=lambda: queue_lengths(scored, partition_id).double().cpu().numpy(),
-    )
-    if not (names or everything) or not scored:
-        return found
-    data = read_queue(scored, partition_id, ["extra_fields", *names, *(TOKEN_FIELD + name for name in names)])
+    if not scored:
+        return Components(rows=rows, labels=labels)
+    names = dict.fromkeys(needs.names)
+    per_token = [TOKEN_FIELD + name for name in names] + ["rm_scores"] * needs.score
+    wanted = ["extra_fields", *names, *per_token] if names or needs.everything else per_token
+    data = read_queue(scored, partition_id, wanted) if wanted else {}
     present = set(data.keys())
-    found.token_scores = {name: partial(total, TOKEN_FIELD + name) for name in names if TOKEN_FIELD + name in present}
+    totals, lengths = {}, None
+    if needs.response_lengths or not present.isdisjoint(per_token):
+        mask = read_queue(scored, partition_id, ["response_mask"])["response_mask"]
+        totals = {name: scores(dense(data[name]), dense(mask)) for name in per_token if name in present}
+        lengths = mask.offsets().diff().double().cpu().numpy() if needs.response_lengths else None
     columns = {name: data.pop(name) for name in names if name in present}
     fields = {name: column if isinstance(column, torch.Tensor) else column.tolist() for name, column in columns.items()}
-    if everything and SOURCE not in names:
+    if needs.everything and SOURCE not in names:
         fields |= _sources(dict(zip(labels, scored, strict=True)), labels, partition_id)
     extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
     infos = [entry.get("reward_extra_info") or {} for entry in extra]
-    found.returned = list(dict.fromkeys(name for info in infos for name in info))
-    found.fields = fields | {name: [info.get(name) for info in infos] for name in found.returned}
-    return found
+    returned = list(dict.fromkeys(name for info in infos for name in info))
+    return Components(
+        rows=rows,
+        labels=labels,
+        token_scores={name: totals[TOKEN_FIELD + name] for name in names if TOKEN_FIELD + name in totals},
+        fields=fields | {name: [info.get(name) for info in infos] for name in returned},
+        returned=returned,
+        score=totals.get("rm_scores"),
+        response_lengths=lengths,
+    )
 
 
 def _sources(keys: Mapping[str, str], uids: Sequence[str], partition_id: str) -> dict[str, list[Any]]:
@@ -213,12 +224,6 @@ def _sources(keys: Mapping[str, str], uids: Sequence[str], partition_id: str) ->
         return {}
     sources = dict(zip(keys, data.pop(SOURCE).tolist(), strict=True))
     return {SOURCE: [sources[uid] for uid in uids]}
-
-
-def queue_totals(keys: Sequence[str], partition_id: str, name: str) -> Array:
-    """Read a field with one value per token from TransferQueue; return its sum over each response."""
-    data = read_queue(keys, partition_id, [name, "response_mask"])
-    return scores(dense(data[name]), dense(data["response_mask"]))
 
 
 def queue_lengths(keys: Sequence[str], partition_id: str) -> torch.Tensor:

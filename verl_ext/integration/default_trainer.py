@@ -17,7 +17,6 @@ from verl_ext.integration import checkpoint, components, hooks, sampling, skip
 from verl_ext.integration.advantage import watch
 from verl_ext.integration.components import Components
 from verl_ext.integration.run import Run, run_of
-from verl_ext.settings import ACCURACY
 
 logger = logging.getLogger("verl_ext")
 
@@ -44,9 +43,7 @@ def wrap_compute_advantage(original: Callable[..., Any], self: Any, batch: Any, 
     run = run_of(self)
     if run is None or not run.watches or run.rewards is not None:  # a subclass that calls `super`
         return original(self, batch, metrics)
-    rewards = components.of_queue(
-        batch.keys, batch.partition_id, _names(run), tags=batch.tags, everything=run.log == "all"
-    )
+    rewards = components.of_queue(batch.keys, batch.partition_id, run.needs, tags=batch.tags)
     missing = missing_responses(self, len(rewards.labels))
     if run.settings.rewards.token_scores:
         _write_token_scores(batch, rewards, run)
@@ -80,14 +77,6 @@ def missing_responses(trainer: Any, arrived: int) -> float:
             *(trainer.global_steps, missing, expected, MISSING),
         )
     return float(missing)
-
-
-def _names(run: Run) -> list[str]:
-    """Return the rewards and fields that the run reads."""
-    own = run.settings.rewards
-    accuracy = [own.accuracy_key or ACCURACY] if run.chain is not None and run.chain.needs_accuracy else []
-    fields = run.chain.needs_fields if run.chain is not None else ()
-    return [*(own.keys or ()), *accuracy, *fields]
 
 
 def _tensors(batch: Any) -> dict[str, torch.Tensor]:

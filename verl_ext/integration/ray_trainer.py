@@ -48,10 +48,10 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
     """
     run = current()
     uids = data.non_tensor_batch.get("uid")
-    if run.rewards is not None or uids is None or not (run.watches or run.trainer is None):
+    if run.rewards is not None or uids is None or not run.watches:
         return original(data, *args, **kwargs)
     mask, returned = data.batch["response_mask"], data.meta_info.get("reward_extra_keys", ())
-    rewards = components.of_batch(data.non_tensor_batch, data.batch, uids.tolist(), mask, returned=returned)
+    rewards = components.of_batch(data.non_tensor_batch, data.batch, uids.tolist(), mask, run.needs, returned=returned)
     if run.settings.rewards.token_scores:
         lengths = data.batch["attention_mask"][:, -mask.shape[1] :].sum(dim=1)
         for name, values in rewards.token_fields(run.settings.rewards.keys or (), lengths):

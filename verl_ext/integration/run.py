@@ -16,11 +16,11 @@ from verl_ext.core.state import RunState
 from verl_ext.errors import IntegrationError, listed
 from verl_ext.integration import hooks
 from verl_ext.registry import ESTIMATORS
-from verl_ext.settings import Settings
+from verl_ext.settings import ACCURACY, Settings
 
 if TYPE_CHECKING:
     from verl_ext.core.chain import Chain
-    from verl_ext.integration.components import Components
+    from verl_ext.integration.components import Components, Needs
 
 logger = logging.getLogger("verl_ext")
 
@@ -71,6 +71,22 @@ class Run:
     def log(self) -> str:
         """Which rewards have metrics: `all`, `keys` or `none`."""
         return self.settings.rewards.log or ("keys" if self.chain is None else "all")
+
+    @property
+    def needs(self) -> Needs:
+        """What the run reads of each batch."""
+        from verl_ext.integration.components import SCORE, Needs
+
+        own, chain = self.settings.rewards, self.chain
+        accuracy = (own.accuracy_key or ACCURACY,) if chain is not None and chain.needs_accuracy else ()
+        fields = () if chain is None else chain.needs_fields
+        dumped = self.settings.verl_ext.dump_dir is not None
+        return Needs(
+            names=(*(own.keys or ()), *accuracy, *fields),
+            score=self.settings.kl_in_reward or SCORE in (own.keys or ()),
+            response_lengths=dumped or (chain is not None and chain.needs_response_lengths),
+            everything=self.log == "all",
+        )
 
     @property
     def saved_step(self) -> int:

@@ -19,7 +19,7 @@ from verl_ext.core.groups import Bools, Groups
 from verl_ext.core.metrics import metric_name
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import components, hooks
-from verl_ext.integration.components import SCORE, Components
+from verl_ext.integration.components import SCORE, Components, Needs
 from verl_ext.integration.run import Run, run_of
 from verl_ext.integration.run import wrap_init as attach
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
@@ -68,11 +68,10 @@ class Rule:
         keys = [key for key, uid in zip(every, components.uids_of(every), strict=True) if uid in uids]
         own = self.run.settings.rewards
         accuracy = () if own.accuracy_key is None else (own.accuracy_key,)
-        rewards = components.of_queue(keys, partition_id, [*(own.keys or ()), *accuracy])
-        if missing := uids - set(map(str, rewards.labels)):
-            raise IntegrationError(f"finished groups without a trajectory: {sorted(missing)[:5]}")
-        scored = [keys[row] for row in rewards.rows.scored.tolist()]
-        score = components.queue_totals(scored, partition_id, "rm_scores")
+        rewards = components.of_queue(keys, partition_id, Needs((*(own.keys or ()), *accuracy), score=True))
+        missing = uids - set(map(str, rewards.labels))
+        if missing or rewards.score is None:
+            raise IntegrationError(f"finished groups without a trajectory, or without scores: {sorted(missing)[:5]}")
         names = own.keys or (SCORE,)
         batch = Batch.of(rewards.matrix(names), rewards.labels, keys=names)
         # A group of one response cannot vary; verl keeps it as well.
@@ -84,8 +83,9 @@ class Rule:
             kept = ~(too_hard | too_easy) | ~several
             self._count("too_hard", too_hard & several)
             self._count("too_easy", too_easy & several)
-        constant = ~batch.groups.varies(score) & several
-        for uid, keep, mean in zip(batch.groups.labels, kept, batch.groups.mean(score).tolist(), strict=True):
+        score, varies = batch.groups.variation(rewards.score)
+        constant = ~varies & several
+        for uid, keep, mean in zip(batch.groups.labels, kept, score.tolist(), strict=True):
             self.decided[str(uid)] = None if keep else mean
         varies = batch.groups.varies(batch.rewards)
         self._count("finished", np.ones(len(kept), dtype=bool))

@@ -158,7 +158,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
             **{name: values[rows] for name, values in rollouts.counts.items()},
         )
         result = chain(batch, recorded.get(update, state))
-        state, advantages[rows], seen[rows] = result.state, result.advantages, chain.conditioned(batch)
+        state, advantages[rows], seen[rows] = result.state, result.advantages, result.seen
         notes |= result.warnings
     said = [*notes.values(), *_odd(chain, rollouts, recorded=bool(recorded))]
     differs = np.abs(np.nan_to_num(rewards) @ (own.weights or np.ones(len(keys))) - rollouts.rewards[rollouts.total])
