@@ -21,8 +21,8 @@ def test_sources_beyond_the_first_twenty_are_one():
     metrics = source_metrics({"a": np.arange(25.0), "b": np.array([NAN] * 24 + [1.0])}, sources)
     assert len(metrics) == 21 + 1
     assert metrics["reward/a/by_source/19/mean"] == 19
-    assert metrics["reward/a/by_source/rest/mean"] == 22
-    assert metrics["reward/b/by_source/rest/mean"] == 1
+    assert metrics["reward/a/other_sources/mean"] == 22
+    assert metrics["reward/b/other_sources/mean"] == 1
     assert source_metrics({"a": np.arange(2.0)}, ["one", "one"]) == {}
     assert set(source_metrics({"a": np.arange(2.0)}, ["one", "two"]).values()) == {0, 1}
 
@@ -94,11 +94,32 @@ HOSTILE = st.one_of(
 @example("")
 def test_a_name_holds_nothing_that_is_looked_for(key):
     name = metric_name(key)
-    assert re.fullmatch(r"[0-9A-Za-z_.-]+", name)
+    assert re.fullmatch(r"[\w.-]+", name)
     assert name.strip(".")  # loggers make files and folders of metrics' names
     for word in ("max", "min", "sum", "total", "timing_s/", "timing_per_token_ms/"):
         assert word not in f"reward/{name}/mean".lower()
-    assert metric_name(name) == name
+
+
+@given(HOSTILE, HOSTILE)
+@example("a b", "a_b")
+@example("min", "m_in")
+@example("min", metric_name("min"))
+@example("_x5 ", "\x05x20_")
+@example("सही", "सह")
+def test_two_names_never_become_one(key, other):
+    assert (metric_name(key) == metric_name(other)) == (key == other)
+
+
+def test_letters_of_all_scripts_are_kept():
+    assert [metric_name(key) for key in ("正确", "формат", "précision")] == ["正确", "формат", "précision"]
+
+
+def test_sources_with_similar_names_have_curves_of_their_own():
+    names = ["math/a", "math_a", "math a", "rest", "math//a", "/math/a"]
+    metrics = source_metrics({"a": np.arange(6.0)}, names)
+    assert len(metrics) == 6
+    assert metrics["reward/a/by_source/math/a/mean"] == 0
+    assert metrics["reward/a/by_source/math_a/mean"] == 1
 
 
 @given(st.lists(HOSTILE.filter(bool), unique=True, min_size=2, max_size=2))

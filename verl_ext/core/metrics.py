@@ -16,21 +16,19 @@ SOURCES = 20
 """The most data sources with metrics of their own."""
 
 # verl aggregates a metric over the updates of one step by looking for these words anywhere in its name, so a reward
-# called `format_minimal` would be logged by its minimum. A `_` after the word's first letter prevents that.
-# The pattern matches only this letter, so that it finds words that overlap, as in `sumin`.
-_MISREAD = re.compile("(?=max|min|mean|avg|average|sum|total|timing_s|timing_per_token).", re.IGNORECASE)
+# called `format_minimal` would be logged by its minimum: the word's first letter is written as a code.
+_MISREAD = "(?=max|min|mean|avg|average|sum|total|timing_s|timing_per_token)."
+# Loggers change other characters, and a name of dots would be a folder. The last part keeps two names from one code.
+_CODED = re.compile(rf"[^\w.-]|{_MISREAD}|\A\.(?=\.*\Z)|_(?=x[0-9a-f])", re.IGNORECASE)
 
 
 def metric_name(key: str) -> str:
-    """Make the name of a reward safe for the name of a metric.
+    """Make the name of a reward safe for the name of a metric; no two rewards get the same.
 
-    >>> metric_name("format"), metric_name("format_minimal"), metric_name("a/b c")
-    ('format', 'format_m_inimal', 'a_b_c')
+    >>> metric_name("format"), metric_name("正确"), metric_name("a/b c"), metric_name("minimal")
+    ('format', '正确', 'a_x2f_b_x20_c', '_x6d_inimal')
     """
-    plain = re.sub(r"[^0-9A-Za-z_.-]+", "_", key) or "_"
-    if not plain.strip("."):  # `..` would be a folder for a logger that uses names as paths
-        plain = "_" * len(plain)
-    return _MISREAD.sub(r"\g<0>_", plain)
+    return _CODED.sub(lambda found: f"_x{ord(found[0]):x}_", key) or "_x_"
 
 
 def reward_metrics(batch: Batch, seen: Array) -> Metrics:
@@ -57,21 +55,21 @@ def reward_metrics(batch: Batch, seen: Array) -> Metrics:
 def source_metrics(columns: Mapping[str, Array], sources: Sequence[Hashable]) -> Metrics:
     """Mean of each reward in each data source, where there are several.
 
-    The first 20 sources by name have their own; the others are one, `rest`.
+    The first 20 sources by name have their own; the others are one, `other_sources`.
 
-    >>> source_metrics({"acc": np.array([1.0, 0.0, 1.0])}, ["a", "b", "b"])
-    {'reward/acc/by_source/a/mean': 1.0, 'reward/acc/by_source/b/mean': 0.5}
+    >>> source_metrics({"acc": np.array([1.0, 0.0, 1.0])}, ["openai/gsm8k", "b", "b"])
+    {'reward/acc/by_source/openai/gsm8k/mean': 1.0, 'reward/acc/by_source/b/mean': 0.5}
     """
     every = sorted(set(map(str, sources)))
     if len(every) < 2:
         return {}
-    shown = every[:SOURCES]
-    groups = Groups.of([metric_name(str(source)) if str(source) in shown else "rest" for source in sources])
+    shown = {source: f"by_source/{'/'.join(map(metric_name, source.split('/')))}" for source in every[:SOURCES]}
+    groups = Groups.of([shown.get(str(source), "other_sources") for source in sources])
     metrics: Metrics = {}
     for key, column in columns.items():
         means = groups.mean(column).tolist()
         pairs = [(label, mean) for label, mean in zip(groups.labels, means, strict=True) if not np.isnan(mean)]
-        metrics |= {f"reward/{metric_name(key)}/by_source/{label}/mean": mean for label, mean in pairs}
+        metrics |= {f"reward/{metric_name(key)}/{label}/mean": mean for label, mean in pairs}
     return metrics
 
 
