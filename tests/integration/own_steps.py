@@ -31,6 +31,16 @@ class BySource(Step):
         return values * np.array([[2.0 if source == "letters" else 1.0] for source in batch.field("data_source")])
 
 
+class AddToolRewards(Step):
+    """Plus what the tools gave, a list a response."""
+
+    name = "add_tool_rewards"
+    needs_fields = ("tool_rewards",)
+
+    def apply(self, values, batch):
+        return values + np.array([[sum(rewards)] for rewards in batch.field("tool_rewards")])
+
+
 class Broken(Step):
     name = "broken"
 

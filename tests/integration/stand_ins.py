@@ -54,7 +54,10 @@ class Client:
 
 
 class SeveralOutputs(AgentLoopBase):
-    """An agent loop whose session leaves one, two or three outputs, of which the last is the answer."""
+    """An agent loop whose session leaves one, two or three outputs, of which the last is the answer.
+
+    Each draft before it counts as the call of a tool with reward 1.
+    """
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         messages = list(kwargs["raw_prompt"])
@@ -69,7 +72,7 @@ class SeveralOutputs(AgentLoopBase):
                 response_logprobs=[-0.5] * len(tokens),
                 num_turns=2,
                 metrics=AgentLoopMetrics(),
-                extra_fields=dict(answer.extra_fields),
+                extra_fields={**answer.extra_fields, "drafts": len(drafts), "tool_rewards": [1.0] * len(drafts)},
             )
             for tokens in (*drafts, answer.token_ids)
         ]

@@ -41,8 +41,8 @@ class Components:
     """The named rewards of a batch, one value per trajectory.
 
     A component comes from the first of these that exists: the sum over the response of the batch field
-    `token_level_scores_<key>` (of a process reward model), the reward function's result, a field of that name (of a
-    colocated reward model).
+    `token_level_scores_<key>` (of a process reward model), the reward function's result, a field of that name (of
+    the agent loop, or of a colocated reward model).
     """
 
     rows: Rows
@@ -180,8 +180,9 @@ def of_queue(
 ) -> Components:
     """Read what a run needs from TransferQueue; `keys` name the rows: `{uid}_{session}_{part}`.
 
-    A reward function's result is in `extra_fields["reward_extra_info"]`; a colocated reward model's entries are fields.
-    TransferQueue leaves out fields that no row has.
+    A reward function's result is in `extra_fields["reward_extra_info"]`, what the agent loop wrote
+    (`tool_rewards`) beside it; a colocated reward model's entries are fields. TransferQueue leaves out fields that no
+    row has.
     """
     padding = [bool(tag.get("is_padding", False)) for tag in tags or ()] or [False] * len(keys)
     rows = Rows.of_sessions(keys, np.array(padding, dtype=bool))
@@ -204,6 +205,9 @@ def of_queue(
     if needs.everything and SOURCE not in names:
         fields |= _sources(dict(zip(labels, scored, strict=True)), labels, partition_id)
     extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
+    for name in names:
+        if any(name in entry for entry in extra):
+            fields[name] = [entry.get(name) for entry in extra]
     infos = [entry.get("reward_extra_info") or {} for entry in extra]
     returned = list(dict.fromkeys(name for info in infos for name in info))
     return Components(

@@ -84,6 +84,15 @@ def test_a_step_sees_the_length_of_the_scored_response_and_a_field_of_the_batch(
     assert update.by_answer() == pytest.approx(answers_to("several", *rows))
 
 
+def test_a_reward_and_a_step_read_what_the_agent_loop_wrote(pipeline: Pipeline) -> None:
+    """Accuracy [1000 | 1110 | 0000] plus twice the drafts [1201 | 2220 | 0001], centred."""
+    steps = "+algorithm.compose.steps=[weigh_and_sum,tests.integration.own_steps:AddToolRewards,centre]"
+    keys = "+algorithm.rewards.keys=[acc,drafts]"
+    (update,) = pipeline.run("several", "algorithm.adv_estimator=compose", keys, steps).updates
+    rows = [[0.75, 1.75, -2.25, -0.25], [1.25, 1.25, 1.25, -3.75], [-0.5, -0.5, -0.5, 1.5]]
+    assert update.by_answer() == pytest.approx(answers_to("several", *rows))
+
+
 def test_an_asynchronous_step_of_two_updates_is_two_ticks(pipeline: Pipeline) -> None:
     result = pipeline.run("history", *HADW, ACC, "+trainer.v1.sync={parameter_sync_step: 2}", prompts=4)
     assert len(result.updates) == 2
