@@ -1,10 +1,11 @@
-"""What `python -m build` makes: a wheel with all that a run needs, and nothing of the tests."""
+"""What `python -m build` makes: a wheel with all that a run needs and with the recipes, and a small sdist."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -23,18 +24,33 @@ def run(*command: object, **options) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
-    (found,) = folder.glob("verl_ext-*.whl")
+def built(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--wheel", "--sdist", "--no-isolation", "--outdir", folder, ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built) -> Path:
+    (found,) = built.glob("verl_ext-*.whl")
     return found
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_no_other(wheel):
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
-    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "verl_ext", cwd=ROOT)
-    assert packed == {name for name in listed.splitlines() if (ROOT / name).exists()}
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "verl_ext", "recipes", cwd=ROOT)
+    files = {name for name in listed.splitlines() if (ROOT / name).exists()}
+    assert packed == {f"verl_ext/{name}" if name.startswith("recipes/") else name for name in files}
+
+
+def test_the_sdist_is_small_and_holds_no_stored_runs(built):
+    (found,) = built.glob("verl_ext-*.tar.gz")
+    assert found.stat().st_size < 3e6
+    with tarfile.open(found) as archive:
+        names = archive.getnames()
+    assert any(name.endswith("/tests/test_distribution.py") for name in names)
+    assert [name for name in names if "/evidence/" in name and name.endswith((".parquet", ".jsonl"))] == []
 
 
 def test_the_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
@@ -52,3 +68,6 @@ def test_the_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
     said = run(home / "bin" / "verl-ext", "doctor", cwd=tmp_path, env=clean)
     for estimator in BUILT_IN:
         assert estimator in said
+    run(home / "bin" / "verl-ext", "recipes", "mine", cwd=tmp_path, env=clean)
+    arms = subprocess.run([tmp_path / "mine/recipes/gsm8k/run.sh"], capture_output=True, text=True, env=clean)
+    assert "gdpo" in arms.stderr  # it can be executed, and lists the arms

@@ -1,4 +1,4 @@
-"""The command line: `verl-ext check`, `compare`, `doctor`, `report` and `show`, also as `python -m verl_ext ...`."""
+"""The command line: `verl-ext COMMAND`, also as `python -m verl_ext COMMAND`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ COMMANDS = {
     "check": ("verl_ext.integration.checks.command", "print every error and warning of a configuration"),
     "compare": ("verl_ext.tools.compare.command", "show what estimators would do to the rollouts of a run"),
     "doctor": ("verl_ext.integration.doctor", "report whether verl loads this package, and what does not work"),
+    "recipes": ("verl_ext.tools.recipes", "copy the recipes, to train them without a clone"),
     "report": ("verl_ext.tools.report.command", "make a table and a picture of the rewards of runs"),
     "show": ("verl_ext.tools.show", "print the steps, the formula and the settings of an estimator"),
 }

@@ -1,0 +1,25 @@
+"""Copy the recipes to FOLDER/recipes: data preparation, configurations, launchers, evaluation of the papers' runs."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import verl_ext
+from verl_ext.files import say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(), help="the working folder by default")
+
+
+def recipes(options: argparse.Namespace) -> int:
+    """Copy them."""
+    package, copy = Path(verl_ext.__file__).parent, options.folder / "recipes"
+    packed = package / "recipes"  # in a wheel; a clone has them beside the package
+    source = packed if packed.is_dir() else package.parent / "recipes"
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    say(f"{copy}: begin with README.md")
+    return 0
