@@ -48,7 +48,7 @@ def test_an_error_is_ours_and_of_a_standard_type():
         (
             Batch.of,
             [
-                *("rewards", "labels", "*groups", "*keys", "*lengths", "*accuracy"),
+                *("rewards", "labels", "*groups", "*turns", "*keys", "*lengths", "*accuracy"),
                 *("*kl_reward", "*outputs", "*response_lengths", "*fields"),
             ],
         ),

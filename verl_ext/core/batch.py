@@ -1,4 +1,4 @@
-"""The batch as an estimator sees it: one row per trajectory, and the number of its tokens."""
+"""The batch as an estimator sees it: one row per trajectory, or per turn of one, and the number of its tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.core.groups import TOLERANCE, Array, Groups
+from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, DataError
 
 # The square of a larger reward, or its advantage in float32, would overflow.
@@ -22,7 +23,7 @@ Counts = Sequence[float] | Array
 
 @dataclass(frozen=True)
 class Batch:
-    """Trajectories with their rewards; NaN means "not scored".
+    """Trajectories with their rewards; NaN means "not scored". With rewards by turn, `N` counts their turns.
 
     >>> batch = Batch.of([[1.0], [0.0]], ["g", "g"])
     >>> batch.rewards.shape, batch.keys, len(batch.groups)
@@ -30,16 +31,23 @@ class Batch:
     """
 
     rewards: Array
-    """`[N, K]` components before any weighting; read-only."""
+    """`[N, K]` components as they were given; read-only."""
+    returns: Array
+    """`[N, K]` what the first step gets: the rewards, by turn those that are still to come; read-only."""
     keys: tuple[str, ...]
     """`K` names of the components."""
     groups: Groups
+    """The rows that are compared: answers to one prompt, by turn those that reached the turn."""
+    prompts: Groups
+    """The rows of each prompt."""
+    turns: Turns
+    """The turn of each row; without rewards by turn each trajectory has one."""
     accuracy: Array | None
     """`[N]` in [0, 1], for the steps that weigh by difficulty."""
     kl_reward: Array | None
     """`[N]` the KL part of the reward; it is added to the combined reward only."""
     outputs: Array
-    """`[N]` rows of verl's batch that belong to the trajectory."""
+    """`[N]` rows of verl's batch that belong to the trajectory; by turn those that begin with it."""
     lengths: Array
     """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
     response_lengths: Array | None
@@ -48,12 +56,12 @@ class Batch:
     """`N` entries of each field of verl's batch, such as `data_source`, that a step has in `needs_fields`."""
 
     def accuracy_for(self, step: str) -> Array:
-        """`[N]` the accuracy, or an error that names the step which needs it."""
+        """`[N]` the accuracy, NaN but for a trajectory's last turn; an error names the step that needs it."""
         if self.accuracy is None:
             raise ConfigurationError(
                 f"step {step!r} needs an accuracy in [0, 1] for each trajectory, but there is none"
             )
-        return self.accuracy
+        return np.where(self.turns.last, self.accuracy, np.nan)
 
     def response_lengths_for(self, step: str) -> Array:
         """`[N]` tokens of the response, or an error that names the step which needs them."""
@@ -80,6 +88,7 @@ class Batch:
         labels: Sequence[Hashable],
         *,
         groups: Groups | None = None,
+        turns: Turns | None = None,
         keys: Sequence[str] = ("score",),
         lengths: Counts | None = None,
         accuracy: Counts | None = None,
@@ -90,8 +99,9 @@ class Batch:
     ) -> Batch:
         """Check the shapes and that the rewards are finite, then build the batch.
 
-        `labels` are the prompts' uids. Pass `groups` if they are already grouped. `lengths` and `outputs` default to 1
-        each; `lengths` count the tokens in the loss, `response_lengths` all tokens of a response.
+        `labels` are the prompts' uids. Pass `groups` if they are already grouped. With `turns`, each of them is a row;
+        what belongs to the response is repeated. `lengths` and `outputs` default to 1 each; `lengths` count the tokens
+        in the loss, `response_lengths` all tokens of a response.
         """
         size = len(labels)
 
@@ -101,10 +111,16 @@ class Batch:
         matrix = _shaped("rewards", rewards, (size, len(keys))).view()
         matrix.setflags(write=False)
         check_finite(matrix, keys, labels)
+        prompts = Groups.of(labels) if groups is None else groups
+        turns = Turns(np.zeros(size, dtype=np.intp)) if turns is None else turns
+        reached = zip(prompts.ids.tolist(), turns.number.tolist(), strict=True)
         return cls(
             rewards=matrix,
+            returns=turns.returns(matrix),
             keys=tuple(keys),
-            groups=Groups.of(labels) if groups is None else groups,
+            groups=prompts if turns.last.all() else Groups.of(reached),
+            prompts=prompts,
+            turns=turns,
             accuracy=None if accuracy is None else _within("accuracy", accuracy, size, 1.0, nan=True),
             kl_reward=None if kl_reward is None else _kl_reward(kl_reward, matrix, labels),
             outputs=np.ones(size) if outputs is None else counts("outputs", outputs),

@@ -157,7 +157,7 @@ class Chain:
 
     def conditioned(self, batch: Batch) -> Array:
         """`[N, K]` the rewards after the conditions at the start of the chain, without the other steps."""
-        values = batch.rewards
+        values = batch.returns
         for step in takewhile(lambda step: step.name == CONDITION, self.steps):
             values = step.update(values, batch, None).values
         return values
@@ -168,7 +168,7 @@ class Chain:
         new: dict[str, Any] = {}
         metrics: Metrics = {}
         warnings: dict[str, str] = {}
-        values = seen = batch.rewards
+        values = seen = batch.returns
         for step in self.steps:
             update = step.update(values, batch, old.get(step.name))
             if step.name == CONDITION and seen is values:

@@ -53,7 +53,7 @@ class Anchor:
 class WeighByHistory(Anchor, Step):
     """`x * Phi`, `Phi = lambda exp(D M)`, `M = |p_g - C|`, `D = -sgn(x) sgn(p_g - C)` (HA-DW, eq. 7-13).
 
-    `p_g` is the group's mean accuracy, `y` the batch's, `C` the model's capability. On a prompt that is hard for the
+    `p_g` is the prompt's mean accuracy, `y` the batch's, `C` the model's capability. On a prompt that is hard for the
     model (`p_g < C`) a positive advantage grows and a negative one shrinks; on an easy prompt the reverse.
 
     `soft`: `C` is the prior; the posterior `(1 - eta_t) C + eta_t y` is the next prior, with
@@ -63,7 +63,7 @@ class WeighByHistory(Anchor, Step):
     `window`: `C` is the mean of y over the last `history_window` batches, including this one.
     `fixed`: `C` is `fixed_anchor`.
 
-    Phi > 0, so no sign flips and 0 stays 0. A group without a scored accuracy has Phi = 1. A batch without a scored
+    Phi > 0, so no sign flips and 0 stays 0. A prompt without a scored accuracy has Phi = 1. A batch without a scored
     accuracy does not change the anchor.
 
     The state is `anchor`; `value`, which is C; `window`, the last posteriors (`soft`) or batch accuracies (`window`),
@@ -102,7 +102,7 @@ class WeighByHistory(Anchor, Step):
             return Update(values, old)
         y = float(scored.mean())
         centre, new, eta_t = self._move(old, y)
-        gap = batch.groups.broadcast(batch.groups.mean(accuracy) - centre)[:, None]
+        gap = batch.prompts.broadcast(batch.prompts.mean(accuracy) - centre)[:, None]
         # D M = -sgn(x) (p_g - C)
         phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(-np.sign(values) * gap))
         if self.anchor == "soft" and old["value"] is None:

@@ -14,6 +14,8 @@ Metrics = dict[str, float]
 
 SOURCES = 20
 """The most data sources with metrics of their own."""
+TURNS = 8
+"""The first turns, whose rewards have metrics of their own."""
 
 # verl aggregates a metric over the updates of one step by looking for these words anywhere in its name, so a reward
 # called `format_minimal` would be logged by its minimum: the word's first letter is written as a code.
@@ -34,22 +36,44 @@ def metric_name(key: str) -> str:
 def reward_metrics(batch: Batch, seen: Array) -> Metrics:
     """Statistics of each reward as the estimator saw it, `[N, K]`: after the conditions, before the weights.
 
-    `dead_groups` is the share of groups without variance. With conditions, `raw_mean` is the mean before them.
+    `dead_groups` is the share of groups without variance. With conditions, `raw_mean` is the mean before them. A
+    reward by turn counts with its response's whole return; `by_turn/<t>/mean` is what was given for turn `t`.
     """
     if not len(seen):
         return {}
     metrics: Metrics = {}
     dead = 1.0 - batch.groups.varies(seen).mean(axis=0)
+    turns = batch.turns
     for column, key in enumerate(batch.keys):
-        name = f"reward/{metric_name(key)}"
-        scored = _scored(seen[:, column])
+        name, by_turn = f"reward/{metric_name(key)}", column in turns.by_turn
+        once = turns.number == 0 if by_turn else turns.last
+        scored = _scored(seen[once, column])
         metrics |= _moments(name, scored)
         metrics[f"{name}/dead_groups"] = float(dead[column])
-        metrics[f"{name}/unscored"] = float(len(seen) - len(scored))
-        raw = _scored(batch.rewards[:, column])
-        if seen is not batch.rewards and len(raw):
+        metrics[f"{name}/unscored"] = float(once.sum() - len(scored))
+        raw = _scored(batch.returns[once, column])
+        if seen is not batch.returns and len(raw):
             metrics[f"{name}/raw_mean"] = float(raw.mean())
+        for turn in range(TURNS * by_turn):
+            given = _scored(batch.rewards[turns.number == turn, column])
+            if len(given):
+                metrics[f"{name}/by_turn/{turn + 1}/mean"] = float(given.mean())
     return metrics
+
+
+def turn_metrics(batch: Batch) -> Metrics:
+    """Turns of a response on average, and the share of turns that no other response to the prompt has reached.
+
+    >>> from verl_ext.core.turns import Turns
+    >>> batch = Batch.of([[1.0]] * 3, ["a"] * 3, turns=Turns.of_counts([2, 1]))
+    >>> turn_metrics(batch)
+    {'advantage/turns': 1.5, 'advantage/single_turns': 0.3333333333333333}
+    """
+    single = batch.groups.sizes == 1
+    return {
+        "advantage/turns": float(1 / batch.turns.last.mean()),
+        "advantage/single_turns": float(batch.groups.broadcast(single).mean()),
+    }
 
 
 def source_metrics(columns: Mapping[str, Array], sources: Sequence[Hashable]) -> Metrics:

@@ -59,8 +59,9 @@ class Condition(Step):
             unscored = np.isnan(on)
             out[~met & ~np.isnan(values[:, column]), column] = 0.0
             out[unscored, column] = np.nan
-            if not unscored.all():
-                metrics[f"condition_met/{metric_name(key)}"] = float(met[~unscored].mean())
+            responses = batch.turns.last & ~unscored
+            if responses.any():
+                metrics[f"condition_met/{metric_name(key)}"] = float(met[responses].mean())
         return Update(out, metrics=metrics)
 
 
@@ -69,8 +70,8 @@ class PenaliseLength(Step):
     """`r + factor clip((max_length - buffer - len) / buffer, -1, 0)`: less for responses nearly too long (DAPO).
 
     `len` counts every token of the response, also those that the loss leaves out. `reward` names the reward that gets
-    the penalty, before the sum; without it the sum gets it. `too_long_share` is the share of responses with a penalty,
-    `length_penalty` what it is on average.
+    the penalty, before the sum; without it the sum gets it. By turn it is earned once, at the response's last turn.
+    `too_long_share` is the share of responses with a penalty, `length_penalty` what it is on average.
     """
 
     name: ClassVar[str] = "penalise_length"
@@ -101,7 +102,8 @@ class PenaliseLength(Step):
         room = self.max_length - self.buffer - batch.response_lengths_for(self.name)
         penalty = self.factor * np.clip(room / self.buffer, -1.0, 0.0)
         out: Array = values.copy()
-        out[:, column] += penalty
+        out[:, column] += penalty * batch.turns.discounts
+        penalty = penalty[batch.turns.last]
         share, average = ((penalty < 0).mean(), penalty.mean()) if len(penalty) else (0.0, 0.0)
         return Update(out, metrics={"too_long_share": float(share), "length_penalty": float(average)})
 
@@ -122,7 +124,7 @@ class DivideByMean(Step):
             row, column = np.argwhere(negative)[0]
             raise DataError(
                 f"{self.name} (maxrl) needs rewards of at least 0, found {values[row, column]:g} for uid "
-                f"{batch.groups.labels[batch.groups.ids[row]]!r}: map them in the reward function, for example from "
+                f"{batch.prompts.labels[batch.prompts.ids[row]]!r}: map them in the reward function, for example from "
                 "[-1, 1] to [0, 1], and use no negative weight"
             )
         mean, varies = batch.groups.variation(values)

@@ -23,12 +23,13 @@ SUMMED: Order = {SUM: "it takes one value per trajectory"}
 class Whiten(Step):
     """`(x - mean(x)) / (std(x) + epsilon)` over the whole batch, by sequences or by tokens.
 
-    `over="sequence"`: over trajectories, std with n - 1. `over="token"`: every trajectory counts once per token, and
-    the divisor is `sqrt(var + 1e-8)`, as in verl's `masked_whiten`.
+    `over="sequence"`: over trajectories, std with n - 1; each of T turns counts 1 / T. `over="token"`: every trajectory
+    or turn counts once per token, and the divisor is `sqrt(var + 1e-8)`, as in verl's `masked_whiten`.
 
     Where every group is centred (its mean is 0 to within 1e-6), groups without variance get exactly 0, also where two
     rewards cancel (`r2 = C - r1`). The mean over trajectories is then 0 up to rounding and is not subtracted, so these
-    values stay 0. Over tokens the mean is not 0 in general and shifts them, as in verl.
+    values stay 0, and those of a turn that stands alone. Over tokens the mean is not 0 in general and shifts them, as
+    in verl.
     """
 
     name: ClassVar[str] = "whiten"
@@ -46,8 +47,8 @@ class Whiten(Step):
         column = single(values)
         scored = ~np.isnan(column)
         x = column[scored]
-        weights = batch.lengths[scored] if self.over == "token" else np.ones(len(x))
-        total = float(weights.sum())
+        weights = (batch.lengths if self.over == "token" else batch.turns.once(scored))[scored]
+        total = float(weights.sum().round(6))  # thirds add up to a whole number only up to rounding
         if not total:
             return Update(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})
         mean = 0.0 if centred and self.over == "sequence" else float((weights * x).sum()) / total
@@ -62,9 +63,9 @@ class Balance(Step):
     """`x * z`: compensates for the groups without variance in the mean of the loss (DGPO, 3.2).
 
     `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = B / B_valid`, rows of verl's batch, over
-    which the loss averages. A group is valid if its values vary; `z = 1` when none is. z is logged as `balance_z`
-    (`zero_mask_ratio` in the authors' code and TRL); `dead_share` is the share of trajectories in groups that are not
-    valid.
+    which the loss averages. A group is valid if its values vary, a row with several turns if one of them is in a valid
+    group; `z = 1` when none is. z is logged as `balance_z` (`zero_mask_ratio` in the authors' code and TRL);
+    `dead_share` is the share of trajectories that are not valid.
     """
 
     name: ClassVar[str] = "balance"
@@ -72,8 +73,11 @@ class Balance(Step):
     over: Literal["token", "sequence"] = "token"
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
-        share = batch.lengths if self.over == "token" else batch.outputs
         live = batch.groups.broadcast(_live(values, batch))
+        share = batch.lengths
+        if self.over == "sequence":
+            share, row = batch.outputs, (batch.outputs > 0).cumsum()
+            live = (np.bincount(row, live) > 0)[row]
         valid = float(share[live].sum())
         z = float(share.sum()) / valid if valid else 1.0
         dead_share = float((~live).mean()) if len(live) else 0.0
@@ -82,10 +86,11 @@ class Balance(Step):
 
 @dataclass(frozen=True)
 class WeighByDifficulty(Step):
-    """`x * lambda_g`, `lambda = B_v softmax(-acc_g / T)` over the `B_v` valid groups, 1 elsewhere (DGPO, DQW).
+    """`x * lambda_g`, `lambda = B_v softmax(-acc_g / T)` over the `B_v` valid prompts, 1 elsewhere (DGPO, DQW).
 
-    `acc_g` is the group's mean accuracy. A valid group with accuracy 0 varies only in another reward. It counts as
-    accuracy 1, the least weight; so does a group without a scored accuracy.
+    `acc_g` is the prompt's mean accuracy. A prompt is valid if its values vary, by turn those of one of its groups. One
+    that is valid with accuracy 0 varies only in another reward. It counts as accuracy 1, the least weight; so does one
+    without a scored accuracy.
     """
 
     name: ClassVar[str] = "weigh_by_difficulty"
@@ -95,8 +100,8 @@ class WeighByDifficulty(Step):
     """Temperature T."""
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
-        live = _live(values, batch)
-        accuracy = batch.groups.mean(batch.accuracy_for(self.name))
+        live = batch.prompts.sum(batch.groups.broadcast(_live(values, batch)).astype(np.float64)) > 0
+        accuracy = batch.prompts.mean(batch.accuracy_for(self.name))
         solved = np.where(accuracy > 0, accuracy, 1.0)[live]  # NaN is not above 0
         weights = np.ones(len(live))
         metrics: Metrics = {
@@ -109,14 +114,14 @@ class WeighByDifficulty(Step):
             lam *= len(lam) / lam.sum()
             weights[live] = lam
             metrics |= {"difficulty_weight_max": float(lam.max()), "difficulty_weight_min": float(lam.min())}
-        return Update(values * batch.groups.broadcast(weights)[:, None], metrics=metrics)
+        return Update(values * batch.prompts.broadcast(weights)[:, None], metrics=metrics)
 
 
 @dataclass(frozen=True)
 class WeighByFocal(Step):
-    """`x (1 - p_g)^gamma`, `p_g` the group's mean accuracy: easy groups count less (F-GRPO).
+    """`x (1 - p_g)^gamma`, `p_g` the prompt's mean accuracy: easy prompts count less (F-GRPO).
 
-    A group without a scored accuracy keeps its values.
+    A prompt without a scored accuracy keeps its values.
     """
 
     name: ClassVar[str] = "weigh_by_focal"
@@ -125,9 +130,9 @@ class WeighByFocal(Step):
     gamma: float = limited(1.0, low=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        accuracy = batch.groups.mean(batch.accuracy_for(self.name))
+        accuracy = batch.prompts.mean(batch.accuracy_for(self.name))
         weights = np.where(np.isnan(accuracy), 1.0, (1.0 - accuracy) ** self.gamma)
-        weighed: Array = values * batch.groups.broadcast(weights)[:, None]
+        weighed: Array = values * batch.prompts.broadcast(weights)[:, None]
         return weighed
 
 
