@@ -78,6 +78,18 @@ WRONG = [
         ["weigh_and_sum", {"step": "condition", "conditions": {"a": {"on": "b", "at_least": 1}}}, "centre"],
         ("steps[1]", "condition", "not come after weigh_and_sum"),
     ),
+    # A division that a later one undoes: of each reward, or of the sum.
+    *(
+        (["weigh_and_sum", first, "centre", second], ("steps[3]", second, f"not come after {first}"))
+        for first in ("divide_by_mean", "divide_by_batch_std")
+        for second in ("scale_by_std", "scale_by_mad")
+    ),
+    (["divide_by_mean", "centre", "scale_by_std", "weigh_and_sum"], ("steps[2]", "not come after divide_by_mean")),
+    (["weigh_and_sum", "divide_by_batch_std", "divide_by_mean", "centre"], ("not come after divide_by_batch_std",)),
+    (["weigh_and_sum", "divide_by_batch_std", "centre", "whiten"], ("not come after divide_by_batch_std",)),
+    ([*SUMMED, "scale_by_mad", "scale_by_std"], ("steps[3]", "scale_by_std", "not come after scale_by_mad")),
+    ([*SUMMED, "scale_by_std", "scale_by_mad"], ("steps[3]", "scale_by_mad", "not come after scale_by_std")),
+    ([*SUMMED, "balance", "balance"], ("steps[3]", "balance", "not come after balance")),
     ([*SUMMED, "weigh_by_history", "weigh_by_history"], ("weigh_by_history", "only once")),
     # Settings of a step.
     ([*SUMMED, {"step": "scale_by_std", "epsilom": 1}], ("scale_by_std", "'epsilom'", "did you mean 'epsilon'")),
@@ -110,6 +122,11 @@ WRONG = [
 def test_a_wrong_list_is_refused_with_the_reason(steps, found):
     with pytest.raises(ConfigurationError, match=facts(*found)):
         composed(*steps)
+
+
+def test_a_division_of_each_reward_and_one_of_the_sum_are_two_things():
+    for first in (["divide_by_batch_std", "centre"], ["divide_by_mean", "centre"], ["centre", "scale_by_mad"]):
+        assert composed(*first, "weigh_and_sum", "centre", "scale_by_std", "whiten").steps
 
 
 def test_settings_that_the_list_cannot_honour_are_refused():

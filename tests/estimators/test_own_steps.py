@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import textwrap
@@ -113,6 +114,13 @@ OWN = """
         def apply(self, values, batch):
             rows = [values[batch.groups.ids == group] for group in batch.groups.ids]
             return values - np.array([(group.max(axis=0) + group.min(axis=0)) / 2 for group in rows])
+
+
+    class Exact(Middle):
+        name = "exact"
+
+        def apply(self, values, batch):
+            return super().apply(values, batch) * batch.groups.broadcast(batch.groups.varies(values))
 """
 
 
@@ -199,6 +207,23 @@ def test_a_list_that_holds_passes_the_made_up_batch(own, weights):
     ):
         assert trial(*steps, rewards=rewards) is None
     assert trial(*SUMMED, "own_steps:Signs") is None  # one reward: no weights to lose
+
+
+def test_a_step_that_centres_leaves_no_rounding(own):
+    for steps in (["weigh_and_sum", "own_steps:Middle"], ["own_steps:Middle", "scale_by_std", "weigh_and_sum"]):
+        assert says(trial(*steps), "'middle'", "exactly 0", "batch.groups.varies(values)")
+        assert trial(*(step.replace("Middle", "Exact") for step in steps)) is None
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+@pytest.mark.parametrize("weight", [2.0, -2.0])
+def test_a_list_that_drops_responses_is_not_refused_for_its_weights(count, weight):
+    rewards = {"keys": [*"abcdefghi"[:count]], "weights": [weight, *[1.0] * (count - 1)]}
+    condition = {"step": "condition", "conditions": {"a": {"on": "b", "at_least": 3.0}}}
+    for first, last in itertools.product(([], [condition]), ([], ["whiten"])):
+        assert (
+            trial(*first, "centre", "scale_by_std", "drop_conflicts", "weigh_and_sum", *last, rewards=rewards) is None
+        )
 
 
 def test_weights_without_effect_are_an_error_in_an_estimator_of_another_package():

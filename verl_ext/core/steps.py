@@ -23,6 +23,9 @@ _UNDOES: Order = dict.fromkeys(
     ("balance", "drop_conflicts", "weigh_by_difficulty", "weigh_by_focal", "weigh_by_history", "whiten"),
     "dividing within the group afterwards undoes it",
 )
+_DIVIDED: Order = dict.fromkeys(
+    ("divide_by_mean", "divide_by_batch_std", "scale_by_std", "scale_by_mad"), "dividing again undoes it"
+)
 _CENTRED: Order = {"centre": "it divides values that are centred in their group"}
 _RAW: Order = {"centre": "it takes the rewards before they are centred"}
 
@@ -117,6 +120,7 @@ class DivideByMean(Step):
 
     name: ClassVar[str] = "divide_by_mean"
     not_after: ClassVar[Order] = {**_RAW, "penalise_length": "the penalty makes rewards negative"}
+    undoes: ClassVar[Order] = _DIVIDED
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -178,6 +182,7 @@ class ScaleByStd(Step):
     name: ClassVar[str] = "scale_by_std"
     after: ClassVar[Order] = _CENTRED
     not_after: ClassVar[Order] = _UNDOES
+    undoes: ClassVar[Order] = _DIVIDED
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -192,6 +197,7 @@ class ScaleByMad(Step):
     name: ClassVar[str] = "scale_by_mad"
     after: ClassVar[Order] = _CENTRED
     not_after: ClassVar[Order] = _UNDOES
+    undoes: ClassVar[Order] = _DIVIDED
     epsilon: float = limited(1e-4, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:

@@ -35,6 +35,7 @@ class Whiten(Step):
     name: ClassVar[str] = "whiten"
     after: ClassVar[Order] = SUMMED
     not_after: ClassVar[Order] = {"balance": "dividing by the batch's std undoes its factor"}
+    undoes: ClassVar[Order] = {"divide_by_batch_std": "dividing by the batch's std again undoes it"}
     over: Literal["sequence", "token"] = "sequence"
     epsilon: float = limited(1e-6, above=0.0)
 
@@ -70,6 +71,7 @@ class Balance(Step):
 
     name: ClassVar[str] = "balance"
     after: ClassVar[Order] = SUMMED
+    not_after: ClassVar[Order] = {"balance": "its factor would count twice"}
     over: Literal["token", "sequence"] = "token"
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:

@@ -42,7 +42,7 @@ from verl_ext.core.steps import (
 )
 from verl_ext.core.totals import Balance, WeighByDifficulty, WeighByFocal, Whiten
 from verl_ext.core.typed import make
-from verl_ext.errors import ConfigurationError, unknown
+from verl_ext.errors import ConfigurationError, listed, unknown
 from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
@@ -71,13 +71,13 @@ def compose(settings: Settings) -> Chain:
     >>> chain(Batch.of([[1], [0]], ["a", "a"])).advantages
     array([ 0.5, -0.5])
     """
-    listed = settings.of(ComposeSettings).steps
-    if not listed:
+    items = settings.of(ComposeSettings).steps
+    if not items:
         raise ConfigurationError(
             f"algorithm.adv_estimator=compose needs a list of steps: set '{WHERE}=[...]', for example "
             "'[weigh_and_sum,centre,scale_by_std]'; `python -m verl_ext show gdpo` prints the list of gdpo"
         )
-    steps = tuple(_step(item, f"{WHERE}[{at}]", settings) for at, item in enumerate(listed))
+    steps = tuple(_step(item, f"{WHERE}[{at}]", settings) for at, item in enumerate(items))
     _check_order(steps)
     dividing = [step.name for step in steps if isinstance(step, ScaleByStd | ScaleByMad)]
     if dividing and not settings.norm_by_std:
@@ -144,10 +144,12 @@ def _check_order(steps: Sequence[Step]) -> None:
         )
     for at, step in enumerate(steps):
         before = {*names[:at], *(Centre.name for one in steps[:at] if one.centres)}
+        alike = names[names.index(SUM) if SUM in before else 0 : at]
         for needed, reason in step.after.items():
             if needed not in before:
                 raise ConfigurationError(f"{WHERE}[{at}]: {step.name} must come after {needed}, because {reason}")
-        for wrong, reason in step.not_after.items():
+        undone = {name: reason for name, reason in step.undoes.items() if name in alike}
+        for wrong, reason in {**step.not_after, **undone}.items():
             if wrong in before:
                 raise ConfigurationError(f"{WHERE}[{at}]: {step.name} must not come after {wrong}, because {reason}")
 
@@ -155,7 +157,8 @@ def _check_order(steps: Sequence[Step]) -> None:
 def try_out(build: Callable[[Settings], Chain], settings: Settings) -> str | None:
     """Run an estimator on a made-up batch, because a step of the user may fail; return what is wrong, or None.
 
-    If weights are set, it runs with two other sets of them, whose results must differ.
+    If weights are set, it runs with two other sets of them, whose results must differ. A step that centres must leave
+    exactly 0 in a group without variance.
     """
     keys, weights = settings.rewards.keys or ("score",), settings.rewards.weights
     tilted = (1.0, *(0.1,) * (len(keys) - 1))
@@ -163,8 +166,8 @@ def try_out(build: Callable[[Settings], Chain], settings: Settings) -> str | Non
         chain = build(settings)
         if chain.needs_fields:  # nobody can make them up
             return None
-        advantages = _trial(chain, keys)
-        results = [_trial(build(_weighed(settings, each)), keys) for each in (tilted, tilted[::-1]) if weights]
+        advantages, rounding = _trial(chain, keys)
+        results = [_trial(build(_weighed(settings, each)), keys)[0] for each in (tilted, tilted[::-1]) if weights]
     except Exception as error:  # noqa: BLE001 - user code may raise anything
         at = traceback.extract_tb(error.__traceback__)[-1]
         return (
@@ -173,6 +176,11 @@ def try_out(build: Callable[[Settings], Chain], settings: Settings) -> str | Non
         )
     if not np.isfinite(advantages).all():
         return "the estimator, tried on a made-up batch of 12 responses, returns advantages that are not finite"
+    if rounding:
+        return (
+            f"{listed(rounding)} with `centres = True` must give exactly 0 in a group without variance: return "
+            "centred * batch.groups.broadcast(batch.groups.varies(values))"
+        )
     if len(keys) > 1 and results and np.allclose(results[0], results[1], rtol=1e-9, atol=1e-12):
         return "algorithm.rewards.weights has no effect on this estimator: sum the rewards with WeighAndSum(weights)"
     return None
@@ -182,11 +190,17 @@ def _weighed(settings: Settings, weights: tuple[float, ...]) -> Settings:
     return dataclasses.replace(settings, rewards=dataclasses.replace(settings.rewards, weights=weights))
 
 
-def _trial(chain: Chain, keys: tuple[str, ...]) -> Array:
-    """Advantages on a made-up batch; raise if the chain fails or its state cannot be saved."""
+def _trial(chain: Chain, keys: tuple[str, ...]) -> tuple[Array, list[str]]:
+    """Advantages on a made-up batch, and the steps that centre a group without variance but for rounding.
+
+    Raise if the chain fails or its state cannot be saved. Without the steps that may leave nothing of the batch.
+    """
+    chain = Chain(tuple(step for step in chain.steps if not isinstance(step, Condition | DropConflicts)))
     draw = np.random.default_rng(0)
+    rewards = draw.integers(0, 2, (12, len(keys))).astype(np.float64)
+    rewards[8:] = np.array([[0.3], [np.float32(0.3)]] * 2)
     batch = Batch.of(
-        draw.integers(0, 2, (12, len(keys))).astype(np.float64),
+        rewards,
         list("aaaabbbbcccc"),
         keys=keys,
         lengths=draw.integers(1, 9, 12).astype(np.float64),
@@ -195,7 +209,13 @@ def _trial(chain: Chain, keys: tuple[str, ...]) -> Array:
     )
     result = chain(batch)
     plain_state(result.state)
-    return result.advantages
+    rounding, values = [], batch.rewards
+    for step in chain.steps:
+        dead = ~batch.groups.broadcast(batch.groups.varies(values))
+        values = step.update(values, batch, step.init()).values
+        if step.centres and values[dead].any():
+            rounding.append(step.name)
+    return result.advantages, rounding
 
 
 def describe(chain: Chain) -> list[str | dict[str, Any]]:

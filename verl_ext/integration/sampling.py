@@ -15,7 +15,7 @@ import numpy as np
 
 from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
-from verl_ext.core.groups import Bools, Groups
+from verl_ext.core.groups import TOLERANCE, Bools, Groups
 from verl_ext.core.metrics import metric_name
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import components, hooks
@@ -118,4 +118,4 @@ def outside(groups: Groups, rewards: Components, settings: RewardsSettings) -> t
     right = unit_accuracy(values, rewards.labels, key=key, threshold=settings.accuracy_threshold)
     low, high = settings.accuracy_between or ()
     means = groups.mean(right)
-    return ~(means >= low), means > high
+    return ~(means >= low - TOLERANCE), means > high + TOLERANCE

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
 from tests.facts import facts
 from tests.integration.pipeline import Pipeline
 from verl_ext import Batch, Settings, build
+from verl_ext.core.groups import Groups
+from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import components, sampling
 from verl_ext.integration.run import Run
@@ -25,6 +28,26 @@ def filtering(metric: str) -> tuple[str, ...]:
 
 def prompts_of(result) -> list[list[str]]:
     return [sorted(set(update.prompts)) for update in result.updates]
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds", "kept"),
+    [
+        ([np.float32(0.7)] * 4, [0.7, 0.9], True),  # 0.69999999
+        ([np.float32(0.7)] * 4, [0.1, 0.7], True),
+        ([0.1] * 6, [0.1, 0.9], True),  # the mean of six times 0.1 is 0.09999999999999999
+        ([np.float32(0.1)] * 6, [0.0, 0.1], True),  # 0.10000000149
+        ([0.69, 0.7], [0.7, 0.9], False),
+        ([0.71, 0.7], [0.1, 0.7], False),
+    ],
+)
+def test_a_mean_at_a_bound_of_accuracy_between_is_kept(values, bounds, kept):
+    labels = ["a"] * len(values)
+    rows = Rows.of_padding(np.zeros(len(values), dtype=bool))
+    rewards = components.Components(rows=rows, labels=labels, fields={"acc": values})
+    settings = Settings.parse({"rewards": {"accuracy_key": "acc", "accuracy_between": bounds}}).rewards
+    below, above = sampling.outside(Groups.of(labels), rewards, settings)
+    assert bool(below | above) != kept
 
 
 def test_a_group_whose_rewards_vary_is_trained_on_although_its_score_does_not(pipeline: Pipeline) -> None:
