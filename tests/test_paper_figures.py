@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
-from math import sqrt
+import itertools
+from collections import Counter
+from math import factorial, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +47,18 @@ class TestGdpo:
         for number, count in enumerate(read, first):
             shape = (4, number) if rewards is None else (number, rewards)
             assert gdpo.distinct(name, *shape) == pytest.approx(count, abs=2)
+
+    @pytest.mark.parametrize(("name", "separately"), [("grpo", False), ("gdpo", True)])
+    def test_what_a_hack_earns_is_the_sum_over_all_other_answers(self, name, separately):
+        kinds = {(3, 1): 0.25 * 0.6, (3, 0): 0.25 * 0.4, (-3, 1): 0.75 * 0.6, (-3, 0): 0.75 * 0.4}
+        expected = 0.0
+        for others in itertools.combinations_with_replacement(kinds, 7):
+            group = np.array([(-3, 1), *others], dtype=float)
+            columns = group.T if separately else group.sum(axis=1)[None]
+            parts = [(x[0] - x.mean()) / x.std(ddof=1) for x in columns if np.ptp(x)]
+            ways = factorial(7) / np.prod([factorial(n) for n in Counter(others).values()])
+            expected += ways * np.prod([kinds[kind] for kind in others]) * sum(parts)
+        assert gdpo.hacked(name, np.array([0.25])) == pytest.approx(expected, abs=1e-5)
 
 
 class TestDgpo:

@@ -5,8 +5,8 @@
 #   scripts/evidence/train_real_task.sh gsm8k gdpo 1 trainer.val_before_train=False trainer.total_training_steps=50
 #   scripts/evidence/train_real_task.sh tools gdpo 1         # goes on from its last checkpoint when called again
 #
-# Variables: TASK_DIR, the folder of make_real_task.py; OUTPUT_DIR; STEPS; PRECISION, bf16 as on a GPU (the default of
-# gsm8k where this processor multiplies it fast) or fp32 (the default of tools).
+# Variables: TASK_DIR, the folder of make_real_task.py; OUTPUT_DIR; STEPS; PRESET, for an arm with another estimator;
+# PRECISION, bf16 as on a GPU (the default of gsm8k where this processor multiplies it fast) or fp32 (that of tools).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -40,7 +40,7 @@ else
   export PYTHONPATH=$PWD/scripts/evidence${PYTHONPATH:+:$PYTHONPATH}
 fi
 export OUTPUT_DIR=${OUTPUT_DIR:-$TASK_DIR/runs/$arm-seed-$seed}
-preset=$([[ $arm == grpo* ]] && echo cpu || echo "[cpu,${arm%%-*}]")
+preset=${PRESET:-$([[ $arm == grpo* ]] && echo cpu || echo "[cpu,${arm%%-*}]")}
 declare -A TORCH=([bf16]=bfloat16 [fp32]=float32)
 [[ -n ${TORCH[$PRECISION]:-} ]] || {
   echo "PRECISION=$PRECISION: valid are bf16 and fp32" >&2

@@ -22,9 +22,7 @@ from verl_ext.rewards.tool_calling import check_ground_truth
 
 SCRIPTS = RECIPES.parent / "scripts/evidence"
 sys.path.insert(0, str(SCRIPTS))
-MODULES = {
-    name: importlib.import_module(name) for name in ("real.cold_start", "real.data", "real.tools", "judge_tools")
-}
+MODULES = {name: importlib.import_module(name) for name in ("real.cold_start", "real.data", "real.tools", "real_tools")}
 model = importlib.import_module("real.model")
 sys.path.remove(str(SCRIPTS))
 
@@ -72,8 +70,7 @@ def write_wheel(path: Path, count: int) -> Path:
 
 def test_every_question_of_tools_is_in_one_part_only_with_its_first_accepted_values(tmp_path):
     tools, sizes = MODULES["real.tools"], {"test": 4, "cold_start": 8, "val": 2}
-    kept, left_out = tools.usable(tools.read(write_wheel(tmp_path / "made.whl", 20)), lambda _: (9, 9))
-    assert left_out == {"asked before": 2}
+    kept = tools.usable(tools.read(write_wheel(tmp_path / "made.whl", 20)), lambda _: (9, 9))
     made = tools.splits(kept, "mixed", sizes)
     assert {name: len(part) for name, part in made.items()} == {**sizes, "train": 6}
     numbers = []
@@ -85,7 +82,7 @@ def test_every_question_of_tools_is_in_one_part_only_with_its_first_accepted_val
 
 
 def test_the_page_has_the_table_of_the_stored_runs():
-    command = [sys.executable, str(SCRIPTS / "tools_table.py"), str(SCRIPTS / "tools")]
+    command = [sys.executable, str(SCRIPTS / "real_tools.py"), "table"]
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert table in (SCRIPTS.parents[1] / "docs" / "pages" / "real_tools.md").read_text()
 

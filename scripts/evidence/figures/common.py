@@ -27,7 +27,7 @@ def right_or_wrong(size: int) -> Array:
 def advantages(estimator: str, rewards: Array, algorithm: Mapping[str, Any] | None = None) -> Array:
     """Advantages `[groups, answers]` of one batch with the rewards `[groups, answers, rewards]`.
 
-    The first reward is the accuracy. `algorithm` is that section of the configuration.
+    An answer is right if its first reward is above 0. `algorithm` is that section of the configuration.
 
     >>> advantages("drgrpo", np.array([[[1.0], [0.0]]])).tolist()
     [[0.5, -0.5]]
@@ -35,7 +35,7 @@ def advantages(estimator: str, rewards: Array, algorithm: Mapping[str, Any] | No
     groups, size, keys = rewards.shape
     rows = rewards.reshape(groups * size, keys)
     labels = np.repeat(np.arange(groups), size).tolist()
-    batch = Batch.of(rows, labels, keys=[f"reward {key}" for key in range(keys)], accuracy=rows[:, 0])
+    batch = Batch.of(rows, labels, keys=[f"reward {key}" for key in range(keys)], accuracy=rows[:, 0] > 0)
     settings = Settings.parse(algorithm or {})
     chain = grpo(settings) if estimator == "grpo" else build(estimator, settings)
     return chain(batch).advantages.reshape(groups, size)

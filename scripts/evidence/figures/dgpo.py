@@ -33,29 +33,18 @@ def weights(temperature: float) -> Array:
     return total("dgpo", {"dgpo": {"dqw_temp": temperature, "balance": "none"}}) / unweighted()
 
 
-def key_numbers() -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, values in {"grpo": total("grpo"), "drgrpo": total("drgrpo"), "dgpo without dqw": unweighted()}.items():
-        found[f"{name}: sum |A| at accuracy 1/8"] = values[0]
-        found[f"{name}: sum |A| at accuracy 1/2"] = values[SIZE // 2 - 1]
-    for temperature in TEMPERATURES:
-        found[f"T = {temperature:g}: weight at accuracy 1/8"] = weights(temperature)[0]
-        found[f"T = {temperature:g}: weight at accuracy 7/8"] = weights(temperature)[-1]
-    return found
-
-
-def paragraph(n: dict[str, float]) -> str:
-    def pair(name: str) -> str:
-        return f"{n[f'{name}: sum |A| at accuracy 1/8']:.2f} to {n[f'{name}: sum |A| at accuracy 1/2']:.2f}"
+def paragraph() -> str:
+    def pair(sums: Array) -> str:
+        return f"{sums[0]:.2f} to {sums[SIZE // 2 - 1]:.2f}"
 
     def ends(temperature: float) -> str:
-        most, least = (n[f"T = {temperature:g}: weight at accuracy {end}"] for end in ("1/8", "7/8"))
-        return f"T={temperature:g}: {most:.2f} and {least:.2f}, ratio {most / least:.2f}"
+        found = weights(temperature)
+        return f"T={temperature:g}: {found[0]:.2f} and {found[-1]:.2f}, ratio {found[0] / found[-1]:.2f}"
 
     return (
         "Left, what all responses of a group of 8 add up to, by its accuracy. From accuracy 1/8 to 1/2, `sum |A|` "
-        f"rises from {pair('grpo')} under `grpo` and from {pair('drgrpo')} under `drgrpo`. Under `dgpo`, before DQW, "
-        f"it is {n['dgpo without dqw: sum |A| at accuracy 1/8']:.2f} everywhere: a hard prompt counts as much as any "
+        f"rises from {pair(total('grpo'))} under `grpo` and from {pair(total('drgrpo'))} under `drgrpo`. Under `dgpo`, "
+        f"before DQW, it is {unweighted()[0]:.2f} everywhere: a hard prompt counts as much as any "
         "other. Theorem 1 of the paper has `2 G sqrt(p (1 - p))` for `grpo`, with a std over n. verl's std has n - 1, "
         f"which makes it `sqrt((G - 1) / G)` = {((SIZE - 1) / SIZE) ** 0.5:.3f} of that at every accuracy. Theorem 2 "
         "has G for `dgpo`, as here up to the epsilon. Right, the weights of DQW in a batch with one group of each "

@@ -1,4 +1,4 @@
-"""Dr. GRPO: how much a token counts, by the length of its response and the accuracy of its group."""
+"""Dr. GRPO: how much a token counts, by the length of its response."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from figures.common import advantages, lines, panel, right_or_wrong
 from verl_ext.core.groups import Array
 
 SIZE = 8  # responses of a group
-ACCURACY = np.arange(1, SIZE) / SIZE
 GROUPS, MICRO, USUAL, LIMIT = 8, 4, 500, 2048
 LENGTHS = (50, 100, 200, 300, 400, 500, 600, 800, 1000, 1400, 2000)
 NAMES = {
@@ -23,10 +22,7 @@ NAMES = {
     "constant": "a constant, or nothing",
 }
 """What a response's summed token losses are divided by: the rows of docs/pages/losses.md."""
-ALT = (
-    "Two panels: the weight of a token against the length of its response for six normalisers of the loss, and the "
-    "size of the advantage of right and wrong answers against the accuracy of their group for grpo and drgrpo"
-)
+ALT = "The weight of a token against the length of its response for six normalisers of the loss"
 
 
 def token_weights(lengths: Sequence[int], groups: int, micro_batches: int, limit: int) -> dict[str, Array]:
@@ -65,34 +61,9 @@ def by_length(name: str) -> list[float]:
     return [weight(length) / weight(USUAL) for length in LENGTHS]
 
 
-def by_accuracy(estimator: str) -> tuple[Array, Array]:
-    """The size of the advantage of right and of wrong answers in groups of 8 with 1 to 7 right answers."""
-    found = np.abs(advantages(estimator, right_or_wrong(SIZE)))
-    return found[:, 0], found[:, -1]
-
-
-def key_numbers() -> dict[str, float]:
-    found = {}
-    for name in NAMES:
-        found[f"divided by {name}: 100 tokens"] = by_length(name)[LENGTHS.index(100)]
-        found[f"divided by {name}: 2000 tokens"] = by_length(name)[LENGTHS.index(2000)]
-    for estimator in ("grpo", "drgrpo"):
-        right, wrong = by_accuracy(estimator)
-        for eighths in (1, 4):
-            found[f"{estimator}: right answer, accuracy {eighths}/8"] = right[eighths - 1]
-            found[f"{estimator}: wrong answer, accuracy {eighths}/8"] = wrong[eighths - 1]
-    return found
-
-
-def paragraph(n: dict[str, float]) -> str:
+def paragraph() -> str:
     def weight(name: str, length: int) -> str:
-        return f"{n[f'divided by {name}: {length} tokens']:.2f}"
-
-    def times(answer: str) -> str:
-        one, four = (
-            n[f"grpo: {answer} answer, accuracy {k}/8"] / n[f"drgrpo: {answer} answer, accuracy {k}/8"] for k in (1, 4)
-        )
-        return f"{one:.2f} times at accuracy 1/8 and {four:.2f} times at 1/2"
+        return f"{by_length(name)[LENGTHS.index(length)]:.2f}"
 
     others = ", ".join(
         f"{weight(name, 2000)} ({what})"
@@ -103,34 +74,30 @@ def paragraph(n: dict[str, float]) -> str:
             "batch": "the mini-batch's tokens",
         }.items()
     )
+    right = advantages("grpo", right_or_wrong(SIZE))[:, 0] / advantages("drgrpo", right_or_wrong(SIZE))[:, 0]
     return (
-        "Left, the weight of one token by the length of its response, for the [normalisers](../losses.md) of the "
+        "The weight of one token by the length of its response, for the [normalisers](../losses.md) of the "
         f"loss; the other {GROUPS * SIZE - 1} responses of the mini-batch have {USUAL} tokens each, in groups of "
         f"{SIZE} and micro-batches of {MICRO}. Divided by the length of its response (`seq-mean-token-mean`), a token "
         f"counts {weight('length', 100)} times as much in a response of 100 tokens and {weight('length', 2000)} times "
         f"in one of 2,000. With a constant, or nothing, it counts {weight('constant', 2000)} in both. In between, for "
-        f"2,000 tokens: {others}. Right, what the std does: in a group of 8, `grpo` gives right and wrong answers the "
-        f"advantage of `drgrpo` {times('right')}, so that hard and easy prompts count more against those in the "
-        "middle. The paper describes both biases in words (section 3.1): longer wrong responses are penalised less, "
-        "and questions that are too easy or too hard get higher weights."
+        f"2,000 tokens: {others}. The std does more: in a group of 8, `grpo` gives an answer the advantage of `drgrpo` "
+        f"{right[0]:.2f} times at accuracy 1/8 and {right[3]:.2f} times at 1/2, so that hard and easy prompts count "
+        "more against those in the middle. The paper describes both biases in words (section 3.1): longer wrong "
+        "responses are penalised less, and questions that are too easy or too hard get higher weights."
     )
 
 
 def draw(figure: Any) -> None:
     from matplotlib.ticker import NullLocator
 
-    left, right = figure.subplots(1, 2)
-    lines(left, LENGTHS, {NAMES[name]: by_length(name) for name in NAMES})
-    left.set_xscale("log")
-    left.set_yscale("log")
-    left.set_xticks((50, 100, 200, 500, 1000, 2000), ("50", "100", "200", "500", "1,000", "2,000"))
-    left.set_yticks((0.25, 0.5, 1, 2, 5, 10), ("0.25", "0.5", "1", "2", "5", "10"))
-    left.xaxis.set_minor_locator(NullLocator())
-    left.yaxis.set_minor_locator(NullLocator())
-    panel(left, "a token's loss is divided by", "tokens of the response", "weight of a token, 1 at 500 tokens")
-    left.set_ylim(top=16)
-    for estimator, colour in (("grpo", "#0072B2"), ("drgrpo", "#D55E00")):
-        for size, answers, style in zip(by_accuracy(estimator), ("right", "wrong"), ("-", "--"), strict=True):
-            look = {"color": colour, "linestyle": style, "marker": "o", "markersize": 4, "linewidth": 1.8}
-            right.plot(ACCURACY, size, label=f"{estimator}, {answers} answers", **look)
-    panel(right, f"a group of {SIZE}", "accuracy of the group", "size of the advantage")
+    ax = figure.subplots()
+    lines(ax, LENGTHS, {NAMES[name]: by_length(name) for name in NAMES})
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xticks((50, 100, 200, 500, 1000, 2000), ("50", "100", "200", "500", "1,000", "2,000"))
+    ax.set_yticks((0.25, 0.5, 1, 2, 5, 10), ("0.25", "0.5", "1", "2", "5", "10"))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_minor_locator(NullLocator())
+    panel(ax, "a token's loss is divided by", "tokens of the response", "weight of a token, 1 at 500 tokens")
+    ax.set_ylim(top=16)

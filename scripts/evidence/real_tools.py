@@ -1,0 +1,249 @@
+"""The runs of docs/pages/real_tools.md: store them, and make the page's tables and picture of what is stored.
+
+    python scripts/evidence/real_tools.py collect outputs/evidence --judge .venv-bfcl/bin/python
+    python scripts/evidence/real_tools.py table
+    python scripts/evidence/real_tools.py picture docs/pages/pictures/real_tools.png
+    python scripts/evidence/real_tools.py extract scarce-grpo-1 outputs/scarce-grpo-1    # for `report` and `compare`
+
+real_tools.parquet holds all runs and no text. A row has a `run`, a `kind` and a `step`, and by its kind
+
+    answer      an answer of a training step: `name` of its group, rewards, `advantage`, `tokens`
+    metric      `name` and `value` of what verl logged
+    test        an answer to a test entry (`name`) after this step, greedy: rewards, and whether BFCL accepts it
+    T=1.0       an answer of the start to a question for checks, at this temperature; T=0.0 is greedy
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from verl_ext.core.groups import Groups
+from verl_ext.tools.compare.measures import explained, normalised
+from verl_ext.tools.picture import COLOURS, dress
+from verl_ext.tools.tables import Rows, markdown
+
+HERE = Path(__file__).parent
+STORED = HERE / "real_tools.parquet"
+REWARDS = ["correctness", "format"]
+MEASURES = ["format", "correctness", "bfcl"]
+COLUMNS = ["run", "kind", "step", "name", *MEASURES, "advantage", "tokens", "value"]
+METRICS = re.compile(
+    r"reward/.*/(mean|dead_groups)|advantage/.*|critic/advantages/(min|max)|actor/(loss|pg_loss|grad_norm|entropy_loss)"
+    r"|response_length/(mean|clip_ratio)|timing_s/(gen|update_actor|update_weights|adv|save_checkpoint|step)"
+)
+STEPS = {"scarce": (1, 30), "mixed": (11, 40), "pure": (11, 40)}
+"""The steps of the primary measure, by start."""
+WIDTH, GOAL, STEPS_TO = 5, 0.8, "steps to .8"
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182}
+"""97.5 % quantiles of Student's t, by the number of differences."""
+PAIRS = (("scarce", "gdpo", "grpo"), ("scarce", "gdpo", "weighted"), ("mixed", "gdpo", "grpo"))
+LINES = dict(zip(("grpo", "gdpo", "weighted"), zip(COLOURS, ("-", "--", ":"), strict=False), strict=True))
+
+
+def collect(runs: Path, judge: Path) -> None:
+    """Store the runs of scarce.sh that have finished; a run that is stored already is replaced."""
+    task = Path((runs / "start.txt").read_text(encoding="utf-8").strip())
+    kept = [pd.read_parquet(STORED)] if STORED.exists() else []
+    names = [path.parent.name for path in sorted(runs.glob("*/finished"))]
+    new = [part for name in names for part in (answers(runs / name), metrics(runs / name))]
+    for path in sorted(runs.glob("*/validation/*.jsonl")):
+        new.append(judged(task, path, judge).assign(run=path.parents[1].name, step=int(path.stem)))
+    new.append(judged(task, task / "samples.json", judge).assign(run="scarce-start", step=0))
+    added = pd.concat(new)
+    table = pd.concat([*(part[~part.run.isin(added.run)] for part in kept), added])
+    table = table.sort_values(["run", "kind", "step"], kind="stable")[COLUMNS]
+    table.to_parquet(STORED, index=False, compression="zstd")
+
+
+def answers(run: Path) -> pd.DataFrame:
+    """The run's dump. Steps that were done again after an interrupt were written twice: the last file counts."""
+    written = sorted(run.glob("dump/from-*/*.parquet"), key=lambda file: file.stat().st_mtime)
+    latest = {file.name: file for file in written}
+    rows = pd.concat([pd.read_parquet(latest[name]) for name in sorted(latest)])
+    rows = rows.rename(columns=lambda name: name.removeprefix("reward/"))
+    # Groups by number, in the order of the run.
+    rows["name"] = [str(number) for number in pd.factorize(rows.uid)[0]]
+    return rows[["step", "name", *REWARDS, "advantage", "tokens"]].assign(run=run.name, kind="answer")
+
+
+def metrics(run: Path) -> pd.DataFrame:
+    """A resumed run began a new file; the last value of a step counts."""
+    found: dict[tuple[int, str], float] = {}
+    for file in (*sorted(run.glob("earlier/metrics-*.jsonl")), run / "metrics.jsonl"):
+        for record in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+            found |= {(record["step"], key): x for key, x in record["data"].items() if METRICS.fullmatch(key)}
+    rows = [{"step": step, "name": name, "value": value} for (step, name), value in sorted(found.items())]
+    return pd.DataFrame(rows).assign(run=run.name, kind="metric")
+
+
+def judged(task: Path, file: Path, judge: Path) -> pd.DataFrame:
+    command = [str(judge), str(HERE / "judge_tools.py"), str(task), str(file)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return pd.DataFrame(map(json.loads, done.stdout.splitlines()))
+
+
+def extract(name: str, folder: Path) -> None:
+    """Write metrics.jsonl, which `report` reads, and rewards.parquet for `compare --prompt name --step step`."""
+    table = pd.read_parquet(STORED)
+    rows = table[table.run == name]
+    folder.mkdir(parents=True, exist_ok=True)
+    logged = rows[rows.kind == "metric"].groupby("step")
+    lines = [{"step": int(step), "data": dict(zip(part.name, part.value, strict=True))} for step, part in logged]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    columns = ["step", "name", *REWARDS, "advantage", "tokens"]
+    rows[rows.kind == "answer"][columns].to_parquet(folder / "rewards.parquet", index=False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A stored run and its figures."""
+
+    start: str
+    arm: str
+    seed: str
+    answers: pd.DataFrame
+    tested: pd.DataFrame
+    """The verdicts after the last step."""
+
+    @property
+    def counted(self) -> pd.DataFrame:
+        """The answers of the steps that the primary measure is about."""
+        return self.answers[self.answers.step.between(*STEPS[self.start])]
+
+    def figures(self) -> dict[str, float]:
+        """What the tables show."""
+        counted = self.counted
+        return {
+            "format": counted["format"].mean(),
+            "correctness": counted["correctness"].mean(),
+            STEPS_TO: self.reached(),
+            "format's share": share(counted),
+            "dead": 1 - (counted.groupby("name")[REWARDS].nunique() > 1).any(axis=1).mean(),
+            **{f"test: {measure}": self.tested[measure].mean() for measure in MEASURES},
+        }
+
+    def reached(self) -> float:
+        """The first step at which the mean of format over five steps is .8 or more."""
+        means = self.answers.groupby("step")["format"].mean().rolling(WIDTH).mean()
+        return float(means.index[means >= GOAL].min())
+
+
+def share(answers: pd.DataFrame) -> float:
+    """What format explains of the variance of the advantages."""
+    rewards = normalised(answers[REWARDS].to_numpy(float), Groups.of(answers.name.tolist()))
+    return float(explained(answers.advantage.to_numpy(float), rewards)[1])
+
+
+def stored() -> tuple[list[Run], pd.DataFrame]:
+    """The runs, and the verdicts on what the starts answered to the test entries."""
+    table = pd.read_parquet(STORED)
+    found = []
+    for (name,), rows in table.groupby(["run"]):
+        if name.count("-") == 2 and not name.startswith("again"):
+            start, arm, seed = name.split("-")
+            found.append(Run(start, arm, seed, rows[rows.kind == "answer"], rows[rows.kind == "test"]))
+    return found, table[table.run.str.endswith("-start") & (table.kind == "test")]
+
+
+def print_tables() -> None:
+    runs, before = stored()
+    found = {(run.start, run.arm, run.seed): run.figures() for run in runs}
+    names = list(next(iter(found.values())))
+    rows: Rows = [("run", *names)]
+    for start, part in before.groupby("run"):
+        means = {f"test: {measure}": part[measure].mean() for measure in MEASURES}
+        rows.append((str(start), *(number(name, means.get(name, np.nan)) for name in names)))
+    for run, figures in found.items():
+        rows.append(("-".join(run), *map(number, figures, figures.values())))
+    print(markdown(rows))
+    pairs = [pair for pair in PAIRS if gaps(found, *pair, "format")]
+    rows = [("difference by seed", *(f"{start}: {one} - {other}" for start, one, other in pairs))]
+    for name in names:
+        columns = [gaps(found, *pair, name) for pair in pairs]
+        rows.append((name, *(", ".join(number(name, gap, "+") for gap in column) for column in columns)))
+        if name == "format":
+            rows.append(("format, mean and its 95 %", *map(interval, columns)))
+    print(f"\n{markdown(rows)}")
+
+
+def number(name: str, value: float, sign: str = "") -> str:
+    return "" if np.isnan(value) else format(value, f"{sign}{'.0f' if name == STEPS_TO else '.3f'}")
+
+
+def interval(found: Sequence[float]) -> str:
+    """The mean and its t-interval, of two to four values.
+
+    >>> interval([0.1, 0.2, 0.3])
+    '+0.200 [-0.048, +0.448]'
+    """
+    if len(found) < 2:
+        return ""
+    mean, half = np.mean(found), T_95[len(found)] * np.std(found, ddof=1) / len(found) ** 0.5
+    return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
+
+
+def gaps(
+    found: Mapping[tuple[str, str, str], Mapping[str, float]], start: str, one: str, other: str, name: str
+) -> list[float]:
+    """The differences of two arms in a figure, by seed."""
+    return [
+        figures[name] - found[start, other, seed][name]
+        for (of, arm, seed), figures in found.items()
+        if (of, arm) == (start, one) and (start, other, seed) in found
+    ]
+
+
+def draw(path: Path) -> None:
+    """Each reward over the steps, means of five; a line is a run."""
+    from matplotlib.figure import Figure
+
+    runs, _ = stored()
+    starts = [start for start in ("scarce", "mixed") if any(run.start == start for run in runs)]
+    figure = Figure(figsize=(11, 3.6 * len(starts)), layout="constrained")
+    for row, start in zip(figure.subplots(len(starts), 2, squeeze=False), starts, strict=True):
+        for ax, reward in zip(row, ("format", "correctness"), strict=True):
+            for run in runs:
+                if run.start == start and run.arm in LINES:
+                    colour, style = LINES[run.arm]
+                    means = run.answers.groupby((run.answers.step - 1) // WIDTH)[reward].mean()
+                    steps = WIDTH * means.index + (WIDTH + 1) / 2
+                    ax.plot(steps, means, style, color=colour, label=run.arm if run.seed == "1" else None)
+            dress(ax, f"{reward}, from the {start} start", "mean reward")
+            ax.set_xlabel("training step")
+            ax.legend(frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    add = commands.add_parser("collect")
+    add.add_argument("runs", type=Path)
+    add.add_argument("--judge", type=Path, required=True, help="the Python of BFCL's environment")
+    commands.add_parser("table")
+    commands.add_parser("picture").add_argument("file", type=Path)
+    add = commands.add_parser("extract")
+    add.add_argument("run")
+    add.add_argument("folder", type=Path)
+    chosen = parser.parse_args()
+    if chosen.command == "collect":
+        collect(chosen.runs, chosen.judge)
+    elif chosen.command == "extract":
+        extract(chosen.run, chosen.folder)
+    elif chosen.command == "picture":
+        draw(chosen.file)
+    else:
+        print_tables()
+
+
+if __name__ == "__main__":
+    main()

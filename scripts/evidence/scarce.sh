@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Tool calling from a start in which the recipe's form is rare: grpo, gdpo, and grpo with a weight on format.
+#
+#   OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive RAY_worker_niceness=0 scripts/evidence/scarce.sh
+#
+# Call it again after an interrupt: what is finished is skipped, and an interrupted run goes on from its last checkpoint.
+#
+# Written before the first run:
+# - The start `scarce` has an eighth of its cold answers in the recipe's form, the rest in the two other forms. It is the
+#   first of scarce, scarce-4 (a quarter) and scarce-16 (a sixteenth) that start.py finds right. It is noted in start.txt.
+# - Arms: grpo (`grpo-clean`); gdpo with `whiten=sequence`, the paper's; weighted: grpo on the sum in which format has the
+#   weight that gives it, on the start's samples, the share of the advantages' variance that it has under gdpo. It is
+#   found once, by start.py, and noted in weight.txt.
+# - 30 steps of 4 questions x 8 answers. Seeds 1 to 4, seeds outermost: the three arms of a seed see the same questions in
+#   the same order and begin with the same model.
+# - Primary measure: the mean of `format` over steps 1 to 30, gdpo minus grpo, by seed. It holds if all four differences
+#   have one sign, their mean is at least .05, and its t-interval (95 %, 3 degrees of freedom) lies above 0.
+# - Second: steps until the mean of five steps reaches .8. Third: both for gdpo against weighted.
+# - Price: `correctness` over the same steps; correctness and BFCL's accuracy on the 200 test entries, greedy.
+# - Expected: gdpo raises format in fewer steps than grpo and pays with correctness; weighted does about the same as gdpo,
+#   which then has the merit of needing no such choice.
+#
+# The runs of two seeds come first, then their validation: the test answers are those of the last checkpoint.
+# Variables: OUT (default: outputs/evidence); STARTS (default: outputs/real); MODEL, for make_real_task.py (default: hub).
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+PYTHON=${PYTHON:-python}
+export PYTHON
+OUT=$(realpath -m "${OUT:-outputs/evidence}")
+STARTS=$(realpath -m "${STARTS:-outputs/real}")
+export RAY_raylet_start_wait_time_s=${RAY_raylet_start_wait_time_s:-120}
+export RAY_memory_monitor_refresh_ms=${RAY_memory_monitor_refresh_ms:-0}
+mkdir -p "$OUT"
+
+# train NAME ARM SEED [OVERRIDE...]: the command of a run, in its folder.
+train() {
+  local out=$OUT/$1
+  mkdir -p "$out"
+  local command=(scripts/evidence/train_real_task.sh tools "${@:2}")
+  {
+    date -u +%FT%TZ
+    git rev-parse HEAD
+    lscpu | grep 'Model name'
+    echo "PRESET=${PRESET:-} STEPS=$STEPS ${command[*]}"
+  } >>"$out/starts.txt"
+  OUTPUT_DIR=$out "${command[@]}" >>"$out/log.txt" 2>&1
+}
+
+# arm ARM SEED NAME [OVERRIDE...]: train an arm.
+arm() {
+  case $1 in
+    grpo) train "$3" grpo-clean "$2" "${@:4}" ;;
+    gdpo) train "$3" gdpo "$2" algorithm.gdpo.whiten=sequence "${@:4}" ;;
+    weighted) PRESET='[cpu,compose]' train "$3" grpo-clean "$2" algorithm.adv_estimator=compose \
+      'algorithm.compose.steps=[weigh_and_sum,centre,scale_by_std]' "algorithm.rewards.weights=[1,$WEIGHT]" "${@:4}" ;;
+  esac
+}
+
+seed() {
+  local name
+  for which in grpo gdpo weighted; do
+    name=scarce-$which-$1
+    [[ ! -e $OUT/$name/finished ]] || continue
+    arm "$which" "$1" "$name" trainer.val_before_train=False trainer.test_freq=-1
+    date -u +%FT%TZ >"$OUT/$name/finished"
+  done
+}
+
+# Only the answers to the test entries, by the last checkpoint; without one by the start.
+validate() {
+  local which=$1 seed=$2 name=$3
+  [[ ! -e $OUT/$name/validated ]] || return 0
+  arm "$which" "$seed" "$name" trainer.val_only=True
+  find "$OUT/$name" -name 'optim_*.pt' -delete
+  date -u +%FT%TZ >"$OUT/$name/validated"
+}
+
+if [[ ! -s $OUT/start.txt ]]; then
+  for start in scarce scarce-4 scarce-16; do
+    "$PYTHON" scripts/evidence/make_real_task.py tools --start "$start" --folder "$STARTS/tools-$start" \
+      --model "${MODEL:-hub}" >>"$OUT/starts.log" 2>&1
+    if "$PYTHON" scripts/evidence/start.py judge "$STARTS/tools-$start" >>"$OUT/tries.txt"; then
+      echo "$STARTS/tools-$start" >"$OUT/start.txt"
+      break
+    fi
+  done
+fi
+TASK_DIR=$(cat "$OUT/start.txt")
+[[ -s $OUT/weight.txt ]] || "$PYTHON" scripts/evidence/start.py weight "$TASK_DIR" >"$OUT/weight.txt" 2>"$OUT/shares.txt"
+WEIGHT=$(cat "$OUT/weight.txt")
+export TASK_DIR STEPS=30
+"$PYTHON" -m pip freeze --disable-pip-version-check >"$OUT/versions.txt" 2>/dev/null
+for pair in '1 2' '3 4'; do
+  for number in $pair; do seed "$number"; done
+  for number in $pair; do
+    for which in grpo gdpo weighted; do validate "$which" "$number" "scarce-$which-$number"; done
+  done
+  validate grpo 1 scarce-start
+  # Three steps once more, to see that a run can be repeated.
+  if [[ ! -e $OUT/again-gdpo-1/finished ]]; then
+    STEPS=3 arm gdpo 1 again-gdpo-1 trainer.val_before_train=False trainer.test_freq=-1 trainer.save_freq=-1
+    date -u +%FT%TZ >"$OUT/again-gdpo-1/finished"
+  fi
+done
