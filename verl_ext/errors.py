@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 
@@ -33,6 +34,25 @@ class Complaint(NamedTuple):
     """What is wrong, what is valid, and the line to change."""
     fatal: bool = True
     """Whether the run is refused; False: a warning."""
+
+
+@contextmanager
+def reading(place: object) -> Iterator[None]:
+    """Turn whatever goes wrong with a user's file, which may hold anything, into an error that names the place.
+
+    >>> with reading("a.txt:3"):
+    ...     int("x")
+    Traceback (most recent call last):
+    ...
+    verl_ext.errors.DataError: a.txt:3 cannot be read: ValueError: invalid literal for int() with base 10: 'x'
+    """
+    try:
+        yield
+    except VerlExtError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise DataError(f"{place} cannot be read: {type(error).__name__}: {text}") from error
 
 
 def listed(names: Iterable[object]) -> str:

@@ -196,10 +196,11 @@ def use_run_state(state: RunState) -> Iterator[RunState]:
 
 def start(trainer: Any, config: Any) -> Run:
     """Check the configuration, then attach a `Run` to the trainer."""
-    from verl_ext.integration.checks import check_run
+    from verl_ext.integration.checks import check_run, log_run
 
     global _made
     verdict = check_run(config)
+    log_run(verdict)
     settings = verdict.settings
     run = Run(verdict.name, settings, verdict.chain, trainer=trainer)
     if run.watches:
@@ -208,10 +209,6 @@ def start(trainer: Any, config: Any) -> Run:
             Path(settings.verl_ext.dump_dir).mkdir(parents=True, exist_ok=True)  # raise now, not at the first step
     setattr(trainer, ATTRIBUTE, run)
     _made = weakref.ref(run)
-    if run.ours:
-        from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-
-        logger.info("advantages by verl_ext's %s%s", run.name, in_place_of(ADV_ESTIMATOR_REGISTRY[run.name]))
     return run
 
 

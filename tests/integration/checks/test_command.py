@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import verl_ext
 from tests import fresh
 from tests.integration.test_driver import main_ppo
 from verl_ext.cli import main
@@ -46,7 +47,8 @@ def test_it_prints_the_run_as_it_will_be(check: Check, tmp_path: Path) -> None:
         assert lines["steps"] == "condition, centre, scale_by_std, weigh_and_sum, whiten over token"
         assert lines["rewards"] == "1 acc, 0.5 format where acc is at least 0.5"
         assert lines["loss"].startswith("vanilla, loss_agg_mode=token-mean")
-        assert "untried" in lines
+        assert "--try-reward" in lines["untried"]
+        assert lines["version"].startswith(f"verl_ext {verl_ext.__version__}")
 
 
 def test_errors_are_printed_and_end_in_status_1(check: Check) -> None:

@@ -11,10 +11,11 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+import verl_ext
 from tests.integration.configs import compose as composed_by_hydra
 from verl_ext.errors import Complaint, ConfigurationError, IntegrationError
 from verl_ext.integration import hooks
-from verl_ext.integration.checks import Verdict, check_run, judge, losses
+from verl_ext.integration.checks import Verdict, check_run, judge, log_run, losses
 
 ACTOR = "actor_rollout_ref.actor"
 KEYS = "+algorithm.rewards.keys=[acc,format]"
@@ -44,6 +45,7 @@ OWN = "tests.integration.own_steps"
 
 # Overrides, with the estimator first where it has no name, and the words of one message.
 ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+    ("the old place of the function", (*GDPO, "custom_reward_function.path=mine.py"), (f"{PATH}=mine.py",)),
     ("estimator", ("algorithm.adv_estimator=gdop",), ("adv_estimator", "'gdop'", "'gdpo'", "'rloo'")),
     ("section", (*GDPO, "+algorithm.gdop.whiten=token"), ("algorithm.gdop", "algorithm.gdpo")),
     ("section at the top", (*GDPO, "+gdpo.whiten=token"), ("algorithm.gdpo",)),
@@ -117,6 +119,7 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("bounds the wrong way round", (*GDPO, "+algorithm.rewards.accuracy_between=[0.9,0.1]"), ("accuracy_between",)),
 ]  # fmt: skip
 WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+    ("the old place, verl's own estimator", (GRPO, "custom_reward_function.path=mine.py"), (f"{PATH}=mine.py",)),
     ("rejected rows of grpo", (GRPO, KEYS, "+algorithm.rewards.rejected=leave_out"), ("rewards.rejected", "grpo")),
     ("estimator registered elsewhere", ("algorithm.adv_estimator=my_method",), ("'my_method'", "trainer's process")),
     ("settings of grpo", (GRPO, "+algorithm.rewards.keyz=[a]"), ("'keyz'", "'keys'")),
@@ -223,6 +226,23 @@ def test_it_is_warned_of(overrides: tuple[str, ...], words: tuple[str, ...]) -> 
 def test_it_is_accepted_without_a_word(case: str) -> None:
     verdict = check_run(compose(*ACCEPTED[case]))
     assert (verdict.errors, verdict.warnings) == ((), ())
+
+
+def test_the_log_of_a_training_begins_with_what_check_prints(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "verl_ext")
+    log_run(judge(compose("algorithm.adv_estimator=hadw", KEYS, NAMED, f"{ACTOR}.policy_loss.loss_mode=clip_cov")))
+    said, warned = (record.getMessage() for record in caplog.records)
+    lines = {line.split()[0]: line for line in said.splitlines()}
+    for word, fact in (("version", verl_ext.__version__), ("estimator", "hadw"), ("loss", "clip_cov")):
+        assert fact in lines[word]
+    assert {"steps", "rewards", "accuracy"} <= lines.keys()
+    assert "loss_mode=clip_cov" in warned
+
+
+def test_a_training_without_this_package_has_no_line_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "verl_ext")
+    log_run(judge(compose(GRPO)))
+    assert caplog.records == []
 
 
 def test_all_errors_are_said_at_once() -> None:

@@ -20,6 +20,20 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonu
 
 async def later(**given):
     return compute_score(**given)
+
+def reads_the_rollout(data_source, solution_str, ground_truth, extra_info):
+    given = [extra_info["num_turns"], extra_info["max_global_steps"], len(extra_info["rollout_reward_scores"])]
+    return {"score": 0.0, "correct": float(min(given) == 0), "format": 1.0}
+
+def leaves(**given):
+    raise SystemExit(0)
+
+def returns_a_coroutine(**given):
+    return later(**given)
+
+def returns(score=None, **given):
+    odd = {"infinity": float("inf"), "float32": __import__("numpy").float32(1), "long": 10**400}
+    return {"score": odd.get(score, score), "correct": 1.0, "format": 1.0}
 """
 
 
@@ -66,7 +80,8 @@ def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> N
     assert status == 1
     assert "'corect'" in out
     assert "'correct'" in out
-    assert "row 1, the answer of the file: the reward function raises KeyError" in out
+    assert "row 1, the answer of the file: scoring raises KeyError" in out
+    assert "0 errors" not in out
 
 
 @pytest.mark.parametrize(
@@ -96,6 +111,43 @@ def test_what_would_end_the_run_is_refused(tried, arguments: tuple[str, ...], wo
 
 def test_what_the_reward_manager_adds_is_not_missing(tried) -> None:
     cfg = "reward.reward_kwargs.overlong_buffer_cfg"
-    dapo = ("reward.reward_manager.name=dapo", f"+{cfg}.enable=True", f"+{cfg}.log=True")
+    dapo = ("reward.reward_manager.name=dapo", f"+{cfg}={{enable:True,log:True,len:4,penalty_factor:1.0}}")
+    dapo += ("+reward.reward_kwargs.max_resp_len=16",)
     status, out = tried("algorithm.rewards.keys=[correct,overlong_reward]", *dapo)
     assert status == 0, out
+
+
+FUNCTION = "reward.custom_reward_function"
+
+
+def test_the_function_is_called_as_the_run_calls_it(tried) -> None:
+    status, out = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=reads_the_rollout")
+    assert status == 0, out
+
+
+def test_the_included_scorer_that_follows_the_training_step_can_be_tried(tried, tmp_path: Path) -> None:
+    truth = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
+    pandas.DataFrame([{"data_source": "x", "prompt": [], "reward_model": {"ground_truth": truth}}]).to_parquet(
+        tmp_path / "train.parquet"
+    )
+    tools = (f"{FUNCTION}.path=pkg://verl_ext.rewards.tool_calling", f"+{FUNCTION}.reward_kwargs.scale=linear")
+    assert tried("algorithm.rewards.keys=[correctness,format]", *tools)[0] == 0
+    assert tried("algorithm.rewards.keys=[correctness,format]", *tools, "reward.reward_manager.name=dapo")[0] == 1
+
+
+@pytest.mark.parametrize("score", ["null", "'1.0'", "infinity", "[1.0]", "float32", "long"])
+def test_a_score_that_verl_cannot_store_is_refused(tried, score: str) -> None:
+    kwargs = f"+{FUNCTION}.reward_kwargs.score={score}"
+    status, out = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=returns", kwargs)
+    assert status == 1
+    assert "the score is" in out
+    assert "0 errors" not in out
+
+
+@pytest.mark.parametrize("function", ["leaves", "returns_a_coroutine"])
+def test_what_verl_does_not_await_or_survive_is_refused(tried, function: str) -> None:
+    assert tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name={function}")[0] == 1
+
+
+def test_no_row_is_no_trial(tried, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tried("algorithm.rewards.keys=[correct,format]", "--rows", "0")[0] == 1

@@ -56,6 +56,7 @@ def test_an_experimental_trainer_that_holds_the_bare_function_is_refused_as_it_i
     monkeypatch.setattr(separation, "compute_advantage", bare())
     with pytest.raises(IntegrationError, match=r"verl\.experimental\.separation\.ray_trainer\.compute_advantage"):
         separate(cls, *HADW)
+    caplog.clear()
     separate(cls, "algorithm.adv_estimator=grpo")  # verl's own estimators are verl's business
     assert caplog.text == ""
     separate(cls, "algorithm.adv_estimator=grpo", KEYS)

@@ -10,9 +10,10 @@ from verl_ext.errors import Complaint, ConfigurationError
 from verl_ext.estimators import build
 from verl_ext.integration import hooks
 from verl_ext.integration.checks import rules
+from verl_ext.integration.checks.describe import describe
 from verl_ext.integration.checks.read import RunConfig, estimator_name, read_settings
 from verl_ext.registry import ESTIMATORS
-from verl_ext.settings import Settings
+from verl_ext.settings import RewardsSettings, Settings
 
 logger = logging.getLogger("verl_ext")
 
@@ -26,14 +27,20 @@ class Verdict(RunConfig):
 
 
 def check_run(config: Any) -> Verdict:
-    """Judge a configuration, log the warnings, and raise one error that lists all errors."""
+    """Judge a configuration; raise one error that lists all errors."""
     verdict = judge(config)
-    for text in verdict.warnings:
-        logger.warning("%s", text)
     if verdict.errors:
         lines = "".join(f"\n  - {text}" for text in verdict.errors)
         raise ConfigurationError(f"algorithm.adv_estimator={verdict.name} cannot run as configured:{lines}")
     return verdict
+
+
+def log_run(verdict: Verdict) -> None:
+    """Begin the log of a training: what it does, as `check` prints it, and the warnings."""
+    if verdict.ours or verdict.settings.rewards != RewardsSettings():
+        logger.info("%s", "\n".join(["this training:", *describe(verdict)]))
+    for text in verdict.warnings:
+        logger.warning("%s", text)
 
 
 def judge(config: Any) -> Verdict:

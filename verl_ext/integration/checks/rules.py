@@ -28,6 +28,7 @@ from verl_ext.integration.checks.read import ACTOR, FILTER, RunConfig
 from verl_ext.integration.checks.rewards import (
     FUNCTION,
     lost_penalty,
+    old_function,
     penalties,
     wrong_accuracy,
     wrong_arguments,
@@ -222,7 +223,7 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
             yield from declaration(name).check(run.settings, run.select)
 
 
-ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments)
+ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments, old_function)
 """The rules for every configuration."""
 READ = (
     *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_effect, skipped_rows),

@@ -1,62 +1,71 @@
 """`verl-ext check --try-reward`: call the reward function of a run on rows of its training file, without a model.
 
-The function is loaded as verl loads it. Each row is scored with its ground truth as the answer, with an empty answer,
-and with the answer in the same line of a file. Most mistakes in a reward function would else show after the first
-rollout.
+verl's own reward manager calls the function. Each row is scored with its ground truth as the answer, with an empty
+answer, and with the answer in the same line of a file. Most mistakes in a reward function would else show after the
+first rollout.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from omegaconf import OmegaConf
 
 from verl_ext.core.batch import unit_accuracy
 from verl_ext.core.rows import Rows
-from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed
+from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed, reading
 from verl_ext.integration.checks import Verdict
 from verl_ext.integration.checks.read import select
 from verl_ext.integration.checks.rewards import MANAGERS
 from verl_ext.integration.components import SCORE, Components
 
 PLACE = "algorithm.rewards"
+MANAGER = "reward.reward_manager"
+IN_PROCESS = ("naive", "dapo", "gdpo")
+"""verl's reward managers that need neither Ray nor a service; `naive` calls the function for the others."""
+ROLLOUT = {"min_global_steps": 0, "max_global_steps": 0, "turn_scores": [], "tool_rewards": []}
+"""What a rollout of one turn adds to `extra_info`, at the first step."""
 
 
-def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None) -> tuple[list[str], bool]:
-    """Return lines about the reward function, and whether a run with it would fail."""
-    from verl.trainer.ppo.reward import get_custom_reward_fn
-    from verl.utils.reward_score import default_compute_score
+class _Answer:
+    """In the place of a tokenizer: it decodes every response to the answer that is tried."""
 
-    try:
-        function = get_custom_reward_fn(config) or default_compute_score
-    except Exception as error:
-        raise ConfigurationError(f"the reward function cannot be loaded: {type(error).__name__}: {error}") from error
+    text = ""
+
+    def decode(self, *_tokens: Any, **_options: Any) -> str:
+        return self.text
+
+
+def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None) -> tuple[list[str], list[str]]:
+    """Return lines about the reward function, and what would end a run with it."""
     path, samples = _rows(config, rows)
     given = answers.read_text(encoding="utf-8").splitlines() if answers is not None else []
+    answer = _Answer()
+    manager = _manager(config, answer)
     results, problems = {}, []
     for at, row in enumerate(samples):
         truth = row["reward_model"]["ground_truth"]
         kinds = {"the ground truth": truth if isinstance(truth, str) else json.dumps(truth), "an empty answer": ""}
         kinds |= {"the answer of the file": given[at]} if at < len(given) else {}
-        for kind, answer in kinds.items():
+        for kind, answer.text in kinds.items():
             where = f"row {at}, {kind}"
             try:
-                results[where] = _called(function, row, answer)
-            except Exception as error:  # noqa: BLE001 - the function is the user's
-                problems.append(f"{where}: the reward function raises {type(error).__name__}: {error}")
+                results[where] = _scored(manager, row, verdict)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
+                problems.append(f"{where}: scoring raises {type(error).__name__}: {error}")
     names = dict.fromkeys(name for result in results.values() for name in result)
     columns = {name: [result.get(name) for result in results.values()] for name in names}
     if results:
-        problems += _wrong(columns, list(results), verdict, MANAGERS.get(select(config, "reward.reward_manager.name")))
-    lines = [f"the reward function on {len(samples)} rows of {path}, {len(results)} answers", *_lines(columns)]
-    return [*lines, *(f"  - {text}" for text in problems)], bool(problems)
+        problems += _wrong(columns, list(results), verdict, more=select(config, f"{MANAGER}.name") not in MANAGERS)
+    return [f"the reward function on {len(samples)} rows of {path}, {len(results)} answers", *_lines(columns)], problems
 
 
 def _rows(config: Any, most: int) -> tuple[str, list[Any]]:
@@ -67,33 +76,53 @@ def _rows(config: Any, most: int) -> tuple[str, list[Any]]:
     files = select(config, "data.train_files")
     path = str(files if isinstance(files, str) else next(iter(files or []), ""))
     read = pyarrow.parquet.read_table if path.endswith(".parquet") else pyarrow.json.read_json
-    try:
+    with reading(f"data.train_files={path}"):
         samples = read(path).slice(0, most).to_pylist()
-    except (OSError, ValueError) as error:
-        raise DataError(f"data.train_files={path} cannot be read: {error}") from error
+    if not samples:
+        raise DataError(f"there is nothing to try: --rows={most} of data.train_files={path}")
     for at, row in enumerate(samples):
         if "ground_truth" not in (row.get("reward_model") or {}):
             raise DataError(f"row {at} of {path} has no reward_model.ground_truth, which verl needs: {listed(row)}")
     return path, samples
 
 
-def _called(function: Any, row: Any, answer: str) -> dict[str, Any]:
-    """Call the reward function as verl does."""
-    truth, info = row["reward_model"]["ground_truth"], row.get("extra_info") or {}
-    result = function(data_source=row.get("data_source"), solution_str=answer, ground_truth=truth, extra_info=info)
-    result = asyncio.run(result) if inspect.iscoroutine(result) else result
-    return dict(result) if isinstance(result, Mapping) else {"acc": result, SCORE: result}
+def _manager(config: Any, answer: _Answer) -> Any:
+    """Return the run's reward manager, with its reward function."""
+    from verl.trainer.ppo.reward import load_reward_manager
+
+    name = select(config, f"{MANAGER}.name")
+    called: Any = OmegaConf.merge(config, {"reward": {"reward_manager": {"source": "register"}}})
+    called.reward.reward_manager.name = name if name in IN_PROCESS else "naive"
+    try:
+        return load_reward_manager(called, answer)
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"the reward function cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def _wrong(
-    columns: Mapping[str, Any], answers: Sequence[str], verdict: Verdict, added: tuple[str, ...] | None
-) -> Iterator[str]:
-    """Yield what would end the run at the first batch.
+def _scored(manager: Any, row: Mapping[str, Any], verdict: Verdict) -> dict[str, Any]:
+    """Score the answer, and store the score as verl's rollout does; raise where a run would end."""
+    from tensordict import TensorDict
+    from verl import DataProto
 
-    `added` are the components that the reward manager adds; None: unknown.
-    """
-    if SCORE not in columns:
-        yield f"the result has no `score`, which verl needs: {listed(columns)}"
+    fields = {**row, "extra_info": dict(row.get("extra_info") or {})}
+    fields |= {"tool_extra_fields": dict(ROLLOUT), "__num_turns__": 2, "reward_scores": {}}
+    token = torch.ones(1, 1, dtype=torch.long)
+    tensors = {"prompts": token, "responses": token, "attention_mask": torch.ones(1, 2, dtype=torch.long)}
+    data = DataProto(
+        batch=TensorDict(tensors, [1]),
+        non_tensor_batch={name: np.array([value, None], dtype=object)[:1] for name, value in fields.items()},
+    )
+    result = manager.loop.run_until_complete(manager.run_single(data))
+    score, stored = result["reward_score"], torch.full((1,), torch.inf)
+    with suppress(TypeError, ValueError, RuntimeError):
+        stored[-1] = score
+    if stored.isinf() or (stored.isnan() and verdict.chain is None):
+        raise DataError(f"the score is {score!r}, expected a float that is finite")
+    return {**result["reward_extra_info"], SCORE: score}
+
+
+def _wrong(columns: Mapping[str, Any], answers: Sequence[str], verdict: Verdict, *, more: bool) -> Iterator[str]:
+    """Yield what would end the run at the first batch. `more`: the reward manager may add components."""
     rows, rewards = Rows.of_padding(np.zeros(len(answers), dtype=bool)), verdict.settings.rewards
     found = Components(rows=rows, labels=answers, fields=columns)
     wanted = dict.fromkeys(rewards.keys or (), "keys")
@@ -102,7 +131,7 @@ def _wrong(
     if accuracy is not None:
         wanted.setdefault(accuracy, "accuracy_key")
     for name, setting in wanted.items():
-        if name not in found and (added is None or name in added):
+        if name not in found and more:
             continue
         try:
             counts = verdict.chain is not None or name == accuracy
