@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_ext.registry import BUILT_IN
+from verl_ext.registry import INSTALLED
 
 ROOT = Path(__file__).parents[1]
 
@@ -66,7 +66,7 @@ def test_the_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
     where = run(python, "-c", "import verl_ext; print(verl_ext.__file__)", cwd=tmp_path, env=clean)
     assert Path(where.strip()).is_relative_to(home)
     said = run(home / "bin" / "verl-ext", "doctor", cwd=tmp_path, env=clean)
-    for estimator in BUILT_IN:
+    for estimator in INSTALLED:
         assert estimator in said
     run(home / "bin" / "verl-ext", "recipes", "mine", cwd=tmp_path, env=clean)
     arms = subprocess.run([tmp_path / "mine/recipes/gsm8k/run.sh"], capture_output=True, text=True, env=clean)

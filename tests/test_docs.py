@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.calls import metrics_of
-from verl_ext import Batch, Settings, build, registry
-from verl_ext.registry import ESTIMATORS
+from verl_ext import Batch, Settings, build
+from verl_ext.registry import ESTIMATORS, INSTALLED
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "pages"
@@ -46,7 +46,7 @@ def missing_lines(name: str) -> list[str]:
 
 
 def test_every_estimator_has_a_page_and_the_lines_that_lead_to_it():
-    missing = {name: missing_lines(name) for name in sorted(set(registry.BUILT_IN) - {"compose"})}
+    missing = {name: missing_lines(name) for name in sorted(set(INSTALLED) - {"compose"})}
     lines = [f"{name}: {text}" for name, texts in missing.items() for text in texts]
     assert not lines, "\n".join(["an estimator is not in the documents:", *lines])
 
@@ -84,7 +84,7 @@ def clipped(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "clipped_example", module)
     spec.loader.exec_module(module)
-    monkeypatch.setitem(ESTIMATORS, "clipped", "clipped_example:clipped")
+    monkeypatch.setitem(ESTIMATORS, "clipped", "clipped_example")
     return module, test
 
 

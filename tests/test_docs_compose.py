@@ -16,7 +16,7 @@ from tests.integration.configs import compose as configuration
 from verl_ext import Batch, Settings, build
 from verl_ext.cli import main
 from verl_ext.integration.checks import check_run
-from verl_ext.registry import ESTIMATORS, declaration
+from verl_ext.registry import ESTIMATORS, load
 
 PAGE = (Path(__file__).parents[1] / "docs" / "pages" / "compose.md").read_text()
 KEYS = "+algorithm.rewards.keys=[correctness,format]"
@@ -58,14 +58,14 @@ def test_a_fifth_estimator_as_the_page_writes_it(my_steps):
 def test_the_named_estimator_as_the_page_writes_it(my_steps, tmp_path, monkeypatch):
     _, code, *_ = blocks("python")
     (tmp_path / "clipped_of_the_page.py").write_text(code)
-    monkeypatch.setitem(ESTIMATORS, "clipped", "clipped_of_the_page:clipped")
+    monkeypatch.setitem(ESTIMATORS, "clipped", "clipped_of_the_page")
     settings = Settings.parse({"rewards": {"keys": ["correctness", "format"]}, "clipped": {"limit": 1.5}})
     same = {"steps": ["centre", "scale_by_std", "weigh_and_sum", {"step": "my_steps:Clip", "limit": 1.5}]}
     listed = build("compose", Settings.parse({**settings.given, "compose": same}))
     assert build("clipped", settings)(BATCH).advantages.tolist() == listed(BATCH).advantages.tolist()
-    refused = declaration("clipped").check(Settings.parse({"norm_adv_by_std_in_grpo": False}), lambda _: "token-mean")
+    refused = load("clipped").check(Settings.parse({"norm_adv_by_std_in_grpo": False}), lambda _: "token-mean")
     assert [fatal for _, fatal in refused] == [True]
-    assert not list(declaration("clipped").check(settings, lambda _: "token-mean"))
+    assert not list(load("clipped").check(settings, lambda _: "token-mean"))
 
 
 def test_the_list_in_yaml():

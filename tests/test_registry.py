@@ -18,11 +18,19 @@ def test_one_that_cannot_be_loaded_is_an_error_for_its_own_run_only(source, told
     (tmp_path / "broken.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "broken", raising=False)
-    monkeypatch.setitem(ESTIMATORS, "broken", "broken:broken")
+    monkeypatch.setitem(ESTIMATORS, "broken", "broken")
     assert {"gdpo", "hadw", "rewards"} < set(sections())
     assert build("gdpo", Settings.parse({"gdpo": {"whiten": "token"}})).steps
     with pytest.raises(ConfigurationError, match=facts(told)):
         build("broken", Settings())
+
+
+def test_an_estimator_without_settings_takes_none(tmp_path, monkeypatch):
+    (tmp_path / "bare.py").write_text("SECTON = 'misspelt'\ndef bare(settings): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(ESTIMATORS, "bare", "bare")
+    with pytest.raises(ConfigurationError, match=facts("algorithm.bare", "'limit'")):
+        Settings.parse({"bare": {"limit": 1}})
 
 
 @pytest.mark.parametrize("name", ["grpo", "gae", "gdpo"])
@@ -31,7 +39,7 @@ def test_an_entry_point_with_a_name_that_is_taken_is_refused_by_the_run_that_nam
     from tests.integration.configs import compose
     from verl_ext.integration.checks import judge
 
-    monkeypatch.setitem(ENTRY_POINTS, name, "other_package:mine")
+    monkeypatch.setitem(ENTRY_POINTS, name, "other_package.mine")
     for chosen in (name, "rloo"):
         errors = judge(compose(f"algorithm.adv_estimator={chosen}")).errors
-        assert any("other_package:mine" in text for text in errors) == (chosen == name)
+        assert any("other_package.mine" in text for text in errors) == (chosen == name)

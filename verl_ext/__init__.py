@@ -5,7 +5,7 @@ Importing this package imports neither verl nor ray nor torch: every name below 
 - An estimator without verl: `build(name, Settings.parse({...}))(Batch.of(...))`.
 - The state of the estimators: `run_state()` returns the current one, `use_run_state(RunState())` sets one for a block.
 - A step of your own: a frozen dataclass over `Step` with `apply`, or with `update` that returns an `Update`; `limited`
-  declares a number with limits. A named estimator: a function with `@estimator`.
+  declares a number with limits. A named estimator is a module, see `verl_ext.registry`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAMES = {
         "VerlExtError",
     ),
     "verl_ext.estimators": ("build",),
-    "verl_ext.registry": ("ESTIMATORS", "estimator"),
+    "verl_ext.registry": ("ESTIMATORS",),
     "verl_ext.integration.run": ("run_state", "use_run_state"),
     "verl_ext.settings": ("Settings",),
 }

@@ -1,8 +1,15 @@
 """The estimators by name: those of this package, and those of other packages.
 
-To add one to this package: a file in `verl_ext/estimators/` and a line in `BUILT_IN`. Another package registers its
-own in the entry-point group `verl_ext.estimators`. Each name maps to `module:function`, a function from `Settings` to
-`Chain`. It is imported on first use, because every process of a run reads this list.
+An estimator is a module with a function of its name, from `Settings` to `Chain`. The module may also have
+
+- `SECTION`, the dataclass of its settings, which are under `algorithm.<name>`;
+- `PRESET`, what `+verl_ext=<name>` sets beside `algorithm`, the loss of the paper for example;
+- `check(settings, select)`, its rule about verl's configuration: it yields a `Complaint`; `select` reads an entry;
+- `bases()`, the estimators that it can build on; its setting `base` names the one in force.
+
+To add one to this package: a file in `verl_ext/estimators/` and a line in `BUILT_IN`. Another package registers
+`name = "module"` in the entry-point group `verl_ext.estimators`. A module is imported on first use, because every
+process of a run reads this list.
 """
 
 from __future__ import annotations
@@ -11,75 +18,77 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from verl_ext.errors import Complaint, ConfigurationError, unknown
 
-BUILT_IN = {
-    "compose": "verl_ext.estimators.compose:compose",
-    "dgpo": "verl_ext.estimators.dgpo:dgpo",
-    "drgrpo": "verl_ext.estimators.drgrpo:drgrpo",
-    "gd2po": "verl_ext.estimators.gd2po:gd2po",
-    "gdpo": "verl_ext.estimators.gdpo:gdpo",
-    "hadw": "verl_ext.estimators.hadw:hadw",
-    "maxrl": "verl_ext.estimators.maxrl:maxrl",
-}
+if TYPE_CHECKING:
+    from verl_ext.core.chain import Chain
+    from verl_ext.settings import Settings
+
+BUILT_IN = (
+    "compose",
+    "dgpo",
+    "drgrpo",
+    "gd2po",
+    "gdpo",
+    "grpo",
+    "hadw",
+    "maxrl",
+)
 GROUP = "verl_ext.estimators"
 """The entry-point group in which other packages register their estimators."""
-TAKEN = frozenset({"gae", "grpo", *BUILT_IN})
+TAKEN = frozenset({"gae", *BUILT_IN})
 """Names that other packages cannot use: verl computes `gae` and `grpo` without a look into its registry."""
-F = TypeVar("F", bound=Callable[..., Any])
-
-
 ENTRY_POINTS = {entry.name: entry.value for entry in entry_points(group=GROUP)}
 """What installed packages register, by name."""
-ESTIMATORS: Mapping[str, str] = dict(
-    sorted([*BUILT_IN.items(), *((name, value) for name, value in ENTRY_POINTS.items() if name not in TAKEN)])
-)
-"""Name to `module:function`."""
+ESTIMATORS: Mapping[str, str] = {
+    **{name: f"verl_ext.estimators.{name}" for name in BUILT_IN},
+    **{name: ENTRY_POINTS[name] for name in sorted(ENTRY_POINTS.keys() - TAKEN)},
+}
+"""Name to module."""
+INSTALLED = tuple(name for name in ESTIMATORS if name != "grpo")
+"""The names by which verl's trainers call this package; `grpo` there is verl's own."""
 
 
-def refused(name: str) -> str | None:
-    """The entry point of another package with a name that it cannot use, or None."""
-    return ENTRY_POINTS.get(name) if name in TAKEN else None
+@dataclass(frozen=True)
+class Estimator:
+    """What the module of an estimator declares."""
+
+    chain: Callable[[Settings], Chain]
+    section: type[Any] | None
+    preset: Mapping[str, Any]
+    check: Callable[[Settings, Callable[[str], Any]], Iterable[Complaint]]
+    bases: Callable[[], Sequence[str]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class estimator:  # noqa: N801 - it decorates
-    """Declare what an estimator has besides its steps: `@estimator(section=...)` before its function."""
-
-    section: type[Any] | None = None
-    """The dataclass of its settings, which are under `algorithm.<name>`."""
-    check: Callable[[Any, Callable[[str], Any]], Iterable[Complaint]] = lambda _settings, _select: ()
-    """Its rule about verl's configuration: from `Settings` and a function that reads an entry, or None."""
-    also: Callable[[Any], Sequence[str]] = lambda _settings: ()
-    """From `Settings`: names of other estimators whose settings and rules apply too, such as the base of `hadw`."""
-
-    def __call__(self, function: F) -> F:
-        """Attach the declaration to the function."""
-        setattr(function, _DECLARED, self)
-        return function
-
-
-_DECLARED = "__verl_ext_estimator__"
-
-
-def load(name: str) -> Callable[[Any], Any]:
-    """Import the function of an estimator, from `Settings` to `Chain`."""
+def load(name: str) -> Estimator:
+    """Import the module of an estimator."""
     if name not in ESTIMATORS:
         raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
-    module, _, function = ESTIMATORS[name].partition(":")
     try:
-        loaded: Callable[[Any], Any] = getattr(importlib.import_module(module), function)
+        module = importlib.import_module(ESTIMATORS[name])
+        chain = getattr(module, name)
     except Exception as error:  # a module of another package may raise anything
         raise ConfigurationError(
             f"the estimator {name!r} cannot be loaded from {ESTIMATORS[name]}: {type(error).__name__}: {error}; "
             f"install its package again, or remove its entry point in the group {GROUP}"
         ) from error
-    return loaded
+    return Estimator(
+        chain,
+        section=getattr(module, "SECTION", None),
+        preset=getattr(module, "PRESET", {}),
+        check=getattr(module, "check", lambda _settings, _select: ()),
+        bases=getattr(module, "bases", tuple),
+    )
 
 
-def declaration(name: str) -> estimator:
-    """The declaration of an estimator; an empty one for a function without `@estimator`."""
-    declared: estimator = getattr(load(name), _DECLARED, estimator())
-    return declared
+def used(name: str, settings: Settings) -> tuple[str, ...]:
+    """The estimator, and the one that it builds on: their settings and rules apply."""
+    found = load(name)
+    return (name, settings.of(found.section).base) if found.section is not None and found.bases() else (name,)
+
+
+def refused(name: str) -> str | None:
+    """The entry point of another package with a name that it cannot use, or None."""
+    return ENTRY_POINTS.get(name) if name in TAKEN else None

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from verl_ext.core.typed import LARGEST_WEIGHT, limited, make, value_of
 from verl_ext.errors import ConfigurationError, nearest
-from verl_ext.registry import ESTIMATORS, declaration
+from verl_ext.registry import ESTIMATORS, load
 
 VERL_NAMES: Mapping[str, str] = {"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"}
 """Settings of `algorithm.rewards` to the settings of verl under `algorithm` that mean the same."""
@@ -94,6 +94,11 @@ class VerlExtSettings:
     """Whether the actor's update leaves out responses whose advantages are all 0, which have no gradient."""
 
 
+@dataclass(frozen=True)
+class NoSettings:
+    """The section of an estimator that has no settings."""
+
+
 COMMON: Mapping[str, type[Any]] = {"rewards": RewardsSettings, "verl_ext": VerlExtSettings}
 """The sections that all estimators share."""
 
@@ -103,7 +108,7 @@ def sections() -> dict[str, type[Any]]:
     found: dict[str, type[Any] | None] = {**COMMON}
     for name in ESTIMATORS:
         with suppress(ConfigurationError):  # one of another package may be broken: a run with it raises
-            found[name] = declaration(name).section
+            found[name] = load(name).section
     return {name: kind for name, kind in found.items() if kind is not None}
 
 
@@ -140,9 +145,9 @@ class Settings:
                 f"on the command line as +verl_ext={preset}"
             )
         own = {
-            name: make(kind, given[name], f"algorithm.{name}")
+            name: make(load(name).section or NoSettings, given[name], f"algorithm.{name}")
             for name in ESTIMATORS
-            if name in given and (kind := declaration(name).section) is not None
+            if name in given
         }
         return cls(
             rewards=make(RewardsSettings, _with_verl_names(given), "algorithm.rewards"),

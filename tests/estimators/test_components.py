@@ -12,10 +12,10 @@ from tests.calls import call, object_array
 from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
 from tests.facts import facts, says
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.registry import ESTIMATORS
+from verl_ext.registry import INSTALLED
 
 NAN, INF = math.nan, math.inf
-EVERY = pytest.mark.parametrize("name", ESTIMATORS)
+EVERY = pytest.mark.parametrize("name", INSTALLED)
 
 
 @EVERY

@@ -14,9 +14,9 @@ from verl_ext import RunState, use_run_state
 from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError
 from verl_ext.integration.advantage import estimator_function
-from verl_ext.registry import ESTIMATORS
+from verl_ext.registry import INSTALLED
 
-EVERY = pytest.mark.parametrize("name", ESTIMATORS)
+EVERY = pytest.mark.parametrize("name", INSTALLED)
 
 
 @EVERY

@@ -16,9 +16,9 @@ from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, scalar, sometimes
 from verl_ext import Batch, RunState, Settings, build, use_run_state
 from verl_ext.errors import VerlExtError
 from verl_ext.integration.advantage import estimator_function
-from verl_ext.registry import ESTIMATORS
+from verl_ext.registry import INSTALLED
 
-ALL = sorted(ESTIMATORS)
+ALL = sorted(INSTALLED)
 KEYS = ("a", "b/../c", "ключ")
 CONFIGS: tuple[dict[str, Any], ...] = (
     {},

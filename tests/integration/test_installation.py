@@ -10,7 +10,7 @@ import pytest
 
 from tests import fresh
 from tests.facts import a_line_says, says
-from verl_ext.registry import BUILT_IN
+from verl_ext.registry import INSTALLED
 
 PRELUDE = """
 import logging, sys, warnings
@@ -29,8 +29,8 @@ assert abs(advantages[0, 0].item() - 0.5 / 0.5 ** 0.5) < 1e-4, advantages
 """
 REFUSING = """
 from verl_ext.errors import IntegrationError
-from verl_ext.registry import BUILT_IN
-for name in BUILT_IN:
+from verl_ext.registry import INSTALLED
+for name in INSTALLED:
     try:
         core_algos.get_adv_estimator_fn(name)(
             token_level_rewards=scores, response_mask=mask, index=["a", "a"], config=None
@@ -75,16 +75,16 @@ def test_import_verl_registers_all_and_keeps_what_it_replaced() -> None:
         assert "verl.trainer.ppo.core_algos" not in sys.modules, "the plugin must not import what verl does not"
         from verl.trainer.ppo import core_algos
         registry = core_algos.ADV_ESTIMATOR_REGISTRY
-        from verl_ext.registry import BUILT_IN
-        for name in BUILT_IN:
+        from verl_ext.registry import INSTALLED
+        for name in INSTALLED:
             function = core_algos.get_adv_estimator_fn(name)
             assert function.__module__ == "verl_ext.integration.advantage", name
             print(name, getattr(function.replaced, "__qualname__", None))
         assert core_algos.get_adv_estimator_fn(core_algos.AdvantageEstimator.GDPO) is registry["gdpo"]
         """
     )
-    replaced = dict.fromkeys(BUILT_IN, "None") | {"gdpo": "compute_gdpo_outcome_advantage"}
-    assert told.out.splitlines()[: len(BUILT_IN)] == [f"{name} {replaced[name]}" for name in BUILT_IN]
+    replaced = dict.fromkeys(INSTALLED, "None") | {"gdpo": "compute_gdpo_outcome_advantage"}
+    assert told.out.splitlines()[: len(INSTALLED)] == [f"{name} {replaced[name]}" for name in INSTALLED]
 
 
 def test_loading_the_plugin_again_and_reloading_verl_s_module_change_nothing() -> None:
@@ -135,5 +135,5 @@ def test_a_hook_that_does_not_find_its_name_says_so_and_the_estimators_raise(cas
     out = story(breaking(module, statement), f"import {module}", OTHERS_WORK, REFUSING)
     versions = ("verl", "is installed", "tested with 0.9.0 and 0.9.1")
     assert a_line_says(out.err, "ERROR verl_ext", f"hook into {module}", *told, *versions)
-    assert len(out.out.splitlines()) == len(BUILT_IN)
+    assert len(out.out.splitlines()) == len(INSTALLED)
     assert all(says(line, "REFUSED", module, *told, "doctor") for line in out.out.splitlines())

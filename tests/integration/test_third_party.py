@@ -11,10 +11,10 @@ from tests.facts import a_line_says, says
 
 ENTRY_POINTS = """
 [verl_ext.estimators]
-fading = other_estimators:fading
-dgpo = other_estimators:fading
-grpo = other_estimators:fading
-broken = other_broken:broken
+fading = other_estimators
+dgpo = other_estimators
+grpo = other_estimators
+broken = other_broken
 """
 MODULE = '''
 """Fading: centred rewards, fading with the number of batches.
@@ -24,7 +24,7 @@ MODULE = '''
 
 from dataclasses import dataclass
 
-from verl_ext import Centre, Chain, Step, Update, WeighAndSum, estimator, limited
+from verl_ext import Centre, Chain, Step, Update, WeighAndSum, limited
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class FadingSettings:
     """Factor per batch."""
 
 
-@estimator(section=FadingSettings)
+SECTION = FadingSettings
+
+
 def fading(settings):
     """Centre and fade."""
     return Chain((WeighAndSum(settings.rewards.weights), Centre(), Fade(settings.of(FadingSettings).rate)))
@@ -66,8 +68,7 @@ from verl.trainer.ppo import core_algos
 from verl_ext import run_state
 from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError
-from verl_ext.conf import generated
-from verl_ext.registry import declaration
+from verl_ext.conf import preset
 
 scores, mask = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.ones(2, 2, dtype=torch.int64)
 call = dict(token_level_rewards=scores, response_mask=mask, index=["a", "a"], config={"fading": {"rate": 0.25}})
@@ -81,7 +82,7 @@ try:
     function(**{**call, "config": {"fading": {"rate": 2}}})
 except ConfigurationError as error:
     print("REFUSED", error)
-print("PRESET", generated("fading", declaration("fading").section)["algorithm"]["fading"])
+print("PRESET", preset("fading")["algorithm"]["fading"])
 try:
     core_algos.get_adv_estimator_fn("broken")(**call)
 except ConfigurationError as error:
@@ -123,11 +124,11 @@ def test_it_is_registered_checked_logged_saved_and_shown(told):
 def test_a_name_of_ours_or_one_that_verl_does_not_look_up_cannot_be_taken(told):
     assert "DGPO compute_dgpo_advantage" in told.stdout
     assert "GRPO compute_grpo_outcome_advantage" in told.stdout
-    assert a_line_says(told.stdout, "grpo", "other_estimators:fading")
+    assert a_line_says(told.stdout, "grpo", "other_estimators")
 
 
 def test_a_broken_one_is_named_and_leaves_the_presets_of_the_others(told):
-    assert a_line_says(told.stdout, "BROKEN", "'broken'", "other_broken:broken", "on purpose")
+    assert a_line_says(told.stdout, "BROKEN", "'broken'", "other_broken", "on purpose")
     assert a_line_says(told.stdout, "estimator", "gdpo")
     assert a_line_says(told.stdout, "accepts")
     assert a_line_says(told.stdout, "refuses")

@@ -8,7 +8,7 @@ import pytest
 from tests.facts import says
 from tests.tools import made
 from verl_ext import Settings, build
-from verl_ext.registry import BUILT_IN
+from verl_ext.registry import ESTIMATORS
 from verl_ext.tools.arguments import parse_settings
 
 CONDITIONS = "algorithm.gdpo.conditions={right:{on:form,at_least:0.5}}"
@@ -31,7 +31,7 @@ def test_it_prints_the_steps_their_formulas_and_the_settings_in_force(show):
     assert "algorithm.gdpo.epsilon" in show("hadw", "algorithm.hadw.base=gdpo")
 
 
-@pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"compose"}))
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"compose"}))
 @pytest.mark.parametrize("more", [[], [CONDITIONS, "algorithm.hadw.base=gdpo", "algorithm.rewards.accuracy_key=right"]])
 def test_the_list_that_it_prints_is_the_estimator(name, more, show):
     line = show(name, *more).splitlines()[-1]

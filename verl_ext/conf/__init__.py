@@ -1,7 +1,7 @@
-"""Presets: `+verl_ext=gdpo` adds `verl_ext/gdpo.yaml` to verl's configuration.
+"""Presets: `+verl_ext=gdpo` adds the settings of gdpo to verl's configuration, each with its default.
 
-They are in Hydra's ConfigStore in every process that imports verl with its plugins; elsewhere
-`hydra.searchpath=[pkg://verl_ext.conf]` finds the files.
+They are in Hydra's ConfigStore in every process that imports verl with its plugins. That of an estimator is made from
+the dataclasses of its settings, and of what its module has as `PRESET`; those for machines and trainers are files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 GROUP = "verl_ext"
 """Hydra's group of the presets, which is also the name of their folder."""
 FILES = Path(__file__).parent / GROUP
-"""The folder of the presets of this package."""
+"""The folder of the presets that are files."""
 MARKER = "verl_ext_presets"
 """The top-level entry to which the preset of an estimator adds its name.
 
@@ -26,41 +26,42 @@ logger = logging.getLogger("verl_ext")
 
 
 def install(config_store: ModuleType) -> None:
-    """Put the presets into Hydra's ConfigStore: the files, and those of other packages' estimators."""
-    from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration
+    """Put the presets into Hydra's ConfigStore."""
+    from verl_ext.registry import INSTALLED
 
     store = config_store.ConfigStore.instance()
-    for path in sorted(FILES.glob("*.yaml")):
-        _store(store, path.stem, read(path.stem))
-    for name in ESTIMATORS:
-        if name not in BUILT_IN:
-            try:
-                _store(store, name, generated(name, declaration(name).section))
-            except Exception as error:  # noqa: BLE001 - another package must not break the import of Hydra
-                logger.warning("the estimator %r has no preset here: %s: %s", name, type(error).__name__, error)
+    for path in FILES.glob("*.yaml"):
+        _store(store, path.stem, read(path))
+    for name in INSTALLED:
+        try:
+            _store(store, name, preset(name))
+        except Exception as error:  # noqa: BLE001 - another package must not break the import of Hydra
+            logger.warning("the estimator %r has no preset here: %s: %s", name, type(error).__name__, error)
 
 
 def _store(store: Any, name: str, body: dict[str, Any]) -> None:
     store.store(group=GROUP, name=name, package="_global_", node=body, provider=GROUP)
 
 
-def read(name: str) -> dict[str, Any]:
-    """Read a preset of this package."""
+def read(path: Path) -> dict[str, Any]:
+    """Read a file."""
     import yaml
 
     # Every process that imports hydra does this; the loader written in Python takes ten times as long.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = (FILES / f"{name}.yaml").read_text(encoding="utf-8")
-    body: dict[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader
+    body: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - a safe loader
     return body
 
 
-def generated(name: str, section: type[Any] | None) -> dict[str, Any]:
-    """The preset of an estimator of another package, from the dataclass of its settings."""
-    from verl_ext.settings import COMMON
+def preset(name: str) -> dict[str, Any]:
+    """The preset of an estimator: its settings and those of the estimators that it can build on, and its `PRESET`."""
+    from verl_ext.registry import load
+    from verl_ext.settings import COMMON, sections
 
-    kinds = {**COMMON, **({} if section is None else {name: section})}
-    return {"algorithm": {"adv_estimator": name, **{at: defaults(kinds[at]) for at in kinds}}, MARKER: {name: True}}
+    declared = load(name)
+    shown = {*COMMON, name, *declared.bases()}
+    algorithm = {at: defaults(kind) for at, kind in sections().items() if at in shown}
+    return {"algorithm": {"adv_estimator": name, **algorithm}, MARKER: {name: True}, **declared.preset}
 
 
 def defaults(section: type[Any]) -> dict[str, Any]:

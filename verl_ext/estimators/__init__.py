@@ -19,7 +19,7 @@ def build(name: str, settings: Settings) -> Chain:
     >>> [step.name for step in build("drgrpo", Settings()).steps]
     ['weigh_and_sum', 'centre']
     """
-    chain: Chain = load(name)(settings)
+    chain = load(name).chain(settings)
     why = None
     if settings.kl_in_reward and chain.per_reward:
         why = "which works on each reward separately: KL is added to one combined reward"

@@ -43,7 +43,6 @@ from verl_ext.core.steps import (
 from verl_ext.core.totals import Balance, WeighByDifficulty, WeighByFocal, Whiten
 from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, listed, unknown
-from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
 WHERE = "algorithm.compose.steps"
@@ -63,7 +62,9 @@ class ComposeSettings:
     """In order, each a name, or `{step: name, setting: value}`; `package.module:Class` is a step of your own."""
 
 
-@estimator(section=ComposeSettings)
+SECTION = ComposeSettings
+
+
 def compose(settings: Settings) -> Chain:
     """The chain that the list describes.
 

@@ -25,7 +25,6 @@ from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum
 from verl_ext.core.totals import Balance, WeighByDifficulty
 from verl_ext.core.typed import same_as
 from verl_ext.errors import ConfigurationError
-from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
 
@@ -43,7 +42,10 @@ class DgpoSettings:
     """What the loss averages over: `token`, `sequence`, `none`; `auto` follows the actor's `loss_agg_mode`."""
 
 
-@estimator(section=DgpoSettings)
+SECTION = DgpoSettings
+PRESET = {"actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean", "use_kl_loss": False}}}
+
+
 def dgpo(settings: Settings) -> Chain:
     """Scale by the mean absolute deviation, balance, weigh by difficulty.
 

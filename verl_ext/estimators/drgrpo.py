@@ -25,7 +25,6 @@ from typing import Any
 from verl_ext.core.chain import Chain
 from verl_ext.core.steps import Centre, WeighAndSum
 from verl_ext.errors import Complaint
-from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
 
@@ -35,6 +34,18 @@ class DrgrpoSettings:
 
     check_loss: bool = True
     """Refuse to start unless the actor's loss is Dr. GRPO's: token sums divided by a constant."""
+
+
+SECTION = DrgrpoSettings
+PRESET = {
+    "actor_rollout_ref": {
+        "actor": {
+            "loss_agg_mode": "seq-mean-token-sum-norm",
+            "loss_scale_factor": "${data.max_response_length}",
+            "use_kl_loss": False,
+        }
+    }
+}
 
 
 def check(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complaint]:
@@ -57,7 +68,6 @@ def check(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complain
         yield Complaint(f"Dr. GRPO trains without a KL term: set {actor}.use_kl_loss=False", fatal=False)
 
 
-@estimator(section=DrgrpoSettings, check=check)
 def drgrpo(settings: Settings) -> Chain:
     """`A = r - mean_g(r)`.
 

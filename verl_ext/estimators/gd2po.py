@@ -25,7 +25,6 @@ from verl_ext.core.chain import Chain, Step
 from verl_ext.core.steps import Centre, DropConflicts, ScaleByStd, WeighAndSum
 from verl_ext.core.totals import Whiten
 from verl_ext.core.typed import same_as
-from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
 
@@ -43,7 +42,9 @@ class Gd2poSettings:
     """Added to the std; above 0."""
 
 
-@estimator(section=Gd2poSettings)
+SECTION = Gd2poSettings
+
+
 def gd2po(settings: Settings) -> Chain:
     """Normalise each reward in its group, drop the conflicts, weigh and sum, whiten what is kept.
 

@@ -28,7 +28,6 @@ from verl_ext.core.steps import Centre, Condition, Requirement, ScaleByMad, Scal
 from verl_ext.core.totals import Whiten
 from verl_ext.core.typed import same_as
 from verl_ext.errors import Complaint, ConfigurationError
-from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
 
@@ -47,6 +46,9 @@ class GdpoSettings:
     """`{easy: {on: hard, at_least: 1.0}}`: `easy` counts only where `hard` reached the threshold."""
 
 
+SECTION = GdpoSettings
+
+
 def check(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Complaint]:
     """Complain about a configuration written for verl's own gdpo, where its numbers would change unsaid."""
     if settings.verl_names and settings.of(GdpoSettings).whiten is None:
@@ -61,7 +63,6 @@ def check(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Complai
         )
 
 
-@estimator(section=GdpoSettings, check=check)
 def gdpo(settings: Settings) -> Chain:
     """Normalise each reward in its group, weigh and sum, whiten.
 

@@ -22,15 +22,13 @@ the window and the count of batches, saved with every checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from verl_ext.core.chain import Chain
 from verl_ext.core.history import Anchor, WeighByHistory
 from verl_ext.errors import ConfigurationError, unknown
-from verl_ext.estimators.grpo import grpo
-from verl_ext.registry import ESTIMATORS, estimator, load
+from verl_ext.registry import ESTIMATORS, load
 from verl_ext.settings import Settings
 
 _NO_BASE = ("compose", "hadw")  # compose has the step weigh_by_history
@@ -38,7 +36,7 @@ _NO_BASE = ("compose", "hadw")  # compose has the step weigh_by_history
 
 def bases() -> list[str]:
     """The valid values of `algorithm.hadw.base`."""
-    return ["grpo", *(name for name in ESTIMATORS if name not in _NO_BASE)]
+    return [name for name in ESTIMATORS if name not in _NO_BASE]
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class HadwSettings(Anchor):
 
     where: ClassVar[str] = "algorithm.hadw"
     base: str = "grpo"
-    """The estimator whose advantage is reweighted: `grpo`, or one of this package."""
+    """The estimator whose advantage is reweighted."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +53,9 @@ class HadwSettings(Anchor):
             raise ConfigurationError(f"algorithm.hadw.base: {unknown('value', self.base, bases())}")
 
 
-@estimator(section=HadwSettings, also=lambda settings: [settings.of(HadwSettings).base])
+SECTION = HadwSettings
+
+
 def hadw(settings: Settings) -> Chain:
     """The steps of the base, then `weigh_by_history`.
 
@@ -69,6 +69,5 @@ def hadw(settings: Settings) -> Chain:
     0.4625
     """
     own = settings.of(HadwSettings)
-    base: Callable[[Settings], Chain] = grpo if own.base == "grpo" else load(own.base)
     history = WeighByHistory(**{item.name: getattr(own, item.name) for item in fields(Anchor)})
-    return Chain((*base(settings).steps, history))
+    return Chain((*load(own.base).chain(settings).steps, history))

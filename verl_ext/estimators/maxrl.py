@@ -22,7 +22,6 @@ from verl_ext.core.chain import Chain
 from verl_ext.core.steps import Centre, DivideByMean, WeighAndSum
 from verl_ext.core.typed import same_as
 from verl_ext.errors import Complaint
-from verl_ext.registry import estimator
 from verl_ext.settings import Settings
 
 
@@ -32,6 +31,9 @@ class MaxrlSettings:
 
     epsilon: float = same_as(DivideByMean, "epsilon")
     """Added to the mean; above 0."""
+
+
+SECTION = MaxrlSettings
 
 
 def check(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complaint]:
@@ -47,7 +49,6 @@ def check(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complain
         yield Complaint(f"maxrl needs rewards of at least 0, and a penalty makes them negative: set {penalty}=False")
 
 
-@estimator(section=MaxrlSettings, check=check)
 def maxrl(settings: Settings) -> Chain:
     """Weigh and sum, divide by the group's mean, centre.
 

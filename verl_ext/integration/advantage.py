@@ -23,7 +23,7 @@ from verl_ext.integration import checkpoint, components, dump, hooks
 from verl_ext.integration.checks.read import read_settings
 from verl_ext.integration.components import SCORE, SOURCE, Components
 from verl_ext.integration.run import Run, computing
-from verl_ext.registry import ESTIMATORS
+from verl_ext.registry import INSTALLED
 
 logger = logging.getLogger("verl_ext")
 
@@ -35,7 +35,7 @@ def install(core_algos: ModuleType) -> None:
     attribute `replaced`. `register_adv_est` is not used because it raises for a name that exists.
     """
     registry = hooks.member(core_algos, "ADV_ESTIMATOR_REGISTRY")
-    new = {name: estimator_function(name) for name in ESTIMATORS if not hasattr(registry.get(name), hooks.MARK)}
+    new = {name: estimator_function(name) for name in INSTALLED if not hasattr(registry.get(name), hooks.MARK)}
     for name, function in new.items():
         function.replaced = registry.get(name)  # type: ignore[attr-defined]
     registry.update(new)

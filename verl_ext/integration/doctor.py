@@ -15,7 +15,7 @@ from verl_ext import __version__
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import hooks
 from verl_ext.integration.run import in_place_of
-from verl_ext.registry import ESTIMATORS, declaration
+from verl_ext.registry import INSTALLED, load
 
 PLUGIN = "verl_ext.integration.plugin"
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
@@ -115,10 +115,10 @@ def _hooks() -> Iterator[Line]:
 def _registry() -> Iterator[Line]:
     core_algos = sys.modules.get("verl.trainer.ppo.core_algos")
     registry = getattr(core_algos, "ADV_ESTIMATOR_REGISTRY", {})
-    for name in ESTIMATORS:
+    for name in INSTALLED:
         function = registry.get(name)
         try:
-            declaration(name)
+            load(name)
         except ConfigurationError as error:
             yield _fail(f"{name} is broken: {error}", "mend or uninstall its package")
             continue

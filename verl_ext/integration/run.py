@@ -15,7 +15,7 @@ from verl_ext.core.metrics import Metrics
 from verl_ext.core.state import RunState
 from verl_ext.errors import IntegrationError, listed
 from verl_ext.integration import hooks
-from verl_ext.registry import ESTIMATORS
+from verl_ext.registry import INSTALLED
 from verl_ext.settings import ACCURACY, Settings
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def run_of(trainer: Any) -> Run | None:
     if run is None:
         algorithm = getattr(trainer.config, "algorithm", None)
         name = getattr(algorithm, "adv_estimator", None)
-        if str(getattr(name, "value", name)) in ESTIMATORS:
+        if str(getattr(name, "value", name)) in INSTALLED:
             raise IntegrationError(
                 f"{type(trainer).__qualname__} runs {name} unchecked, and its state would not be saved: its "
                 f"configuration is a {type(trainer.config).__qualname__}, expected the DictConfig that verl's entry "

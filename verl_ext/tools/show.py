@@ -14,12 +14,9 @@ from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.estimators import build
 from verl_ext.estimators.compose import describe, settings_of
 from verl_ext.files import say
-from verl_ext.registry import ESTIMATORS, declaration
+from verl_ext.registry import ESTIMATORS, load, used
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import LOSS, parse_settings
-
-GRPO = "grpo"
-"""The base of hadw that is verl's own."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +37,7 @@ def show(options: argparse.Namespace) -> int:
         raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
     settings = parse_settings(options.overrides)
     chain = build(name, settings)
-    home = importlib.import_module(ESTIMATORS[name].split(":")[0])
+    home = importlib.import_module(ESTIMATORS[name])
     heading, *rest = (home.__doc__ or "").splitlines()
     formula = [f"  {line.strip()}" for line in rest if line.startswith("    ")] if name != "compose" else []
     lines = [heading, *(["", "formula", *formula] if formula else [])]
@@ -60,9 +57,7 @@ def _steps(chain: Chain) -> Iterator[str]:
 
 
 def _settings(name: str, settings: Settings) -> Iterator[str]:
-    declared = {
-        other: declaration(other).section for other in (name, *declaration(name).also(settings)) if other != GRPO
-    }
+    declared = {other: load(other).section for other in used(name, settings)}
     sections = {other: settings.of(kind) for other, kind in declared.items() if kind is not None and other != "compose"}
     for part, section in {"rewards": settings.rewards, **sections}.items():
         for key, value in dataclasses.asdict(section).items():

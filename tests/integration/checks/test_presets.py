@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import hydra
@@ -9,24 +10,22 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 
-import verl_ext.conf
 from tests.integration.configs import compose
 from verl_ext.estimators.hadw import bases
 from verl_ext.integration.checks import Verdict, judge
 from verl_ext.integration.checks.read import read_settings
-from verl_ext.registry import BUILT_IN, declaration
+from verl_ext.registry import INSTALLED
 from verl_ext.settings import COMMON, Settings, sections
 
-ALSO = {"hadw": {name for name in bases() if name in sections()}}
 
-
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", INSTALLED)
 def test_a_preset_holds_the_defaults_of_every_setting(name: str) -> None:
-    algorithm = verl_ext.conf.read(name)["algorithm"]
-    assert algorithm.pop("adv_estimator") == name
-    assert algorithm == {key: verl_ext.conf.defaults(sections()[key]) for key in algorithm}
-    own = {name} if declaration(name).section is not None else set()
-    assert set(algorithm) == {*COMMON, *own, *ALSO.get(name, ())}
+    config = compose(f"+verl_ext={name}")
+    used = {*COMMON, name, *(bases() if name == "hadw" else ())} & sections().keys()
+    assert used == sections().keys() & config.algorithm.keys()
+    for section in used:
+        assert config.algorithm[section] == dataclasses.asdict(sections()[section]())
+    assert (config.algorithm.adv_estimator, config.verl_ext_presets) == (name, {name: True})
 
 
 def test_a_preset_brings_the_loss_of_its_paper() -> None:

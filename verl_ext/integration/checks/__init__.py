@@ -12,7 +12,7 @@ from verl_ext.integration import hooks
 from verl_ext.integration.checks import rules
 from verl_ext.integration.checks.describe import describe
 from verl_ext.integration.checks.read import RunConfig, estimator_name, read_settings
-from verl_ext.registry import ESTIMATORS
+from verl_ext.registry import INSTALLED
 from verl_ext.settings import RewardsSettings, Settings
 
 logger = logging.getLogger("verl_ext")
@@ -46,13 +46,13 @@ def log_run(verdict: Verdict) -> None:
 def judge(config: Any) -> Verdict:
     """Collect the errors and warnings about a configuration."""
     name = estimator_name(config)
-    if name in ESTIMATORS:
+    if name in INSTALLED:
         hooks.require()
     complaints: list[Complaint] = []
     settings, chain = None, None
     try:
         settings = read_settings(config.algorithm)
-        chain = build(name, settings) if name in ESTIMATORS else None
+        chain = build(name, settings) if name in INSTALLED else None
     except ConfigurationError as error:
         # Most runs with verl's own estimators do without our settings.
         complaints.append(Complaint(str(error), fatal=RunConfig(name, Settings(), None, config).ours))

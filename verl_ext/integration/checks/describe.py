@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from verl_ext import __version__
 from verl_ext.integration.checks.read import ACTOR, RunConfig
 from verl_ext.integration.checks.rewards import accuracy_of
-from verl_ext.registry import ESTIMATORS
+from verl_ext.registry import INSTALLED
 
 
 def describe(run: RunConfig) -> Iterator[str]:
@@ -29,7 +29,7 @@ def describe(run: RunConfig) -> Iterator[str]:
     keys = rewards.keys or ()
     weights = dict(zip(keys, rewards.weights or [1.0] * len(keys), strict=True))
     named = [f"{weights[key]:g} {key}{conditions.get(key, '')}" for key in keys]
-    only = "" if run.name in ESTIMATORS else f" (only logged: verl's {run.name} uses the score)"
+    only = "" if run.name in INSTALLED else f" (only logged: verl's {run.name} uses the score)"
     yield f"rewards    {', '.join(named) + only if named else 'the score'}"
     if chain is not None and chain.needs_accuracy:
         bound = rewards.accuracy_threshold

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError
-from verl_ext.registry import ESTIMATORS, declaration
+from verl_ext.registry import INSTALLED, used
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings, entries
 
 ACTOR = "actor_rollout_ref.actor"
@@ -40,12 +40,12 @@ class RunConfig:
     @property
     def ours(self) -> bool:
         """Whether settings of this package decide what the run trains on: its estimator, or its filter of groups."""
-        return self.name in ESTIMATORS or self.filter in (ANY_REWARD, ACCURACY_BETWEEN)
+        return self.name in INSTALLED or self.filter in (ANY_REWARD, ACCURACY_BETWEEN)
 
     @property
     def used(self) -> tuple[str, ...]:
         """The estimators whose settings and rules apply."""
-        return (self.name, *declaration(self.name).also(self.settings)) if self.name in ESTIMATORS else (self.name,)
+        return used(self.name, self.settings) if self.name in INSTALLED else (self.name,)
 
     def select(self, path: str) -> Any:
         """Return an entry of the configuration, or None."""

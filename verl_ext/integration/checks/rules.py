@@ -35,7 +35,7 @@ from verl_ext.integration.checks.rewards import (
     wrong_components,
 )
 from verl_ext.integration.checks.update import skipped_rows
-from verl_ext.registry import BUILT_IN, ESTIMATORS, declaration, refused
+from verl_ext.registry import BUILT_IN, INSTALLED, load, refused
 from verl_ext.registry import GROUP as ENTRY_POINTS
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings, misspelt, sections
 
@@ -162,12 +162,12 @@ def without_effect(run: RunConfig) -> Iterator[Complaint]:
             f"algorithm.adv_estimator={section}"
         )
     rewards, defaults = run.settings.rewards, RewardsSettings()
-    if run.name not in ESTIMATORS:
+    if run.name not in INSTALLED:
         unused = [name for name in ("weights", "rejected") if getattr(rewards, name) != getattr(defaults, name)]
         for setting in unused:
             yield _warning(
                 f"algorithm.rewards.{setting} has no effect on verl's {run.name}, which uses the score: remove it, or "
-                f"set algorithm.adv_estimator to one of {listed(ESTIMATORS)}"
+                f"set algorithm.adv_estimator to one of {listed(INSTALLED)}"
             )
         if run.settings.verl_ext.dump_dir is not None and rewards.keys is None:
             yield _warning(
@@ -209,7 +209,7 @@ def missing_keys(run: RunConfig) -> Iterator[Complaint]:
 
 def trial(run: RunConfig) -> Iterator[Complaint]:
     """A step of the user, or an estimator of another package, that fails on a made-up batch."""
-    written = run.name in ESTIMATORS and (run.name == "compose" or run.name not in BUILT_IN)
+    written = run.name == "compose" or run.name not in BUILT_IN
     if written and run.chain is not None and not any(missing_keys(run)):
         text = try_out(partial(build, run.name), run.settings)
         if text is not None:
@@ -219,8 +219,7 @@ def trial(run: RunConfig) -> Iterator[Complaint]:
 def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
     """The rules that estimators have beside their formulas."""
     for name in run.used if run.chain is not None else ():
-        if name in ESTIMATORS:  # the base may be verl's grpo
-            yield from declaration(name).check(run.settings, run.select)
+        yield from load(name).check(run.settings, run.select)
 
 
 ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments, old_function)

@@ -13,7 +13,7 @@ import numpy as np
 
 from verl_ext.errors import ConfigurationError
 from verl_ext.files import say
-from verl_ext.registry import ESTIMATORS
+from verl_ext.registry import INSTALLED
 from verl_ext.settings import Settings
 from verl_ext.tools.compare import variants
 from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, by_score, measure, normalised
@@ -123,7 +123,7 @@ def _notes(found: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterat
         yield f"settings: {json.dumps(common.given)}, loss_agg_mode={common.loss_agg_mode}"
     if common.given.get("use_kl_in_reward"):
         yield "the KL in the rewards is left out, because rollouts do not hold it"
-    saw = " of what the run saw" if found.run is not None and found.run.estimator in ESTIMATORS else ""
+    saw = " of what the run saw" if found.run is not None and found.run.estimator in INSTALLED else ""
     yield f"{GRPO}: on the {SUM}{saw}" if saw or found.total == SUM else f"{GRPO}: on {found.total}"
     for outcome in outcomes[1:]:
         yield f"{outcome.variant.label}: {outcome.variant.text}"

@@ -15,8 +15,7 @@ from verl_ext.core.groups import Array
 from verl_ext.errors import ConfigurationError, listed, unknown
 from verl_ext.estimators import build
 from verl_ext.estimators.compose import WHERE, ComposeSettings, own_steps
-from verl_ext.estimators.grpo import grpo
-from verl_ext.registry import ESTIMATORS, declaration
+from verl_ext.registry import ESTIMATORS, INSTALLED, used
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import parse_settings
 from verl_ext.tools.compare.rollouts import TOKENS, Rollouts
@@ -74,10 +73,10 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
     if not named and "advantage" in rollouts.table:
         named = [(RUN, [], RUN)]
     if not named:
-        raise ConfigurationError(f"name an estimator to compare with grpo: {listed(ESTIMATORS)}, or a list in [...]")
+        raise ConfigurationError(f"name an estimator to compare with grpo: {listed(INSTALLED)}, or a list in [...]")
     common = settings_of(rollouts, shared)
     plain = Settings(norm_by_std=common.norm_by_std)
-    variants = [Variant(GRPO, GRPO, GRPO, plain, grpo(plain))]
+    variants = [Variant(GRPO, GRPO, GRPO, plain, build(GRPO, plain))]
     for at, (name, own, text) in enumerate(named, start=1):
         settings = settings_of(rollouts, [*shared, *own])
         if name == "compose" and not any(WHERE in setting.partition("=")[0] for setting in (*shared, *own)):
@@ -110,10 +109,10 @@ def _chain(name: str, settings: Settings, rollouts: Rollouts) -> Chain | None:
         if "advantage" not in rollouts.table:
             raise ConfigurationError("`run` needs recorded advantages, which algorithm.verl_ext.dump_dir writes")
         return None
-    if name != GRPO and name not in ESTIMATORS:
-        valid = unknown("estimator", name, (*ESTIMATORS, GRPO, RUN))
+    if name not in ESTIMATORS:
+        valid = unknown("estimator", name, (*ESTIMATORS, RUN))
         raise ConfigurationError(f"{valid}, or a list of steps in [...]")
-    chain = grpo(settings) if name == GRPO else build(name, settings)
+    chain = build(name, settings)
     if chain.per_reward and settings.rewards.keys is None:
         raise ConfigurationError(
             f"{name} works on each reward separately: add 'algorithm.rewards.keys=[...]' with some of "
@@ -175,12 +174,12 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
 def _is_the_run(variant: Variant, rollouts: Rollouts) -> bool:
     """Return whether a variant is the estimator of the run, with the run's settings."""
     run, given = rollouts.run, variant.settings
-    if run is None or run.estimator != variant.name or variant.name not in ESTIMATORS:
+    if run is None or run.estimator != variant.name or variant.name not in INSTALLED:
         return False
-    used = (variant.name, *declaration(variant.name).also(given))
+    names = used(variant.name, given)
 
     def read(settings: Settings) -> Settings:
-        return replace(settings, own={name: own for name, own in settings.own.items() if name in used})
+        return replace(settings, own={name: own for name, own in settings.own.items() if name in names})
 
     return read(given) == read(settings_of(rollouts))
 
