@@ -1,4 +1,4 @@
-"""Command lines in the documents work as they stand, in zsh too, and install nothing that is not ours to name."""
+"""Command lines in the documents work as they stand, in zsh too."""
 
 from __future__ import annotations
 
@@ -29,14 +29,3 @@ def test_lists_on_command_lines_are_quoted() -> None:
     found = {path: commands(path.read_text(encoding="utf-8")) for path in PAGES}
     assert sum(map(len, found.values())) > 20
     assert [(path, word) for path, texts in found.items() for text in texts for word in unquoted(text)] == []
-
-
-def test_nothing_installs_our_name_from_an_index() -> None:
-    """The package is on none, and somebody else could take the name. Paths and clones are fine."""
-    wrong = []
-    code = [file for part in ("verl_ext", "scripts") for file in (ROOT / part).rglob("*.*")]
-    for path in [*PAGES, *(file for file in code if file.suffix in (".py", ".sh"))]:
-        for found in re.findall(r"pip3? install[^\n`]*", path.read_text(encoding="utf-8")):
-            if re.search(r"(?<![\w/.])verl[_-]ext(?![\w/]| @)", found.partition(" in a clone")[0]):
-                wrong.append(f"{path.relative_to(ROOT)}: {found}")
-    assert wrong == []

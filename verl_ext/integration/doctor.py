@@ -19,10 +19,9 @@ from verl_ext.registry import INSTALLED, load
 
 PLUGIN = "verl_ext.integration.plugin"
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
-_PACKAGES = ("verl", "torch", "numpy", "ray", "TransferQueue", "tensordict", "transformers", "hydra-core", "vllm")
-# verl_ext is not on a package index; a package of that name there would not be ours.
-_INSTALL = "pip install -e '.[verl]' in a clone of verl_ext"
-_REINSTALL = "the installation of verl_ext is incomplete: pip install --force-reinstall --no-deps -e . in a clone of it"
+_PACKAGES = ("verl", "torch", "numpy", "ray", "TransferQueue", "tensordict", "transformers", "vllm", "flash-attn")
+_INSTALL = "pip install 'verl_ext[verl]'"
+_REINSTALL = "the installation of verl_ext is incomplete: pip install --force-reinstall --no-deps verl_ext"
 TRAINERS = ("verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer", "verl.experimental.")
 """Modules that this verl, or this installation, may lack: a run has one of these trainers."""
 

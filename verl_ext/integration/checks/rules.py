@@ -9,9 +9,11 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -216,13 +218,25 @@ def trial(run: RunConfig) -> Iterator[Complaint]:
             yield Complaint(text)
 
 
+def attention(run: RunConfig) -> Iterator[Complaint]:
+    """verl's default attention on a machine with a GPU that lacks its package: the model cannot be loaded."""
+    model, default = "actor_rollout_ref.model", "flash_attention_2"
+    asked = run.select(f"{model}.override_config.attn_implementation") or default
+    installed = find_spec("flash_attn") or find_spec("kernels")
+    if asked == default and installed is None and torch.cuda.is_available():
+        yield _warning(
+            f"{default} needs flash-attn, which is not installed here: install it, or set "
+            f"++{model}.override_config.attn_implementation=sdpa {model}.use_remove_padding=False"
+        )
+
+
 def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
     """The rules that estimators have beside their formulas."""
     for name in run.used if run.chain is not None else ():
         yield from load(name).check(run.settings, run.select)
 
 
-ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments, old_function)
+ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments, old_function, attention)
 """The rules for every configuration."""
 READ = (
     *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_effect, skipped_rows),
