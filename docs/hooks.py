@@ -1,0 +1,43 @@
+"""What mkdocs adds to the pages: the repository's address and the version, formulas, and captions of pictures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+
+ROOT = Path(__file__).parents[1]
+
+
+def _read(file: str, pattern: str) -> str:
+    found = re.search(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+    assert found, (file, pattern)
+    return found[1]
+
+
+def on_config(config: Any) -> Any:
+    """Show both in the head and the foot of each page."""
+    config.repo_url = _read("pyproject.toml", r'^Source = "(.*)"')
+    config.repo_name = "Source"
+    config.copyright = f"verl_ext {_read('verl_ext/__init__.py', r'^__version__ = .(.*).$')}"
+    fence = {"name": "math", "class": "math", "format": _formula}
+    config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
+    return config
+
+
+def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:
+    """A command that is to be copied needs the address itself."""
+    return markdown.replace("git clone REPOSITORY", f"git clone {config.repo_url}")
+
+
+def _formula(source: str, *_: Any, **__: Any) -> str:
+    """A block of LaTeX as MathML, which browsers draw without a script."""
+    return f'<div class="formula">{convert(source, display="block")}</div>'
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """A picture's text below it; the picture leads to itself in full size."""
+    picture = r'<p>(<img alt="([^"]*)" src="([^"]*)"[^>]*>)</p>'
+    return re.sub(picture, r'<figure><a href="\3">\1</a><figcaption>\2</figcaption></figure>', html)
