@@ -12,9 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def _read(file: str, pattern: str) -> str:
-    found = re.search(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
-    assert found, (file, pattern)
-    return found[1]
+    (found,) = re.findall(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+    return str(found)
 
 
 def on_config(config: Any) -> Any:
