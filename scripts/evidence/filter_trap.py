@@ -1,64 +1,39 @@
 """Dynamic sampling by variance and by accuracy, on simulated policies where half of the prompts are hopeless.
 
-    python scripts/evidence/filter_trap.py      # two minutes: the table, and filter_trap.json
+    python scripts/evidence/filter_trap.py      # two minutes: the table of docs/pages/dynamic_sampling.md
 
 The model is that of docs/pages/estimators_compared.md: 60 prompts, 8 answers to each, gdpo on correctness (0 or 6) and
-format (0 or 1), SGD, the rate of the unfiltered run for all. In every second prompt a right answer is 3,000 times less
-likely than there. A step trains on 20 groups; a filter draws more prompts until 20 groups have passed it.
+format (0 or 1), SGD. In every second prompt a right answer is 3,000 times less likely than there. A step trains on 20
+groups; a filter draws more prompts until 20 groups have passed it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
-from simulate_policies import STUDIES, compare
+from simulate_policies import SEEDS, STUDIES
 from softmax_policies import BATCH, PROMPTS, STEPS, Arm, Condition, Learner, World, rates
 
 from verl_ext.tools.tables import Rows, markdown
 
-SEEDS = range(20)
-HOPELESS = np.arange(2 * PROMPTS) % 2 == 1
+HOPELESS = np.arange(PROMPTS) % 2 == 1
 DROP = 8.0
 """Logits by which a right answer to a hopeless prompt is less likely."""
-BOUNDS = (0.05, 0.95)
-RESULTS = Path(__file__).with_suffix(".json")
 STUDY = STUDIES["gdpo"]
 Keep = Callable[[np.ndarray, np.ndarray], bool]
 """From whether each answer of a group is right, and in format, to whether the group is trained on."""
-
-
-def everything(_right: np.ndarray, _formatted: np.ndarray) -> bool:
-    return True
-
-
-def any_reward(right: np.ndarray, formatted: np.ndarray) -> bool:
-    return bool(np.ptp(right) or np.ptp(formatted))
-
-
-def accuracy_between(right: np.ndarray, _formatted: np.ndarray) -> bool:
-    return bool(BOUNDS[0] <= right.mean() <= BOUNDS[1])
-
-
-FILTERS: Mapping[str, Keep] = {
-    "no filter": everything,
-    "any_reward": any_reward,
-    "accuracy_between": accuracy_between,
+FILTERS: dict[str, Keep] = {
+    "none": lambda _right, _formatted: True,
+    "`any_reward`": lambda right, formatted: bool(np.ptp(right) or np.ptp(formatted)),
+    "`accuracy_between`": lambda right, _formatted: bool(0.05 <= right.mean() <= 0.95),
 }
 
 
-def world_of(seed: int) -> World:
-    """Return the policies of a seed, half of whose prompts are hopeless."""
-    world = World(STUDY, seed)
-    world.initial = world.initial - DROP * np.outer(HOPELESS, world.right)
-    return world
-
-
 def train(seed: int, keep: Keep, rate: float) -> dict[str, float]:
-    """Train once; return the accuracies and the format at the end, and what was drawn and trained on."""
-    world, draw = world_of(seed), np.random.default_rng(seed)
+    """Train once; return the accuracy and the format at the end, and what was drawn and trained on."""
+    world, draw = World(STUDY, seed), np.random.default_rng(seed)
+    world.initial = world.initial - DROP * np.outer(HOPELESS, world.right)
     learner = Learner(world, Arm("gdpo", "gdpo"))
     drawn = hopeless = 0
     for _ in range(STEPS):
@@ -73,31 +48,24 @@ def train(seed: int, keep: Keep, rate: float) -> dict[str, float]:
                 answers.append(rows)
         hopeless += int(HOPELESS[prompts].sum())
         learner.policy.move(rate * learner.gradient_of(np.array(prompts), np.array(answers)))
-    trained = learner.policy.probabilities()[:PROMPTS]
-    accuracy = trained @ world.right
+    trained = learner.policy.probabilities()
     return {
-        "accuracy where there is hope": float(accuracy[~HOPELESS[:PROMPTS]].mean()),
-        "format": float((trained @ world.formatted).mean()),
-        "share of hopeless groups trained on": hopeless / (STEPS * BATCH),
+        "accuracy where there is hope": (trained @ world.right)[~HOPELESS].mean(),
+        "format": (trained @ world.formatted).mean(),
+        "hopeless groups trained on": hopeless / (STEPS * BATCH),
         "groups drawn for one trained on": drawn / (STEPS * BATCH),
     }
 
 
 def main() -> None:
     rate = rates(STUDY, Condition())["gdpo"]
-    found = {name: [train(seed, keep, rate) for seed in SEEDS] for name, keep in FILTERS.items()}
-    measures = list(found["no filter"][0])
-    columns = {name: {m: np.array([run[m] for run in runs]) for m in measures} for name, runs in found.items()}
-    rows: Rows = [("filter", *measures)]
-    for name, values in columns.items():
-        rows.append((name, *(f"{x.mean():.3f} ± {x.std(ddof=1):.3f}" for x in values.values())))
+    rows: Rows = []
+    for name, keep in FILTERS.items():
+        runs = [train(seed, keep, rate) for seed in SEEDS]
+        found = {measure: np.array([run[measure] for run in runs]) for measure in runs[0]}
+        rows = rows or [("filter", *found)]
+        rows.append((name, *(f"{x.mean():.3f} ± {x.std(ddof=1):.3f}" for x in found.values())))
     print(markdown(rows))
-    gaps = {name: compare(columns[name][measures[0]], columns["accuracy_between"][measures[0]]) for name in found}
-    for name in ("no filter", "any_reward"):
-        gap = gaps[name]
-        print(f"accuracy_between against {name}: {gap['difference']:+.3f} ± {gap['spread']:.3f}, p {gap['p']:.2g}")
-    runs = {name: {m: x.round(6).tolist() for m, x in values.items()} for name, values in columns.items()}
-    RESULTS.write_text(json.dumps({"rate": rate, "runs": runs}) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

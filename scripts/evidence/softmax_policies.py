@@ -65,32 +65,30 @@ class Condition:
     """Whether Adam works on an orthogonal mixture of the parameters, in which every prompt has a part."""
     same_step: bool = False
     """Whether each arm's rate makes its first steps as large as the baseline's; if not, all have the same rate."""
-    sharing: float = 1.0
-    """How far all other prompts together move a prompt, against its own parameters, where gradients agree."""
 
 
 class World:
     """The prompts, their initial policies and all draws of one seed; the same for every arm."""
 
-    def __init__(self, study: Study, seed: int, sharing: float = 1.0) -> None:
+    def __init__(self, study: Study, seed: int) -> None:
         draw = np.random.default_rng(seed)
         self.study, count = study, len(study.lengths)
         flags = np.repeat(np.array(study.answers), count, axis=0)
         self.right, self.formatted = flags.T.astype(float)
         self.length = np.tile(np.array(study.lengths, dtype=float), len(study.answers))
         self.rewards = flags[:, : len(study.keys)] * np.array(study.scales)
-        # 60 prompts to train on and 60 new ones of the same difficulties, hardest first.
-        target = np.tile(np.linspace(0.02, 0.9, PROMPTS), 2)[:, None]
+        target = np.linspace(0.02, 0.9, PROMPTS)[:, None]  # hardest first
         cell = np.where(self.right, target, 1 - target)
         if len(study.keys) > 1:
             cell = cell * np.where(self.formatted, 0.3, 0.7)
-        noise = np.exp(draw.normal(size=(2 * PROMPTS, len(study.answers)))).repeat(count, axis=1)
+        noise = np.exp(draw.normal(size=(PROMPTS, len(study.answers)))).repeat(count, axis=1)
         same = (flags[:, None] == flags[None]).all(axis=2).astype(float)
         self.initial = np.log(cell * noise / (noise @ same))
         size = len(flags)
-        parts = [draw.normal(scale=SKILLS**-0.5, size=(2 * PROMPTS, size, SKILLS)), *self._shared(flags, count)]
-        parts = [np.broadcast_to(part, (2 * PROMPTS, size, part.shape[-1])) for part in parts]
-        self.features = (sharing / PROMPTS) ** 0.5 * np.concatenate(parts, axis=2)
+        parts = [draw.normal(scale=SKILLS**-0.5, size=(PROMPTS, size, SKILLS)), *self._shared(flags, count)]
+        parts = [np.broadcast_to(part, (PROMPTS, size, part.shape[-1])) for part in parts]
+        # All other prompts together move a prompt as much as its own parameters do, where gradients agree.
+        self.features = PROMPTS**-0.5 * np.concatenate(parts, axis=2)
         epochs = STEPS * BATCH // PROMPTS + 1
         order = np.concatenate([draw.permutation(PROMPTS) for _ in range(epochs)])
         self.batches = order[: STEPS * BATCH].reshape(STEPS, BATCH)
@@ -109,16 +107,14 @@ class World:
 
     def measure(self, policy: np.ndarray) -> dict[str, float]:
         """All measures, exactly from the probabilities `[prompts, outcomes]`."""
-        accuracy, trained, third = policy @ self.right, policy[:PROMPTS], PROMPTS // 3
+        accuracy, third = policy @ self.right, PROMPTS // 3
         wrong = 1 - self.right
         return {
             "hardest third": accuracy[:third].mean(),
-            "hardest third, new prompts": accuracy[PROMPTS : PROMPTS + third].mean(),
-            "easiest third": accuracy[PROMPTS - third : PROMPTS].mean(),
-            "all prompts": accuracy[:PROMPTS].mean(),
-            "format": (trained @ self.formatted).mean(),
-            "length of wrong answers": (trained @ (wrong * self.length) / (trained @ wrong)).mean(),
-            "length of right answers": (trained @ (self.right * self.length) / (trained @ self.right)).mean(),
+            "easiest third": accuracy[-third:].mean(),
+            "all prompts": accuracy.mean(),
+            "format": (policy @ self.formatted).mean(),
+            "length of wrong answers": (policy @ (wrong * self.length) / (policy @ wrong)).mean(),
         }
 
 
@@ -142,7 +138,7 @@ class Policy:
         self.world = world
         self.own = np.zeros_like(world.initial)
         self.shared = np.zeros(world.features.shape[-1])
-        self.size = self.own[:PROMPTS].size + self.shared.size
+        self.size = self.own.size + self.shared.size
 
     def probabilities(self, prompts: Any = slice(None)) -> np.ndarray:
         world = self.world
@@ -153,13 +149,13 @@ class Policy:
         policy = self.probabilities(prompts)
         direction = -factors.sum(axis=1, keepdims=True) * policy
         np.add.at(direction, (np.arange(len(prompts))[:, None], drawn), factors)
-        own = np.zeros_like(self.own[:PROMPTS])
+        own = np.zeros_like(self.own)
         own[prompts] = direction
         return np.concatenate([own.ravel(), np.einsum("pj,pjd->d", direction, self.world.features[prompts])])
 
     def move(self, step: np.ndarray) -> None:
         own, shared = np.split(step, [-len(self.shared)])
-        self.own[:PROMPTS] += own.reshape(PROMPTS, -1)
+        self.own += own.reshape(PROMPTS, -1)
         self.shared += shared
 
 
@@ -253,7 +249,7 @@ def baseline_rate(worlds: list[World], arm: Arm, condition: Condition) -> float:
 
 def rates(study: Study, condition: Condition) -> dict[str, float]:
     """The learning rate of every arm, to four digits."""
-    worlds = [World(study, seed, condition.sharing) for seed in SIZES]
+    worlds = [World(study, seed) for seed in SIZES]
     rate, found = baseline_rate(worlds[: len(CALIBRATION)], study.arms[0], condition), {}
     sizes = [step_size(worlds, arm) if condition.same_step else 1.0 for arm in study.arms]
     for arm, size in zip(study.arms, sizes, strict=True):
