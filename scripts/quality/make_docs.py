@@ -25,8 +25,11 @@ SETTINGS = """# Settings
 
 All settings are under `algorithm:` in verl's configuration. A preset (`+verl_ext=gdpo`) adds the sections `rewards`,
 `verl_ext` and those of the estimator with these defaults, so that they can be set without `+`. Unknown names, wrong
-types and values out of range raise an error before Ray starts. A setting that has no effect because of another one
-raises an error or logs a warning.
+types and values out of range raise an error before Ray starts.
+
+The section of an estimator that the run does not use logs a warning, if a value differs from its default. A setting
+that is valid but that the other values leave without effect, such as `gdpo.epsilon` with `gdpo.scale=none`, is not
+reported in general.
 
 verl's own `norm_adv_by_std_in_grpo=False` works with `gdpo`, `gd2po` and `hadw`. `dgpo` raises an error, because it
 divides by the mean absolute deviation (with `dgae=True`); `drgrpo` and `maxrl` never divide by a std.
@@ -52,7 +55,8 @@ def settings() -> Iterator[str]:
     """A table per section."""
     yield f"{MADE}\n"
     yield SETTINGS
-    for name, kind in sorted(sections().items(), key=lambda item: (item[0] not in ("rewards", "verl_ext"), item[0])):
+    ours = {name: kind for name, kind in sections().items() if kind.__module__.startswith("verl_ext.")}
+    for name, kind in sorted(ours.items(), key=lambda item: (item[0] not in ("rewards", "verl_ext"), item[0])):
         yield f"## algorithm.{name}\n"
         yield "| setting | default | what it does |"
         yield "|---|---|---|"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests import fresh
 from tests.facts import a_line_says, says
 
+ROOT = Path(__file__).parents[2]
 ENTRY_POINTS = """
 [verl_ext.estimators]
 fading = other_estimators
 dgpo = other_estimators
 grpo = other_estimators
 broken = other_broken
+plain = other_plain
 """
 MODULE = '''
 """Fading: centred rewards, fading with the number of batches.
@@ -60,6 +63,12 @@ def fading(settings):
 
 
 '''
+PLAIN = """
+from verl_ext import Centre, Chain, WeighAndSum
+
+def plain(settings):
+    return Chain((WeighAndSum(), Centre()))
+"""
 STORY = """
 import logging
 logging.basicConfig(level=logging.WARNING)
@@ -94,6 +103,10 @@ main(["doctor"])
 print("DGPO", core_algos.get_adv_estimator_fn("dgpo").__name__)
 print("GRPO", core_algos.ADV_ESTIMATOR_REGISTRY["grpo"].__name__)
 main(["show", "fading", "algorithm.fading.rate=0.75"])
+main(["show", "plain"])
+import runpy
+page = " ".join(runpy.run_path(ROOT + "/scripts/quality/make_docs.py")["settings"]())
+print("PAGE", "algorithm.gdpo" in page, "algorithm.fading" in page)
 """
 
 
@@ -107,7 +120,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProces
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     (site / "other_estimators.py").write_text(MODULE)
     (site / "other_broken.py").write_text('raise RuntimeError("on purpose")\n')
-    done = fresh.run(f"import sys\nsys.path.append({str(site)!r})\n{STORY}")
+    (site / "other_plain.py").write_text(PLAIN)
+    done = fresh.run(f"import sys\nROOT = {str(ROOT)!r}\nsys.path.append({str(site)!r})\n{STORY}")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done
 
@@ -119,6 +133,11 @@ def test_it_is_registered_checked_logged_saved_and_shown(told):
     assert a_line_says(told.stdout, "REFUSED", "algorithm.fading.rate", "at most 1", "found 2")
     assert "PRESET {'rate': 0.5}" in told.stdout
     assert "algorithm.fading.rate=0.75" in told.stdout
+    assert "PAGE True False" in told.stdout  # our page of settings has our settings
+
+
+def test_one_without_a_docstring_is_shown(told):
+    assert "compose.steps=[weigh_and_sum,centre]" in told.stdout
 
 
 def test_a_name_of_ours_or_one_that_verl_does_not_look_up_cannot_be_taken(told):

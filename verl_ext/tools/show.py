@@ -37,9 +37,8 @@ def show(options: argparse.Namespace) -> int:
         raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
     settings = parse_settings(options.overrides)
     chain = build(name, settings)
-    home = importlib.import_module(ESTIMATORS[name])
-    heading, *rest = (home.__doc__ or "").splitlines()
-    formula = [f"  {line.strip()}" for line in rest if line.startswith("    ")] if name != "compose" else []
+    heading, _, rest = (importlib.import_module(ESTIMATORS[name]).__doc__ or name).partition("\n")
+    formula = [f"  {line.strip()}" for line in rest.splitlines() if line.startswith("    ") and name != "compose"]
     lines = [heading, *(["", "formula", *formula] if formula else [])]
     lines += ["", "steps", *_steps(chain), "", "settings in force", *_settings(name, settings)]
     say("\n".join([*lines, "", "the same as a list", _as_list(chain, settings)]))
