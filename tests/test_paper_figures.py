@@ -1,4 +1,4 @@
-"""`scripts/evidence/paper_figures.py`: numbers against closed forms, exact arithmetic, verl, the papers."""
+"""`scripts/evidence/paper_figures.py`: numbers against closed forms, exact arithmetic, the papers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[1]
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(ROOT / "scripts/evidence"))
     import paper_figures
-    from figures import common, dgpo, drgrpo, gdpo, hadw
+    from figures import common, dgpo, gdpo, hadw
 
 CHANCES = np.array([0.02, 0.1, 0.25, 0.4, 0.5, 0.7, 0.95])
 
 
-@pytest.mark.parametrize("module", [common, dgpo, drgrpo, gdpo, hadw])
+@pytest.mark.parametrize("module", [common, dgpo, gdpo, hadw])
 def test_the_examples_in_the_docstrings(module):
     assert doctest.testmod(module).failed == 0
 
@@ -96,37 +96,3 @@ class TestHadw:
                 assert hadw.underrated(size, low, high) == pytest.approx(chance, abs=6e-6)
         for size, chance in {2: 0.499997499987, 3: 0.749995833315, 5: 0.780787089465, 6: 0.781154327380}.items():
             assert hadw.underrated(size, 0, 2 / size) == pytest.approx(chance, abs=6e-6)
-
-
-class TestDrgrpo:
-    LENGTHS = (4, 2, 3, 1)  # two groups and two micro-batches of two
-
-    @pytest.mark.parametrize(
-        ("name", "mode", "factor"),
-        [
-            ("length", "seq-mean-token-mean", None),
-            ("batch", "token-mean", None),
-            ("constant", "seq-mean-token-sum-norm", 8),
-            ("longest", "seq-mean-token-sum-norm", None),
-            ("nothing", "seq-mean-token-sum", None),
-        ],
-    )
-    def test_weights_are_the_gradients_of_verls_loss(self, name, mode, factor):
-        import torch
-        from verl.trainer.ppo.core_algos import agg_loss
-
-        lengths = torch.tensor(self.LENGTHS)
-        mask = (torch.arange(4) < lengths[:, None]).float()
-        loss = torch.zeros(4, 4, requires_grad=True)
-        for rows in ([0, 1], [2, 3]):
-            width = int(lengths[rows].max())
-            agg_loss(
-                loss[rows, :width],
-                mask[rows, :width],
-                mode,
-                batch_num_tokens=int(mask.sum()),
-                global_batch_size=4,
-                loss_scale_factor=factor,
-            ).backward()
-        expected = drgrpo.token_weights(self.LENGTHS, groups=2, micro_batches=2, limit=8)[name]
-        assert loss.grad.numpy() == pytest.approx((mask * torch.tensor(expected)[:, None]).numpy(), abs=1e-7)

@@ -12,7 +12,7 @@ import textwrap
 from pathlib import Path
 from types import ModuleType
 
-from figures import dgpo, drgrpo, gdpo, hadw
+from figures import dgpo, gdpo, hadw
 
 PAGES = Path(__file__).parents[2] / "docs" / "pages" / "estimators"
 PICTURES = PAGES.parent / "pictures"
@@ -20,7 +20,6 @@ FIGURES: dict[str, tuple[ModuleType, tuple[float, float]]] = {
     "gdpo": (gdpo, (9.2, 3.8)),
     "dgpo": (dgpo, (9.2, 3.8)),
     "hadw": (hadw, (9.2, 3.8)),
-    "drgrpo": (drgrpo, (6.2, 4.4)),
 }
 """The figure of each page, and its size in inches."""
 BEGIN = "<!-- Made by scripts/evidence/paper_figures.py from figures/{name}.py: change it there, then run it again. -->"
