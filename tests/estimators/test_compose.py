@@ -129,17 +129,6 @@ def test_a_division_of_each_reward_and_one_of_the_sum_are_two_things():
         assert composed(*first, "weigh_and_sum", "centre", "scale_by_std", "whiten").steps
 
 
-def test_settings_that_the_list_cannot_honour_are_refused():
-    for steps in (["centre", "weigh_and_sum"], ["weigh_and_sum", "divide_by_mean", "centre"]):
-        settings = Settings.parse({"use_kl_in_reward": True, "compose": {"steps": steps}})
-        with pytest.raises(ConfigurationError, match=facts("use_kl_in_reward=True", "use_kl_loss=True")):
-            build("compose", settings)
-    assert build("compose", Settings.parse({"use_kl_in_reward": True, "compose": {"steps": list(SUMMED)}})).steps
-    assert composed("weigh_and_sum", {"step": "centre", "leave_one_out": True}, norm_adv_by_std_in_grpo=False)
-    with pytest.raises(ConfigurationError, match=facts("norm_adv_by_std_in_grpo=False", "scale_by_std")):
-        composed(*SUMMED, "scale_by_std", norm_adv_by_std_in_grpo=False)
-
-
 def test_a_condition_from_a_file_in_which_on_is_a_boolean():
     (condition, *_) = composed(
         {"step": "condition", "conditions": {"a": {True: "b", "at_least": 1}}}, *SUMMED, rewards={"keys": ["a", "b"]}

@@ -8,11 +8,11 @@ import torch
 from omegaconf import OmegaConf
 
 from tests.calls import call, metrics_of, tensors
-from tests.estimators.small import GDPO, UIDS, X, config_for, fields
+from tests.estimators.small import UIDS, X, config_for, fields
 from tests.facts import facts
 from verl_ext import RunState, use_run_state
 from verl_ext.core.rows import Rows
-from verl_ext.errors import ConfigurationError, DataError, IntegrationError
+from verl_ext.errors import DataError, IntegrationError
 from verl_ext.integration.advantage import estimator_function
 from verl_ext.registry import INSTALLED
 
@@ -98,22 +98,6 @@ def test_lengths_are_those_of_the_rows_that_are_left():
     wanted = call("gdpo", kept, list("aabb"), [lengths[row] for row in left], config=config, components={"x": kept})
     assert found.rows[left].tolist() == wanted.rows.tolist()
     assert found.rows[1] == 0
-
-
-NO_KL, NO_STD = {"use_kl_in_reward": True}, {"norm_adv_by_std_in_grpo": False}
-REFUSED = [
-    ("gdpo", GDPO | NO_KL, ("use_kl_in_reward=True", "gdpo", "use_kl_loss=True")),
-    ("hadw", GDPO | NO_KL | {"hadw": {"base": "gdpo"}}, ("use_kl_in_reward=True", "hadw")),
-    ("gdpo", GDPO | NO_STD | {"gdpo": {"scale": "mad"}}, ("norm_adv_by_std_in_grpo=False", "algorithm.gdpo.scale=mad")),
-    ("dgpo", NO_STD, ("norm_adv_by_std_in_grpo=False", "dgpo", "algorithm.dgpo.dgae=False")),
-    ("hadw", NO_STD | {"hadw": {"base": "dgpo"}}, ("norm_adv_by_std_in_grpo=False", "algorithm.dgpo.dgae=False")),
-]
-
-
-@pytest.mark.parametrize(("name", "config", "told"), REFUSED)
-def test_settings_of_verls_that_an_estimator_cannot_honour_are_refused(name, config, told):
-    with pytest.raises(ConfigurationError, match=facts(*told)):
-        call(name, X, UIDS, config=config, components=fields())
 
 
 def test_a_trainer_that_passes_a_part_of_the_batch_is_named():

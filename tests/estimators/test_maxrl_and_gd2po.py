@@ -108,8 +108,6 @@ def test_gd2po_by_hand(case):
 @pytest.mark.parametrize(
     ("name", "algorithm", "told"),
     [
-        ("maxrl", {"use_kl_in_reward": True}, ("use_kl_in_reward=True", "maxrl", "use_kl_loss=True")),
-        ("gd2po", {"use_kl_in_reward": True}, ("use_kl_in_reward=True", "gd2po", "use_kl_loss=True")),
         ("gd2po", {"gd2po": {"tau": 0.5}}, ("tau=0.5", "conflict=hard", "conflict=snr")),
         ("gd2po", {"gd2po": {"tau": 2}}, ("algorithm.gd2po.tau", "at most 1", "found 2")),
         ("maxrl", {"maxrl": {"epsilon": 0}}, ("algorithm.maxrl.epsilon", "above 0")),

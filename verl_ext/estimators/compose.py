@@ -80,12 +80,6 @@ def compose(settings: Settings) -> Chain:
         )
     steps = tuple(_step(item, f"{WHERE}[{at}]", settings) for at, item in enumerate(items))
     _check_order(steps)
-    dividing = [step.name for step in steps if isinstance(step, ScaleByStd | ScaleByMad)]
-    if dividing and not settings.norm_by_std:
-        raise ConfigurationError(
-            f"algorithm.norm_adv_by_std_in_grpo=False contradicts {dividing[0]} in {WHERE}: remove the step from the "
-            "list, or set norm_adv_by_std_in_grpo=True"
-        )
     return Chain(steps)
 
 

@@ -41,6 +41,12 @@ class DgpoSettings:
     balance: Literal["auto", "token", "sequence", "none"] = "auto"
     """What the loss averages over: `token`, `sequence`, `none`; `auto` follows the actor's `loss_agg_mode`."""
 
+    def __post_init__(self) -> None:
+        if not self.dqw and self.dqw_temp != DgpoSettings.dqw_temp:
+            raise ConfigurationError(
+                f"algorithm.dgpo.dqw_temp={self.dqw_temp:g} has no effect with algorithm.dgpo.dqw=False: remove one"
+            )
+
 
 SECTION = DgpoSettings
 PRESET = {"actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean", "use_kl_loss": False}}}
@@ -57,11 +63,6 @@ def dgpo(settings: Settings) -> Chain:
             0.   ,  0.   ,  0.   ,  0.   ])
     """
     own = settings.of(DgpoSettings)
-    if own.dgae and not settings.norm_by_std:
-        raise ConfigurationError(
-            "algorithm.norm_adv_by_std_in_grpo=False has no effect on dgpo, which divides by the mean absolute "
-            "deviation: remove it, or set algorithm.dgpo.dgae=False"
-        )
     steps: list[Step] = [WeighAndSum(settings.rewards.weights, kl_where_varying=settings.kl_in_reward), Centre()]
     if own.dgae:
         steps.append(ScaleByMad())

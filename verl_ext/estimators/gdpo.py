@@ -27,7 +27,7 @@ from verl_ext.core.chain import Chain, Step
 from verl_ext.core.steps import Centre, Condition, Requirement, ScaleByMad, ScaleByStd, WeighAndSum
 from verl_ext.core.totals import Whiten
 from verl_ext.core.typed import same_as
-from verl_ext.errors import Complaint, ConfigurationError
+from verl_ext.errors import Complaint
 from verl_ext.settings import Settings
 
 
@@ -77,11 +77,6 @@ def gdpo(settings: Settings) -> Chain:
     if own.conditions:
         steps.insert(0, Condition(own.conditions))
     if own.scale == "mad":
-        if not settings.norm_by_std:
-            raise ConfigurationError(
-                "algorithm.norm_adv_by_std_in_grpo=False contradicts algorithm.gdpo.scale=mad, which divides by the "
-                "mean absolute deviation: set algorithm.gdpo.scale=none, or norm_adv_by_std_in_grpo=True"
-            )
         steps.append(ScaleByMad(own.epsilon))
     elif own.scale == "std" and settings.norm_by_std:
         steps.append(ScaleByStd(own.epsilon))

@@ -38,6 +38,7 @@ NAMED = "+algorithm.rewards.accuracy_key=correctness"
 HADW_GDPO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gdpo")
 ACC = "+algorithm.rewards.accuracy_key=acc"
 MAXRL = "algorithm.adv_estimator=maxrl"
+STD = "algorithm.norm_adv_by_std_in_grpo=False"
 PENALTY = "{step:penalise_length,max_length:%d,buffer:256}"
 SKIP = "+algorithm.verl_ext.skip_zero_advantage=True"
 COMPOSE = "algorithm.adv_estimator=compose"
@@ -83,14 +84,21 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("KL", (*GDPO, "algorithm.use_kl_in_reward=True"), ("algorithm.use_kl_in_reward", "use_kl_loss")),
     (
         "std against mad",
-        (*GDPO, "+algorithm.gdpo.scale=mad", "algorithm.norm_adv_by_std_in_grpo=False"),
+        (*GDPO, "+algorithm.gdpo.scale=mad", STD),
         ("norm_adv_by_std_in_grpo", "algorithm.gdpo.scale"),
     ),
     (
         "std against dgae",
-        ("algorithm.adv_estimator=dgpo", "algorithm.norm_adv_by_std_in_grpo=False"),
+        ("algorithm.adv_estimator=dgpo", STD),
         ("norm_adv_by_std_in_grpo", "algorithm.dgpo.dgae=False"),
     ),
+    (
+        "std against a list",
+        (COMPOSE, "+algorithm.compose.steps=[weigh_and_sum,centre,scale_by_std]", STD),
+        ("norm_adv_by_std_in_grpo", "scale_by_std"),
+    ),
+    ("KL against maxrl", (MAXRL, "algorithm.use_kl_in_reward=True"), ("algorithm.use_kl_in_reward", "negative")),
+    ("temperature", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo={dqw: False, dqw_temp: 5}"), ("dqw_temp", "dqw")),
     (
         "condition",
         (*GDPO, "+algorithm.gdpo.conditions={format:{on:accu,at_least:1}}"),
@@ -126,7 +134,6 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("section of another", (*GDPO, "+algorithm.dgpo.dqw_temp=5"), ("algorithm.dgpo", "adv_estimator=dgpo")),
     ("dump of grpo", (GRPO, "+algorithm.verl_ext.dump_dir=/tmp/x"), ("dump_dir", "keys")),
     ("one response", ("algorithm.adv_estimator=hadw", "actor_rollout_ref.rollout.n=1"), ("rollout.n=1",)),
-    ("temperature", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo={dqw: False, dqw_temp: 5}"), ("dqw_temp", "dqw")),
     ("history behind a filter", ("algorithm.adv_estimator=hadw", FILTER), ("filter_groups.enable", "history")),
     ("hopeless groups", (*GDPO, FILTER, ANY_REWARD), ("accuracy_between",)),
     ("filter by the total", (*GDPO, FILTER, "algorithm.filter_groups.metric=reward"), ("metric=any_reward",)),
@@ -149,7 +156,7 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("whitening beside skipped rows", (*GDPO, "+algorithm.gdpo.whiten=token", SKIP), ("skip_zero_advantage", "whiten")),
     (
         "std of verl's gdpo",
-        (*VERLS, "+algorithm.gdpo.whiten=token", "algorithm.norm_adv_by_std_in_grpo=False"),
+        (*VERLS, "+algorithm.gdpo.whiten=token", STD),
         ("norm_adv_by_std_in_grpo",),
     ),
     ("scale of advantages", (*GDPO, f"{ACTOR}.policy_loss.loss_mode=clip_cov"), ("loss_mode=clip_cov",)),
@@ -167,6 +174,8 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
         *("algorithm.adv_estimator=dgpo", TWO, TOOLS, NAMED, "+algorithm.rewards.accuracy_threshold=0"),
     ),
     "drgrpo": ("algorithm.adv_estimator=drgrpo", *DRGRPO),
+    "KL of one combined reward": ("algorithm.adv_estimator=drgrpo", *DRGRPO, "algorithm.use_kl_in_reward=True"),
+    "the centre of a list without std": (COMPOSE, "+algorithm.compose.steps=[weigh_and_sum,centre]", STD),
     "the preset of drgrpo": ("+verl_ext=drgrpo",),
     "a preset beside another": ("+verl_ext=[separate_async,hadw]",),
     "grpo with logged rewards": (GRPO, TWO, GSM8K),

@@ -20,11 +20,10 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from verl_ext.conf import GROUP, MARKER
-from verl_ext.core.steps import Centre, Condition
+from verl_ext.core.steps import Centre, Condition, DivideByMean, ScaleByMad, ScaleByStd
 from verl_ext.errors import Complaint, listed, nearest, unknown
 from verl_ext.estimators import build
 from verl_ext.estimators.compose import try_out
-from verl_ext.estimators.dgpo import DgpoSettings
 from verl_ext.integration.checks.losses import balance, loss_mode
 from verl_ext.integration.checks.read import ACTOR, FILTER, RunConfig
 from verl_ext.integration.checks.rewards import (
@@ -176,9 +175,6 @@ def without_effect(run: RunConfig) -> Iterator[Complaint]:
                 f"algorithm.verl_ext.dump_dir has no effect on verl's {run.name} without "
                 "'algorithm.rewards.keys=[...]': set the keys, or remove it"
             )
-    dgpo = run.settings.of(DgpoSettings)
-    if "dgpo" in run.used and not dgpo.dqw and dgpo.dqw_temp != DgpoSettings.dqw_temp:
-        yield _warning(f"algorithm.dgpo.dqw_temp={dgpo.dqw_temp:g} has no effect with algorithm.dgpo.dqw=False")
     centred = run.chain is not None and any(isinstance(step, Centre) for step in run.chain.steps)
     if centred and not run.settings.kl_in_reward and run.select("actor_rollout_ref.rollout.n") == 1:
         yield _warning(
@@ -207,6 +203,29 @@ def missing_keys(run: RunConfig) -> Iterator[Complaint]:
     for name in (name for each in conditions for key, needed in each.items() for name in (key, needed.on)):
         if name not in keys:
             yield Complaint(f"a condition names an {unknown('reward', name, keys)} (algorithm.rewards.keys)")
+
+
+def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:
+    """Settings of verl's that the steps cannot follow: KL in the reward, no division by the std."""
+    if run.chain is None:
+        return
+    why = None
+    if run.chain.per_reward:
+        why = "which works on each reward separately: KL is added to one combined reward"
+    elif any(isinstance(step, DivideByMean) for step in run.chain.steps):
+        why = "which needs rewards of at least 0: KL may make them negative"
+    if run.settings.kl_in_reward and why is not None:
+        yield Complaint(
+            f"algorithm.use_kl_in_reward=True does not work with {run.name}, {why}; set use_kl_in_reward=False and, to "
+            f"keep a KL term, {ACTOR}.use_kl_loss=True"
+        )
+    for step in run.chain.steps:
+        if isinstance(step, ScaleByStd | ScaleByMad) and not run.settings.norm_by_std:
+            yield Complaint(
+                f"algorithm.norm_adv_by_std_in_grpo=False contradicts the step {step.name} of {run.name}: set "
+                "norm_adv_by_std_in_grpo=True, or algorithm.gdpo.scale=none, algorithm.dgpo.dgae=False, or leave it "
+                "out of the list"
+            )
 
 
 def trial(run: RunConfig) -> Iterator[Complaint]:
@@ -240,6 +259,6 @@ ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments,
 """The rules for every configuration."""
 READ = (
     *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_effect, skipped_rows),
-    *(missing_keys, trial, penalties, rule_of_estimator, balance, loss_mode),
+    *(missing_keys, contradicted_by_verl, trial, penalties, rule_of_estimator, balance, loss_mode),
 )
 """Those that need the settings."""
