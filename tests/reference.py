@@ -304,7 +304,7 @@ def gd2po(
         for row in rows:
             parts = [weight * column[row] for column, weight in zip(scaled, weights, strict=True)]
             parts = scored(parts)
-            if any(part > 1e-8 for part in parts) and any(part < -1e-8 for part in parts):
+            if any(part > 1e-6 for part in parts) and any(part < -1e-6 for part in parts):
                 ratio = abs(math.fsum(parts)) / (math.fsum(map(abs, parts)) + 1e-8)
                 if conflict == "hard" or ratio < tau:
                     dropped.append(row)

@@ -18,7 +18,6 @@ from verl_ext.core.metrics import metric_name
 from verl_ext.core.typed import limited
 from verl_ext.errors import ConfigurationError, DataError, listed
 
-SMALLEST = 1e-8  # a value this near to 0 has no sign
 _UNDOES: Order = dict.fromkeys(
     ("balance", "drop_conflicts", "weigh_by_difficulty", "weigh_by_focal", "weigh_by_history", "whiten"),
     "dividing within the group afterwards undoes it",
@@ -212,7 +211,7 @@ class ScaleByMad(Step):
 class DropConflicts(Step):
     """Leave out the responses whose `w_k x_k` conflict; multiply the others by the share of their group that is kept.
 
-    A response conflicts if one `w_k x_k` is above 1e-8 and another below -1e-8. `conflict=hard` drops every such
+    A response conflicts if one `w_k x_k` is above 1e-6 and another below -1e-6. `conflict=hard` drops every such
     response, `conflict=snr` those with `|sum_k w_k x_k| / (sum_k |w_k x_k| + 1e-8) < tau` (GD2PO). From here on a
     dropped response is not scored: whitening leaves it out, and its advantage is 0. A reward that has weight 0 or is
     not scored has no part in a conflict. `conflict_share` and `dropped_share` are shares of the scored responses.
@@ -236,10 +235,10 @@ class DropConflicts(Step):
         weights = np.ones(len(batch.keys)) if self.weights is None else np.array(self.weights)
         scored = ~np.isnan(values).all(axis=1)
         parts = np.where(np.isnan(values), 0.0, values * weights)
-        conflict: Bools = np.logical_and((parts > SMALLEST).any(axis=1), (parts < -SMALLEST).any(axis=1))
+        conflict: Bools = np.logical_and((parts > TOLERANCE).any(axis=1), (parts < -TOLERANCE).any(axis=1))
         dropped = conflict
         if self.conflict == "snr":
-            ratio = np.abs(parts.sum(axis=1)) / (np.abs(parts).sum(axis=1) + SMALLEST)
+            ratio = np.abs(parts.sum(axis=1)) / (np.abs(parts).sum(axis=1) + 1e-8)
             dropped = conflict & (ratio < self.tau)
         kept = batch.groups.mean(np.where(scored, ~dropped, np.nan))
         out = np.where(dropped[:, None], np.nan, values * batch.groups.broadcast(kept)[:, None])

@@ -39,6 +39,7 @@ HADW_GDPO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gdpo")
 ACC = "+algorithm.rewards.accuracy_key=acc"
 MAXRL = "algorithm.adv_estimator=maxrl"
 STD = "algorithm.norm_adv_by_std_in_grpo=False"
+RLOO = "algorithm.adv_estimator=rloo"
 PENALTY = "{step:penalise_length,max_length:%d,buffer:256}"
 SKIP = "+algorithm.verl_ext.skip_zero_advantage=True"
 COMPOSE = "algorithm.adv_estimator=compose"
@@ -59,6 +60,10 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("verl's weights below hadw", (*HADW_GDPO, KEYS, "+algorithm.gdpo_reward_weights=[1,2]"), ("gdpo.whiten=token",)),
     ("no keys", ("algorithm.adv_estimator=gdpo",), ("gdpo", "'algorithm.rewards.keys=[...]'")),
     ("no keys of a list", (COMPOSE, "+algorithm.compose.steps=[centre,weigh_and_sum]"), ("rewards.keys",)),
+    ("settings of grpo", (GRPO, "+algorithm.rewards.keyz=[a]"), ("'keyz'", "'keys'")),
+    ("setting of rloo", (RLOO, "+algorithm.verl_ext.skip_zero_advantge=True"), ("'skip_zero_advantage'",)),
+    ("section not in force", (RLOO, "+algorithm.dgpo.dqw_tmp=1"), ("algorithm.dgpo", "'dqw_temp'")),
+    ("section beside a setting", (RLOO, KEYS, "+algorithm.rewrds.log=all"), ("algorithm.rewrds", "algorithm.rewards")),
     ("component", (*GDPO, GSM8K), ("algorithm.rewards.keys", "'acc'", "'correctness'")),
     ("argument below grpo", (GRPO, GSM8K, f"{KWARGS}.strict=yes"), ("strict", "'yes'")),
     ("scorer", (*GDPO, f"{PATH}=pkg://verl_ext.rewards.gsm8"), ("'gsm8'", "'gsm8k'")),
@@ -130,7 +135,6 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("the old place, verl's own estimator", (GRPO, "custom_reward_function.path=mine.py"), (f"{PATH}=mine.py",)),
     ("rejected rows of grpo", (GRPO, KEYS, "+algorithm.rewards.rejected=leave_out"), ("rewards.rejected", "grpo")),
     ("estimator registered elsewhere", ("algorithm.adv_estimator=my_method",), ("'my_method'", "trainer's process")),
-    ("settings of grpo", (GRPO, "+algorithm.rewards.keyz=[a]"), ("'keyz'", "'keys'")),
     ("section of another", (*GDPO, "+algorithm.dgpo.dqw_temp=5"), ("algorithm.dgpo", "adv_estimator=dgpo")),
     ("dump of grpo", (GRPO, "+algorithm.verl_ext.dump_dir=/tmp/x"), ("dump_dir", "keys")),
     ("one response", ("algorithm.adv_estimator=hadw", "actor_rollout_ref.rollout.n=1"), ("rollout.n=1",)),
@@ -151,6 +155,11 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     (
         "penalty that never comes",
         (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{PENALTY % 1024},centre]"),
+        ("penalise_length", "max_length=512"),
+    ),
+    (
+        "penalty that stops to grow",
+        (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{PENALTY % 300},centre]"),
         ("penalise_length", "max_length=512"),
     ),
     ("whitening beside skipped rows", (*GDPO, "+algorithm.gdpo.whiten=token", SKIP), ("skip_zero_advantage", "whiten")),

@@ -54,7 +54,7 @@ def judge(config: Any) -> Verdict:
         settings = read_settings(config.algorithm)
         chain = build(name, settings) if name in INSTALLED else None
     except ConfigurationError as error:
-        # Most runs with verl's own estimators do without our settings.
+        # Of a run without this package only verl's entries are read, in which verl may take other values.
         complaints.append(Complaint(str(error), fatal=RunConfig(name, Settings(), None, config).ours))
     run = RunConfig(name, settings or Settings(), chain, config)
     judged = [rule(run) for rule in (*rules.ALWAYS, *(rules.READ if settings is not None else ()))]

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError
 from verl_ext.registry import INSTALLED, used
-from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings, entries
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings, entries, sections
 
 ACTOR = "actor_rollout_ref.actor"
 FILTER = "algorithm.filter_groups"
@@ -39,8 +39,9 @@ class RunConfig:
 
     @property
     def ours(self) -> bool:
-        """Whether settings of this package decide what the run trains on: its estimator, or its filter of groups."""
-        return self.name in INSTALLED or self.filter in (ANY_REWARD, ACCURACY_BETWEEN)
+        """Whether the run uses this package: its estimator, its filter of groups, or a section of its settings."""
+        given = any(name in self.config.algorithm for name in sections())
+        return given or self.name in INSTALLED or self.filter in (ANY_REWARD, ACCURACY_BETWEEN)
 
     @property
     def used(self) -> tuple[str, ...]:

@@ -115,10 +115,10 @@ def penalties(run: RunConfig) -> Iterator[Complaint]:
                 f"{OVERLONG}.enable=True and the step {step.name} both penalise long responses: set "
                 f"{OVERLONG}.enable=False, or remove the step"
             )
-        if longest is not None and longest <= (free := step.max_length - step.buffer):
+        if longest not in (None, step.max_length):
             yield Complaint(
-                f"{step.name} begins above {free} tokens, but data.max_response_length={longest}: set "
-                f"max_length={longest} in the step, and a buffer",
+                f"{step.name} grows from {step.max_length - step.buffer} to {step.max_length} tokens, but "
+                f"data.max_response_length={longest}: set max_length={longest} in the step, and a buffer",
                 fatal=False,
             )
 
