@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet
 import pytest
 
 from tests.facts import a_line_says, says
@@ -253,6 +254,29 @@ def test_a_score_that_is_not_the_weighted_sum_is_said(compare, tmp_path):
     folder = made.rollouts(tmp_path / "r", made.entries())
     assert a_line_says(compare(folder, "gdpo", made.KEYS), "gdpo", "is not score", "33.3%")
     assert "is not score" not in compare(folder, "gdpo", made.KEYS, "algorithm.rewards.weights=[2,1]")
+
+
+@pytest.mark.parametrize(
+    ("about", "fact"),
+    [
+        ("7", "verl_ext"),
+        ("{", "JSONDecodeError"),
+        ('{"step": 1, "update": 0, "algorithm": {}, "loss_agg_mode": "x", "state": null}', "estimator"),
+        ('{"step": "x"}', "step"),
+        ("[" * 100_000, "RecursionError"),
+    ],
+)
+def test_damaged_metadata_are_an_error_that_names_the_file(about, fact, compare, tmp_path):
+    made.dump(tmp_path / "dump", [1])
+    (file,) = tmp_path.glob("dump/*/*.parquet")
+    table = pyarrow.parquet.read_table(file).replace_schema_metadata({"verl_ext": about})
+    pyarrow.parquet.write_table(table, file)
+    assert says(compare(tmp_path / "dump", status=1), file, fact)
+
+
+def test_a_number_of_400_digits_is_an_error_that_names_the_file(compare, tmp_path):
+    folder = made.rollouts(tmp_path / "r", made.entries(right=10**400))
+    assert says(compare(folder, "gdpo", made.KEYS, status=1), folder, "cannot be read")
 
 
 REFUSED = [

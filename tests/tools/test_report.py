@@ -92,7 +92,9 @@ def test_parts_of_a_run_are_joined_by_plus_and_the_later_part_counts(runs, repor
 def test_a_run_without_a_metric_says_so_in_the_table_and_the_score_stands_in_for_named_rewards(runs, report):
     plain = made.log(runs / "plain.jsonl", (1, {"critic/score/mean": 0.25}))
     assert rows(report(f"x={plain}"))[0] == "score x 1 1-1 0.250 0.250 0.250 0.250"
-    assert a_line_says(report(f"{runs}/gdpo-1", f"x={plain}"), "correctness", "x", 1, "not logged")
+    text = report(f"{runs}/gdpo-1", f"x={plain}")
+    assert a_line_says(text, "correctness", "x", 1, "not logged")
+    assert a_line_says(text, "not logged", "algorithm.rewards.log=all")
 
 
 def test_all_outputs(runs, report):
@@ -105,6 +107,40 @@ def test_all_outputs(runs, report):
     report(f"run={log}", "--plot", picture, "--markdown", table, "--title", "Tools")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert table.read_text().splitlines()[2] == r"| <b>\| | run | 1 | 1-6 | 0.500 | 0.500 | 0.500 | 0.500 |"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '{"step": "x", "data": {}}',
+        '{"step": Infinity, "data": {}}',
+        '{"step": 1, "data": [1]}',
+        '{"step": 1, "data": {"a": 1%s}}' % ("0" * 400),
+        '{"step": 1%s, "data": {"a": 1}}' % ("0" * 400),
+    ],
+)
+def test_an_odd_line_is_an_error_that_names_the_file_and_the_line(odd, tmp_path, report):
+    path = tmp_path / "x.jsonl"
+    path.write_text(line(1, **{X: 1.0}) + odd + "\n")
+    assert f"{path}:2 cannot be read" in report(path, status=1)
+
+
+def test_a_line_of_nested_brackets_is_left_out(tmp_path, report):
+    path = tmp_path / "x.jsonl"
+    path.write_text(line(1, **{X: 1.0}) + "[" * 100_000 + "\n")
+    assert "1 unreadable line" in report(path)
+
+
+def test_control_characters_of_a_name_are_not_printed(tmp_path, report):
+    text = report(made.log(tmp_path / "x.jsonl", (1, {"reward/\x1b[31mred/mean": 1.0})))
+    assert "\x1b" not in text
+    assert r"\x1b[31mred" in text
+
+
+def test_a_run_is_called_after_its_experiment(tmp_path, report):
+    """verl's file logger writes <project>/<experiment>.jsonl."""
+    logs = [made.log(tmp_path / "project" / f"{name}.jsonl", (1, {X: 1.0})) for name in ("first", "second")]
+    assert [row.split()[1] for row in rows(report(*logs))[:2]] == ["first", "second"]
 
 
 REFUSED = [

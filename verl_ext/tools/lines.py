@@ -17,6 +17,6 @@ def json_lines(file: Path) -> Iterator[dict[str, Any] | None]:
         for line in lines:
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 record = None
             yield record if isinstance(record, dict) else None

@@ -75,6 +75,24 @@ def test_what_hydra_cannot_compose_is_an_error(check: Check, arguments: tuple[st
     assert word in err
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "algorithm: {",
+        "\x1b",
+        "defaults: ppo_trainer",
+        "a: " + "[" * 2000,
+        MINE + "trainer:\n",
+        MINE.replace("algorithm:\n", "algorithm: 1\nx:\n"),
+    ],
+)
+def test_whatever_is_in_a_file_the_error_is_one_of_ours_and_names_it(check: Check, tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    status, _, err = check("--config", str(tmp_path / "mine.yaml"))
+    assert status == 1
+    assert "mine" in err
+
+
 def test_it_says_what_the_run_says_and_starts_no_ray(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(MINE.replace("verl_ext: gdpo, _self_", "_self_, verl_ext: gdpo"))
     given = ("--config-path", str(tmp_path), "--config-name", "mine", "algorithm.gdpo.epsilon=0")

@@ -15,7 +15,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import ConfigurationError, reading
 from verl_ext.files import say
 from verl_ext.integration.checks import judge
 from verl_ext.integration.checks.describe import describe
@@ -63,12 +63,13 @@ def _judged(folder: Path | None, name: str, options: argparse.Namespace) -> tupl
 
     module: Any = hydra.initialize_config_module
     files: Any = hydra.initialize_config_dir
-    with module(VERL, version_base=None) if folder is None else files(str(folder.resolve()), version_base=None):
+    home = module(VERL, version_base=None) if folder is None else files(str(folder.resolve()), version_base=None)
+    with home, reading(name):
         try:
             config = hydra.compose(name, overrides=options.overrides, return_hydra_config=True)
         except Exception as error:  # a file may hold anything
             cause = f": {error.__cause__}" if error.__cause__ is not None else ""
-            raise ConfigurationError(f"Hydra cannot compose {name}: {error}{cause}") from error
+            raise ConfigurationError(f"Hydra cannot compose {name}: {str(error)[:1000]}{cause}") from error
         HydraConfig.instance().set_config(config)
         try:
             with open_dict(config):

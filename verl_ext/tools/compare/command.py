@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import ConfigurationError, reading
 from verl_ext.files import say
 from verl_ext.registry import INSTALLED
 from verl_ext.settings import Settings
@@ -78,7 +78,8 @@ class Comparison:
 
 def compare(options: argparse.Namespace) -> int:
     """Write the requested files and print the tables."""
-    result = _compared(read(options.rollouts, options.prompt, options.step), options.variants)
+    with reading(options.rollouts):
+        result = _compared(read(options.rollouts, options.prompt, options.step), options.variants)
     lines = list(result.notes)
     for title, remark, rows in _tables(result):
         lines += ["", title, plain(rows), remark]

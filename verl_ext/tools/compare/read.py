@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from verl_ext.core.groups import Array
-from verl_ext.errors import DataError, listed, unknown
+from verl_ext.core.typed import make
+from verl_ext.errors import DataError, listed, reading, unknown
 from verl_ext.tools.compare.rollouts import ANSWERS, CHARACTERS, SCORE, SUM, TOKENS, Rollouts, Run, steps_from
 from verl_ext.tools.lines import METRICS, json_lines
 
@@ -19,6 +21,24 @@ if TYPE_CHECKING:
 
 DUMPS = "advantages-*.parquet"
 TABLES = (".parquet", ".jsonl")
+
+
+@dataclass(frozen=True)
+class About:
+    """The metadata of a dump."""
+
+    step: int
+    update: int
+    estimator: str
+    algorithm: Mapping[str, Any]
+    loss_agg_mode: str
+    state: Mapping[str, Any] | None = None
+    version: str = ""
+
+    @property
+    def settings(self) -> tuple[str, Mapping[str, Any], str]:
+        """What all updates of a run should share."""
+        return self.estimator, self.algorithm, self.loss_agg_mode
 
 
 def read(path: Path, prompt: str | None = None, step: str | None = None) -> Rollouts:
@@ -54,16 +74,18 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
     import pyarrow
     import pyarrow.parquet
 
-    found: dict[tuple[int, int], tuple[Path, pd.DataFrame, dict[str, Any]]] = {}
+    found: dict[tuple[int, int], tuple[Path, pd.DataFrame, About]] = {}
     notes, again = [], set()
     for file in sorted(files, key=lambda file: (file.stat().st_mtime_ns, file)):
         try:
             table = pyarrow.parquet.read_table(file)
-            about = json.loads((table.schema.metadata or {})[b"verl_ext"])
+            written = (table.schema.metadata or {})[b"verl_ext"]
         except (OSError, KeyError, pyarrow.ArrowException) as error:
             notes.append(f"{file} is left out: {str(error).splitlines()[0]}")
             continue
-        update = about["step"], about["update"]
+        with reading(file):
+            about = make(About, json.loads(written), f"{file}: verl_ext")
+        update = about.step, about.update
         again |= {update} & found.keys()
         found[update] = file, table.to_pandas(), about
     if not found:
@@ -94,14 +116,13 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
     )
 
 
-def _run(written: Mapping[tuple[int, int], Mapping[str, Any]]) -> tuple[Run, list[str]]:
+def _run(written: Mapping[tuple[int, int], About]) -> tuple[Run, list[str]]:
     """Return the run that wrote the files, its settings as the last file has them, and what must be said about it."""
     last = list(written.values())[-1]
-    settings = {part: last[part] for part in ("estimator", "algorithm", "loss_agg_mode")}
-    others = sum(not settings.items() <= each.items() for each in written.values())
+    others = sum(each.settings != last.settings for each in written.values())
     said = [f"{others} of {len(written)} updates had other settings than the last"] if others else []
-    ours = {update: each for update, each in written.items() if each["estimator"] == last["estimator"]}
-    return Run(**settings, states={update: each["state"] for update, each in ours.items() if each["state"]}), said
+    ours = {update: each for update, each in written.items() if each.estimator == last.estimator}
+    return Run(*last.settings, states={update: each.state for update, each in ours.items() if each.state}), said
 
 
 def _read_tables(path: Path, files: Sequence[Path], prompt: str | None, step: str | None) -> Rollouts:
@@ -156,9 +177,9 @@ def _table(file: Path) -> pd.DataFrame:
     """Return a table as it is; an unreadable line becomes a row without any value."""
     import pandas as pd
 
-    return (
-        pd.read_parquet(file) if file.suffix == ".parquet" else pd.DataFrame([each or {} for each in json_lines(file)])
-    )
+    with reading(file):
+        lines = file.suffix != ".parquet"
+        return pd.DataFrame([each or {} for each in json_lines(file)]) if lines else pd.read_parquet(file)
 
 
 def _numbers(column: pd.Series[Any]) -> Array:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from verl_ext.errors import ConfigurationError, DataError, unknown
 from verl_ext.files import say, write
+from verl_ext.tools.lines import METRICS
 from verl_ext.tools.picture import save
 from verl_ext.tools.report.curves import Experiments, logged, panels, panels_of, rewards, rows, width_of
 from verl_ext.tools.report.logs import Log, find_log, read_log
@@ -21,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="[NAME=]RUN",
         help="the folder of a run, or the .jsonl log of verl's file logger; A+B are the parts of one run before and "
-        "after it was resumed; runs with the same NAME are seeds of one experiment (default: the name of the folder)",
+        "after it was resumed; runs with the same NAME are seeds of one experiment (default: the name of the "
+        "log, of metrics.jsonl that of its folder)",
     )
     parser.add_argument("--metrics", nargs="+", metavar="METRIC", help="default: every reward, and related curves")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture with one panel per reward")
@@ -54,6 +56,8 @@ def report(options: argparse.Namespace) -> int:
     notes = [f"{log.path}: {note}" for logs in found.values() for log in logs for note in log.notes]
     if width < options.window:
         notes.append(f"first, final and best are means of {width} step(s), half of the shortest run at most")
+    if any("not logged" in row for row in table):
+        notes.append("not logged: algorithm.rewards.log=all logs every reward that the reward function returns")
     text = [plain(table), *notes]
     if options.markdown is not None:
         write(options.markdown, markdown(table) + "\n")
@@ -74,10 +78,10 @@ def _read(runs: list[str]) -> Experiments:
         name, equals, rest = run.partition("=") if "=" in run and not Path(run).exists() else ("", "", run)
         paths = [Path(rest)] if Path(rest).exists() else [Path(part) for part in rest.split("+")]
         parts = [find_log(path) for path in paths]
-        folder = paths[0].resolve()
-        name = name or (folder.parent if folder.is_file() else folder).name
-        if (name in experiments and not equals) or (name, parts[0].resolve()) in read:
+        log = parts[0].resolve()
+        name = name or (log.parent.name if log.name == METRICS else log.stem)
+        if (name in experiments and not equals) or (name, log) in read:
             raise ConfigurationError(f"{run}: {name} is there already: write NAME={rest} with a name of its own")
-        read.add((name, parts[0].resolve()))
+        read.add((name, log))
         experiments.setdefault(name, []).append(read_log(parts))
     return experiments

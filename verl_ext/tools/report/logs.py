@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_ext.errors import DataError, listed
+from verl_ext.errors import DataError, listed, reading
 from verl_ext.tools.lines import METRICS, json_lines
 
 if TYPE_CHECKING:
@@ -46,15 +45,17 @@ def read_log(parts: Sequence[Path]) -> Log:
 
     kept: list[tuple[int, dict[str, float]]] = []
     resumed, torn = [], 0
-    for record in itertools.chain.from_iterable(map(json_lines, parts)):
+    lines = ((f"{part}:{number}", record) for part in parts for number, record in enumerate(json_lines(part), start=1))
+    for place, record in lines:
         if record is None or not {"step", "data"} <= record.keys():
             torn += 1
             continue
-        step = int(record["step"])
+        with reading(place):
+            step, data = int(float(record["step"])), _numbers(record["data"])
         if kept and step < kept[-1][0]:
             kept = [old for old in kept if old[0] <= step]
             resumed.append(step)
-        kept.append((step, _numbers(record["data"])))
+        kept.append((step, data))
     table = pd.DataFrame([data for _, data in kept], index=[step for step, _ in kept], dtype=float)
     table = table.replace([float("inf"), -float("inf")], float("nan")).dropna(axis="columns", how="all")
     if table.empty:
