@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,6 +25,14 @@ def on_config(config: Any) -> Any:
     fence = {"name": "math", "class": "math", "format": _formula}
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
     return config
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """The start page is the README; what is not a page is linked to in the repository."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/pages/", "](")
+    text = re.sub(r"\]\((?=recipes/|[A-Z])", f"]({config.repo_url}/blob/main/", text)
+    files.append(File.generated(config, "index.md", content=text))
+    return files
 
 
 def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.calls import metrics_of
-from verl_ext import Batch, Settings, build
+from verl_ext import Batch, Settings, __version__, build
+from verl_ext.cli import main
 from verl_ext.registry import ESTIMATORS, INSTALLED
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +39,6 @@ def missing_lines(name: str) -> list[str]:
     for file, line in (
         ("README.md", f"| [`{name}`](docs/pages/{page}) | the method and its paper | in one line |"),
         ("docs/mkdocs.yml", f"      - {name}: {page}"),
-        ("docs/pages/index.md", f"[{name}]({page})"),
     ):
         if line.split(" | ")[0] not in (ROOT / file).read_text(encoding="utf-8"):
             found.append(f"{file} does not name it: add `{line}` beside those of the other estimators")
@@ -67,6 +67,35 @@ def test_no_sentence_stands_twice():
         for sentence in re.split(r"(?<=[.:])\s+", " ".join(prose.split())):
             if len(sentence.split()) > 7:
                 assert seen.setdefault(sentence, path) == path, f"{sentence!r} in {path} and {seen[sentence]}"
+
+
+SEARCHPATH = 'hydra: {searchpath: ["pkg://verl.trainer.config"]}'
+FILES = [
+    (path, block)
+    for path, text in TEXTS.items()
+    for block in re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+    if "defaults:" in block
+]
+
+
+@pytest.mark.parametrize(("path", "block"), FILES, ids=lambda value: str(value)[:40])
+def test_a_file_of_the_pages_is_accepted(path, block, tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text(block if SEARCHPATH in block else f"{SEARCHPATH}\n{block}")
+    assert len(FILES) > 6
+    assert main(["check", "--config", str(tmp_path / "run.yaml"), "actor_rollout_ref.rollout.n=8"]) == 0
+    assert "0 warnings" in capsys.readouterr().out
+
+
+def test_the_version_and_the_address_are_the_same_everywhere():
+    (source,) = re.findall(r'^Source = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    place = source.removeprefix("https://github.com/")
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "CITATION.cff")}
+    texts["Dockerfile"] = (ROOT / "recipes/cluster/Dockerfile").read_text(encoding="utf-8")
+    assert {
+        found for text in texts.values() for found in re.findall(r"github(?:usercontent)?\.com/([^/]+/[^/\"]+)", text)
+    } == {place}
+    assert f"version: {__version__}\n" in texts["CITATION.cff"]
+    assert f'=={__version__}"' in texts["Dockerfile"]
 
 
 def examples() -> list[str]:

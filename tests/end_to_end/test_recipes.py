@@ -116,7 +116,7 @@ def test_the_script_for_a_gpu_trains_saves_and_resumes_every_recipe(
         (tmp_path / "data" / name).mkdir()
         for split in ("train", "test", "math500"):
             sums(source).to_parquet(tmp_path / f"data/{name}/{split}.parquet")
-    output = launch("../scripts/gpu_check.sh", "cpu", timeout=1800, MODEL="data/quickstart/model")
+    output = launch("gpu_check.sh", "cpu", timeout=1800, MODEL="data/quickstart/model")
     assert "every recipe has trained, saved and resumed" in output
 
 

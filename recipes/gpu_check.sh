@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Try every recipe on one GPU, in about ten minutes: two steps with vLLM, a checkpoint, and a third step after a resume.
 #
-#   scripts/gpu_check.sh [OVERRIDE...]
-#   MODEL=data/quickstart/model scripts/gpu_check.sh cpu    # the same without a GPU, for a tiny model
+#   recipes/gpu_check.sh [OVERRIDE...]
+#   MODEL=data/quickstart/model recipes/gpu_check.sh cpu    # the same without a GPU, for a tiny model
 #
 # MODEL is Qwen/Qwen2.5-0.5B-Instruct by default. Data that are not in this folder's data/ are made or downloaded.
 set -euo pipefail
-recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")/../recipes" && pwd)
+recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python}
 
 cpu=
