@@ -53,7 +53,6 @@ UNUSED_PLUGINS = ("cacheprovider", "doctest", "unraisableexception", "threadexce
 HARMLESS = (
     ('_NO_BASE = ("compose", "hadw")', "swapped", "only whether a name is among them counts"),
     ("np.fmax.reduce(np.abs(values), axis=None", "axis= left out", "whitening has one column"),
-    ('return ["grpo", *(name for name in ESTIMATORS', "swapped", "the order of names in a message"),
     ("inner[1:] == (type(None),)", "operand 0 left out", "no other type that can be read ends in None"),
     ("abs(value) <= sys.float_info.max", "LtE -> Lt", "the largest number itself may count as either"),
     ("[*window, value]", "swapped", "each of them is judged alone"),
