@@ -4,7 +4,7 @@ An estimator is a module with a function of its name, from `Settings` to `Chain`
 
 - `SECTION`, the dataclass of its settings, which are under `algorithm.<name>`;
 - `PRESET`, what `+verl_ext=<name>` sets beside `algorithm`, the loss of the paper for example;
-- `check(settings, select)`, its rule about verl's configuration: it yields a `Complaint`; `select` reads an entry;
+- `rule(settings, select)`, which yields a `Complaint` about verl's configuration; `select` reads an entry of it;
 - `bases()`, the estimators that it can build on; its setting `base` names the one in force.
 
 To add one to this package: a file in `verl_ext/estimators/` and a line in `BUILT_IN`. Another package registers
@@ -58,7 +58,7 @@ class Estimator:
     chain: Callable[[Settings], Chain]
     section: type[Any] | None
     preset: Mapping[str, Any]
-    check: Callable[[Settings, Callable[[str], Any]], Iterable[Complaint]]
+    rule: Callable[[Settings, Callable[[str], Any]], Iterable[Complaint]]
     bases: Callable[[], Sequence[str]]
 
 
@@ -78,7 +78,7 @@ def load(name: str) -> Estimator:
         chain,
         section=getattr(module, "SECTION", None),
         preset=getattr(module, "PRESET", {}),
-        check=getattr(module, "check", lambda _settings, _select: ()),
+        rule=getattr(module, "rule", lambda _settings, _select: ()),
         bases=getattr(module, "bases", tuple),
     )
 

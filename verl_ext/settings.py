@@ -105,11 +105,11 @@ COMMON: Mapping[str, type[Any]] = {"rewards": RewardsSettings, "verl_ext": VerlE
 
 def sections() -> dict[str, type[Any]]:
     """The dataclass of every section of `algorithm` that this package reads, by the section's name."""
-    found: dict[str, type[Any] | None] = {**COMMON}
+    kinds: dict[str, type[Any] | None] = {**COMMON}
     for name in ESTIMATORS:
         with suppress(ConfigurationError):  # one of another package may be broken: a run with it raises
-            found[name] = load(name).section
-    return {name: kind for name, kind in found.items() if kind is not None}
+            kinds[name] = load(name).section
+    return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Settings:
 
     rewards: RewardsSettings = field(default_factory=RewardsSettings)
     verl_ext: VerlExtSettings = field(default_factory=VerlExtSettings)
-    own: Mapping[str, Any] = field(default_factory=dict)
+    estimators: Mapping[str, Any] = field(default_factory=dict)
     """Estimator to its section, if it differs from the defaults; read it with `of`."""
     norm_by_std: bool = True
     """verl's `algorithm.norm_adv_by_std_in_grpo`."""
@@ -138,13 +138,13 @@ class Settings:
         >>> Settings.parse({"rewards": {"keys": ["format"]}}).rewards.keys
         ('format',)
         """
-        given = {name: _plain(algorithm[name]) for name in entries() if algorithm.get(name) is not None}
+        given = {name: _as_json(algorithm[name]) for name in entries() if algorithm.get(name) is not None}
         if isinstance(preset := given.get("verl_ext"), str):
             raise ConfigurationError(
                 f"algorithm.verl_ext={preset}: a preset goes into the `defaults` of a file (`verl_ext: {preset}`), or "
                 f"on the command line as +verl_ext={preset}"
             )
-        own = {
+        estimators = {
             name: make(load(name).section or NoSettings, given[name], f"algorithm.{name}")
             for name in ESTIMATORS
             if name in given
@@ -152,7 +152,7 @@ class Settings:
         return cls(
             rewards=make(RewardsSettings, _with_verl_names(given), "algorithm.rewards"),
             verl_ext=make(VerlExtSettings, given.get("verl_ext"), "algorithm.verl_ext"),
-            own={name: read for name, read in own.items() if read != type(read)()},
+            estimators={name: section for name, section in estimators.items() if section != type(section)()},
             norm_by_std=_verl_boolean(given, "norm_adv_by_std_in_grpo", default=cls.norm_by_std),
             kl_in_reward=_verl_boolean(given, "use_kl_in_reward", default=cls.kl_in_reward),
             loss_agg_mode=loss_agg_mode,
@@ -167,7 +167,7 @@ class Settings:
         >>> Settings.parse({"gdpo": {"whiten": "token"}}).of(GdpoSettings).whiten
         'token'
         """
-        return next((read for read in self.own.values() if isinstance(read, kind)), kind())
+        return next((section for section in self.estimators.values() if isinstance(section, kind)), kind())
 
 
 def entries() -> tuple[str, ...]:
@@ -190,12 +190,12 @@ def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[s
             yield f"algorithm.{key} is unknown and would be ignored: did you mean algorithm.{places[near]}?"
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """Data that JSON can hold. YAML 1.1 reads the keys `on` and `off` as True and False."""
     if isinstance(value, Mapping):
         switches = {True: "on", False: "off"}
-        return {switches[key] if isinstance(key, bool) else str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {switches[key] if isinstance(key, bool) else str(key): _as_json(item) for key, item in value.items()}
+    return [_as_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _with_verl_names(given: Mapping[str, Any]) -> object:

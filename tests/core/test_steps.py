@@ -122,6 +122,6 @@ def test_how_often_a_condition_was_met_is_logged():
     """Of the scored ones; the name is safe for verl's aggregation."""
     batch = Batch.of([[1, 1.0], [2, 0.5], [3, 0.4], [4, NAN]], ["g"] * 4, keys=("max_length", "hard"))
     update = Condition({"max_length": Requirement("hard", 0.5)}).update(batch.rewards, batch, None)
-    assert update.metrics == {"condition_met/m_ax_length": 2 / 3}
+    assert update.metrics == {"condition_met/_x6d_ax_length": 2 / 3}
     unscored = Batch.of([[1, NAN]], ["g"], keys=("a", "b"))
     assert Condition({"a": Requirement("b", 1)}).update(unscored.rewards, unscored, None).metrics == {}

@@ -42,7 +42,7 @@ def configuration(*overrides, group="cpu"):
 
 
 def complaints(*overrides, group="cpu"):
-    return [each.text for each in plugin.judge(configuration(*overrides, group=group))]
+    return [complaint.text for complaint in plugin.rule(configuration(*overrides, group=group))]
 
 
 @pytest.mark.parametrize(

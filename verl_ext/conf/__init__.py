@@ -25,7 +25,7 @@ Hydra's `runtime.choices` lacks presets in a list (`[cpu,gdpo]`).
 logger = logging.getLogger("verl_ext")
 
 
-def install(config_store: ModuleType) -> None:
+def store_presets(config_store: ModuleType) -> None:
     """Put the presets into Hydra's ConfigStore."""
     from verl_ext.registry import INSTALLED
 
@@ -60,7 +60,7 @@ def preset(name: str) -> dict[str, Any]:
 
     declared = load(name)
     shown = {*COMMON, name, *declared.bases()}
-    algorithm = {at: defaults(kind) for at, kind in sections().items() if at in shown}
+    algorithm = {section: defaults(kind) for section, kind in sections().items() if section in shown}
     return {"algorithm": {"adv_estimator": name, **algorithm}, MARKER: {name: True}, **declared.preset}
 
 

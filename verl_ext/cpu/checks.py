@@ -36,7 +36,7 @@ def _environment(config: Any) -> Any:
     return OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
 
 
-def judge(config: Any) -> Iterator[Complaint]:
+def complaints(config: Any) -> Iterator[Complaint]:
     """Complain about what cannot run without an accelerator."""
     for rule in (_values, _rollout, _vocabulary):
         for text in rule(config):

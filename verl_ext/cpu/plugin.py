@@ -44,12 +44,12 @@ def activate() -> None:
         after_import(module_name, patch)
 
 
-def judge(config: Any) -> Iterator[Complaint]:
+def rule(config: Any) -> Iterator[Complaint]:
     """Complain about what cannot run on the CPU, if the run is meant for it."""
     from verl_ext.cpu import checks
 
     if checks.asks_for_cpu(config):
-        yield from checks.judge(config)
+        yield from checks.complaints(config)
 
 
 def _set_device(original: Callable[..., Any], config: Any) -> None:
@@ -90,7 +90,7 @@ def _register_checkpoint_engine(_module: ModuleType) -> None:
     import verl_ext.cpu.weights  # noqa: F401 - registers itself
 
 
-RULES.append(judge)
+RULES.append(rule)
 after_import("verl.utils.device", lambda module: wrap(module, "auto_set_device", _set_device, takes=()))
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     activate()

@@ -138,7 +138,7 @@ def _check_order(steps: Sequence[Step]) -> None:
             "apply steps to each reward before"
         )
     for at, step in enumerate(steps):
-        before = {*names[:at], *(Centre.name for one in steps[:at] if one.centres)}
+        before = {*names[:at], *(Centre.name for earlier in steps[:at] if earlier.centres)}
         alike = names[names.index(SUM) if SUM in before else 0 : at]
         for needed, reason in step.after.items():
             if needed not in before:

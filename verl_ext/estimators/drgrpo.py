@@ -48,7 +48,7 @@ PRESET = {
 }
 
 
-def check(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complaint]:
+def rule(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complaint]:
     """Complain unless the actor's loss is Dr. GRPO's; `select` reads an entry of verl's configuration."""
     actor = "actor_rollout_ref.actor"
     if not settings.of(DrgrpoSettings).check_loss:

@@ -49,7 +49,7 @@ class GdpoSettings:
 SECTION = GdpoSettings
 
 
-def check(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Complaint]:
+def rule(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Complaint]:
     """Complain about a configuration written for verl's own gdpo, where its numbers would change unsaid."""
     if settings.verl_names and settings.of(GdpoSettings).whiten is None:
         yield Complaint(

@@ -36,7 +36,7 @@ class MaxrlSettings:
 SECTION = MaxrlSettings
 
 
-def check(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complaint]:
+def rule(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complaint]:
     """Complain about settings that make rewards negative; `select` reads an entry of verl's configuration."""
     penalty = "reward.reward_kwargs.overlong_buffer_cfg.enable"
     weights = settings.rewards.weights or ()

@@ -31,7 +31,7 @@ _HOOKS = (
         "checkpoints of the fully asynchronous trainer",
     ),
     Hook("verl.workers.engine.fsdp.transformer_impl", f"{_HERE}.skip:install", "a shorter update"),
-    Hook("hydra.core.config_store", "verl_ext.conf:install", "configuration presets"),
+    Hook("hydra.core.config_store", "verl_ext.conf:store_presets", "configuration presets"),
 )
 """Each hook: the module of verl after whose import it runs, its function, and its purpose."""
 

@@ -58,9 +58,9 @@ def judge(config: Any) -> Verdict:
         complaints.append(Complaint(str(error), fatal=RunConfig(name, Settings(), None, config).ours))
     run = RunConfig(name, settings or Settings(), chain, config)
     judged = [rule(run) for rule in (*rules.ALWAYS, *(rules.READ if settings is not None else ()))]
-    for found in (*judged, *(rule(config) for rule in hooks.RULES)):
+    for said in (*judged, *(rule(config) for rule in hooks.RULES)):
         try:
-            complaints.extend(found)
+            complaints.extend(said)
         except ConfigurationError as error:  # an entry that the rule cannot read
             complaints.append(Complaint(str(error)))
     errors = tuple(dict.fromkeys(text for text, fatal in complaints if fatal))

@@ -59,10 +59,10 @@ def read_settings(algorithm: Any) -> Settings:
     The actor's loss comes from the whole configuration if the section is part of one.
     """
     loss = select(algorithm._get_root(), f"{ACTOR}.loss_agg_mode") if isinstance(algorithm, DictConfig) else None
-    return Settings.parse(plain(algorithm), loss_agg_mode=str(loss or Settings.loss_agg_mode))
+    return Settings.parse(read_entries(algorithm), loss_agg_mode=str(loss or Settings.loss_agg_mode))
 
 
-def plain(algorithm: Any) -> dict[str, Any]:
+def read_entries(algorithm: Any) -> dict[str, Any]:
     """Return those entries of an `algorithm` section that this package reads, without interpolations."""
     values = {}
     for name in entries():

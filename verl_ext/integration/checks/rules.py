@@ -157,7 +157,7 @@ def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
 
 def without_effect(run: RunConfig) -> Iterator[Complaint]:
     """Settings that the estimator in force does not read, and groups of one response."""
-    for section in sorted(run.settings.own.keys() - {*run.used}):
+    for section in sorted(run.settings.estimators.keys() - {*run.used}):
         yield _warning(
             f"algorithm.{section} is set, but algorithm.adv_estimator={run.name} does not use it: remove it, or set "
             f"algorithm.adv_estimator={section}"
@@ -252,7 +252,7 @@ def attention(run: RunConfig) -> Iterator[Complaint]:
 def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
     """The rules that estimators have beside their formulas."""
     for name in run.used if run.chain is not None else ():
-        yield from load(name).check(run.settings, run.select)
+        yield from load(name).rule(run.settings, run.select)
 
 
 ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments, old_function, attention)

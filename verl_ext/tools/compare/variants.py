@@ -179,7 +179,8 @@ def _is_the_run(variant: Variant, rollouts: Rollouts) -> bool:
     names = used(variant.name, given)
 
     def read(settings: Settings) -> Settings:
-        return replace(settings, own={name: own for name, own in settings.own.items() if name in names})
+        sections = {name: section for name, section in settings.estimators.items() if name in names}
+        return replace(settings, estimators=sections)
 
     return read(given) == read(settings_of(rollouts))
 
