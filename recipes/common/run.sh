@@ -19,28 +19,6 @@ arms() {
   exit 2
 }
 
-# Variables that were read once, and the settings that replace them.
-actor=actor_rollout_ref.actor rollout=actor_rollout_ref.rollout reward=reward.custom_reward_function.reward_kwargs
-declare -A instead=(
-  [MODEL_PATH]=actor_rollout_ref.model.path [TRAIN_FILES]=data.train_files [VAL_FILES]=data.val_files
-  [TRAIN_BATCH_SIZE]=data.train_batch_size [MAX_PROMPT_LENGTH]=data.max_prompt_length
-  [MAX_RESPONSE_LENGTH]=data.max_response_length [MINI_BATCH_SIZE]=$actor.ppo_mini_batch_size
-  [LEARNING_RATE]=$actor.optim.lr [WEIGHT_DECAY]=$actor.optim.weight_decay [USE_KL_LOSS]=$actor.use_kl_loss
-  [SAMPLES]=$rollout.n [ROLLOUT_TP]=$rollout.tensor_model_parallel_size
-  [GPU_MEMORY_UTILIZATION]=$rollout.gpu_memory_utilization [MATCHING]=$reward.matching [STRICT]=$reward.strict
-  [EPOCHS]=trainer.total_epochs [STEPS]=trainer.total_training_steps [SAVE_FREQ]=trainer.save_freq
-  [TEST_FREQ]=trainer.test_freq [NNODES]=trainer.nnodes [NGPUS_PER_NODE]=trainer.n_gpus_per_node
-  [LOGGER]=trainer.logger [PROJECT_NAME]=trainer.project_name [EXPERIMENT_NAME]=trainer.experiment_name
-)
-for name in "${!instead[@]}"; do
-  [[ ! -v $name ]] || fail "$name is not read: unset it, and write $usage ${instead[$name]}=${!name}"
-done
-[[ ! -v DEVICE ]] || fail "DEVICE is not read: unset it, and write $usage 'verl_ext=[cpu,ESTIMATOR]'; with grpo verl_ext=cpu"
-[[ ! -v DATA_DIR ]] || fail "DATA_DIR is not read: unset it, and write $usage data.train_files=... data.val_files=..."
-[[ ! -v DRY_RUN ]] || fail "DRY_RUN is not read: unset it, and write $usage --cfg job"
-for name in ALGORITHM SETUP LOSS DGAE DQW DQW_TEMP BALANCE KL_IN_REWARD NORM_BY_STD; do
-  [[ ! -v $name ]] || { echo "$name is not read: unset it, and choose an arm" >&2 && arms; }
-done
 [[ -f $recipes/$task/$arm.yaml ]] || arms
 shift 2
 
