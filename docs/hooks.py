@@ -46,6 +46,7 @@ def _formula(source: str, *_: Any, **__: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """A picture's text below it; the picture leads to itself in full size."""
+    """A picture's text below it, unless the page has one there; the picture leads to itself in full size."""
     picture = r'<p>(<img alt="([^"]*)" src="([^"]*)"[^>]*>)</p>'
+    html = re.sub(rf"{picture}(?=\s*<p><em>)", r'<a href="\3">\1</a>', html)
     return re.sub(picture, r'<figure><a href="\3">\1</a><figcaption>\2</figcaption></figure>', html)

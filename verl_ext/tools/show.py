@@ -21,7 +21,7 @@ from verl_ext.tools.arguments import LOSS, parse_settings
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("estimator", help=", ".join(ESTIMATORS))
+    parser.add_argument("estimator", nargs="?", help=f"{', '.join(ESTIMATORS)}; without one, the list of them")
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -33,16 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def show(options: argparse.Namespace) -> int:
     """Print what the estimator does."""
     name = options.estimator
+    if name is None:
+        say("\n".join(f"{each:8}  {_about(each)[0]}" for each in ESTIMATORS))
+        return 0
     if name not in ESTIMATORS:
         raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
     settings = parse_settings(options.overrides)
     chain = build(name, settings)
-    heading, _, rest = (importlib.import_module(ESTIMATORS[name]).__doc__ or name).partition("\n")
-    formula = [f"  {line.strip()}" for line in rest.splitlines() if line.startswith("    ") and name != "compose"]
-    lines = [heading, *(["", "formula", *formula] if formula else [])]
+    heading, *rest = _about(name)
+    formula = [f"  {line.strip()}" for line in rest if line.startswith("    ") and name != "compose"]
+    usual = not settings.own and settings.norm_by_std  # else the formulas of the steps tell
+    lines = [heading, *(["", "formula", *formula] if formula and usual else [])]
     lines += ["", "steps", *_steps(chain), "", "settings in force", *_settings(name, settings)]
     say("\n".join([*lines, "", "the same as a list", _as_list(chain, settings)]))
     return 0
+
+
+def _about(name: str) -> list[str]:
+    """The lines of a module's docstring."""
+    return (importlib.import_module(ESTIMATORS[name]).__doc__ or name).splitlines()
 
 
 def _steps(chain: Chain) -> Iterator[str]:

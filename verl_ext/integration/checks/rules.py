@@ -150,8 +150,8 @@ def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
         )
     if run.chain is not None and run.chain.stateful and metric is not None:
         yield _warning(
-            f"{FILTER}.enable=True: the history of {run.name} sees only the groups that the filter keeps, not the "
-            "model's accuracy: remove the filter"
+            f"{FILTER}.enable=True: the history of {run.name} sees only the groups that the filter keeps, as in "
+            "HA-DW's own runs over DAPO: remove the filter to follow the model's accuracy on all prompts"
         )
 
 
