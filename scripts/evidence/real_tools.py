@@ -36,6 +36,7 @@ STORED = HERE / "real_tools.parquet"
 REWARDS = ["correctness", "format"]
 MEASURES = ["format", "correctness", "bfcl"]
 COLUMNS = ["run", "kind", "step", "name", *MEASURES, "advantage", "tokens", "value"]
+TYPES = {"step": "int16", **dict.fromkeys([*MEASURES, "advantage", "tokens"], "float32")}
 METRICS = re.compile(
     r"reward/.*/(mean|dead_groups)|advantage/.*|critic/advantages/(min|max)|actor/(loss|pg_loss|grad_norm|entropy_loss)"
     r"|response_length/(mean|clip_ratio)|timing_s/(gen|update_actor|update_weights|adv|save_checkpoint|step)"
@@ -50,17 +51,17 @@ LINES = dict(zip(("grpo", "gdpo", "weighted"), zip(COLOURS, ("-", "--", ":"), st
 
 
 def collect(runs: Path, judge: Path) -> None:
-    """Store the runs of scarce.sh that have finished; a run that is stored already is replaced."""
+    """Store the runs of scarce.sh, also unfinished ones; a run that is stored already is replaced."""
     task = Path((runs / "start.txt").read_text(encoding="utf-8").strip())
     kept = [pd.read_parquet(STORED)] if STORED.exists() else []
-    names = [path.parent.name for path in sorted(runs.glob("*/finished"))]
+    names = [path.parent.name for path in sorted(runs.glob("*/dump"))]
     new = [part for name in names for part in (answers(runs / name), metrics(runs / name))]
     for path in sorted(runs.glob("*/validation/*.jsonl")):
         new.append(judged(task, path, judge).assign(run=path.parents[1].name, step=int(path.stem)))
     new.append(judged(task, task / "samples.json", judge).assign(run="scarce-start", step=0))
     added = pd.concat(new)
     table = pd.concat([*(part[~part.run.isin(added.run)] for part in kept), added])
-    table = table.sort_values(["run", "kind", "step"], kind="stable")[COLUMNS]
+    table = table.sort_values(["run", "kind", "step"], kind="stable")[COLUMNS].astype(TYPES)
     table.to_parquet(STORED, index=False, compression="zstd")
 
 
@@ -144,13 +145,13 @@ def share(answers: pd.DataFrame) -> float:
 
 
 def stored() -> tuple[list[Run], pd.DataFrame]:
-    """The runs, and the verdicts on what the starts answered to the test entries."""
+    """The finished runs, and the verdicts on what the starts answered to the test entries."""
     table = pd.read_parquet(STORED)
     found = []
     for (name,), rows in table.groupby(["run"]):
-        if name.count("-") == 2 and not name.startswith("again"):
-            start, arm, seed = name.split("-")
-            found.append(Run(start, arm, seed, rows[rows.kind == "answer"], rows[rows.kind == "test"]))
+        start, *rest = name.split("-")
+        if start in STEPS and len(rest) == 2 and rows.step.max() == STEPS[start][1]:
+            found.append(Run(start, *rest, rows[rows.kind == "answer"], rows[rows.kind == "test"]))
     return found, table[table.run.str.endswith("-start") & (table.kind == "test")]
 
 
