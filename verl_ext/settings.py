@@ -34,7 +34,7 @@ class RewardsSettings:
     weights: tuple[float, ...] | None = limited(None, low=-LARGEST_WEIGHT, high=LARGEST_WEIGHT)
     """One weight per key; null: 1 each."""
     accuracy_key: str | None = None
-    """The component that is the accuracy; null: `acc` if the scorer returns it, else the score."""
+    """The component that is the accuracy; null: `acc` if the scorer returns it, else a single key, else the score."""
     accuracy_threshold: float | None = None
     """Values above it count as right; null: the values are an accuracy in [0, 1] already."""
     token_scores: bool = False
@@ -79,7 +79,8 @@ class RewardsSettings:
         >>> RewardsSettings().accuracy_in(["acc", "format"]), RewardsSettings().accuracy_in(["format"])
         ('acc', 'score')
         """
-        return self.accuracy_key or (ACCURACY if ACCURACY in names else score)
+        only = self.keys[0] if self.keys and len(self.keys) == 1 else score
+        return self.accuracy_key or (ACCURACY if ACCURACY in names else only)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,19 @@ def test_the_accuracy_is_acc_else_the_score_else_what_is_named(name):
 
 
 @pytest.mark.parametrize("name", ["dgpo", "hadw"])
+def test_a_single_key_is_the_accuracy(name):
+    columns = {"right": np.array([1.0, 0, 1, 1]), "score": np.array([5.0, -3, 5, 5])}
+    key = {"rewards": {"keys": ["right"]}}
+    found, named = (
+        metrics_of(name, [5.0, -3, 5, 5], UIDS, components=columns, config={"rewards": key["rewards"] | more})
+        for more in ({}, {"accuracy_key": "right"})
+    )
+    assert found == named
+    columns |= {"acc": np.array([0.0, 0, 0, 0])}
+    assert metrics_of(name, [5.0, -3, 5, 5], UIDS, components=columns, config=key) != named
+
+
+@pytest.mark.parametrize("name", ["dgpo", "hadw"])
 def test_an_accuracy_key_that_no_sample_has_is_named(name):
     with pytest.raises(ConfigurationError, match=facts("algorithm.rewards.accuracy_key", "'correct'", "'acc'")):
         call(name, X, UIDS, config={"rewards": {"accuracy_key": "correct"}}, components=fields())

@@ -32,6 +32,9 @@ def test_every_answer_has_the_declared_components_and_the_score(module: str, kwa
     found = scorer.compute_score("data", answer, TRUTHS[module], {"index": 1, "max_global_steps": 3}, **kwargs)
     assert list(found) == [*scorer.check_kwargs(kwargs).components, "score"]
     assert {type(value) for value in found.values()} == {float}
+    declared = scorer.check_kwargs(kwargs)
+    assert all(value >= 0 or name in declared.signed for name, value in found.items())
+    assert all(0 <= found[name] <= 1 for name in declared.accuracies)
 
 
 def test_every_scorer_declares_its_components_and_the_docs_name_them() -> None:

@@ -17,5 +17,5 @@ default trainer logs an exception of a reward function and drops the sample, so 
 has `check_kwargs(reward_kwargs)` and `check_ground_truth(ground_truth)`, which raise the same errors.
 `check_kwargs` returns the options. Their `components` are the names in the table, which the start-up check compares to
 `algorithm.rewards.keys`; their `accuracies` are the names, `score` among them, whose values lie in [0, 1]: only these
-can be an accuracy.
+can be an accuracy. Their `signed` are those whose values may be below 0, which maxrl cannot use.
 """

@@ -48,7 +48,7 @@ class Options:
     """The keyword arguments of `compute_score`: `timeout`, seconds of CPU time for one judgement."""
 
     timeout: float = limited(0.5, above=0.0, high=3600.0)
-    components, accuracies = ("accuracy",), ("accuracy", "score")
+    components, accuracies, signed = ("accuracy",), ("accuracy", "score"), ()
 
     def __post_init__(self) -> None:
         require_package("math_verify", "math-verify>=0.8,<0.9", "verl_ext.rewards.boxed_math")

@@ -38,6 +38,7 @@ class Options:
 
     strict: Literal["corrected", "reference"] = "corrected"
     components = accuracies = ("correctness", "integer", "format")
+    signed = ()
 
 
 def read_number(text: str) -> Decimal | None:

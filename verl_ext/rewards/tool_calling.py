@@ -103,8 +103,12 @@ class Options:
     @property
     def accuracies(self) -> tuple[str, ...]:
         """Names, `score` among them, whose values lie in [0, 1], as an accuracy's do."""
-        signed = {"format", "correctness"} if self.scale == "linear" else {"correctness"}
-        return tuple(name for name in self.components if name not in signed)
+        return tuple(name for name in self.components if name not in self.signed)
+
+    @property
+    def signed(self) -> tuple[str, ...]:
+        """Names, `score` among them, whose values may be below 0."""
+        return ("correctness", "score", *(("format",) if self.scale == "linear" else ()))
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ NAMED = "+algorithm.rewards.accuracy_key=correctness"
 HADW_GDPO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gdpo")
 ACC = "+algorithm.rewards.accuracy_key=acc"
 MAXRL = "algorithm.adv_estimator=maxrl"
+ONE = "+algorithm.rewards.keys=[correctness]"
 STD = "algorithm.norm_adv_by_std_in_grpo=False"
 RLOO = "algorithm.adv_estimator=rloo"
 PENALTY = "{step:penalise_length,max_length:%d,buffer:256}"
@@ -74,6 +75,14 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     ("accuracy by default", ("algorithm.adv_estimator=dgpo", GSM8K), ("'score'", "accuracy_key", "correctness")),
     ("accuracy of a sum", ("algorithm.adv_estimator=hadw", TWO), ("hadw", "algorithm.rewards.accuracy_key")),
+    ("accuracy of one key", ("algorithm.adv_estimator=dgpo", TOOLS, ONE), ("'correctness'", "accuracy_threshold")),
+    ("negative score", (MAXRL, TOOLS), ("maxrl", "'score'", "algorithm.rewards.keys")),
+    ("negative component", (MAXRL, TOOLS, ONE), ("maxrl", "'correctness'")),
+    (
+        "negative component of a list",
+        (COMPOSE, TOOLS, TWO, "+algorithm.compose.steps=[weigh_and_sum,divide_by_mean,centre]"),
+        ("divide_by_mean", "'correctness'"),
+    ),
     ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),
     (
         "two penalties",
@@ -172,6 +181,9 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
 ]  # fmt: skip
 ACCEPTED: dict[str, tuple[str, ...]] = {
+    "maxrl with a format": (MAXRL, TOOLS, "+algorithm.rewards.keys=[format]"),
+    "maxrl with its scorer": (MAXRL, GSM8K),
+    "dgpo with one key": ("algorithm.adv_estimator=dgpo", GSM8K, ONE),
     "gdpo": GDPO,
     "gdpo by verl's names": (*VERLS, "+algorithm.gdpo.whiten=token"),
     "drgrpo by verl's names": ("algorithm.adv_estimator=drgrpo", *DRGRPO, VERLS[1]),

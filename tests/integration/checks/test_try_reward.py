@@ -93,6 +93,13 @@ def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> N
         (("algorithm.adv_estimator=hadw",), "accuracy must lie in [0, 1], but 'score'"),
         (
             (
+                *("algorithm.adv_estimator=maxrl", "algorithm.rewards.keys=[correct,format]"),
+                "+reward.custom_reward_function.reward_kwargs.bonus=-0.5",
+            ),
+            "found -0.5 for uid 'row 0, an empty answer'",
+        ),
+        (
+            (
                 "algorithm.adv_estimator=grpo",
                 "algorithm.filter_groups.enable=True",
                 "algorithm.filter_groups.metric=accuracy_between",

@@ -8,6 +8,7 @@ from verl_ext import __version__
 from verl_ext.integration.checks.read import ACTOR, RunConfig
 from verl_ext.integration.checks.rewards import accuracy_of
 from verl_ext.registry import INSTALLED
+from verl_ext.settings import ACCURACY
 
 
 def describe(run: RunConfig) -> Iterator[str]:
@@ -33,9 +34,9 @@ def describe(run: RunConfig) -> Iterator[str]:
     yield f"rewards    {', '.join(named) + only if named else 'the score'}"
     if chain is not None and chain.needs_accuracy:
         bound = rewards.accuracy_threshold
-        by_default = "" if rewards.accuracy_key else ", or `acc` if the reward function returns it"
         key = accuracy_of(run.settings)
-        yield f"accuracy   {key}{by_default if key == 'score' else ''}{'' if bound is None else f' above {bound:g}'}"
+        other = "" if key in (rewards.accuracy_key, ACCURACY) else ", or `acc` if the reward function returns it"
+        yield f"accuracy   {key}{other}{'' if bound is None else f' above {bound:g}'}"
     loss = [f"{name}={run.select(f'{ACTOR}.{name}')}" for name in ("loss_agg_mode", "loss_scale_factor")]
     yield f"loss       {run.select(f'{ACTOR}.policy_loss.loss_mode')}, {', '.join(loss)}"
     if run.filter and rewards.accuracy_between:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from verl_ext import rewards
-from verl_ext.core.steps import PenaliseLength
+from verl_ext.core.steps import DivideByMean, PenaliseLength
 from verl_ext.errors import Complaint, ConfigurationError, listed, unknown
 from verl_ext.integration.checks.read import RunConfig, readable, resolved, select
 from verl_ext.integration.components import SCORE
@@ -88,6 +88,20 @@ def wrong_components(run: RunConfig) -> Iterator[Complaint]:
         if valid is not None and key not in valid:
             said = f"{unknown('reward component', key, valid)}, of {FUNCTION}.path={run.select(f'{FUNCTION}.path')}"
             yield Complaint(f"algorithm.rewards.{setting}: {said}")
+
+
+def negative_rewards(run: RunConfig) -> Iterator[Complaint]:
+    """Rewards of a scorer of this package that may be below 0, where a step divides by a group's mean."""
+    module = scorer(run.config)
+    if module is None or run.chain is None or not any(isinstance(step, DivideByMean) for step in run.chain.steps):
+        return
+    signed = module.check_kwargs(arguments(run.config)).signed
+    for key in run.settings.rewards.keys or (SCORE,):
+        if key in signed:
+            yield Complaint(
+                f"{DivideByMean.name} ({run.name}) needs rewards of at least 0; {key!r} of {module.__name__} may be "
+                "less: name others in algorithm.rewards.keys"
+            )
 
 
 def lost_penalty(run: RunConfig) -> Iterator[Complaint]:

@@ -29,6 +29,7 @@ from verl_ext.integration.checks.read import ACTOR, FILTER, RunConfig
 from verl_ext.integration.checks.rewards import (
     FUNCTION,
     lost_penalty,
+    negative_rewards,
     old_function,
     penalties,
     wrong_accuracy,
@@ -258,7 +259,7 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
 ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments, old_function, attention)
 """The rules for every configuration."""
 READ = (
-    *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_effect, skipped_rows),
+    *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, without_effect, skipped_rows),
     *(missing_keys, contradicted_by_verl, trial, penalties, rule_of_estimator, balance, loss_mode),
 )
 """Those that need the settings."""

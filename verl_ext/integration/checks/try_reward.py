@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from verl_ext.core.batch import unit_accuracy
+from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed, reading
 from verl_ext.integration.checks import Verdict
@@ -125,21 +125,30 @@ def _wrong(columns: Mapping[str, Any], answers: Sequence[str], verdict: Verdict,
     """Yield what would end the run at the first batch. `more`: the reward manager may add components."""
     rows, rewards = Rows.of_padding(np.zeros(len(answers), dtype=bool)), verdict.settings.rewards
     found = Components(rows=rows, labels=answers, fields=columns)
-    wanted = dict.fromkeys(rewards.keys or (), "keys")
-    by_estimator = verdict.chain is not None and verdict.chain.needs_accuracy
+    keys, chain = rewards.keys or (SCORE,), verdict.chain
+    wanted = dict.fromkeys(keys, "keys")
+    by_estimator = chain is not None and chain.needs_accuracy
     accuracy = rewards.accuracy_in(found) if by_estimator or rewards.accuracy_between is not None else None
     if accuracy is not None:
         wanted.setdefault(accuracy, "accuracy_key")
+    taken, right = {}, None
     for name, setting in wanted.items():
         if name not in found and more:
             continue
         try:
-            counts = verdict.chain is not None or name == accuracy
-            column = found.column(name, f"{PLACE}.{setting}", counts=counts)
+            counts = chain is not None or name == accuracy
+            taken[name] = found.column(name, f"{PLACE}.{setting}", counts=counts)
             if name == accuracy:
-                unit_accuracy(column, answers, key=name, threshold=rewards.accuracy_threshold)
+                right = unit_accuracy(taken[name], answers, key=name, threshold=rewards.accuracy_threshold)
         except VerlExtError as error:
             yield str(error)
+    if chain is None or chain.needs_fields or taken.keys() != wanted.keys() or (accuracy is not None and right is None):
+        return
+    matrix, lengths = np.stack([taken[key] for key in keys], axis=1), np.ones(len(answers))
+    try:
+        chain(Batch.of(matrix, answers, keys=keys, accuracy=right, response_lengths=lengths))
+    except VerlExtError as error:
+        yield str(error)
 
 
 def _lines(columns: Mapping[str, Sequence[Any]]) -> Iterator[str]:
