@@ -41,8 +41,9 @@ def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:
 
 
 def _formula(source: str, *_: Any, **__: Any) -> str:
-    """A block of LaTeX as MathML, which browsers draw without a script."""
-    return f'<div class="formula">{convert(source, display="block")}</div>'
+    """A block of LaTeX as MathML, which browsers draw without a script; its parts may stand below each other."""
+    parts = (convert(part.strip(), display="block") for part in source.split("\\qquad"))
+    return f'<div class="formula">{" ".join(parts)}</div>'
 
 
 def on_page_content(html: str, **_: Any) -> str:

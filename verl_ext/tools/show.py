@@ -42,7 +42,7 @@ def show(options: argparse.Namespace) -> int:
     chain = build(name, settings)
     heading, *rest = _about(name)
     formula = [f"  {line.strip()}" for line in rest if line.startswith("    ") and name != "compose"]
-    usual = not settings.own and settings.norm_by_std  # else the formulas of the steps tell
+    usual = not settings.estimators and settings.norm_by_std  # else the formulas of the steps tell
     lines = [heading, *(["", "formula", *formula] if formula and usual else [])]
     lines += ["", "steps", *_steps(chain), "", "settings in force", *_settings(name, settings)]
     say("\n".join([*lines, "", "the same as a list", _as_list(chain, settings)]))
