@@ -11,7 +11,12 @@ import torch
 from tests.calls import call, object_array
 from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
 from tests.facts import facts, says
+from verl_ext import Settings, build
+from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.integration.advantage import log_rewards
+from verl_ext.integration.components import Components
+from verl_ext.integration.run import Run
 from verl_ext.registry import INSTALLED
 
 NAN, INF = math.nan, math.inf
@@ -26,12 +31,41 @@ def test_a_batch_of_which_nothing_is_scored_gives_zeros(name):
     assert found.tensor.tolist() == [[0]] * 4
 
 
+ODD = {
+    3: [1.0] * 4,  # no text
+    "long": [10**400, 1, 1, 1],
+    "longer than Python prints": [10**5000, 1, 1, 1],
+    "text of no dimension": [np.array("x")] * 4,
+    "complex": [torch.tensor(1j)] * 4,
+    "text": ["x"] * 4,
+    "a list": np.ones((4, 2)),
+}
+FINE = {"count": [1, 2, 3, None], "true": [True] * 4, "scalar": [torch.tensor(1.0), np.array(2), 3, np.float32(4)]}
+
+
+@pytest.mark.parametrize("name", ["drgrpo", "grpo"])
+def test_a_component_that_is_only_logged_ends_nothing_and_is_named_once(name, caplog):
+    settings = Settings.parse({"rewards": {"log": "all"}})
+    run = Run(name, settings, build(name, settings) if name != "grpo" else None)
+    rows = Rows.of_padding(np.zeros(4, dtype=bool))
+    rewards = Components(rows=rows, labels=UIDS, fields=ODD | FINE, returned=[*ODD, *FINE])
+    for _ in range(2):
+        log_rewards(run, rewards)
+    assert {metric.split("/")[1] for metric in run.metrics} == set(FINE)
+    assert run.metrics["reward/scalar/mean"] == 2.5
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(ODD)
+    assert all(any(repr(key) in text for text in said) for key in ODD)
+
+
 @pytest.mark.parametrize(
     ("wrong", "shown"),
     [
         ("0.5", ("'0.5'", "str")),
         (None, ("missing or None", "NaN")),
         ([1.0, 2.0], ("[1.0, 2.0]", "list")),
+        pytest.param(10**400, ("int",), id="long"),
+        (np.array("x"), ("'x'", "ndarray")),
         ({"score": 1}, ("{'score': 1}", "dict")),
     ],
 )

@@ -29,7 +29,7 @@ def quickstart(tmp_path):
     def run(*options):
         command = [ROOT / "scripts/quickstart.sh", "--python", "./python", "--output", "my runs", *options]
         look = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        done = subprocess.run(command, cwd=tmp_path, timeout=60, **look)
+        done = subprocess.run(command, cwd=tmp_path, timeout=600, **look)
         return done.returncode, done.stdout
 
     return run

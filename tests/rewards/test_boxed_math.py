@@ -1,10 +1,9 @@
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.facts import facts
+from tests.linear import is_linear
 from verl_ext.errors import ConfigurationError, DataError
 from verl_ext.rewards.boxed_math import check_ground_truth, check_kwargs, compute_score, last_boxed
 
@@ -157,10 +156,10 @@ ADVERSARIAL = ["\\boxed{", "\\boxed ", "{", "}", "\\", " ", "\\boxed{5}"]
 
 
 @pytest.mark.parametrize("block", ADVERSARIAL)
-def test_a_megabyte_takes_less_than_a_second(block):
-    check_ground_truth("5")  # starts the process and reads the gold
-    text = block * (1_000_000 // len(block))
-    for solution in (text, rf"\boxed{{{text}}}", f"{text}}}"):
-        began = time.process_time()
-        accuracy(solution, "5")
-        assert time.process_time() - began < 1
+def test_time_is_linear_in_the_length_of_the_answer(block):
+    def score(size):
+        text = block * (size // len(block))
+        for solution in (text, rf"\boxed{{{text}}}", f"{text}}}"):
+            accuracy(solution, "5")
+
+    assert is_linear(score)

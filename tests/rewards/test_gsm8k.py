@@ -1,11 +1,11 @@
 import re
-import time
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.facts import facts
+from tests.linear import is_linear
 from verl_ext.errors import ConfigurationError, DataError
 from verl_ext.rewards.gsm8k import check_ground_truth, compute_score
 
@@ -115,15 +115,15 @@ def test_correctness_is_equality_of_values(gold, number):
     assert compute_score("gsm8k", answer(f"{number:f}"), str(gold))["correctness"] == (number == gold)
 
 
-MEGABYTE = 1_000_000
 ADVERSARIAL = ["</think>\n<answer>", "<answer></answer>", "1", ",111", "0", " "]
 
 
 @pytest.mark.parametrize("strict", ["reference", "corrected"])
 @pytest.mark.parametrize("block", ADVERSARIAL)
-def test_a_megabyte_takes_less_than_a_second(block, strict):
-    text = block * (MEGABYTE // len(block))
-    began = time.process_time()
-    for solution in (text, answer(text), answer(f"1{text}"), answer(f"1{text}x"), answer(f"1.{text}x")):
-        compute_score("gsm8k", solution, "18", strict=strict)
-    assert time.process_time() - began < 1
+def test_time_is_linear_in_the_length_of_the_answer(block, strict):
+    def score(size):
+        text = block * (size // len(block))
+        for solution in (text, answer(text), answer(f"1{text}"), answer(f"1{text}x"), answer(f"1.{text}x")):
+            compute_score("gsm8k", solution, "18", strict=strict)
+
+    assert is_linear(score)

@@ -88,6 +88,16 @@ def test_a_call_inside_the_think_section_is_correct_but_not_in_the_format():
     assert score == {"format": 0, "correctness": 3, "score": 3}
 
 
+@pytest.mark.parametrize("name", ['["f"]', '{"f": 1}', "1", "null"])
+def test_a_name_that_is_no_text_leaves_the_other_calls_readable_where_names_are_ordered(name):
+    """ToolRL's code compares ordered names as lists, and counts others, which it cannot for a list or an object."""
+    answer = calls(F, f'{{"name": {name}, "parameters": {{"c": 2}}}}')
+    assert correctness(TWO, answer, names="ordered") == pytest.approx(6 * (0 + 3 + 0) / 7 - 3)
+    counted = 1 / 3 if name in ("1", "null") else -3  # one common name of three
+    wanted = 6 * (counted + 3 + 0) / 7 - 3 if counted > 0 else -3
+    assert correctness(TWO, answer) == pytest.approx(wanted)
+
+
 def test_ordered_names_count_only_in_order():
     assert correctness(TWO, calls(G, F), names="ordered") == pytest.approx(6 * (0 + 3 + 3) / 7 - 3)
     swapped = calls('{"name": "f", "parameters": {"b": "x", "a": 2}}')

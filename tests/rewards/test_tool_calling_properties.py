@@ -1,12 +1,12 @@
 import itertools
 import json
-import time
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.linear import is_linear
 from tests.rewards.tool_answers import RESPONSE
 from tests.rewards.tool_answers import calls as wrapped
 from verl_ext.rewards.tool_calling import compute_score
@@ -109,23 +109,19 @@ def test_correctness_is_what_a_plain_enumeration_gives(matching, true, predicted
     assert type(found) is float
 
 
-MEGABYTE = 1_000_000
 ADVERSARIAL = {
-    "calls": wrapped('{"name": "f", "parameters": {"a": 1}}\n' * (MEGABYTE // 38)).replace("\n\n", "\n"),
-    "open brackets": wrapped("[" * MEGABYTE),
-    "digits": wrapped("1" * MEGABYTE),
-    "tags": "<think></think>\n<tool_call>\n" * (MEGABYTE // 28),
-    "think before a call": f"<think>{'</think>' * (MEGABYTE // 8)}\n<tool_call>\n1\n</tool_call>",
-    "many parameters": wrapped(
-        json.dumps({"name": "f", "parameters": {f"parameter {n}": n for n in range(MEGABYTE // 25)}})
+    "calls": lambda size: wrapped('{"name": "f", "parameters": {"a": 1}}\n' * (size // 38)).replace("\n\n", "\n"),
+    "open brackets": lambda size: wrapped("[" * size),
+    "digits": lambda size: wrapped("1" * size),
+    "tags": lambda size: "<think></think>\n<tool_call>\n" * (size // 28),
+    "think before a call": lambda size: f"<think>{'</think>' * (size // 8)}\n<tool_call>\n1\n</tool_call>",
+    "many parameters": lambda size: wrapped(
+        json.dumps({"name": "f", "parameters": {f"parameter {n}": n for n in range(size // 25)}})
     ),
 }
 
 
 @pytest.mark.parametrize("answer", ADVERSARIAL.values(), ids=ADVERSARIAL)
-def test_a_megabyte_takes_less_than_a_second(answer):
+def test_time_is_linear_in_the_length_of_the_answer(answer):
     truth = written([{"name": "f", "parameters": {"a": n, "b": "x"}} for n in range(5)])
-    began = time.process_time()  # of this process, so that a busy machine does not count
-    score = compute_score("rlla", answer, truth, matching="optimal", length="fixed")
-    assert time.process_time() - began < 1
-    assert -3 <= score["correctness"] <= 3
+    assert is_linear(lambda size: compute_score("rlla", answer(size), truth, matching="optimal", length="fixed"))

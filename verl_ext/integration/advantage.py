@@ -218,6 +218,8 @@ def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen:
     if run.log == "none":
         return
     returned = dict(rewards.numbers()) if run.log == "all" else {}
+    for name in set(rewards.returned) - returned.keys() if run.log == "all" else ():
+        run.warn_once(f"no curve: {name}", f"the reward function's {name!r} has no curve: it is not always a number")
     keys = () if batch is None else batch.keys
     others = tuple(key for key in returned if key not in keys)
     if batch is not None and seen is not None:

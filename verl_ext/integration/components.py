@@ -5,6 +5,8 @@ Only this module calls TransferQueue, and only this module takes the names of it
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +22,7 @@ from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 SCORE = "score"
 SOURCE = "data_source"
 TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
-_NUMBER = (bool, int, float, np.bool_, np.integer, np.floating)
+_NUMBER = (float, np.bool_, np.integer, np.floating)
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,8 @@ class Components:
     def numbers(self) -> Iterator[tuple[str, Array]]:
         """Yield each component that the reward function returned as numbers; NaN where it is missing or not finite."""
         for name in self.returned:
-            try:
+            if isinstance(name, str) and all(value is None or is_number(value) for value in self.fields[name]):
                 yield name, self._logged(name)
-            except DataError:  # text, or a list
-                continue
 
     def entries(self, name: str) -> Sequence[Any]:
         """Return the `N` entries of a field."""
@@ -125,9 +125,10 @@ class Components:
         """Return the values as floats, one per trajectory."""
         if len(values) != len(self.labels):
             raise DataError(f"reward {key!r} has {len(values)} entries, expected {len(self.labels)}: one per response")
-        if isinstance(values, torch.Tensor):
+        flat = math.prod(getattr(values, "shape", ())) == len(self.labels)
+        if flat and isinstance(values, torch.Tensor):
             values = values.double().cpu().numpy()
-        elif not (isinstance(values, np.ndarray) and values.dtype.kind in "biuf"):
+        elif not (flat and isinstance(values, np.ndarray) and values.dtype.kind in "biuf"):
             for label, value in zip(self.labels, values, strict=True):
                 if not is_number(value):
                     raise DataError(_no_number(key, label, value))
@@ -272,13 +273,15 @@ def _no_number(key: str, label: Hashable, value: object) -> str:
     if value is None:
         return f"reward {key!r} is missing or None for uid {label!r}: return a number every time, NaN for 'not scored'"
     return (
-        f"reward {key!r} of uid {label!r} is {value!r} ({type(value).__name__}), expected one number per sample (NaN "
-        "for 'not scored')"
+        f"reward {key!r} of uid {label!r} is {value!r:.80} ({type(value).__name__}), expected one number per sample "
+        "(NaN for 'not scored')"
     )
 
 
 def is_number(value: object) -> bool:
     """Return whether a value is one number, as a component must be."""
-    if isinstance(value, np.ndarray | torch.Tensor):
-        return value.ndim == 0
+    if isinstance(value, np.ndarray | torch.Tensor) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, int):
+        return abs(value) <= sys.float_info.max
     return isinstance(value, _NUMBER)

@@ -22,7 +22,7 @@ class UnreadableCallsError(ValueError):
 def read_calls(block: str) -> list[Call]:
     """Read the calls of an answer; raise `UnreadableCallsError` unless each line is an object with a name.
 
-    Nothing else is checked: the parameters are read only where they are compared.
+    Nothing else is checked: names and parameters are read only where they are compared.
     """
     calls = []
     for number, line in enumerate(block.strip().split("\n"), start=1):
@@ -30,7 +30,7 @@ def read_calls(block: str) -> list[Call]:
             call = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UnreadableCallsError(f"tool call {number} is not JSON on one line ({error})") from error
-        if not isinstance(call, dict) or isinstance(call.get("name", []), list | dict):
+        if not isinstance(call, dict) or "name" not in call:
             raise UnreadableCallsError(f"tool call {number} is not an object with a 'name'")
         calls.append(call)
     return calls
@@ -49,13 +49,16 @@ def read_true_calls(block: str) -> list[Call]:
 def overlap(true: Sequence[str], predicted: Sequence[Any], *, ordered: bool = False) -> float:
     """Multiset Jaccard index: common names / (all names - common names), 1 if both are empty.
 
-    With `ordered`, 1 for equal lists and 0 for any others.
+    With `ordered`, 1 for equal lists and 0 for any others. Else a list or an object among them cannot be counted: raise
+    `UnreadableCallsError`.
 
     >>> overlap(["f", "f", "g"], ["g", "f"])  # 2 common of 3 + 2 - 2
     0.6666666666666666
     """
     if ordered:
         return float(true == predicted)
+    if any(isinstance(name, list | dict) for name in predicted):
+        raise UnreadableCallsError("the name of a predicted call is a list or an object")
     return _jaccard((Counter(true) & Counter(predicted)).total(), len(true), len(predicted))
 
 
@@ -108,7 +111,7 @@ def matched(
     """Total weight of matching true with predicted calls of the same tool."""
     candidates: dict[str, list[Call]] = {call["name"]: [] for call in true}
     for call in predicted:
-        if call["name"] in candidates:
+        if isinstance(call["name"], str) and call["name"] in candidates:
             candidates[call["name"]].append(call)
     total = 0.0
     for name, calls in candidates.items():
