@@ -52,7 +52,9 @@ def test_it_prints_the_run_as_it_will_be(check: Check, tmp_path: Path) -> None:
 
 
 def test_errors_are_printed_and_end_in_status_1(check: Check) -> None:
-    status, out, err = check("algorithm.adv_estimator=gdpo", "+algorithm.gdop.whiten=token")
+    status, out, err = check(
+        "algorithm.adv_estimator=gdpo", "actor_rollout_ref.rollout.n=8", "+algorithm.gdop.whiten=token"
+    )
     assert (status, err) == (1, "")
     assert "2 errors" in out
     assert "algorithm.gdpo" in out

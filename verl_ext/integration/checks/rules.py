@@ -157,7 +157,7 @@ def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
 
 
 def without_effect(run: RunConfig) -> Iterator[Complaint]:
-    """Settings that the estimator in force does not read, and groups of one response."""
+    """Settings that the estimator in force does not read."""
     for section in sorted(run.settings.estimators.keys() - {*run.used}):
         yield _warning(
             f"algorithm.{section} is set, but algorithm.adv_estimator={run.name} does not use it: remove it, or set "
@@ -176,9 +176,13 @@ def without_effect(run: RunConfig) -> Iterator[Complaint]:
                 f"algorithm.verl_ext.dump_dir has no effect on verl's {run.name} without "
                 "'algorithm.rewards.keys=[...]': set the keys, or remove it"
             )
+
+
+def single_response(run: RunConfig) -> Iterator[Complaint]:
+    """Groups of one response, verl's default: nothing would be learnt."""
     centred = run.chain is not None and any(isinstance(step, Centre) for step in run.chain.steps)
-    if centred and not run.settings.kl_in_reward and run.select("actor_rollout_ref.rollout.n") == 1:
-        yield _warning(
+    if centred and run.select("actor_rollout_ref.rollout.n") == 1:
+        yield Complaint(
             "actor_rollout_ref.rollout.n=1: a single response to a prompt has nothing to be compared with, so every "
             "advantage is 0: set actor_rollout_ref.rollout.n=8, for example"
         )
@@ -260,6 +264,6 @@ ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments,
 """The rules for every configuration."""
 READ = (
     *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, without_effect, skipped_rows),
-    *(missing_keys, contradicted_by_verl, trial, penalties, rule_of_estimator, balance, loss_mode),
+    *(missing_keys, single_response, contradicted_by_verl, trial, penalties, rule_of_estimator, balance, loss_mode),
 )
 """Those that need the settings."""
