@@ -7,7 +7,7 @@ import pytest
 from tests.facts import facts, says
 from verl_ext.errors import ConfigurationError
 from verl_ext.estimators import build
-from verl_ext.estimators.drgrpo import check
+from verl_ext.estimators.drgrpo import rule
 from verl_ext.settings import Settings
 
 
@@ -51,7 +51,7 @@ NORM, FACTOR, KL = "seq-mean-token-sum-norm", "loss_scale_factor", "use_kl_loss"
 def test_the_loss_of_drgrpo(mode, actor, check_loss, fatal, told):
     entries = {"data.max_response_length": 512} | {f"actor_rollout_ref.actor.{name}": actor[name] for name in actor}
     settings = Settings.parse({"drgrpo": {"check_loss": check_loss}}, loss_agg_mode=mode)
-    found = list(check(settings, entries.get))
+    found = list(rule(settings, entries.get))
     assert [complaint.fatal for complaint in found] == fatal
     for complaint in found:
         assert says(complaint.text, *told)
