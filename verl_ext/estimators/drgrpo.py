@@ -60,9 +60,8 @@ def rule(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complaint
         add.append(f"{actor}.loss_scale_factor={select('data.max_response_length') or '<data.max_response_length>'}")
     if add:
         yield Complaint(
-            "Dr. GRPO is also a loss: token losses of a response are summed and divided by a constant (without a "
-            f"loss_scale_factor verl divides by the longest response of each micro-batch): add {' '.join(add)}, or "
-            "algorithm.drgrpo.check_loss=False to train with another loss"
+            "Dr. GRPO divides the token losses of a response by a constant; without a loss_scale_factor verl takes the "
+            f"longest response of a micro-batch: add {' '.join(add)}, or algorithm.drgrpo.check_loss=False"
         )
     if select(f"{actor}.use_kl_loss"):
         yield Complaint(f"Dr. GRPO trains without a KL term: set {actor}.use_kl_loss=False", fatal=False)

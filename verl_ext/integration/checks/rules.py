@@ -41,9 +41,6 @@ from verl_ext.registry import BUILT_IN, INSTALLED, load, refused
 from verl_ext.registry import GROUP as ENTRY_POINTS
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings, misspelt, sections
 
-LOSS = (f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor", f"{ACTOR}.use_kl_loss")
-"""The actor's settings that the presets of estimators set."""
-
 
 def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
     """A name that is misspelt, or not registered here, or that an entry point cannot have."""
@@ -94,13 +91,14 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
     hydra, loader = HydraConfig.get(), GlobalHydra.instance().config_loader()
     name, overrides = hydra.job.config_name, [*hydra.overrides.hydra, *hydra.overrides.task]
     homes = [source.path for source in hydra.runtime.config_sources if source.schema == "file"]
+    beside = tuple(path for preset in run.select(MARKER) for path, _ in _leaves(dict(load(preset).preset)))
     written: dict[str, Any] = {}
     for part in loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults:
         files = (Path(home, f"{part.config_path}".removesuffix(".yaml") + ".yaml") for home in homes)
         if (file := next(filter(Path.is_file, files), None)) is not None:
             leaves = _leaves(OmegaConf.to_container(OmegaConf.load(file)), part.package or "")
             # drgrpo's preset may replace the loss of the file that the primary file starts from.
-            kept = ("algorithm.", *LOSS) if part.primary else ("algorithm.",)
+            kept = ("algorithm.", *beside) if part.primary else ("algorithm.",)
             written |= {path: value for path, value in leaves if path.startswith(kept)}
     typed = [re.split("[=@]", text.lstrip("+~"))[0] for text in overrides]
     composed = dict(_leaves(OmegaConf.to_container(run.config)))
@@ -113,7 +111,7 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
     if lost:
         yield Complaint(
             f"a preset replaces {', '.join(lost)} of {name}, because it comes later: write `{GROUP}: NAME` before "
-            "`_self_` in the `defaults` of the file, or set them on the command line"
+            "`_self_` in its `defaults`, or set them on the command line"
         )
 
 
