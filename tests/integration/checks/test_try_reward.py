@@ -16,7 +16,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonu
     right = float(solution_str == ground_truth)
     nothing = None if not solution_str else float("nan")
     rare = {"rare": 1.0} if right else {}
-    return rare | {"score": 2 * right, "correct": right, "format": bonus, "nothing": nothing}
+    return rare | {"score": 2 * right, "correct": right, "format": bonus, "nothing": nothing, "long": 10**400}
 
 async def later(**given):
     return compute_score(**given)
@@ -69,8 +69,8 @@ def test_it_prints_what_the_components_are(tried, function: str) -> None:
     assert "4 answers" in out
     assert "0 to 1" in lines["correct"]
     assert "3 to 3" in lines["format"]
-    assert "2 missing or None" in lines["nothing"]
-    assert "2 NaN" in lines["nothing"]
+    assert "4 NaN, missing or no number" in lines["nothing"]
+    assert "4 NaN, missing or no number" in lines["long"]
     assert "'correct'" in lines["in"]
     assert "'score'" not in lines["in"]
 

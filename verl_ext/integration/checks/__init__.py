@@ -13,7 +13,7 @@ from verl_ext.integration.checks import rules
 from verl_ext.integration.checks.describe import describe
 from verl_ext.integration.checks.read import RunConfig, estimator_name, read_settings
 from verl_ext.registry import INSTALLED
-from verl_ext.settings import RewardsSettings, Settings
+from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
 
@@ -37,7 +37,7 @@ def check_run(config: Any) -> Verdict:
 
 def log_run(verdict: Verdict) -> None:
     """Begin the log of a training: what it does, as `check` prints it, and the warnings."""
-    if verdict.ours or verdict.settings.rewards != RewardsSettings():
+    if verdict.ours:
         logger.info("%s", "\n".join(["this training:", *describe(verdict)]))
     for text in verdict.warnings:
         logger.warning("%s", text)

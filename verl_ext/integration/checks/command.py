@@ -64,12 +64,8 @@ def _judged(folder: Path | None, name: str, options: argparse.Namespace) -> tupl
     module: Any = hydra.initialize_config_module
     files: Any = hydra.initialize_config_dir
     home = module(VERL, version_base=None) if folder is None else files(str(folder.resolve()), version_base=None)
-    with home, reading(name):
-        try:
-            config = hydra.compose(name, overrides=options.overrides, return_hydra_config=True)
-        except Exception as error:  # a file may hold anything
-            cause = f": {error.__cause__}" if error.__cause__ is not None else ""
-            raise ConfigurationError(f"Hydra cannot compose {name}: {str(error)[:1000]}{cause}") from error
+    with home, reading(name, ConfigurationError):
+        config = hydra.compose(name, overrides=options.overrides, return_hydra_config=True)
         HydraConfig.instance().set_config(config)
         try:
             with open_dict(config):

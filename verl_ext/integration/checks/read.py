@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from verl_ext.core.chain import Chain
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import ConfigurationError, reading
 from verl_ext.registry import INSTALLED, used
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings, entries, sections
 
@@ -66,7 +63,7 @@ def read_entries(algorithm: Any) -> dict[str, Any]:
     """Return those entries of an `algorithm` section that this package reads, without interpolations."""
     values = {}
     for name in entries():
-        with readable(f"algorithm.{name}"):
+        with reading(f"algorithm.{name}", ConfigurationError):
             values[name] = resolved((algorithm or {}).get(name))
     return values
 
@@ -76,19 +73,9 @@ def resolved(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
 
 
-@contextmanager
-def readable(path: str) -> Iterator[None]:
-    """Turn an error of OmegaConf into one that names the entry."""
-    try:
-        yield
-    except (OmegaConfBaseException, RecursionError) as error:
-        line = str(error).partition("\n")[0]
-        raise ConfigurationError(f"{path} cannot be read: {type(error).__name__}: {line}") from error
-
-
 def select(config: Any, path: str) -> Any:
     """Return an entry of a configuration, or None."""
-    with readable(path):
+    with reading(path, ConfigurationError):
         return OmegaConf.select(config, path)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from verl_ext import rewards
 from verl_ext.core.steps import DivideByMean, PenaliseLength
-from verl_ext.errors import Complaint, ConfigurationError, listed, unknown
-from verl_ext.integration.checks.read import RunConfig, readable, resolved, select
+from verl_ext.errors import Complaint, ConfigurationError, listed, reading, unknown
+from verl_ext.integration.checks.read import RunConfig, resolved, select
 from verl_ext.integration.components import SCORE
 from verl_ext.settings import Settings
 
@@ -50,7 +50,7 @@ def scorer(config: Any) -> ModuleType | None:
 
 def arguments(config: Any) -> dict[str, Any]:
     """Return the keyword arguments that verl passes to the reward function."""
-    with readable(f"{FUNCTION}.reward_kwargs"):
+    with reading(f"{FUNCTION}.reward_kwargs", ConfigurationError):
         kwargs = resolved(select(config, f"{FUNCTION}.reward_kwargs")) or {}
     return {str(name): value for name, value in kwargs.items()}
 

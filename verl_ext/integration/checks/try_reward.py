@@ -8,24 +8,23 @@ first rollout.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from numbers import Real
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from verl_ext.core.batch import Batch, unit_accuracy
+from verl_ext.core.batch import LARGEST_REWARD, Batch, unit_accuracy
 from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed, reading
 from verl_ext.integration.checks import Verdict
 from verl_ext.integration.checks.read import select
 from verl_ext.integration.checks.rewards import MANAGERS
-from verl_ext.integration.components import SCORE, Components
+from verl_ext.integration.components import SCORE, Components, is_number
 
 PLACE = "algorithm.rewards"
 MANAGER = "reward.reward_manager"
@@ -35,27 +34,18 @@ ROLLOUT = {"min_global_steps": 0, "max_global_steps": 0, "turn_scores": [], "too
 """What a rollout of one turn adds to `extra_info`, at the first step."""
 
 
-class _Answer:
-    """In the place of a tokenizer: it decodes every response to the answer that is tried."""
-
-    text = ""
-
-    def decode(self, *_tokens: Any, **_options: Any) -> str:
-        return self.text
-
-
 def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None) -> tuple[list[str], list[str]]:
     """Return lines about the reward function, and what would end a run with it."""
     path, samples = _rows(config, rows)
     given = answers.read_text(encoding="utf-8").splitlines() if answers is not None else []
-    answer = _Answer()
-    manager = _manager(config, answer)
+    answer = ""
+    manager = _manager(config, SimpleNamespace(decode=lambda *_tokens, **_options: answer))
     results, problems = {}, []
     for at, row in enumerate(samples):
         truth = row["reward_model"]["ground_truth"]
         kinds = {"the ground truth": truth if isinstance(truth, str) else json.dumps(truth), "an empty answer": ""}
         kinds |= {"the answer of the file": given[at]} if at < len(given) else {}
-        for kind, answer.text in kinds.items():
+        for kind, answer in kinds.items():  # noqa: B007 - the tokenizer decodes to it
             where = f"row {at}, {kind}"
             try:
                 results[where] = _scored(manager, row, verdict)
@@ -86,17 +76,15 @@ def _rows(config: Any, most: int) -> tuple[str, list[Any]]:
     return path, samples
 
 
-def _manager(config: Any, answer: _Answer) -> Any:
+def _manager(config: Any, tokenizer: Any) -> Any:
     """Return the run's reward manager, with its reward function."""
     from verl.trainer.ppo.reward import load_reward_manager
 
     name = select(config, f"{MANAGER}.name")
     called: Any = OmegaConf.merge(config, {"reward": {"reward_manager": {"source": "register"}}})
     called.reward.reward_manager.name = name if name in IN_PROCESS else "naive"
-    try:
-        return load_reward_manager(called, answer)
-    except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"the reward function cannot be loaded: {type(error).__name__}: {error}") from error
+    with reading("the reward function", ConfigurationError):
+        return load_reward_manager(called, tokenizer)
 
 
 def _scored(manager: Any, row: Mapping[str, Any], verdict: Verdict) -> dict[str, Any]:
@@ -155,12 +143,9 @@ def _lines(columns: Mapping[str, Sequence[Any]]) -> Iterator[str]:
     """Say the type and the range of each component."""
     accuracies = []
     for key, values in columns.items():
-        numbers = [float(value) for value in values if isinstance(value, Real) and not math.isnan(float(value))]
+        numbers = [float(value) for value in values if is_number(value) and abs(value) <= LARGEST_REWARD]
         words = [f"{min(numbers):g} to {max(numbers):g}"] if numbers else []
-        missing = sum(value is None for value in values)
-        unscored = sum(isinstance(value, Real) and math.isnan(float(value)) for value in values)
-        words += [f"{missing} missing or None"] if missing else []
-        words += [f"{unscored} NaN (not scored)"] if unscored else []
+        words += [f"{rest} NaN, missing or no number"] if (rest := len(values) - len(numbers)) else []
         yield f"  {key}  {listed({type(value).__name__ for value in values})}  {', '.join(words)}"
         if numbers and min(numbers) >= 0 and max(numbers) <= 1:
             accuracies.append(key)
