@@ -108,7 +108,7 @@ def test_dgpo(rollout, weights, dgae, dqw, temperature, balance, norm_by_std):
         norm_by_std=norm_by_std,
     )
     config = rewards(weights) | {
-        "dgpo": {"dgae": dgae, "dqw": dqw, "dqw_temp": temperature, "balance": balance},
+        "dgpo": {"dgae": dgae, "dqw": dqw, "balance": balance} | ({"dqw_temp": temperature} if dqw else {}),
         "norm_adv_by_std_in_grpo": norm_by_std or dgae,
     }
     check("dgpo", rollout, config, wanted)
