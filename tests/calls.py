@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
+from verl_ext.core.chain import State
 from verl_ext.core.rows import Rows
-from verl_ext.core.state import RunState
 from verl_ext.estimators import build
 from verl_ext.integration.advantage import estimator_function
 from verl_ext.integration.checks.read import read_settings
@@ -21,12 +21,13 @@ from verl_ext.integration.run import Run
 
 @dataclass
 class Call:
-    """What one call returned: the advantage of each row, both tensors, and what a trainer would log."""
+    """What one call returned: the advantage of each row, both tensors, what a trainer would log, and the new state."""
 
     rows: np.ndarray
     tensor: torch.Tensor
     returns: torch.Tensor
     metrics: dict[str, float]
+    state: State | None
 
 
 def tensors(scores: Sequence[float], lengths: Sequence[int], dtype: torch.dtype = torch.float32, width: int = 0):
@@ -46,36 +47,41 @@ def call(
     uids: Sequence[Hashable],
     lengths: Sequence[int] | None = None,
     *,
+    dtype: torch.dtype = torch.float64,
+    **given: Any,
+) -> Call:
+    """Call the registered function as a trainer does, with the score on the last token of each response."""
+    rewards, mask = tensors(scores, [1] * len(scores) if lengths is None else lengths, dtype)
+    return call_on_tensors(name, rewards, mask, uids, **given)
+
+
+def call_on_tensors(
+    name: str,
+    rewards: torch.Tensor,
+    mask: torch.Tensor,
+    uids: Sequence[Hashable],
+    *,
     config: Mapping[str, Any] | None = None,
     components: Mapping[str, Any] | None = None,
     batch: Mapping[str, torch.Tensor] | None = None,
-    dtype: torch.dtype = torch.float64,
-    state: RunState | None = None,
+    state: State | None = None,
     run: Run | None = None,
     rows: Rows | None = None,
 ) -> Call:
-    """Call the registered function as a trainer does, in a fresh run unless one is given.
-
-    With `rows` the call is as inside a trainer that knows of padding and sessions.
-    """
-    lengths = [1] * len(scores) if lengths is None else lengths
-    rewards, mask = tensors(scores, lengths, dtype)
+    """Call it in a fresh run unless one is given; with `rows` the run knows of padding and sessions."""
     if run is None:
         settings = read_settings(OmegaConf.create(dict(config or {})))
-        run = Run(name, settings, build(name, settings), RunState() if state is None else state)
-
-    rewards_by_name = of_batch(components, batch, list(uids), mask, run.needs)
+        run = Run(name, settings, build(name, settings), state=state)
+    found = of_batch(components, batch, list(uids), mask, run.needs)
     if rows is not None:
-        fields = {name: [column[row] for row in rows.scored] for name, column in rewards_by_name.fields.items()}
-        rewards_by_name = replace(rewards_by_name, rows=rows, labels=rows.labels(uids), groups=None, fields=fields)
-    with run.computing(rewards_by_name):
+        fields = {name: [column[row] for row in rows.scored] for name, column in found.fields.items()}
+        found = replace(found, rows=rows, labels=rows.labels(uids), groups=None, fields=fields)
+    with run.computing(found):
         advantages, returns = estimator_function(name)(
-            token_level_rewards=rewards,
-            response_mask=mask,
-            index=object_array(uids),
+            token_level_rewards=rewards, response_mask=mask, index=object_array(uids), config=None
         )
-    per_row = np.array([advantages[row, 0].item() if length else 0.0 for row, length in enumerate(lengths)])
-    return Call(per_row, advantages, returns, run.metrics)
+    per_row = advantages.gather(1, mask.long().argmax(dim=1, keepdim=True))[:, 0].tolist() if advantages.numel() else []
+    return Call(np.array(per_row, dtype=float), advantages, returns, run.metrics, run.state)
 
 
 def metrics_of(name: str, scores: Sequence[float], uids: Sequence[Hashable], **given: Any) -> dict[str, float]:

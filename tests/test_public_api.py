@@ -9,16 +9,16 @@ import sys
 import pytest
 
 import verl_ext
-from verl_ext import Batch, Chain, RunState, Settings, build, errors, run_state, use_run_state
+from verl_ext import Batch, Chain, Settings, build, errors
 
 
 def test_the_names_that_the_package_exports():
     assert verl_ext.__all__ == [
         "__version__",
         *("Balance", "Batch", "Centre", "Chain", "CheckpointError", "Complaint", "Condition", "ConfigurationError"),
-        *("DataError", "ESTIMATORS", "IntegrationError", "RunState", "ScaleByMad", "ScaleByStd", "Settings", "Step"),
+        *("DataError", "ESTIMATORS", "IntegrationError", "ScaleByMad", "ScaleByStd", "Settings", "Step"),
         *("Update", "VerlExtError", "WeighAndSum", "WeighByDifficulty", "WeighByHistory", "Whiten"),
-        *("build", "limited", "run_state", "use_run_state"),
+        *("build", "limited"),
     ]
     assert set(verl_ext.__all__) <= set(dir(verl_ext))
     for name in verl_ext.__all__:
@@ -42,8 +42,6 @@ def test_an_error_is_ours_and_of_a_standard_type():
     ("function", "parameters"),
     [
         (build, ["name", "settings"]),
-        (run_state, []),
-        (use_run_state, ["state"]),
         (Settings.parse, ["algorithm", "*loss_agg_mode"]),
         (
             Batch.of,
@@ -54,9 +52,6 @@ def test_an_error_is_ours_and_of_a_standard_type():
         ),
         (Chain.__call__, ["self", "batch", "state"]),
         (Chain.init, ["self"]),
-        (RunState.reset, ["self"]),
-        (RunState.state_dict, ["self"]),
-        (RunState.load_state_dict, ["self", "data"]),
         (errors.Complaint, ["text", "fatal"]),
     ],
     ids=lambda value: getattr(value, "__qualname__", None),

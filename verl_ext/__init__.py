@@ -2,8 +2,8 @@
 
 Importing this package imports neither verl nor ray nor torch: every name below is loaded on first use.
 
-- An estimator without verl: `build(name, Settings.parse({...}))(Batch.of(...))`.
-- The state of the estimators: `run_state()` returns the current one, `use_run_state(RunState())` sets one for a block.
+- An estimator in code of your own: `build(name, Settings.parse({...}))(Batch.of(...), state)`, whose result has the
+  advantages and the state for the next batch.
 - A step of your own: a frozen dataclass over `Step` with `apply`, or with `update` that returns an `Update`; `limited`
   declares a number with limits. A named estimator is a module, see `verl_ext.registry`.
 """
@@ -19,7 +19,6 @@ _NAMES = {
     "verl_ext.core.batch": ("Batch",),
     "verl_ext.core.chain": ("Chain", "Step", "Update"),
     "verl_ext.core.history": ("WeighByHistory",),
-    "verl_ext.core.state": ("RunState",),
     "verl_ext.core.steps": ("Centre", "Condition", "ScaleByMad", "ScaleByStd", "WeighAndSum"),
     "verl_ext.core.totals": ("Balance", "WeighByDifficulty", "Whiten"),
     "verl_ext.core.typed": ("limited",),
@@ -33,7 +32,6 @@ _NAMES = {
     ),
     "verl_ext.estimators": ("build",),
     "verl_ext.registry": ("ESTIMATORS",),
-    "verl_ext.integration.run": ("run_state", "use_run_state"),
     "verl_ext.settings": ("Settings",),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}

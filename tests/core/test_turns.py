@@ -125,7 +125,7 @@ def test_with_one_turn_each_nothing_changes_to_the_last_bit(name, config, rollou
     plain = Batch.of(rollout.rewards, rollout.uids, **given_batch)
     turns = Turns.of_counts([1] * len(rollout.uids), (0,), discount)
     by_turn = Batch.of(rollout.rewards, rollout.uids, turns=turns, **given_batch)
-    chain, state = build(name, Settings.parse(config)), started(config).states.get(name)
+    chain, state = build(name, Settings.parse(config)), started(config)
     one, other = chain(plain, state), chain(by_turn, state)
     np.testing.assert_array_equal(one.advantages, other.advantages)
     assert (one.state, one.metrics) == (other.state, other.metrics)

@@ -9,7 +9,6 @@ import pytest
 
 from tests.batches import Rollout
 from tests.calls import Call, call
-from verl_ext import RunState
 from verl_ext.registry import BUILT_IN
 
 KEYS = {"rewards": {"keys": ["a", "b"], "weights": [1.0, 0.5]}}
@@ -36,13 +35,10 @@ BY_TRAJECTORY = pytest.mark.parametrize(  # outputs of one session do not matter
 )
 
 
-def started(config: dict[str, Any]) -> RunState:
-    run = RunState()
+def started(config: dict[str, Any]) -> dict[str, Any]:
+    """The state of hadw in the middle of a run; other estimators do not look at it."""
     anchor = config.get("hadw", {}).get("anchor", "soft")
-    run.load_state_dict(
-        {"hadw": {"weigh_by_history": {"anchor": anchor, "value": 0.4, "window": [0.2, 0.6, 0.4], "ticks": 3}}}
-    )
-    return run
+    return {"weigh_by_history": {"anchor": anchor, "value": 0.4, "window": [0.2, 0.6, 0.4], "ticks": 3}}
 
 
 def components(rollout: Rollout) -> dict[str, np.ndarray]:

@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from tests.calls import call, metrics_of, tensors
+from tests.calls import Call, call, call_on_tensors, metrics_of, tensors
 from tests.estimators.small import GDPO, UIDS, X, fields
 from tests.facts import facts, says
-from verl_ext import RunState, use_run_state
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.integration.advantage import estimator_function
 
 NAN, INF = math.nan, math.inf
 
@@ -64,27 +61,17 @@ def test_an_accuracy_key_that_no_sample_has_is_named(name):
         call(name, X, UIDS, config={"rewards": {"accuracy_key": "correct"}}, components=fields())
 
 
-def kl_call(name: str, config: dict[str, Any], kl: float = -0.25, state: RunState | None = None, **columns: Any):
+def kl_call(name: str, config: dict[str, Any], kl: float = -0.25, **columns: Any) -> Call:
     """Scores [1, 0, 0, 0] and a KL part on the first row alone."""
     rewards, mask = tensors([1.0 + kl, 0.0, 0.0, 0.0], [1] * 4, torch.float64)
     before, _ = tensors([1.0, 0.0, 0.0, 0.0], [1] * 4, torch.float64)
-    with use_run_state(state or RunState()):
-        found, _ = estimator_function(name)(
-            rewards,
-            mask,
-            UIDS,
-            OmegaConf.create({"use_kl_in_reward": True} | config),
-            non_tensor_batch=columns,
-            batch={"token_level_scores": before},
-        )
-    return found[:, 0].tolist()
+    given = {"config": {"use_kl_in_reward": True} | config, "components": columns}
+    return call_on_tensors(name, rewards, mask, UIDS, batch={"token_level_scores": before}, **given)
 
 
 def test_accuracy_is_taken_before_kl():
     """With KL the score of row 0 is 0.75, and the mean accuracy would be 0.1875."""
-    state = RunState()
-    kl_call("hadw", {}, state=state)
-    assert state.states["hadw"]["weigh_by_history"]["value"] == 0.25
+    assert kl_call("hadw", {}).state["weigh_by_history"]["value"] == 0.25
 
 
 def test_groups_of_dgpo_which_kl_would_make_valid_are_an_error():

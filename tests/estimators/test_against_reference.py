@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from tests import reference
 from tests.batches import Rollout, rollouts
 from tests.calls import call
-from verl_ext import Batch, RunState, Settings, build
+from verl_ext import Batch, Settings, build
 
 KEYS = ("a", "b", "c")
 WEIGHTS = st.lists(st.sampled_from([1.0, 0.5, 2.0, -1.0, 0.0, 3.25]), min_size=3, max_size=3).filter(any)
 
 
-def check(name: str, rollout: Rollout, config: dict[str, Any], wanted: list[float], run: RunState | None = None):
-    """Compare the core, then the registered function; `run` holds the state before this batch."""
+def check(name: str, rollout: Rollout, config: dict[str, Any], wanted: list[float], state: Any = None):
+    """Compare the core, then the registered function; return the state after this batch."""
     settings = Settings.parse(config)
     batch = Batch.of(
         rollout.rewards,
@@ -33,7 +33,7 @@ def check(name: str, rollout: Rollout, config: dict[str, Any], wanted: list[floa
         lengths=rollout.lengths,
         accuracy=rollout.accuracy,
     )
-    found = build(name, settings)(batch, (run or RunState()).states.get(name))
+    found = build(name, settings)(batch, state)
     np.testing.assert_allclose(found.advantages, wanted, rtol=1e-8, atol=1e-8)
     direct = call(
         name,
@@ -43,11 +43,13 @@ def check(name: str, rollout: Rollout, config: dict[str, Any], wanted: list[floa
         config=config,
         components={key: np.array(column) for key, column in rollout.columns.items()}
         | {"acc": np.array(rollout.accuracy)},
-        state=run,
+        state=state,
     )
     counted = np.where(np.array(rollout.lengths) > 0, wanted, 0.0)
     np.testing.assert_allclose(direct.rows, counted, rtol=1e-8, atol=1e-8)
     assert (direct.tensor != 0).sum() <= sum(rollout.lengths)
+    assert direct.state == found.state
+    return found.state
 
 
 def rewards(weights: list[float]) -> dict[str, Any]:
@@ -144,12 +146,12 @@ def test_hadw_over_several_batches(batches, weights, base, anchor, scale, window
         "norm_adv_by_std_in_grpo": base != "grpo without std",
     }
     memory = reference.History(anchor, scale, window, eta, eta_min, fixed_anchor=0.4)
-    run = RunState()
+    state = None
     for rollout in batches:
         wanted = memory.reweigh(base_of(base, rollout, weights), rollout.uids, rollout.accuracy)
-        check("hadw", rollout, config, wanted, run)
+        state = check("hadw", rollout, config, wanted, state)
         if anchor == "soft" and memory.capability is not None:
-            assert math.isclose(run.states["hadw"]["weigh_by_history"]["value"], memory.capability, abs_tol=1e-12)
+            assert math.isclose(state["weigh_by_history"]["value"], memory.capability, abs_tol=1e-12)
 
 
 DGPO = ["weigh_and_sum", "centre", "scale_by_mad", "balance", "weigh_by_difficulty"]

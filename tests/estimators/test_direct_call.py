@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.calls import call, metrics_of, tensors
+from tests.calls import call, call_on_tensors, metrics_of, tensors
 from tests.estimators.small import UIDS, X, config_for, fields
 from tests.facts import facts
-from verl_ext import RunState, use_run_state
+from verl_ext import Settings, build
 from verl_ext.core.rows import Rows
 from verl_ext.errors import DataError, IntegrationError
 from verl_ext.integration.advantage import estimator_function
+from verl_ext.integration.checks.read import read_settings
+from verl_ext.integration.components import of_batch
+from verl_ext.integration.run import Run
 from verl_ext.registry import INSTALLED
 
 EVERY = pytest.mark.parametrize("name", INSTALLED)
@@ -22,23 +27,31 @@ EVERY = pytest.mark.parametrize("name", INSTALLED)
 @EVERY
 def test_tensors_that_require_gradients_are_cut_off(name):
     rewards, mask = tensors([1.0, 0.0, 1.0, 0.0], [1, 2, 2, 1])
-    settings, values = OmegaConf.create(config_for(name)), fields()
-    found = []
-    for given in ((rewards, mask), (rewards.clone().requires_grad_(), mask.float().requires_grad_())):
-        with use_run_state(RunState()):
-            found.append(estimator_function(name)(*given, UIDS, settings, non_tensor_batch=values)[0])
+    found = [
+        call_on_tensors(name, *given, UIDS, config=config_for(name), components=fields()).tensor
+        for given in ((rewards, mask), (rewards.clone().requires_grad_(), mask.float().requires_grad_()))
+    ]
     assert not found[1].requires_grad
     assert torch.equal(found[0], found[1])
 
 
+@EVERY
+def test_a_call_while_no_trainer_computes_is_refused_and_says_how_code_of_ones_own_calls(name):
+    """Also while another estimator computes."""
+    given = {"token_level_rewards": torch.zeros(4, 1), "response_mask": torch.ones(4, 1), "index": UIDS, "config": {}}
+    other = next(one for one in INSTALLED if one != name)
+    settings = Settings.parse(config_for(other))
+    run = Run(other, settings, build(other, settings))
+    rewards = of_batch(fields(), None, UIDS, torch.ones(4, 1), run.needs)
+    for state in (nullcontext(), run.computing(rewards)):
+        with state, pytest.raises(IntegrationError, match=facts(f"'{name}'", f"build('{name}', settings)")):
+            estimator_function(name)(**given)
+
+
 def test_the_loss_is_read_from_the_configuration_around_the_section():
-    """token-sum takes no mean, so nothing is balanced; token-mean has z = 4 / 2."""
     whole = OmegaConf.create({"algorithm": {}, "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-sum"}}})
-    rewards, mask = tensors([1.0, 0.0, 1.0, 1.0], [1] * 4, torch.float64)
-    for config, z in ((whole.algorithm, 1), (OmegaConf.create({}), 2)):
-        with use_run_state(RunState()):
-            found, _ = estimator_function("dgpo")(rewards, mask, UIDS, config)
-        assert found[0, 0] == pytest.approx(z / 1.0001)  # 2 * 0.5 / (1 + 1e-4)
+    for config, loss in ((whole.algorithm, "token-sum"), (OmegaConf.create({}), "token-mean")):
+        assert read_settings(config).loss_agg_mode == loss
 
 
 @EVERY
@@ -48,29 +61,23 @@ def test_the_loss_is_read_from_the_configuration_around_the_section():
 )  # fmt: skip
 def test_tensors_must_be_rows_by_tokens(name, rewards, mask):
     with pytest.raises(DataError, match=facts(tuple(rewards.shape), tuple(mask.shape), "[rows, tokens]")):
-        estimator_function(name)(rewards, mask, UIDS, OmegaConf.create(config_for(name)), non_tensor_batch=fields())
+        call_on_tensors(name, rewards, mask, UIDS, config=config_for(name), components=fields())
 
 
 @EVERY
 @pytest.mark.filterwarnings("error")
 def test_an_empty_batch_gives_an_empty_result(name):
-    run = RunState()
-    with use_run_state(run):
-        found, _ = estimator_function(name)(
-            torch.zeros(0, 5), torch.zeros(0, 5), np.array([]), OmegaConf.create(config_for(name)), non_tensor_batch={}
-        )
-    assert found.shape == (0, 5)
-    assert run == RunState()
+    found = call_on_tensors(name, torch.zeros(0, 5), torch.zeros(0, 5), [], config=config_for(name), components={})
+    assert found.tensor.shape == (0, 5)
+    assert found.state is None
 
 
 @EVERY
 @pytest.mark.filterwarnings("error")
 def test_a_batch_of_padding_only_gives_zeros_and_does_not_tick(name):
-    run = RunState()
-    found = call(name, X, [f"pad{i}" for i in range(4)], [0] * 4, config=config_for(name), components=fields(),
-                 state=run)  # fmt: skip
+    found = call(name, X, [f"pad{i}" for i in range(4)], [0] * 4, config=config_for(name), components=fields())
     assert found.tensor.tolist() == [[0]] * 4
-    assert run == RunState()
+    assert found.state is None
 
 
 @EVERY

@@ -9,14 +9,11 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from tests.batches import Rollout, rollouts
-from tests.calls import call, object_array, tensors
+from tests.calls import call, call_on_tensors, tensors
 from tests.estimators.every import BY_TRAJECTORY, EVERY, components, run, started
-from verl_ext import use_run_state
 from verl_ext.core.rows import Rows
-from verl_ext.integration.advantage import estimator_function
 
 
 @EVERY
@@ -30,8 +27,8 @@ def test_padding_changes_nothing_and_gets_nothing(name, config, rollout, padding
         rollout.accuracy + [1.0] * padding,
     )
     order = data.draw(st.permutations(range(len(padded.uids))))
-    found, state = run(name, config, rollout).rows, started(config)
-    with_padding = run(name, config, padded.reordered(order), state=state)
+    found = run(name, config, rollout).rows
+    with_padding = run(name, config, padded.reordered(order))
     wanted = np.append(found, np.zeros(padding))[order]
     np.testing.assert_allclose(with_padding.rows, wanted, atol=1e-9, rtol=1e-9)
     empty = [row for row, i in enumerate(order) if i >= len(found)]
@@ -100,15 +97,8 @@ def test_junk_behind_the_mask_does_no_harm_and_inputs_stay(name, config, rollout
     kept = [dirty.clone(), mask.clone(), {key: column.copy() for key, column in fields.items()}]
     found = []
     for token_level in (clean, dirty):
-        with use_run_state(started(config)):
-            advantages, _ = estimator_function(name)(
-                token_level_rewards=token_level,
-                response_mask=mask,
-                index=object_array(rollout.uids),
-                config=OmegaConf.create(config),
-                non_tensor_batch=fields,
-            )
-        found.append(advantages)
+        given = {"config": config, "components": fields, "state": started(config)}
+        found.append(call_on_tensors(name, token_level, mask, rollout.uids, **given).tensor)
     assert torch.equal(found[0], found[1])
     assert (found[1][mask == 0] == 0).all()
     assert torch.equal(dirty.isnan(), kept[0].isnan())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests import reference
 from tests.reference import NAN
-from verl_ext import Batch, RunState, Settings, build
+from verl_ext import Batch, Settings, build
 from verl_ext.core.turns import Turns
 
 KEYS = ["tool", "right", "form"]
@@ -190,7 +190,7 @@ def test_dgpo_with_the_difficulty_of_the_prompt(batch, discount, balance):
 
 @given(st.lists(sessions(), min_size=1, max_size=4), DISCOUNT, st.sampled_from(["soft", "window"]))
 def test_hadw_compares_the_prompt_with_the_batch_each_response_once(batches, discount, anchor):
-    memory, run = reference.History(anchor), RunState()
+    memory, state = reference.History(anchor), None
     for batch in batches:
         rows = rows_of(batch, discount)
         wanted = reference.grpo(total_of(rows), rows.labels)
@@ -203,8 +203,7 @@ def test_hadw_compares_the_prompt_with_the_batch_each_response_once(batches, dis
                 if mine and not first:
                     gap = statistics.fmean(mine) - prior
                     wanted[row] *= 1.3 * math.exp(-math.copysign(1.0, wanted[row]) * gap)
-        found = check("hadw", batch, discount, {"hadw": {"anchor": anchor}}, wanted, run.states.get("hadw"))
-        run.states["hadw"] = found.state
+        state = check("hadw", batch, discount, {"hadw": {"anchor": anchor}}, wanted, state).state
 
 
 @given(sessions(nan=False), DISCOUNT, st.sampled_from(["tool", "form", None]))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.batches import ACC, FMT, LENGTHS, UIDS
 from tests.calls import call, metrics_of
-from verl_ext import Batch, RunState, Settings, build
+from verl_ext import Batch, Settings, build
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,8 @@ REWEIGHED = [1.499997 * 1.669233, *[-0.499999 * 1.012441] * 3, 0, 0, 0, 0]
 
 
 def test_the_registered_function_gives_the_row_of_hadw():
-    run = RunState()
-    first = call("hadw", FIRST, UIDS[:8], LENGTHS[:8], config=HADW, state=run)
+    first = call("hadw", FIRST, UIDS[:8], LENGTHS[:8], config=HADW)
     np.testing.assert_allclose(first.rows[:2], [1.499997, -0.499999], atol=1e-5)
-    second = call("hadw", SECOND, UIDS[:8], LENGTHS[:8], config=HADW, state=run)
+    second = call("hadw", SECOND, UIDS[:8], LENGTHS[:8], config=HADW, state=first.state)
     np.testing.assert_allclose(second.rows, REWEIGHED, atol=1e-5)
-    assert run.states["hadw"]["weigh_by_history"]["value"] == pytest.approx(0.5125, abs=1e-12)
+    assert second.state["weigh_by_history"]["value"] == pytest.approx(0.5125, abs=1e-12)

@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 
-from tests.calls import object_array
+from tests.calls import call_on_tensors, object_array
 from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, scalar, sometimes
-from verl_ext import Batch, RunState, Settings, build, use_run_state
+from verl_ext import Batch, Settings, build
+from verl_ext.core.state import plain_state
 from verl_ext.errors import VerlExtError
-from verl_ext.integration.advantage import estimator_function
 from verl_ext.registry import INSTALLED
 
 ALL = sorted(INSTALLED)
@@ -110,7 +110,7 @@ def test_the_core(draw: Draw) -> None:
     assert result.advantages.shape == (size,)
     assert np.isfinite(result.advantages).all(), result.advantages
     assert np.isfinite(list(result.metrics.values())).all(), result.metrics
-    RunState().load_state_dict(RunState(states={estimator: state} if state else {}).state_dict())
+    plain_state(state or {})
     return None
 
 
@@ -153,27 +153,24 @@ def test_the_functions_that_verl_calls(draw: Draw) -> None:
     if draw.random() < 0.05:
         mask = mask.to(torch.float32) * draw.choice((float("nan"), float("inf"), -1.0, 0.5, 2.0))
     uids = uids_of(draw, rows)
-    index = draw.choice((uids, object_array(uids)))
     fields = {key: component(draw, rows) for key in (*KEYS, "acc", name(draw)) if draw.random() < 0.9}
     tensors = {f"token_level_scores_{key}": tensor_of(draw, rows, width) for key in KEYS if draw.random() < 0.1}
     if draw.random() < 0.3:
         tensors["token_level_scores"] = tensor_of(draw, rows, width)
     logging.getLogger("verl_ext").setLevel(logging.ERROR)
-    with use_run_state(RunState()):
-        try:
-            advantages, returns = estimator_function(estimator)(
-                token_level_rewards=rewards,
-                response_mask=mask,
-                index=index,
-                config=config_of(draw),
-                non_tensor_batch=sometimes(draw, 0.05, lambda _: None, fields),
-                batch=sometimes(draw, 0.3, lambda _: None, tensors),
-            )
-        except VerlExtError as error:
-            return told(error)
-        finally:
-            logging.getLogger("verl_ext").setLevel(logging.INFO)
-    assert returns is advantages
+    given = {
+        "config": config_of(draw),
+        "components": sometimes(draw, 0.05, lambda _: None, fields),
+        "batch": sometimes(draw, 0.3, lambda _: None, tensors),
+    }
+    try:
+        found = call_on_tensors(estimator, rewards, mask, uids, **given)
+    except VerlExtError as error:
+        return told(error)
+    finally:
+        logging.getLogger("verl_ext").setLevel(logging.INFO)
+    advantages = found.tensor
+    assert found.returns is advantages
     assert advantages.shape == mask.shape
     assert advantages.dtype.is_floating_point
     assert torch.isfinite(advantages).all(), advantages
@@ -192,9 +189,8 @@ def test_many_rows(estimator: str, groups: str) -> None:
         "rewards": {"keys": ["a", "b"]},
         "compose": {"steps": ["centre", "scale_by_mad", "weigh_and_sum", "whiten"]},
     }
-    given = {"token_level_rewards": torch.zeros(rows, 2), "response_mask": torch.ones(rows, 2)}
-    with use_run_state(RunState()):
-        found, _ = estimator_function(estimator)(index=uids, config=config, non_tensor_batch=fields, **given)
+    given = {"config": config, "components": fields}
+    found = call_on_tensors(estimator, torch.zeros(rows, 2), torch.ones(rows, 2), uids, **given).tensor
     assert torch.isfinite(found).all()
     if len(set(uids)) == rows:  # with nothing to compare it with, its advantage is 0
         assert (found == 0).all()

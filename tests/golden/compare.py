@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tests.golden.cases import Case, Outcome, Rows
+from verl_ext.core.metrics import metric_name
 
 # Metrics of a list of steps had the name of the step; now all have the name of the estimator.
 OF_STEPS = {"whiten/shift": "whiten_shift", "whiten/std": "whiten_std", "balance/z": "balance_z"}
@@ -63,6 +64,7 @@ def metrics(case: Case, old: Outcome, new: Outcome, tolerance: float, reward: fl
 
 def renamed(case: Case, name: str) -> str:
     """The name that a stored metric has now."""
+    name = name.replace("format_m_inimal", metric_name("format_minimal"))  # stored by the names of then
     first, _, short = name.partition("/")
     kept = first in ("reward", "advantage") or not short
     return name if kept else f"{case.estimator}/{OF_STEPS.get(name, short)}"

@@ -17,12 +17,14 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from tests.golden.cases import WIDTH, Case, Outcome, Rows, checksum, per_row
 from tests.golden.configs import config_for
+from verl_ext.integration import hooks
+from verl_ext.integration.default_trainer import DefaultTrainer
 
 PARTITION = "train"
 OF_VERL = "actor/"
 
 
-class Trainer(PPOTrainer):
+class Light(PPOTrainer):
     """verl's trainer, with what its advantage step reads."""
 
     def __init__(self, config: Any) -> None:
@@ -32,6 +34,9 @@ class Trainer(PPOTrainer):
     def on_step_end(self) -> None: ...
 
     def on_sample_end(self) -> None: ...
+
+
+Trainer: Any = hooks.under(DefaultTrainer, Light)
 
 
 class Queue:
@@ -76,7 +81,7 @@ def through_default_trainer(case: Case, queue: Callable[[], Any] = queue) -> lis
     return found
 
 
-def step(trainer: Trainer, case: Case, rows: Rows) -> Outcome:
+def step(trainer: Any, case: Case, rows: Rows) -> Outcome:
     tags = [{"is_padding": True} if padding else {} for padding in rows.padding]
     batch = KVBatchMeta(keys=rows.keys, tags=tags, partition_id=PARTITION)
     fields = TensorDict(fields_of(case, rows), batch_size=len(rows))

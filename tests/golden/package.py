@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from omegaconf import OmegaConf
 
+from tests.calls import call_on_tensors
 from tests.golden.cases import Case, Outcome, Rows, per_row
-from verl_ext import Batch, RunState, Settings, build, use_run_state
+from verl_ext import Batch, Settings, build
+from verl_ext.integration.run import Run
 
 
 def direct(case: Case) -> list[Outcome]:
@@ -48,23 +49,13 @@ def batch_of(case: Case, rows: Rows) -> Batch:
 
 def registry(case: Case) -> list[Outcome]:
     """The function in verl's registry on verl's tensors; every row that is no padding is a trajectory."""
-    import verl  # noqa: F401 - loads the plugin
-    from verl.trainer.ppo import core_algos
-
-    function = core_algos.ADV_ESTIMATOR_REGISTRY[case.estimator]
-    actor = {"loss_agg_mode": case.loss}
-    config = OmegaConf.create({"algorithm": case.algorithm, "actor_rollout_ref": {"actor": actor}}).algorithm
+    settings = Settings.parse(case.algorithm, loss_agg_mode=case.loss)
+    run = Run(case.estimator, settings, build(case.estimator, settings))
     found = []
-    with use_run_state(RunState()):
-        for rows in case.batches:
-            advantages, returns = function(
-                token_level_rewards=rows.rewards,
-                response_mask=rows.mask,
-                index=np.array(rows.uids, dtype=object),
-                config=config,
-                non_tensor_batch=case.infos(rows),
-                batch={"token_level_scores": rows.scores, **case.token_fields(rows)},
-            )
-            assert returns is advantages
-            found.append(Outcome(per_row(advantages, rows.mask)))
+    for rows in case.batches:
+        tensors = {"token_level_scores": rows.scores, **case.token_fields(rows)}
+        given = {"components": case.infos(rows), "batch": tensors, "run": run}
+        one = call_on_tensors(case.estimator, rows.rewards, rows.mask, rows.uids, **given)
+        assert one.returns is one.tensor
+        found.append(Outcome(per_row(one.tensor, rows.mask)))
     return found

@@ -12,15 +12,13 @@ from verl.trainer.ppo import ray_trainer
 
 from tests.golden.cases import Case, Outcome, Rows, checksum, per_row
 from tests.golden.configs import config_for
+from tests.integration.trainers.ray_runs import Base
 
 OF_VERL = re.compile(r"(critic|response\w*|prompt\w*|num_turns|tool_call_counts)/")
 
 
-class Trainer(ray_trainer.RayPPOTrainer):
+class Trainer(Base):
     """A recipe's trainer, whose own `fit` calls verl's functions as verl's does."""
-
-    def __init__(self, config: Any) -> None:
-        self.config, self.global_steps = config, 1
 
     def fit(self, batches: list[DataProto]) -> list[tuple[DataProto, dict[str, Any]]]:
         algorithm = self.config.algorithm

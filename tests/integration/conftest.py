@@ -33,9 +33,9 @@ def has_default_trainer() -> bool:
 
 @pytest.fixture(autouse=True)
 def _no_trainer_before() -> Iterator[None]:
-    """A process of verl has one trainer, and its estimator then refuses calls from outside; tests make many."""
+    """A process of verl has one trainer, tests make many."""
     yield
-    run._made = lambda: None
+    run.make_current(None)
 
 
 @pytest.fixture(scope="session")

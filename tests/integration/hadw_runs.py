@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_ext.core.state import RunState
-
 if TYPE_CHECKING:
     from tests.integration.pipeline import Pipeline
 
@@ -16,10 +14,6 @@ HADW = ("algorithm.adv_estimator=hadw", "+algorithm.rewards.keys=[acc]")
 
 def capability(ticks: int, value: float = 0.1 + 0.2) -> dict[str, Any]:
     return {"weigh_by_history": {"anchor": "soft", "value": value, "window": [1 / 3, value], "ticks": ticks}}
-
-
-def state(ticks: int, value: float = 0.1 + 0.2) -> RunState:
-    return RunState({"hadw": capability(ticks, value)})
 
 
 def train(pipeline: Pipeline, folder: Path, steps: int, *overrides: str, cls: type[Any] | None = None) -> Any:

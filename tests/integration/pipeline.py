@@ -20,7 +20,8 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from verl.experimental.reward_loop import RewardLoopManager
-from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+from verl.trainer.ppo import v1
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ, trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.utils.padding import response_to_nested
 
@@ -174,8 +175,10 @@ class Recording:
 
 
 def recording(cls: type[PPOTrainer] = PPOTrainer) -> type[Any]:
-    """A concrete trainer class over `cls`."""
-    return type(f"Recording{cls.__name__}", (Recording, cls), {})
+    """A concrete trainer class over `cls`, as verl would get it if it were registered."""
+    chosen = type(f"Recording{cls.__name__}", (Recording, cls), {})
+    with mock.patch.dict(trainer_base.TRAINER_REGISTRY, recording=chosen):
+        return v1.get_trainer_cls("recording")
 
 
 @dataclass

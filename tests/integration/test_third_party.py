@@ -74,26 +74,23 @@ import logging
 logging.basicConfig(level=logging.WARNING)
 import torch
 from verl.trainer.ppo import core_algos
-from verl_ext import run_state
+from tests.calls import call_on_tensors
 from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError
 from verl_ext.conf import preset
 
 scores, mask = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.ones(2, 2, dtype=torch.int64)
-call = dict(token_level_rewards=scores, response_mask=mask, index=["a", "a"], config={"fading": {"rate": 0.25}})
-function = core_algos.get_adv_estimator_fn("fading")
-print("FIRST", function(**call)[0][0, 0].item())
-saved = run_state().state_dict()
-print("SECOND", function(**call)[0][0, 0].item(), saved)
-run_state().load_state_dict(saved)
-print("AGAIN", function(**call)[0][0, 0].item())
+call = dict(rewards=scores, mask=mask, uids=["a", "a"], config={"fading": {"rate": 0.25}})
+first = call_on_tensors("fading", **call)
+print("FIRST", core_algos.get_adv_estimator_fn("fading").__name__, first.tensor[0, 0].item())
+print("SECOND", call_on_tensors("fading", **call, state=first.state).tensor[0, 0].item(), first.state)
 try:
-    function(**{**call, "config": {"fading": {"rate": 2}}})
+    call_on_tensors("fading", **{**call, "config": {"fading": {"rate": 2}}})
 except ConfigurationError as error:
     print("REFUSED", error)
 print("PRESET", preset("fading")["algorithm"]["fading"])
 try:
-    core_algos.get_adv_estimator_fn("broken")(**call)
+    call_on_tensors("broken", **call)
 except ConfigurationError as error:
     print("BROKEN", error)
 main(["check", "+verl_ext=gdpo", "algorithm.rewards.keys=[acc]"])
@@ -127,9 +124,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProces
 
 
 def test_it_is_registered_checked_logged_saved_and_shown(told):
-    assert "FIRST 0.5" in told.stdout
-    assert "SECOND 0.125 {'fading': {'fade': {'batches': 1}}}" in told.stdout
-    assert "AGAIN 0.125" in told.stdout  # the saved state was read
+    assert "FIRST compute_fading_advantage 0.5" in told.stdout
+    assert "SECOND 0.125 {'fade': {'batches': 1}}" in told.stdout
     assert a_line_says(told.stdout, "REFUSED", "algorithm.fading.rate", "at most 1", "found 2")
     assert "PRESET {'rate': 0.5}" in told.stdout
     assert "algorithm.fading.rate=0.75" in told.stdout

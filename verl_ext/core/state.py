@@ -1,44 +1,12 @@
-"""The state that a run carries from batch to batch and saves in checkpoints."""
+"""The state that a run carries from batch to batch, as a checkpoint holds it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from verl_ext.core.chain import State
 from verl_ext.errors import CheckpointError, listed
-
-
-@dataclass
-class RunState:
-    """The states of a run's estimators, by estimator name: the only object of the core that changes.
-
-    Inside verl it belongs to the trainer. Outside a trainer, estimators use the one that `verl_ext.run_state()`
-    returns; `with verl_ext.use_run_state(RunState()):` sets another one for a block.
-
-    >>> run = RunState()
-    >>> RunState().load_state_dict(run.state_dict())
-    """
-
-    states: dict[str, State] = field(default_factory=dict)
-    warned: set[str] = field(default_factory=set)
-    """Keys of the warnings that were already logged: each is logged once per run."""
-
-    def reset(self) -> None:
-        """Forget everything: the next batch counts as the first."""
-        self.states.clear()
-        self.warned.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {estimator: plain_state(state) for estimator, state in self.states.items() if state}
-
-    def load_state_dict(self, data: Mapping[str, Any]) -> None:
-        """Replace all states by saved ones, which `Chain.check_state` judges."""
-        self.reset()
-        self.states.update(data)
 
 
 def plain_state(state: State) -> dict[str, Any]:

@@ -18,11 +18,9 @@ from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics
 from verl_ext.core.rows import broadcast, float_mask, row_sums, scores
 from verl_ext.core.state import plain_state
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
-from verl_ext.estimators import build
-from verl_ext.integration import checkpoint, components, dump, hooks
-from verl_ext.integration.checks.read import read_settings
+from verl_ext.integration import checkpoint, dump, hooks
 from verl_ext.integration.components import SCORE, SOURCE, Components
-from verl_ext.integration.run import Run, computing
+from verl_ext.integration.run import Run, current
 from verl_ext.registry import INSTALLED
 
 logger = logging.getLogger("verl_ext")
@@ -44,8 +42,8 @@ def install(core_algos: ModuleType) -> None:
 def estimator_function(name: str) -> Callable[..., Any]:
     """Return an estimator in verl's convention; it returns `(advantages, returns)`, the same tensor twice."""
 
-    def compute_advantage(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        advantages = compute(name, *args, **kwargs)
+    def compute_advantage(token_level_rewards: Any, response_mask: Any, **_other: Any) -> tuple[Any, Any]:
+        advantages = compute(name, token_level_rewards, response_mask)
         return advantages, advantages
 
     compute_advantage.__name__ = compute_advantage.__qualname__ = f"compute_{name}_advantage"
@@ -53,36 +51,22 @@ def estimator_function(name: str) -> Callable[..., Any]:
     return compute_advantage
 
 
-def compute(
-    name: str,
-    token_level_rewards: torch.Tensor,
-    response_mask: torch.Tensor,
-    index: Any = None,
-    config: Any = None,
-    *,
-    non_tensor_batch: Mapping[str, Any] | None = None,
-    batch: Any = None,
-    **_other: Any,
-) -> torch.Tensor:
-    """Return the advantages `[B, L]`.
-
-    `index` holds the rows' uids and `config` is the `algorithm` section. Within a trainer the settings and the rewards
-    come from its run. For a call from outside they come from `config`, from `non_tensor_batch`, and from the tensors
-    `token_level_scores_<key>` of `batch`.
-    """
-    run = computing(name)
-    chain = run.chain if run.name == name else None
-    if chain is None:  # from outside, or not the estimator of the trainer's run
+def compute(name: str, token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """Return the advantages `[B, L]` of the batch that a trainer is computing."""
+    run = current()
+    if run is None or run.name != name or run.chain is None or run.rewards is None:
         hooks.require()
-        settings = read_settings(config)
-        chain = build(name, settings)
-        run = replace(run, name=name, settings=settings, chain=chain, accuracy=None)  # shares state and metrics
+        raise IntegrationError(
+            f"the estimator {name!r} was called outside the advantage step of a trainer that verl_ext has checked: "
+            "start a trainer of trainer.v1.trainer_mode, or RayPPOTrainer; in code of your own call "
+            f"build({name!r}, settings)(Batch.of(...))"
+        )
+    chain, rewards = run.chain, run.rewards
     if token_level_rewards.shape != response_mask.shape or response_mask.dim() != 2:
         raise DataError(
             f"token_level_rewards {tuple(token_level_rewards.shape)} and response_mask {tuple(response_mask.shape)} "
             "must be [rows, tokens]"
         )
-    rewards = run.rewards or components.of_batch(non_tensor_batch, batch, list(index), response_mask, run.needs)
     rows = rewards.rows
     if len(rows.owner) != len(response_mask):
         raise IntegrationError(
@@ -107,18 +91,18 @@ def compute(
 
 def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Array:
     """Compute the advantages of a batch `[N]`; keep the new state, log, dump."""
-    name, before = run.name, run.state.states.get(run.name)
+    before = run.state
     result = chain(batch, before)
     if before is None:
         plain_state(result.state)  # raise now, not at the first checkpoint
-    run.state.states[name] = result.state
+    run.state = result.state
     for kind, text in result.warnings.items():
         run.warn_once(kind, text)
     if run.settings.verl_ext.dump_dir is not None:
         dump.write(run, batch, result.advantages, seen=result.seen, state=before)
     log_rewards(run, rewards, batch, result.seen)
     run.metrics |= advantage_metrics(result.advantages)
-    run.metrics |= {f"{metric_name(name)}/{short}": value for short, value in result.metrics.items()}
+    run.metrics |= {f"{metric_name(run.name)}/{short}": value for short, value in result.metrics.items()}
     return result.advantages
 
 

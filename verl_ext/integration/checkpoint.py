@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from verl_ext import __version__
+from verl_ext.core.state import plain_state
 from verl_ext.errors import CheckpointError
 from verl_ext.files import replacing, sync_folder
-from verl_ext.integration.run import Run, run_of
+from verl_ext.integration.run import Run
 
 logger = logging.getLogger("verl_ext")
 
@@ -24,28 +25,10 @@ DATA = "data.pt"
 """The file that every trainer of verl writes into a checkpoint after the model and before the tracker."""
 
 
-def wrap_save(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`_save_checkpoint(self)`: save our state first, so that the current checkpoint always has it."""
-    run = run_of(self)
-    if run is not None:
-        save(Path(self.config.trainer.default_local_dir) / f"{STEP_FOLDER}{run.saved_step}", run)
-    return original(self, *args, **kwargs)
-
-
-def wrap_load(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`_load_checkpoint(self)`: load our state once verl knows the step from which it resumes."""
-    check_tracker(self)
-    result = original(self, *args, **kwargs)
-    load_for(self)
-    return result
-
-
-async def wrap_async_load(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`load_checkpoint(self)` of the fully asynchronous trainer, in the same way."""
-    check_tracker(self)
-    result = await original(self, *args, **kwargs)
-    load_for(self)
-    return result
+def save_for(run: Run) -> None:
+    """Save the state of a run of ours in the checkpoint that verl is about to write."""
+    if run.chain is not None:
+        save(Path(run.trainer.config.trainer.default_local_dir) / f"{STEP_FOLDER}{run.step}", run)
 
 
 def save(folder: Path, run: Run) -> None:
@@ -55,7 +38,7 @@ def save(folder: Path, run: Run) -> None:
     not whole until verl has written it anew: a run that is killed in between leaves no mixture of two runs.
     """
     path = folder / FILE
-    state = run.state.state_dict().get(run.name)
+    state = plain_state(run.state) if run.state else None
     overwrites = (folder / DATA).exists()
     try:
         if folder.is_dir():
@@ -67,7 +50,7 @@ def save(folder: Path, run: Run) -> None:
         data = {
             "format": FORMAT,
             "verl_ext": __version__,
-            "global_step": run.saved_step,
+            "global_step": run.step,
             "overwrites": overwrites,
             "computed_at": run.computed_at,
             "estimator": run.name,
@@ -78,24 +61,24 @@ def save(folder: Path, run: Run) -> None:
             temporary.write_text(json.dumps(data, indent=2, allow_nan=False), encoding="utf-8")
     except OSError as error:  # a full disk's error names no file
         raise CheckpointError(
-            f"the state of {run.name} at step {run.saved_step} cannot be saved to {path}: {error}; the run can resume "
+            f"the state of {run.name} at step {run.step} cannot be saved to {path}: {error}; the run can resume "
             "from the previous checkpoint"
         ) from error
     logger.info("saved the state of %s to %s", run.name, path)
 
 
-def load_for(trainer: Any) -> None:
+def load_for(run: Run) -> None:
     """Load the state after verl has loaded its checkpoint."""
-    run, config = run_of(trainer), trainer.config.trainer
-    if run is None or config.resume_mode == "disable" or run.saved_step <= 0:
+    config = run.trainer.config.trainer
+    if config.resume_mode == "disable" or run.step <= 0:
         return
-    run.start = run.saved_step
+    run.start = run.step
     if run.chain is None or not run.chain.stateful:
         return
     if config.resume_mode == "resume_path":
         folder = Path(config.resume_from_path)
     else:
-        folder = Path(config.default_local_dir) / f"{STEP_FOLDER}{run.saved_step}"
+        folder = Path(config.default_local_dir) / f"{STEP_FOLDER}{run.step}"
     load(folder / FILE, run)
 
 
@@ -106,7 +89,7 @@ def load(path: Path, run: Run) -> None:
     except FileNotFoundError:
         logger.warning(
             "resuming at step %d, but %s does not exist: the history of %s starts empty in the middle of the run",
-            *(run.saved_step, path, run.name),
+            *(run.step, path, run.name),
         )
         return
     try:
@@ -116,8 +99,7 @@ def load(path: Path, run: Run) -> None:
         _require_fitting(data, run)
         if run.chain is not None:
             run.chain.check_state(data["state"])
-        run.state.load_state_dict({run.name: data["state"]})
-        run.accuracy, run.computed_at = data["accuracy"], data["computed_at"]
+        run.state, run.accuracy, run.computed_at = data["state"], data["accuracy"], data["computed_at"]
     except (ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
         reason = str(error) if isinstance(error, CheckpointError) else f"it is damaged: {error!r}"
         raise CheckpointError(
@@ -129,7 +111,7 @@ def load(path: Path, run: Run) -> None:
 
 def _require_fitting(data: Any, run: Run) -> None:
     """Raise if a file's state is not the one from which the run goes on."""
-    step, computed_at = run.saved_step, data["computed_at"]
+    step, computed_at = run.step, data["computed_at"]
     if data["format"] != FORMAT:
         raise CheckpointError(f"it has format {data['format']!r}, this version reads {FORMAT}")
     if data["global_step"] != step:
@@ -153,15 +135,15 @@ def require_same_accuracy(saved: Mapping[str, Any] | None, now: Mapping[str, Any
         )
 
 
-def check_tracker(trainer: Any) -> None:
+def check_tracker(run: Run) -> None:
     """Raise if a run would resume from a tracker that names no whole checkpoint; verl itself may begin anew.
 
     A process that was killed while it saved, or a full disk, leaves an empty tracker or half of a checkpoint.
     """
-    run, config = run_of(trainer), trainer.config.trainer
+    config = run.trainer.config.trainer
     home = Path(config.default_local_dir)
     path = home / TRACKER
-    if run is None or not run.ours or config.resume_mode != "auto" or not path.exists():
+    if run.chain is None or config.resume_mode != "auto" or not path.exists():
         return
     text = path.read_text(errors="replace").strip()
     if text.isdecimal() and (home / f"{STEP_FOLDER}{text}" / DATA).is_file():

@@ -7,16 +7,16 @@ TransferQueue.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from verl_ext.integration import checkpoint, components, hooks, sampling, skip
+from verl_ext.integration import components, hooks, sampling, skip
 from verl_ext.integration.advantage import watch
 from verl_ext.integration.components import Components
-from verl_ext.integration.run import Run, run_of
+from verl_ext.integration.run import Run
+from verl_ext.integration.trainer import WithEstimators
 
 logger = logging.getLogger("verl_ext")
 
@@ -25,41 +25,43 @@ MISSING = "advantage/missing_responses"
 
 
 def install(trainer_base: ModuleType) -> None:
-    """Wrap `PPOTrainer`; registered trainers and subclasses of other packages inherit from it."""
-    hooks.adopt(
-        hooks.member(trainer_base, "PPOTrainer"),
-        {
-            "__init__": sampling.wrap_init,
-            "_compute_advantage": wrap_compute_advantage,
-            "_update_actor": wrap_update_actor,
-            "_save_checkpoint": checkpoint.wrap_save,
-            "_load_checkpoint": checkpoint.wrap_load,
-        },
-    )
+    """Wrap the function by which verl chooses the class of a trainer: its own three, and those of other packages."""
+    hooks.require_methods(hooks.member(trainer_base, "PPOTrainer"), DefaultTrainer)
+    hooks.wrap(trainer_base, "get_trainer_cls", lambda original, name: hooks.under(DefaultTrainer, original(name)))
 
 
-def wrap_compute_advantage(original: Callable[..., Any], self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
-    """`_compute_advantage(self, batch, metrics)`: compute with the rewards of the batch."""
-    run = run_of(self)
-    if run is None or not run.watches or run.rewards is not None:  # a subclass that calls `super`
-        return original(self, batch, metrics)
-    rewards = components.of_queue(batch.keys, batch.partition_id, run.needs, tags=batch.tags)
-    missing = missing_responses(self, len(rewards.labels))
-    if run.settings.rewards.token_scores:
-        _write_token_scores(batch, rewards, run)
-    with run.computing(rewards):
-        result = original(self, batch, metrics)
-    run.require_called()
-    if not run.ours:
-        watch(run, rewards, lambda: _tensors(batch))
-    run.metrics[MISSING] = missing
-    run.add_metrics(metrics)
-    return result
+class DefaultTrainer(WithEstimators):
+    """A trainer over TransferQueue with this package's part."""
 
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        if self._verl_ext is not None:
+            sampling.install(self, self._verl_ext)
 
-def wrap_update_actor(original: Callable[..., Any], self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
-    """`_update_actor(self, batch, metrics)`: ask for rows without advantage to be left out."""
-    return skip.update(self, batch.extra_info, lambda: original(self, batch, metrics), lambda _: metrics)
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Compute with the rewards of the batch, and log our metrics."""
+        verl: Any = super()
+        run = self._verl_ext
+        if run is None:
+            return verl._compute_advantage(batch, metrics)
+        rewards = components.of_queue(batch.keys, batch.partition_id, run.needs, tags=batch.tags)
+        missing = missing_responses(self, len(rewards.labels))
+        if run.settings.rewards.token_scores:
+            _write_token_scores(batch, rewards, run)
+        with run.computing(rewards):
+            result = verl._compute_advantage(batch, metrics)
+        run.require_called()
+        if run.chain is None:
+            watch(run, rewards, lambda: _tensors(batch))
+        run.metrics[MISSING] = missing
+        run.add_metrics(metrics)
+        return result
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Ask for rows without advantage to be left out."""
+        verl: Any = super()
+        call = lambda: verl._update_actor(batch, metrics)  # noqa: E731
+        return skip.update(self._verl_ext, batch.extra_info, call, lambda _: metrics)
 
 
 def missing_responses(trainer: Any, arrived: int) -> float:

@@ -10,11 +10,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import Any
 
 from verl_ext import __version__
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import hooks
-from verl_ext.integration.run import in_place_of
 from verl_ext.registry import INSTALLED, load
 
 PLUGIN = "verl_ext.integration.plugin"
@@ -22,7 +22,7 @@ POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 _PACKAGES = ("verl", "torch", "numpy", "ray", "TransferQueue", "tensordict", "transformers", "vllm", "flash-attn")
 _INSTALL = "pip install 'verl_ext[verl]'"
 _REINSTALL = "the installation of verl_ext is incomplete: pip install --force-reinstall --no-deps verl_ext"
-TRAINERS = ("verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer", "verl.experimental.")
+TRAINERS = ("verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer")
 """Modules that this verl, or this installation, may lack: a run has one of these trainers."""
 
 Line = tuple[str, str]
@@ -91,7 +91,7 @@ def _plugin() -> Line:
 
 
 def _hooks() -> Iterator[Line]:
-    """Import each module, which runs its hook, then look for callers that hold verl's own functions."""
+    """Import each module, which runs its hook."""
     for hook in hooks.HOOKS.values():
         try:
             importlib.import_module(hook.module)
@@ -107,8 +107,6 @@ def _hooks() -> Iterator[Line]:
     holding = [hook for hook in hooks.HOOKS.values() if hook.module.startswith(TRAINERS) and hook.state == "holds"]
     if hooks.HOOKS and not holding:
         yield _fail("no trainer of this verl can be used", _INSTALL)
-    for path in hooks.unwrapped("compute_advantage"):
-        yield _fail(f"{path} is verl's own function, without verl_ext's wrapper", hooks.versions())
 
 
 def _registry() -> Iterator[Line]:
@@ -123,4 +121,10 @@ def _registry() -> Iterator[Line]:
             continue
         ours = hasattr(function, hooks.MARK)
         missing = _fail(f"{name} is not registered", "see the plugin and the hooks above")
-        yield ("ok", f"{name} by verl_ext{in_place_of(function)}") if ours else missing
+        yield ("ok", f"{name} by verl_ext{_in_place_of(function)}") if ours else missing
+
+
+def _in_place_of(function: Any) -> str:
+    """Return which function of verl an estimator replaced; empty if none."""
+    replaced = getattr(function, "replaced", None)
+    return "" if replaced is None else f", in place of {replaced.__module__}.{replaced.__qualname__}"

@@ -14,8 +14,8 @@ from verl_ext.integration import hooks
 ENTRIES = {"verl.utils.config": "validate_config", "verl.trainer.main_ppo": "run_ppo"}
 """What verl's entry points call in the driver before Ray starts.
 
-Those of the experimental trainers import `run_ppo`; the fully asynchronous one calls nothing else. `python -m
-verl.trainer.main_ppo` runs as `__main__`, which is not wrapped; that calls `validate_config`.
+Those of other trainers import `run_ppo`; some call nothing else. `python -m verl.trainer.main_ppo` runs as `__main__`,
+which is not wrapped; that calls `validate_config`.
 """
 
 

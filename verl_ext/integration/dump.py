@@ -40,7 +40,7 @@ def write(
     `seen` are the rewards that the estimator saw, `state` is its state before this batch. `total` is the score in a run
     of an estimator of verl's own.
     """
-    if run.trainer is None or FAILED in run.state.warned:
+    if FAILED in run.warned:
         return
     settings, dump_dir = run.settings, str(run.settings.verl_ext.dump_dir)
     step, update, size = run.step, run.update, len(advantages)

@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from types import ModuleType
@@ -153,68 +153,75 @@ def wrap(owner: Any, name: str, around: Around, *, takes: Sequence[str] | None =
     original = member(owner, name)
     if is_wrapped(original):
         return
-    own = inspect.signature(around).parameters.values()
-    expected = [item.name for item in own if item.kind is item.POSITIONAL_OR_KEYWORD][1:] if takes is None else takes
-    parameters = list(inspect.signature(original).parameters)
-    if parameters[: len(expected)] != list(expected):
-        raise IntegrationError(
-            f"{_path(owner)}.{name} takes {', '.join(parameters)}, expected {', '.join(expected)}; {versions()}"
-        )
+    require_parameters(owner, name, _positional(around)[1:] if takes is None else takes)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
-    async def wait(*args: Any, **kwargs: Any) -> Any:  # Ray asks whether a method of an actor is a coroutine
-        return await around(original, *args, **kwargs)
-
-    wrapper = functools.wraps(original)(wait if inspect.iscoroutinefunction(original) else call)
     setattr(wrapper, MARK, wrapper)
-    setattr(owner, name, wrapper)
+    replace(owner, name, wrapper)
 
 
-def adopt(cls: type, wrappers: Mapping[str, Around]) -> None:
-    """Wrap the methods of a trainer class now, and those that a subclass overrides when it is defined.
+def replace(owner: Any, name: str, new: Any) -> None:
+    """Put `new` in the place of `owner.name`, and where modules of the same package have imported it from a module."""
+    old = member(owner, name)
+    setattr(owner, name, new)
+    if isinstance(owner, ModuleType):
+        package = owner.__name__.partition(".")[0] + "."
+        for path, module in list(sys.modules.items()):
+            if path.startswith(package) and getattr(module, "__dict__", {}).get(name) is old:
+                setattr(module, name, new)
 
-    So a subclass keeps our part even if it does not call `super`; verl's experimental trainers do not, not even in
-    `__init__`. The class must take `config` first, and its methods what the wrappers take; a subclass may take others.
-    """
-    owner: Any = cls
-    previous: Any = vars(cls).get("__init_subclass__")
 
-    def __init_subclass__(sub: Any, **kwargs: Any) -> None:
-        (super(owner, sub).__init_subclass__ if previous is None else previous.__get__(None, sub))(**kwargs)
-        for name in wrappers.keys() & vars(sub).keys():
-            wrap(sub, name, wrappers[name], takes=())
+def require_parameters(owner: Any, name: str, expected: Sequence[str]) -> None:
+    """Raise unless the first parameters of `owner.name` have these names, or it takes any."""
+    original = member(owner, name)
+    found = _positional(original)
+    every = any(item.kind is item.VAR_POSITIONAL for item in inspect.signature(original).parameters.values())
+    if found[: len(expected)] != list(expected) and not every:
+        raise IntegrationError(
+            f"{_path(owner)}.{name} takes {', '.join(found)}, expected {', '.join(expected)}; {versions()}"
+        )
 
-    for name, around in wrappers.items():
-        wrap(cls, name, around, takes=("self", "config") if name == "__init__" else None)
-    if not getattr(getattr(previous, "__func__", None), MARK, False):
-        setattr(__init_subclass__, MARK, True)
-        cls.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment, arg-type]
+
+def _positional(function: Any) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [item.name for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD]
+
+
+@functools.cache
+def under(mixin: type, cls: type) -> type:
+    """Return the class with the methods of a mixin before its own, under its own name: always the same for a class."""
+    if issubclass(cls, mixin):
+        return cls
+    named = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(cls.__name__, (mixin, cls), named)
+
+
+def require_methods(cls: type, mixin: type) -> None:
+    """Raise unless a class of verl has the methods of a mixin, with their parameters."""
+    for name, method in inspect.getmembers(mixin, inspect.isfunction):
+        require_parameters(cls, name, _positional(method))
+
+
+def require_passed_on(cls: type, mixin: type, names: Iterable[str]) -> None:
+    """Raise if a class before the mixin overrides one of these methods without calling the one that it overrides."""
+    for base in cls.__mro__[: cls.__mro__.index(mixin)]:
+        for name in names:
+            method = vars(base).get(name)
+            if method is None or hasattr(method, "__wrapped__"):  # or another plugin has wrapped it
+                continue
+            if name not in method.__code__.co_names:
+                raise IntegrationError(
+                    f"{_path(base)}.{name} does not call the method that it overrides, so the estimator's part of it "
+                    f"would be lost: call super().{name} in it"
+                )
 
 
 def is_wrapped(function: Any) -> bool:
     """Return whether a function is our wrapper, and not one that copied its attributes by `functools.wraps`."""
     return getattr(function, MARK, None) is function
-
-
-def unwrapped(name: str) -> list[str]:
-    """Return the imported modules of verl that hold the function by this name without our wrapper.
-
-    A module that imported the function before it was wrapped still has the original, and so has the module that
-    defines it, if the wrapper is in another one.
-    """
-    held = {
-        path: vars(module)[name]
-        for path, module in list(sys.modules.items())
-        if path.startswith("verl.") and isinstance(module, ModuleType) and inspect.isfunction(vars(module).get(name))
-    }
-    originals = {function.__wrapped__ for function in held.values() if is_wrapped(function)}
-    return sorted(
-        f"{path}.{name}"
-        for path, function in held.items()
-        if not is_wrapped(function) and (function in originals or function.__module__ != path)
-    )
 
 
 def _path(owner: Any) -> str:

@@ -13,23 +13,9 @@ _HERE = "verl_ext.integration"
 _HOOKS = (
     Hook("verl.trainer.ppo.core_algos", f"{_HERE}.advantage:install", "the estimators' names"),
     Hook("verl.utils.config", f"{_HERE}.driver:install", "checks before Ray starts"),
-    Hook("verl.trainer.main_ppo", f"{_HERE}.driver:install", "checks before Ray starts, experimental trainers"),
+    Hook("verl.trainer.main_ppo", f"{_HERE}.driver:install", "checks before Ray starts, other entry points"),
     Hook("verl.trainer.ppo.v1.trainer_base", f"{_HERE}.default_trainer:install", "the default (V1) trainer"),
-    Hook(
-        "verl.trainer.ppo.ray_trainer",
-        f"{_HERE}.ray_trainer:install",
-        "RayPPOTrainer and the experimental trainers",
-    ),
-    Hook(
-        "verl.experimental.separation.ray_trainer",
-        f"{_HERE}.ray_trainer:install_separation",
-        "metrics of the experimental trainers",
-    ),
-    Hook(
-        "verl.experimental.fully_async_policy.fully_async_trainer",
-        f"{_HERE}.ray_trainer:install_fully_async",
-        "checkpoints of the fully asynchronous trainer",
-    ),
+    Hook("verl.trainer.ppo.ray_trainer", f"{_HERE}.ray_trainer:install", "RayPPOTrainer"),
     Hook("verl.workers.engine.fsdp.transformer_impl", f"{_HERE}.skip:install", "a shorter update"),
     Hook("hydra.core.config_store", "verl_ext.conf:store_presets", "configuration presets"),
 )

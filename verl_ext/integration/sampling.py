@@ -8,7 +8,6 @@ The rule replaces verl's in the replay buffer and counts the groups that each ru
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,27 +19,20 @@ from verl_ext.core.metrics import metric_name
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import components, hooks
 from verl_ext.integration.components import SCORE, Components, Needs
-from verl_ext.integration.run import Run, run_of
-from verl_ext.integration.run import wrap_init as attach
+from verl_ext.integration.run import Run
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
 METHOD = "_dapo_filtered_keys"
 """The method of verl's replay buffer that returns the finished groups to drop."""
 
 
-def wrap_init(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
-    """`PPOTrainer.__init__(self, config)`: put our rule into the replay buffer if the configuration asks for it."""
-    attach(original, self, *args, **kwargs)
-    chosen = self.config.algorithm.get("filter_groups")
+def install(trainer: Any, run: Run) -> None:
+    """Replace the rule of a trainer's replay buffer if the configuration asks for one of ours."""
+    chosen = trainer.config.algorithm.get("filter_groups")
     metric = chosen.metric if chosen is not None and chosen.enable else None
-    if metric in (ANY_REWARD, ACCURACY_BETWEEN) and (run := run_of(self)) is not None:
-        install(self.replay_buffer, run, metric)
-
-
-def install(buffer: Any, run: Run, metric: str) -> None:
-    """Replace the rule of a replay buffer."""
-    rule = Rule(buffer, run, metric)
-    hooks.wrap(buffer, METHOD, lambda _, partition_id: rule.dropped(partition_id))
+    if metric in (ANY_REWARD, ACCURACY_BETWEEN):
+        rule = Rule(trainer.replay_buffer, run, metric)
+        hooks.wrap(trainer.replay_buffer, METHOD, lambda _, partition_id: rule.dropped(partition_id))
 
 
 class Rule:

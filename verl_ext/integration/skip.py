@@ -21,7 +21,7 @@ import torch
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.integration import hooks
 from verl_ext.integration.components import dense
-from verl_ext.integration.run import run_of
+from verl_ext.integration.run import Run
 
 MARK = "verl_ext_skip"
 """The key in an update's data under which the trainer asks the workers: `CHECK` or `SKIP`."""
@@ -34,13 +34,12 @@ RANDOM = re.compile("drop|jitter")
 RANK = re.compile(r"actor/update/rank_(\d+)_of_(\d+)")
 
 
-def update(trainer: Any, entries: dict[str, Any], call: Callable[[], Any], metrics_of: Callable[[Any], Any]) -> Any:
+def update(run: Run | None, entries: dict[str, Any], call: Callable[[], Any], metrics_of: Callable[[Any], Any]) -> Any:
     """Call an update of the actor with the mark in the entries of its data, and name its figures.
 
     The first update only asks every rank for its figures: others would wait for ever for a rank without this package.
     """
-    run = run_of(trainer)
-    if run is None or not run.settings.verl_ext.skip_zero_advantage or MARK in entries:  # a subclass calls `super`
+    if run is None or not run.settings.verl_ext.skip_zero_advantage:
         return call()
     entries[MARK] = SKIP if run.ranks_checked else CHECK
     try:

@@ -1,4 +1,4 @@
-"""Trainers without workers over `RayPPOTrainer` and the experimental trainers built on it, and their batches."""
+"""Trainers without workers over `RayPPOTrainer`, and their batches."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from verl import DataProto
 from verl.trainer.ppo import ray_trainer
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from tests.integration.configs import compose
 from tests.integration.hadw_runs import HADW
+from verl_ext.integration import hooks
+from verl_ext.integration.ray_trainer import RayTrainer
 
 ACCURACY = [1, 0, 0, 0, 1, 1, 1, 0]
 FORMAT = [1, 1, 0, 0, 1, 0, 1, 1]
@@ -57,11 +58,25 @@ def per_row(data: DataProto) -> list[float]:
     return advantages[:, 0].tolist()
 
 
-class OwnFit(RayPPOTrainer):
-    """A recipe's trainer: its own `__init__` and `fit`, neither of which calls verl's."""
+VERLS: Any = ray_trainer.RayPPOTrainer.__bases__[1]
+"""verl's own class."""
+
+
+class Light(VERLS):
+    """verl's class without workers."""
 
     def __init__(self, config: Any) -> None:
-        self.config = config
+        self.config, self.global_steps, self.use_critic = config, 0, False
+        self.actor_rollout_wg = mock.MagicMock()
+        self.train_dataloader = mock.MagicMock(**{"state_dict.return_value": {}, "__len__.return_value": 4})
+
+
+Base: Any = hooks.under(RayTrainer, Light)
+"""As the module has it in the place of verl's."""
+
+
+class OwnFit(Base):
+    """A recipe's trainer, whose own `fit` does not call verl's."""
 
     def advantages(self, data: DataProto | None = None) -> DataProto:
         algorithm = self.config.algorithm
@@ -84,50 +99,4 @@ def own_fit(*overrides: str, steps: int = 1) -> tuple[OwnFit, list[tuple[DataPro
 
 def stub(folder: Path, *overrides: str) -> Any:
     """verl's own `_save_checkpoint` and `_load_checkpoint` of hadw on a trainer without workers."""
-
-    class Stub(RayPPOTrainer):
-        def __init__(self, config: Any) -> None:
-            self.config, self.global_steps, self.use_critic = config, 0, False
-            self.actor_rollout_wg = mock.MagicMock()
-            self.train_dataloader = mock.MagicMock(**{"state_dict.return_value": {}, "__len__.return_value": 4})
-
-    return Stub(compose(*HADW, f"trainer.default_local_dir={folder}", "trainer.resume_mode=auto", *overrides))
-
-
-def separate(cls: type[Any], *overrides: str) -> Any:
-    """An instance of one of verl's experimental trainers, as its `_fit_compute_advantage` needs it."""
-
-    class Stub(cls):
-        def __init__(self, config: Any) -> None:  # no super, as those trainers
-            self.config = config
-
-    trainer = Stub(compose(*overrides))
-    trainer.metrics, trainer.timing_raw, trainer.global_steps = {}, {}, 3
-    trainer.reward_tensor = batch().batch["token_level_scores"]
-    trainer.reward_extra_infos_dict = {"acc": ACCURACY, "format": FORMAT}
-    return trainer
-
-
-def advance(trainer: Any) -> DataProto:
-    """The advantage step of an experimental trainer and its metrics, as `fit_step` has them."""
-    from verl.experimental.separation import ray_trainer as separation
-
-    data = trainer._fit_compute_advantage(without_rewards())
-    trainer.metrics.update(separation.compute_data_metrics(data, use_critic=False))
-    return data
-
-
-def without_rewards() -> DataProto:
-    data = batch()
-    for key in ("acc", "format"):
-        del data.non_tensor_batch[key]
-    data.batch.pop("token_level_rewards")
-    return data
-
-
-def trainer_classes() -> list[type[Any]]:
-    from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer
-    from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer
-    from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
-
-    return [SeparateRayPPOTrainer, OneStepOffRayTrainer, FullyAsyncTrainer.__ray_metadata__.modified_class]
+    return Base(compose(*HADW, f"trainer.default_local_dir={folder}", "trainer.resume_mode=auto", *overrides))

@@ -16,7 +16,6 @@ import pytest
 
 from tests.facts import a_line_says, facts
 from tests.integration.hadw_runs import capability
-from verl_ext.core.state import RunState
 from verl_ext.errors import CheckpointError
 from verl_ext.estimators import build
 from verl_ext.integration import checkpoint
@@ -31,7 +30,7 @@ def run(step: int = 7, ticks: int | None = None, name: str = "hadw", **algorithm
     settings = Settings.parse({**PLAIN, **algorithm})
     found = Run(name, settings, build(name, settings), trainer=SimpleNamespace(global_steps=step), computed_at=step)
     if ticks is not None:
-        found.state = RunState({name: capability(ticks)})
+        found.state = capability(ticks)
         found.accuracy = {"key": settings.rewards.accuracy_key, "threshold": settings.rewards.accuracy_threshold}
     return found
 
@@ -58,14 +57,14 @@ def test_what_was_saved_comes_back_exactly_and_is_plain_json(tmp_path: Path, cap
     }
     resumed = run()
     checkpoint.load(tmp_path / checkpoint.FILE, resumed)
-    assert resumed.state.states == {"hadw": capability(3)}
+    assert resumed.state == capability(3)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_a_file_that_is_missing_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     resumed = run()
     checkpoint.load(tmp_path / checkpoint.FILE, resumed)
-    assert resumed.state.states == {}
+    assert resumed.state is None
     assert a_line_says(caplog.text, "step 7", tmp_path / checkpoint.FILE, "hadw", "starts empty")
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from tests.integration.hadw_runs import saved, train
 from tests.integration.pipeline import Pipeline
-from verl_ext.integration.run import run_of
 
 HISTORY = ("capability_prior", "capability_posterior", "batch_accuracy", "eta_t", "tick")
 
@@ -25,7 +24,7 @@ def assert_same_step(found: Any, expected: Any, step: int) -> None:
 
 
 def ticks(result: Any) -> int:
-    return int(run_of(result.trainer).state.states["hadw"]["weigh_by_history"]["ticks"])
+    return int(result.trainer._verl_ext.state["weigh_by_history"]["ticks"])
 
 
 def test_a_resumed_run_goes_on_with_the_same_numbers(pipeline: Pipeline, tmp_path: Path) -> None:

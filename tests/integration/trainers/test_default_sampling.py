@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from tests.facts import facts
 from tests.integration.pipeline import Pipeline
@@ -158,8 +160,13 @@ def installed(groups, metric="any_reward", **rewards):
     buffer = Buffer(groups)
     settings = Settings.parse({"rewards": {"keys": KEYS, **rewards}})
     run = Run("gdpo", settings, build("gdpo", settings))
-    sampling.install(buffer, run, metric)
+    sampling.install(trainer_of(buffer, metric), run)
     return buffer, run
+
+
+def trainer_of(buffer, metric="any_reward"):
+    chosen = {"algorithm": {"filter_groups": {"enable": True, "metric": metric}}}
+    return SimpleNamespace(replay_buffer=buffer, config=OmegaConf.create(chosen))
 
 
 def test_groups_are_judged_once_and_counted(asked):
@@ -216,4 +223,4 @@ def test_a_buffer_without_the_method_or_of_another_shape_is_refused():
 
     for buffer in (Other(GROUPS), Without()):
         with pytest.raises(IntegrationError, match=facts("_dapo_filtered_keys", "0.9.0 and 0.9.1")):
-            sampling.install(buffer, Run(), "any_reward")
+            sampling.install(trainer_of(buffer), Run("gdpo", Settings(), None))

@@ -18,7 +18,6 @@ from tests.integration.trainers.default_runs import (
     PADDED,
 )
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration.run import run_of
 
 WORKED: dict[str, tuple[str, tuple[str, ...], dict[tuple[str, str], float]]] = {
     # The score is accuracy + format; the difficulty still comes from the accuracy.
@@ -96,7 +95,7 @@ def test_a_reward_and_a_step_read_what_the_agent_loop_wrote(pipeline: Pipeline) 
 def test_an_asynchronous_step_of_two_updates_is_two_ticks(pipeline: Pipeline) -> None:
     result = pipeline.run("history", *HADW, ACC, "+trainer.v1.sync={parameter_sync_step: 2}", prompts=4)
     assert len(result.updates) == 2
-    assert run_of(result.trainer).state.states["hadw"]["weigh_by_history"]["ticks"] == 2
+    assert result.trainer._verl_ext.state["weigh_by_history"]["ticks"] == 2
 
 
 def test_an_unknown_component_stops_the_run_and_lists_those_there_are(pipeline: Pipeline) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from omegaconf import OmegaConf
 from verl import DataProto
 from verl.trainer.ppo import core_algos, ray_trainer
 
@@ -21,17 +22,15 @@ from tests.integration.trainers.ray_runs import (
     ACCURACY,
     DRGRPO_ON_ACC,
     FORMAT,
-    GDPO,
     KEYS,
     OwnFit,
     batch,
     own_fit,
     per_row,
-    stub,
 )
-from verl_ext.errors import ConfigurationError, IntegrationError
+from verl_ext.errors import ConfigurationError
+from verl_ext.integration import driver, run
 from verl_ext.integration import ray_trainer as ours
-from verl_ext.integration.run import run_of
 
 
 def test_each_trainer_has_a_history_of_its_own() -> None:
@@ -39,7 +38,19 @@ def test_each_trainer_has_a_history_of_its_own() -> None:
     assert [metrics["hadw/tick"] for _, metrics in steps] == [1, 2, 3]
     second, steps = own_fit(*HADW)
     assert [metrics["hadw/tick"] for _, metrics in steps] == [1]
-    assert run_of(first).state is not run_of(second).state
+    assert first._verl_ext.state is not second._verl_ext.state
+
+
+def test_a_run_that_is_not_ours_passes_through_whatever_its_configuration_looks_like() -> None:
+    plain = ({}, {"algorithm": None}, {"algorithm": "grpo"}, {"algorithm": {"adv_estimator": "grpo"}}, [])
+    for config in (None, {}, SimpleNamespace(), *map(OmegaConf.create, plain)):
+        trainer = OwnFit(config)
+        assert (trainer._verl_ext, run.current()) == (None, None)
+        assert driver.wrap_checked(lambda given: given, config) is config
+    algorithm = OmegaConf.create({"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": True})
+    [(data, metrics)] = OwnFit(SimpleNamespace(algorithm=algorithm)).fit(steps=1)
+    assert data.batch["advantages"].abs().max() > 0
+    assert not [name for name in metrics if name.startswith(("reward/", "advantage/"))]
 
 
 def test_metrics_of_one_step_do_not_stay_for_the_next() -> None:
@@ -51,31 +62,6 @@ def test_metrics_of_one_step_do_not_stay_for_the_next() -> None:
     first, second = EverySecond(compose("algorithm.adv_estimator=grpo", KEYS)).fit()
     assert "reward/acc/mean" in first
     assert set(first) - set(second) == {name for name in first if name.startswith("reward/")}
-
-
-def test_a_trainer_without_a_checked_configuration_does_not_run_ours(tmp_path: Path) -> None:
-    trainer = stub(tmp_path)
-    delattr(trainer, "_verl_ext")
-    for config in (trainer.config, SimpleNamespace(algorithm=trainer.config.algorithm, trainer=trainer.config.trainer)):
-        trainer.config = config
-        for method in (trainer._save_checkpoint, trainer._load_checkpoint):
-            with pytest.raises(IntegrationError, match=facts("Stub", "hadw", "unchecked", "DictConfig")):
-                method()
-
-
-def test_a_trainer_whose_own_init_calls_no_super_is_checked() -> None:
-    with pytest.raises(ConfigurationError, match=facts("'gdop'", "did you mean 'gdpo'")):
-        OwnFit(compose("algorithm.adv_estimator=gdop"))
-
-
-def test_an_init_of_another_shape_is_left_to_the_base_class() -> None:
-    class Odd(OwnFit):
-        def __init__(self, name: str, *, options: Any) -> None:
-            self.name = name
-            super().__init__(config=options)
-
-    trainer = Odd("odd", options=compose(*HADW))
-    assert run_of(trainer).name == "hadw"
 
 
 def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay() -> None:
@@ -91,7 +77,7 @@ def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay()
     data.meta_info["reward_extra_keys"] = ["acc", "format", "steps", "perplexity", "note"]
     metrics = {"reward/acc/mean": "verl's"}
     trainer.advantages(data)
-    run_of(trainer).add_metrics(metrics)
+    trainer._verl_ext.add_metrics(metrics)
     assert {name.split("/")[1] for name in metrics} == {"acc", "format", "steps", "perplexity"}
     assert metrics["reward/acc/mean"] == "verl's"
     assert metrics["reward/steps/mean"] == 2.0
@@ -150,12 +136,6 @@ def test_token_scores_are_there_when_advantages_are_computed_and_do_not_become_t
     without = Looks(compose("algorithm.adv_estimator=gdpo", KEYS)).fit()
     assert seen == [{"token_level_scores_acc", "token_level_scores_format"}, set()]
     torch.testing.assert_close(with_fields.batch["advantages"], without.batch["advantages"], atol=0, rtol=0)
-
-
-def test_a_call_outside_any_trainer_takes_its_components_from_the_batch() -> None:
-    config = compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.gdpo.epsilon=1e-4")
-    data = ray_trainer.compute_advantage(batch(), adv_estimator="gdpo", config=config.algorithm)
-    assert per_row(data) == pytest.approx(GDPO, abs=1e-5)
 
 
 def test_a_step_sees_the_length_of_the_response_and_a_field_of_the_batch() -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.facts import a_line_says, facts
-from tests.integration.hadw_runs import capability, saved, state
+from tests.integration.hadw_runs import capability, saved
 from tests.integration.trainers.ray_runs import stub
 from verl_ext.errors import CheckpointError
-from verl_ext.integration.run import run_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -18,10 +17,10 @@ TRACKER = "latest_checkpointed_iteration.txt"
 def save(folder: Path, step: int, *overrides: str, ticks: int | None = None) -> None:
     """A run that reached a step saves it."""
     trainer = stub(folder, *overrides)
-    trainer.global_steps = run_of(trainer).computed_at = step
+    trainer.global_steps = trainer._verl_ext.computed_at = step
     if ticks is not None:
-        run_of(trainer).state = state(ticks)
-        run_of(trainer).accuracy = {"key": "acc", "threshold": None}
+        trainer._verl_ext.state = capability(ticks)
+        trainer._verl_ext.accuracy = {"key": "acc", "threshold": None}
     trainer._save_checkpoint()
 
 
@@ -33,10 +32,10 @@ def test_the_state_comes_back_with_its_step(tmp_path: Path) -> None:
         resumed = stub(folder, *overrides)
         resumed._load_checkpoint()
         assert resumed.global_steps == 5
-        assert run_of(resumed).state.states == {"hadw": capability(9)}
+        assert resumed._verl_ext.state == capability(9)
     fresh = stub(tmp_path, "trainer.resume_mode=disable")
     fresh._load_checkpoint()
-    assert run_of(fresh).state.states == {}
+    assert fresh._verl_ext.state is None
 
 
 def test_the_state_of_a_run_before_another_estimator_does_not_survive_it(
@@ -51,7 +50,7 @@ def test_the_state_of_a_run_before_another_estimator_does_not_survive_it(
     resumed = stub(tmp_path)
     resumed._load_checkpoint()
     assert resumed.global_steps == 6
-    assert run_of(resumed).state.states == {}
+    assert resumed._verl_ext.state is None
     assert a_line_says(caplog.text, "WARNING", "step 6", tmp_path / "global_step_6/verl_ext.json", "starts empty")
 
 
@@ -61,7 +60,7 @@ def test_a_run_killed_while_it_writes_over_another_s_checkpoint_leaves_no_mixtur
         save(tmp_path, step, ticks=step)
     second = stub(tmp_path, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/global_step_5")
     second._load_checkpoint()
-    second.global_steps = run_of(second).computed_at = 10
+    second.global_steps = second._verl_ext.computed_at = 10
 
     class Killed(BaseException):
         pass
@@ -92,3 +91,23 @@ def test_a_tracker_that_names_no_checkpoint_is_an_error_that_names_the_newest(
     with pytest.raises(CheckpointError, match=facts(tmp_path / TRACKER, whole, "trainer.resume_mode=disable")):
         stub(tmp_path)._load_checkpoint()
     stub(tmp_path, "trainer.resume_mode=disable")._load_checkpoint()
+
+
+def test_the_files_of_a_run_without_an_estimator_of_ours_are_left_alone(tmp_path: Path) -> None:
+    """verl's grpo saves over an older checkpoint: until verl has written `data.pt` anew, the old one is there."""
+    folder = tmp_path / "global_step_5"
+    save(tmp_path, 5, ticks=5)
+    (tmp_path / TRACKER).write_text("5")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for keys in ((), ("+algorithm.rewards.keys=[acc]",)):
+        trainer = stub(tmp_path, "algorithm.adv_estimator=grpo", *keys)
+        trainer.global_steps = 5
+        seen = {}
+
+        def state_dict(seen: dict[str, bytes] = seen) -> dict[str, int]:
+            seen |= {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+            return {}
+
+        trainer.train_dataloader.state_dict = state_dict
+        trainer._save_checkpoint()
+        assert seen == before

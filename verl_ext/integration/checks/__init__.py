@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from verl_ext.errors import Complaint, ConfigurationError
 from verl_ext.estimators import build
 from verl_ext.integration import hooks
@@ -26,8 +28,13 @@ class Verdict(RunConfig):
     warnings: tuple[str, ...]
 
 
-def check_run(config: Any) -> Verdict:
-    """Judge a configuration; raise one error that lists all errors."""
+def check_run(config: Any) -> Verdict | None:
+    """Judge a configuration; raise one error that lists all errors.
+
+    None for a configuration without a section `algorithm`: estimators of this package do not compute for it.
+    """
+    if not (OmegaConf.is_dict(config) and OmegaConf.is_dict(config.get("algorithm"))):
+        return None
     verdict = judge(config)
     if verdict.errors:
         lines = "".join(f"\n  - {text}" for text in verdict.errors)

@@ -154,6 +154,15 @@ def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
         )
 
 
+def experimental(run: RunConfig) -> Iterator[Complaint]:
+    """verl's experimental trainers: their configurations alone have a section `rollout`, and they do not call us."""
+    if run.select("rollout") is not None and (run.ours or run.settings.rewards != RewardsSettings()):
+        yield Complaint(
+            f"{run.name} and algorithm.rewards do not work in verl's experimental trainers: start "
+            "verl.trainer.main_ppo, with trainer.v1.trainer_mode=separate_async"
+        )
+
+
 def without_effect(run: RunConfig) -> Iterator[Complaint]:
     """Settings that the estimator in force does not read."""
     for section in sorted(run.settings.estimators.keys() - {*run.used}):
@@ -262,6 +271,16 @@ ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments,
 """The rules for every configuration."""
 READ = (
     *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, without_effect, skipped_rows),
-    *(missing_keys, single_response, contradicted_by_verl, trial, penalties, rule_of_estimator, balance, loss_mode),
+    *(
+        experimental,
+        missing_keys,
+        single_response,
+        contradicted_by_verl,
+        trial,
+        penalties,
+        rule_of_estimator,
+        balance,
+        loss_mode,
+    ),
 )
 """Those that need the settings."""
