@@ -28,7 +28,7 @@ version=$(sed -n 's/^Version: //p' "$folder"/verl-*.dist-info/METADATA)
 mkdir -p build/against
 status=0
 scripts/test_against.sh "$folder" --python .venv/bin/python 2>&1 | tee build/against.log || status=$?
-passed=$(sed -nE 's/.*[^0-9]([0-9]+ passed.*) in .*/\1/p' build/against.log | tail -n 1)
+passed=$(sed -nE 's/^=+ (.*(passed|failed).*) in .*/\1/p' build/against.log | tail -n 1)
 echo "| $what | $version | $(date -u +%F) | $([[ $status == 0 ]] && echo works || echo fails) | ${passed:-no test ended} |" |
   tee "build/against/$what"
 exit $status
