@@ -27,10 +27,6 @@ def test_the_names_that_the_package_exports():
         _ = verl_ext.rewards_of
 
 
-def test_the_estimators_by_name():
-    assert set(verl_ext.ESTIMATORS) == {"compose", "dgpo", "drgrpo", "gd2po", "gdpo", "grpo", "hadw", "maxrl"}
-
-
 def test_an_error_is_ours_and_of_a_standard_type():
     for kind in (errors.ConfigurationError, errors.DataError):
         assert kind.__mro__[1:3] == (errors.VerlExtError, ValueError)
