@@ -56,6 +56,8 @@ def test_a_component_that_is_only_logged_ends_nothing_and_is_named_once(name, ca
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == len(ODD)
     assert all(any(repr(key) in text for text in said) for key in ODD)
+    # A key of a run with verl's own estimator is only logged, too.
+    assert all(np.isnan(rewards.column(key, "keys", counts=False)[0]) for key in ODD if key != 3)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ WRONG = [
     (["weigh_and_sum", "divide_by_batch_std", "centre", "whiten"], ("not come after divide_by_batch_std",)),
     ([*SUMMED, "scale_by_mad", "scale_by_std"], ("steps[3]", "scale_by_std", "not come after scale_by_mad")),
     ([*SUMMED, "scale_by_std", "scale_by_mad"], ("steps[3]", "scale_by_mad", "not come after scale_by_std")),
+    (["weigh_and_sum", {"step": "centre", "leave_one_out": True}, "scale_by_std"], ("scale_by_std", "leave_one_out")),
+    ([{"step": "centre", "leave_one_out": True}, "scale_by_mad", "weigh_and_sum"], ("scale_by_mad", "leave_one_out")),
     ([*SUMMED, "balance", "balance"], ("steps[3]", "balance", "not come after balance")),
     ([*SUMMED, "weigh_by_history", "weigh_by_history"], ("weigh_by_history", "only once")),
     # Settings of a step.
@@ -125,6 +127,7 @@ def test_a_wrong_list_is_refused_with_the_reason(steps, found):
 
 
 def test_a_division_of_each_reward_and_one_of_the_sum_are_two_things():
+    assert composed({"step": "centre", "leave_one_out": True}, "weigh_and_sum", "centre", "scale_by_std").steps
     for first in (["divide_by_batch_std", "centre"], ["divide_by_mean", "centre"], ["centre", "scale_by_mad"]):
         assert composed(*first, "weigh_and_sum", "centre", "scale_by_std", "whiten").steps
 

@@ -157,9 +157,8 @@ ADVERSARIAL = ["\\boxed{", "\\boxed ", "{", "}", "\\", " ", "\\boxed{5}"]
 
 @pytest.mark.parametrize("block", ADVERSARIAL)
 def test_time_is_linear_in_the_length_of_the_answer(block):
-    def score(size):
-        text = block * (size // len(block))
+    def score(text):
         for solution in (text, rf"\boxed{{{text}}}", f"{text}}}"):
             accuracy(solution, "5")
 
-    assert is_linear(score)
+    assert is_linear(score, lambda size: block * (size // len(block)))

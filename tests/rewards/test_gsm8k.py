@@ -121,9 +121,8 @@ ADVERSARIAL = ["</think>\n<answer>", "<answer></answer>", "1", ",111", "0", " "]
 @pytest.mark.parametrize("strict", ["reference", "corrected"])
 @pytest.mark.parametrize("block", ADVERSARIAL)
 def test_time_is_linear_in_the_length_of_the_answer(block, strict):
-    def score(size):
-        text = block * (size // len(block))
+    def score(text):
         for solution in (text, answer(text), answer(f"1{text}"), answer(f"1{text}x"), answer(f"1.{text}x")):
             compute_score("gsm8k", solution, "18", strict=strict)
 
-    assert is_linear(score)
+    assert is_linear(score, lambda size: block * (size // len(block)))

@@ -124,4 +124,4 @@ ADVERSARIAL = {
 @pytest.mark.parametrize("answer", ADVERSARIAL.values(), ids=ADVERSARIAL)
 def test_time_is_linear_in_the_length_of_the_answer(answer):
     truth = written([{"name": "f", "parameters": {"a": n, "b": "x"}} for n in range(5)])
-    assert is_linear(lambda size: compute_score("rlla", answer(size), truth, matching="optimal", length="fixed"))
+    assert is_linear(lambda text: compute_score("rlla", text, truth, matching="optimal", length="fixed"), answer)

@@ -128,13 +128,13 @@ def test_only_the_command_line_says_what_code_is_imported(compare, tmp_path, mon
     named = "[weigh_and_sum,centre,{step:mine:Clip,limit:0.5}]"
     del sys.modules["mine"]
     assert "compose" in compare(folder, "gdpo", made.KEYS)
-    assert a_line_says(compare(folder, "compose", status=1), "'mine:Clip'", "'algorithm.compose.steps=[...]'")
+    assert a_line_says(compare(folder, "compose", status=1), "'algorithm.compose.steps=[...]'")
     assert "mine" not in sys.modules
     for arguments in ([named], ["compose", f"algorithm.compose.steps={named}"]):
         assert a_line_says(compare(folder, *arguments), "its advantages equal those that the run recorded")
     del sys.modules["mine"]
     (tmp_path / "mine.py").unlink()
-    assert "mine:Clip" in compare(folder, "gdpo", made.KEYS)
+    assert a_line_says(compare(folder, "gdpo", made.KEYS), "gdpo")
 
 
 @pytest.mark.parametrize("step", [1.1, np.inf, None, "1"])

@@ -23,7 +23,8 @@ _UNDOES: Order = dict.fromkeys(
     "dividing within the group afterwards undoes it",
 )
 _DIVIDED: Order = dict.fromkeys(
-    ("divide_by_mean", "divide_by_batch_std", "scale_by_std", "scale_by_mad"), "dividing again undoes it"
+    ("divide_by_mean", "divide_by_batch_std", "scale_by_std", "scale_by_mad", "leave_one_out"),
+    "dividing afterwards undoes it",
 )
 _CENTRED: Order = {"centre": "it divides values that are centred in their group"}
 _RAW: Order = {"centre": "it takes the rewards before they are centred"}

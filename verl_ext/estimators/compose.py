@@ -83,12 +83,6 @@ def compose(settings: Settings) -> Chain:
     return Chain(steps)
 
 
-def own_steps(steps: Sequence[Any]) -> list[str]:
-    """Those of a list that name code: `package.module:Class`."""
-    names = [item.get("step") if isinstance(item, Mapping) else item for item in steps]
-    return [name for name in names if isinstance(name, str) and ":" in name]
-
-
 def _step(item: Any, where: str, settings: Settings) -> Step:
     given = dict(item) if isinstance(item, Mapping) else {"step": item}
     name = given.pop("step", None)
@@ -139,13 +133,14 @@ def _check_order(steps: Sequence[Step]) -> None:
         )
     for at, step in enumerate(steps):
         before = {*names[:at], *(Centre.name for earlier in steps[:at] if earlier.centres)}
-        alike = names[names.index(SUM) if SUM in before else 0 : at]
+        alike = steps[names.index(SUM) if SUM in before else 0 : at]
+        words = {word for one in alike for word in (one.name, *(name for name, on in vars(one).items() if on is True))}
         for needed, reason in step.after.items():
             if needed not in before:
                 raise ConfigurationError(f"{WHERE}[{at}]: {step.name} must come after {needed}, because {reason}")
-        undone = {name: reason for name, reason in step.undoes.items() if name in alike}
+        undone = {word: reason for word, reason in step.undoes.items() if word in words}
         for wrong, reason in {**step.not_after, **undone}.items():
-            if wrong in before:
+            if wrong in before or wrong in undone:
                 raise ConfigurationError(f"{WHERE}[{at}]: {step.name} must not come after {wrong}, because {reason}")
 
 

@@ -117,8 +117,8 @@ class Components:
                 yield TOKEN_FIELD + key, torch.nested.nested_tensor_from_jagged(flat, offsets)
 
     def _logged(self, key: str) -> Array:
-        """Return the values; NaN where one is missing or not finite."""
-        column = self._numbers(key, [np.nan if value is None else value for value in self.fields[key]])
+        """Return the values; NaN where one is missing, no number or not finite."""
+        column = self._numbers(key, [value if is_number(value) else np.nan for value in self.fields[key]])
         return np.where(np.abs(column) <= LARGEST_REWARD, column, np.nan)
 
     def _numbers(self, key: str, values: Any) -> Array:

@@ -14,7 +14,6 @@ from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Array
 from verl_ext.errors import ConfigurationError, listed, unknown
 from verl_ext.estimators import build
-from verl_ext.estimators.compose import WHERE, ComposeSettings, own_steps
 from verl_ext.registry import ESTIMATORS, INSTALLED, used
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import parse_settings
@@ -79,10 +78,8 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
     variants = [Variant(GRPO, GRPO, GRPO, plain, build(GRPO, plain))]
     for at, (name, own, text) in enumerate(named, start=1):
         settings = settings_of(rollouts, [*shared, *own])
-        if name == "compose" and not any(WHERE in setting.partition("=")[0] for setting in (*shared, *own)):
-            _refuse_code(settings)
-        chain = _chain(name, settings, rollouts)
-        variants.append(Variant(_label(name, own, at, settings), name, text, settings, chain))
+        label, chain = _label(name, own, at, settings), _chain(name, settings, rollouts)
+        variants.append(Variant(label, name, text, settings, chain))
     labels = [variant.label for variant in variants]
     if twice := {label for label in labels if labels.count(label) > 1}:
         raise ConfigurationError(f"{listed(twice)} is there twice (grpo on the score always is): leave one out")
@@ -90,18 +87,15 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
 
 
 def settings_of(rollouts: Rollouts, overrides: Sequence[str] = ()) -> Settings:
-    """Return the settings of the run with some overrides; rollouts hold no KL term."""
+    """Return the settings of the run with some overrides; rollouts hold no KL term.
+
+    A list of steps may name code to import, so only the command line gives one.
+    """
     run = rollouts.run
-    settings = (
-        parse_settings(overrides, run.algorithm, run.loss_agg_mode) if run is not None else parse_settings(overrides)
-    )
-    return replace(settings, kl_in_reward=False)
-
-
-def _refuse_code(settings: Settings) -> None:
-    """Raise if a list of steps that no argument names has code: only the command line may say what is imported."""
-    if own := own_steps(settings.of(ComposeSettings).steps or ()):
-        raise ConfigurationError(f"the run's list has steps of its own ({listed(own)}): name them, '{WHERE}=[...]'")
+    if run is None:
+        return parse_settings(overrides)
+    algorithm = {name: value for name, value in run.algorithm.items() if name != "compose"}
+    return replace(parse_settings(overrides, algorithm, run.loss_agg_mode), kl_in_reward=False)
 
 
 def _chain(name: str, settings: Settings, rollouts: Rollouts) -> Chain | None:
@@ -180,9 +174,9 @@ def _is_the_run(variant: Variant, rollouts: Rollouts) -> bool:
 
     def read(settings: Settings) -> Settings:
         sections = {name: section for name, section in settings.estimators.items() if name in names}
-        return replace(settings, estimators=sections)
+        return replace(settings, estimators=sections, kl_in_reward=False)
 
-    return read(given) == read(settings_of(rollouts))
+    return read(given) == read(parse_settings((), run.algorithm, run.loss_agg_mode))
 
 
 def _odd(chain: Chain, rollouts: Rollouts, *, recorded: bool) -> Iterator[str]:
