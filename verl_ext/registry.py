@@ -85,8 +85,10 @@ def load(name: str) -> Estimator:
 
 def used(name: str, settings: Settings) -> tuple[str, ...]:
     """The estimator, and the one that it builds on: their settings and rules apply."""
-    found = load(name)
-    return (name, settings.of(found.section).base) if found.section is not None and found.bases() else (name,)
+    estimator = load(name)
+    if estimator.section is None or not estimator.bases():
+        return (name,)
+    return name, settings.of(estimator.section).base
 
 
 def refused(name: str) -> str | None:

@@ -182,9 +182,9 @@ def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[s
     >>> list(misspelt(["gdop", "gamma"]))
     ['algorithm.gdop is unknown and would be ignored: did you mean algorithm.gdpo?']
     """
-    own = sections()
-    places = {item.name: f"{name}.{item.name}" for name, kind in own.items() for item in fields(kind)}
-    places |= {name: name for name in (*own, *VERL_NAMES.values())}
+    kinds = sections()
+    places = {item.name: f"{name}.{item.name}" for name, kind in kinds.items() for item in fields(kind)}
+    places |= {name: name for name in (*kinds, *VERL_NAMES.values())}
     for key in map(str, names):
         near = None if key in known or places.get(key) == key else nearest(key, places, cutoff=0.75)
         if near is not None:

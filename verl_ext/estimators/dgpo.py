@@ -62,17 +62,17 @@ def dgpo(settings: Settings) -> Chain:
     array([ 3.373, -1.124, -1.124, -1.124,  0.876,  0.876,  0.876, -2.627,
             0.   ,  0.   ,  0.   ,  0.   ])
     """
-    own = settings.of(DgpoSettings)
+    section = settings.of(DgpoSettings)
     steps: list[Step] = [WeighAndSum(settings.rewards.weights, kl_where_varying=settings.kl_in_reward), Centre()]
-    if own.dgae:
+    if section.dgae:
         steps.append(ScaleByMad())
     elif settings.norm_by_std:
         steps.append(ScaleByStd())
-    balance = balance_for(settings.loss_agg_mode) if own.balance == "auto" else own.balance
+    balance = balance_for(settings.loss_agg_mode) if section.balance == "auto" else section.balance
     if balance != "none":
         steps.append(Balance(balance))
-    if own.dqw:
-        steps.append(WeighByDifficulty(own.dqw_temp))
+    if section.dqw:
+        steps.append(WeighByDifficulty(section.dqw_temp))
     return Chain(tuple(steps))
 
 

@@ -54,13 +54,16 @@ def gd2po(settings: Settings) -> Chain:
     >>> gd2po(Settings())(batch).advantages.round(3)
     array([ 0.707,  0.   , -0.707,  0.   ])
     """
-    own = settings.of(Gd2poSettings)
+    section = settings.of(Gd2poSettings)
     steps: list[Step] = [Centre()]
     if settings.norm_by_std:
-        steps.append(ScaleByStd(own.epsilon))
-    steps += [DropConflicts(own.conflict, own.tau, settings.rewards.weights), WeighAndSum(settings.rewards.weights)]
-    if own.whiten == "token":
+        steps.append(ScaleByStd(section.epsilon))
+    steps += [
+        DropConflicts(section.conflict, section.tau, settings.rewards.weights),
+        WeighAndSum(settings.rewards.weights),
+    ]
+    if section.whiten == "token":
         steps.append(Whiten("token"))
-    elif own.whiten == "sequence":
-        steps.append(Whiten("sequence", own.epsilon))
+    elif section.whiten == "sequence":
+        steps.append(Whiten("sequence", section.epsilon))
     return Chain(tuple(steps))

@@ -72,17 +72,17 @@ def gdpo(settings: Settings) -> Chain:
     >>> gdpo(Settings())(batch).advantages.round(3)
     array([ 1.332,  0.206, -0.769, -0.769])
     """
-    own = settings.of(GdpoSettings)
+    section = settings.of(GdpoSettings)
     steps: list[Step] = [Centre()]
-    if own.conditions:
-        steps.insert(0, Condition(own.conditions))
-    if own.scale == "mad":
-        steps.append(ScaleByMad(own.epsilon))
-    elif own.scale == "std" and settings.norm_by_std:
-        steps.append(ScaleByStd(own.epsilon))
+    if section.conditions:
+        steps.insert(0, Condition(section.conditions))
+    if section.scale == "mad":
+        steps.append(ScaleByMad(section.epsilon))
+    elif section.scale == "std" and settings.norm_by_std:
+        steps.append(ScaleByStd(section.epsilon))
     steps.append(WeighAndSum(settings.rewards.weights))
-    if own.whiten in (None, "sequence"):
-        steps.append(Whiten("sequence", own.epsilon))
-    elif own.whiten == "token":
+    if section.whiten in (None, "sequence"):
+        steps.append(Whiten("sequence", section.epsilon))
+    elif section.whiten == "token":
         steps.append(Whiten("token"))
     return Chain(tuple(steps))

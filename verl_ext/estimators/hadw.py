@@ -68,6 +68,6 @@ def hadw(settings: Settings) -> Chain:
     >>> round(second.metrics["capability_posterior"], 4)
     0.4625
     """
-    own = settings.of(HadwSettings)
-    history = WeighByHistory(**{item.name: getattr(own, item.name) for item in fields(Anchor)})
-    return Chain((*load(own.base).chain(settings).steps, history))
+    section = settings.of(HadwSettings)
+    history = WeighByHistory(**{item.name: getattr(section, item.name) for item in fields(Anchor)})
+    return Chain((*load(section.base).chain(settings).steps, history))

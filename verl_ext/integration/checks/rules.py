@@ -212,7 +212,7 @@ def missing_keys(run: RunConfig) -> Iterator[Complaint]:
         )
         return
     conditions = [step.conditions for step in run.chain.steps if isinstance(step, Condition)]
-    for name in (name for each in conditions for key, needed in each.items() for name in (key, needed.on)):
+    for name in (name for step in conditions for key, needed in step.items() for name in (key, needed.on)):
         if name not in keys:
             yield Complaint(f"a condition names an {unknown('reward', name, keys)} (algorithm.rewards.keys)")
 
