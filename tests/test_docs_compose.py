@@ -63,8 +63,8 @@ def test_the_named_estimator_as_the_page_writes_it(my_steps, tmp_path, monkeypat
     same = {"steps": ["centre", "scale_by_std", "weigh_and_sum", {"step": "my_steps:Clip", "limit": 1.5}]}
     listed = build("compose", Settings.parse({**settings.given, "compose": same}))
     assert build("clipped", settings)(BATCH).advantages.tolist() == listed(BATCH).advantages.tolist()
-    refused = load("clipped").rule(Settings.parse({"norm_adv_by_std_in_grpo": False}), lambda _: "token-mean")
-    assert [fatal for _, fatal in refused] == [True]
+    warned = load("clipped").rule(settings, lambda _: "token-sum")
+    assert [fatal for _, fatal in warned] == [False]
     assert not list(load("clipped").rule(settings, lambda _: "token-mean"))
 
 
