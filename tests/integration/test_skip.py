@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from tests import tiny_model
 from tests.integration import updates
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.integration import skip
-from verl_ext.integration.run import ATTRIBUTE, Run
+from verl_ext.integration.run import Run
 from verl_ext.settings import Settings
 
 RANKS = {"actor/update/rank_0_of_2": [1.0], "actor/update/rank_1_of_2": [1.0]}
@@ -179,8 +177,7 @@ def test_a_rank_without_the_package_is_named_and_not_waited_for(folder):
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_trainer_marks_its_updates_only(asked):
-    settings = Settings.parse({"verl_ext": {"skip_zero_advantage": asked}})
-    trainer = SimpleNamespace(**{ATTRIBUTE: Run(settings=settings)})
+    run = Run(settings=Settings.parse({"verl_ext": {"skip_zero_advantage": asked}}))
     entries, marks = {"temperature": 1.0}, []
 
     def call():
@@ -188,7 +185,7 @@ def test_the_trainer_marks_its_updates_only(asked):
         return {**RANKS, **FIGURES}
 
     for _ in range(3):
-        skip.update(trainer, entries, call, lambda metrics: metrics)
+        skip.update(run, entries, call, lambda metrics: metrics)
     assert marks == ([skip.CHECK, skip.SKIP, skip.SKIP] if asked else [None] * 3)
     assert entries == {"temperature": 1.0}
 
