@@ -17,8 +17,8 @@ def test_the_names_that_the_package_exports():
         "__version__",
         *("Balance", "Batch", "Centre", "Chain", "CheckpointError", "Complaint", "Condition", "ConfigurationError"),
         *("DataError", "ESTIMATORS", "IntegrationError", "ScaleByMad", "ScaleByStd", "Settings", "Step"),
-        *("Update", "VerlExtError", "WeighAndSum", "WeighByDifficulty", "WeighByHistory", "Whiten"),
-        *("build", "limited"),
+        *("Turns", "Update", "VerlExtError", "WeighAndSum", "WeighByDifficulty", "WeighByHistory", "Whiten"),
+        *("build", "by_turn", "limited"),
     ]
     assert set(verl_ext.__all__) <= set(dir(verl_ext))
     for name in verl_ext.__all__:

@@ -19,6 +19,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "rewards": {
         "keys": None,
         "weights": None,
+        "by_turn": None,
+        "turn_discount": 1.0,
         "accuracy_key": None,
         "accuracy_threshold": None,
         "token_scores": False,

@@ -21,6 +21,7 @@ _NAMES = {
     "verl_ext.core.history": ("WeighByHistory",),
     "verl_ext.core.steps": ("Centre", "Condition", "ScaleByMad", "ScaleByStd", "WeighAndSum"),
     "verl_ext.core.totals": ("Balance", "WeighByDifficulty", "Whiten"),
+    "verl_ext.core.turns": ("Turns", "by_turn"),
     "verl_ext.core.typed": ("limited",),
     "verl_ext.errors": (
         "CheckpointError",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 from verl_ext.core.typed import LARGEST_WEIGHT, limited, make, value_of
-from verl_ext.errors import ConfigurationError, nearest
+from verl_ext.errors import ConfigurationError, listed, nearest
 from verl_ext.registry import ESTIMATORS, load
 
 VERL_NAMES: Mapping[str, str] = {"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"}
@@ -37,6 +37,10 @@ class RewardsSettings:
     """The component that is the accuracy; null: `acc` if the scorer returns it, else a single key, else the score."""
     accuracy_threshold: float | None = None
     """Values above it count as right; null: the values are an accuracy in [0, 1] already."""
+    by_turn: tuple[str, ...] | None = None
+    """Those of the keys that have an entry for each turn of a response, as `verl_ext.by_turn([...])` returns them."""
+    turn_discount: float = limited(1.0, low=0.0, high=1.0)
+    """What a reward counts one turn before it is earned."""
     token_scores: bool = False
     """Whether the trainer writes each reward into the batch as `token_level_scores_<key>`, for code of yours."""
     rejected: Literal["keep", "leave_out"] = "keep"
@@ -64,6 +68,14 @@ class RewardsSettings:
                 f"{where}.weights={list(self.weights)} are all 0, and so would be every advantage: give at least one "
                 "reward a weight"
             )
+        if missing := set(self.by_turn or ()) - set(keys):
+            raise ConfigurationError(f"{where}.by_turn names {listed(missing)}: add it to {where}.keys={list(keys)}")
+        if self.by_turn and self.token_scores:
+            raise ConfigurationError(
+                f"{where}.token_scores=True writes no rewards by turn: remove it, or {where}.by_turn"
+            )
+        if self.turn_discount != 1 and not self.by_turn:
+            raise ConfigurationError(f"{where}.turn_discount has no effect without {where}.by_turn: remove it")
         bounds = self.accuracy_between
         if bounds is not None and (len(bounds) != 2 or bounds[0] >= bounds[1]):
             raise ConfigurationError(

@@ -11,6 +11,8 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_ext import by_turn
+
 FAILING = "!"
 
 # The first letter of an answer says what it earns: (accuracy, format). The rest is there for the length.
@@ -27,8 +29,9 @@ def earned(answer: str) -> dict[str, Any]:
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, Any]:
-    """verl's custom reward function."""
-    return earned(solution_str)
+    """verl's custom reward function. By turn: 1 for each draft, then the accuracy."""
+    result = earned(solution_str)
+    return result | {"steps": by_turn([1.0] * (extra_info or {}).get("drafts", 0) + [result.get("acc", 0.0)])}
 
 
 class Client:

@@ -25,6 +25,8 @@ class Rows:
     """`[N]` the row that carries the score of the trajectory."""
     owner: Index
     """`[B]` the trajectory of each row, -1 for padding."""
+    order: Index
+    """The rows that are no padding: trajectory by trajectory, its outputs as they were written."""
 
     @property
     def plain(self) -> bool:
@@ -51,7 +53,8 @@ class Rows:
     @classmethod
     def of_padding(cls, padding: Bools) -> Rows:
         """One trajectory per row, except padding."""
-        return cls(np.flatnonzero(~padding), np.where(padding, -1, np.cumsum(~padding) - 1))
+        rows = np.flatnonzero(~padding)
+        return cls(rows, np.where(padding, -1, np.cumsum(~padding) - 1), rows)
 
     @classmethod
     def of_sessions(cls, keys: Sequence[str], padding: Bools) -> Rows:
@@ -61,16 +64,17 @@ class Rows:
         """
         if all(key.endswith("_0") for key in keys):  # one output per session
             return cls.of_padding(padding)
-        owner = np.full(len(keys), -1, dtype=np.intp)
         numbers: dict[str, int] = {}
-        last: dict[str, tuple[int, int]] = {}  # session to the number of its last output, and the row
+        found = []
         for row in np.flatnonzero(~padding).tolist():
             session, _, index = keys[row].rpartition("_")
             if not index.isdecimal():
                 raise DataError(f"row {row} is named {keys[row]!r}, expected '<uid>_<session>_<number of the output>'")
-            owner[row] = numbers.setdefault(session, len(numbers))
-            last[session] = max(last.get(session, (-1, -1)), (int(index), row))
-        return cls(np.array([row for _, row in last.values()], dtype=np.intp), owner)
+            found.append((numbers.setdefault(session, len(numbers)), int(index), row))
+        owners, _, order = np.array(sorted(found), dtype=np.intp).reshape(-1, 3).T
+        owner = np.full(len(keys), -1, dtype=np.intp)
+        owner[order] = owners
+        return cls(order[np.diff(owners, append=-1) != 0], owner, order)
 
     def take(self, per_row: Array) -> Array:
         """Select the values of the scored rows: `[B, ...] -> [N, ...]`."""
@@ -121,8 +125,11 @@ def row_sums(values: torch.Tensor) -> Array:
     return sums
 
 
-def broadcast(per_row: Array, mask: torch.Tensor) -> torch.Tensor:
-    """Broadcast `[B]` over a mask of floats `[B, L]` in place: the row's value inside the mask, exactly 0 outside."""
+def broadcast(per_row: Array, mask: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+    """Broadcast `[B]` over a mask of floats `[B, L]` in place: the row's value inside the mask, exactly 0 outside.
+
+    With `ids` `[B, L]` the value of a token is that with its id.
+    """
     kind = mask.dtype
     if (np.abs(per_row) > torch.finfo(kind).max).any():
         raise DataError(
@@ -130,6 +137,7 @@ def broadcast(per_row: Array, mask: torch.Tensor) -> torch.Tensor:
             "example with algorithm.rewards.weights"
         )
     narrow = per_row if kind == torch.float64 else per_row.astype(np.float32)
-    column = torch.from_numpy(narrow)[:, None].to(mask)
+    values = torch.from_numpy(narrow).to(mask)
+    column = values[:, None] if ids is None else values[ids]
     # Adding 0 turns -0 (-0.5 * 0) into 0. One row of zeros is faster than a scalar or another pass.
     return torch.addcmul(mask.new_zeros(1, mask.shape[1]), mask, column, out=mask)

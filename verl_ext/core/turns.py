@@ -2,14 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from verl_ext.core.groups import Array, Bools, Index
 from verl_ext.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+    from verl_ext.core.rows import Rows
+
+
+def by_turn(entries: Iterable[float]) -> str:
+    """The rewards of a response's turns as text, for the result of a reward function.
+
+    verl cannot carry lists of different lengths from a reward function to the trainer; text it can.
+
+    >>> by_turn([1, 0.5])
+    '[1.0, 0.5]'
+    """
+    return json.dumps([float(entry) for entry in entries])
+
+
+def per_turn(
+    key: str, labels: Sequence[Hashable], lists: Sequence[Any], counts: Index, cut: Bools, *, text: bool
+) -> tuple[Array, int]:
+    """The entries of responses with so many turns each: 0 where a list is shorter, and the number left over.
+
+    `text`: each list is what `by_turn` returns. Only a response that was cut may have more entries than turns.
+
+    >>> per_turn("tool", ["p", "q"], ["[1.0]", "[2, 3]"], np.array([2, 1]), np.array([False, True]), text=True)
+    (array([1., 0., 2.]), 1)
+    """
+    found, beyond = [], 0
+    for label, value, count, was_cut in zip(labels, lists, counts.tolist(), cut.tolist(), strict=True):
+        entries: Any = None
+        with suppress(TypeError, ValueError):
+            given = json.loads(value) if text else value
+            entries = list(map(float, given)) if isinstance(given, list) else None
+        if entries is None or isinstance(value, str) != text:
+            raise DataError(
+                f"reward {key!r} of uid {label!r} is {value!r}, but algorithm.rewards.by_turn names it: return "
+                "verl_ext.by_turn([...]), a number for each turn"
+            )
+        if len(entries) > count and not was_cut:
+            raise DataError(
+                f"reward {key!r} of uid {label!r} has {len(entries)} entries, but the response has {count} turns (runs "
+                "of tokens that the model wrote): return one for each turn, by_turn([...])"
+            )
+        beyond += max(len(entries) - count, 0)
+        found += (entries + [0.0] * count)[:count]
+    return np.array(found), beyond
 
 
 @dataclass(frozen=True)
@@ -82,3 +132,62 @@ class Turns:
         """`[N]` the weight with which each response counts once: 1 by the number of its rows that are counted."""
         rows = np.bincount(self.response[counted], minlength=len(self.number))[self.response]
         return np.divide(1.0, rows, out=np.zeros(len(rows)), where=counted)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The turns of `N` trajectories in the rows of a batch: each is a maximal run of ones in the response mask.
+
+    A trajectory without any has one turn without tokens.
+    """
+
+    ids: torch.Tensor
+    """`[B, L]` the number of the last run that has begun at a token or before, from 1; 0 before the first."""
+    run: Index
+    """`[M]` the run of each turn, 0 for one without tokens."""
+    owner: Index
+    """`[M]` the trajectory of each turn; the turns of a trajectory follow one another."""
+    outputs: Array
+    """`[M]` rows that begin with the turn. Those without tokens are counted with the first turn."""
+
+    @classmethod
+    def of(cls, mask: torch.Tensor, rows: Rows) -> Runs:
+        """Read the mask `[B, L]`; the outputs of a session follow one another.
+
+        >>> import torch
+        >>> from verl_ext.core.rows import Rows
+        >>> runs = Runs.of(torch.tensor([[1, 0, 1], [0, 1, 1]]), Rows.of_padding(np.zeros(2, dtype=bool)))
+        >>> runs.ids.tolist(), runs.run, runs.owner
+        ([[1, 1, 2], [2, 3, 3]], array([1, 2, 3]), array([0, 0, 1]))
+        """
+        inside = mask.bool()
+        begins = inside.clone()
+        begins[:, 1:] &= ~inside[:, :-1]
+        ids = begins.reshape(-1).cumsum(0).view(begins.shape)
+        row = begins.nonzero()[:, 0].cpu().numpy()  # of each run
+        place = np.full(len(rows.owner), -1)
+        place[rows.order] = np.arange(len(rows.order))
+        run = np.argsort(place[row], kind="stable")[np.count_nonzero(place[row] < 0) :]
+        owner, first = rows.owner[row[run]], np.diff(row[run], prepend=-1) != 0
+        empty = np.setdiff1d(np.arange(len(rows.scored)), owner)
+        at = np.searchsorted(owner, empty)
+        run, owner = np.insert(run + 1, at, 0), np.insert(owner, at, empty)
+        outputs = np.insert(first, at, True).astype(np.float64)
+        starts = np.flatnonzero(np.diff(owner, prepend=-1))
+        if len(starts):
+            outputs[starts] += rows.outputs - np.add.reduceat(outputs, starts)
+        return cls(ids, run, owner, outputs)
+
+    def tokens(self, mask: torch.Tensor) -> Array:
+        """`[M]` the tokens of each turn that count, in a mask of floats `[B, L]`."""
+        inside = self.ids.view(-1)[mask.reshape(-1).nonzero()[:, 0]]
+        counts = inside.bincount(minlength=int(self.ids[-1, -1]) + 1)
+        counts[0] = 0
+        return counts.cpu().numpy().astype(np.float64)[self.run]
+
+    def by_run(self, per_turn: Array) -> Array:
+        """The value of each run by its number; 0 has none."""
+        values = np.zeros(int(self.ids[-1, -1]) + 1)
+        values[self.run] = per_turn
+        values[0] = 0.0
+        return values

@@ -14,9 +14,10 @@ import torch
 from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import TOLERANCE, Array, Index, divide
-from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, source_metrics
+from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, source_metrics, turn_metrics
 from verl_ext.core.rows import broadcast, float_mask, row_sums, scores
 from verl_ext.core.state import plain_state
+from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
 from verl_ext.integration import checkpoint, dump, hooks
 from verl_ext.integration.components import SCORE, SOURCE, Components
@@ -75,10 +76,11 @@ def compute(name: str, token_level_rewards: torch.Tensor, response_mask: torch.T
         )
     run.computed_at, run.called = run.step, True
     mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
-    tokens = rows.total(row_sums(mask))
-    rejected = tokens == 0
-    part = np.flatnonzero(~rejected | (run.settings.rewards.rejected == "keep"))
-    advantages = np.zeros(len(rejected))
+    runs, owner = rewards.runs, rewards.owner
+    tokens = rows.total(row_sums(mask)) if runs is None else runs.tokens(mask)
+    rejected = np.bincount(owner, tokens) == 0
+    part = np.flatnonzero((~rejected | (run.settings.rewards.rejected == "keep"))[owner])
+    advantages = np.zeros(len(owner))
     if len(part):
         total = rows.take(scores(token_level_rewards, mask))  # with the KL term, if there is one
         if not run.settings.kl_in_reward:
@@ -86,7 +88,9 @@ def compute(name: str, token_level_rewards: torch.Tensor, response_mask: torch.T
         advantages[part] = _run_chain(run, chain, rewards, _batch(run, chain, rewards, total, tokens, part))
     if len(rejected):
         run.metrics["advantage/rejected_rows"] = float(np.count_nonzero(rejected))
-    return broadcast(rows.give(advantages), mask)
+    if runs is None:
+        return broadcast(rows.give(advantages), mask)
+    return broadcast(runs.by_run(advantages), mask, runs.ids)
 
 
 def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Array:
@@ -102,14 +106,16 @@ def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Arr
         dump.write(run, batch, result.advantages, seen=result.seen, state=before)
     log_rewards(run, rewards, batch, result.seen)
     run.metrics |= advantage_metrics(result.advantages)
+    if rewards.runs is not None:
+        run.metrics |= turn_metrics(batch)
     run.metrics |= {f"{metric_name(run.name)}/{short}": value for short, value in result.metrics.items()}
     return result.advantages
 
 
 def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Array, part: Index) -> Batch:
-    """Build the core's `Batch` of the trajectories `part`: rewards, accuracy, KL term.
+    """Build the core's `Batch` of the rows `part`, which are trajectories or turns: rewards, accuracy, KL term.
 
-    `total` `[N]` is the score with the KL term, if there is one; `tokens` `[N]` are those that count in the loss.
+    `total` `[N]` is the score with the KL term, if there is one; `tokens` `[M]` are those that count in the loss.
     """
     keys, score, lengths = run.settings.rewards.keys, rewards.score, rewards.response_lengths
     if keys is None and chain.per_reward:
@@ -124,21 +130,39 @@ def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Ar
     if keys is not None and SCORE in rewards:
         _compare_scores(run, score, rewards.column(SCORE, "algorithm.rewards.keys"))
 
+    own, at = run.settings.rewards, rewards.owner[part]
+    matrix = score[:, None] if keys is None else np.stack([_column(run, rewards, key) for key in keys], axis=1)
+    turns = None
+    if rewards.runs is not None:
+        by_turn = tuple(place for place, key in enumerate(keys or ()) if key in (own.by_turn or ()))
+        turns = Turns.of_counts(np.unique(at, return_counts=True)[1], by_turn, own.turn_discount)
+    whole = turns is None and len(part) == len(total)
+
     def selected(values: Any) -> Any:
-        return values if len(part) == len(total) else [values[at] for at in part.tolist()]
+        return values if whole else [values[row] for row in at.tolist()]
 
     return Batch.of(
-        (score[:, None] if keys is None else rewards.matrix(keys))[part],
+        matrix[part],
         selected(rewards.labels),
-        groups=rewards.groups if len(part) == len(total) else None,
+        groups=rewards.groups if whole else None,
+        turns=turns,
         keys=(SCORE,) if keys is None else keys,
         lengths=tokens[part],
-        accuracy=_accuracy(run, chain, rewards)[part] if chain.needs_accuracy else None,
-        kl_reward=(total - score)[part] if run.settings.kl_in_reward else None,
-        outputs=rewards.rows.outputs[part],
-        response_lengths=None if lengths is None else lengths[part],
+        accuracy=_accuracy(run, chain, rewards)[at] if chain.needs_accuracy else None,
+        kl_reward=(total - score)[at] if run.settings.kl_in_reward else None,
+        outputs=rewards.outputs[part],
+        response_lengths=None if lengths is None else lengths[at],
         fields={name: selected(rewards.entries(name)) for name in chain.needs_fields},
     )
+
+
+def _column(run: Run, rewards: Components, key: str) -> Array:
+    """Return `[M]` the values of a reward; one of the response is repeated for each turn."""
+    if key not in (run.settings.rewards.by_turn or ()):
+        return rewards.column(key, "algorithm.rewards.keys")[rewards.owner]
+    column, beyond = rewards.by_turn(key)
+    run.metrics[f"reward/{metric_name(key)}/cut_entries"] = float(beyond)
+    return column
 
 
 def _accuracy(run: Run, chain: Chain, rewards: Components) -> Array:

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from verl_ext.core.batch import LARGEST_REWARD
-from verl_ext.core.groups import Array, Groups
+from verl_ext.core.groups import Array, Groups, Index
 from verl_ext.core.rows import Rows, row_sums, scores
+from verl_ext.core.turns import Runs, per_turn
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 
 SCORE = "score"
@@ -34,6 +35,10 @@ class Needs:
     score: bool = False
     """The score before any KL term."""
     response_lengths: bool = False
+    by_turn: bool = False
+    """The turns of each response."""
+    longest: int = 0
+    """Tokens at which a response is cut; 0 if that is not known."""
     everything: bool = False
     """All that the reward function returned, and the data source."""
 
@@ -62,6 +67,20 @@ class Components:
     """`[N]` the score before any KL term; None if it was not read."""
     response_lengths: Array | None = None
     """`[N]` tokens of the scored responses, whether the loss counts them or not; None if they were not read."""
+    runs: Runs | None = None
+    """Their turns; None without rewards by turn."""
+    longest: int = 0
+    """Tokens at which a response is cut."""
+
+    @property
+    def owner(self) -> Index:
+        """`[M]` the trajectory of each row of the core: of each turn, with rewards by turn."""
+        return np.arange(len(self.labels)) if self.runs is None else self.runs.owner
+
+    @property
+    def outputs(self) -> Array:
+        """`[M]` rows of the batch that begin with each of them."""
+        return self.rows.outputs if self.runs is None else self.runs.outputs
 
     def __contains__(self, key: object) -> bool:
         return key in self.token_scores or key in self.fields
@@ -99,6 +118,14 @@ class Components:
     def matrix(self, keys: Sequence[str], *, counts: bool = True) -> Array:
         """Return `[N, K]` values of the rewards in `algorithm.rewards.keys`."""
         return np.stack([self.column(key, "algorithm.rewards.keys", counts=counts) for key in keys], axis=1)
+
+    def by_turn(self, key: str) -> tuple[Array, int]:
+        """Return `[M]` what a reward gives for each turn, and how many entries are left over of responses cut short."""
+        if key not in self.fields:
+            raise ConfigurationError(f"algorithm.rewards.by_turn: {unknown('reward component', key, self.fields)}")
+        lengths = np.zeros(len(self.labels)) if self.response_lengths is None else self.response_lengths
+        cut = lengths >= self.longest
+        return per_turn(key, self.labels, self.fields[key], np.bincount(self.owner), cut, text=key in self.returned)
 
     def token_fields(self, keys: Sequence[str], lengths: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the fields `token_level_scores_<key>` to write, as nested tensors: 0 where not scored.
@@ -166,6 +193,8 @@ def of_batch(
 
     return Components(
         rows=rows,
+        runs=Runs.of(mask, rows) if needs.by_turn else None,
+        longest=needs.longest or mask.shape[1],
         labels=uids if rows.plain else rows.labels(uids),
         groups=groups if rows.plain else None,
         token_scores={name: total(TOKEN_FIELD + name) for name in needs.names if TOKEN_FIELD + name in present},
@@ -211,8 +240,11 @@ def of_queue(
             fields[name] = [entry.get(name) for entry in extra]
     infos = [entry.get("reward_extra_info") or {} for entry in extra]
     returned = list(dict.fromkeys(name for info in infos for name in info))
+    masks = read_queue(keys, partition_id, ["response_mask"])["response_mask"] if needs.by_turn else None
     return Components(
         rows=rows,
+        runs=None if masks is None else Runs.of(dense(masks), rows),
+        longest=needs.longest,
         labels=labels,
         token_scores={name: totals[TOKEN_FIELD + name] for name in names if TOKEN_FIELD + name in totals},
         fields=fields | {name: [info.get(name) for info in infos] for name in returned},
@@ -272,9 +304,11 @@ def _no_number(key: str, label: Hashable, value: object) -> str:
     """Return the message for a value that is no number."""
     if value is None:
         return f"reward {key!r} is missing or None for uid {label!r}: return a number every time, NaN for 'not scored'"
+    listed_turns = isinstance(value, list | np.ndarray) or str(value).startswith("[")
+    remedy = f"; for a list by turn set algorithm.rewards.by_turn=[{key}]" if listed_turns else ""
     return (
         f"reward {key!r} of uid {label!r} is {value!r:.80} ({type(value).__name__}), expected one number per sample "
-        "(NaN for 'not scored')"
+        f"(NaN for 'not scored'){remedy}"
     )
 
 

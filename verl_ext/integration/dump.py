@@ -1,4 +1,4 @@
-"""`algorithm.verl_ext.dump_dir`: write the advantages of each update to a parquet file, one row per trajectory."""
+"""`algorithm.verl_ext.dump_dir`: one parquet file per update with its advantages, a row for each trajectory or turn."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def write(
     first = {
         "step": np.full(size, step),
         "update": np.full(size, update),
-        "uid": [str(batch.groups.labels[group]) for group in batch.groups.ids.tolist()],
+        "uid": [str(batch.prompts.labels[prompt]) for prompt in batch.prompts.ids.tolist()],
         "advantage": advantages,
     }
-    values = columns(settings, batch, batch.rewards if seen is None else seen)
+    values = columns(settings, batch, batch.returns if seen is None else seen)
     if total is not None:
         values["total"] = total
     try:
@@ -80,7 +80,7 @@ def new_folder(home: Path, start: int) -> Path:
 
 def columns(settings: Settings, batch: Batch, seen: Array) -> dict[str, Any]:
     """Return one entry per trajectory by column: what the estimator saw, NaN where not scored, and its groups."""
-    groups = batch.groups
+    groups, by_turn = batch.groups, bool(settings.rewards.by_turn)
     mean, varies = groups.variation(seen)
     std = groups.std(seen - groups.broadcast(mean))
     values: dict[str, Any] = {
@@ -89,11 +89,13 @@ def columns(settings: Settings, batch: Batch, seen: Array) -> dict[str, Any]:
         "outputs": batch.outputs,
         "total": WeighAndSum(settings.rewards.weights).apply(seen, replace(batch, kl_reward=None))[:, 0],
     }
+    if by_turn:
+        values["turn"] = batch.turns.number + 1
     if batch.response_lengths is not None:
         values["response_tokens"] = batch.response_lengths_for("dump")
     for column, key in enumerate(batch.keys):
         values[f"reward/{key}"] = seen[:, column]
-        if seen is not batch.rewards:
+        if by_turn or seen is not batch.rewards:
             values[f"raw/{key}"] = batch.rewards[:, column]
         values[f"group_mean/{key}"] = groups.broadcast(mean[:, column])
         values[f"group_std/{key}"] = groups.broadcast(std[:, column])

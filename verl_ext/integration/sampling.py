@@ -64,7 +64,8 @@ class Rule:
         missing = uids - set(map(str, rewards.labels))
         if missing or rewards.score is None:
             raise IntegrationError(f"finished groups without a trajectory, or without scores: {sorted(missing)[:5]}")
-        names = own.keys or (SCORE,)
+        named = tuple(key for key in own.keys or () if key not in (own.by_turn or ()))
+        names = named or (SCORE,)
         batch = Batch.of(rewards.matrix(names), rewards.labels, keys=names)
         # A group of one response cannot vary; verl keeps it as well.
         several = batch.groups.sizes > 1
@@ -84,7 +85,7 @@ class Rule:
         self._count("dropped", ~kept)
         self._count("score_constant", constant)
         self._count("kept_with_constant_score", constant & kept)
-        for at, key in enumerate(own.keys or ()):
+        for at, key in enumerate(named):
             self._count(f"{metric_name(key)}_constant", ~varies[:, at] & several)
 
     def _count(self, name: str, groups: Bools) -> None:

@@ -44,6 +44,16 @@ RLOO = "algorithm.adv_estimator=rloo"
 PENALTY = "{step:penalise_length,max_length:%d,buffer:256}"
 SKIP = "+algorithm.verl_ext.skip_zero_advantage=True"
 COMPOSE = "algorithm.adv_estimator=compose"
+TURNS = "+algorithm.rewards.by_turn=[format]"
+CALLS = (
+    "algorithm.rewards.keys=[acc,tool_rewards]",
+    "+algorithm.rewards.by_turn=[tool_rewards]",
+    "actor_rollout_ref.rollout.multi_turn.max_parallel_calls=2",
+)
+REJECTING = "+algorithm.rollout_correction.rollout_rs=token_k1"
+KL = "algorithm.use_kl_in_reward=True"
+ACCURACY_BY_TURN = "+algorithm.rewards.by_turn=[acc]"
+ON_TURNS = "+algorithm.gdpo.conditions={acc:{on:format,at_least:1.0}}"
 OWN = "tests.integration.own_steps"
 
 # Overrides, with the estimator first where it has no name, and the words of one message.
@@ -59,6 +69,14 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("verl's names", VERLS, ("gdpo_reward_keys", "algorithm.gdpo.whiten=token", "algorithm.gdpo.whiten=sequence")),
     ("verl's names under a preset", ("+verl_ext=gdpo", *VERLS), ("algorithm.gdpo.whiten=token",)),
     ("verl's weights below hadw", (*HADW_GDPO, KEYS, "+algorithm.gdpo_reward_weights=[1,2]"), ("gdpo.whiten=token",)),
+    ("turns, no key", (*GDPO, "+algorithm.rewards.by_turn=[tool]"), ("rewards.by_turn", "tool", "rewards.keys")),
+    ("turns under verl's grpo", (GRPO, KEYS, TURNS), ("algorithm.rewards.by_turn", "grpo")),
+    ("turns of calls", (*GDPO, *CALLS), ("tool_rewards", "max_parallel_calls=1", "by_turn([...])")),
+    ("turns and rejection", (*GDPO, TURNS, REJECTING, "trainer.use_v1=False"), ("by_turn", "rollout_rs")),
+    ("turns and any reward", (*GDPO, TURNS, FILTER, ANY_REWARD), ("by_turn", "any_reward", "accuracy_between")),
+    ("turns and KL", ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, TURNS, KL), ("use_kl_in_reward", "by turn")),
+    ("turns as the accuracy", (*HADW_GDPO, KEYS, ACCURACY_BY_TURN), ("by_turn", "'acc'", "rewards.accuracy_key")),
+    ("turns in a condition", (*GDPO, TURNS, ON_TURNS), ("by_turn", "format")),
     ("no keys", ("algorithm.adv_estimator=gdpo",), ("gdpo", "'algorithm.rewards.keys=[...]'")),
     ("no keys of a list", (COMPOSE, "+algorithm.compose.steps=[centre,weigh_and_sum]"), ("rewards.keys",)),
     ("settings of grpo", (GRPO, "+algorithm.rewards.keyz=[a]"), ("'keyz'", "'keys'")),

@@ -31,6 +31,10 @@ def leaves(**given):
 def returns_a_coroutine(**given):
     return later(**given)
 
+def turns(data_source, solution_str, ground_truth, extra_info, plain=False):
+    entries = [float(word == ground_truth) for word in solution_str.split()]
+    return {"score": 0.0, "correct": 0.0, "format": entries if plain else str(entries)}
+
 def returns(score=None, **given):
     odd = {"infinity": float("inf"), "float32": __import__("numpy").float32(1), "long": 10**400}
     return {"score": odd.get(score, score), "correct": 1.0, "format": 1.0}
@@ -158,3 +162,17 @@ def test_what_verl_does_not_await_or_survive_is_refused(tried, function: str) ->
 
 def test_no_row_is_no_trial(tried, capsys: pytest.CaptureFixture[str]) -> None:
     assert tried("algorithm.rewards.keys=[correct,format]", "--rows", "0")[0] == 1
+
+
+def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path: Path) -> None:
+    (tmp_path / "answers.txt").write_text("1 0 1\n2 2\n")
+    given = ("algorithm.rewards.keys=[correct,format]", "algorithm.rewards.by_turn=[format]")
+    given += ("reward.custom_reward_function.name=turns", "--answers", str(tmp_path / "answers.txt"))
+    status, out = tried(*given)
+    assert status == 0, out
+    (line,) = (line for line in out.splitlines() if line.strip().startswith("format"))
+    assert "by turn, 0 to 3 entries" in line
+    assert "0 to 1" in line
+    status, out = tried(*given, "+reward.custom_reward_function.reward_kwargs.plain=True")
+    assert status == 1
+    assert "by_turn([...])" in out

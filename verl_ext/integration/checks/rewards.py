@@ -14,14 +14,18 @@ from types import ModuleType
 from typing import Any
 
 from verl_ext import rewards
-from verl_ext.core.steps import DivideByMean, PenaliseLength
+from verl_ext.core.steps import Condition, DivideByMean, PenaliseLength
 from verl_ext.errors import Complaint, ConfigurationError, listed, reading, unknown
-from verl_ext.integration.checks.read import RunConfig, resolved, select
+from verl_ext.integration.checks.read import FILTER, RunConfig, resolved, select
 from verl_ext.integration.components import SCORE
-from verl_ext.settings import Settings
+from verl_ext.registry import INSTALLED
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
 
 FUNCTION = "reward.custom_reward_function"
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
+TOOL_REWARDS = "tool_rewards"
+"""The rewards of executed calls, as verl's tool agent loop writes them."""
+REJECTING = "algorithm.rollout_correction.rollout_rs"
 MANAGERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("naive", "gdpo", "remote", "rate_limited"), ()),
     "dapo": ("overlong", "overlong_reward"),
@@ -85,7 +89,7 @@ def wrong_components(run: RunConfig) -> Iterator[Complaint]:
     wanted = [("keys", key) for key in rewards.keys or ()]
     wanted += [("accuracy_key", rewards.accuracy_key)] if rewards.accuracy_key is not None else []
     for setting, key in wanted:
-        if valid is not None and key not in valid:
+        if valid is not None and key not in (*valid, TOOL_REWARDS):
             said = f"{unknown('reward component', key, valid)}, of {FUNCTION}.path={run.select(f'{FUNCTION}.path')}"
             yield Complaint(f"algorithm.rewards.{setting}: {said}")
 
@@ -135,6 +139,34 @@ def penalties(run: RunConfig) -> Iterator[Complaint]:
                 f"data.max_response_length={longest}: set max_length={longest} in the step, and a buffer",
                 fatal=False,
             )
+
+
+def by_turn(run: RunConfig) -> Iterator[Complaint]:
+    """Rewards by turn where the run has no turns for them."""
+    rewards, rollout = run.settings.rewards, "actor_rollout_ref.rollout.multi_turn"
+    if not rewards.by_turn:
+        return
+    where = f"algorithm.rewards.by_turn={list(rewards.by_turn)}"
+    if run.name not in INSTALLED:
+        yield Complaint(
+            f"{where} has no effect on verl's {run.name}: set algorithm.adv_estimator to one of {listed(INSTALLED)}"
+        )
+    if TOOL_REWARDS in rewards.by_turn and run.select(f"{rollout}.max_parallel_calls") != 1:
+        yield Complaint(
+            f"{where}: verl writes {TOOL_REWARDS} for each call, which is one for each turn only with "
+            f"{rollout}.max_parallel_calls=1: set it, or return by_turn([...]) from the reward function"
+        )
+    if run.select(REJECTING) is not None and run.select("trainer.use_v1") is False:
+        yield Complaint(f"{where}: this trainer reads turns after {REJECTING} has cut them: remove one of the two")
+    needed = rewards.accuracy_between is not None or (run.chain is not None and run.chain.needs_accuracy)
+    if needed and (key := accuracy_of(run.settings)) in rewards.by_turn:
+        yield Complaint(f"{where}: the accuracy {key!r} is one number a response: set algorithm.rewards.accuracy_key")
+    steps = () if run.chain is None else run.chain.steps
+    on = {needed.on for step in steps if isinstance(step, Condition) for needed in step.conditions.values()}
+    if wrong := on.intersection(rewards.by_turn):
+        yield Complaint(f"a condition depends on {listed(wrong)}, but {where}: name a reward of the whole response")
+    if run.filter == ANY_REWARD:
+        yield Complaint(f"{FILTER}.metric={ANY_REWARD} does not know {where}: set {FILTER}.metric={ACCURACY_BETWEEN}")
 
 
 def accuracy_of(settings: Settings) -> str:

@@ -28,6 +28,7 @@ from verl_ext.integration.checks.losses import balance, loss_mode
 from verl_ext.integration.checks.read import ACTOR, FILTER, RunConfig
 from verl_ext.integration.checks.rewards import (
     FUNCTION,
+    by_turn,
     lost_penalty,
     negative_rewards,
     old_function,
@@ -226,6 +227,8 @@ def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:
         why = "which works on each reward separately: KL is added to one combined reward"
     elif any(isinstance(step, DivideByMean) for step in run.chain.steps):
         why = "which needs rewards of at least 0: KL may make them negative"
+    elif run.settings.rewards.by_turn:
+        why = "which gets rewards by turn: KL is added to the reward of a response"
     if run.settings.kl_in_reward and why is not None:
         yield Complaint(
             f"algorithm.use_kl_in_reward=True does not work with {run.name}, {why}; set use_kl_in_reward=False and, to "
@@ -270,17 +273,8 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
 ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments, old_function, attention)
 """The rules for every configuration."""
 READ = (
-    *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, without_effect, skipped_rows),
-    *(
-        experimental,
-        missing_keys,
-        single_response,
-        contradicted_by_verl,
-        trial,
-        penalties,
-        rule_of_estimator,
-        balance,
-        loss_mode,
-    ),
+    *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, by_turn, without_effect),
+    *(skipped_rows, experimental, missing_keys, single_response, contradicted_by_verl, trial, penalties),
+    *(rule_of_estimator, balance, loss_mode),
 )
 """Those that need the settings."""

@@ -55,7 +55,8 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
     columns = {name: [result.get(name) for result in results.values()] for name in names}
     if results:
         problems += _wrong(columns, list(results), verdict, more=select(config, f"{MANAGER}.name") not in MANAGERS)
-    return [f"the reward function on {len(samples)} rows of {path}, {len(results)} answers", *_lines(columns)], problems
+    title = f"the reward function on {len(samples)} rows of {path}, {len(results)} answers"
+    return [title, *_lines(columns, verdict)], problems
 
 
 def _rows(config: Any, most: int) -> tuple[str, list[Any]]:
@@ -112,7 +113,7 @@ def _scored(manager: Any, row: Mapping[str, Any], verdict: Verdict) -> dict[str,
 def _wrong(columns: Mapping[str, Any], answers: Sequence[str], verdict: Verdict, *, more: bool) -> Iterator[str]:
     """Yield what would end the run at the first batch. `more`: the reward manager may add components."""
     rows, rewards = Rows.of_padding(np.zeros(len(answers), dtype=bool)), verdict.settings.rewards
-    found = Components(rows=rows, labels=answers, fields=columns)
+    found = Components(rows=rows, labels=answers, fields=columns, returned=list(columns))
     keys, chain = rewards.keys or (SCORE,), verdict.chain
     wanted = dict.fromkeys(keys, "keys")
     by_estimator = chain is not None and chain.needs_accuracy
@@ -121,11 +122,13 @@ def _wrong(columns: Mapping[str, Any], answers: Sequence[str], verdict: Verdict,
         wanted.setdefault(accuracy, "accuracy_key")
     taken, right = {}, None
     for name, setting in wanted.items():
-        if name not in found and more:
+        if name not in found and (more or name in ROLLOUT):
             continue
         try:
             counts = chain is not None or name == accuracy
-            taken[name] = found.column(name, f"{PLACE}.{setting}", counts=counts)
+            by_turn = name in (rewards.by_turn or ())
+            place = f"{PLACE}.{setting}"
+            taken[name] = found.by_turn(name)[0] if by_turn else found.column(name, place, counts=counts)
             if name == accuracy:
                 right = unit_accuracy(taken[name], answers, key=name, threshold=rewards.accuracy_threshold)
         except VerlExtError as error:
@@ -139,14 +142,20 @@ def _wrong(columns: Mapping[str, Any], answers: Sequence[str], verdict: Verdict,
         yield str(error)
 
 
-def _lines(columns: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+def _lines(columns: Mapping[str, Sequence[Any]], verdict: Verdict) -> Iterator[str]:
     """Say the type and the range of each component."""
     accuracies = []
-    for key, values in columns.items():
+    for key, given in columns.items():
+        values, turns = given, ""
+        with suppress(TypeError, ValueError):
+            if key in (verdict.settings.rewards.by_turn or ()):
+                lists = list(map(json.loads, given))
+                values, counts = [entry for entries in lists for entry in entries], list(map(len, lists))
+                turns = f" by turn, {min(counts)} to {max(counts)} entries"
         numbers = [float(value) for value in values if is_number(value) and abs(value) <= LARGEST_REWARD]
         words = [f"{min(numbers):g} to {max(numbers):g}"] if numbers else []
         words += [f"{rest} NaN, missing or no number"] if (rest := len(values) - len(numbers)) else []
-        yield f"  {key}  {listed({type(value).__name__ for value in values})}  {', '.join(words)}"
-        if numbers and min(numbers) >= 0 and max(numbers) <= 1:
+        yield f"  {key}  {listed({type(value).__name__ for value in values})}{turns}  {', '.join(words)}"
+        if numbers and min(numbers) >= 0 and max(numbers) <= 1 and not turns:
             accuracies.append(key)
     yield f"  in [0, 1], as an accuracy must be: {listed(accuracies)}"

@@ -135,11 +135,11 @@ def _level(found: Rollouts, common: Settings) -> tuple[Bins, list[str]]:
     """Sort groups by accuracy; by the mean score where there is no accuracy."""
     try:
         key, values = variants.accuracy(common, found)
-        return by_accuracy(found.groups.mean(values), f"accuracy of the prompt ({key})"), []
+        return by_accuracy(found.of_prompts(values), f"accuracy of the prompt ({key})"), []
     except ConfigurationError as error:
         if common.rewards.accuracy_key is not None:
             raise
-        means = found.groups.mean(found.rewards[found.total])
+        means = found.of_prompts(found.rewards[found.total])
         note = f"prompts are sorted by their mean {found.total}, because there is no accuracy: {error}"
         return by_score(means, f"mean {found.total} of the prompt"), [note]
 
@@ -180,7 +180,9 @@ def _number(value: float, half: float = math.nan) -> str:
 def _save(result: Comparison, path: Path) -> None:
     """Write one row a trajectory: where it comes from, its rewards and every variant's advantage."""
     found = result.rollouts
-    table = found.table[["step", "update", "uid"]].assign(**{found.unit: found.counts["lengths"]})
+    table = found.table[["step", "update", "uid", *(["turn"] if found.turns.any() else [])]].assign(
+        **{found.unit: found.counts["lengths"]}
+    )
     for key in dict.fromkeys((found.total, *result.keys)):
         table[f"reward/{key}"] = found.rewards[key]
     for outcome in result.outcomes:

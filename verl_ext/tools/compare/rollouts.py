@@ -44,7 +44,7 @@ class Rollouts:
 
     path: Path
     table: pd.DataFrame
-    """One row a trajectory, with `step`, `update`, `uid`; in a dump also `advantage`."""
+    """One row a trajectory, with `step`, `update`, `uid`; in a dump also `advantage`, by turn `turn`."""
     rewards: Mapping[str, Array]
     """Each reward as it was scored, NaN where it was not; the score is one of them."""
     total: str
@@ -61,8 +61,24 @@ class Rollouts:
 
     @cached_property
     def groups(self) -> Groups:
-        """The answers to one prompt in one update."""
+        """The answers to one prompt in one update; by turn those that reached the turn."""
+        return Groups.of(zip(self.prompts.ids.tolist(), self.turns.tolist(), strict=True))
+
+    @cached_property
+    def prompts(self) -> Groups:
+        """The rows of each prompt in one update."""
         return Groups.of(zip(*(self.table[name].tolist() for name in ("step", "update", "uid")), strict=True))
+
+    @cached_property
+    def turns(self) -> Index:
+        """The turn of each row, from 0; all are 0 without rewards by turn."""
+        numbers = self.table["turn"].fillna(1) if "turn" in self.table else np.ones(len(self.table))
+        return np.asarray(numbers, dtype=np.intp) - 1
+
+    def of_prompts(self, values: Array) -> Array:
+        """Return for each group the mean over the answers to its prompt, each once."""
+        means = self.prompts.mean(np.where(self.turns == 0, values, np.nan))
+        return self.prompts.broadcast(means)[self.groups.order[self.groups.starts]]
 
     @cached_property
     def updates(self) -> Mapping[tuple[int, int], Index]:
@@ -104,7 +120,9 @@ class Rollouts:
         span = steps_from(steps.min(), steps.max()) if steps.any() else "one batch"
         answers = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
         batches = f", {count} batches" if count > 1 else ""
-        return f"{len(self.table):,} trajectories in {len(sizes):,} groups of {answers}, {span}{batches}: {self.path}"
+        turns = f"{len(self.table):,} turns of " if self.turns.any() else ""
+        whole = np.count_nonzero(self.turns == 0)
+        return f"{turns}{whole:,} trajectories in {len(sizes):,} groups of {answers}, {span}{batches}: {self.path}"
 
 
 def steps_from(first: int, last: int) -> str:

@@ -12,10 +12,11 @@ import numpy as np
 from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Array
+from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, listed, unknown
 from verl_ext.estimators import build
 from verl_ext.registry import ESTIMATORS, INSTALLED, used
-from verl_ext.settings import Settings
+from verl_ext.settings import RewardsSettings, Settings
 from verl_ext.tools.arguments import parse_settings
 from verl_ext.tools.compare.rollouts import TOKENS, Rollouts
 
@@ -135,6 +136,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
         )
     keys = own.keys or (rollouts.total,)
     rewards = np.stack([rollouts.reward(key, "algorithm.rewards.keys") for key in keys], axis=1)
+    by_turn = _by_turn(own, keys, rollouts)
     accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
     uids = rollouts.table["uid"].to_numpy()
     is_run = _is_the_run(variant, rollouts)
@@ -147,6 +149,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
             rewards[rows],
             uids[rows].tolist(),
             keys=keys,
+            turns=Turns(rollouts.turns[rows], by_turn, own.turn_discount),
             accuracy=None if accuracies is None else accuracies[rows],
             **{name: values[rows] for name, values in rollouts.counts.items()},
         )
@@ -163,6 +166,17 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
         said.append(f"with the run's settings its advantages {same} those that the run recorded")
     named = tuple(f"{variant.label}: {text}" for text in said)
     return Outcome(variant, advantages, dict(zip(keys, seen.T, strict=True)), named)
+
+
+def _by_turn(own: RewardsSettings, keys: Sequence[str], rollouts: Rollouts) -> tuple[int, ...]:
+    """Return the places of the rewards that a dump has by turn; raise if a variant names others."""
+    recorded = [] if rollouts.run is None else settings_of(rollouts).rewards.by_turn or ()
+    if set(own.by_turn or ()) != set(recorded).intersection(keys):
+        raise ConfigurationError(
+            f"algorithm.rewards.by_turn={list(own.by_turn or ())}: of {listed(keys)} the rollouts have "
+            f"{listed(recorded)} by turn; name those"
+        )
+    return tuple(at for at, key in enumerate(keys) if key in recorded)
 
 
 def _is_the_run(variant: Variant, rollouts: Rollouts) -> bool:

@@ -1,0 +1,341 @@
+"""Rewards by turn in verl's convention: turns in a mask, lists of a reward function, advantages on tokens."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from verl.trainer.ppo import ray_trainer
+
+from tests.batches import rollouts
+from tests.calls import call, object_array
+from tests.estimators.every import EVERY, components, started
+from tests.integration.configs import compose
+from tests.integration.trainers.ray_runs import OwnFit, data_of
+from verl_ext import Batch, DataError, Settings, build, by_turn
+from verl_ext.cli import main
+from verl_ext.core.rows import Rows
+from verl_ext.core.turns import Runs, Turns
+from verl_ext.errors import ConfigurationError
+from verl_ext.integration.advantage import estimator_function
+from verl_ext.integration.components import of_batch
+from verl_ext.integration.run import Run
+
+CONFIG = {"rewards": {"keys": ["tool", "right"], "by_turn": ["tool"], "turn_discount": 0.5}}
+# Two prompts; two turns, one, three with a tool's tokens between them, one.
+MASKS = [[1, 1, 0, 1, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0], [0, 1, 0, 1, 1, 0, 1], [1, 0, 0, 0, 0, 0, 0]]
+TOOL = [[1.0, 0.0], [1.0], [0.0, 1.0, 1.0], [0.0]]
+RIGHT = [1.0, 0.0, 0.0, 1.0]
+UIDS = ["p", "p", "q", "q"]
+
+
+def padded(masks: list[list[int]]) -> torch.Tensor:
+    width = max(map(len, masks))
+    return torch.tensor([[*mask, *[0] * (width - len(mask))] for mask in masks])
+
+
+def advantages(
+    name: str,
+    masks: list[list[int]] | torch.Tensor,
+    fields: dict[str, Any],
+    uids: list[str] = UIDS,
+    *,
+    config: dict[str, Any] = CONFIG,
+    attention: torch.Tensor | None = None,
+    returned: tuple[str, ...] = ("tool", "right"),
+    run: Run | None = None,
+) -> torch.Tensor:
+    mask = masks if isinstance(masks, torch.Tensor) else padded(masks)
+    settings = Settings.parse(config)
+    run = run or Run(name, settings, build(name, settings))
+    tensors = {} if attention is None else {"attention_mask": attention}
+    given_fields = {key: object_array(values) for key, values in fields.items()}
+    rewards = of_batch(given_fields, tensors, uids, mask, run.needs, returned=returned)
+    with run.computing(rewards):
+        found, _ = estimator_function(name)(
+            token_level_rewards=torch.zeros(mask.shape, dtype=torch.float64),
+            response_mask=mask,
+            index=object_array(uids),
+            config=OmegaConf.create({}),
+        )
+    return found
+
+
+def texts(lists: list[list[float]]) -> list[str]:
+    return [by_turn(entries) for entries in lists]
+
+
+def test_each_turn_has_its_advantage_on_its_tokens():
+    found = advantages("drgrpo", MASKS, {"tool": texts(TOOL), "right": RIGHT})
+    # Returns of p: 1 + .5 * 0 + .5 * 1 = 1.5 and 0 + 1 = 1; 1 + 0 = 1. The second turn stands alone.
+    # Returns of q: 0 + .5 + .25 + 0, 1 + .5, 1; 0 + 1. The second and third turn stand alone.
+    first, other = (1.5 - 1) / 2, (0.75 - 1) / 2
+    wanted = [[first] * 2 + [0] * 5, [-first] * 3 + [0] * 4, [0, other, *[0] * 5], [-other, *[0] * 6]]
+    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_turns_are_the_runs_of_ones_and_outputs_of_a_session_follow_one_another(seed):
+    rng = np.random.default_rng(seed)
+    keys, padding, masks = [], [], []
+    for session in range(rng.integers(1, 6)):
+        for output in range(rng.integers(1, 4)):
+            keys.append(f"u{session // 2}_{session}_{output}")
+            padding.append(False)
+            masks.append(rng.integers(0, 2, 9))
+    for extra in range(rng.integers(0, 3)):
+        keys.append(f"pad{extra}_0_0")
+        padding.append(True)
+        masks.append(rng.integers(0, 2, 9))
+    order = rng.permutation(len(keys))
+    keys, padding = [keys[at] for at in order], [padding[at] for at in order]
+    mask = torch.tensor(np.array([masks[at] for at in order]))
+    rows = Rows.of_sessions(keys, np.array(padding))
+    runs = Runs.of(mask, rows)
+    per_turn = rng.normal(size=len(runs.owner))
+    spread = torch.from_numpy(runs.by_run(per_turn))[runs.ids] * mask
+    at = 0
+    for trajectory, row in enumerate(rows.scored):
+        session = keys[row].rpartition("_")[0]
+        outputs = sorted((key for key in keys if key.startswith(session + "_")), key=lambda key: int(key[-1]))
+        turns, counted = [], 0
+        for key in outputs:
+            row = keys.index(key)
+            ones = mask[row].tolist()
+            found = [list(group) for one, group in itertools.groupby(range(9), ones.__getitem__) if one]
+            turns += [(row, tokens, place == 0) for place, tokens in enumerate(found)]
+            counted += bool(found)
+        empty = len(outputs) - counted
+        for number, (row, tokens, first) in enumerate(turns or [(None, [], True)]):
+            assert runs.owner[at] == trajectory
+            assert runs.tokens(mask.double())[at] == len(tokens)
+            assert runs.outputs[at] == first + (number == 0) * (empty if turns else empty - 1)
+            assert all(spread[row, token] == per_turn[at] for token in tokens)
+            at += 1
+    assert at == len(runs.owner)
+    assert runs.outputs.sum() == len(rows.order)
+
+
+@EVERY
+def test_tokens_of_the_environment_change_nothing(name, config):
+    rng = np.random.default_rng(3)
+    uids = list("aaabbbcc")
+    turns = [2, 1, 3, 2, 2, 1, 3, 1]
+    masks = [[bit for _ in range(count) for bit in (*[1] * int(rng.integers(1, 4)), 0)] for count in turns]
+    longer = [[0] + [bit for one in mask for bit in ([1] if one else [0] * int(rng.integers(1, 6)))] for mask in masks]
+    fields = {
+        "a": texts([rng.choice([0.0, 1.0, 0.5], count).tolist() for count in turns]),
+        "b": rng.choice([0.0, 1.0], 8).tolist(),
+        "acc": rng.choice([0.0, 1.0], 8).tolist(),
+    }
+    config = config | {"rewards": config["rewards"] | {"by_turn": ["a"]}}
+    found = []
+    for each in (masks, longer):
+        settings = Settings.parse(config)
+        run = Run(name, settings, build(name, settings), state=started(config))
+        values = advantages(name, each, fields, uids, returned=("a", "b", "acc"), run=run)
+        found.append(([row[mask.bool()].tolist() for row, mask in zip(values, padded(each), strict=True)], run.metrics))
+    assert found[0] == found[1]
+    assert any(any(row) for row in found[0][0])
+
+
+@EVERY
+@given(rollout=rollouts(lengths=1))
+def test_with_one_turn_each_nothing_changes_to_the_last_bit(name, config, rollout):
+    plain = call(
+        name,
+        [0.0] * len(rollout.uids),
+        rollout.uids,
+        rollout.lengths,
+        config=config,
+        state=started(config),
+        components=components(rollout),
+    )
+    columns = components(rollout) | {"a": object_array([[entry] for entry in rollout.columns["a"]])}
+    config = config | {"rewards": config["rewards"] | {"by_turn": ["a"], "turn_discount": 0.3}}
+    found = call(
+        name,
+        [0.0] * len(rollout.uids),
+        rollout.uids,
+        rollout.lengths,
+        config=config,
+        state=started(config),
+        components=columns,
+    )
+    assert torch.equal(found.tensor, plain.tensor)
+
+
+@pytest.mark.parametrize("rejected", ["keep", "leave_out"])
+def test_a_rejected_response_keeps_its_turns_or_leaves(rejected):
+    """On the default trainer the turns are read before rollout correction empties a mask."""
+    config = {"rewards": CONFIG["rewards"] | {"rejected": rejected}}
+    settings = Settings.parse(config)
+    run = Run("drgrpo", settings, build("drgrpo", settings))
+    fields = {"tool": object_array(texts(TOOL)), "right": object_array(RIGHT)}
+    rewards = of_batch(fields, None, UIDS, padded(MASKS), run.needs, returned=["tool", "right"])
+    after = padded([MASKS[0], MASKS[1], [0] * 7, MASKS[3]])
+    with run.computing(rewards):
+        found, _ = estimator_function("drgrpo")(
+            token_level_rewards=torch.zeros(4, 7), response_mask=after, index=object_array(UIDS)
+        )
+    assert found[:2].any()
+    assert not found[2].any()
+    assert found[3, 0] == pytest.approx(0.125 if rejected == "keep" else 0.0)
+    assert run.metrics["advantage/rejected_rows"] == 1
+    assert run.metrics["advantage/turns"] == (7 / 4 if rejected == "keep" else 4 / 3)
+
+
+def test_lists_of_the_agent_loop_need_no_text():
+    found = advantages("drgrpo", MASKS, {"tool": TOOL, "right": RIGHT}, returned=("right",))
+    assert torch.equal(found, advantages("drgrpo", MASKS, {"tool": texts(TOOL), "right": RIGHT}))
+
+
+@pytest.mark.parametrize("lists", [[[1.0], [1.0], [0.0, 1.0], []], [[], [], [], []]])
+def test_a_missing_entry_at_the_end_is_0(lists):
+    full = [[*entries, *[0.0] * (len(turns) - len(entries))] for entries, turns in zip(lists, TOOL, strict=True)]
+    short = advantages("drgrpo", MASKS, {"tool": texts(lists), "right": RIGHT})
+    assert torch.equal(short, advantages("drgrpo", MASKS, {"tool": texts(full), "right": RIGHT}))
+
+
+def test_entries_that_are_not_scored_are_left_out():
+    assert math.isnan(json.loads(by_turn([math.nan]))[0])
+    lists = [[1.0, math.nan], [1.0], [0.0, 1.0, 1.0], [0.0]]
+    found = advantages("gdpo", MASKS, {"tool": texts(lists), "right": RIGHT})
+    assert torch.isfinite(found).all()
+    assert found.any()
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("[1.0, 0.0, 1.0]", ("'p'", "3 entries", "2 turns")),
+        (1.0, ("'p'", "by_turn([...])")),
+        ("1.0", ("'p'", "by_turn([...])")),
+        ("not a list", ("'p'", "by_turn([...])")),
+        ('["a"]', ("'p'", "by_turn([...])")),
+        ([1.0, 0.0], ("'p'", "by_turn([...])")),
+        (None, ("'p'", "by_turn([...])")),
+        ("[Infinity]", ("'p'", "finite")),
+    ],
+)
+def test_a_wrong_list_is_an_error_that_names_the_response(value, told):
+    with pytest.raises(DataError) as error:
+        advantages("drgrpo", MASKS, {"tool": [value, *texts(TOOL)[1:]], "right": RIGHT})
+    assert all(word in str(error.value) for word in (*told, "'tool'"))
+
+
+@pytest.mark.parametrize("value", ["[1.0, 0.0]", [1.0, 0.0]])
+def test_a_list_that_was_not_announced_is_an_error_that_says_how(value):
+    config = {"rewards": {"keys": ["tool", "right"]}}
+    with pytest.raises(DataError, match="by_turn"):
+        advantages("drgrpo", MASKS, {"tool": [value, *texts(TOOL)[1:]], "right": RIGHT}, config=config)
+
+
+def test_a_reward_that_does_not_exist_is_an_error():
+    with pytest.raises(ConfigurationError, match="by_turn"):
+        advantages("drgrpo", MASKS, {"right": RIGHT})
+
+
+def test_entries_of_a_response_that_was_cut_are_dropped_and_counted():
+    attention = torch.ones(4, 7, dtype=torch.int64)
+    attention[1, 3:] = attention[3, 1:] = 0
+    settings = Settings.parse(CONFIG)
+    run = Run("drgrpo", settings, build("drgrpo", settings))
+    fields = {"tool": ["[1.0, 0.0, 5.0, 5.0]", *texts(TOOL)[1:]], "right": RIGHT}
+    found = advantages("drgrpo", MASKS, fields, attention=attention, run=run)
+    assert torch.equal(found, advantages("drgrpo", MASKS, {"tool": texts(TOOL), "right": RIGHT}))
+    assert run.metrics["reward/tool/cut_entries"] == 2
+    fields["tool"][1] = "[1.0, 0.0]"  # its response was not cut
+    with pytest.raises(DataError, match="'p'"):
+        advantages("drgrpo", MASKS, fields, attention=attention)
+
+
+def test_metrics_show_turns():
+    settings = Settings.parse(CONFIG)
+    run = Run("drgrpo", settings, build("drgrpo", settings))
+    advantages("drgrpo", MASKS, {"tool": texts(TOOL), "right": RIGHT}, run=run)
+    assert run.metrics["advantage/turns"] == 7 / 4
+    assert run.metrics["advantage/single_turns"] == 3 / 7
+    assert [run.metrics[f"reward/tool/by_turn/{turn}/mean"] for turn in (1, 2, 3)] == [0.5, 0.5, 1.0]
+    assert run.metrics["reward/right/mean"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "setting"),
+    [
+        ({"rewards": {"keys": ["a"], "by_turn": ["b"]}}, "rewards.by_turn"),
+        ({"rewards": {"by_turn": ["b"]}}, "rewards.by_turn"),
+        ({"rewards": {"keys": ["a"], "turn_discount": 0.9}}, "turn_discount"),
+        ({"rewards": {"keys": ["a"], "by_turn": ["a"], "turn_discount": 1.5}}, "turn_discount"),
+        ({"rewards": {"keys": ["a"], "by_turn": ["a"], "token_scores": True}}, "token_scores"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(algorithm, setting):
+    with pytest.raises(ConfigurationError, match=setting):
+        Settings.parse(algorithm)
+
+
+def test_a_condition_may_hold_for_a_reward_by_turn():
+    conditions = {"tool": {"on": "right", "at_least": 1.0}}
+    config = CONFIG | {"gdpo": {"whiten": "none", "scale": "none", "conditions": conditions}}
+    found = advantages("gdpo", MASKS, {"tool": texts(TOOL), "right": RIGHT}, config=config)
+    kept = [entries if right else [0.0] * len(entries) for entries, right in zip(TOOL, RIGHT, strict=True)]
+    plain = CONFIG | {"gdpo": {"whiten": "none", "scale": "none"}}
+    wanted = advantages("gdpo", MASKS, {"tool": texts(kept), "right": RIGHT}, config=plain)
+    assert torch.equal(found, wanted)
+    batch = Batch.of([[1.0, 0.0]], ["p"], keys=("tool", "right"), turns=Turns.of_counts([1], (0,)))
+    assert build("gdpo", Settings.parse(config)).conditioned(batch).tolist() == [[0.0, 0.0]]
+
+
+class Sessions(OwnFit):
+    """Batches of the responses above, the first five tokens of each."""
+
+    def fit(self, steps: int) -> list[torch.Tensor]:
+        found = []
+        for self.global_steps in range(1, steps + 1):
+            tool = np.array(texts([TOOL[0], TOOL[1], TOOL[2][:2], TOOL[3]]))
+            data = data_of(UIDS, [5] * 4, RIGHT, {"right": object_array(RIGHT), "tool": tool})
+            data.batch["response_mask"] = padded(MASKS)[:, :5]
+            data.meta_info["reward_extra_keys"] = ["right", "tool"]
+            found.append(self.advantages(data).batch["advantages"])
+            ray_trainer.compute_data_metrics(data, use_critic=False)
+        return found
+
+
+@pytest.mark.parametrize("name", ["drgrpo", "hadw", "dgpo"])
+def test_a_dump_has_a_row_a_turn_and_compare_computes_the_same_from_it(name, tmp_path, capsys):
+    trainer = Sessions(
+        compose(
+            f"algorithm.adv_estimator={name}",
+            "+algorithm.rewards={keys:[right,tool],by_turn:[tool],turn_discount:0.5,accuracy_key:right}",
+            f"+algorithm.verl_ext.dump_dir={tmp_path}/dump",
+            *(["+algorithm.drgrpo.check_loss=False"] if name == "drgrpo" else []),
+        )
+    )
+    tensors = trainer.fit(3)
+    table = pandas.read_parquet(tmp_path / "dump/from-0-0/advantages-00000003-000.parquet")
+    assert table["uid"].tolist() == ["p", "p", "p", "q", "q", "q"]
+    assert table["turn"].tolist() == [1, 2, 1, 1, 2, 1]
+    assert table["raw/tool"].tolist() == [1, 0, 1, 0, 1, 0]
+    assert table["reward/tool"].tolist() == [1, 0, 1, 0.5, 1, 0]
+    assert table["reward/right"].tolist() == [0.5, 1, 0, 0, 0, 1]
+    assert table["tokens"].tolist() == [2, 1, 3, 1, 2, 1]
+    first = tensors[2][0]
+    assert table["advantage"].tolist()[:2] == pytest.approx([first[0].item(), first[3].item()], abs=1e-6)
+    given = [str(tmp_path / "dump"), name, "gdpo algorithm.gdpo.whiten=none", "--output", str(tmp_path / "out.parquet")]
+    assert main(["compare", *given]) == 0
+    out = capsys.readouterr().out
+    assert "equal those that the run recorded" in out
+    assert "18 turns of 12 trajectories" in out
+    assert pandas.read_parquet(tmp_path / "out.parquet")["turn"].tolist() == table["turn"].tolist() * 3
+    assert main(["compare", *given[:2], "algorithm.rewards.by_turn=[]"]) == 1
+    assert "by_turn" in "".join(capsys.readouterr())
