@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Set up an environment, make a tiny model and data, train with grpo and with gdpo, and compare the two in tables and
-# three pictures. Needs no GPU. Ctrl-C ends everything that it started.
+# two pictures. Needs no GPU. Ctrl-C ends everything that it started.
 set -euo pipefail
 here=$PWD
 cd "$(dirname "$0")/.."
@@ -10,7 +10,7 @@ usage() {
 Usage: scripts/quickstart.sh [options] [-- OVERRIDE...]
 
 Trains a model of 200 thousand parameters with verl (Ray, FSDP, rollout, reward, checkpoint) on the CPU, once with grpo
-and once with gdpo, and draws three pictures of the two. About four minutes on two cores, after the installation, if
+and once with gdpo, and draws two pictures of the two. About four minutes on two cores, after the installation, if
 10 GB of memory are free: then both trainings run at once. Otherwise longer. The environment and the task are reused.
 For other arms, models and settings see recipes/quickstart/README.md.
 
@@ -145,7 +145,7 @@ echo "What to see: the share of prompts from which a reward teaches nothing, bec
 
 say "3. What other estimators would have done with the answers of the grpo run"
 supervised "$python" -m verl_ext compare "$output/grpo/dump" gdpo dgpo drgrpo algorithm.rewards.accuracy_key=correctness \
-  algorithm.rewards.accuracy_threshold=2.9 --plot "$output/compare.png"
+  algorithm.rewards.accuracy_threshold=2.9
 echo "What to see: the share of the advantage that each reward explains. Under grpo format has little, under gdpo as much."
 
 echo "checkpoints: $output/grpo/checkpoints, $output/gdpo/checkpoints"

@@ -311,28 +311,6 @@ def test_a_folder_with_the_log_of_a_run_alone_is_refused(compare, tmp_path):
     assert says(compare(folder, "gdpo", status=1), "*.jsonl", "advantages-*.parquet")
 
 
-def test_the_picture_has_axes(compare, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, *path, **look: figures.append(self))
-    folder = made.rollouts(tmp_path / "r", made.entries(1), made.entries(2))
-    steps = "[weigh_and_sum,centre,scale_by_mad,whiten]"
-    compare(folder, "gdpo", steps, made.KEYS, "--plot", tmp_path / "a.png")
-    figure = figures[0]
-    figure.draw_without_rendering()
-    weight, explained, shares = figure.axes
-    assert weight.get_xticklabels()[0].get_text() == "0\n2"  # two groups without a right answer
-    assert explained.get_xlim()[1] > 1  # the last bar has a right edge
-    for axis in (explained.xaxis, shares.yaxis):
-        assert any(tick.get_text().endswith("%") for tick in axis.get_ticklabels())
-    assert shares.get_ylim()[1] >= 0.1
-    assert len(shares.containers) == 6  # bars and intervals of three estimators
-    (legend,) = figure.legends
-    assert says(legend.get_title().get_text(), "24 trajectories in 6 groups of 4", folder)
-
-
 def test_nothing_of_verl_is_imported(tmp_path):
     folder = made.rollouts(tmp_path / "r", made.entries())
     program = (

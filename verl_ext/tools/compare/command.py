@@ -17,11 +17,9 @@ from verl_ext.registry import INSTALLED
 from verl_ext.settings import Settings
 from verl_ext.tools.compare import variants
 from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, by_score, measure, normalised
-from verl_ext.tools.compare.picture import draw
 from verl_ext.tools.compare.read import read
 from verl_ext.tools.compare.rollouts import SUM, Rollouts
 from verl_ext.tools.compare.variants import GRPO, Outcome
-from verl_ext.tools.picture import save
 from verl_ext.tools.tables import Rows, plain
 
 AGAINST = (
@@ -55,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step", metavar="COLUMN", help="the column of the step; with --prompt alone all rows are one batch"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write every trajectory's advantages as parquet")
 
 
@@ -83,9 +80,6 @@ def compare(options: argparse.Namespace) -> int:
     lines = list(result.notes)
     for title, remark, rows in _tables(result):
         lines += ["", title, plain(rows), remark]
-    if options.plot is not None:
-        save(draw(result.labels, result.measures, result.level, result.keys, result.rollouts.summary), options.plot)
-        lines.append(f"picture: {options.plot}")
     if options.output is not None:
         _save(result, options.output)
         lines.append(f"advantages: {options.output}")
