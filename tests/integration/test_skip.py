@@ -177,7 +177,7 @@ def test_a_rank_without_the_package_is_named_and_not_waited_for(folder):
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_trainer_marks_its_updates_only(asked):
-    run = Run(settings=Settings.parse({"verl_ext": {"skip_zero_advantage": asked}}))
+    run = Run("grpo", Settings.parse({"verl_ext": {"skip_zero_advantage": asked}}), None)
     entries, marks = {"temperature": 1.0}, []
 
     def call():
