@@ -88,11 +88,21 @@ def test_a_call_inside_the_think_section_is_correct_but_not_in_the_format():
     assert score == {"format": 0, "correctness": 3, "score": 3}
 
 
-@pytest.mark.parametrize(("name", "names"), [('["f"]', None), ('{"f": 1}', None), ("1", 1 / 3), ("null", 1 / 3)])
-def test_a_name_that_is_no_text_is_counted_unless_it_is_a_list_or_an_object(name, names):
+@pytest.mark.parametrize("name", ['["f"]', '{"f": 1}', "1", "null"])
+def test_a_name_that_is_no_text_leaves_the_other_calls_readable_where_names_are_ordered(name):
+    """ToolRL's code compares ordered names as lists, and counts others, which it cannot for a list or an object."""
     answer = calls(F, f'{{"name": {name}, "parameters": {{"c": 2}}}}')
-    wanted = -3 if names is None else 6 * (names + 3 + 0) / 7 - 3  # one common name of three
+    assert correctness(TWO, answer, names="ordered") == pytest.approx(6 * (0 + 3 + 0) / 7 - 3)
+    counted = 1 / 3 if name in ("1", "null") else -3  # one common name of three
+    wanted = 6 * (counted + 3 + 0) / 7 - 3 if counted > 0 else -3
     assert correctness(TWO, answer) == pytest.approx(wanted)
+
+
+def test_ordered_names_count_only_in_order():
+    assert correctness(TWO, calls(G, F), names="ordered") == pytest.approx(6 * (0 + 3 + 3) / 7 - 3)
+    swapped = calls('{"name": "f", "parameters": {"b": "x", "a": 2}}')
+    assert correctness(ONE, swapped) == pytest.approx(6 * (1 + 1 + 1) / 4 - 3)
+    assert correctness(ONE, swapped, names="ordered") == pytest.approx(6 * (1 + 0 + 1) / 4 - 3)
 
 
 def test_the_range_of_correctness_is_a_setting():
