@@ -135,12 +135,12 @@ finish
 runs=("grpo=$output/grpo" "gdpo=$output/gdpo")
 say "1. The rewards"
 supervised "$python" -m verl_ext report "${runs[@]}" --window 5 --plot "$output/rewards.png" \
-  --title "quickstart, seed $seed" --metrics reward/correctness/mean reward/format/mean
+  --metrics reward/correctness/mean reward/format/mean
 echo "What to see: grpo learns the large reward, correctness, and neglects format; gdpo learns both."
 
 say "2. The groups"
 supervised "$python" -m verl_ext report "${runs[@]}" --window 5 --plot "$output/groups.png" \
-  --title "quickstart, seed $seed" --metrics reward/correctness/dead_groups reward/format/dead_groups
+  --metrics reward/correctness/dead_groups reward/format/dead_groups
 echo "What to see: the share of prompts from which a reward teaches nothing, because all answers earn the same."
 
 say "3. What other estimators would have done with the answers of the grpo run"

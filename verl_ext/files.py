@@ -48,12 +48,6 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def write(path: Path, text: str) -> None:
-    """Write a text file, and make its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
 def say(text: str, file: TextIO | None = None) -> None:
     r"""Print a text; names from files may hold control characters, which are escaped.
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that the script runs from every folder
-from verl_ext.files import write
 from verl_ext.tools.compare.read import read
 
 
@@ -76,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         print(text(path, summaries[str(path)]))
     if options.json is not None:
-        write(options.json, json.dumps(summaries, indent=2) + "\n")
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(summaries, indent=2) + "\n")
     return 0
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from markdown_table import markdown
 from simulate_policies import SEEDS, STUDIES
 from softmax_policies import BATCH, PROMPTS, STEPS, Arm, Condition, Learner, World, rates
 
-from verl_ext.tools.tables import Rows, markdown
+from verl_ext.tools.tables import Rows
 
 HOPELESS = np.arange(PROMPTS) % 2 == 1
 DROP = 8.0

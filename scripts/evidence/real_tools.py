@@ -25,11 +25,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from markdown_table import markdown
 
 from verl_ext.core.groups import Groups
 from verl_ext.tools.compare.measures import explained, normalised
 from verl_ext.tools.picture import COLOURS, dress
-from verl_ext.tools.tables import Rows, markdown
+from verl_ext.tools.tables import Rows
 
 HERE = Path(__file__).parent
 STORED = HERE / "real_tools.parquet"

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markdown_table import markdown
 from softmax_policies import CONSTANT, EVERY, SEQUENCE, TOKEN, Arm, Condition, Study, World, rates, train
 
 from verl_ext.tools.picture import COLOURS, dress
-from verl_ext.tools.tables import Rows, markdown
+from verl_ext.tools.tables import Rows
 
 PAGES = Path(__file__).parents[2] / "docs" / "pages"
 RESULTS = Path(__file__).with_name("estimators_compared.json")

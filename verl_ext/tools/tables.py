@@ -1,4 +1,4 @@
-"""Tables as text and as Markdown. A table is a list of rows of text, the header first."""
+"""Tables as text. A table is a list of rows of text, the header first."""
 
 from __future__ import annotations
 
@@ -16,15 +16,3 @@ def plain(rows: Rows) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * (sum(widths) + 2 * len(widths) - 2), *lines[1:]])
-
-
-def markdown(rows: Rows) -> str:
-    r"""Format the rows as a Markdown table.
-
-    >>> print(markdown([("a", "b"), ("1", "x|y")]))
-    | a | b |
-    |---|---|
-    | 1 | x\|y |
-    """
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])

@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 
 from verl_ext.errors import ConfigurationError, DataError, unknown
-from verl_ext.files import say, write
+from verl_ext.files import say
 from verl_ext.tools.lines import METRICS
 from verl_ext.tools.picture import save
-from verl_ext.tools.report.curves import Experiments, logged, panels, panels_of, rewards, rows, width_of
+from verl_ext.tools.report.curves import Experiments, logged, pictured, rewards, rows, width_of
 from verl_ext.tools.report.logs import Log, find_log, read_log
 from verl_ext.tools.report.plot import plot
-from verl_ext.tools.tables import markdown, plain
+from verl_ext.tools.tables import plain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,14 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="[NAME=]RUN",
-        help="the folder of a run, or the .jsonl log of verl's file logger; A+B are the parts of one run before and "
-        "after it was resumed; runs with the same NAME are seeds of one experiment (default: the name of the "
-        "log, of metrics.jsonl that of its folder)",
+        help="the folder of a run, or the .jsonl log of verl's file logger; runs with the same NAME are seeds of one "
+        "experiment (default: the name of the log, of metrics.jsonl that of its folder)",
     )
-    parser.add_argument("--metrics", nargs="+", metavar="METRIC", help="default: every reward, and related curves")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture with one panel per reward")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table as Markdown")
-    parser.add_argument("--title", help="heading of the picture")
+    parser.add_argument("--metrics", nargs="+", metavar="METRIC", help="default: every reward")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture with a panel per metric")
     parser.add_argument(
         "--smooth", type=int, default=5, help="steps averaged in each point of the picture (default: 5)"
     )
@@ -59,12 +56,8 @@ def report(options: argparse.Namespace) -> int:
     if any("not logged" in row for row in table):
         notes.append("not logged: algorithm.rewards.log=all logs every reward that the reward function returns")
     text = [plain(table), *notes]
-    if options.markdown is not None:
-        write(options.markdown, markdown(table) + "\n")
-        text.append(f"table: {options.markdown}")
     if options.plot is not None:
-        shown = panels_of(options.metrics) if options.metrics else panels(found)
-        save(plot(found, shown, options.smooth, options.title), options.plot)
+        save(plot(found, options.metrics or pictured(found), options.smooth), options.plot)
         text.append(f"picture: {options.plot}")
     say("\n".join(text))
     return 0
@@ -76,12 +69,10 @@ def _read(runs: list[str]) -> Experiments:
     read: set[tuple[str, Path]] = set()
     for run in runs:
         name, equals, rest = run.partition("=") if "=" in run and not Path(run).exists() else ("", "", run)
-        paths = [Path(rest)] if Path(rest).exists() else [Path(part) for part in rest.split("+")]
-        parts = [find_log(path) for path in paths]
-        log = parts[0].resolve()
+        log = find_log(Path(rest)).resolve()
         name = name or (log.parent.name if log.name == METRICS else log.stem)
         if (name in experiments and not equals) or (name, log) in read:
             raise ConfigurationError(f"{run}: {name} is there already: write NAME={rest} with a name of its own")
         read.add((name, log))
-        experiments.setdefault(name, []).append(read_log(parts))
+        experiments.setdefault(name, []).append(read_log(log))
     return experiments

@@ -1,9 +1,8 @@
-"""From logs to curves, to the figures of the table, and to the list of panels."""
+"""From logs to curves, to the figures of the table, and to the metrics of the picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verl_ext.tools.report.logs import Log
@@ -15,29 +14,13 @@ if TYPE_CHECKING:
 Experiments = Mapping[str, Sequence[Log]]
 """The logs of the runs of each name: seeds of one experiment."""
 
-
-@dataclass(frozen=True)
-class Panel:
-    """One plot: a curve for each name of the first metric, and thinner curves of the others."""
-
-    title: str
-    unit: str
-    metrics: tuple[str, ...]
-    share: bool = False
-    """Whether the values lie between 0 and 1."""
-    skip: int = 0
-    """Number of steps at the start to leave out."""
-
-
-_CAPABILITY, _DEAD = "/capability_posterior", "/dead_groups"
-_BESIDE = (
-    Panel("advantage: std", "std over responses", ("advantage/std",)),
-    Panel("advantage: largest and least", "advantage", ("critic/advantages/max", "critic/advantages/min")),
-    Panel("advantage: exactly 0", "share of responses", ("advantage/zero_share",), share=True),
-    Panel("length of a response", "tokens, batch mean", ("response_length/mean",)),
-    # The first step includes start-up.
-    Panel("time of a step, after the first", "seconds", ("timing_s/step",), skip=1),
-)
+_DEAD = "/dead_groups"
+_BESIDE = {
+    "advantage/std": "std over responses",
+    "advantage/zero_share": "share of responses",
+    "response_length/mean": "tokens, batch mean",
+}
+"""What a picture shows beside the rewards, with its unit."""
 
 
 def curve(logs: Sequence[Log], metric: str) -> pd.DataFrame | None:
@@ -60,10 +43,17 @@ def logged(experiments: Experiments) -> list[str]:
 
 
 def rewards(experiments: Experiments) -> list[str]:
-    """Return the metrics to show: the mean of each named reward, or verl's own score if there is none."""
+    """Return the mean of each named reward, or verl's own score if there is none."""
     metrics = logged(experiments)
     named = [name for name in metrics if name.startswith("reward/") and name.endswith("/mean") and name.count("/") == 2]
     return named or [name for name in ("critic/score/mean",) if name in metrics]
+
+
+def pictured(experiments: Experiments) -> list[str]:
+    """Return the metrics of the picture: the rewards, and what was logged of their dead groups and of `_BESIDE`."""
+    names, metrics = rewards(experiments), logged(experiments)
+    beside = [*(name.removesuffix("/mean") + _DEAD for name in names), *_BESIDE]
+    return names + [name for name in beside if name in metrics]
 
 
 def title(metric: str) -> str:
@@ -78,41 +68,11 @@ def title(metric: str) -> str:
     return parts[1] if len(parts) == 3 and parts[0] in ("reward", "critic") and parts[2] == "mean" else metric
 
 
-def panels(experiments: Experiments) -> list[Panel]:
-    """Return the panels of the rewards and of hadw, and others that all names logged and in which a curve moves."""
-    names, found = rewards(experiments), []
-    dead = panels_of([name.removesuffix("/mean") + _DEAD for name in names])
-    for metric in logged(experiments):
-        if metric.endswith(_CAPABILITY):
-            name = metric.removesuffix(_CAPABILITY)
-            both = (metric, f"{name}/batch_accuracy")
-            found.append(Panel(f"{name}: capability (thin: accuracy)", "mean accuracy", both, share=True))
-    shown = [panel for panel in (*dead, *_BESIDE) if _moves(experiments, panel.metrics[0])]
-    return [*panels_of(names), *found, *shown]
-
-
-def _moves(experiments: Experiments, metric: str) -> bool:
-    """Return whether all names have logged the metric, and it changes in some run by more than rounding."""
-    curves = [found for logs in experiments.values() if (found := curve(logs, metric)) is not None]
-    changed = [(found.max() - found.min() > 1e-6 * found.abs().max()).any() for found in curves]
-    return len(curves) == len(experiments) and any(changed)
-
-
-def panels_of(metrics: Sequence[str]) -> list[Panel]:
-    """Return a panel for each metric."""
-    units = {metric: panel.unit for panel in _BESIDE for metric in panel.metrics}
-    return [
-        Panel(title(metric), units.get(metric, _unit(metric)), (metric,), share=metric.endswith(_DEAD))
-        for metric in metrics
-    ]
-
-
-def _unit(metric: str) -> str:
-    if metric.startswith("timing_s/"):
-        return "seconds"
+def unit(metric: str) -> str:
+    """Return what the values of a metric are."""
     if metric.endswith(_DEAD):
         return "share of prompts"
-    return "reward, batch mean" if title(metric) != metric else "value"
+    return _BESIDE.get(metric, "reward, batch mean" if title(metric) != metric else "value")
 
 
 def width_of(experiments: Experiments, metrics: Sequence[str], asked: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,18 +39,17 @@ def find_log(run: Path) -> Path:
     return logs[0]
 
 
-def read_log(parts: Sequence[Path]) -> Log:
-    """Read the parts of one run in order. A step that is below the last one begins a resumed part, which counts."""
+def read_log(path: Path) -> Log:
+    """Read a log. A step that is below the last one begins a resumed part, which counts."""
     import pandas as pd
 
     kept: list[tuple[int, dict[str, float]]] = []
     resumed, torn = [], 0
-    lines = ((f"{part}:{number}", record) for part in parts for number, record in enumerate(json_lines(part), start=1))
-    for place, record in lines:
+    for number, record in enumerate(json_lines(path), start=1):
         if record is None or not {"step", "data"} <= record.keys():
             torn += 1
             continue
-        with reading(place):
+        with reading(f"{path}:{number}"):
             step, data = int(float(record["step"])), _numbers(record["data"])
         if kept and step < kept[-1][0]:
             kept = [old for old in kept if old[0] <= step]
@@ -59,10 +58,10 @@ def read_log(parts: Sequence[Path]) -> Log:
     table = pd.DataFrame([data for _, data in kept], index=[step for step, _ in kept], dtype=float)
     table = table.replace([float("inf"), -float("inf")], float("nan")).dropna(axis="columns", how="all")
     if table.empty:
-        raise DataError(f"{listed(parts)} holds no metrics of verl's file logger ({{'step': ..., 'data': {{...}}}})")
+        raise DataError(f"{path} holds no metrics of verl's file logger ({{'step': ..., 'data': {{...}}}})")
     notes = [f"resumed at step {', '.join(map(str, resumed[-5:]))}: the later values count"] if resumed else []
     notes += [f"{torn} unreadable line(s) left out"] if torn else []
-    return Log(parts[-1], table.groupby(level=0).last(), tuple(notes))
+    return Log(path, table.groupby(level=0).last(), tuple(notes))
 
 
 def _numbers(data: Mapping[str, Any]) -> dict[str, float]:

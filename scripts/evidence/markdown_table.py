@@ -1,0 +1,11 @@
+"""Tables of the pages."""
+
+from __future__ import annotations
+
+from verl_ext.tools.tables import Rows
+
+
+def markdown(rows: Rows) -> str:
+    """Format the rows, the header first, as a Markdown table."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
