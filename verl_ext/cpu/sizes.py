@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,53 +26,6 @@ COPIES_OF_LOGITS = 6
 """In the update, in fp32: logits, log-softmax, entropy and their gradients."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a language model that decide its memory."""
-
-    vocabulary: int
-    hidden: int
-    inner: int
-    layers: int
-    keys: int
-    """Numbers in the keys of one token and layer; its values are as many."""
-
-    @property
-    def bytes_per_token(self) -> float:
-        """Logits and activations of one token in the update, in fp32, without gradient checkpointing."""
-        return 4 * (COPIES_OF_LOGITS * self.vocabulary + self.layers * (12 * self.hidden + 4 * self.inner))
-
-    @property
-    def cache_per_token(self) -> float:
-        """Bytes of the keys and values of one token, in fp32."""
-        return 4 * 2 * self.layers * self.keys
-
-
-def sizes_of(config: Any) -> Sizes | None:
-    """The sizes in the model folder's config.json; None for a model on a hub, or one that names its sizes otherwise."""
-    file = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
-    if not file.is_file():
-        return None
-    values = json.loads(file.read_text(encoding="utf-8"))
-    values = values.get("text_config", values)
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    if not all(isinstance(values.get(name), int) for name in names):
-        return None
-    vocabulary, hidden, inner, layers, heads = (values[name] for name in names)
-    keys = (values.get("num_key_value_heads") or heads) * (values.get("head_dim") or hidden // heads)
-    return Sizes(vocabulary, hidden, inner, layers, keys)
-
-
-def ranks(config: Any) -> int:
-    """The number of training ranks. verl counts them as GPUs, also on the CPU."""
-    return int(config.trainer.n_gpus_per_node * config.trainer.nnodes)
-
-
-def whole_sequence(config: Any) -> int:
-    """Tokens of the longest prompt with its longest answer."""
-    return int(config.data.max_prompt_length + config.data.max_response_length)
-
-
 def fill(config: Any) -> None:
     """Set threads, tokens of a micro-batch and answers generated at once where the configuration leaves them open."""
     with open_dict(config):
@@ -83,26 +35,29 @@ def fill(config: Any) -> None:
             cores = len(os.sched_getaffinity(0))
             variables[THREADS] = os.environ.get(THREADS) or str(max(1, cores // config.trainer.n_gpus_per_node))
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+        tokens, answers = _what_fits(config)
         if actor.ppo_max_token_len_per_gpu is None:
-            actor.ppo_max_token_len_per_gpu = tokens_per_micro_batch(config)
+            actor.ppo_max_token_len_per_gpu = tokens
         if rollout.max_num_seqs is None:
-            rollout.max_num_seqs = answers_at_once(config) if rollout.name == "embedded" else MOST_ANSWERS
+            rollout.max_num_seqs = answers if rollout.name == "embedded" else MOST_ANSWERS
 
 
-def tokens_per_micro_batch(config: Any) -> int:
-    """As many as `MICRO_BATCH_BYTES` hold, at least one whole sequence, at most verl's default.
+def _what_fits(config: Any) -> tuple[int, int]:
+    """Tokens of a micro-batch, at least one whole sequence, and answers at their full length; at most verl's defaults.
 
-    A model on a hub gets verl's default: its sizes are not known before it is downloaded.
+    verl's defaults for a model on a hub, which is not downloaded yet, or one that names its sizes otherwise.
     """
-    sizes = sizes_of(config)
-    if sizes is None:
-        return MOST_TOKENS
-    return max(whole_sequence(config), min(MOST_TOKENS, int(MICRO_BATCH_BYTES / sizes.bytes_per_token)))
-
-
-def answers_at_once(config: Any) -> int:
-    """As many answers as `CACHE_BYTES` hold at their full length, at least one, at most verl's default."""
-    sizes = sizes_of(config)
-    if sizes is None:
-        return MOST_ANSWERS
-    return max(1, min(MOST_ANSWERS, int(CACHE_BYTES / (whole_sequence(config) * sizes.cache_per_token))))
+    file = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
+    values = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    values = values.get("text_config", values)
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    if not all(isinstance(values.get(name), int) for name in names):
+        return MOST_TOKENS, MOST_ANSWERS
+    vocabulary, hidden, inner, layers, heads = (values[name] for name in names)
+    # Bytes of a token in fp32: in the update without gradient checkpointing, and its keys and values.
+    update = 4 * (COPIES_OF_LOGITS * vocabulary + layers * (12 * hidden + 4 * inner))
+    keys = (values.get("num_key_value_heads") or heads) * (values.get("head_dim") or hidden // heads)
+    cache = 4 * 2 * layers * keys
+    sequence = int(config.data.max_prompt_length + config.data.max_response_length)
+    tokens = max(sequence, min(MOST_TOKENS, int(MICRO_BATCH_BYTES / update)))
+    return tokens, max(1, min(MOST_ANSWERS, int(CACHE_BYTES / (sequence * cache))))
