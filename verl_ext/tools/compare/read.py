@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from verl_ext.core.groups import Array
 from verl_ext.core.typed import make
 from verl_ext.errors import DataError, listed, reading, unknown
-from verl_ext.tools.compare.rollouts import ANSWERS, CHARACTERS, SCORE, SUM, TOKENS, Rollouts, Run, steps_from
+from verl_ext.tools.compare.rollouts import ANSWERS, CHARACTERS, SCORE, SUM, TOKENS, About, Rollouts
 from verl_ext.tools.lines import METRICS, json_lines
 
 if TYPE_CHECKING:
@@ -21,24 +20,6 @@ if TYPE_CHECKING:
 
 DUMPS = "advantages-*.parquet"
 TABLES = (".parquet", ".jsonl")
-
-
-@dataclass(frozen=True)
-class About:
-    """The metadata of a dump."""
-
-    step: int
-    update: int
-    estimator: str
-    algorithm: Mapping[str, Any]
-    loss_agg_mode: str
-    state: Mapping[str, Any] | None = None
-    version: str = ""
-
-    @property
-    def settings(self) -> tuple[str, Mapping[str, Any], str]:
-        """What all updates of a run should share."""
-        return self.estimator, self.algorithm, self.loss_agg_mode
 
 
 def read(path: Path, prompt: str | None = None, step: str | None = None) -> Rollouts:
@@ -74,35 +55,33 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
     import pyarrow
     import pyarrow.parquet
 
-    found: dict[tuple[int, int], tuple[Path, pd.DataFrame, About]] = {}
-    notes, again = [], set()
+    found: dict[tuple[int, int], tuple[pd.DataFrame, About]] = {}
+    notes = []
     for file in sorted(files, key=lambda file: (file.stat().st_mtime_ns, file)):
         try:
             table = pyarrow.parquet.read_table(file)
-            written = (table.schema.metadata or {})[b"verl_ext"]
+            metadata = (table.schema.metadata or {})[b"verl_ext"]
         except (OSError, KeyError, pyarrow.ArrowException) as error:
             notes.append(f"{file} is left out: {str(error).splitlines()[0]}")
             continue
         with reading(file):
-            about = make(About, json.loads(written), f"{file}: verl_ext")
-        update = about.step, about.update
-        again |= {update} & found.keys()
-        found[update] = file, table.to_pandas(), about
+            about = make(About, json.loads(metadata), f"{file}: verl_ext")
+        found[about.step, about.update] = table.to_pandas(), about
     if not found:
         raise DataError("\n".join([f"no {DUMPS} can be read in {path}", *notes]))
-    if again:
-        folders = listed({found[update][0].parent.name for update in again})
-        steps = steps_from(min(again)[0], max(again)[0])
-        notes.append(f"several folders hold {steps}: {len(again)} updates are taken from {folders}, written last")
     found = dict(sorted(found.items()))
-    frame = pd.concat([table for _, table, _ in found.values()], ignore_index=True)
+    frame = pd.concat([table for table, _ in found.values()], ignore_index=True)
+    written = {update: about for update, (_, about) in found.items()}
+    last = written[max(written)]
+    if others := sum(about.settings != last.settings for about in written.values()):
+        notes.append(f"{others} of {len(written)} updates had other settings than the last")
     keys = [name.partition("/")[2] for name in frame if name.startswith("reward/")]
     seen = {key: frame[f"reward/{key}"].astype(float) for key in keys}
     # A file of a run without conditions has only what the estimator saw: it saw the rewards as they were scored.
     raw = {key: frame.get(f"raw/{key}", values).fillna(values).to_numpy(float) for key, values in seen.items()}
     total = next(name for name in ("total", SCORE, "sum") if name not in seen)
     counts = {"lengths": TOKENS, "outputs": "outputs", "response_lengths": "response_tokens"}
-    run, more = _run({update: about for update, (_, _, about) in found.items()})
+    states = {update: about.state for update, about in written.items() if about.estimator == last.estimator}
     return Rollouts(
         path=path,
         table=frame,
@@ -111,18 +90,10 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
         seen={key: values.to_numpy() for key, values in seen.items()},
         counts={name: frame[column].to_numpy(float) for name, column in counts.items() if column in frame},
         unit=TOKENS,
-        run=run,
-        notes=(*notes, *more),
+        run=last,
+        states={update: state for update, state in states.items() if state},
+        notes=tuple(notes),
     )
-
-
-def _run(written: Mapping[tuple[int, int], About]) -> tuple[Run, list[str]]:
-    """Return the run that wrote the files, its settings as the last file has them, and what must be said about it."""
-    last = list(written.values())[-1]
-    others = sum(each.settings != last.settings for each in written.values())
-    said = [f"{others} of {len(written)} updates had other settings than the last"] if others else []
-    ours = {update: each for update, each in written.items() if each.estimator == last.estimator}
-    return Run(*last.settings, states={update: each.state for update, each in ours.items() if each.state}), said
 
 
 def _read_tables(path: Path, files: Sequence[Path], prompt: str | None, step: str | None) -> Rollouts:

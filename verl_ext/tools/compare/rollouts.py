@@ -27,15 +27,23 @@ SCORE_ALONE = (
 
 
 @dataclass(frozen=True)
-class Run:
-    """The run that wrote a dump."""
+class About:
+    """What the metadata of a dump say: of which update it is, and of which run."""
 
+    step: int
+    update: int
     estimator: str
     algorithm: Mapping[str, Any]
-    """Its section `algorithm`, as plain data."""
+    """The run's section `algorithm`, as plain data."""
     loss_agg_mode: str
-    states: Mapping[tuple[int, int], Any]
-    """The state of its estimator before each (step, update); empty for a stateless estimator."""
+    state: Mapping[str, Any] | None = None
+    """The state of its estimator before the update; None for a stateless estimator."""
+    version: str = ""
+
+    @property
+    def settings(self) -> tuple[str, Mapping[str, Any], str]:
+        """What all updates of a run should share."""
+        return self.estimator, self.algorithm, self.loss_agg_mode
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,10 @@ class Rollouts:
     """What the lengths count: tokens, characters, or answers if nothing is known of their length."""
     seen: Mapping[str, Array] = field(default_factory=dict)
     """In a dump: each reward as the run's estimator saw it."""
-    run: Run | None = None
+    run: About | None = None
+    """The last update of the run that wrote the dump."""
+    states: Mapping[tuple[int, int], Any] = field(default_factory=dict)
+    """The state of the run's estimator before each (step, update)."""
     notes: tuple[str, ...] = ()
     """What was left out or assumed."""
 

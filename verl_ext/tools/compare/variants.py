@@ -140,7 +140,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
     uids = rollouts.table["uid"].to_numpy()
     is_run = _is_the_run(variant, rollouts)
-    recorded = rollouts.run.states if rollouts.run is not None and is_run else {}
+    recorded = rollouts.states if is_run else {}
     state: Mapping[str, Any] = chain.init()
     advantages, seen = np.zeros(len(rewards)), rewards.copy()
     notes: dict[str, str] = {}
@@ -157,9 +157,6 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
         state, advantages[rows], seen[rows] = result.state, result.advantages, result.seen
         notes |= result.warnings
     said = [*notes.values(), *_odd(chain, rollouts, recorded=bool(recorded))]
-    differs = np.abs(np.nan_to_num(rewards) @ (own.weights or np.ones(len(keys))) - rollouts.rewards[rollouts.total])
-    if rollouts.run is None and (share := float((differs > _ROUNDING).mean())):
-        said.append(f"the weighted sum of its rewards is not {rollouts.total} in {share:.1%} of trajectories")
     if is_run:
         apart = float(np.abs(advantages - rollouts.table["advantage"].to_numpy(float)).max())
         same = "equal" if apart < _ROUNDING else f"differ by up to {apart:.3g} from"
