@@ -9,8 +9,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, entry_points, version
-from typing import Any
+from importlib.metadata import PackageNotFoundError, version
 
 from verl_ext import __version__
 from verl_ext.errors import ConfigurationError
@@ -75,19 +74,16 @@ def _checks() -> Iterator[Line]:
 
 
 def _plugin() -> Line:
-    points = [point for point in entry_points(group="verl.plugins") if point.value == PLUGIN]
-    policy = os.environ.get(POLICY, "auto").strip()
     if PLUGIN in sys.modules:
         return "ok", "verl loaded the plugin"
+    policy = os.environ.get(POLICY, "auto").strip()
     if policy.lower() != "auto":
         return _fail(f"{POLICY}={policy} keeps verl from loading the plugin", "unset it on every node")
-    if not points:
-        return _fail(f"no entry point in the group verl.plugins has the value {PLUGIN}", _INSTALL)
     try:
-        points[0].load()
+        importlib.import_module(PLUGIN)
     except Exception as error:  # noqa: BLE001 - report any failure, because verl hides it
         return _fail(f"the plugin cannot be imported: {error!r}", _REINSTALL)
-    return _fail("verl did not load the plugin although it can be imported", "this verl loads no plugins")
+    return _fail("verl did not load the plugin although it can be imported", _REINSTALL)
 
 
 def _hooks() -> Iterator[Line]:
@@ -121,10 +117,4 @@ def _registry() -> Iterator[Line]:
             continue
         ours = hasattr(function, hooks.MARK)
         missing = _fail(f"{name} is not registered", "see the plugin and the hooks above")
-        yield ("ok", f"{name} by verl_ext{_in_place_of(function)}") if ours else missing
-
-
-def _in_place_of(function: Any) -> str:
-    """Return which function of verl an estimator replaced; empty if none."""
-    replaced = getattr(function, "replaced", None)
-    return "" if replaced is None else f", in place of {replaced.__module__}.{replaced.__qualname__}"
+        yield ("ok", f"{name} by verl_ext") if ours else missing
