@@ -71,8 +71,8 @@ def load(name: str) -> Estimator:
         chain = getattr(module, name)
     except Exception as error:  # a module of another package may raise anything
         raise ConfigurationError(
-            f"the estimator {name!r} cannot be loaded from {ESTIMATORS[name]}: {type(error).__name__}: {error}; "
-            f"install its package again, or remove its entry point in the group {GROUP}"
+            f"the estimator {name!r} cannot be loaded: {type(error).__name__}: {error}; install its package again, or "
+            f"name a module with a function {name!r} in the group {GROUP}, found {ESTIMATORS[name]}"
         ) from error
     return Estimator(
         chain,

@@ -93,7 +93,7 @@ try:
     call_on_tensors("broken", **call)
 except ConfigurationError as error:
     print("BROKEN", error)
-main(["check", "+verl_ext=gdpo", "algorithm.rewards.keys=[acc]"])
+main(["check", "+verl_ext=gdpo", "algorithm.rewards.keys=[acc]", "actor_rollout_ref.rollout.n=8"])
 main(["check", "algorithm.adv_estimator=broken"])
 main(["check", "algorithm.adv_estimator=grpo"])
 main(["doctor"])
