@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="VARIANT",
         help="an estimator, with its settings in one quoted argument, as in 'gdpo algorithm.gdpo.scale=mad'; a list of "
-        "steps, as in '[weigh_and_sum,centre]'; `run`, the advantages that a dump recorded (default); or KEY=VALUE, "
-        "which holds for all. Settings that no argument names are those of the run, where a dump has them",
+        "steps, as in '[weigh_and_sum,centre]'; or KEY=VALUE, which holds for all. Settings that no argument names "
+        "are those of the run, where a dump has them",
     )
     parser.add_argument("--prompt", metavar="COLUMN", help="the column that is the same for answers to one prompt")
     parser.add_argument(
@@ -91,7 +91,7 @@ def _compared(found: Rollouts, arguments: list[str]) -> Comparison:
     compared, common = variants.parse(arguments, found)
     found = found.scored(common.rewards)
     outcomes = [variants.outcome(variant, found) for variant in compared]
-    named = [key for each in outcomes[1:] for key in each.variant.settings.rewards.keys or found.seen]
+    named = [key for each in outcomes[1:] for key in each.variant.settings.rewards.keys or ()]
     keys = tuple(dict.fromkeys(named)) or (found.total,)
     level, more = _level(found, common)
     raw = {key: found.reward(key, "algorithm.rewards.keys") for key in keys}

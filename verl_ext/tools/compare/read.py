@@ -71,27 +71,23 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
         raise DataError("\n".join([f"no {DUMPS} can be read in {path}", *notes]))
     found = dict(sorted(found.items()))
     frame = pd.concat([table for table, _ in found.values()], ignore_index=True)
-    written = {update: about for update, (_, about) in found.items()}
-    last = written[max(written)]
-    if others := sum(about.settings != last.settings for about in written.values()):
-        notes.append(f"{others} of {len(written)} updates had other settings than the last")
+    last = found[max(found)][1]
+    if others := sum(about.settings != last.settings for _, about in found.values()):
+        notes.append(f"{others} of {len(found)} updates had other settings than the last")
     keys = [name.partition("/")[2] for name in frame if name.startswith("reward/")]
     seen = {key: frame[f"reward/{key}"].astype(float) for key in keys}
     # A file of a run without conditions has only what the estimator saw: it saw the rewards as they were scored.
     raw = {key: frame.get(f"raw/{key}", values).fillna(values).to_numpy(float) for key, values in seen.items()}
     total = next(name for name in ("total", SCORE, "sum") if name not in seen)
     counts = {"lengths": TOKENS, "outputs": "outputs", "response_lengths": "response_tokens"}
-    states = {update: about.state for update, about in written.items() if about.estimator == last.estimator}
     return Rollouts(
         path=path,
         table=frame,
         rewards=raw | {total: frame["total"].to_numpy(float)},
         total=total,
-        seen={key: values.to_numpy() for key, values in seen.items()},
         counts={name: frame[column].to_numpy(float) for name, column in counts.items() if column in frame},
         unit=TOKENS,
         run=last,
-        states={update: state for update, state in states.items() if state},
         notes=tuple(notes),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,6 @@ class About:
     """The run's section `algorithm`, as plain data."""
     loss_agg_mode: str
     state: Mapping[str, Any] | None = None
-    """The state of its estimator before the update; None for a stateless estimator."""
     version: str = ""
 
     @property
@@ -61,12 +60,8 @@ class Rollouts:
     """`[N]` each, named as in `Batch.of`: `lengths`, and `outputs` and `response_lengths` where they are known."""
     unit: str
     """What the lengths count: tokens, characters, or answers if nothing is known of their length."""
-    seen: Mapping[str, Array] = field(default_factory=dict)
-    """In a dump: each reward as the run's estimator saw it."""
     run: About | None = None
     """The last update of the run that wrote the dump."""
-    states: Mapping[tuple[int, int], Any] = field(default_factory=dict)
-    """The state of the run's estimator before each (step, update)."""
     notes: tuple[str, ...] = ()
     """What was left out or assumed."""
 

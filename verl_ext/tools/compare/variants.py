@@ -15,12 +15,12 @@ from verl_ext.core.groups import Array
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, listed, unknown
 from verl_ext.estimators import build
-from verl_ext.registry import ESTIMATORS, INSTALLED, used
+from verl_ext.registry import ESTIMATORS, INSTALLED
 from verl_ext.settings import RewardsSettings, Settings
 from verl_ext.tools.arguments import parse_settings
 from verl_ext.tools.compare.rollouts import TOKENS, Rollouts
 
-GRPO, RUN = "grpo", "run"
+GRPO = "grpo"
 _SETTING = re.compile(r"\s+(?=[+~]*[\w.@/]+=)")
 """Where a setting begins. Spaces inside `[...]` and `{...}` are followed by no `KEY=`."""
 _ROUNDING = 1e-4
@@ -40,8 +40,7 @@ class Variant:
     text: str
     """As the user wrote it."""
     settings: Settings
-    chain: Chain | None
-    """None for `run`: the advantages that the run recorded."""
+    chain: Chain
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,6 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
             named.append(("compose", [f"algorithm.compose.steps={first}", *own], argument))
         else:
             named.append((first, own, argument))
-    if not named and "advantage" in rollouts.table:
-        named = [(RUN, [], RUN)]
     if not named:
         raise ConfigurationError(f"name an estimator to compare with grpo: {listed(INSTALLED)}, or a list in [...]")
     common = settings_of(rollouts, shared)
@@ -99,14 +96,9 @@ def settings_of(rollouts: Rollouts, overrides: Sequence[str] = ()) -> Settings:
     return replace(parse_settings(overrides, algorithm, run.loss_agg_mode), kl_in_reward=False)
 
 
-def _chain(name: str, settings: Settings, rollouts: Rollouts) -> Chain | None:
-    if name == RUN:
-        if "advantage" not in rollouts.table:
-            raise ConfigurationError("`run` needs recorded advantages, which algorithm.verl_ext.dump_dir writes")
-        return None
+def _chain(name: str, settings: Settings, rollouts: Rollouts) -> Chain:
     if name not in ESTIMATORS:
-        valid = unknown("estimator", name, (*ESTIMATORS, RUN))
-        raise ConfigurationError(f"{valid}, or a list of steps in [...]")
+        raise ConfigurationError(f"{unknown('estimator', name, ESTIMATORS)}, or a list of steps in [...]")
     chain = build(name, settings)
     if chain.per_reward and settings.rewards.keys is None:
         raise ConfigurationError(
@@ -127,24 +119,15 @@ def _label(name: str, own: Sequence[str], at: int, settings: Settings) -> str:
 def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     """Compute the advantages update by update: an estimator may carry state from one to the next."""
     chain, own = variant.chain, variant.settings.rewards
-    if chain is None:
-        return Outcome(
-            variant,
-            rollouts.table["advantage"].to_numpy(float),
-            rollouts.seen,
-            ("run: the advantages that were recorded",),
-        )
     keys = own.keys or (rollouts.total,)
     rewards = np.stack([rollouts.reward(key, "algorithm.rewards.keys") for key in keys], axis=1)
     by_turn = _by_turn(own, keys, rollouts)
     accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
     uids = rollouts.table["uid"].to_numpy()
-    is_run = _is_the_run(variant, rollouts)
-    recorded = rollouts.states if is_run else {}
     state: Mapping[str, Any] = chain.init()
     advantages, seen = np.zeros(len(rewards)), rewards.copy()
     notes: dict[str, str] = {}
-    for update, rows in rollouts.updates.items():
+    for rows in rollouts.updates.values():
         batch = Batch.of(
             rewards[rows],
             uids[rows].tolist(),
@@ -153,14 +136,14 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
             accuracy=None if accuracies is None else accuracies[rows],
             **{name: values[rows] for name, values in rollouts.counts.items()},
         )
-        result = chain(batch, recorded.get(update, state))
+        result = chain(batch, state)
         state, advantages[rows], seen[rows] = result.state, result.advantages, result.seen
         notes |= result.warnings
-    said = [*notes.values(), *_odd(chain, rollouts, recorded=bool(recorded))]
-    if is_run:
+    said = [*notes.values(), *_odd(chain, rollouts)]
+    if rollouts.run is not None and rollouts.run.estimator == variant.name:
         apart = float(np.abs(advantages - rollouts.table["advantage"].to_numpy(float)).max())
         same = "equal" if apart < _ROUNDING else f"differ by up to {apart:.3g} from"
-        said.append(f"with the run's settings its advantages {same} those that the run recorded")
+        said.append(f"its advantages {same} those that the run recorded")
     named = tuple(f"{variant.label}: {text}" for text in said)
     return Outcome(variant, advantages, dict(zip(keys, seen.T, strict=True)), named)
 
@@ -176,25 +159,9 @@ def _by_turn(own: RewardsSettings, keys: Sequence[str], rollouts: Rollouts) -> t
     return tuple(at for at, key in enumerate(keys) if key in recorded)
 
 
-def _is_the_run(variant: Variant, rollouts: Rollouts) -> bool:
-    """Return whether a variant is the estimator of the run, with the run's settings."""
-    run, given = rollouts.run, variant.settings
-    if run is None or run.estimator != variant.name or variant.name not in INSTALLED:
-        return False
-    names = used(variant.name, given)
-
-    def read(settings: Settings) -> Settings:
-        sections = {name: section for name, section in settings.estimators.items() if name in names}
-        return replace(settings, estimators=sections, kl_in_reward=False)
-
-    return read(given) == read(parse_settings((), run.algorithm, run.loss_agg_mode))
-
-
-def _odd(chain: Chain, rollouts: Rollouts, *, recorded: bool) -> Iterator[str]:
+def _odd(chain: Chain, rollouts: Rollouts) -> Iterator[str]:
     """Say which numbers may not be those of a run."""
-    if chain.stateful and recorded:
-        yield "its history is the one that the dump recorded before each update"
-    elif chain.stateful:
+    if chain.stateful:
         gaps = f"; steps {rollouts.gaps} are missing, so it is not that of a run" if rollouts.gaps else ""
         yield f"its history begins with these rollouts{gaps}"
     by_tokens = any(getattr(step, "over", None) == "token" for step in chain.steps)
