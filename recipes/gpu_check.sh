@@ -5,7 +5,7 @@
 #   MODEL=data/quickstart/model recipes/gpu_check.sh cpu    # the same without a GPU, for a tiny model
 #
 # MODEL is Qwen/Qwen2.5-0.5B-Instruct by default, for which a card of 24 GB and 12 GB of disk should do. Data that are not
-# in this folder's data/ are made or downloaded. Without flash-attn add the two settings of docs/pages/gpu.md.
+# in this folder's data/ are made or downloaded. Without flash-attn add the two settings of the page On a GPU.
 set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python}
