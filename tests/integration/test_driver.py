@@ -1,4 +1,4 @@
-"""verl's own command line: what is wrong stops it in the driver, before Ray starts."""
+"""verl's own command lines: what is wrong stops them in the driver, before Ray starts."""
 
 from __future__ import annotations
 
@@ -15,23 +15,19 @@ def main_ppo(folder: Path, *arguments: str, program: str = "verl.trainer.main_pp
     return fresh.run(program, *arguments, module=True, folder=folder, timeout=180)
 
 
+SEARCH = "hydra.searchpath=[pkg://verl.trainer.config]"
+# With V1 see `checks/test_command`. The fully asynchronous trainer never calls verl's own check.
 PROGRAMS = {
-    "trainer.main_ppo": "trainer.use_v1=False",
-    "experimental.one_step_off_policy.main_ppo": "hydra.searchpath=[pkg://verl.trainer.config]",
-    "experimental.fully_async_policy.fully_async_main": "hydra.searchpath=[pkg://verl.trainer.config]",
+    "trainer.main_ppo": ("trainer.use_v1=False", "algorithm.adv_estimator=gdop", ("'gdop'", "did you mean 'gdpo'")),
+    "experimental.one_step_off_policy.main_ppo": (SEARCH, "algorithm.adv_estimator=dgpo", ("dgpo", "separate_async")),
+    "experimental.fully_async_policy.fully_async_main": (SEARCH, "+verl_ext=hadw", ("hadw", "separate_async")),
 }
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_entry_point_stops_before_ray_starts(tmp_path: Path, program: str) -> None:
-    """With V1 see `checks/test_command`. The fully asynchronous one never calls verl's own check."""
-    done = main_ppo(
-        tmp_path,
-        PROGRAMS[program],
-        "algorithm.adv_estimator=gdop",
-        f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray",
-        program=f"verl.{program}",
-    )
+    *arguments, told = PROGRAMS[program]
+    done = main_ppo(tmp_path, *arguments, f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray", program=f"verl.{program}")
     assert done.returncode == 1
-    assert says(done.stderr, "'gdop'", "did you mean 'gdpo'")
+    assert says(done.stderr, *told), done.stderr
     assert not (tmp_path / "ray").exists()
