@@ -8,7 +8,8 @@ answers (`stand_ins.Client`), log-probabilities, and the actor's update, which r
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,15 +270,26 @@ class Pipeline:
         before_advantage: Callable[[Any], None] | None = None,
     ) -> Result:
         """Train, as far as there is anything to train."""
-        for partition, keys in (tq.kv_list() or {}).items():  # what a run that failed has left
-            if keys:
-                tq.kv_clear(partition_id=partition, keys=list(keys))
+        self.clear()  # what a run that failed has left
         log = self.folder / "metrics.jsonl"
         with mock.patch.dict(os.environ, VERL_FILE_LOGGER_PATH=str(log)):
             trainer = recording(cls)(self.config(scene, *overrides, prompts=prompts))
             trainer.prepare(before_advantage)
             trainer.fit(self.agents)
         return Result(trainer, metrics_of(log))
+
+    def clear(self) -> None:
+        """Empty verl's queue."""
+        for partition, keys in (tq.kv_list() or {}).items():
+            if keys:
+                tq.kv_clear(partition_id=partition, keys=list(keys))
+
+    @contextmanager
+    def empty(self) -> Iterator[None]:
+        """An empty queue for a block."""
+        self.clear()
+        yield
+        self.clear()
 
     def close(self) -> None:
         tq.close()

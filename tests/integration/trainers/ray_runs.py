@@ -84,11 +84,11 @@ class OwnFit(Base):
             batch() if data is None else data, adv_estimator=algorithm.adv_estimator, config=algorithm
         )
 
-    def fit(self, steps: int) -> list[tuple[DataProto, dict[str, Any]]]:
+    def fit(self, steps: int = 1, data: DataProto | None = None) -> list[tuple[DataProto, dict[str, Any]]]:
         done = []
         for _ in range(steps):
-            data = self.advantages()
-            done.append((data, ray_trainer.compute_data_metrics(data, use_critic=False)))
+            computed = self.advantages() if data is None else self.advantages(data)
+            done.append((computed, ray_trainer.compute_data_metrics(computed, use_critic=False)))
         return done
 
 

@@ -1,0 +1,141 @@
+"""verl's default trainer gives what the core gives, on drawn batches with padding and sessions of several outputs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import transfer_queue
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import NonTensorStack, TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.core_algos import FixedKLController
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from tests.integration.pipeline import Pipeline
+from tests.integration.trainers.drawn import CASES, WIDTH, Drawn, assert_same, batches, by_core, config_for
+from verl_ext.integration import hooks
+from verl_ext.integration.default_trainer import DefaultTrainer
+
+PARTITION = "train"
+
+
+class Light(PPOTrainer):
+    """verl's trainer, with what its advantage step reads."""
+
+    def __init__(self, config: Any) -> None:
+        self.config, self.global_steps = config, 1
+        self.kl_ctrl_in_reward = FixedKLController(1.0)
+
+    def on_step_end(self) -> None: ...
+
+    def on_sample_end(self) -> None: ...
+
+
+class Queue:
+    """The two functions of TransferQueue that the advantage step calls, in this process."""
+
+    def __init__(self) -> None:
+        self.rows: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+
+    def kv_batch_put(self, keys: Sequence[str], partition_id: str, fields: TensorDict, **_other: Any) -> KVBatchMeta:
+        for name in fields.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
+            column = fields[name]
+            values = column.unbind() if isinstance(column, torch.Tensor) else list(column)
+            for key, value in zip(keys, values, strict=True):
+                self.rows[key][name] = value
+        return KVBatchMeta(keys=list(keys), tags=[{} for _ in keys], partition_id=partition_id)
+
+    def kv_batch_get(self, keys: Sequence[str], partition_id: str, select_fields: Sequence[str]) -> TensorDict:
+        rows = [self.rows[key] for key in keys]
+        found = {}
+        for name in select_fields:
+            if all(name in row for row in rows):
+                values = [row[name] for row in rows]
+                found[name] = nested(values) if isinstance(values[0], torch.Tensor) else NonTensorStack(*values)
+        return TensorDict(found, batch_size=len(keys))
+
+
+@contextmanager
+def in_this_process() -> Iterator[None]:
+    own = Queue()
+    with mock.patch.multiple(transfer_queue, kv_batch_put=own.kv_batch_put, kv_batch_get=own.kv_batch_get):
+        yield
+
+
+def nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def fields_of(drawn: Drawn) -> dict[str, Any]:
+    extra = [
+        {"reward_extra_info": {key: float(column[row]) for key, column in drawn.columns.items()}}
+        for row in range(len(drawn.prompt))
+    ]
+    kl = torch.from_numpy(drawn.kl).float()[:, None].expand(-1, WIDTH)
+    tokens = {
+        "response_mask": drawn.mask,
+        "rm_scores": drawn.ends(drawn.score),
+        "token_level_scores_process": drawn.process_field,
+        "old_log_probs": kl,
+        "ref_log_prob": torch.zeros_like(kl),
+    }
+    lengths = drawn.length.tolist()
+    return {
+        "uid": NonTensorStack(*drawn.uids),
+        "data_source": NonTensorStack(*drawn.source),
+        "extra_fields": NonTensorStack(*extra),
+        **{
+            name: nested([row[:length] for row, length in zip(field, lengths, strict=True)])
+            for name, field in tokens.items()
+        },
+    }
+
+
+def step(trainer: Any, drawn: Drawn) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The advantages and the metrics of a batch that is put into the queue."""
+    tags = [{"is_padding": True} if prompt < 0 else {} for prompt in drawn.prompt]
+    batch = KVBatchMeta(keys=drawn.names, tags=tags, partition_id=PARTITION)
+    fields = TensorDict(fields_of(drawn), batch_size=len(drawn.prompt))
+    transfer_queue.kv_batch_put(keys=drawn.names, partition_id=PARTITION, fields=fields, tags=tags)
+    metrics: dict[str, Any] = {}
+    trainer._compute_advantage(batch, metrics)
+    after = transfer_queue.kv_batch_get(keys=drawn.names, partition_id=PARTITION, select_fields=["advantages"])
+    padded = after["advantages"].to_padded_tensor(0.0)
+    return torch.nn.functional.pad(padded, (0, WIDTH - padded.shape[1])), metrics
+
+
+def check(case: str, run: list[Drawn], empty: Callable[[], Any]) -> None:
+    """Compare trainer and core over the batches of a run, each in an empty queue."""
+    name, algorithm = CASES[case]
+    trainer: Any = hooks.under(DefaultTrainer, Light)(config_for(name, algorithm))
+    state = None
+    for drawn in run:
+        with empty():
+            found, metrics = step(trainer, drawn)
+        wanted = by_core(name, algorithm, drawn, state)
+        state = state if wanted[1] is None else wanted[1].state
+        assert_same(name, drawn, found, metrics, wanted)
+        assert trainer._verl_ext.state == state
+
+
+RUNS = st.lists(batches(sessions=True), min_size=2, max_size=2)
+
+
+@pytest.mark.parametrize("case", CASES)
+@settings(max_examples=10)
+@given(run=RUNS)
+def test_the_trainer_gives_what_the_core_gives(case: str, run: list[Drawn]) -> None:
+    check(case, run, in_this_process)
+
+
+@settings(max_examples=3)
+@given(case=st.sampled_from(sorted(CASES)), run=RUNS)
+def test_so_it_does_over_verls_queue(pipeline: Pipeline, case: str, run: list[Drawn]) -> None:
+    check(case, run, pipeline.empty)
