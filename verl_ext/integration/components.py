@@ -194,7 +194,7 @@ def of_batch(
     return Components(
         rows=rows,
         runs=Runs.of(mask, rows) if needs.by_turn else None,
-        longest=needs.longest or mask.shape[1],
+        longest=needs.longest or mask.shape[-1],
         labels=uids if rows.plain else rows.labels(uids),
         groups=groups if rows.plain else None,
         token_scores={name: total(TOKEN_FIELD + name) for name in needs.names if TOKEN_FIELD + name in present},
