@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 
 from verl_ext.core.chain import State
 from verl_ext.core.rows import Rows
 from verl_ext.estimators import build
 from verl_ext.integration.advantage import estimator_function
-from verl_ext.integration.checks.read import read_settings
 from verl_ext.integration.components import of_batch
 from verl_ext.integration.run import Run
+from verl_ext.settings import Settings
 
 
 @dataclass
@@ -70,7 +69,7 @@ def call_on_tensors(
 ) -> Call:
     """Call it in a fresh run unless one is given; with `rows` the run knows of padding and sessions."""
     if run is None:
-        settings = read_settings(OmegaConf.create(dict(config or {})))
+        settings = Settings.parse(dict(config or {}))
         run = Run(name, settings, build(name, settings), state=state)
     found = of_batch(components, batch, list(uids), mask, run.needs)
     if rows is not None:

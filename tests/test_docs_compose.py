@@ -48,7 +48,7 @@ def test_a_fifth_estimator_as_the_page_writes_it(my_steps):
     check_run(config)
     from verl_ext.integration.checks.read import read_settings
 
-    found = build("compose", read_settings(config.algorithm))(BATCH).advantages
+    found = build("compose", read_settings(config))(BATCH).advantages
     columns = [reference.over_std(list(column), UIDS, 1e-6) for column in zip(*ROWS, strict=True)]
     total = reference.weighted_total(columns, [1.0, 1.0])
     assert max(map(abs, total)) > 1.5  # or nothing would be clipped

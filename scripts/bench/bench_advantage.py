@@ -70,9 +70,9 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
 
     from verl_ext.estimators import build
     from verl_ext.integration.advantage import estimator_function
-    from verl_ext.integration.checks.read import read_settings
     from verl_ext.integration.components import of_batch
     from verl_ext.integration.run import Run
+    from verl_ext.settings import Settings
 
     rewards, mask, uids = given["token_level_rewards"], given["response_mask"], given["index"]
     scores = torch.rand(len(mask))
@@ -97,7 +97,7 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
 
     def in_a_trainer(name: str) -> Callable[[], object]:
         """One of ours as a trainer calls it: the settings are read once per run."""
-        settings = read_settings(algorithm(name))
+        settings = Settings.parse(OmegaConf.to_container(algorithm(name)))
         run = Run(name, settings, build(name, settings))
         function = call(estimator_function(name), name)
 

@@ -99,14 +99,6 @@ def test_a_component_must_have_one_entry_a_row(size):
         call("gdpo", [0.0] * 4, UIDS, config=GDPO, components=fields(y=np.zeros(size)))
 
 
-def test_gdpo_without_keys_lists_what_the_samples_have():
-    columns = fields(uid=object_array(UIDS), note=["a", "b", "c", "d"])
-    with pytest.raises(ConfigurationError) as error:
-        gdpo(config={}, components=columns)
-    assert says(error.value, "gdpo", "algorithm.rewards.keys=[...]", "'acc', 'score', 'x', 'y'")
-    assert not says(error.value, "'note'")
-
-
 def test_a_key_that_no_sample_has_suggests_the_nearest():
     config = {"rewards": {"keys": ["x", "acuracy"]}}
     columns = {"x": np.array(X), "accuracy": np.array(Y)}

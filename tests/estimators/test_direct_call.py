@@ -7,7 +7,6 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from tests.calls import call, call_on_tensors, metrics_of, tensors
 from tests.estimators.small import UIDS, X, config_for, fields
@@ -16,7 +15,6 @@ from verl_ext import Settings, build
 from verl_ext.core.rows import Rows
 from verl_ext.errors import DataError, IntegrationError
 from verl_ext.integration.advantage import estimator_function
-from verl_ext.integration.checks.read import read_settings
 from verl_ext.integration.components import of_batch
 from verl_ext.integration.run import Run
 from verl_ext.registry import INSTALLED
@@ -46,12 +44,6 @@ def test_a_call_while_no_trainer_computes_is_refused_and_says_how_code_of_ones_o
     for state in (nullcontext(), run.computing(rewards)):
         with state, pytest.raises(IntegrationError, match=facts(f"'{name}'", f"build('{name}', settings)")):
             estimator_function(name)(**given)
-
-
-def test_the_loss_is_read_from_the_configuration_around_the_section():
-    whole = OmegaConf.create({"algorithm": {}, "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-sum"}}})
-    for config, loss in ((whole.algorithm, "token-sum"), (OmegaConf.create({}), "token-mean")):
-        assert read_settings(config).loss_agg_mode == loss
 
 
 @EVERY

@@ -18,7 +18,7 @@ from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics
 from verl_ext.core.rows import broadcast, float_mask, row_sums, scores
 from verl_ext.core.state import plain_state
 from verl_ext.core.turns import Turns
-from verl_ext.errors import ConfigurationError, DataError, IntegrationError, listed
+from verl_ext.errors import DataError, IntegrationError
 from verl_ext.integration import checkpoint, dump, hooks
 from verl_ext.integration.components import SCORE, SOURCE, Components
 from verl_ext.integration.run import Run, current
@@ -118,11 +118,6 @@ def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Ar
     `total` `[N]` is the score with the KL term, if there is one; `tokens` `[M]` are those that count in the loss.
     """
     keys, score, lengths = run.settings.rewards.keys, rewards.score, rewards.response_lengths
-    if keys is None and chain.per_reward:
-        raise ConfigurationError(
-            f"{run.name} normalises each reward separately and needs their names: set 'algorithm.rewards.keys=[...]' "
-            f"(or '+algorithm.gdpo_reward_keys=[...]'); the samples have {listed(rewards.names())}"
-        )
     if score is None:
         raise DataError(
             "algorithm.use_kl_in_reward=True needs the scores before KL: pass them as batch['token_level_scores']"

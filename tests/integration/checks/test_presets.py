@@ -33,7 +33,7 @@ def test_a_preset_brings_the_loss_of_its_paper() -> None:
     actor = config.actor_rollout_ref.actor
     assert (actor.loss_agg_mode, actor.use_kl_loss) == ("seq-mean-token-sum-norm", False)
     assert actor.loss_scale_factor == config.data.max_response_length
-    assert read_settings(config.algorithm) == Settings(loss_agg_mode="seq-mean-token-sum-norm")
+    assert read_settings(config) == Settings(loss_agg_mode="seq-mean-token-sum-norm")
     assert judge(config).errors == ()
 
 

@@ -58,7 +58,7 @@ def judge(config: Any) -> Verdict:
     complaints: list[Complaint] = []
     settings, chain = None, None
     try:
-        settings = read_settings(config.algorithm)
+        settings = read_settings(config)
         chain = build(name, settings) if name in INSTALLED else None
     except ConfigurationError as error:
         # Of a run without this package only verl's entries are read, in which verl may take other values.

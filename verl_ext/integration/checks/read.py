@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, reading
@@ -50,22 +50,14 @@ class RunConfig:
         return select(self.config, path)
 
 
-def read_settings(algorithm: Any) -> Settings:
-    """Read the settings of an `algorithm` section: a DictConfig, a mapping, or None.
-
-    The actor's loss comes from the whole configuration if the section is part of one.
-    """
-    loss = select(algorithm._get_root(), f"{ACTOR}.loss_agg_mode") if isinstance(algorithm, DictConfig) else None
-    return Settings.parse(read_entries(algorithm), loss_agg_mode=str(loss or Settings.loss_agg_mode))
-
-
-def read_entries(algorithm: Any) -> dict[str, Any]:
-    """Return those entries of an `algorithm` section that this package reads, without interpolations."""
-    values = {}
+def read_settings(config: Any) -> Settings:
+    """Read the settings of a whole configuration of verl's, without interpolations."""
+    algorithm = {}
     for name in entries():
         with reading(f"algorithm.{name}", ConfigurationError):
-            values[name] = resolved((algorithm or {}).get(name))
-    return values
+            algorithm[name] = resolved(config.algorithm.get(name))
+    loss = select(config, f"{ACTOR}.loss_agg_mode")
+    return Settings.parse(algorithm, loss_agg_mode=str(loss or Settings.loss_agg_mode))
 
 
 def resolved(value: Any) -> Any:
