@@ -36,7 +36,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "drgrpo on the score, with KL": ("drgrpo", {"drgrpo": {"check_loss": False}, "use_kl_in_reward": True}),
     "drgrpo on a process reward": ("drgrpo", {"drgrpo": {"check_loss": False}, "rewards": {"keys": ["process"]}}),
     "dgpo": ("dgpo", {"rewards": {**KEYS, "accuracy_key": "a", "accuracy_threshold": 0.5}}),
-    "hadw on the score": ("hadw", {"rewards": {"accuracy_key": "acc"}}),
+    "hadw on the score, with KL": (
+        "hadw",
+        {"rewards": {"accuracy_key": "score", "accuracy_threshold": 0.25}, "use_kl_in_reward": True},
+    ),
     "hadw on gdpo": (
         "hadw",
         {"rewards": {**KEYS, "accuracy_key": "acc"}, "hadw": {"base": "gdpo", "anchor": "window"}},
