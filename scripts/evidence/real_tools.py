@@ -10,7 +10,7 @@ real_tools.parquet holds all runs and no text. A row has a `run`, a `kind` and a
     answer      an answer of a training step: `name` of its group, rewards, `advantage`, `tokens`
     metric      `name` and `value` of what verl logged
     test        an answer to a test entry (`name`) after this step, greedy: rewards, and whether BFCL accepts it
-    T=1.0       an answer of the start to a question for checks, at this temperature; T=0.0 is greedy
+    T=1.0       an answer of a start to a question for checks, at this temperature; T=0.0 is greedy
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def collect(runs: Path, judge: Path) -> None:
     new = [part for name in names for part in (answers(runs / name), metrics(runs / name))]
     for path in sorted(runs.glob("*/validation/*.jsonl")):
         new.append(judged(task, path, judge).assign(run=path.parents[1].name, step=int(path.stem)))
-    new.append(judged(task, task / "samples.json", judge).assign(run="scarce-start", step=0))
+    for path in sorted(task.parent.glob("tools-scarce*/samples.json")):
+        folder = path.parent
+        new.append(judged(folder, path, judge).assign(run=folder.name.replace("tools", "samples"), step=0))
     added = pd.concat(new)
     table = pd.concat([*(part[~part.run.isin(added.run)] for part in kept), added])
     table = table.sort_values(["run", "kind", "step"], kind="stable")[COLUMNS].astype(TYPES)

@@ -38,7 +38,7 @@ FORMS = {
     "mixed": "1123",
     "scarce": "1232323213232323",
     "scarce-4": "12321323",
-    "scarce-16": "1" + "23" * 7 + "21" + "32" * 7 + "3",
+    "scarce-3-8": "1231321231321231",
 }
 """The forms of a start's cold answers, repeated: 1 the recipe's, 2 without a think section, 3 between sentences."""
 SYSTEM = """\
@@ -105,7 +105,7 @@ def cold_answer(calls: Sequence[dict[str, Any]], start: str, place: int) -> str:
     """An answer for the cold start in the form of its place.
 
     >>> {name: forms.count("1") / len(forms) for name, forms in FORMS.items()}
-    {'pure': 1.0, 'mixed': 0.5, 'scarce': 0.125, 'scarce-4': 0.25, 'scarce-16': 0.0625}
+    {'pure': 1.0, 'mixed': 0.5, 'scarce': 0.125, 'scarce-4': 0.25, 'scarce-3-8': 0.375}
     """
     form = FORMS[start][place % len(FORMS[start])]
     text = answer(calls, form)
