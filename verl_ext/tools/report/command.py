@@ -27,9 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metrics", nargs="+", metavar="METRIC", help="default: every reward")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture with a panel per metric")
     parser.add_argument(
-        "--smooth", type=int, default=5, help="steps averaged in each point of the picture (default: 5)"
-    )
-    parser.add_argument(
         "--window",
         type=int,
         default=10,
@@ -39,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def report(options: argparse.Namespace) -> int:
     """Write the requested files and print the table."""
-    if min(options.smooth, options.window) < 1:
-        raise ConfigurationError("--smooth and --window must be at least 1")
+    if options.window < 1:
+        raise ConfigurationError("--window must be at least 1")
     found = _read(options.runs)
     for metric in options.metrics or ():
         if metric not in logged(found):
@@ -57,7 +54,7 @@ def report(options: argparse.Namespace) -> int:
         notes.append("not logged: algorithm.rewards.log=all logs every reward that the reward function returns")
     text = [plain(table), *notes]
     if options.plot is not None:
-        save(plot(found, options.metrics or pictured(found), options.smooth), options.plot)
+        save(plot(found, options.metrics or pictured(found)), options.plot)
         text.append(f"picture: {options.plot}")
     say("\n".join(text))
     return 0

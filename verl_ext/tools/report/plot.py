@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from verl_ext.tools.picture import COLOURS, STYLES, dress, legend_above, new_figure
+from verl_ext.tools.picture import COLOURS, STYLES, dress, new_figure
 from verl_ext.tools.report.curves import Experiments, curve, title, unit
 
+SMOOTH = 5
+"""Steps that each point averages."""
 
-def plot(experiments: Experiments, metrics: Sequence[str], smooth: int) -> Any:
+
+def plot(experiments: Experiments, metrics: Sequence[str]) -> Any:
     """Return the figure, with the panels side by side so that the fewest gaps are left."""
     across = min(len(metrics), min((4, 3), key=lambda count: -len(metrics) % count))
     down = -(-len(metrics) // across)
@@ -18,33 +21,32 @@ def plot(experiments: Experiments, metrics: Sequence[str], smooth: int) -> Any:
     lines: dict[str, Any] = {}
     for metric, ax in zip(metrics, axes, strict=False):
         for (name, logs), colour, style in zip(experiments.items(), COLOURS, STYLES, strict=False):
-            line = _draw(ax, logs, metric, smooth, color=colour, linestyle=style)
+            line = _draw(ax, logs, metric, color=colour, linestyle=style)
             if line is not None:
                 lines[f"{name} ({len(logs)} runs)" if len(logs) > 1 else name] = line
         _finish(ax, metric)
     for ax in axes[len(metrics) :]:
         ax.set_visible(False)
-    notes = [f"each point the mean of {smooth} steps"] if smooth > 1 else []
-    if max(map(len, experiments.values())) > 1:
-        notes.append("line: mean over runs, band: ± 1 standard deviation")
-    elif smooth > 1:
-        notes.append("faint: single steps")
-    legend_above(figure, list(lines.values()), list(lines), ("; " if across > 1 else "\n").join(notes))
+    several = max(map(len, experiments.values())) > 1
+    more = "line: mean over runs, band: ± 1 standard deviation" if several else "faint: single steps"
+    heading = f"each point the mean of {SMOOTH} steps\n{more}"
+    look = {"loc": "outside upper center", "frameon": False, "handlelength": 3.5, "title": heading}
+    figure.legend(lines.values(), lines, ncols=across, **look)
     return figure
 
 
-def _draw(ax: Any, logs: Sequence[Any], metric: str, smooth: int, **look: Any) -> Any:
+def _draw(ax: Any, logs: Sequence[Any], metric: str, **look: Any) -> Any:
     """Draw the curve of one name and return its line; None if its runs did not log the metric."""
     raw = curve(logs, metric)
     if raw is None:
         return None
-    smoothed = raw.rolling(smooth, min_periods=1).mean()
+    smoothed = raw.rolling(SMOOTH, min_periods=1).mean()
     mean, spread = smoothed.mean(axis="columns"), smoothed.std(axis="columns")
     marker = "o" if len(mean) == 1 else None  # a line through one point is none
     (line,) = ax.plot(mean.index, mean, linewidth=2.0, marker=marker, **look)
     if len(logs) > 1:
         ax.fill_between(mean.index, mean - spread, mean + spread, color=look["color"], alpha=0.18, linewidth=0)
-    elif smooth > 1:
+    else:
         ax.plot(raw.index, raw[0], color=look["color"], linewidth=0.8, alpha=0.4)
     return line
 
