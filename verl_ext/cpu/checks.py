@@ -20,11 +20,7 @@ def asks_for_cpu(config: Any) -> bool:
     """Whether this run trains on the CPU: see `verl_ext.cpu.plugin`."""
     if "actor_rollout_ref" not in config:  # another program of verl, for example supervised training
         return False
-    if "cpu" in (_platform(os.environ), _platform(_environment(config))):
-        return True
-    from verl.plugin.platform import get_platform
-
-    return bool(config.trainer.device == "cpu" and not get_platform().is_available())
+    return "cpu" in (_platform(os.environ), _platform(_environment(config)))
 
 
 def _platform(variables: Any) -> str:

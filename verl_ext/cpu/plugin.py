@@ -2,8 +2,7 @@
 
 It is never switched on by itself: a machine without a GPU may be the head node of a GPU cluster. It is on:
 
-- in the driver, with `+verl_ext=cpu` (or any configuration that gives Ray's workers `VERL_PLATFORM=cpu`), or with
-  `trainer.device=cpu` if verl finds no accelerator;
+- in the driver, with `+verl_ext=cpu`, or any configuration that gives Ray's workers `VERL_PLATFORM=cpu`;
 - in every other process, and in scripts, with the environment variable `VERL_PLATFORM=cpu`.
 
 Because every process imports this module, it does not import torch, ray or verl.

@@ -165,7 +165,6 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("estimator registered elsewhere", ("algorithm.adv_estimator=my_method",), ("'my_method'", "trainer's process")),
     ("section of another", (*GDPO, "+algorithm.dgpo.dqw_temp=5"), ("algorithm.dgpo", "adv_estimator=dgpo")),
     ("dump of grpo", (GRPO, "+algorithm.verl_ext.dump_dir=/tmp/x"), ("dump_dir", "keys")),
-    ("history behind a filter", ("algorithm.adv_estimator=hadw", FILTER), ("filter_groups.enable", "history")),
     ("hopeless groups", (*GDPO, FILTER, ANY_REWARD), ("accuracy_between",)),
     ("filter by the total", (*GDPO, FILTER, "algorithm.filter_groups.metric=reward"), ("metric=any_reward",)),
     ("balance", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo.balance=sequence"), ("balance=sequence", "token")),
@@ -195,7 +194,6 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         (*VERLS, "+algorithm.gdpo.whiten=token", STD),
         ("norm_adv_by_std_in_grpo",),
     ),
-    ("scale of advantages", (*GDPO, f"{ACTOR}.policy_loss.loss_mode=clip_cov"), ("loss_mode=clip_cov",)),
     ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
 ]  # fmt: skip
 ACCEPTED: dict[str, tuple[str, ...]] = {
@@ -278,13 +276,13 @@ def test_it_is_accepted_without_a_word(case: str) -> None:
 
 def test_the_log_of_a_training_begins_with_what_check_prints(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "verl_ext")
-    log_run(judge(compose("algorithm.adv_estimator=hadw", KEYS, NAMED, f"{ACTOR}.policy_loss.loss_mode=clip_cov")))
+    log_run(judge(compose("algorithm.adv_estimator=dgpo", KEYS, NAMED, "+algorithm.dgpo.balance=sequence")))
     said, warned = (record.getMessage() for record in caplog.records)
     lines = {line.split()[0]: line for line in said.splitlines()}
-    for word, fact in (("version", verl_ext.__version__), ("estimator", "hadw"), ("loss", "clip_cov")):
+    for word, fact in (("version", verl_ext.__version__), ("estimator", "dgpo"), ("loss", "token-mean")):
         assert fact in lines[word]
     assert {"steps", "rewards", "accuracy"} <= lines.keys()
-    assert "loss_mode=clip_cov" in warned
+    assert "balance=sequence" in warned
 
 
 def test_a_training_without_this_package_has_no_line_of_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,8 +11,6 @@ from verl_ext.estimators.dgpo import balance_for
 from verl_ext.estimators.drgrpo import DrgrpoSettings
 from verl_ext.integration.checks.read import ACTOR, RunConfig
 
-SCALE_SENSITIVE = ("clip_cov", "kl_cov", "dro")
-"""verl's losses that depend on the scale of the advantages."""
 SELF_AGGREGATING: Mapping[str, frozenset[str]] = {
     "0.9.0": frozenset({"sapo", "geo_mean", "gspo"}),
     "0.9.1": frozenset({"sapo", "geo_mean"}),
@@ -56,12 +54,6 @@ def loss_mode(run: RunConfig) -> Iterator[Complaint]:
         yield Complaint(
             f"{where}: {run.name} relies on {ACTOR}.loss_agg_mode, which this loss may ignore in your version of verl "
             f"(known: {', '.join(SELF_AGGREGATING)}): look at verl.trainer.ppo.core_algos",
-            fatal=False,
-        )
-    if loss in SCALE_SENSITIVE:
-        yield Complaint(
-            f"{where} depends on the scale of the advantages, which {run.name} changes: tune its thresholds, or set "
-            f"{ACTOR}.policy_loss.loss_mode=vanilla",
             fatal=False,
         )
 

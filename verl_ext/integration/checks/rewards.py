@@ -9,8 +9,6 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from verl_ext import rewards
@@ -33,36 +31,24 @@ MANAGERS: Mapping[str, tuple[str, ...]] = {
 """verl's own reward managers, with the components that each adds to those of the reward function."""
 
 
-def scorer(config: Any) -> ModuleType | None:
-    """Return the module of the configured reward function if it is one of ours, else None."""
-    path = str(select(config, f"{FUNCTION}.path") or "")
-    home = Path(rewards.__path__[0]).resolve()
-    if path.startswith("pkg://"):
-        package, _, name = path.removeprefix("pkg://").replace("/", ".").rpartition(".")
-        ours = package == rewards.__name__
-    else:
-        file = Path(path.removeprefix("file://"))
-        name, ours = file.stem, file.parent.resolve() == home
-    if not ours:
+def scorer(config: Any) -> Any:
+    """Return the options of the configured reward function if it is one of ours, else None."""
+    path = str(select(config, f"{FUNCTION}.path"))
+    package, _, name = path.removeprefix("pkg://").replace("/", ".").rpartition(".")
+    if package != rewards.__name__:
         return None
     valid = sorted(module.name for module in pkgutil.iter_modules(rewards.__path__))
-    module = import_module(f"{rewards.__name__}.{name}") if name in valid else None
+    module = import_module(f"{package}.{name}") if name in valid else None
     if module is None or not hasattr(module, "compute_score"):
         raise ConfigurationError(f"{FUNCTION}.path={path}: {unknown('reward module', name, valid)}")
-    return module
-
-
-def arguments(config: Any) -> dict[str, Any]:
-    """Return the keyword arguments that verl passes to the reward function."""
     with reading(f"{FUNCTION}.reward_kwargs", ConfigurationError):
         kwargs = resolved(select(config, f"{FUNCTION}.reward_kwargs")) or {}
-    return {str(name): value for name, value in kwargs.items()}
+        return module.check_kwargs({str(name): value for name, value in kwargs.items()})
 
 
 def wrong_arguments(run: RunConfig) -> Iterator[Complaint]:
     """A scorer of this package that does not exist, or with arguments that it refuses."""
-    if (module := scorer(run.config)) is not None:
-        module.check_kwargs(arguments(run.config))
+    scorer(run.config)
     yield from ()  # a rule is a generator
 
 
@@ -76,11 +62,11 @@ def old_function(run: RunConfig) -> Iterator[Complaint]:
 
 def components(config: Any) -> list[str] | None:
     """Return all components of a run; None if code that is not ours or verl's may add some."""
-    module, manager = scorer(config), select(config, "reward.reward_manager.name") or "naive"
+    options, manager = scorer(config), select(config, "reward.reward_manager.name") or "naive"
     of_verl = (select(config, "reward.reward_manager.source") or "register") == "register" and manager in MANAGERS
-    if module is None or not of_verl or select(config, "reward.reward_model.enable"):
+    if options is None or not of_verl or select(config, "reward.reward_model.enable"):
         return None
-    return [*module.check_kwargs(arguments(config)).components, *MANAGERS[manager], SCORE]
+    return [*options.components, *MANAGERS[manager], SCORE]
 
 
 def wrong_components(run: RunConfig) -> Iterator[Complaint]:
@@ -96,15 +82,14 @@ def wrong_components(run: RunConfig) -> Iterator[Complaint]:
 
 def negative_rewards(run: RunConfig) -> Iterator[Complaint]:
     """Rewards of a scorer of this package that may be below 0, where a step divides by a group's mean."""
-    module = scorer(run.config)
-    if module is None or run.chain is None or not any(isinstance(step, DivideByMean) for step in run.chain.steps):
+    options = scorer(run.config)
+    if options is None or run.chain is None or not any(isinstance(step, DivideByMean) for step in run.chain.steps):
         return
-    signed = module.check_kwargs(arguments(run.config)).signed
     for key in run.settings.rewards.keys or (SCORE,):
-        if key in signed:
+        if key in options.signed:
             yield Complaint(
-                f"{DivideByMean.name} ({run.name}) needs rewards of at least 0; {key!r} of {module.__name__} may be "
-                "less: name others in algorithm.rewards.keys"
+                f"{DivideByMean.name} ({run.name}) needs rewards of at least 0; {key!r} may be less: name others in "
+                "algorithm.rewards.keys"
             )
 
 
@@ -179,9 +164,8 @@ def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:
     by_estimator = run.chain is not None and run.chain.needs_accuracy
     if not by_estimator and run.settings.rewards.accuracy_between is None:
         return
-    rewards, module = run.settings.rewards, scorer(run.config)
+    rewards, options = run.settings.rewards, scorer(run.config)
     keys, key = rewards.keys or (), accuracy_of(run.settings)
-    options = None if module is None else module.check_kwargs(arguments(run.config))
     known = () if options is None else options.accuracies
     if by_estimator and rewards.accuracy_key is None and key == SCORE and len(keys) > 1:
         candidates = listed(name for name in known if name != SCORE) if known else "one of your components"
@@ -192,8 +176,8 @@ def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:
         )
         return
     of_scorer = options is not None and key in (*options.components, SCORE)
-    if module is not None and of_scorer and key not in known and rewards.accuracy_threshold is None:
+    if of_scorer and key not in known and rewards.accuracy_threshold is None:
         yield Complaint(
-            f"the accuracy {key!r} of {module.__name__} does not lie in [0, 1]: set algorithm.rewards."
+            f"the accuracy {key!r} does not lie in [0, 1]: set algorithm.rewards."
             f"accuracy_threshold=..., above which it is right, or accuracy_key=... (in [0, 1]: {listed(known)})"
         )

@@ -148,11 +148,6 @@ def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
             f"{where} drops groups whose total does not vary although single rewards do, from which {run.name} learns: "
             f"set {FILTER}.metric={ANY_REWARD}"
         )
-    if run.chain is not None and run.chain.stateful and metric is not None:
-        yield _warning(
-            f"{FILTER}.enable=True: the history of {run.name} sees only the groups that the filter keeps, as in "
-            "HA-DW's own runs over DAPO: remove the filter to follow the model's accuracy on all prompts"
-        )
 
 
 def experimental(run: RunConfig) -> Iterator[Complaint]:
