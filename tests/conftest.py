@@ -1,9 +1,11 @@
-"""Hypothesis: the same examples in every run, no limit on the time of one."""
+"""A tiny model for every test; Hypothesis: the same examples in every run, no limit on the time of one."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("fast", deadline=None, derandomize=True, max_examples=30)
@@ -13,3 +15,11 @@ settings.register_profile(
     "fuzz", deadline=None, max_examples=10_000, database=None, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model and its data."""
+    from tests import tiny_model
+
+    return tiny_model.write(tmp_path_factory.mktemp("tiny"))

@@ -21,12 +21,6 @@ def model(tokenizer):
     return tiny_model.make_model(tokenizer).eval()
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory):
-    """The folder of a tiny model and its data."""
-    return tiny_model.write(tmp_path_factory.mktemp("tiny"))
-
-
 @pytest.fixture
 def make(tiny, monkeypatch):
     """A server without Ray; verl's model configuration is reduced to what the server reads."""

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests import tiny_model
 from tests.end_to_end import run as runs
 
 
@@ -20,12 +19,6 @@ def pytest_collection_modifyitems(items):
     items.sort(key=runs_of, reverse=True)
     if len(items) > 2:
         items.insert(1, items.pop())
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory):
-    """The folder of a tiny model and its data."""
-    return tiny_model.write(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

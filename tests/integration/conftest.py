@@ -38,6 +38,13 @@ def _no_trainer_before() -> Iterator[None]:
     run.make_current(None)
 
 
+@pytest.fixture
+def folder(tiny: Path, tmp_path: Path) -> Path:
+    """A folder with the tiny model in it."""
+    (tmp_path / "model").symlink_to(tiny / "model")
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """A Ray cluster of this test session's own."""
@@ -77,9 +84,9 @@ def writing_into(folder: Path) -> list[int]:
 
 
 @pytest.fixture(scope="session")
-def pipeline(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+def pipeline(cluster: None, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     from tests.integration.pipeline import Pipeline
 
-    found = Pipeline(tmp_path_factory.mktemp("pipeline"))
+    found = Pipeline(tmp_path_factory.mktemp("pipeline"), tiny)
     yield found
     found.close()

@@ -197,9 +197,9 @@ class Result:
 class Pipeline:
     """The workers, which all runs of a test session share, and the runs."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        tokenizer = tiny_model.save(folder)
+    def __init__(self, folder: Path, tiny: Path) -> None:
+        self.folder, self.tiny = folder, tiny
+        tokenizer = tiny_model.make_tokenizer()
         (folder / "agents.yaml").write_text(
             f"- name: several_outputs\n  _target_: {stand_ins.__name__}.{stand_ins.SeveralOutputs.__qualname__}\n"
         )
@@ -240,7 +240,7 @@ class Pipeline:
             "data.max_response_length=12",
             "data.shuffle=False",
             "data.dataloader_num_workers=0",
-            f"actor_rollout_ref.model.path={self.folder}/model",
+            f"actor_rollout_ref.model.path={self.tiny}/model",
             "actor_rollout_ref.rollout.name=vllm",  # a name only: no server is started
             "actor_rollout_ref.rollout.n=4",
             "actor_rollout_ref.rollout.agent.num_workers=1",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from tests import tiny_model
 from tests.integration import updates
 
 
-def test_gradient_and_metrics_are_those_of_verl(tmp_path):
-    tiny_model.save(tmp_path)
-    [found] = updates.run("shared", 1, tmp_path, timeout=300)
+def test_gradient_and_metrics_are_those_of_verl(folder):
+    [found] = updates.run("shared", 1, folder, timeout=300)
     wanted = found.pop("all")
     for other in found.values():
         error = (other["gradients"] - wanted["gradients"]).norm() / wanted["gradients"].norm()

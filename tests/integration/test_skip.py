@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import tiny_model
 from tests.integration import updates
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.integration import skip
@@ -15,12 +14,6 @@ from verl_ext.settings import Settings
 RANKS = {"actor/update/rank_0_of_2": [1.0], "actor/update/rank_1_of_2": [1.0]}
 SLOW = pytest.mark.slow
 FIGURES = {"actor/update/rows_kept": [0.5], "actor/update/tokens_kept": [0.4], "actor/update/fallback": [0.0]}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    tiny_model.save(tmp_path)
-    return tmp_path
 
 
 def difference(gradients, reference):

@@ -188,11 +188,8 @@ class Model(BaseHTTPRequestHandler):
 
 @pytest.mark.slow
 @needs_bfcl
-def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path) -> None:
+def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path, tiny: Path) -> None:
     """bfcl-eval's own questions, base class, checkers and tables, with a model that knows one answer."""
-    from tests import tiny_model
-
-    tiny_model.write(tmp_path / "tiny", rows=1)
     home = tmp_path / "home"
     home.mkdir()
     (home / "template.txt").write_text(template_of(SYSTEM))
@@ -224,7 +221,7 @@ def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout
 
-    given = ("generate", "--skip-server-setup", "--local-model-path", str(tmp_path / "tiny/model"))
+    given = ("generate", "--skip-server-setup", "--local-model-path", str(tiny / "model"))
     try:
         run(*given, "--test-category", "irrelevance,simple")
         run(*given, "--run-ids")
