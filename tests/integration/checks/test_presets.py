@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import hydra
 import pytest
+from hydra.core import config_store
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 
 from tests.integration.configs import compose
+from verl_ext.conf import store_presets
 from verl_ext.estimators.hadw import bases
 from verl_ext.integration.checks import Verdict, judge
 from verl_ext.integration.checks.read import read_settings
@@ -68,11 +71,24 @@ def judged(home: Path, *overrides: str) -> Verdict:
             HydraConfig.instance().cfg = None
 
 
-def test_a_preset_does_not_replace_the_loss_of_the_user_s_file(tmp_path: Path) -> None:
+@pytest.fixture
+def clipping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A preset of gdpo that sets a clip ratio beside `algorithm`."""
+    beside = {"actor_rollout_ref": {"actor": {"clip_ratio": 0.1}}}
+    with monkeypatch.context() as patched:
+        patched.setattr("verl_ext.estimators.gdpo.PRESET", beside, raising=False)
+        store_presets(config_store)
+        yield
+    store_presets(config_store)
+
+
+@pytest.mark.parametrize(("preset", "lost"), [("dgpo", "use_kl_loss"), ("gdpo", "clip_ratio")])
+@pytest.mark.usefixtures("clipping")
+def test_a_preset_does_not_replace_the_loss_of_the_user_s_file(preset: str, lost: str, tmp_path: Path) -> None:
     file = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref: {actor: {use_kl_loss: true, clip_ratio: 0.3}}\n"
     (tmp_path / "mine.yaml").write_text(f"hydra: {{searchpath: ['pkg://verl.trainer.config']}}\n{file}")
-    (error,) = judged(tmp_path, "+verl_ext=dgpo").errors
-    assert "actor.use_kl_loss of mine" in error
+    (error,) = judged(tmp_path, f"+verl_ext={preset}", "algorithm.rewards.keys=[acc]").errors
+    assert f"actor.{lost} of mine" in error
 
 
 @pytest.mark.parametrize("place", FILES)
