@@ -17,7 +17,6 @@ from verl_ext.integration.run import Run
 logger = logging.getLogger("verl_ext")
 
 FILE = "verl_ext.json"
-FORMAT = 2
 TRACKER = "latest_checkpointed_iteration.txt"
 """verl's file that names the current checkpoint; verl writes it last."""
 STEP_FOLDER = "global_step_"
@@ -48,7 +47,6 @@ def save(folder: Path, run: Run) -> None:
         if state is None:
             return
         data = {
-            "format": FORMAT,
             "verl_ext": __version__,
             "global_step": run.step,
             "overwrites": overwrites,
@@ -112,8 +110,6 @@ def load(path: Path, run: Run) -> None:
 def _require_fitting(data: Any, run: Run) -> None:
     """Raise if a file's state is not the one from which the run goes on."""
     step, computed_at = run.step, data["computed_at"]
-    if data["format"] != FORMAT:
-        raise CheckpointError(f"it has format {data['format']!r}, this version reads {FORMAT}")
     if data["global_step"] != step:
         raise CheckpointError(f"it was written at step {data['global_step']!r}, the run resumes at step {step}")
     if data["estimator"] != run.name:

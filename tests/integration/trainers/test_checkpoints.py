@@ -39,7 +39,6 @@ def test_what_was_saved_comes_back_exactly_and_is_plain_json(tmp_path: Path, cap
     checkpoint.save(tmp_path, run(ticks=3))
     data = json.loads((tmp_path / checkpoint.FILE).read_text())
     assert data == {
-        "format": 2,
         "verl_ext": data["verl_ext"],
         "global_step": 7,
         "overwrites": False,
@@ -70,7 +69,6 @@ def test_a_file_that_is_missing_is_a_warning(tmp_path: Path, caplog: pytest.LogC
 
 # What is changed in the file, and the facts of the message.
 REFUSED: dict[str, tuple[dict[str, Any], tuple[object, ...]]] = {
-    "of a version before": ({"format": 1}, ("format 1", "2")),
     "of another step": ({"global_step": 6}, ("step 6", "step 7")),
     "of another estimator": ({"estimator": "compose"}, ("compose", "hadw")),
     "with a gap": ({"computed_at": 4}, ("step 4", "step 7")),
@@ -94,7 +92,7 @@ def test_a_state_that_does_not_fit_is_refused_with_the_way_out(case: str, tmp_pa
         checkpoint.load(path, run())
 
 
-@pytest.mark.parametrize("content", [b'{"format": 2, "estim', b"\xff\xfe\x00", b"[1, 2]"])
+@pytest.mark.parametrize("content", [b'{"global_step": 2, "estim', b"\xff\xfe\x00", b"[1, 2]"])
 def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / checkpoint.FILE
     path.write_bytes(content)
