@@ -54,15 +54,7 @@ def estimator_function(name: str) -> Callable[..., Any]:
 
 def compute(name: str, token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
     """Return the advantages `[B, L]` of the batch that a trainer is computing."""
-    run = current()
-    if run is None or run.name != name or run.chain is None or run.rewards is None:
-        hooks.require()
-        raise IntegrationError(
-            f"the estimator {name!r} was called outside the advantage step of a trainer that verl_ext has checked: "
-            "start a trainer of trainer.v1.trainer_mode, or RayPPOTrainer; in code of your own call "
-            f"build({name!r}, settings)(Batch.of(...))"
-        )
-    chain, rewards = run.chain, run.rewards
+    run, chain, rewards = _at_work(name)
     if token_level_rewards.shape != response_mask.shape or response_mask.dim() != 2:
         raise DataError(
             f"token_level_rewards {tuple(token_level_rewards.shape)} and response_mask {tuple(response_mask.shape)} "
@@ -91,6 +83,19 @@ def compute(name: str, token_level_rewards: torch.Tensor, response_mask: torch.T
     if runs is None:
         return broadcast(rows.give(advantages), mask)
     return broadcast(runs.by_run(advantages), mask, runs.ids)
+
+
+def _at_work(name: str) -> tuple[Run, Chain, Components]:
+    """Return the run that computes a batch with this estimator, its steps, and the rewards of the batch."""
+    run = current()
+    if run is None or run.name != name or run.chain is None or run.rewards is None:
+        hooks.require()
+        raise IntegrationError(
+            f"the estimator {name!r} was called outside the advantage step of a trainer that verl_ext has checked: "
+            "start a trainer of trainer.v1.trainer_mode, or RayPPOTrainer; in code of your own call "
+            f"build({name!r}, settings)(Batch.of(...))"
+        )
+    return run, run.chain, run.rewards
 
 
 def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Array:
