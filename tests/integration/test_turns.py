@@ -23,7 +23,7 @@ from tests.integration.configs import compose
 from tests.integration.trainers.ray_runs import OwnFit, data_of
 from verl_ext import Batch, DataError, Settings, build, by_turn
 from verl_ext.cli import main
-from verl_ext.core.rows import Rows
+from verl_ext.core.rows import Rows, broadcast
 from verl_ext.core.turns import Runs, Turns
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration.advantage import estimator_function
@@ -102,7 +102,8 @@ def test_turns_are_the_runs_of_ones_and_outputs_of_a_session_follow_one_another(
     rows = Rows.of_sessions(keys, np.array(padding))
     runs = Runs.of(mask, rows)
     per_turn = rng.normal(size=len(runs.owner))
-    spread = torch.from_numpy(runs.by_run(per_turn))[runs.ids] * mask
+    values, counts = runs.spread(per_turn, mask.numel())
+    spread = broadcast(values, mask.double(), counts)
     at = 0
     for trajectory, row in enumerate(rows.scored):
         session = keys[row].rpartition("_")[0]

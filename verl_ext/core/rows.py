@@ -125,19 +125,18 @@ def row_sums(values: torch.Tensor) -> Array:
     return sums
 
 
-def broadcast(per_row: Array, mask: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+def broadcast(values: Array, mask: torch.Tensor, counts: Index | None = None) -> torch.Tensor:
     """Broadcast `[B]` over a mask of floats `[B, L]` in place: the row's value inside the mask, exactly 0 outside.
 
-    With `ids` `[B, L]` the value of a token is that with its id.
+    With `counts` each value is that of so many tokens, one row after another.
     """
     kind = mask.dtype
-    if (np.abs(per_row) > torch.finfo(kind).max).any():
+    if (np.abs(values) > torch.finfo(kind).max).any():
         raise DataError(
-            f"an advantage of {per_row[np.abs(per_row).argmax()]:g} does not fit {kind}: scale the rewards down, for "
+            f"an advantage of {values[np.abs(values).argmax()]:g} does not fit {kind}: scale the rewards down, for "
             "example with algorithm.rewards.weights"
         )
-    narrow = per_row if kind == torch.float64 else per_row.astype(np.float32)
-    values = torch.from_numpy(narrow).to(mask)
-    column = values[:, None] if ids is None else values[ids]
+    narrow = values if kind == torch.float64 else values.astype(np.float32)
+    column = narrow[:, None] if counts is None else narrow.repeat(counts).reshape(mask.shape)
     # Adding 0 turns -0 (-0.5 * 0) into 0. One row of zeros is faster than a scalar or another pass.
-    return torch.addcmul(mask.new_zeros(1, mask.shape[1]), mask, column, out=mask)
+    return torch.addcmul(mask.new_zeros(1, mask.shape[1]), mask, torch.from_numpy(column).to(mask), out=mask)

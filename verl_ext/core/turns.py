@@ -141,10 +141,10 @@ class Runs:
     A trajectory without any has one turn without tokens.
     """
 
-    ids: torch.Tensor
-    """`[B, L]` the number of the last run that has begun at a token or before, from 1; 0 before the first."""
+    bounds: Index
+    """`[2 R]` where each run begins and ends, in the rows written one after another."""
     run: Index
-    """`[M]` the run of each turn, 0 for one without tokens."""
+    """`[M]` the run of each turn, -1 for one without tokens."""
     owner: Index
     """`[M]` the trajectory of each turn; the turns of a trajectory follow one another."""
     outputs: Array
@@ -157,37 +157,35 @@ class Runs:
         >>> import torch
         >>> from verl_ext.core.rows import Rows
         >>> runs = Runs.of(torch.tensor([[1, 0, 1], [0, 1, 1]]), Rows.of_padding(np.zeros(2, dtype=bool)))
-        >>> runs.ids.tolist(), runs.run, runs.owner
-        ([[1, 1, 2], [2, 3, 3]], array([1, 2, 3]), array([0, 0, 1]))
+        >>> runs.bounds.tolist(), runs.owner
+        ([0, 1, 2, 3, 4, 6], array([0, 0, 1]))
         """
-        inside = mask.bool()
-        begins = inside.clone()
-        begins[:, 1:] &= ~inside[:, :-1]
-        ids = begins.reshape(-1).cumsum(0).view(begins.shape)
-        row = begins.nonzero()[:, 0].cpu().numpy()  # of each run
-        place = np.full(len(rows.owner), -1)
-        place[rows.order] = np.arange(len(rows.order))
-        run = np.argsort(place[row], kind="stable")[np.count_nonzero(place[row] < 0) :]
+        size, width = mask.shape
+        inside = mask.bool().new_zeros(size, width + 2)
+        inside[:, 1:-1] = mask
+        place, column = (inside[:, 1:] != inside[:, :-1]).nonzero().cpu().numpy().T
+        rank = np.full(len(rows.owner), -1)
+        rank[rows.order] = np.arange(len(rows.order))
+        row = place[::2]  # of each run
+        run = np.argsort(rank[row], kind="stable")[np.count_nonzero(rank[row] < 0) :]
         owner, first = rows.owner[row[run]], np.diff(row[run], prepend=-1) != 0
         empty = np.setdiff1d(np.arange(len(rows.scored)), owner)
         at = np.searchsorted(owner, empty)
-        run, owner = np.insert(run + 1, at, 0), np.insert(owner, at, empty)
+        run, owner = np.insert(run, at, -1), np.insert(owner, at, empty)
         outputs = np.insert(first, at, True).astype(np.float64)
         starts = np.flatnonzero(np.diff(owner, prepend=-1))
         if len(starts):
             outputs[starts] += rows.outputs - np.add.reduceat(outputs, starts)
-        return cls(ids, run, owner, outputs)
+        return cls(place * width + column, run, owner, outputs)
 
     def tokens(self, mask: torch.Tensor) -> Array:
-        """`[M]` the tokens of each turn that count, in a mask of floats `[B, L]`."""
-        inside = self.ids.view(-1)[mask.reshape(-1).nonzero()[:, 0]]
-        counts = inside.bincount(minlength=int(self.ids[-1, -1]) + 1)
-        counts[0] = 0
-        return counts.cpu().numpy().astype(np.float64)[self.run]
+        """`[M]` the tokens of each turn that count, in a mask of floats `[B, L]`, which may have lost ones since."""
+        flat, at = mask.float().reshape(-1).cpu().numpy(), self.bounds[:-1]
+        per_run = np.add.reduceat(flat, at)[::2] if len(at) else np.zeros(0)
+        return np.append(per_run, 0.0)[self.run]
 
-    def by_run(self, per_turn: Array) -> Array:
-        """The value of each run by its number; 0 has none."""
-        values = np.zeros(int(self.ids[-1, -1]) + 1)
-        values[self.run] = per_turn
-        values[0] = 0.0
-        return values
+    def spread(self, per_turn: Array, size: int) -> tuple[Array, Index]:
+        """The values of all tokens of the batch, so many, each with how often it comes; 0 between the runs."""
+        values, kept = np.zeros(len(self.bounds) + 1), self.run >= 0
+        values[1::2][self.run[kept]] = per_turn[kept]
+        return values, np.diff(self.bounds, prepend=0, append=size)

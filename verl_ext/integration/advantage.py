@@ -82,7 +82,8 @@ def compute(name: str, token_level_rewards: torch.Tensor, response_mask: torch.T
         run.metrics["advantage/rejected_rows"] = float(np.count_nonzero(rejected))
     if runs is None:
         return broadcast(rows.give(advantages), mask)
-    return broadcast(runs.by_run(advantages), mask, runs.ids)
+    values, counts = runs.spread(advantages, mask.numel())
+    return broadcast(values, mask, counts)
 
 
 def _at_work(name: str) -> tuple[Run, Chain, Components]:
@@ -226,9 +227,9 @@ def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen:
     if run.log == "none":
         return
     returned = dict(rewards.numbers()) if run.log == "all" else {}
-    for name in set(rewards.returned) - returned.keys() if run.log == "all" else ():
-        run.warn_once(f"no curve: {name}", f"the reward function's {name!r} has no curve: it is not always a number")
     keys = () if batch is None else batch.keys
+    for name in set(rewards.returned) - returned.keys() - {*keys} if run.log == "all" else ():
+        run.warn_once(f"no curve: {name}", f"the reward function's {name!r} has no curve: it is not always a number")
     others = tuple(key for key in returned if key not in keys)
     if batch is not None and seen is not None:
         run.metrics |= reward_metrics(batch, seen)
