@@ -63,11 +63,12 @@ def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None):
 
 
 def entries(step=1, **changes):
-    """The lines of one step of verl's default trainer, with the rewards as in its validation."""
+    """The lines of one step of verl's default trainer, with the rewards as in its validation, and tokens."""
     return [
         {
             "input": f"what is {row // 4}?",
-            "output": "x" * LENGTHS[row],
+            "output": "text",
+            "tokens": LENGTHS[row],
             "gts": str(row // 4),
             "score": 2 * RIGHT[row] + FORM[row],
             "step": step,

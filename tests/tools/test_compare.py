@@ -55,7 +55,7 @@ CASES = [
 
 @pytest.mark.parametrize(("variant", "wanted"), CASES)
 def test_a_variant_has_the_advantages_of_its_estimator(variant, wanted, advantages, tmp_path):
-    folder = made.rollouts(tmp_path / "rollouts", made.entries())  # the lengths in characters are those in tokens
+    folder = made.rollouts(tmp_path / "rollouts", made.entries())
     found = advantages(folder, variant)
     (ours,) = (name for name in found if name.startswith("advantage/") and name != "advantage/grpo")
     np.testing.assert_allclose(found[ours], wanted, atol=1e-12)
@@ -82,11 +82,11 @@ def test_history_goes_through_the_steps_in_order_whatever_the_files_are_called(a
     assert len(set(apart["advantage/hadw"].round(6))) > len(set(apart["advantage/grpo"].round(6)))
 
 
-def test_a_trajectory_in_several_parts_counts_once_with_all_its_characters(advantages, tmp_path):
-    earlier = [line | {"output": "zz", "score": 0.0, "right": 0.0, "form": 0.0} for line in made.entries()[:3]]
+def test_a_trajectory_in_several_parts_counts_once_with_all_its_tokens(advantages, tmp_path):
+    earlier = [line | {"tokens": 2, "score": 0.0, "right": 0.0, "form": 0.0} for line in made.entries()[:3]]
     later = [line | {"uid": f"{line['uid'][:-1]}1"} for line in made.entries()[:3]]
     found = advantages(made.rollouts(tmp_path / "rollouts", later + made.entries()[3:] + earlier), "grpo", made.KEYS)
-    assert found["characters"].tolist() == [length + 2 * (row < 3) for row, length in enumerate(made.LENGTHS)]
+    assert found["tokens"].tolist() == [length + 2 * (row < 3) for row, length in enumerate(made.LENGTHS)]
     np.testing.assert_allclose(found["advantage/grpo (sum)"], expected("grpo", BOTH), atol=1e-12)
 
 
@@ -234,7 +234,7 @@ def test_the_text_has_the_tables_and_the_counts(compare, tmp_path):
 def test_torn_lines_missing_rewards_and_single_answers_are_said(compare, tmp_path):
     lines = [line for row, line in enumerate(made.entries()) if row % 4 == 0 or row > 7]
     lines[0]["right"] = None
-    folder = made.rollouts(tmp_path / "r", made.without(lines, "acc"))
+    folder = made.rollouts(tmp_path / "r", made.without(lines, "acc", "tokens"))
     with (folder / "1.jsonl").open("a") as file:
         file.write('{"input": "x", "outp')
     text = compare(folder, "gdpo", made.KEYS)
@@ -244,7 +244,7 @@ def test_torn_lines_missing_rewards_and_single_answers_are_said(compare, tmp_pat
     assert "accuracy of the prompt (right)" in compare(
         folder, "gdpo", made.KEYS, "algorithm.rewards.accuracy_key=right"
     )
-    assert a_line_says(compare(folder, f"gdpo algorithm.gdpo.whiten=token {made.KEYS}"), "approximate", "characters")
+    assert a_line_says(compare(folder, f"gdpo algorithm.gdpo.whiten=token {made.KEYS}"), "approximate", "answers")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 from verl_ext.core.groups import Array
 from verl_ext.core.typed import make
 from verl_ext.errors import DataError, listed, reading, unknown
-from verl_ext.tools.compare.rollouts import ANSWERS, CHARACTERS, SCORE, SUM, TOKENS, About, Rollouts
+from verl_ext.tools.compare.rollouts import ANSWERS, SCORE, SUM, TOKENS, About, Rollouts
 from verl_ext.tools.lines import METRICS, json_lines
 
 if TYPE_CHECKING:
@@ -96,10 +96,9 @@ def _read_tables(path: Path, files: Sequence[Path], prompt: str | None, step: st
     """Read tables with a row an answer. Of a trajectory in several parts the last one has the reward, as in verl."""
     import pandas as pd
 
-    numbers = [int(file.stem) if prompt is None and file.stem.isdecimal() else 0 for file in files]
-    frame = pd.concat(map(_table, files), keys=numbers)
+    frame = pd.concat(map(_table, files))
     torn = frame.isna().all(axis=1)
-    frame = frame[~torn]
+    frame = frame[~torn].reset_index(drop=True)
     for option, name in (("--prompt", prompt), ("--step", step)):
         if name is not None and name not in frame:
             raise DataError(f"{option}: {unknown('column', name, frame)}")
@@ -107,25 +106,24 @@ def _read_tables(path: Path, files: Sequence[Path], prompt: str | None, step: st
     if question is None:
         raise DataError(f"{path}: name the column of the prompt with --prompt, one of {listed(frame)}")
     at = step or ("step" if prompt is None else "")
-    steps = _numbers(frame[at]) if at in frame else frame.index.get_level_values(0).to_numpy()
+    steps = _numbers(frame[at]) if at in frame else np.zeros(len(frame))
     with np.errstate(invalid="ignore"):
         whole = steps.astype(int)
     for what, missing in ((repr(question), frame[question].isna()), (f"whole number in {at!r}", whole != steps)):
         if missing.any():
             raise DataError(f"{path}: {missing.sum():,} of {len(frame):,} rows have no {what}")
-    frame = frame.reset_index(drop=True)
     uids = frame[question].astype(str)
     if prompt is None and question == "input" and "gts" in frame:  # the same text may come with different pictures
         uids += frame["gts"].astype(str)
-    unit, lengths = _lengths(frame)
-    table = pd.DataFrame({"step": whole, "update": 0, "uid": uids, "length": lengths})
+    counted = TOKENS in frame and bool(frame[TOKENS].notna().all())
+    table = pd.DataFrame({"step": whole, "update": 0, "uid": uids, "length": frame[TOKENS] if counted else 1})
     table = table.sort_values("step", kind="stable")
     if prompt is None and question == "uid":
         table = _trajectories(table)
     notes = [f"{torn.sum():,} unreadable line(s) left out"] if torn.any() else []
     if earlier := len(frame) - len(table):
         notes.append(f"{earlier:,} lines are earlier parts of a trajectory: the last part has its reward")
-    others = set(frame) - {question, at, "uid", "input", "output", "gts", "step", *([TOKENS] if unit == TOKENS else [])}
+    others = set(frame) - {question, at, "uid", "input", "output", "gts", "step", *([TOKENS] if counted else [])}
     columns = {name: _numbers(frame.loc[table.index, name]) for name in sorted(others)}
     rewards = {name: values for name, values in columns.items() if not np.isnan(values).all()}
     lengths = table["length"].to_numpy(float)
@@ -134,8 +132,8 @@ def _read_tables(path: Path, files: Sequence[Path], prompt: str | None, step: st
         table=table.reset_index(drop=True),
         rewards=rewards,
         total=SCORE if SCORE in rewards else SUM,
-        counts={"lengths": lengths} | ({"response_lengths": lengths} if unit == TOKENS else {}),
-        unit=unit,
+        counts={"lengths": lengths} | ({"response_lengths": lengths} if counted else {}),
+        unit=TOKENS if counted else ANSWERS,
         notes=tuple(notes),
     )
 
@@ -155,15 +153,6 @@ def _numbers(column: pd.Series[Any]) -> Array:
         column = column.astype(object).map(lambda value: value if isinstance(value, int | float) else np.nan)
     values: Array = column.to_numpy(float)
     return values
-
-
-def _lengths(frame: pd.DataFrame) -> tuple[str, Any]:
-    """Return what the length of an answer counts, and the length of each."""
-    if TOKENS in frame and frame[TOKENS].notna().all():
-        return TOKENS, frame[TOKENS]
-    if "output" in frame:
-        return CHARACTERS, frame["output"].fillna("").astype(str).str.len()
-    return ANSWERS, 1
 
 
 def _trajectories(table: pd.DataFrame) -> pd.DataFrame:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCORE, SUM = "score", "weighted sum"
-TOKENS, CHARACTERS, ANSWERS = "tokens", "characters", "answers"
+TOKENS, ANSWERS = "tokens", "answers"
 SCORE_ALONE = (
     "verl's default trainer writes the score alone to trainer.rollout_data_dir; all rewards are in "
     "algorithm.verl_ext.dump_dir, in trainer.validation_data_dir, and in the rollouts of RayPPOTrainer"
@@ -59,7 +59,7 @@ class Rollouts:
     counts: Mapping[str, Any]
     """`[N]` each, named as in `Batch.of`: `lengths`, and `outputs` and `response_lengths` where they are known."""
     unit: str
-    """What the lengths count: tokens, characters, or answers if nothing is known of their length."""
+    """What the lengths count: tokens, or answers if nothing is known of their length."""
     run: About | None = None
     """The last update of the run that wrote the dump."""
     notes: tuple[str, ...] = ()
