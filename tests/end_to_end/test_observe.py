@@ -55,4 +55,4 @@ def _compare(folder, dump, capsys):
     assert main(["compare", str(folder / "rollouts"), "gdpo", keys]) == 1
     assert "trainer.validation_data_dir" in capsys.readouterr().err
     assert main(["compare", str(folder / "validation"), "gdpo", keys, *save]) == 0, capsys.readouterr().err
-    assert "32 trajectories in 8 groups of 4, step 3" in capsys.readouterr().out
+    assert "32 trajectories in 8 groups of 4, steps 3 to 3" in capsys.readouterr().out

@@ -20,20 +20,19 @@ def parse_settings(
     >>> parse_settings(["algorithm.rewards.keys=[a,b]"], {"rewards": {"keys": ["c"], "weights": [1, 2]}}).rewards.keys
     ('a', 'b')
     """
+    from omegaconf import OmegaConf
+
     plain: dict[str, Any] = {name: value for name, value in (algorithm or {}).items() if name != "verl_ext"}
     given = dict(map(_override, overrides))
     mode = given.pop(LOSS, loss_agg_mode)
     if "algorithm.rewards.keys" in given:  # the run's weights belong to the run's keys
         plain |= dict.fromkeys(VERL_NAMES.values())
         plain["rewards"] = {**(plain.get("rewards") or {}), "weights": None}
+    config: Any = OmegaConf.create({"algorithm": plain})
     for key, value in given.items():
-        *path, last = key.removeprefix(ALGORITHM).split(".")
-        section = plain
-        for part in path:
-            section[part] = dict(section.get(part) or {})
-            section = section[part]
-        section[last] = value
-    return Settings.parse(plain, loss_agg_mode=mode)
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
+    section: Any = OmegaConf.to_container(config.algorithm)
+    return Settings.parse(section, loss_agg_mode=mode)
 
 
 def _override(text: str) -> tuple[str, Any]:

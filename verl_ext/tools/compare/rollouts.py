@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -91,13 +90,6 @@ class Rollouts:
         """The rows of each (step, update), in order."""
         return dict(self.table.groupby(["step", "update"]).indices)
 
-    @property
-    def gaps(self) -> str:
-        """Which steps of the run are missing; "" if there is none."""
-        steps = [0, *self.table["step"].unique().tolist()]
-        missing = [steps_from(last + 1, now - 1) for last, now in itertools.pairwise(steps) if now > last + 1]
-        return ", ".join([*missing[:3], *["..."] * (len(missing) > 3)])
-
     def reward(self, key: str, setting: str) -> Array:
         """Return the values of a reward; raise if the files do not have it."""
         if key not in self.rewards:
@@ -123,18 +115,9 @@ class Rollouts:
     def summary(self) -> str:
         """Say how much was read, and from where."""
         steps, sizes, count = self.table["step"], self.groups.sizes, len(self.updates)
-        span = steps_from(steps.min(), steps.max()) if steps.any() else "one batch"
+        span = f"steps {steps.min()} to {steps.max()}" if steps.any() else "one batch"
         answers = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max()}"
         batches = f", {count} batches" if count > 1 else ""
         turns = f"{len(self.table):,} turns of " if self.turns.any() else ""
         whole = np.count_nonzero(self.turns == 0)
         return f"{turns}{whole:,} trajectories in {len(sizes):,} groups of {answers}, {span}{batches}: {self.path}"
-
-
-def steps_from(first: int, last: int) -> str:
-    """Name a range of steps.
-
-    >>> steps_from(3, 3), steps_from(3, 5)
-    ('step 3', 'steps 3 to 5')
-    """
-    return f"step {first}" if first == last else f"steps {first} to {last}"

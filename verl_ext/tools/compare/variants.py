@@ -162,8 +162,7 @@ def _by_turn(own: RewardsSettings, keys: Sequence[str], rollouts: Rollouts) -> t
 def _odd(chain: Chain, rollouts: Rollouts) -> Iterator[str]:
     """Say which numbers may not be those of a run."""
     if chain.stateful:
-        gaps = f"; steps {rollouts.gaps} are missing, so it is not that of a run" if rollouts.gaps else ""
-        yield f"its history begins with these rollouts{gaps}"
+        yield "its history begins with these rollouts"
     by_tokens = any(getattr(step, "over", None) == "token" for step in chain.steps)
     if by_tokens and rollouts.unit != TOKENS:
         yield f"approximate: it weighs by tokens, here by {rollouts.unit}, because no column `{TOKENS}` has them"
