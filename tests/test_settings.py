@@ -28,7 +28,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "log": None,
         "accuracy_between": None,
     },
-    "verl_ext": {"dump_dir": None, "skip_zero_advantage": False},
+    "verl_ext": {"dump_dir": None, "skip_zero_advantage": False, "share_prompts": False},
     "gdpo": {"whiten": None, "scale": "std", "epsilon": 1e-6, "conditions": None},
     "dgpo": {"dgae": True, "dqw": True, "dqw_temp": 2.0, "balance": "auto"},
     "hadw": {

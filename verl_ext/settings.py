@@ -105,6 +105,8 @@ class VerlExtSettings:
     With an estimator of verl's own, `rewards.keys` must be set."""
     skip_zero_advantage: bool = False
     """Whether the actor's update leaves out responses whose advantages are all 0, which have no gradient."""
+    share_prompts: bool = False
+    """Whether log-probabilities and the actor's update compute each prompt once for all its responses."""
 
 
 @dataclass(frozen=True)

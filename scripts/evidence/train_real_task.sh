@@ -28,16 +28,13 @@ else
   PRECISION=${PRECISION:-fp32}
   # No arm has KL in the reward, as gdpo has none.
   own=(data.max_prompt_length=448 data.max_response_length=200 trainer.save_freq=4 algorithm.use_kl_in_reward=False)
-  # A prompt is computed once for its 8 answers, which are one micro-batch.
-  own+=(actor_rollout_ref.model.external_lib=shared_update trainer.balance_batch=False
-    actor_rollout_ref.actor.use_dynamic_bsz=False actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8
-    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8)
+  # A prompt is computed once for its 8 answers; one with the longest fits into a micro-batch.
+  own+=(++algorithm.verl_ext.share_prompts=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048)
   # Blocks below 32 MB stay in the process: the update takes a quarter less time, and some gigabytes more of memory. So
   # the rollout generates 32 answers at once: with more it grew until Ray ended it in the validation.
   memory=ray_kwargs.ray_init.runtime_env.env_vars.MALLOC
   own+=("++${memory}_MMAP_THRESHOLD_='33554432'" "++${memory}_TRIM_THRESHOLD_='2000000000'")
   own+=(actor_rollout_ref.rollout.max_num_seqs=32)
-  export PYTHONPATH=$PWD/scripts/evidence${PYTHONPATH:+:$PYTHONPATH}
 fi
 export OUTPUT_DIR=${OUTPUT_DIR:-$TASK_DIR/runs/$arm-seed-$seed}
 preset=${PRESET:-$([[ $arm == grpo* ]] && echo cpu || echo "[cpu,${arm%%-*}]")}

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from verl_ext.integration import components, hooks, sampling, skip
+from verl_ext.integration import components, hooks, sampling
 from verl_ext.integration.advantage import watch
 from verl_ext.integration.components import Components
 from verl_ext.integration.run import Run
 from verl_ext.integration.trainer import WithEstimators
+from verl_ext.integration.update import mark
 
 logger = logging.getLogger("verl_ext")
 
@@ -57,11 +58,32 @@ class DefaultTrainer(WithEstimators):
         run.add_metrics(metrics)
         return result
 
-    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Ask for rows without advantage to be left out."""
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Put the rows of a prompt together."""
         verl: Any = super()
-        call = lambda: verl._update_actor(batch, metrics)  # noqa: E731
-        return skip.update(self._verl_ext, batch.extra_info, call, lambda _: metrics)
+        batch = verl._balance_batch(batch, metrics, *args, **kwargs)
+        if self._verl_ext is not None and self._verl_ext.settings.verl_ext.share_prompts:
+            lengths = [(tag["prompt_len"], tag["seq_len"] - tag["prompt_len"]) for tag in batch.tags]
+            rows = [(uid, *pair) for uid, pair in zip(components.uids_of(batch.keys), lengths, strict=True)]
+            batch.reorder(mark.in_order(self, rows, metrics))
+        return batch
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        verl: Any = super()
+        with mark.marked(self._verl_ext, batch.extra_info):
+            return verl._compute_old_log_prob(batch, metrics)
+
+    def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        verl: Any = super()
+        with mark.marked(self._verl_ext, batch.extra_info):
+            return verl._compute_ref_log_prob(batch, metrics)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        verl: Any = super()
+        with mark.marked(self._verl_ext, batch.extra_info):
+            batch = verl._update_actor(batch, metrics)
+        mark.rename(metrics)
+        return batch
 
 
 def missing_responses(trainer: Any, arrived: int) -> float:

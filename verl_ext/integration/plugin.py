@@ -16,7 +16,7 @@ _HOOKS = (
     Hook("verl.trainer.main_ppo", f"{_HERE}.driver:install", "checks before Ray starts, other entry points"),
     Hook("verl.trainer.ppo.v1.trainer_base", f"{_HERE}.default_trainer:install", "the default (V1) trainer"),
     Hook("verl.trainer.ppo.ray_trainer", f"{_HERE}.ray_trainer:install", "RayPPOTrainer"),
-    Hook("verl.workers.engine.fsdp.transformer_impl", f"{_HERE}.skip:install", "a shorter update"),
+    Hook("verl.workers.engine.fsdp.transformer_impl", f"{_HERE}.update.engine:install", "a shorter update"),
     Hook("hydra.core.config_store", "verl_ext.conf:store_presets", "configuration presets"),
 )
 """Each hook: the module of verl after whose import it runs, its function, and its purpose."""

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from verl_ext.integration import components, hooks, skip
+import torch
+
+from verl_ext.integration import components, hooks
 from verl_ext.integration.advantage import watch
 from verl_ext.integration.run import current, make_current
 from verl_ext.integration.trainer import WithEstimators
+from verl_ext.integration.update import mark
 
 
 def install(ray_trainer: ModuleType) -> None:
@@ -32,11 +35,32 @@ class RayTrainer(WithEstimators):
         super().__init__(config, *args, **kwargs)
         make_current(self._verl_ext)
 
-    def _update_actor(self, batch: Any) -> Any:
-        """Ask for rows without advantage to be left out."""
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Put the rows of a prompt together."""
         verl: Any = super()
-        metrics_of = lambda output: output.meta_info["metrics"]  # noqa: E731
-        return skip.update(self._verl_ext, batch.meta_info, lambda: verl._update_actor(batch), metrics_of)
+        verl._balance_batch(batch, metrics, *args, **kwargs)
+        if self._verl_ext is not None and self._verl_ext.settings.verl_ext.share_prompts:
+            mask, width = batch.batch["attention_mask"], batch.batch["prompts"].shape[1]
+            before, answers = (part.sum(dim=1).tolist() for part in (mask[:, :width], mask[:, width:]))
+            rows = [*zip(batch.non_tensor_batch["uid"].tolist(), before, answers, strict=True)]
+            batch.reorder(torch.tensor(mark.in_order(self, rows, metrics)))
+
+    def _compute_old_log_prob(self, batch: Any) -> Any:
+        verl: Any = super()
+        with mark.marked(self._verl_ext, batch.meta_info):
+            return verl._compute_old_log_prob(batch)
+
+    def _compute_ref_log_prob(self, batch: Any) -> Any:
+        verl: Any = super()
+        with mark.marked(self._verl_ext, batch.meta_info):
+            return verl._compute_ref_log_prob(batch)
+
+    def _update_actor(self, batch: Any) -> Any:
+        verl: Any = super()
+        with mark.marked(self._verl_ext, batch.meta_info):
+            output = verl._update_actor(batch)
+        mark.rename(output.meta_info["metrics"])
+        return output
 
 
 def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:

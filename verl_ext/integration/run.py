@@ -47,7 +47,7 @@ class Run:
     metrics: Metrics = field(default_factory=dict)
     """Metrics of the last batch, until the trainer logs them."""
     ranks_checked: bool = False
-    """Whether each rank of the actor has shown that it leaves rows out if it is asked to (see `skip`)."""
+    """Whether each worker said that this package is at work in it (see `update`)."""
     dumps: Path | None = None
     """The folder for the dumps of this start or resume."""
 

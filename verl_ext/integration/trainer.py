@@ -55,8 +55,10 @@ def start(trainer: Any, config: Any) -> Run | None:
         return None
     if chain is not None:
         needed = ("_save_checkpoint", "_load_checkpoint") if chain.stateful else ()
-        skips = ("_update_actor",) if settings.verl_ext.skip_zero_advantage else ()
-        hooks.require_passed_on(type(trainer), WithEstimators, (*needed, *skips))
+        hooks.require_passed_on(type(trainer), WithEstimators, needed)
+    passes = ("_balance_batch", "_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor")
+    if settings.verl_ext.skip_zero_advantage or settings.verl_ext.share_prompts:
+        hooks.require_passed_on(type(trainer), WithEstimators, passes)
     if settings.verl_ext.dump_dir is not None:
         Path(settings.verl_ext.dump_dir).mkdir(parents=True, exist_ok=True)  # raise now, not at the first step
     return Run(verdict.name, settings, chain, trainer)

@@ -1,4 +1,4 @@
-"""Where a row without advantage changes the update, `skip_zero_advantage` is refused with the line to change."""
+"""Where a shorter update would be another one, it is refused with the line to change."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import pytest
 
 from tests.integration.checks.test_rules import compose
 from verl_ext.integration.checks import judge
-from verl_ext.integration.checks.update import EXACT, NOT_EXACT, SETTING
+from verl_ext.integration.checks.update import EXACT, NOT_EXACT, SHARE, SKIP
 
 ACTOR = "actor_rollout_ref.actor"
-ON = f"+{SETTING}=True"
+ON = f"+{SKIP}=True"
+PACKED = (f"+{SHARE}=True", f"{ACTOR}.use_dynamic_bsz=True")
 CORRECTION = "algorithm.rollout_correction"
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[a,b]")
 BYPASS = (f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.loss_type=reinforce")
@@ -30,14 +31,43 @@ REFUSED = {
 }
 
 
+ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("rollout", "ref", "model"))
+NOT_PACKED = {
+    f"{ACTOR}.strategy": REFUSED[f"{ACTOR}.strategy"],
+    f"{ACTOR}.loss_scale_factor": (NORM,),
+    f"{ACTOR}.policy_loss.loss_mode": (f"{ACTOR}.policy_loss.loss_mode=geo_mean",),
+    f"{ROLLOUT}.log_prob_use_dynamic_bsz": (f"{ROLLOUT}.log_prob_use_dynamic_bsz=False",),
+    f"{REF}.log_prob_use_dynamic_bsz": (f"{REF}.log_prob_use_dynamic_bsz=False",),
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2",),
+    f"{REF}.pad_to_length": (f"++{REF}.pad_to_length=True",),
+    f"{MODEL}.use_fused_kernels": (f"{MODEL}.use_fused_kernels=True",),
+    f"{ACTOR}.shuffle": (f"{ACTOR}.shuffle=True",),
+    "distillation.enabled": ("distillation.enabled=True",),
+}
+
+
 @pytest.mark.parametrize("estimator", ["grpo", "gdpo"])
 @pytest.mark.parametrize("line", REFUSED)
-def test_it_is_refused_for_every_estimator(line, estimator):
+def test_leaving_rows_out_is_refused_for_every_estimator(line, estimator):
     run = GDPO if estimator == "gdpo" else ("algorithm.adv_estimator=grpo",)
     errors = judge(compose(*run, ON, *REFUSED[line])).errors
     assert len(errors) == 1
     assert f"set {line}=" in errors[0]
     assert judge(compose(*run, *REFUSED[line])).errors == ()  # without the setting
+
+
+@pytest.mark.parametrize("line", NOT_PACKED)
+def test_computing_a_prompt_once_is_refused(line):
+    run = ("algorithm.adv_estimator=grpo", *NOT_PACKED[line])
+    errors = judge(compose(*run, *PACKED)).errors
+    assert any(f"set {line}=" in error for error in errors)
+    assert all(f"set {SHARE}=False" in error or f"{SHARE}=False" in error for error in errors)
+    assert judge(compose(*run, *PACKED[1:])).errors == ()
+
+
+def test_micro_batches_with_a_fixed_number_of_rows_are_refused():
+    errors = judge(compose("algorithm.adv_estimator=grpo", *PACKED[:1])).errors  # verl's default
+    assert f"set {ACTOR}.use_dynamic_bsz=True" in errors[0]
 
 
 def test_verl_s_losses_are_known():
@@ -62,9 +92,15 @@ def test_losses(loss):
         (*GDPO, f"{ACTOR}.strategy=fsdp2"),
     ],
 )
-def test_it_is_accepted_without_a_word(overrides):
-    verdict = judge(compose(*overrides, ON))
+@pytest.mark.parametrize("settings", [(ON,), PACKED, (ON, *PACKED)], ids=["skip", "share", "both"])
+def test_it_is_accepted_without_a_word(overrides, settings):
+    verdict = judge(compose(*overrides, *settings))
     assert (verdict.errors, verdict.warnings) == ((), ())
+
+
+def test_a_prompt_is_computed_once_with_a_loss_in_every_row():
+    rows = (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.entropy_coeff=0.001", f"{ACTOR}.policy_loss.loss_mode=dro")
+    assert judge(compose("algorithm.adv_estimator=grpo", *rows, *PACKED)).errors == ()
 
 
 def test_whitening_over_tokens_is_warned_of():

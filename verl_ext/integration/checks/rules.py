@@ -37,7 +37,7 @@ from verl_ext.integration.checks.rewards import (
     wrong_arguments,
     wrong_components,
 )
-from verl_ext.integration.checks.update import skipped_rows
+from verl_ext.integration.checks.update import shorter_update
 from verl_ext.registry import BUILT_IN, INSTALLED, load, refused
 from verl_ext.registry import GROUP as ENTRY_POINTS
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings, misspelt, sections
@@ -269,7 +269,7 @@ ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments,
 """The rules for every configuration."""
 READ = (
     *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, by_turn, without_effect),
-    *(skipped_rows, experimental, missing_keys, single_response, contradicted_by_verl, trial, penalties),
+    *(shorter_update, experimental, missing_keys, single_response, contradicted_by_verl, trial, penalties),
     *(rule_of_estimator, balance, loss_mode),
 )
 """Those that need the settings."""

@@ -1,0 +1,188 @@
+"""Rows without advantage are left out, and a prompt is computed once: the gradient stays, and all ranks agree."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.integration import updates
+from verl_ext.errors import ConfigurationError, IntegrationError
+from verl_ext.integration.run import Run
+from verl_ext.integration.update import SHARE, SKIP, engine, mark, split
+from verl_ext.integration.update.mark import order as order_of
+from verl_ext.settings import Settings
+
+SLOW = pytest.mark.slow
+
+
+def difference(gradients, reference):
+    return float((gradients - reference).norm() / reference.norm())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("cases", [3, pytest.param(48, marks=SLOW, id="all")])
+def test_gradients_are_those_of_verl(folder, ranks, cases, record_property):
+    """No difference is more than twice the largest of the controls, which differ in the micro-batch size only."""
+    found = [case for rank in updates.run("equal", ranks, folder, cases=cases, timeout=1500) for case in rank.values()]
+    assert len(found) >= ranks * cases
+    largest = {
+        way: max(difference(case[way]["gradients"], case["all"]["gradients"]) for case in found if way in case)
+        for way in updates.WAYS
+    }
+    record_property("largest", str(largest))
+    assert max(largest.values()) <= 2 * largest["control"] < 1e-5
+    for case in found:
+        assert not any(name.startswith("update/") for name in case["all"]["metrics"])
+        metrics = {
+            way: {name: torch.tensor(value).double().mean() for name, value in case[way]["metrics"].items()}
+            for way in case
+        }
+        for way in case.keys() - {"all", "control"}:
+            assert (metrics[way]["update/rows_kept"] < 0.8) == (way != "share")
+            assert ("update/prompt_tokens_saved" in metrics[way]) == (way != "skip")
+
+
+@SLOW
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_twenty_updates_with_adamw(folder, ranks, record_property):
+    for found in updates.run("twenty", ranks, folder, timeout=600):
+        assert len(found["all"]["gradients"]) == 20
+        for name in ("gradients", "weights"):
+            errors = {way: difference(found[way][name], found["all"][name]) for way in updates.WAYS}
+            record_property(name, str(errors))
+            assert max(errors.values()) <= 2 * errors["control"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cases"), [(2, 50), pytest.param(2, 200, marks=SLOW), pytest.param(4, 200, marks=SLOW)]
+)
+def test_no_split_hangs(tmp_path, ranks, cases):
+    """All ranks have the same number of micro-batches, none of them empty, and every live row ran once."""
+    found = updates.run("splits", ranks, tmp_path, cases=cases, timeout=900)
+    for splits in zip(*found, strict=True):
+        assert len({len(told["ran"]) for told in splits}) == 1
+        for told in splits:
+            assert told["fits"]
+            assert all(told["ran"])
+            ran = [row for batch in told["ran"] for row in batch]
+            assert len(set(ran)) == len(ran) == round(told["rows_kept"] * len(told["live"]))
+            assert {row for row, live in enumerate(told["live"]) if live} <= set(ran)
+            places = [place for batch in told["places"] for place in batch]
+            assert [sorted(ran)[place] for place in places] == ran
+    every = [told for splits in found for told in splits]
+    assert min(told["rows_kept"] for told in every) < 0.2
+    assert max(told.get("prompt_tokens_saved", 0) for told in every) > 0.2
+    assert max(told.get("prompts_cut", 0) for told in every) > 0
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_row_without_advantage_that_is_kept_has_tokens_in_the_loss(nested):
+    """verl's bypass_mode raises for a micro-batch without any, and the other ranks wait for ever."""
+    data = updates.rows(4, [False] * 4, seed=0, nested=nested, lengths=([6] * 4, [3, 4, 5, 9]))
+    for row, mask in enumerate(data["response_mask"].unbind()):
+        mask.fill_(row == 2)  # the others are padding, or rejected
+    live, others = split.live_rows(data, split.read(data, share=False))
+    assert (live, others[0]) == ([], 2)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_prompts_stay_whole_where_there_is_room(ranks, seed):
+    """Each rank has as many rows, and a prompt is in more than one mini-batch of a rank as often as the count says."""
+    draw = random.Random(seed)
+    size = draw.choice([4, 8, 12])  # of a rank's mini-batch
+    count = 3 * size * ranks
+    rows = [(draw.randrange(max(1, count // 4)), draw.choice([30, 31]), draw.randrange(1, 40)) for _ in range(count)]
+    order, divided = order_of(rows, ranks=ranks, mini_batch=size * ranks)
+    assert sorted(row for rank in order for row in rank) == list(range(count))
+    assert {len(rank) for rank in order} == {count // ranks}
+    places = {(rows[row][:2], rank, at // size) for rank, part in enumerate(order) for at, row in enumerate(part)}
+    assert len(places) - len({row[:2] for row in rows}) == divided
+    even = [(number // 4, 20 + number // 4, 1 + number % 7) for number in range(count)]
+    order, divided = order_of(even, ranks=ranks, mini_batch=size * ranks)
+    assert divided == 0
+    tokens = [sum(20 + row // 4 for row in part[::4]) for part in order]
+    assert max(tokens) < 1.2 * min(tokens)
+
+
+class Workers:
+    """Stands in for a group of workers."""
+
+    def __init__(self, *states):
+        self.states, self.asked = states, 0
+
+    def execute_all_sync(self, method, function):
+        assert method == "execute_func_rank_zero"
+        assert function is mark.state
+        self.asked += 1
+        return list(self.states)
+
+
+def run_with(group, **settings):
+    return Run("grpo", Settings.parse({"verl_ext": settings}), None, trainer=SimpleNamespace(actor_rollout_wg=group))
+
+
+@pytest.mark.parametrize(
+    ("settings", "marks"),
+    [
+        ({}, {}),
+        ({"skip_zero_advantage": True}, {SKIP: True}),
+        ({"share_prompts": True, "skip_zero_advantage": True}, {SKIP: True, SHARE: True}),
+    ],
+)
+def test_a_pass_is_marked_and_its_data_does_not_stay_so(settings, marks):
+    group, entries = Workers("holds", "holds"), {"temperature": 1.0}
+    run = run_with(group, **settings)
+    for _ in range(2):
+        with mark.marked(run, entries):
+            assert entries == {"temperature": 1.0, **marks}
+        assert entries == {"temperature": 1.0}
+    assert group.asked == bool(marks)
+
+
+def test_a_rank_without_the_package_is_named_before_the_first_pass():
+    run = run_with(Workers("holds", "pending"), share_prompts=True)
+    with pytest.raises(IntegrationError, match=r"\[1\]"):
+        mark.marked(run, {}).__enter__()
+
+
+def test_the_figures_of_an_update_are_named():
+    metrics = {"actor/update/rows_kept": 0.5, "actor/pg_loss": 0.1}
+    mark.rename(metrics)
+    assert metrics == {"update/rows_kept": 0.5, "actor/pg_loss": 0.1}
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.attention_dropout = rate
+
+
+@pytest.mark.parametrize("part", [torch.nn.Dropout(0.1), Attention(0.1)], ids=["module", "attention"])
+def test_a_model_that_draws_random_numbers_is_refused(part):
+    with pytest.raises(ConfigurationError, match="share_prompts"):
+        engine.require_exact(torch.nn.Sequential(torch.nn.Linear(2, 2), part))
+
+
+def test_a_model_without_dropout_is_accepted():
+    engine.require_exact(torch.nn.Sequential(torch.nn.Dropout(0.0), Attention(0.0)))
+
+
+def test_each_layout_of_a_model(folder):
+    """Gradients of an update, and the log-probabilities and entropies of a pass in the rows of their answers."""
+    [found] = updates.run("models", 1, folder, timeout=600)
+    assert "sliding_window" in found.pop("window")["share"]
+    for name, ways in found.items():
+        error = {way: difference(ways[way]["gradients"], ways["all"]["gradients"]) for way in ("control", "share")}
+        assert error["share"] <= 5 * error["control"] < 1e-5, name
+        for kind in ("log_probs", "entropy"):
+            for row, wanted in zip(ways["share"][kind], ways["all"][kind], strict=True):
+                torch.testing.assert_close(row, wanted, atol=2e-6, rtol=0)
+
+
+def test_the_first_pass_finds_a_wrong_mask_and_ends_all_ranks(folder):
+    told = updates.run("wrong", 2, folder, timeout=300)
+    assert all("share_prompts" in text for text in told)

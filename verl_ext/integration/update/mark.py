@@ -1,0 +1,112 @@
+"""In the trainer: mark the data of a pass, put the rows of a batch in order, and name the figures of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from verl_ext.errors import IntegrationError
+from verl_ext.integration import hooks
+from verl_ext.integration.run import Run
+from verl_ext.integration.update import SHARE, SKIP
+from verl_ext.settings import VerlExtSettings
+
+Row = tuple[Hashable, int, int]
+"""A row's uid, and the tokens of its prompt and its answer. In a session a uid may have several prompts."""
+ENGINE = "verl.workers.engine.fsdp.transformer_impl"
+
+
+@contextmanager
+def marked(run: Run | None, entries: MutableMapping[str, Any]) -> Iterator[None]:
+    """Mark a pass of the actor or the reference, in the entries of its data."""
+    own = run.settings.verl_ext if run is not None else VerlExtSettings()
+    marks = {mark: True for mark, on in ((SKIP, own.skip_zero_advantage), (SHARE, own.share_prompts)) if on}
+    if run is not None and marks and not run.ranks_checked:
+        require_ranks(run.trainer)
+        run.ranks_checked = True
+    entries.update(marks)
+    try:
+        yield
+    finally:  # the entries may go on to the critic
+        for mark in marks:
+            entries.pop(mark, None)
+
+
+def require_ranks(trainer: Any) -> None:
+    """Raise if a worker runs verl's engine without this package: the others would wait for it for ever."""
+    for name in ("actor_rollout_wg", "ref_policy_wg"):
+        group = getattr(trainer, name, None)
+        states = [] if group is None else group.execute_all_sync("execute_func_rank_zero", state)
+        if ranks := [rank for rank, found in enumerate(states) if found != "holds"]:
+            raise IntegrationError(
+                f"verl_ext is not at work on ranks {ranks} of {name}: install it there (doctor says whether it holds), "
+                "or set algorithm.verl_ext.skip_zero_advantage and share_prompts to False"
+            )
+
+
+def state() -> str:
+    """Return `holds` if this package is at work in verl's engine of this process."""
+    return hooks.HOOKS[ENGINE].state
+
+
+def in_order(trainer: Any, rows: Sequence[Row], metrics: dict[str, Any]) -> list[int]:
+    """Return the order of a batch that verl has balanced, and write the metrics of its balance again."""
+    from verl.utils.seqlen_balancing import log_seqlen_unbalance
+
+    config = trainer.config.actor_rollout_ref
+    ranks, divided = order(
+        rows,
+        ranks=max(trainer.actor_rollout_wg._dispatch_info["actor"]) + 1,
+        mini_batch=config.actor.ppo_mini_batch_size * config.rollout.n,
+    )
+    lengths = [before + answer for _, before, answer in rows]
+    metrics |= log_seqlen_unbalance(seqlen_list=lengths, partitions=ranks, prefix="global_seqlen")
+    metrics["update/prompts_divided"] = float(divided)
+    return [row for rank in ranks for row in rank]
+
+
+def order(rows: Sequence[Row], *, ranks: int, mini_batch: int) -> tuple[list[list[int]], int]:
+    """Divide rows among ranks and mini-batches: whole prompts, equal numbers of rows, and about equal tokens.
+
+    Return the rows of each rank, and how often a prompt was divided, because no mini-batch had room for all its rows.
+    A `mini_batch` has that many rows on all ranks together; the next rows of each rank are its next one.
+
+    >>> a, b = ("a", 5, 1), ("b", 9, 1)
+    >>> order([a, b, a, b], ranks=2, mini_batch=4)
+    ([[1, 3], [0, 2]], 0)
+    >>> order([a, a, a, b], ranks=2, mini_batch=4)
+    ([[0, 1], [2, 3]], 1)
+    """
+    each, size = len(rows) // ranks, mini_batch // ranks
+    # A place for each mini-batch of each rank; the ranks of a mini-batch wait for each other.
+    room = [min(size, each - at) for at in range(0, each, size) for _ in range(ranks)]
+    places: list[list[int]] = [[] for _ in room]
+    cost, of_rank, divided = [0] * len(room), [0] * ranks, 0
+    groups: dict[Hashable, list[int]] = {}
+    for number, (uid, before, _) in enumerate(rows):
+        groups.setdefault((uid, before), []).append(number)
+
+    def tokens(group: list[int]) -> int:
+        return rows[group[0]][1] + sum(rows[number][2] for number in group)
+
+    # The prompts with the most rows first, as long as there is room for them.
+    for group in sorted(groups.values(), key=lambda group: (len(group), tokens(group)), reverse=True):
+        left = group
+        while left:
+            fits = [place for place, free in enumerate(room) if free >= len(left)]
+            place = max(range(len(room)), key=room.__getitem__)
+            place = min(fits, key=lambda place: (cost[place], of_rank[place % ranks]), default=place)
+            part, left = left[: room[place]], left[room[place] :]
+            places[place] += part
+            room[place] -= len(part)
+            cost[place] += tokens(part)
+            of_rank[place % ranks] += tokens(part)
+            divided += bool(left)
+    return [[number for part in places[rank::ranks] for number in part] for rank in range(ranks)], divided
+
+
+def rename(metrics: dict[str, Any]) -> None:
+    """Name an update's figures in place: verl puts `actor/` before the names that a worker returns."""
+    for name in [name for name in metrics if name.startswith("actor/update/")]:
+        metrics[name.removeprefix("actor/")] = metrics.pop(name)

@@ -1,0 +1,65 @@
+"""The first pass of each engine: packing must change log-probabilities no more than verl's own micro-batches do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from verl_ext.errors import IntegrationError
+from verl_ext.integration.update import SHARE, SKIP
+from verl_ext.integration.update.pack import answer_places, sharing
+from verl_ext.integration.update.split import read, token_limit
+
+FACTOR = 5
+"""How much more packing may change than the size of verl's own micro-batches does."""
+FLOOR = 1e-6
+"""The least change that counts, in fp32; in other precisions as much more as their rounding is larger."""
+
+
+def require_equal(engine: Any, data: Any) -> None:
+    """Raise on all ranks if a model computes other log-probabilities when a prompt is computed once.
+
+    Rows that fit into a micro-batch run by verl's engine in one and in two, and packed; those of the prompts with the
+    most rows are taken.
+    """
+    rows, limit = read(data, share=True), token_limit(data)
+    groups = sorted(rows.of_prompts(range(len(rows.prompts))), key=len, reverse=True)
+    chosen = [row for group in groups for row in group]
+    lengths = accumulate(rows.before[row] + rows.answers[row] for row in chosen)
+    chosen = chosen[: max(1, sum(length <= limit for length in lengths))]
+    half = max(1, len(chosen) // 2)
+    whole = log_probs(engine, data, chosen)
+    in_two = torch.cat([log_probs(engine, data, part) for part in (chosen[:half], chosen[half:] or chosen)])
+    with sharing(engine.module):
+        packed = log_probs(engine, data, chosen, share=True)
+    rounding = torch.finfo(getattr(engine, "_autocast_dtype", torch.bfloat16)).eps / torch.finfo(torch.float32).eps
+    own, ours = change(in_two[: len(whole)], whole), change(packed, whole)
+    excess = (ours / own.clamp(min=FLOOR * rounding)).max()
+    torch.distributed.all_reduce(excess, op=torch.distributed.ReduceOp.MAX, group=engine.get_data_parallel_group())
+    if not excess <= FACTOR:
+        raise IntegrationError(
+            f"{type(engine.module).__name__} computes other log-probabilities when a prompt is computed once: they "
+            f"change {float(excess):.0f} times as much as with verl's own micro-batches, {FACTOR} times is rounding: "
+            "set algorithm.verl_ext.share_prompts=False"
+        )
+
+
+def log_probs(engine: Any, data: Any, rows: Sequence[int], *, share: bool = False) -> torch.Tensor:
+    """Return those of the answers' tokens of some rows."""
+    from verl.utils import tensordict_utils as tu
+
+    batch = tu.index_select_tensor_dict(data, list(rows))
+    tu.assign_non_tensor(batch, **{SHARE: share, SKIP: False, "calculate_entropy": False})
+    with torch.no_grad():
+        _, output = engine.forward_step(batch, loss_function=None, forward_only=True)
+    values: torch.Tensor = output["model_output"]["log_probs"].values()
+    return values[answer_places(batch) - 1].float()
+
+
+def change(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Return the mean difference, and the mean of the largest of each hundred."""
+    difference = (found - wanted).abs()
+    return torch.stack([difference.mean(), difference.topk(-(-len(difference) // 100)).values.mean()])

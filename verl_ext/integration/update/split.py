@@ -1,0 +1,135 @@
+"""Split the rows of a rank's mini-batch into micro-batches: which rows take part, and which share a prompt.
+
+With PPO's losses a row whose advantages are all 0 has loss 0 and gradient 0. verl fixes the divisors of the loss
+(tokens and rows of the mini-batch, number of ranks) before it splits the mini-batch. Rows that are left out between the
+two change no divisor, so the gradient is that of the whole mini-batch.
+
+All ranks run the same number of micro-batches: one all-reduce takes the largest that a rank needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from verl_ext.integration.components import dense
+from verl_ext.integration.update import FIGURES, SHARE, SKIP, entry
+
+
+class Rows(NamedTuple):
+    """The rows of a batch in tokens."""
+
+    prompts: list[int]
+    """For each row the number of its prompt."""
+    before: list[int]
+    """Tokens of the prompt."""
+    answers: list[int]
+    """Tokens of the answer."""
+
+    def of_prompts(self, rows: Sequence[int]) -> list[list[int]]:
+        """Collect some rows by prompt."""
+        found: dict[int, list[int]] = {}
+        for row in rows:
+            found.setdefault(self.prompts[row], []).append(row)
+        return list(found.values())
+
+    def cost(self, rows: Sequence[int]) -> int:
+        """Return the tokens of some rows, each prompt once."""
+        prompts = {self.prompts[row]: self.before[row] for row in rows}
+        return sum(prompts.values()) + sum(self.answers[row] for row in rows)
+
+
+def read(data: Any, *, share: bool) -> Rows:
+    """Read the rows of a batch: with `share` those with equal tokens before the answer have one prompt."""
+    lengths, prompts = data["input_ids"].offsets().diff().cpu(), data["prompts"]
+    if prompts.is_nested:
+        before = prompts.offsets().diff().cpu()
+    else:
+        before = data["attention_mask"][:, : prompts.shape[1]].sum(dim=1).cpu()
+    numbers = list(range(len(lengths)))
+    if share:
+        known: dict[bytes, int] = {}
+        tokens = data["input_ids"].values().cpu().split(lengths.tolist())
+        texts = (row[:length].numpy().tobytes() for row, length in zip(tokens, before.tolist(), strict=True))
+        numbers = [known.setdefault(text, len(known)) for text in texts]
+    return Rows(numbers, before.tolist(), (lengths - before).tolist())
+
+
+def wrap_prepare(original: Callable[..., Any], data: Any, dp_group: Any = None, **options: Any) -> Any:
+    """`prepare_micro_batches(data, dp_group, ...)`: return the micro-batches, and the rows of each."""
+    skip, share = entry(data, SKIP, False) and "advantages" in data, entry(data, SHARE, False)
+    if not (skip or share):
+        return original(data=data, dp_group=dp_group, **options)
+    from verl.utils import tensordict_utils as tu
+
+    rows = read(data, share=share)
+    everything = list(range(len(rows.prompts)))
+    live, others = live_rows(data, rows) if skip else (everything, [])
+    batches = same_number(fill(data, rows, live), others, dp_group)
+    kept = sorted(row for batch in batches for row in batch)
+    tokens = sum(rows.before[row] + rows.answers[row] for row in kept)
+    figures = {"rows_kept": len(kept) / len(everything), "tokens_kept": tokens / (sum(rows.before) + sum(rows.answers))}
+    if share:
+        computed = sum(len(rows.of_prompts(batch)) for batch in batches)
+        figures["prompt_tokens_saved"] = 1 - sum(map(rows.cost, batches)) / tokens
+        figures["prompts_cut"] = float(computed - len(rows.of_prompts(kept)))
+    tu.assign_non_tensor_data(data, FIGURES, figures)
+    place = {row: number for number, row in enumerate(kept)}  # verl restores the order of the rows by these
+    return [tu.index_select_tensor_dict(data, batch) for batch in batches], [[place[row] for row in b] for b in batches]
+
+
+def live_rows(data: Any, rows: Rows) -> tuple[list[int], list[int]]:
+    """Return the rows with an advantage that is not 0, and the others, the best to fill up with first.
+
+    Some losses of verl raise for a micro-batch without a token in the loss, so rows with tokens come first.
+    """
+    live, counts = ((dense(data[name]) != 0).any(dim=-1).tolist() for name in ("advantages", "response_mask"))
+    length = [sum(pair) for pair in zip(rows.before, rows.answers, strict=True)]
+    best = sorted(range(len(live)), key=lambda row: (not live[row], not counts[row], length[row]))
+    return best[: sum(live)], best[sum(live) :]
+
+
+def fill(data: Any, rows: Rows, live: Sequence[int]) -> list[list[int]]:
+    """Fill micro-batches with prompts, the largest first, each where there is room.
+
+    A prompt that exceeds the limit comes in parts.
+    """
+    if not entry(data, "use_dynamic_bsz", True):
+        size = entry(data, "micro_batch_size_per_gpu")
+        return [[*live[at : at + size]] for at in range(0, len(live), size)]
+    limit = token_limit(data)
+    batches: list[list[int]] = []
+    room: list[int] = []
+    for group in sorted(rows.of_prompts(live), key=rows.cost, reverse=True):
+        left = group
+        while left:
+            size = max(1, sum(rows.cost(left[: end + 1]) <= limit for end in range(len(left))))
+            part, left = left[:size], left[size:]
+            place = next((place for place, free in enumerate(room) if free >= rows.cost(part)), len(room))
+            if place == len(room):
+                batches.append([])
+                room.append(limit)
+            batches[place] += part
+            room[place] -= rows.cost(part)
+    return batches
+
+
+def token_limit(data: Any) -> int:
+    """Return the tokens that a micro-batch may have."""
+    return int(entry(data, "max_token_len_per_gpu") * entry(data, "sp_size", 1))
+
+
+def same_number(batches: list[list[int]], others: list[int], dp_group: Any) -> list[list[int]]:
+    """Halve micro-batches, and add rows that would be left out, up to the largest number of a rank."""
+    from verl.utils.device import get_device_name
+
+    number = torch.tensor([max(1, len(batches))], device=get_device_name())
+    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX, group=dp_group)
+    while len(batches) < int(number):
+        longest = max(batches, key=len, default=[])
+        half = len(longest) // 2
+        batches.append(longest[:half] or [others.pop(0)])
+        del longest[:half]
+    return batches
