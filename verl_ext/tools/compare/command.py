@@ -13,12 +13,11 @@ import numpy as np
 
 from verl_ext.errors import ConfigurationError, reading
 from verl_ext.files import say
-from verl_ext.registry import INSTALLED
 from verl_ext.settings import Settings
 from verl_ext.tools.compare import variants
 from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, by_score, measure, normalised
 from verl_ext.tools.compare.read import read
-from verl_ext.tools.compare.rollouts import SUM, Rollouts
+from verl_ext.tools.compare.rollouts import Rollouts
 from verl_ext.tools.compare.variants import GRPO, Outcome
 from verl_ext.tools.tables import Rows, plain
 
@@ -118,8 +117,6 @@ def _notes(found: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterat
         yield f"settings: {json.dumps(common.given)}, loss_agg_mode={common.loss_agg_mode}"
     if common.given.get("use_kl_in_reward"):
         yield "the KL in the rewards is left out, because rollouts do not hold it"
-    saw = " of what the run saw" if found.run is not None and found.run.estimator in INSTALLED else ""
-    yield f"{GRPO}: on the {SUM}{saw}" if saw or found.total == SUM else f"{GRPO}: on {found.total}"
     for outcome in outcomes[1:]:
         yield f"{outcome.variant.label}: {outcome.variant.text}"
         yield from outcome.notes
