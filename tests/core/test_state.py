@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.facts import facts
-from verl_ext.core.state import plain_state
+from verl_ext.core.chain import plain_state
 from verl_ext.errors import CheckpointError
 
 KEPT = {"none": None, "flag": True, "big": 10**30, "number": np.float64(0.1), "list": [[1], {"a": "\ud800"}], "": {}}

@@ -15,8 +15,7 @@ from tests.calls import call
 from tests.estimators.test_compose import SUMMED, composed
 from tests.facts import facts, says
 from verl_ext import Batch, Settings, build
-from verl_ext.core.chain import Chain
-from verl_ext.core.state import plain_state
+from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.steps import Centre, WeighAndSum
 from verl_ext.errors import CheckpointError, ConfigurationError
 from verl_ext.estimators.compose import try_out

@@ -14,7 +14,7 @@ from hypothesis import given
 from tests.calls import call_on_tensors, object_array
 from tests.fuzz.rubbish import NAMES, Draw, draws, many, name, scalar, sometimes
 from verl_ext import Batch, Settings, build
-from verl_ext.core.state import plain_state
+from verl_ext.core.chain import plain_state
 from verl_ext.errors import VerlExtError
 from verl_ext.registry import INSTALLED
 

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from tests.fuzz.rubbish import Draw, draws, many, name, tree
 from verl_ext import Batch, Settings, build
-from verl_ext.core.state import plain_state
+from verl_ext.core.chain import plain_state
 from verl_ext.errors import CheckpointError
 
 SOUND: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -197,3 +198,24 @@ def _check_shape(step: Step, values: object, size: int) -> None:
             f"step {step.name!r} returns {type(values).__name__} {getattr(values, 'shape', '')}, expected an array "
             f"({size}, K), after {SUM} ({size}, 1)"
         )
+
+
+def plain_state(state: State) -> dict[str, Any]:
+    """Return a copy of a chain's state as JSON restores it; raise `CheckpointError` if JSON would change it.
+
+    >>> plain_state({"mine": (1, 2)})
+    Traceback (most recent call last):
+    ...
+    verl_ext.errors.CheckpointError: the state of 'mine' cannot be saved: JSON changes it to {'mine': [1, 2]}; ...
+    """
+    try:
+        restored: dict[str, Any] = json.loads(json.dumps(state, allow_nan=False))
+        if restored == state:
+            return restored
+        wrong = f"JSON changes it to {restored!r:.200}"
+    except (TypeError, ValueError, RecursionError) as error:
+        wrong = str(error)
+    raise CheckpointError(
+        f"the state of {listed(state)} cannot be saved: {wrong}; it may hold only None, bool, int, finite float, str, "
+        "list, and dict with str keys"
+    )

@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import SUM, Chain, Step
+from verl_ext.core.chain import SUM, Chain, Step, plain_state
 from verl_ext.core.groups import Array
 from verl_ext.core.history import WeighByHistory
-from verl_ext.core.state import plain_state
 from verl_ext.core.steps import (
     Centre,
     Condition,

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 
 from verl_ext.core.batch import Batch, unit_accuracy
-from verl_ext.core.chain import Chain
+from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import TOLERANCE, Array, Index, divide
 from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, source_metrics, turn_metrics
 from verl_ext.core.rows import broadcast, float_mask, row_sums, scores
-from verl_ext.core.state import plain_state
 from verl_ext.core.turns import Turns
 from verl_ext.errors import DataError, IntegrationError
 from verl_ext.integration import checkpoint, dump, hooks

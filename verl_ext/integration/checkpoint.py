@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext import __version__
-from verl_ext.core.state import plain_state
+from verl_ext.core.chain import plain_state
 from verl_ext.errors import CheckpointError
 from verl_ext.files import replacing, sync_folder
 from verl_ext.integration.run import Run

@@ -263,12 +263,6 @@ def _sources(keys: Mapping[str, str], uids: Sequence[str], partition_id: str) ->
     return {SOURCE: [sources[uid] for uid in uids]}
 
 
-def queue_lengths(keys: Sequence[str], partition_id: str) -> torch.Tensor:
-    """Read the number of tokens of each response from TransferQueue, whether the loss counts them or not."""
-    lengths: torch.Tensor = read_queue(keys, partition_id, ["response_mask"])["response_mask"].offsets().diff()
-    return lengths
-
-
 def uids_of(keys: Sequence[str]) -> list[str]:
     """Return the uid of each row, from its name in TransferQueue.
 

@@ -112,6 +112,6 @@ def _tensors(batch: Any) -> dict[str, torch.Tensor]:
 
 def _write_token_scores(batch: Any, rewards: Components, run: Run) -> None:
     """Write `token_level_scores_<key>` into the batch."""
-    lengths = components.queue_lengths(batch.keys, batch.partition_id)
+    lengths = components.read_queue(batch.keys, batch.partition_id, ["response_mask"])["response_mask"].offsets().diff()
     if fields := dict(rewards.token_fields(run.settings.rewards.keys or (), lengths)):
         components.write_queue(batch.keys, batch.partition_id, fields)

@@ -13,8 +13,8 @@ import numpy as np
 
 from verl_ext import __version__
 from verl_ext.core.batch import Batch
+from verl_ext.core.chain import plain_state
 from verl_ext.core.groups import Array
-from verl_ext.core.state import plain_state
 from verl_ext.core.steps import WeighAndSum
 from verl_ext.files import replacing
 from verl_ext.integration.run import Run
