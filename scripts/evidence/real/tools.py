@@ -190,10 +190,10 @@ def splits(entries: Sequence[tuple[Record, Record]], start: str, sizes: dict[str
     return made
 
 
-def write(folder: Path, local: Path | None, start: str, lengths: Callable[[Row], tuple[int, int]]) -> str:
-    """Write the parquet files, and prepared.json last; return the text to print. `local` is the wheel."""
+def write(folder: Path, start: str, lengths: Callable[[Row], tuple[int, int]]) -> str:
+    """Write the parquet files, and prepared.json last; return the text to print."""
     with tempfile.TemporaryDirectory() as scratch:
-        entries = usable(read(local or download(Path(scratch))), lengths)
+        entries = usable(read(download(Path(scratch))), lengths)
     made = splits(entries, start)
     for name, rows in made.items():
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{name}.parquet")
