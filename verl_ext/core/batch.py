@@ -113,12 +113,14 @@ class Batch:
         check_finite(matrix, keys, labels)
         prompts = Groups.of(labels) if groups is None else groups
         turns = Turns(np.zeros(size, dtype=np.intp)) if turns is None else turns
-        reached = zip(prompts.ids.tolist(), turns.number.tolist(), strict=True)
+        groups = prompts
+        if not turns.last.all():
+            groups = Groups.of(zip(prompts.ids.tolist(), turns.number.tolist(), strict=True))
         return cls(
             rewards=matrix,
             returns=turns.returns(matrix),
             keys=tuple(keys),
-            groups=prompts if turns.last.all() else Groups.of(reached),
+            groups=groups,
             prompts=prompts,
             turns=turns,
             accuracy=None if accuracy is None else _within("accuracy", accuracy, size, 1.0, nan=True),
