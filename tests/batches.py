@@ -38,7 +38,9 @@ class Rollout:
         )
 
 
+ODD_UIDS = (None, "", b"\xff", frozenset(), ("a", (2**70,)))
 UID_KINDS = (
+    ODD_UIDS.__getitem__,
     str,
     int,
     lambda n: (n, "x"),

@@ -6,14 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 settings.register_profile("fast", deadline=None, derandomize=True, max_examples=30)
 settings.register_profile("mutation", deadline=None, derandomize=True, max_examples=8)
 settings.register_profile("thorough", deadline=None, max_examples=400)
-settings.register_profile(
-    "fuzz", deadline=None, max_examples=10_000, database=None, suppress_health_check=list(HealthCheck)
-)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 

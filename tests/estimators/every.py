@@ -27,9 +27,6 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 EVERY = pytest.mark.parametrize(("name", "config"), ESTIMATORS.values(), ids=ESTIMATORS.keys())
 SHIFTS = ("gdpo over tokens", "gd2po", "hadw on gd2po")  # whitening moves a group without variance
-KEEPS_DEAD = pytest.mark.parametrize(  # a group without variance has advantage exactly 0
-    ("name", "config"), [pair for name, pair in ESTIMATORS.items() if name not in SHIFTS]
-)
 BY_TRAJECTORY = pytest.mark.parametrize(  # outputs of one session do not matter
     ("name", "config"), [pair for name, pair in ESTIMATORS.items() if name != "dgpo by sequences, std"]
 )

@@ -1,4 +1,4 @@
-"""What must not matter: padding, the splitting of sessions, dtypes, what stands behind the mask."""
+"""What must not matter: padding, the splitting of sessions, dtypes, holes in the mask, what stands behind it; zeros."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import dataclasses
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batches import Rollout, rollouts
 from tests.calls import call, call_on_tensors, tensors
-from tests.estimators.every import BY_TRAJECTORY, EVERY, components, run, started
+from tests.estimators.every import BY_TRAJECTORY, ESTIMATORS, EVERY, KEYS, SHIFTS, components, run, started
+from verl_ext import Batch, Settings, build
 from verl_ext.core.rows import Rows
+from verl_ext.errors import VerlExtError
 
 
 @EVERY
@@ -73,16 +76,26 @@ def test_a_session_in_several_outputs_gives_the_same_numbers(name, config, rollo
     np.testing.assert_allclose(split.rows, [wanted[source[row]] for row in order], atol=1e-9, rtol=1e-9)
 
 
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
 @EVERY
-@given(rollout=rollouts(), dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
-def test_the_dtype_is_kept_and_masked_positions_are_zero(name, config, rollout, dtype):
-    found = run(name, config, rollout, dtype=dtype)
+@given(
+    rollout=rollouts(),
+    dtype=st.sampled_from(FLOATS),
+    kind=st.sampled_from([torch.int64, torch.uint8, torch.bool, *FLOATS]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_dtype_is_kept_and_the_advantage_stands_on_the_tokens_that_count(name, config, rollout, dtype, kind, seed):
+    """Whatever the type of the mask, and with holes in it, as where tools answer."""
+    rewards, mask = tensors([0.0] * len(rollout.uids), rollout.lengths, dtype)
+    mask = mask[:, np.random.default_rng(seed).permutation(mask.shape[1])].to(kind)
+    given_too = {"config": config, "components": components(rollout), "state": started(config)}
+    found = call_on_tensors(name, rewards, mask, rollout.uids, **given_too)
     assert found.tensor.dtype == dtype
     assert found.returns is found.tensor
-    _, mask = tensors([0.0] * len(rollout.uids), rollout.lengths)
-    assert (found.tensor[mask == 0] == 0).all()
-    for row, length in enumerate(rollout.lengths):  # one number, on all of the row's tokens
-        assert (found.tensor[row, :length] == found.rows[row]).all()
+    wanted = torch.tensor(run(name, config, rollout, dtype=dtype).rows, dtype=dtype)
+    assert torch.equal(found.tensor, torch.where(mask.bool(), wanted[:, None], 0))
 
 
 @EVERY
@@ -106,3 +119,50 @@ def test_junk_behind_the_mask_does_no_harm_and_inputs_stay(name, config, rollout
     assert torch.equal(mask, kept[1])
     for key, column in fields.items():
         np.testing.assert_array_equal(column, kept[2][key])
+
+
+@pytest.mark.parametrize(("name", "config"), [given for kind, given in ESTIMATORS.items() if kind not in SHIFTS])
+@pytest.mark.parametrize("constant", [0.2, -0.7, 1e5 + 0.1])
+def test_a_group_of_one_and_one_without_variance_are_exactly_zero(name, config, constant):
+    """A float32 constant of 0.2 has a standard deviation of 1.6e-8; here with noise of one unit in the last place."""
+    value = np.float32(constant)
+    dead = [float(value), float(np.nextafter(value, np.float32(9e9))), float(value), float(value)]
+    rollout = Rollout(
+        list("ddddxxxxo"),
+        {"a": [*dead, 1, 0, 0, 0, 9], "b": [*dead, 0, 0, 1, 1, 3]},
+        [*[3, 1, 2, 5] * 2, 1],
+        [*[0.5] * 4, 1, 0, 0, 0, 1],
+    )
+    found = run(name, config, rollout).rows
+    assert found[[0, 1, 2, 3, 8]].tolist() == [0] * 5
+    assert (found[4:8] != 0).any()
+
+
+EXTREMES = (0.0, -0.0, 1.0, -1.0, 5e-324, 1e-30, 1e-7, 1e16, 1e30, -1e30, 1e31, math.nan, math.inf)
+SETTINGS = [
+    *ESTIMATORS.values(),
+    ("gdpo", KEYS | {"gdpo": {"whiten": "none", "scale": "mad", "epsilon": 5e-324}}),
+    ("dgpo", KEYS | {"dgpo": {"dqw_temp": 1e308}}),
+    ("hadw", KEYS | {"hadw": {"anchor": "fixed", "fixed_anchor": 0.0, "lambda_scale": 1e30, "base": "dgpo"}}),
+    ("maxrl", {"rewards": {"keys": ["a", "b"]}}),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), SETTINGS)
+@given(seed=st.integers(0, 2**32 - 1))
+@pytest.mark.filterwarnings("error")  # an overflow that numpy warns of would be a wrong number
+def test_extreme_rewards_give_finite_numbers_or_an_error_of_ours(name, config, seed):
+    draw = np.random.default_rng(seed)
+    size, few = draw.integers(0, 9), draw.choice(EXTREMES, 2)
+    try:
+        batch = Batch.of(
+            draw.choice(draw.choice([EXTREMES, EXTREMES[:9], (*few, 1.0)][draw.integers(3)], 3), (size, 2)),
+            draw.integers(0, 3, size).tolist(),
+            keys=("a", "b"),
+            lengths=draw.integers(0, 9, size),
+            accuracy=draw.random(size),
+        )
+        result = build(name, Settings.parse(config))(batch, started(config) if name == "hadw" else None)
+    except VerlExtError:
+        return
+    assert np.isfinite([*result.advantages, *result.metrics.values()]).all()

@@ -1,4 +1,4 @@
-"""Whitening by hand: over sequences, over tokens, and what stays exactly zero."""
+"""Whitening by hand: over sequences, over tokens, and what stays exactly zero. Weights of whole groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain
 from verl_ext.core.metrics import advantage_metrics
 from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum
-from verl_ext.core.totals import Whiten
+from verl_ext.core.totals import Balance, WeighByDifficulty, Whiten
 from verl_ext.errors import ConfigurationError
 
 NAN = math.nan
@@ -110,3 +110,16 @@ def test_rounding_is_judged_by_the_largest_size_of_either_sign():
     values = np.array([[-2e9], [1e9 + 2250.0], [1e9 + 2250.0]])
     update = Whiten().update(values, Batch.of(values, ["a", "a", "a"]), None)
     assert update.metrics["whiten_shift"] == 0.0
+
+
+@pytest.mark.parametrize(("values", "factor", "dead"), [([0.0, 0.0], 1.0, 1.0), ([], 1.0, 0.0)])
+def test_where_no_group_varies_nothing_is_balanced(values, factor, dead):
+    found = Balance("token").update(*column(values), None).metrics
+    assert found == {"balance_z": factor, "dead_share": dead}
+
+
+@pytest.mark.filterwarnings("error")
+def test_difficulty_at_a_low_temperature_leaves_the_hardest_alone():
+    """exp(-0.25 / 1e-4) alone would be 0 already."""
+    values, batch = column([1.0, -1.0, 1.0, -1.0], list("aabb"), accuracy=[0.5, 0.0, 1.0, 0.5])
+    assert WeighByDifficulty(1e-4).update(values, batch, None).values[:, 0].tolist() == [2, -2, 0, 0]
