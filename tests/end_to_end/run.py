@@ -28,7 +28,6 @@ OWN_METRICS = {
     "gdpo": ("gdpo/whiten_std",),
     "dgpo": ("dgpo/balance_z", "dgpo/dead_share", "dgpo/valid_groups"),
     "hadw": ("hadw/capability_prior", "hadw/capability_posterior", "hadw/batch_accuracy", "hadw/eta_t"),
-    "drgrpo": (),
 }
 
 
@@ -154,10 +153,9 @@ def start(
     *overrides: str,
     steps: int = 2,
     configuration: str = "cpu",
-    program: str = "verl.trainer.main_ppo",
     env: dict[str, str] | None = None,
 ) -> Run:
-    """Start one of verl's entry points with the package's CPU configuration on the tiny model."""
+    """Start verl's entry point with the package's CPU configuration on the tiny model."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex
     # Ray's socket paths must be short, whatever the test's folder is called.
@@ -166,7 +164,7 @@ def start(
         sys.executable,
         "-u",
         "-m",
-        program,
+        "verl.trainer.main_ppo",
         f"+verl_ext={configuration}",
         f"data.train_files={data}/train.parquet",
         f"data.val_files={data}/val.parquet",
