@@ -1,4 +1,4 @@
-"""verl\'s other trainers on the CPU: two estimators in the asynchronous ones, hadw\'s history over a restart in each.
+"""verl's other trainers on the CPU: two estimators in the asynchronous ones, hadw's history over a restart in each.
 
 What a step trains on depends on which answers were ready, so no two runs are alike; the history is checked by its
 count and by the values that a resumed run carries on.
