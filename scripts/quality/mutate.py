@@ -119,8 +119,6 @@ def replace(mutant: Mutant) -> None:
 def first_tests(path: Path) -> list[str]:
     """The tests of a file, which run before all others: a mutant that fails them needs no more."""
     found = sorted(Path("tests/core").glob(f"test_{path.stem}*.py"))
-    if path.stem == "steps":
-        found += [Path("tests/core/test_more_steps.py")]
     return list(map(str, found)) or list(ESTIMATOR_TESTS)
 
 

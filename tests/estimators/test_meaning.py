@@ -11,31 +11,11 @@ from verl_ext.core.steps import Condition, Requirement
 from verl_ext.estimators.compose import describe
 
 WITHOUT_STD = {"norm_adv_by_std_in_grpo": False}
-THRESHOLDS = [0.1, 0.3, 0.7, 1.0, -0.7, 0.0, 12.7, -1234.7]
-
-
-@pytest.mark.parametrize("threshold", THRESHOLDS)
-def test_a_float32_reward_at_the_threshold_of_a_condition_has_reached_it(threshold):
-    """float32(0.7) is 0.69999999."""
-    hard = float(np.float32(threshold))
-    config = {"rewards": {"keys": ["easy", "hard"], "weights": [1.0, 0.0]}}
-    config |= {"gdpo": {"whiten": "none", "scale": "none"}}
-    config["gdpo"]["conditions"] = {"easy": {"on": "hard", "at_least": threshold}}
-    batch = Batch.of([[2, hard], [0, hard], [2, hard - 0.01], [2, hard + 0.01]], ["g"] * 4, keys=("easy", "hard"))
-    result = build("gdpo", Settings.parse(config))(batch)
-    assert result.advantages.tolist() == [1, -1, -1, 1]  # easy counts 2, 0, 0, 2
-    assert result.metrics["condition_met/easy"] == 0.75
-
-
-@pytest.mark.parametrize("threshold", THRESHOLDS)
-def test_a_float32_score_at_the_threshold_of_the_accuracy_is_not_above_it(threshold):
-    """float32(0.1) is 0.10000000149."""
-    values = np.float64(np.float32([threshold, threshold - 0.01, threshold + 0.01]))
-    assert unit_accuracy(values, list("abc"), key="k", threshold=threshold).tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(("threshold", "size"), [(0.0, 1), (0.5, 1), (100.0, 100), (-100.0, 100)])
 def test_the_margin_of_a_threshold_is_a_millionth_of_it_or_of_one(threshold, size):
+    """Rounding in float32 is less: float32(0.7) is 0.69999999, and has reached 0.7."""
     values = threshold + np.array([-1.5, -0.5, 0.5, 1.5]) * 1e-6 * size
     assert unit_accuracy(values, list("abcd"), key="k", threshold=threshold).tolist() == [0, 0, 0, 1]
     batch = Batch.of([[1, value] for value in values], ["g"] * 4, keys=("easy", "hard"))
