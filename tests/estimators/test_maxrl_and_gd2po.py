@@ -96,6 +96,7 @@ BY_HAND = {
     "hard": (HARD, {}, X, Y, [0, 0, 1, 0, 0, 0], 4 / 6),
     # |-1 + 1| / 2 = 0 is dropped, |1 - 3| / 4 = .5 is kept: three quarters of a.
     "snr": (SNR, {}, X, Y, [0, -1.5, 1.5, 0, 0, 0], 3 / 6),
+    "snr at tau is kept": (SNR | {"tau": 0.0}, {}, X, Y, [0, -2, 2, 0, 0, 0], 0),
     # -2 x: 2 -2 0 0 and -1 1; with y nothing conflicts.
     "a negative weight turns a reward round": (HARD, {"weights": [-2, 1]}, X, Y, [3, -5, 2, 0, -1.5, 1.5], 0),
     # x of a: not scored, 1 0 -1; row 0 has only its y, and row 1 conflicts: three quarters of [1, 0, 2, -1].
