@@ -1,7 +1,7 @@
 r"""Time the actor's update four ways: verl's, without rows of advantage 0, with each prompt once, and with both.
 
-verl's FSDP2 engine trains on the CPU, on each batch in all four ways, in turns. A batch is drawn, in groups of 8 of
-which some have no advantage, or has the lengths and the groups of a step that a run stored
+verl's FSDP2 engine trains on the CPU, on each batch in all four ways, in turns; times are seconds of the CPU. A batch
+is drawn, in groups of 8 of which some have no advantage, or has the lengths and the groups of a step that a run stored
 (`trainer.rollout_data_dir`); its tokens are drawn. The goal for the ratio of a time to verl's is the share of the
 tokens that are computed, plus 15 %.
 
@@ -74,6 +74,7 @@ def main() -> None:
             prepare_data.make_model(tokenizer, seed=0).save_pretrained(model)
             tokenizer.save_pretrained(model)
         actor = Actor(str(model))
+        measure(actor, options, "warm up", [True] * GROUP, 0)
         times = stored_batches(actor, model, options) if options.rollouts else drawn_batches(actor, options)
     print("| batch | rows live | verl, s | skip | share | both |  peak GB of each |")
     print("|---|---|---|---|---|---|---|")
@@ -113,7 +114,6 @@ def drawn_batches(actor: Actor, options: argparse.Namespace) -> list[Times]:
         live = [row // GROUP in alive for row in range(options.rows)]
         return measure(actor, options, f"{share:.0%}", live, seed, widths=tuple(options.widths))
 
-    measured(1.0, 0)  # warm up
     rounds = [[measured(share, seed + 1) for seed in range(options.rounds)] for share in options.shares]
     return [median(times) for times in rounds]
 
@@ -146,8 +146,6 @@ def stored_batches(actor: Actor, model: Path, options: argparse.Namespace) -> li
             for name in ("input", "output")
         )
         batch = partial(measure, actor, options, f"step {step}", live, lengths=lengths)
-        if not times:
-            batch(0)  # warm up
         times.append(median([batch(seed) for seed in range(options.rounds)]))
     return times
 
