@@ -16,7 +16,7 @@ from verl_ext.integration.update.split import read, token_limit
 FACTOR = 5
 """How much more packing may change than the size of verl's own micro-batches does."""
 FLOOR = 1e-6
-"""The least change that counts, in fp32; in other precisions as much more as their rounding is larger."""
+"""The least change that counts, of the largest log-probability: verl's own may change none at all."""
 
 
 def require_equal(engine: Any, data: Any) -> None:
@@ -35,9 +35,9 @@ def require_equal(engine: Any, data: Any) -> None:
     in_two = torch.cat([log_probs(engine, data, part) for part in (chosen[:half], chosen[half:] or chosen)])
     with sharing(engine.module):
         packed = log_probs(engine, data, chosen, share=True)
-    rounding = torch.finfo(getattr(engine, "_autocast_dtype", torch.bfloat16)).eps / torch.finfo(torch.float32).eps
-    own, ours = change(in_two[: len(whole)], whole), change(packed, whole)
-    excess = (ours / own.clamp(min=FLOOR * rounding)).max()
+    rounding = torch.finfo(getattr(engine, "_autocast_dtype", torch.bfloat16)).eps
+    floor = max(FLOOR * float(whole.abs().max()), 8 * rounding)
+    excess = (change(packed, whole) / change(in_two[: len(whole)], whole).clamp(min=floor)).max()
     torch.distributed.all_reduce(excess, op=torch.distributed.ReduceOp.MAX, group=engine.get_data_parallel_group())
     if not excess <= FACTOR:
         raise IntegrationError(
