@@ -91,9 +91,10 @@ def test_the_reward_rises_and_a_run_killed_while_it_saves_goes_on_exactly(start)
     saving.process.wait()
     tracker = saving.folder / TRACKER
     if not tracker.read_text():  # verl empties the file before it writes the step: a user writes the newest whole one
-        tracker.write_text("3")
+        complete = [path.parent.name for path in saving.folder.glob("checkpoints/global_step_*/data.pt")]
+        tracker.write_text(str(max(int(name.rpartition("_")[2]) for name in complete)))
     kept, first_steps = latest(saving), saving.metrics
-    assert kept in (2, 3)
+    assert 2 <= kept < 6  # more than 3 on a busy machine, where the kill comes late
     assert state(saving, kept)["hadw"]["weigh_by_history"]["ticks"] == kept
     resumed = begin("killed", "trainer.save_freq=6", steps=6)
     assert whole.wait(TIMEOUT) == 0, whole.tail()
