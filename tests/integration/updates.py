@@ -113,7 +113,7 @@ class Actor:
         config = self.config.actor.copy()
         config.merge_with(loss)
         self.worker.set_loss_fn(partial(ppo_loss, config=omega_conf_to_dataclass(config)))
-        usual = {"temperature": 0.7, "calculate_entropy": False, "dataloader_kwargs": {"shuffle": False}, "seed": 1}
+        usual = {"temperature": 1.0, "calculate_entropy": False, "dataloader_kwargs": {"shuffle": False}, "seed": 1}
         tu.assign_non_tensor(data, **{**usual, **entries, **dict.fromkeys(marks, True)})
         begin = time.process_time()
         output = self.worker.train_mini_batch(data)
@@ -323,6 +323,7 @@ def models(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
     """For each layout the gradients of an update and the results of a pass, or the error."""
     found: dict[str, Any] = {}
     usual = {"mini_batch_size": COUNT, "global_batch_size": COUNT, "epochs": 1, "use_dynamic_bsz": True}
+    usual |= {"temperature": 0.7}
     for name, (model, overrides) in layouts().items():
         actor = Actor(saved(folder, name, model), *overrides, sgd=True)
         found[name] = {}
