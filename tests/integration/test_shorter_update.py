@@ -25,7 +25,10 @@ def difference(gradients, reference):
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("cases", [3, pytest.param(48, marks=SLOW, id="all")])
 def test_gradients_are_those_of_verl(folder, ranks, cases, record_property):
-    """No difference is more than twice the largest of the controls, which differ in the micro-batch size only."""
+    """No difference is more than twice the largest of the controls, which differ in the micro-batch size only.
+
+    With few cases the controls may differ by less than rounding: eight units of it are allowed.
+    """
     found = [case for rank in updates.run("equal", ranks, folder, cases=cases, timeout=1500) for case in rank.values()]
     assert len(found) >= ranks * cases
     largest = {
@@ -33,7 +36,8 @@ def test_gradients_are_those_of_verl(folder, ranks, cases, record_property):
         for way in updates.WAYS
     }
     record_property("largest", str(largest))
-    assert max(largest.values()) <= 2 * largest["control"] < 1e-5
+    assert max(largest.values()) <= max(2 * largest["control"], 8 * torch.finfo(torch.float32).eps)
+    assert largest["control"] < 1e-5
     for case in found:
         assert not any(name.startswith("update/") for name in case["all"]["metrics"])
         metrics = {

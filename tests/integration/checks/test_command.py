@@ -84,7 +84,7 @@ def test_what_hydra_cannot_compose_is_an_error(check: Check, arguments: tuple[st
         "\x1b",
         "defaults: ppo_trainer",
         "a: " + "[" * 2000,
-        MINE + "trainer:\n",
+        MINE + "actor_rollout_ref:\n",
         MINE.replace("algorithm:\n", "algorithm: 1\nx:\n"),
     ],
 )
