@@ -83,7 +83,7 @@ def docstrings(kind: type[Any]) -> dict[str, str]:
 
 def _range(item: dataclasses.Field[Any]) -> str:
     words = {"low": "at least", "above": "above", "high": "at most"}
-    limits = [f"{words[name]} {value:g}" for name, value in item.metadata.items() if value is not None]
+    limits = [f"{word} {item.metadata[name]:g}" for name, word in words.items() if item.metadata.get(name) is not None]
     return f" ({', '.join(limits)})" if limits else ""
 
 

@@ -135,7 +135,7 @@ def test_a_group_without_accuracy_keeps_its_advantage():
 
 @pytest.mark.parametrize("anchor", ["soft", "window", "fixed"])
 def test_a_batch_without_accuracy_changes_nothing(anchor):
-    step = WeighByHistory(anchor, fixed_anchor=0.5 if anchor == "fixed" else None)
+    step = WeighByHistory(anchor)
     state = {"anchor": anchor, "value": 0.5, "window": [] if anchor == "fixed" else [0.5], "ticks": 1}
     update = step.update(np.ones((2, 1)), batch(NAN), state)
     assert update.state == state
@@ -184,6 +184,6 @@ def test_a_state_of_another_anchor_is_refused():
 )
 def test_a_damaged_state_is_refused(wrong):
     state = SOUND | wrong
-    step = WeighByHistory(state["anchor"], fixed_anchor=0.5 if state["anchor"] == "fixed" else None)
+    step = WeighByHistory(state["anchor"])
     with pytest.raises(CheckpointError, match="damaged"):
         step.check_state(state)

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from tests.core.columns import apply, column
-from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain
 from verl_ext.core.metrics import advantage_metrics
 from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum
 from verl_ext.core.totals import Balance, WeighByDifficulty, Whiten
-from verl_ext.errors import ConfigurationError
 
 NAN = math.nan
 
@@ -88,11 +86,6 @@ def test_whitening_over_no_tokens_leaves_values_alone():
     update = Whiten("token").update(*column([1.0, -1.0], lengths=[0, 0]), None)
     assert update.values[:, 0].tolist() == [1, -1]
     assert update.metrics == {"whiten_shift": 0, "whiten_std": 0}
-
-
-def test_an_epsilon_that_whitening_over_tokens_does_not_add_is_refused():
-    with pytest.raises(ConfigurationError, match=facts("epsilon", "over=token")):
-        Whiten("token", 1e-4)
 
 
 @pytest.mark.parametrize("values", [[-1.0, -3.0], [1.0, 3.0], [3e-5, 1e-5]])

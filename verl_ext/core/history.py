@@ -12,41 +12,25 @@ from verl_ext.core.chain import SUM, Order, Step, Update
 from verl_ext.core.groups import Array
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.typed import LARGEST_WEIGHT, limited
-from verl_ext.errors import CheckpointError, ConfigurationError
-
-USED_BY = {"history_window": ("soft", "window"), "eta": ("soft",), "eta_min": ("soft",), "fixed_anchor": ("fixed",)}
-"""Settings to the anchors that use them."""
+from verl_ext.errors import CheckpointError
 
 
 @dataclass(frozen=True)
 class Anchor:
     """The settings of the capability anchor and of the weights."""
 
-    where: ClassVar[str]
-    """The place of the settings in a configuration, for messages."""
     anchor: Literal["soft", "window", "fixed"] = "soft"
     """How the model's capability is estimated: `soft` (the paper), `window` (the authors' code), `fixed`."""
     lambda_scale: float = limited(1.3, above=0.0, high=LARGEST_WEIGHT)
     """Factor of every weight; 1.0 leaves a prompt at the anchor unchanged."""
-    history_window: int = limited(10, low=1)
+    history_window: int = limited(10, low=1, only_with={"anchor": ("soft", "window")})
     """Batches remembered, by `soft` and `window`."""
-    eta: float = limited(0.1, low=0.0, high=1.0)
+    eta: float = limited(0.1, low=0.0, high=1.0, only_with={"anchor": ("soft",)})
     """Factor of sigma in the step of the `soft` anchor."""
-    eta_min: float = limited(0.05, low=0.0, high=1.0)
+    eta_min: float = limited(0.05, low=0.0, high=1.0, only_with={"anchor": ("soft",)})
     """Added to the step of the `soft` anchor; with 0, the paper's formula, the anchor can stand still."""
-    fixed_anchor: float | None = limited(None, low=0.0, high=1.0)
-    """The anchor of `anchor=fixed`, in [0, 1]."""
-
-    def __post_init__(self) -> None:
-        for name, anchors in USED_BY.items():
-            value = getattr(self, name)
-            if self.anchor not in anchors and value != getattr(Anchor, name):
-                raise ConfigurationError(
-                    f"{self.where}.{name}={value} has no effect with anchor={self.anchor}: remove it, or set anchor="
-                    f"{' or anchor='.join(anchors)}"
-                )
-        if self.anchor == "fixed" and self.fixed_anchor is None:
-            raise ConfigurationError(f"{self.where}.anchor=fixed needs fixed_anchor, a number in [0, 1]")
+    fixed_anchor: float = limited(0.5, low=0.0, high=1.0, only_with={"anchor": ("fixed",)})
+    """The anchor of `anchor=fixed`."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +55,6 @@ class WeighByHistory(Anchor, Step):
     """
 
     name: ClassVar[str] = "weigh_by_history"
-    where: ClassVar[str] = name
     needs_accuracy: ClassVar[bool] = True
     after: ClassVar[Order] = {
         SUM: "it takes one value per trajectory",
@@ -80,7 +63,12 @@ class WeighByHistory(Anchor, Step):
 
     def init(self) -> dict[str, Any]:
         """Return the state before the first batch."""
-        return {"anchor": self.anchor, "value": self.fixed_anchor, "window": [], "ticks": 0}
+        return {
+            "anchor": self.anchor,
+            "value": self.fixed_anchor if self.anchor == "fixed" else None,
+            "window": [],
+            "ticks": 0,
+        }
 
     def check_state(self, state: Any) -> None:
         """Raise if the state is damaged, or another anchor wrote it."""
@@ -122,7 +110,7 @@ class WeighByHistory(Anchor, Step):
     def _move(self, old: dict[str, Any], y: float) -> tuple[float, dict[str, Any], float]:
         """Return the anchor for this batch, the new state, and the step size of `soft`."""
         past, eta_t = old["window"], 0.0
-        if self.fixed_anchor is not None:
+        if self.anchor == "fixed":
             centre = value = self.fixed_anchor
             window = []
         elif self.anchor == "window":

@@ -222,15 +222,9 @@ class DropConflicts(Step):
     after: ClassVar[Order] = {"centre": "only centred values say which way a reward pulls"}
     not_after: ClassVar[Order] = {SUM: "it compares the rewards of a response"}
     conflict: Literal["hard", "snr"] = "hard"
-    tau: float = limited(0.2, low=0.0, high=1.0)
+    tau: float = limited(0.2, low=0.0, high=1.0, only_with={"conflict": ("snr",)})
     weights: tuple[float, ...] | None = None
     """One per component; default: 1 each."""
-
-    def __post_init__(self) -> None:
-        if self.conflict == "hard" and self.tau != DropConflicts.tau:
-            raise ConfigurationError(
-                f"{self.name}: tau={self.tau:g} has no effect with conflict=hard: set conflict=snr, or remove tau"
-            )
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
         weights = np.ones(len(batch.keys)) if self.weights is None else np.array(self.weights)

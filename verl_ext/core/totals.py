@@ -14,7 +14,6 @@ from verl_ext.core.groups import TOLERANCE, Array, Bools
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.steps import single
 from verl_ext.core.typed import limited
-from verl_ext.errors import ConfigurationError
 
 SUMMED: Order = {SUM: "it takes one value per trajectory"}
 
@@ -37,11 +36,7 @@ class Whiten(Step):
     not_after: ClassVar[Order] = {"balance": "dividing by the batch's std undoes its factor"}
     undoes: ClassVar[Order] = {"divide_by_batch_std": "dividing by the batch's std again undoes it"}
     over: Literal["sequence", "token"] = "sequence"
-    epsilon: float = limited(1e-6, above=0.0)
-
-    def __post_init__(self) -> None:
-        if self.over == "token" and self.epsilon != Whiten.epsilon:
-            raise ConfigurationError("whiten: epsilon has no effect with over=token, whose divisor is sqrt(var + 1e-8)")
+    epsilon: float = limited(1e-6, above=0.0, only_with={"over": ("sequence",)})
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
         values, centred = _without_rounding(values, batch)

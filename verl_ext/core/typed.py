@@ -16,21 +16,32 @@ T = TypeVar("T")
 _PLAIN = {bool: "True or False", int: "an integer", str: "a string"}
 
 
-def limited(default: Any, *, low: float | None = None, above: float | None = None, high: float | None = None) -> Any:
-    """A dataclass field for a number with limits: at least `low`, more than `above`, at most `high`."""
-    return dataclasses.field(default=default, metadata={"low": low, "above": above, "high": high})
+def limited(
+    default: Any,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    only_with: Mapping[str, tuple[Any, ...]] | None = None,
+) -> Any:
+    """A dataclass field for a number with limits: at least `low`, more than `above`, at most `high`.
+
+    `only_with` names another field, and its values with which this one has an effect.
+    """
+    limits = {"low": low, "above": above, "high": high}
+    return dataclasses.field(default=default, metadata={**limits, "only_with": only_with or {}})
 
 
-def same_as(kind: type[Any], name: str) -> Any:
-    """A dataclass field with the default and the limits of another dataclass's field."""
+def same_as(kind: type[Any], name: str, **more: Any) -> Any:
+    """A dataclass field with the default and the limits of another dataclass's field, and more of `limited`'s."""
     (field,) = (item for item in dataclasses.fields(kind) if item.name == name)
-    return dataclasses.field(default=field.default, metadata=field.metadata)
+    return limited(field.default, **{**field.metadata, **more})
 
 
 def make(kind: type[T], given: object, where: str) -> T:
     """Read a dataclass from a mapping; None gives the defaults.
 
-    Raise for unknown names, wrong types and missing settings.
+    Raise for unknown names, wrong types, missing settings, and those that are set without an effect.
 
     >>> @dataclasses.dataclass
     ... class Clip:
@@ -48,7 +59,15 @@ def make(kind: type[T], given: object, where: str) -> T:
     for name, item in fields.items():
         if name not in read and item.default is item.default_factory is dataclasses.MISSING:
             raise ConfigurationError(f"{where} needs the setting {name!r}")
-    return kind(**read)
+    made = kind(**read)
+    for name, item in fields.items():
+        for other, valid in item.metadata.get("only_with", {}).items():
+            if read.get(name, item.default) != item.default and getattr(made, other) not in valid:
+                raise ConfigurationError(
+                    f"{where}.{name}={read[name]} has no effect with {where}.{other}={getattr(made, other)}: remove "
+                    f"{name}, or set {' or '.join(f'{other}={value}' for value in valid)}"
+                )
+    return made
 
 
 def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] | None = None) -> Any:
@@ -67,7 +86,7 @@ def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] | None
             raise ConfigurationError(f"{where}: {unknown('value', value, inner)}")
         return value
     if kind is float:
-        _check_number(where, value, **(limits or {}))
+        _check_number(where, value, limits or {})
         return float(value)
     if kind in _PLAIN:
         if type(value) is not kind:
@@ -75,7 +94,7 @@ def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] | None
             remedy = f": write {value:.0f}" if whole else ""
             raise ConfigurationError(f"{where} must be {_PLAIN[kind]}, found {value!r}{remedy}")
         if kind is int:
-            _check_number(where, value, **(limits or {}))
+            _check_number(where, value, limits or {})
         return value
     if origin is tuple:
         if isinstance(value, str) or not isinstance(value, Sequence):
@@ -98,10 +117,9 @@ def _mapping(where: str, value: object) -> Mapping[str, Any]:
     return value
 
 
-def _check_number(
-    where: str, value: object, *, low: float | None = None, above: float | None = None, high: float | None = None
-) -> None:
+def _check_number(where: str, value: object, limits: Mapping[str, Any]) -> None:
     """Raise unless the value is a finite number within the limits."""
+    low, above, high = (limits.get(name) for name in ("low", "above", "high"))
     if isinstance(value, bool) or not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
         raise ConfigurationError(f"{where} must be a finite number, found {value!r}")
     if low is not None and value < low:

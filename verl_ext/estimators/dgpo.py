@@ -24,7 +24,6 @@ from verl_ext.core.chain import Chain, Step
 from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum
 from verl_ext.core.totals import Balance, WeighByDifficulty
 from verl_ext.core.typed import same_as
-from verl_ext.errors import ConfigurationError
 from verl_ext.settings import Settings
 
 
@@ -36,16 +35,10 @@ class DgpoSettings:
     """Divide by the mean absolute deviation; False: by the std, as GRPO does."""
     dqw: bool = True
     """Weigh groups by difficulty."""
-    dqw_temp: float = same_as(WeighByDifficulty, "dqw_temp")
+    dqw_temp: float = same_as(WeighByDifficulty, "dqw_temp", only_with={"dqw": (True,)})
     """Temperature of that weighting."""
     balance: Literal["auto", "token", "sequence", "none"] = "auto"
     """What the loss averages over: `token`, `sequence`, `none`; `auto` follows the actor's `loss_agg_mode`."""
-
-    def __post_init__(self) -> None:
-        if not self.dqw and self.dqw_temp != DgpoSettings.dqw_temp:
-            raise ConfigurationError(
-                f"algorithm.dgpo.dqw_temp={self.dqw_temp:g} has no effect with algorithm.dgpo.dqw=False: remove one"
-            )
 
 
 SECTION = DgpoSettings

@@ -23,7 +23,6 @@ the window and the count of batches, saved with every checkpoint.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
 from verl_ext.core.chain import Chain
 from verl_ext.core.history import Anchor, WeighByHistory
@@ -43,12 +42,10 @@ def bases() -> list[str]:
 class HadwSettings(Anchor):
     """`algorithm.hadw`."""
 
-    where: ClassVar[str] = "algorithm.hadw"
     base: str = "grpo"
     """The estimator whose advantage is reweighted."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.base not in bases():
             raise ConfigurationError(f"algorithm.hadw.base: {unknown('value', self.base, bases())}")
 
