@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from tests.calls import call
 from tests.estimators.every import ESTIMATORS, KEYS
 from tests.facts import facts
-from verl_ext import Settings, build
+from verl_ext import Chain, Settings, WeighAndSum, build
 from verl_ext.errors import ConfigurationError
 from verl_ext.estimators.compose import STEPS, describe
 
@@ -124,6 +126,13 @@ WRONG = [
 def test_a_wrong_list_is_refused_with_the_reason(steps, found):
     with pytest.raises(ConfigurationError, match=facts(*found)):
         composed(*steps)
+
+
+def test_hadw_refuses_a_base_that_does_not_centre(monkeypatch):
+    base = SimpleNamespace(chain=lambda settings: Chain((WeighAndSum(settings.rewards.weights),)))
+    monkeypatch.setattr(import_module("verl_ext.estimators.hadw"), "load", lambda name: base)
+    with pytest.raises(ConfigurationError, match=facts("algorithm.hadw.base=grpo", "weigh_by_history", "after centre")):
+        import_module("verl_ext.estimators.hadw").hadw(Settings())
 
 
 def test_a_division_of_each_reward_and_one_of_the_sum_are_two_things():

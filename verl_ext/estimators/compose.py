@@ -77,8 +77,8 @@ def compose(settings: Settings) -> Chain:
             f"algorithm.adv_estimator=compose needs a list of steps: set '{WHERE}=[...]', for example "
             "'[weigh_and_sum,centre,scale_by_std]'; `python -m verl_ext show gdpo` prints the list of gdpo"
         )
-    steps = tuple(_step(item, f"{WHERE}[{at}]", settings) for at, item in enumerate(items))
-    _check_order(steps)
+    steps = tuple(_step(item, f"{WHERE}[{index}]", settings) for index, item in enumerate(items))
+    check_order(steps, WHERE)
     return Chain(steps)
 
 
@@ -122,25 +122,26 @@ def _own(path: str, where: str) -> type[Step]:
     return kind
 
 
-def _check_order(steps: Sequence[Step]) -> None:
+def check_order(steps: Sequence[Step], where: str) -> None:
     """Raise unless there is one sum, and each step makes sense after those before it."""
     names = [step.name for step in steps]
     if names.count(SUM) != 1:
         raise ConfigurationError(
-            f"{WHERE} must have {SUM} once, found {names.count(SUM)}: put it first to work on the total, or later to "
+            f"{where} must have {SUM} once, found {names.count(SUM)}: put it first to work on the total, or later to "
             "apply steps to each reward before"
         )
-    for at, step in enumerate(steps):
-        before = {*names[:at], *(Centre.name for earlier in steps[:at] if earlier.centres)}
-        alike = steps[names.index(SUM) if SUM in before else 0 : at]
-        words = {word for one in alike for word in (one.name, *(name for name, on in vars(one).items() if on is True))}
+    for index, step in enumerate(steps):
+        before = {*names[:index], *(Centre.name for earlier in steps[:index] if earlier.centres)}
+        alike = steps[names.index(SUM) if SUM in before else 0 : index]
+        switched_on = {name for earlier in alike for name, value in vars(earlier).items() if value is True}
+        words = switched_on.union(earlier.name for earlier in alike)
         for needed, reason in step.after.items():
             if needed not in before:
-                raise ConfigurationError(f"{WHERE}[{at}]: {step.name} must come after {needed}, because {reason}")
+                raise ConfigurationError(f"{where}[{index}]: {step.name} must come after {needed}, because {reason}")
         undone = {word: reason for word, reason in step.undoes.items() if word in words}
         for wrong, reason in {**step.not_after, **undone}.items():
             if wrong in before or wrong in undone:
-                raise ConfigurationError(f"{WHERE}[{at}]: {step.name} must not come after {wrong}, because {reason}")
+                raise ConfigurationError(f"{where}[{index}]: {step.name} must not come after {wrong}, because {reason}")
 
 
 def try_out(build: Callable[[Settings], Chain], settings: Settings) -> str | None:

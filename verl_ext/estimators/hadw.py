@@ -27,6 +27,7 @@ from dataclasses import dataclass, fields
 from verl_ext.core.chain import Chain
 from verl_ext.core.history import Anchor, WeighByHistory
 from verl_ext.errors import ConfigurationError, unknown
+from verl_ext.estimators.compose import check_order
 from verl_ext.registry import ESTIMATORS, load
 from verl_ext.settings import Settings
 
@@ -67,4 +68,6 @@ def hadw(settings: Settings) -> Chain:
     """
     section = settings.of(HadwSettings)
     history = WeighByHistory(**{item.name: getattr(section, item.name) for item in fields(Anchor)})
-    return Chain((*load(section.base).chain(settings).steps, history))
+    steps = (*load(section.base).chain(settings).steps, history)
+    check_order(steps, f"algorithm.hadw.base={section.base}: steps")
+    return Chain(steps)
