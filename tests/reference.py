@@ -245,14 +245,6 @@ def over_batch_std(values: Sequence[float], epsilon: float = 1e-6) -> list[float
     return [value / ((statistics.stdev(known) if len(known) > 1 else 0.0) + epsilon) for value in values]
 
 
-def penalised(
-    values: Sequence[float], lengths: Sequence[float], max_length: int, buffer: int, factor: float = 1.0
-) -> list[float]:
-    """Nothing up to `max_length - buffer`, `factor` from `max_length` on, linear between."""
-    over = [min(max(length - (max_length - buffer), 0), buffer) / buffer for length in lengths]
-    return [value - factor * share for value, share in zip(values, over, strict=True)]
-
-
 def focal(
     base: Sequence[float], uids: Sequence[Hashable], accuracy: Sequence[float], gamma: float = 1.0
 ) -> list[float]:

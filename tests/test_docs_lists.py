@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,11 +27,6 @@ LISTS = {
 }
 
 
-def mean_of(rollout: Rollout) -> list[float]:
-    """Response lengths about the buffer of DAPO's list, which begins at 768."""
-    return [760 + 60 * length for length in rollout.lengths]
-
-
 def gd2po(rollout: Rollout) -> list[float]:
     return reference.gd2po(rollout.columns, rollout.uids, rollout.lengths, weights=[1.0, 1.0], conflict="snr", tau=0.8)
 
@@ -45,7 +38,6 @@ PLAIN = {
     "REINFORCE++-baseline": lambda it, r: reference.whitened(reference.centred(r, it.uids), it.lengths, "token", 1e-6),
     "MaxRL": lambda it, r: reference.maxrl(r, it.uids),
     "F-GRPO": lambda it, r: reference.focal(reference.grpo(r, it.uids), it.uids, it.accuracy),
-    "DAPO's penalty for length": lambda it, r: reference.grpo(reference.penalised(r, mean_of(it), 1024, 256), it.uids),
     "GD2PO": lambda it, r: gd2po(it),
 }
 
@@ -59,7 +51,6 @@ def advantages(title: str, rollout: Rollout) -> np.ndarray:
         keys=keys,
         lengths=rollout.lengths,
         accuracy=rollout.accuracy,
-        response_lengths=mean_of(rollout),
     )
     return build("compose", Settings.parse(algorithm))(batch).advantages
 
@@ -107,33 +98,3 @@ def test_a_list_is_verls_function_on_the_score(title, name, rollout):
         token_level_rewards=rewards, response_mask=mask, index=object_array(rollout.uids), config=None
     )
     np.testing.assert_allclose(advantages(title, rollout), theirs[:, 0].numpy(), rtol=1e-6, atol=1e-6)
-
-
-def test_the_penalty_is_that_of_verls_reward_manager():
-    dapo = pytest.importorskip("verl.experimental.reward_loop.reward_manager.dapo")
-    from verl import DataProto
-
-    buffer = {"enable": True, "len": 256, "penalty_factor": 1.0, "log": True}
-    config = OmegaConf.create({"reward": {"reward_kwargs": {"overlong_buffer_cfg": buffer, "max_resp_len": 1024}}})
-    tokenizer = SimpleNamespace(decode=lambda ids, **_: "", encode=lambda text: [])
-    lengths = [1, 767, 768, 769, 900, 1023, 1024]
-
-    async def scores() -> list[float]:
-        manager = dapo.DAPORewardManager(config, tokenizer, lambda **_: 1.0)
-        found = []
-        for length in lengths:
-            attention = (torch.arange(1026) < length + 2).long()[None]
-            data = DataProto.from_dict(
-                tensors={"responses": torch.zeros(1, 1024, dtype=torch.long), "attention_mask": attention},
-                non_tensors={
-                    "data_source": np.array(["x"], dtype=object),
-                    "reward_model": np.array([{"ground_truth": ""}], dtype=object),
-                },
-            )
-            found.append((await manager.run_single(data))["reward_score"])
-        return found
-
-    (step,) = (step for step in build("compose", Settings.parse(LISTS["DAPO's penalty for length"])).steps
-               if step.name == "penalise_length")  # fmt: skip
-    batch = Batch.of([[1.0]] * len(lengths), ["g"] * len(lengths), response_lengths=lengths)
-    np.testing.assert_allclose(step.update(batch.rewards, batch, None).values[:, 0], asyncio.run(scores()), atol=1e-9)

@@ -20,8 +20,6 @@ CONDITIONS = MappingProxyType({"a": steps.Requirement("b", 0.5)})
 # Each step in each of its kinds, and how many columns it takes.
 STEPS = {
     "condition": (steps.Condition(CONDITIONS), 2),
-    "penalise length": (steps.PenaliseLength(8, 4, reward="b"), 2),
-    "penalise length of the sum": (steps.PenaliseLength(8, 4), 1),
     "divide by mean": (steps.DivideByMean(), 2),
     "divide by batch std": (steps.DivideByBatchStd(), 2),
     "centre": (steps.Centre(), 2),
@@ -60,7 +58,6 @@ def batch_of(rollout: Rollout) -> Batch:
         keys=tuple(rollout.columns),
         lengths=rollout.lengths,
         accuracy=rollout.accuracy,
-        response_lengths=rollout.lengths,
     )
 
 
@@ -137,6 +134,6 @@ def test_the_order_of_rows_does_not_matter(step, columns, rollout, data):
 @EVERY_STEP
 @pytest.mark.filterwarnings("error")
 def test_an_empty_batch_gives_an_empty_result(step, columns):
-    batch = Batch.of([], [], keys=("a", "b"), accuracy=[], response_lengths=[])
+    batch = Batch.of([], [], keys=("a", "b"), accuracy=[])
     update = step.update(batch.rewards[:, :columns], batch, step.init())
     assert update.values.shape == (0, 1 if isinstance(step, steps.WeighAndSum) else columns)

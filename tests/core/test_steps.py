@@ -21,7 +21,6 @@ from verl_ext.core.steps import (
     DivideByBatchStd,
     DivideByMean,
     DropConflicts,
-    PenaliseLength,
     Requirement,
     ScaleByMad,
     ScaleByStd,
@@ -52,7 +51,7 @@ def test_defaults_are_those_of_the_specification():
     assert (ScaleByStd().epsilon, ScaleByMad().epsilon, Whiten().epsilon) == (1e-6, 1e-4, 1e-6)
     assert (Whiten().over, Balance().over, WeighByDifficulty().dqw_temp) == ("sequence", "token", 2.0)
     assert (DivideByMean().epsilon, DivideByBatchStd().epsilon, WeighByFocal().gamma) == (1e-6, 1e-6, 1.0)
-    assert (PenaliseLength(2, 1).factor, DropConflicts().tau, Centre().leave_one_out) == (1.0, 0.2, False)
+    assert (DropConflicts().tau, Centre().leave_one_out) == (0.2, False)
     assert Centre.centres
 
 
@@ -102,7 +101,7 @@ def test_a_step_for_one_value_refuses_several(step):
         step.update(batch.rewards, batch, None)
 
 
-@pytest.mark.parametrize("step", [WeighByDifficulty(), WeighByHistory()])
+@pytest.mark.parametrize("step", [WeighByDifficulty(), WeighByFocal(), WeighByHistory()])
 def test_a_step_without_the_accuracy_it_needs_says_so(step):
     with pytest.raises(ConfigurationError, match=facts(f"step '{step.name}'", "accuracy", "[0, 1]")):
         step.update(*column([1.0]), step.init())
@@ -131,68 +130,20 @@ def test_how_often_a_condition_was_met_is_logged():
     assert Condition({"a": Requirement("b", 1)}).update(unscored.rewards, unscored, None).metrics == {}
 
 
-LENGTHS = [0, 6, 7, 8, 9, 10, 99]
-PENALTIES = [0, 0, -0.25, -0.5, -0.75, -1, -1]
-
-
-def test_the_penalty_grows_over_the_buffer_on_the_named_reward():
-    batch = Batch.of([[1.0, 2.0]] * 7, ["g"] * 7, keys=("a", "b"), response_lengths=LENGTHS)
-    update = PenaliseLength(10, 4, reward="b").update(batch.rewards, batch, None)
-    wanted = batch.rewards.copy()
-    wanted[:, 1] += PENALTIES
-    np.testing.assert_allclose(update.values, wanted)
-    assert update.metrics == {"too_long_share": 5 / 7, "length_penalty": pytest.approx(-3.5 / 7)}
-
-
-def test_the_buffer_may_be_the_whole_length_and_an_empty_batch_has_no_penalty():
-    batch = Batch.of([], [], response_lengths=[])
-    found = PenaliseLength(4, 4).update(batch.rewards, batch, None).metrics
-    assert found == {"too_long_share": 0, "length_penalty": 0}
-    assert make(PenaliseLength, {"max_length": 1, "buffer": 1, "factor": 1e-9}, "here") == PenaliseLength(
-        1, 1, None, 1e-9
-    )
-    for wrong in ({"max_length": 0, "buffer": 1}, {"max_length": 1, "buffer": 0}):
-        with pytest.raises(ConfigurationError, match=facts("at least 1", "found 0")):
-            make(PenaliseLength, wrong, "here")
-
-
-def test_the_penalty_on_the_sum_has_a_factor_and_an_unscored_response_stays_unscored():
-    batch = Batch.of([[NAN], *[[1.0]] * 6], ["g"] * 7, keys=("a",), response_lengths=LENGTHS)
-    found = PenaliseLength(10, 4, factor=2.0).update(batch.rewards, batch, None).values[:, 0]
-    np.testing.assert_allclose(found, [NAN, 1, 0.5, 0, -0.5, -1, -1])
-
-
-@pytest.mark.parametrize(
-    ("step", "given", "columns", "told"),
-    [
-        (PenaliseLength(10, 4), {}, 1, ("'penalise_length'", "length of each response")),
-        (PenaliseLength(10, 4), {"response_lengths": [1, 1]}, 2, ("one value per trajectory", "found 2")),
-        (PenaliseLength(10, 4, reward="c"), {"response_lengths": [1, 1]}, 2, ("'c'", "'a', 'b'")),
-        (PenaliseLength(10, 4, reward="b"), {"response_lengths": [1, 1]}, 1, ("'b'", "before", "weigh_and_sum")),
-        (WeighByFocal(), {}, 1, ("'weigh_by_focal'", "accuracy")),
-    ],
-)
-def test_what_a_step_lacks_is_named(step, given, columns, told):
-    batch = Batch.of([[1, 1], [0, 0]], ["g", "g"], keys=("a", "b"), **given)
-    with pytest.raises(ConfigurationError, match=facts(*told)):
-        step.update(batch.rewards[:, :columns], batch, None)
-
-
 def test_a_field_that_is_not_known_is_an_error():
     with pytest.raises(ConfigurationError, match=facts("'data_source'")):
         Batch.of([[1.0]], ["g"]).field("data_source")
     assert Batch.of([[1.0]], ["g"], fields=lambda name: [name]).fields("x") == ["x"]
 
 
-@given(rollouts(), st.sampled_from([1, 3, 5]), st.sampled_from([0.0, 0.5, 2.0]))
-def test_each_is_the_plain_loop(rollout, buffer, number):
-    (a, b), uids, lengths = rollout.columns.values(), rollout.uids, rollout.lengths
-    batch = Batch.of(rollout.rewards, uids, keys=("a", "b"), accuracy=rollout.accuracy, response_lengths=lengths)
+@given(rollouts(), st.sampled_from([0.0, 0.5, 2.0]))
+def test_each_is_the_plain_loop(rollout, number):
+    (a, b), uids = rollout.columns.values(), rollout.uids
+    batch = Batch.of(rollout.rewards, uids, keys=("a", "b"), accuracy=rollout.accuracy)
     left, std = reference.left_one_out, reference.over_batch_std
     pairs = [
         (Centre(leave_one_out=True), [left(a, uids), left(b, uids)]),
         (DivideByBatchStd(number + 1e-6), [std(a, number + 1e-6), std(b, number + 1e-6)]),
-        (PenaliseLength(7, buffer, "a", number + 1), [reference.penalised(a, lengths, 7, buffer, number + 1), b]),
         (WeighByFocal(number), [reference.focal(a, uids, rollout.accuracy, number)]),
     ]
     for step, wanted in pairs:

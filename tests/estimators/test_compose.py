@@ -40,7 +40,7 @@ def test_every_step_stands_in_the_list_of_some_estimator():
     """Or in a list of docs/pages/lists.md; tests/test_docs_lists.py computes with those."""
     named = [*EVERY, ("maxrl", {})]
     used = {step.name for name, config in named for step in build(name, Settings.parse(config)).steps}
-    in_lists = {"divide_by_batch_std", "penalise_length", "weigh_by_focal"}
+    in_lists = {"divide_by_batch_std", "weigh_by_focal"}
     assert used | in_lists >= set(STEPS)  # an estimator may have steps of its own
 
 
@@ -75,7 +75,6 @@ WRONG = [
         ([*SUMMED, name], ("steps[2]", name, "not come after centre"))
         for name in ("divide_by_mean", "divide_by_batch_std")
     ),
-    ([*SUMMED, {"step": "penalise_length", "max_length": 4, "buffer": 2}], ("steps[2]", "not come after centre")),
     (
         ["weigh_and_sum", {"step": "condition", "conditions": {"a": {"on": "b", "at_least": 1}}}, "centre"],
         ("steps[1]", "condition", "not come after weigh_and_sum"),
@@ -106,10 +105,6 @@ WRONG = [
         ("steps[1]", "tau=0.5", "conflict=hard", "conflict=snr"),
     ),
     ([*SUMMED, {"step": "weigh_by_focal", "gamma": -1}], ("weigh_by_focal.gamma", "at least 0", "found -1")),
-    (
-        [{"step": "penalise_length", "max_length": 4, "buffer": 5}, *SUMMED],
-        ("steps[0]", "buffer=5", "at most", "max_length=4"),
-    ),
     # What is no step.
     *(
         ([item, *SUMMED], ("steps[0]", "{step: name, setting: value}", f"found {item!r}"))

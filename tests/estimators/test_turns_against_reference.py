@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,7 +98,6 @@ def batch_of(batch: list[Session], discount: float, **more: Any) -> Batch:
         lengths=[length for one in batch for length in one.lengths],
         accuracy=[one.accuracy for one in batch for _ in one.tool],
         outputs=[float(turn == 0) for one in batch for turn in range(len(one.tool))],
-        response_lengths=[sum(one.lengths) for one in batch for _ in one.tool],
         **more,
     )
 
@@ -204,27 +202,6 @@ def test_hadw_compares_the_prompt_with_the_batch_each_response_once(batches, dis
                     gap = statistics.fmean(mine) - prior
                     wanted[row] *= 1.3 * math.exp(-math.copysign(1.0, wanted[row]) * gap)
         state = check("hadw", batch, discount, {"hadw": {"anchor": anchor}}, wanted, state).state
-
-
-@given(sessions(nan=False), DISCOUNT, st.sampled_from(["tool", "form", None]))
-def test_a_penalty_for_length_is_earned_once_at_the_last_turn(batch, discount, key):
-    plain = rows_of(batch, discount)
-    lengths = [sum(one.lengths) for one in batch for _ in one.tool]
-    left = [len(one.tool) - 1 - turn for one in batch for turn in range(len(one.tool))]
-    penalty = [
-        value * discount**turns
-        for value, turns in zip(reference.penalised([0.0] * len(left), lengths, 20, 12), left, strict=True)
-    ]
-    if key is not None:
-        plain.columns[key] = [value + less for value, less in zip(plain.columns[key], penalty, strict=True)]
-    total = total_of(plain)
-    if key is None:
-        total = [value + less for value, less in zip(total, penalty, strict=True)]
-    step = {"step": "penalise_length", "max_length": 20, "buffer": 12}
-    steps = ["weigh_and_sum", step, "centre"] if key is None else [step | {"reward": key}, "weigh_and_sum", "centre"]
-    found = check("compose", batch, discount, {"compose": {"steps": steps}}, reference.drgrpo(total, plain.labels))
-    each = reference.penalised([0.0] * len(batch), [sum(one.lengths) for one in batch], 20, 12)
-    assert found.metrics["length_penalty"] == pytest.approx(statistics.fmean(each), abs=1e-12)
 
 
 @given(sessions(), DISCOUNT)

@@ -15,8 +15,7 @@ FORM = [1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0]
 LENGTHS = [3, 5, 2, 8, 4, 4, 9, 1, 7, 6, 2, 3]
 """Three prompts with four answers each. In the last no answer is right."""
 OUTPUTS = [1, 2, 1, 1, 1, 1, 3, 1, 1, 1, 1, 1]
-WITH_TOOLS = [6, 5, 4, 8, 8, 4, 9, 2, 7, 9, 2, 3]
-"""Rows of the batch of each answer, and its tokens with those that the loss leaves out."""
+"""Rows of the batch of each answer."""
 UIDS = [f"p{row // 4}" for row in range(12)]
 KEYS = "algorithm.rewards.keys=[right,form]"
 
@@ -32,9 +31,7 @@ def batch(keys=("right", "form"), right=RIGHT):
     """The three prompts as an estimator sees them."""
     rewards = {"right": right, "form": FORM, "score": 2 * np.array(right) + FORM}
     matrix = np.stack([rewards[key] for key in keys], axis=1)
-    return Batch.of(
-        matrix, UIDS, keys=keys, lengths=LENGTHS, accuracy=right, outputs=OUTPUTS, response_lengths=WITH_TOOLS
-    )
+    return Batch.of(matrix, UIDS, keys=keys, lengths=LENGTHS, accuracy=right, outputs=OUTPUTS)
 
 
 def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None):

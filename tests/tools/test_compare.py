@@ -110,11 +110,11 @@ WEIGHTED = {
 @pytest.mark.parametrize(
     "algorithm",
     [
-        {"compose": {"steps": ["weigh_and_sum", {"step": "penalise_length", "max_length": 8, "buffer": 4}, "centre"]}},
+        {"compose": {"steps": ["weigh_and_sum", "centre", {"step": "balance", "over": "token"}]}},
         {"compose": {"steps": ["weigh_and_sum", "centre", {"step": "balance", "over": "sequence"}]}},
     ],
 )
-def test_a_run_that_counts_responses_or_rows_is_repeated(advantages, tmp_path, algorithm):
+def test_a_run_that_counts_tokens_or_rows_is_repeated(advantages, tmp_path, algorithm):
     folder, recorded = made.dump(tmp_path / "dump", [1], name="compose", algorithm=algorithm)
     steps = str(algorithm["compose"]["steps"]).replace("'", "").replace(" ", "")
     np.testing.assert_allclose(advantages(folder, steps).iloc[:, -1], recorded, atol=1e-12)

@@ -50,8 +50,6 @@ class Batch:
     """`[N]` rows of verl's batch that belong to the trajectory; by turn those that begin with it."""
     lengths: Array
     """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
-    response_lengths: Array | None
-    """`[N]` tokens of each response, whether they count in the loss or not; None if no step needs them."""
     fields: Mapping[str, Sequence[Any]]
     """`N` entries of each field of verl's batch, such as `data_source`, that a step has in `needs_fields`."""
 
@@ -62,15 +60,6 @@ class Batch:
                 f"step {step!r} needs an accuracy in [0, 1] for each trajectory, but there is none"
             )
         return np.where(self.turns.last, self.accuracy, np.nan)
-
-    def response_lengths_for(self, step: str) -> Array:
-        """`[N]` tokens of the response, or an error that names the step which needs them."""
-        if self.response_lengths is None:
-            raise ConfigurationError(
-                f"step {step!r} needs the length of each response, which is not known here: give the step "
-                "`needs_response_lengths = True`, or the batch `response_lengths=[...]`"
-            )
-        return self.response_lengths
 
     def field(self, name: str) -> Sequence[Any]:
         """`N` entries of a field, or an error that says how a step asks for it."""
@@ -94,14 +83,12 @@ class Batch:
         accuracy: Counts | None = None,
         kl_reward: Counts | None = None,
         outputs: Counts | None = None,
-        response_lengths: Counts | None = None,
         fields: Mapping[str, Sequence[Any]] | None = None,
     ) -> Batch:
         """Check the shapes and that the rewards are finite, then build the batch.
 
         `labels` are the prompts' uids. Pass `groups` if they are already grouped. With `turns`, each of them is a row;
-        what belongs to the response is repeated. `lengths` and `outputs` default to 1 each; `lengths` count the tokens
-        in the loss, `response_lengths` all tokens of a response.
+        what belongs to the response is repeated. `lengths`, the tokens in the loss, and `outputs` default to 1 each.
         """
         size = len(labels)
 
@@ -127,7 +114,6 @@ class Batch:
             kl_reward=None if kl_reward is None else _kl_reward(kl_reward, matrix, labels),
             outputs=np.ones(size) if outputs is None else counts("outputs", outputs),
             lengths=np.ones(size) if lengths is None else counts("lengths", lengths),
-            response_lengths=None if response_lengths is None else counts("response_lengths", response_lengths),
             fields=fields or {},
         )
 

@@ -57,8 +57,6 @@ class Step:
     """Whether the mean of each group is 0 after the step: it then counts as `centre` in the rules of order."""
     needs_accuracy: ClassVar[bool] = False
     """Whether the step reads `batch.accuracy`."""
-    needs_response_lengths: ClassVar[bool] = False
-    """Whether the step reads `batch.response_lengths`."""
     needs_fields: ClassVar[tuple[str, ...]] = ()
     """The fields of verl's batch that the step reads with `batch.field(name)`; others are not fetched."""
     after: ClassVar[Order] = {}
@@ -121,11 +119,6 @@ class Chain:
     def needs_accuracy(self) -> bool:
         """Whether a step reads the accuracy."""
         return any(step.needs_accuracy for step in self.steps)
-
-    @property
-    def needs_response_lengths(self) -> bool:
-        """Whether a step reads the lengths of the responses."""
-        return any(step.needs_response_lengths for step in self.steps)
 
     @property
     def needs_fields(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Values are `[N, K]`; NaN means "not scored" and passes through every step.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -69,49 +69,6 @@ class Condition(Step):
 
 
 @dataclass(frozen=True)
-class PenaliseLength(Step):
-    """`r + factor clip((max_length - buffer - len) / buffer, -1, 0)`: less for responses nearly too long (DAPO).
-
-    `len` counts every token of the response, also those that the loss leaves out. `reward` names the reward that gets
-    the penalty, before the sum; without it the sum gets it. By turn it is earned once, at the response's last turn.
-    `too_long_share` is the share of responses with a penalty, `length_penalty` what it is on average.
-    """
-
-    name: ClassVar[str] = "penalise_length"
-    needs_response_lengths: ClassVar[bool] = True
-    not_after: ClassVar[Order] = _RAW
-    max_length: int = limited(MISSING, low=1)
-    """The length with the whole penalty: `data.max_response_length`."""
-    buffer: int = limited(MISSING, low=1)
-    """The last tokens before it, over which the penalty grows."""
-    reward: str | None = None
-    factor: float = limited(1.0, above=0.0)
-
-    def __post_init__(self) -> None:
-        if self.buffer > self.max_length:
-            raise ConfigurationError(f"{self.name}: buffer={self.buffer} must be at most max_length={self.max_length}")
-
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
-        if self.reward is None:
-            column = 0
-            single(values)
-        elif self.reward in batch.keys and values.shape[1] == len(batch.keys):
-            column = batch.keys.index(self.reward)
-        else:
-            raise ConfigurationError(
-                f"{self.name}: reward={self.reward!r} must be one of {listed(batch.keys)}, and the step come before "
-                f"{SUM}; without `reward` it comes after it"
-            )
-        room = self.max_length - self.buffer - batch.response_lengths_for(self.name)
-        penalty = self.factor * np.clip(room / self.buffer, -1.0, 0.0)
-        out: Array = values.copy()
-        out[:, column] += penalty * batch.turns.discounts
-        penalty = penalty[batch.turns.last]
-        share, average = ((penalty < 0).mean(), penalty.mean()) if len(penalty) else (0.0, 0.0)
-        return Update(out, metrics={"too_long_share": float(share), "length_penalty": float(average)})
-
-
-@dataclass(frozen=True)
 class DivideByMean(Step):
     """`x / (mean_g(x) + epsilon)` of rewards of at least 0, before they are centred (MaxRL).
 
@@ -119,7 +76,7 @@ class DivideByMean(Step):
     """
 
     name: ClassVar[str] = "divide_by_mean"
-    not_after: ClassVar[Order] = {**_RAW, "penalise_length": "the penalty makes rewards negative"}
+    not_after: ClassVar[Order] = _RAW
     undoes: ClassVar[Order] = _DIVIDED
     epsilon: float = limited(1e-6, above=0.0)
 

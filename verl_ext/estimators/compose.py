@@ -34,7 +34,6 @@ from verl_ext.core.steps import (
     DivideByBatchStd,
     DivideByMean,
     DropConflicts,
-    PenaliseLength,
     ScaleByMad,
     ScaleByStd,
     WeighAndSum,
@@ -46,7 +45,7 @@ from verl_ext.settings import Settings
 
 WHERE = "algorithm.compose.steps"
 _KINDS: tuple[type[Step], ...] = (
-    *(Condition, PenaliseLength, DivideByMean, DivideByBatchStd, Centre, ScaleByStd, ScaleByMad, DropConflicts),
+    *(Condition, DivideByMean, DivideByBatchStd, Centre, ScaleByStd, ScaleByMad, DropConflicts),
     *(WeighAndSum, Whiten, Balance, WeighByDifficulty, WeighByFocal, WeighByHistory),
 )
 STEPS: Mapping[str, type[Step]] = {kind.name: kind for kind in _KINDS}
@@ -194,7 +193,6 @@ def _trial(chain: Chain, keys: tuple[str, ...]) -> tuple[Array, list[str]]:
         list("aaaabbbbcccc"),
         keys=keys,
         lengths=draw.integers(1, 9, 12).astype(np.float64),
-        response_lengths=draw.integers(1, 9, 12).astype(np.float64),
         accuracy=draw.integers(0, 2, 12).astype(np.float64) if chain.needs_accuracy else None,
     )
     result = chain(batch)

@@ -122,7 +122,7 @@ def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Ar
 
     `total` `[N]` is the score with the KL term, if there is one; `tokens` `[M]` are those that count in the loss.
     """
-    keys, score, lengths = run.settings.rewards.keys, rewards.score, rewards.response_lengths
+    keys, score = run.settings.rewards.keys, rewards.score
     if score is None:
         raise DataError(
             "algorithm.use_kl_in_reward=True needs the scores before KL: pass them as batch['token_level_scores']"
@@ -151,7 +151,6 @@ def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Ar
         accuracy=_accuracy(run, chain, rewards)[at] if chain.needs_accuracy else None,
         kl_reward=(total - score)[at] if run.settings.kl_in_reward else None,
         outputs=rewards.outputs[part],
-        response_lengths=None if lengths is None else lengths[at],
         fields={name: selected(rewards.entries(name)) for name in chain.needs_fields},
     )
 
@@ -208,7 +207,6 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
         groups=rewards.groups,
         keys=keys,
         outputs=rows.outputs,
-        response_lengths=rewards.response_lengths,
     )
     log_rewards(run, rewards, batch, batch.rewards)
     if run.settings.verl_ext.dump_dir is not None and tensors is not None:

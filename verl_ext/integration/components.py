@@ -34,9 +34,8 @@ class Needs:
     """Rewards and fields."""
     score: bool = False
     """The score before any KL term."""
-    response_lengths: bool = False
     by_turn: bool = False
-    """The turns of each response."""
+    """The turns of each response, and its length."""
     longest: int = 0
     """Tokens at which a response is cut; 0 if that is not known."""
     everything: bool = False
@@ -185,7 +184,7 @@ def of_batch(
     }
     present = set() if tensors is None else set(tensors.keys())
     lengths = None
-    if needs.response_lengths and "attention_mask" in present:
+    if needs.by_turn and "attention_mask" in present:
         lengths = rows.take(row_sums(tensors["attention_mask"][:, -mask.shape[1] :].float()))
 
     def total(name: str) -> Array:
@@ -226,10 +225,10 @@ def of_queue(
     data = read_queue(scored, partition_id, wanted) if wanted else {}
     present = set(data.keys())
     totals, lengths = {}, None
-    if needs.response_lengths or not present.isdisjoint(per_token):
+    if needs.by_turn or not present.isdisjoint(per_token):
         mask = read_queue(scored, partition_id, ["response_mask"])["response_mask"]
         totals = {name: scores(dense(data[name]), dense(mask)) for name in per_token if name in present}
-        lengths = mask.offsets().diff().double().cpu().numpy() if needs.response_lengths else None
+        lengths = mask.offsets().diff().double().cpu().numpy() if needs.by_turn else None
     columns = {name: data.pop(name) for name in names if name in present}
     fields = {name: column if isinstance(column, torch.Tensor) else column.tolist() for name, column in columns.items()}
     if needs.everything and SOURCE not in names:

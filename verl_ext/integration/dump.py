@@ -91,8 +91,6 @@ def columns(settings: Settings, batch: Batch, seen: Array) -> dict[str, Any]:
     }
     if by_turn:
         values["turn"] = batch.turns.number + 1
-    if batch.response_lengths is not None:
-        values["response_tokens"] = batch.response_lengths_for("dump")
     for column, key in enumerate(batch.keys):
         values[f"reward/{key}"] = seen[:, column]
         if by_turn or seen is not batch.rewards:

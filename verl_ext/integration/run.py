@@ -62,11 +62,10 @@ class Run:
         own, chain = self.settings.rewards, self.chain
         accuracy = (own.accuracy_key or ACCURACY,) if chain is not None and chain.needs_accuracy else ()
         fields = () if chain is None else chain.needs_fields
-        dumped, by_turn = self.settings.verl_ext.dump_dir is not None, bool(own.by_turn)
+        by_turn = bool(own.by_turn)
         return Needs(
             names=(*(own.keys or ()), *accuracy, *fields),
             score=self.settings.kl_in_reward or SCORE in (own.keys or ()),
-            response_lengths=dumped or by_turn or (chain is not None and chain.needs_response_lengths),
             by_turn=by_turn,
             longest=self.trainer.config.data.max_response_length if by_turn and self.trainer is not None else 0,
             everything=self.log == "all",

@@ -41,7 +41,6 @@ MAXRL = "algorithm.adv_estimator=maxrl"
 ONE = "+algorithm.rewards.keys=[correctness]"
 STD = "algorithm.norm_adv_by_std_in_grpo=False"
 RLOO = "algorithm.adv_estimator=rloo"
-PENALTY = "{step:penalise_length,max_length:%d,buffer:256}"
 SKIP = "+algorithm.verl_ext.skip_zero_advantage=True"
 COMPOSE = "algorithm.adv_estimator=compose"
 TURNS = "+algorithm.rewards.by_turn=[format]"
@@ -102,11 +101,6 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("divide_by_mean", "'correctness'"),
     ),
     ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),
-    (
-        "two penalties",
-        (COMPOSE, *DAPO, f"+algorithm.compose.steps=[weigh_and_sum,{PENALTY % 512}]"),
-        ("overlong_buffer_cfg.enable", "penalise_length"),
-    ),
     ("loss of drgrpo", ("algorithm.adv_estimator=drgrpo",), (DRGRPO[0], f"{ACTOR}.loss_scale_factor=", "check_loss")),
     (
         "loss that goes its own way",
@@ -151,11 +145,6 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("bounds, misspelt", (GRPO, FILTER, BETWEEN, "+algorithm.rewards.accuracy_betwen=[0,1]"), ("'accuracy_between'",)),
     ("negative weight of maxrl", (MAXRL, KEYS, "+algorithm.rewards.weights=[2,-1]"), ("maxrl", "weights")),
     ("penalty of maxrl", (MAXRL, *DAPO), ("maxrl", "overlong_buffer_cfg.enable=False")),
-    (
-        "penalty before the mean",
-        (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{PENALTY % 1024},divide_by_mean,centre]"),
-        ("penalise_length", "divide_by_mean"),
-    ),
     ("bounds without the filter", (*GDPO, BETWEEN, BOUNDS), ("accuracy_between", "filter_groups.enable=True")),
     ("bounds the wrong way round", (*GDPO, "+algorithm.rewards.accuracy_between=[0.9,0.1]"), ("accuracy_between",)),
 ]  # fmt: skip
@@ -177,16 +166,6 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         "balance by a loss that goes its own way",
         ("algorithm.adv_estimator=dgpo", f"{ACTOR}.policy_loss.loss_mode=sapo"),
         ("loss_mode=sapo", "balance=sequence"),
-    ),
-    (
-        "penalty that never comes",
-        (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{PENALTY % 1024},centre]"),
-        ("penalise_length", "max_length=512"),
-    ),
-    (
-        "penalty that stops to grow",
-        (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{PENALTY % 300},centre]"),
-        ("penalise_length", "max_length=512"),
     ),
     ("whitening beside skipped rows", (*GDPO, "+algorithm.gdpo.whiten=token", SKIP), ("skip_zero_advantage", "whiten")),
     (

@@ -19,12 +19,7 @@ from verl_ext.core.chain import State
 
 WIDTH = 8  # tokens of the longest response
 KEYS = {"keys": ["a", "b"], "weights": [1.0, 0.5]}
-STEPS = [
-    "weigh_and_sum",
-    {"step": "penalise_length", "max_length": WIDTH, "buffer": 4},
-    "tests.integration.own_steps:BySource",
-    "centre",
-]
+STEPS = ["weigh_and_sum", "tests.integration.own_steps:BySource", "centre"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gdpo": ("gdpo", {"rewards": KEYS}),
     "gdpo over tokens, conditioned": (
@@ -162,7 +157,6 @@ def by_core(name: str, algorithm: dict[str, Any], drawn: Drawn, state: State | N
         outputs=[len(rows) for rows in kept],
         accuracy=accuracy,
         kl_reward=-(drawn.kl * tokens)[scored] if settings.kl_in_reward else None,
-        response_lengths=drawn.length[scored],
         fields={"data_source": [drawn.source[row] for row in scored]},
     )
     result = chain(batch, state)

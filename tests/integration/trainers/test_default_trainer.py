@@ -65,21 +65,11 @@ def test_several_outputs_of_a_session_count_once_and_share_its_advantage(pipelin
         assert several.advantage(row) == several.advantage(last)
 
 
-PENALISED = (
-    "algorithm.adv_estimator=compose",
-    ACC,
-    "+algorithm.compose.steps=[weigh_and_sum,{step:penalise_length,max_length:4,buffer:2},"
-    "tests.integration.own_steps:BySource,centre]",
-)
-
-
-def test_a_step_sees_the_length_of_the_scored_response_and_a_field_of_the_batch(pipeline: Pipeline) -> None:
-    """Lengths [4231 | 2253 | 3331]: penalties [-1 0 -.5 0 | 0 0 -1 -.5 | -.5 -.5 -.5 0], all doubled for the source.
-
-    [0 0 -1 0 | 2 2 0 -1 | -1 -1 -1 0], centred.
-    """
-    (update,) = pipeline.run("several", *PENALISED, PADDED["worked"]).updates
-    rows = [[0.25, 0.25, -0.75, 0.25], [1.25, 1.25, -0.75, -1.75], [-0.25, -0.25, -0.25, 0.75]]
+def test_a_step_sees_a_field_of_the_batch(pipeline: Pipeline) -> None:
+    """Accuracy [1000 | 1110 | 0000], doubled for the source, centred."""
+    steps = "+algorithm.compose.steps=[weigh_and_sum,tests.integration.own_steps:BySource,centre]"
+    (update,) = pipeline.run("several", "algorithm.adv_estimator=compose", ACC, steps, PADDED["worked"]).updates
+    rows = [[1.5, -0.5, -0.5, -0.5], [0.5, 0.5, 0.5, -1.5], [0.0, 0.0, 0.0, 0.0]]
     assert update.by_answer() == pytest.approx(answers_to("several", *rows))
 
 

@@ -138,23 +138,18 @@ def test_token_scores_are_there_when_advantages_are_computed_and_do_not_become_t
     torch.testing.assert_close(with_fields.batch["advantages"], without.batch["advantages"], atol=0, rtol=0)
 
 
-def test_a_step_sees_the_length_of_the_response_and_a_field_of_the_batch() -> None:
-    """The loss leaves out every token but one; the attention mask has the lengths [4231 | 2253].
-
-    Penalties [-1 0 -.5 0 | 0 0 -1 -.5], so [0 0 -.5 0 | 1 1 0 -.5]; the source of group A counts double: [0 0 -1 0].
-    """
-    steps = "{step:penalise_length,max_length:4,buffer:2},tests.integration.own_steps:BySource"
+def test_a_step_sees_a_field_of_the_batch() -> None:
+    """Accuracy [1000 | 1110], and the source of group A counts double: [2000 | 1110]."""
     trainer = OwnFit(
         compose(
             "algorithm.adv_estimator=compose",
             "+algorithm.rewards.keys=[acc]",
-            f"+algorithm.compose.steps=[weigh_and_sum,{steps},centre]",
+            "+algorithm.compose.steps=[weigh_and_sum,tests.integration.own_steps:BySource,centre]",
         )
     )
     data = batch()
-    data.batch["response_mask"][:, 1:] = 0
     data.non_tensor_batch["data_source"] = np.array(["letters"] * 4 + ["digits"] * 4, dtype=object)
-    assert per_row(trainer.advantages(data)) == [0.25, 0.25, -0.75, 0.25, 0.625, 0.625, -0.375, -0.875]
+    assert per_row(trainer.advantages(data)) == [1.5, -0.5, -0.5, -0.5, 0.25, 0.25, 0.25, -0.75]
     with pytest.raises(ConfigurationError, match=facts("'data_source'", "'acc', 'format'")):
         trainer.advantages(batch())
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from verl_ext import rewards
-from verl_ext.core.steps import Condition, DivideByMean, PenaliseLength
+from verl_ext.core.steps import Condition, DivideByMean
 from verl_ext.errors import Complaint, ConfigurationError, listed, reading, unknown
 from verl_ext.integration.checks.read import FILTER, RunConfig, resolved, select
 from verl_ext.integration.components import SCORE
@@ -104,26 +104,6 @@ def lost_penalty(run: RunConfig) -> Iterator[Complaint]:
             f"{OVERLONG}.enable=True adds a penalty to the score, which algorithm.rewards.keys leaves out: add "
             f"overlong_reward to the keys and set {OVERLONG}.log=True, or remove algorithm.rewards.keys"
         )
-
-
-def penalties(run: RunConfig) -> Iterator[Complaint]:
-    """A penalty for length in a list of steps that comes twice, or never."""
-    added = run.select("reward.reward_manager.name") == "dapo" and run.select(f"{OVERLONG}.enable")
-    steps, longest = () if run.chain is None else run.chain.steps, run.select("data.max_response_length")
-    for step in steps:
-        if not isinstance(step, PenaliseLength):
-            continue
-        if added:
-            yield Complaint(
-                f"{OVERLONG}.enable=True and the step {step.name} both penalise long responses: set "
-                f"{OVERLONG}.enable=False, or remove the step"
-            )
-        if longest not in (None, step.max_length):
-            yield Complaint(
-                f"{step.name} grows from {step.max_length - step.buffer} to {step.max_length} tokens, but "
-                f"data.max_response_length={longest}: set max_length={longest} in the step, and a buffer",
-                fatal=False,
-            )
 
 
 def by_turn(run: RunConfig) -> Iterator[Complaint]:

@@ -32,7 +32,6 @@ from verl_ext.integration.checks.rewards import (
     lost_penalty,
     negative_rewards,
     old_function,
-    penalties,
     wrong_accuracy,
     wrong_arguments,
     wrong_components,
@@ -269,7 +268,7 @@ ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments,
 """The rules for every configuration."""
 READ = (
     *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, by_turn, without_effect),
-    *(shorter_update, experimental, missing_keys, single_response, contradicted_by_verl, trial, penalties),
+    *(shorter_update, experimental, missing_keys, single_response, contradicted_by_verl, trial),
     *(rule_of_estimator, balance, loss_mode),
 )
 """Those that need the settings."""

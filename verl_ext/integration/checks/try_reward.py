@@ -135,9 +135,9 @@ def _wrong(columns: Mapping[str, Any], answers: Sequence[str], verdict: Verdict,
             yield str(error)
     if chain is None or chain.needs_fields or taken.keys() != wanted.keys() or (accuracy is not None and right is None):
         return
-    matrix, lengths = np.stack([taken[key] for key in keys], axis=1), np.ones(len(answers))
+    matrix = np.stack([taken[key] for key in keys], axis=1)
     try:
-        chain(Batch.of(matrix, answers, keys=keys, accuracy=right, response_lengths=lengths))
+        chain(Batch.of(matrix, answers, keys=keys, accuracy=right))
     except VerlExtError as error:
         yield str(error)
 

@@ -79,7 +79,7 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
     # A file of a run without conditions has only what the estimator saw: it saw the rewards as they were scored.
     raw = {key: frame.get(f"raw/{key}", values).fillna(values).to_numpy(float) for key, values in seen.items()}
     total = next(name for name in ("total", SCORE, "sum") if name not in seen)
-    counts = {"lengths": TOKENS, "outputs": "outputs", "response_lengths": "response_tokens"}
+    counts = {"lengths": TOKENS, "outputs": "outputs"}
     return Rollouts(
         path=path,
         table=frame,
@@ -126,13 +126,12 @@ def _read_tables(path: Path, files: Sequence[Path], prompt: str | None, step: st
     others = set(frame) - {question, at, "uid", "input", "output", "gts", "step", *([TOKENS] if counted else [])}
     columns = {name: _numbers(frame.loc[table.index, name]) for name in sorted(others)}
     rewards = {name: values for name, values in columns.items() if not np.isnan(values).all()}
-    lengths = table["length"].to_numpy(float)
     return Rollouts(
         path=path,
         table=table.reset_index(drop=True),
         rewards=rewards,
         total=SCORE if SCORE in rewards else SUM,
-        counts={"lengths": lengths} | ({"response_lengths": lengths} if counted else {}),
+        counts={"lengths": table["length"].to_numpy(float)},
         unit=TOKENS if counted else ANSWERS,
         notes=tuple(notes),
     )

@@ -56,7 +56,7 @@ class Rollouts:
     total: str
     """The reward that verl's grpo works on."""
     counts: Mapping[str, Any]
-    """`[N]` each, named as in `Batch.of`: `lengths`, and `outputs` and `response_lengths` where they are known."""
+    """`[N]` each, named as in `Batch.of`: `lengths`, and `outputs` where they are known."""
     unit: str
     """What the lengths count: tokens, or answers if nothing is known of their length."""
     run: About | None = None
