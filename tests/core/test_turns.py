@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from tests.batches import rollouts
 from tests.estimators.every import EVERY, started
 from verl_ext import Batch, DataError, Settings, build
+from verl_ext.core.groups import Groups
 from verl_ext.core.metrics import reward_metrics
+from verl_ext.core.steps import Centre
+from verl_ext.core.totals import Whiten
 from verl_ext.core.turns import Turns
 
 NAN = math.nan
@@ -136,6 +139,27 @@ def test_returns_are_what_is_still_to_come_and_not_scored_before_an_entry_that_i
     given_rewards = np.array([[1.0, 4], [NAN, 4], [4, 4], [3, NAN], [0, 6], [2, 6]])
     wanted = [[NAN, 1], [NAN, 2], [4, 4], [3, NAN], [1, 3], [2, 6]]
     np.testing.assert_array_equal(turns.returns(given_rewards), wanted)
+
+
+def test_a_response_alone_is_whitened_over_its_turns():
+    batch = Batch.of([[1.0], [1.0]], ["p", "p"], turns=Turns.of_counts([2], (0,)))
+    chain = build("compose", Settings.parse({"compose": {"steps": ["weigh_and_sum", "whiten"]}}))
+    np.testing.assert_allclose(chain(batch).advantages, [1.0, -1.0], rtol=1e-5)
+
+
+def test_whitening_subtracts_nothing_because_the_mean_would_depend_on_the_decision_to_stop():
+    def less_the_mean(values, labels, turns):
+        found = by_turn("centre", "weigh_and_sum")(values, labels, turns)
+        prompts, once = Groups.of(labels), turns.once(np.full(len(labels), True))
+        return found - prompts.broadcast(prompts.sum(once * found) / prompts.sum(once))
+
+    assert spread(ratios(less_the_mean, 2)) > 0.01
+    batch = Batch.of([[1.0], [1.0], [0.0]], ["p"] * 3, turns=Turns.of_counts([2, 1], (0,)))
+    values = Centre().apply(batch.returns, batch)
+    found = Whiten().update(values, batch, None)
+    assert found.metrics["whiten_shift"] == 0
+    assert found.values[1] == 0  # no other response reached this turn
+    assert (found.values * values >= 0).all()
 
 
 @pytest.mark.parametrize("numbers", [[1], [0, 2], [0, 0, 2], [0, 1, 1], [0, -1]])

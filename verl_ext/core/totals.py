@@ -26,9 +26,8 @@ class Whiten(Step):
     or turn counts once per token, and the divisor is `sqrt(var + 1e-8)`, as in verl's `masked_whiten`.
 
     Where every group is centred (its mean is 0 to within 1e-6), groups without variance get exactly 0, also where two
-    rewards cancel (`r2 = C - r1`). The mean over trajectories is then 0 up to rounding and is not subtracted, so these
-    values stay 0, and those of a turn that stands alone. Over tokens the mean is not 0 in general and shifts them, as
-    in verl.
+    rewards cancel (`r2 = C - r1`). Over sequences nothing is subtracted then, so these values stay 0: the mean is 0 up
+    to rounding, and by turn it would depend on the decision to stop. Over tokens it shifts them, as in verl.
     """
 
     name: ClassVar[str] = "whiten"
@@ -48,7 +47,7 @@ class Whiten(Step):
         if not total:
             return Update(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})
         mean = 0.0 if centred and self.over == "sequence" else float((weights * x).sum()) / total
-        variance = float((weights * np.square(x - mean)).sum()) / (total - 1) if total > 1 else 0.0
+        variance = float((weights * np.square(x - mean)).sum()) / max(total - 1, 1.0)
         std = math.sqrt(variance)
         divisor = math.sqrt(variance + 1e-8) if self.over == "token" else std + self.epsilon
         return Update((values - mean) / divisor, metrics={"whiten_shift": mean, "whiten_std": std})
