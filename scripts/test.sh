@@ -48,7 +48,7 @@ if [ "$LEVEL" = quick ]; then
     # tests/core as files: pytest would run a file twice that is named beside its folder.
     mapfile -t TESTS < <({
         ls tests/core/test_*.py tests/estimators/test_worked_example.py tests/estimators/test_compos*.py \
-            tests/estimators/test_own_steps.py tests/test_{settings*,registry,docs,public_api}.py
+            tests/estimators/test_own_steps.py tests/test_{settings,docs,public_api}.py
         changed 'tests/*test_*.py' | grep -E '(^|/)test_[^/]*\.py$' || true
     } | sort -u)
     # Without the test of the core that imports verl, which takes seconds.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tests import fresh
 from verl_ext.cpu import patches
 from verl_ext.errors import IntegrationError
 from verl_ext.integration.update import FIGURES, SHARE, SKIP, entry
@@ -30,23 +30,26 @@ VOCABULARY = range(3, 100)
 
 def run(task: str, ranks: int, folder: Path, *, cases: int = 1000, timeout: float) -> list[Any]:
     """Return what each rank wrote; a group that hangs is ended, and fails."""
-    environment = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "VERL_PLATFORM": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    logs = [folder / f"log-{rank}.txt" for rank in range(ranks)]
     group = [
-        subprocess.Popen(
-            [sys.executable, "-m", __name__, str(rank), str(ranks), str(folder), task, str(cases)],
-            env=environment,
-            stdout=(folder / f"log-{rank}.txt").open("w"),
-            stderr=subprocess.STDOUT,
+        fresh.start(
+            *(__name__, str(rank), str(ranks), str(folder), task, str(cases)),
+            module=True,
+            environment=environment,
+            out=log,
+            err=log,
         )
-        for rank in range(ranks)
+        for rank, log in enumerate(logs)
     ]
     try:
-        codes = [process.wait(timeout) for process in group]
+        for process in group:
+            process.join(timeout)
+        codes = [process.exitcode for process in group]
     finally:
         for process in group:
             process.kill()
-    logs = "\n".join((folder / f"log-{rank}.txt").read_text()[-3000:] for rank in range(ranks))
-    assert codes == [0] * ranks, logs
+    assert codes == [0] * ranks, "\n".join(log.read_text()[-3000:] for log in logs)
     return [torch.load(folder / f"{task}-{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
@@ -363,6 +366,7 @@ def wrong(rank: int, ranks: int, folder: Path, _cases: int) -> Any:
 TASKS = {"equal": equal, "twenty": twenty, "splits": splits, "models": models, "wrong": wrong}
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # the ranks share the cores
     rank, ranks, cases = (int(sys.argv[place]) for place in (1, 2, 5))
     folder, task = Path(sys.argv[3]), sys.argv[4]
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="", MASTER_PORT="0")

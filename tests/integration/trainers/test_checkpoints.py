@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ from unittest import mock
 
 import pytest
 
+from tests import fresh
 from tests.facts import a_line_says, facts
 from tests.integration.hadw_runs import capability
 from verl_ext.errors import CheckpointError
@@ -126,7 +126,7 @@ die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 {KILLED_AT[moment]}
 checkpoint.save(pathlib.Path({str(tmp_path)!r}) / "global_step_7", run(ticks=3))
 """
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=120).returncode == -9
+    assert fresh.run(code).returncode == -signal.SIGKILL
     path = tmp_path / "global_step_7" / checkpoint.FILE
     assert path.exists() == moment.startswith("after")
     if path.exists():
