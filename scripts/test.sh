@@ -51,8 +51,8 @@ if [ "$LEVEL" = quick ]; then
             tests/estimators/test_own_steps.py tests/test_{settings,docs,public_api}.py
         changed 'tests/*test_*.py' | grep -E '(^|/)test_[^/]*\.py$' || true
     } | sort -u)
-    # Without the test of the core that imports verl, which takes seconds.
-    OMP_NUM_THREADS=1 exec python -m pytest -q -n 2 --dist loadfile -k "not verl_combines" \
+    # Without the tests that import verl, which takes seconds.
+    OMP_NUM_THREADS=1 exec python -m pytest -q -n 2 --dist loadfile -k "not verl_combines and not file_of_the_pages" \
         -m "not slow and not end_to_end" "${TESTS[@]}"
 fi
 echo "== types and docs"
