@@ -295,8 +295,9 @@ def gd2po(
         dropped = []
         for row in rows:
             parts = [weight * column[row] for column, weight in zip(scaled, weights, strict=True)]
+            signs = [part for part, column in zip(parts, scaled, strict=True) if abs(column[row]) > 1e-6]
             parts = scored(parts)
-            if any(part > 1e-6 for part in parts) and any(part < -1e-6 for part in parts):
+            if any(part > 0 for part in signs) and any(part < 0 for part in signs):
                 ratio = abs(math.fsum(parts)) / (math.fsum(map(abs, parts)) + 1e-8)
                 if conflict == "hard" or ratio < tau:
                     dropped.append(row)

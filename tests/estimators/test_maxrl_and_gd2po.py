@@ -36,14 +36,17 @@ def test_maxrl_is_the_plain_loop(rollout, weights, epsilon):
 
 @pytest.mark.parametrize("size", [4, 8])
 @pytest.mark.parametrize("conflict", ["hard", "snr"])
-def test_a_reward_of_tenths_in_float32_conflicts_as_in_float64(size, conflict):
+@pytest.mark.parametrize("weights", [[1, 1], [1000, 1], [1e-9, 1e-9]])
+def test_a_reward_of_tenths_in_float32_conflicts_as_in_float64(size, conflict, weights):
     """The middle one of 0.1, 0.2, 0.3 in float32 is below its group's mean by rounding: that is no sign."""
     tenths = np.random.default_rng(size).integers(0, 11, (200 * size, 2)) / 10
     uids = [row // size for row in range(len(tenths))]
-    chain = build("gd2po", Settings.parse(XY | {"gd2po": {"conflict": conflict, "whiten": "none"}}))
+    rewards = {"rewards": {"keys": ["x", "y"], "weights": weights}}
+    chain = build("gd2po", Settings.parse(rewards | {"gd2po": {"conflict": conflict, "whiten": "none"}}))
     exact, rounded = (chain(Batch.of(each, uids, keys=("x", "y"))) for each in (tenths, tenths.astype(np.float32)))
     assert exact.metrics == rounded.metrics
-    np.testing.assert_allclose(rounded.advantages, exact.advantages, atol=1e-5)
+    assert exact.metrics["conflict_share"] > 0.2
+    np.testing.assert_allclose(rounded.advantages, exact.advantages, atol=1e-5 * weights[0])
 
 
 def test_maxrl_by_hand():

@@ -76,7 +76,7 @@ class DivideByMean(Step):
     """
 
     name: ClassVar[str] = "divide_by_mean"
-    not_after: ClassVar[Order] = _RAW
+    not_after: ClassVar[Order] = {**_RAW, **_UNDOES}
     undoes: ClassVar[Order] = _DIVIDED
     epsilon: float = limited(1e-6, above=0.0)
 
@@ -99,7 +99,7 @@ class DivideByBatchStd(Step):
     """`x / (std(x) + epsilon)` before centring, std with n - 1 over the whole batch (Lite PPO)."""
 
     name: ClassVar[str] = "divide_by_batch_std"
-    not_after: ClassVar[Order] = _RAW
+    not_after: ClassVar[Order] = {**_RAW, "balance": "dividing by the batch's std undoes its factor"}
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -169,10 +169,11 @@ class ScaleByMad(Step):
 class DropConflicts(Step):
     """Leave out the responses whose `w_k x_k` conflict; multiply the others by the share of their group that is kept.
 
-    A response conflicts if one `w_k x_k` is above 1e-6 and another below -1e-6. `conflict=hard` drops every such
-    response, `conflict=snr` those with `|sum_k w_k x_k| / (sum_k |w_k x_k| + 1e-8) < tau` (GD2PO). From here on a
-    dropped response is not scored: whitening leaves it out, and its advantage is 0. A reward that has weight 0 or is
-    not scored has no part in a conflict. `conflict_share` and `dropped_share` are shares of the scored responses.
+    A response conflicts if one `w_k x_k` is positive and another negative; an `x_k` of at most 1e-6 in size is rounding
+    and has no sign. `conflict=hard` drops every such response, `conflict=snr` those with
+    `|sum_k w_k x_k| / (sum_k |w_k x_k| + 1e-8) < tau` (GD2PO). From here on a dropped response is not scored: whitening
+    leaves it out, and its advantage is 0. A reward that has weight 0 or is not scored has no part in a conflict.
+    `conflict_share` and `dropped_share` are shares of the scored responses.
     """
 
     name: ClassVar[str] = "drop_conflicts"
@@ -187,7 +188,8 @@ class DropConflicts(Step):
         weights = np.ones(len(batch.keys)) if self.weights is None else np.array(self.weights)
         scored = ~np.isnan(values).all(axis=1)
         parts = np.where(np.isnan(values), 0.0, values * weights)
-        conflict: Bools = np.logical_and((parts > TOLERANCE).any(axis=1), (parts < -TOLERANCE).any(axis=1))
+        pulls = np.where(np.abs(values) > TOLERANCE, parts, 0.0)
+        conflict: Bools = np.logical_and((pulls > 0).any(axis=1), (pulls < 0).any(axis=1))
         dropped = conflict
         if self.conflict == "snr":
             ratio = np.abs(parts.sum(axis=1)) / (np.abs(parts).sum(axis=1) + 1e-8)

@@ -1,7 +1,7 @@
 r"""GD2PO, arXiv 2606.16771: GDPO without the responses whose rewards pull in different directions.
 
     A_ik = (r_ik - mean_g(r_k)) / (std_g(r_k) + epsilon)        reward k of response i to prompt g, std with n - 1
-    response i conflicts if one w_k A_ik is above 1e-6 and another below -1e-6
+    response i conflicts if one w_k A_ik is positive and another negative; |A_ik| <= 1e-6 is rounding, without a sign
     conflict=hard drops every response that conflicts
     conflict=snr  drops those with |sum_k w_k A_ik| / (sum_k |w_k A_ik| + 1e-8) < tau
     S_i  = c_g sum_k w_k A_ik                                   c_g the share of the group that is kept
