@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,8 @@ EXPLAINED = (
     "R² of a linear regression of A on the rewards normalised in their groups, split by Shapley value. Rest: what no "
     "weighted sum of them with fixed weights explains."
 )
+Measured = dict[str, Measures]
+"""The figures of each variant, by its label; grpo's first."""
 LEVEL = "1 is the mean |A| over all groups; ± is a 95 % interval over the groups."
 
 
@@ -55,64 +56,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="write every trajectory's advantages as parquet")
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """All that is shown."""
-
-    rollouts: Rollouts
-    outcomes: list[Outcome]
-    measures: list[Measures]
-    keys: tuple[str, ...]
-    """The rewards whose share of the advantage is shown."""
-    level: Bins
-    notes: list[str]
-
-    @property
-    def labels(self) -> list[str]:
-        return [outcome.variant.label for outcome in self.outcomes]
-
-
 def compare(options: argparse.Namespace) -> int:
-    """Write the requested files and print the tables."""
+    """Print the tables, and write the advantages if asked to."""
     with reading(options.rollouts):
-        result = _compared(read(options.rollouts, options.prompt, options.step), options.variants)
-    lines = list(result.notes)
-    for title, remark, rows in _tables(result):
-        lines += ["", title, plain(rows), remark]
+        rollouts = read(options.rollouts, options.prompt, options.step)
+        compared, common = variants.parse(options.variants, rollouts)
+        rollouts = rollouts.scored(common.rewards)
+        outcomes = [variants.outcome(variant, rollouts) for variant in compared]
+        named = [key for variant in compared[1:] for key in variant.settings.rewards.keys or ()]
+        keys = tuple(dict.fromkeys(named)) or (rollouts.total,)
+        raw = {key: rollouts.reward(key, "algorithm.rewards.keys") for key in keys}
+        lines = [*_notes(rollouts, outcomes, common)]
+        level = _level(rollouts, common, lines)
+        measured: Measured = {}
+        for outcome in outcomes:
+            seen = np.stack([outcome.seen.get(key, raw[key]) for key in keys], axis=1)
+            scaled = normalised(seen, rollouts.groups)
+            measured[outcome.variant.label] = measure(
+                outcome.advantages, outcomes[0].advantages, rollouts.groups, scaled, level
+            )
+    missing = {key: int(np.isnan(values).sum()) for key, values in raw.items()}
+    lines += [f"{key} is not scored in {count:,} trajectories" for key, count in missing.items() if count]
+    for title, remark, table in _tables(rollouts, measured, keys, level):
+        lines += ["", title, plain(table), remark]
     if options.output is not None:
-        _save(result, options.output)
+        _save(rollouts, outcomes, keys, options.output)
         lines.append(f"advantages: {options.output}")
     say("\n".join(lines))
     return 0
 
 
-def _compared(found: Rollouts, arguments: list[str]) -> Comparison:
-    compared, common = variants.parse(arguments, found)
-    found = found.scored(common.rewards)
-    outcomes = [variants.outcome(variant, found) for variant in compared]
-    named = [key for each in outcomes[1:] for key in each.variant.settings.rewards.keys or ()]
-    keys = tuple(dict.fromkeys(named)) or (found.total,)
-    level, more = _level(found, common)
-    raw = {key: found.reward(key, "algorithm.rewards.keys") for key in keys}
-    measures = []
-    for each in outcomes:
-        seen = np.stack([each.seen.get(key, raw[key]) for key in keys], axis=1)
-        scaled = normalised(seen, found.groups)
-        measures.append(measure(each.advantages, outcomes[0].advantages, found.groups, scaled, level))
-    notes = [*_notes(found, outcomes, common), *more]
-    missing = {key: int(np.isnan(values).sum()) for key, values in raw.items()}
-    notes += [f"{key} is not scored in {count:,} trajectories" for key, count in missing.items() if count]
-    return Comparison(found, outcomes, measures, keys, level, notes)
-
-
-def _notes(found: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterator[str]:
+def _notes(rollouts: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterator[str]:
     """Say what was read, and what each variant is."""
-    yield found.summary
-    yield from found.notes
-    if alone := int((found.groups.sizes == 1).sum()):
+    yield rollouts.summary
+    yield from rollouts.notes
+    if alone := int((rollouts.groups.sizes == 1).sum()):
         yield f"{alone:,} groups have one trajectory: its advantage is 0 (verl's own grpo gives it its raw score)"
-    if found.run is not None:
-        yield f"the run: {found.run.estimator}; its settings hold for all variants, unless an argument names them"
+    if rollouts.run is not None:
+        yield f"the run: {rollouts.run.estimator}; its settings hold for all variants, unless an argument names them"
     if common.given:
         yield f"settings: {json.dumps(common.given)}, loss_agg_mode={common.loss_agg_mode}"
     if common.given.get("use_kl_in_reward"):
@@ -122,35 +103,35 @@ def _notes(found: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterat
         yield from outcome.notes
 
 
-def _level(found: Rollouts, common: Settings) -> tuple[Bins, list[str]]:
-    """Sort groups by accuracy; by the mean score where there is no accuracy."""
+def _level(rollouts: Rollouts, common: Settings, lines: list[str]) -> Bins:
+    """Sort groups by accuracy; by the mean score where there is no accuracy, and say so."""
     try:
-        key, values = variants.accuracy(common, found)
-        return by_accuracy(found.of_prompts(values), f"accuracy of the prompt ({key})"), []
+        key, values = variants.accuracy(common, rollouts)
     except ConfigurationError as error:
         if common.rewards.accuracy_key is not None:
             raise
-        means = found.of_prompts(found.rewards[found.total])
-        note = f"prompts are sorted by their mean {found.total}, because there is no accuracy: {error}"
-        return by_score(means, f"mean {found.total} of the prompt"), [note]
+        total = rollouts.total
+        lines.append(f"prompts are sorted by their mean {total}, because there is no accuracy: {error}")
+        return by_score(rollouts.of_prompts(rollouts.rewards[total]), f"mean {total} of the prompt")
+    return by_accuracy(rollouts.of_prompts(values), f"accuracy of the prompt ({key})")
 
 
-def _tables(result: Comparison) -> Iterator[tuple[str, str, Rows]]:
+def _tables(
+    rollouts: Rollouts, measured: Measured, keys: Sequence[str], level: Bins
+) -> Iterator[tuple[str, str, Rows]]:
+    count = f"{len(rollouts.groups):,} groups"
     rows: Rows = [("estimator", "dead groups", "A = 0", "mean |A|", "other sign", "rank correlation")]
-    for at, (label, found) in enumerate(zip(result.labels, result.measures, strict=True)):
-        against = (_interval(found.turned), _number(found.rank)) if at else ("", "")
-        rows.append((label, _interval(found.dead), _interval(found.zero), _number(found.size), *against))
-    count = len(result.rollouts.groups)
-    yield f"Against {GRPO} on {result.rollouts.total}, {count:,} groups", AGAINST, rows
-    rows = [("estimator", *result.keys, "rest")]
-    for label, found in zip(result.labels, result.measures, strict=True):
-        rows.append((label, *map(_share, found.explained)))
-    yield f"Share of the variance of A that each reward explains, {count:,} groups", EXPLAINED, rows
-    rows = [("estimator", *result.level.labels)]
-    for label, found in zip(result.labels, result.measures, strict=True):
-        rows.append((label, *(_number(mean, half) for mean, half in found.by_level)))
-    rows.append(("(groups)", *(f"{number:,}" for number in result.level.counts)))
-    yield f"Mean |A| by {result.level.title}", LEVEL, rows
+    for label, own in measured.items():
+        against = ("", "") if len(rows) == 1 else (_interval(own.turned), _number(own.rank))
+        rows.append((label, _interval(own.dead), _interval(own.zero), _number(own.size), *against))
+    yield f"Against {GRPO} on {rollouts.total}, {count}", AGAINST, rows
+    rows = [("estimator", *keys, "rest")]
+    rows += [(label, *map(_share, own.explained)) for label, own in measured.items()]
+    yield f"Share of the variance of A that each reward explains, {count}", EXPLAINED, rows
+    rows = [("estimator", *level.labels)]
+    rows += [(label, *(_number(mean, half) for mean, half in own.by_level)) for label, own in measured.items()]
+    rows.append(("(groups)", *(f"{number:,}" for number in level.counts)))
+    yield f"Mean |A| by {level.title}", LEVEL, rows
 
 
 def _share(value: float) -> str:
@@ -168,15 +149,14 @@ def _number(value: float, half: float = math.nan) -> str:
     return f"{value:.3f}" if math.isnan(half) else f"{value:.2f} ± {half:.2f}"
 
 
-def _save(result: Comparison, path: Path) -> None:
+def _save(rollouts: Rollouts, outcomes: list[Outcome], keys: Sequence[str], path: Path) -> None:
     """Write one row a trajectory: where it comes from, its rewards and every variant's advantage."""
-    found = result.rollouts
-    table = found.table[["step", "update", "uid", *(["turn"] if found.turns.any() else [])]].assign(
-        **{found.unit: found.counts["lengths"]}
+    table = rollouts.table[["step", "update", "uid", *(["turn"] if rollouts.turns.any() else [])]].assign(
+        **{rollouts.unit: rollouts.counts["lengths"]}
     )
-    for key in dict.fromkeys((found.total, *result.keys)):
-        table[f"reward/{key}"] = found.rewards[key]
-    for outcome in result.outcomes:
+    for key in dict.fromkeys((rollouts.total, *keys)):
+        table[f"reward/{key}"] = rollouts.rewards[key]
+    for outcome in outcomes:
         table[f"advantage/{outcome.variant.label}"] = outcome.advantages
     path.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(path, index=False)
