@@ -54,5 +54,5 @@ def say(text: str, file: TextIO | None = None) -> None:
     >>> say("reward \x1b[31m")
     reward \x1b[31m
     """
-    shown = (each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+    shown = (sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in text)
     print("".join(shown), file=file, flush=True)

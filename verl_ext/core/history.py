@@ -37,18 +37,8 @@ class Anchor:
 class WeighByHistory(Anchor, Step):
     """`x * Phi`, `Phi = lambda exp(D M)`, `M = |p_g - C|`, `D = -sgn(x) sgn(p_g - C)` (HA-DW, eq. 7-13).
 
-    `p_g` is the prompt's mean accuracy, `y` the batch's, `C` the model's capability. On a prompt that is hard for the
-    model (`p_g < C`) a positive advantage grows and a negative one shrinks; on an easy prompt the reverse.
-
-    `soft`: `C` is the prior; the posterior `(1 - eta_t) C + eta_t y` is the next prior, with
-    `eta_t = clip(eta_min + eta sigma_t, 0, 1)` and `sigma_t` the population std of the last `history_window` posteriors
-    (1 while there is only one). The first batch sets C and has Phi = 1. `eta_min` is added, since with
-    `max(eta sigma_t, eta_min)` the default `eta` had no effect after the second batch: sigma_t is at most 0.5.
-    `window`: `C` is the mean of y over the last `history_window` batches, including this one.
-    `fixed`: `C` is `fixed_anchor`.
-
-    Phi > 0, so no sign flips and 0 stays 0. A prompt without a scored accuracy has Phi = 1. A batch without a scored
-    accuracy does not change the anchor.
+    `p_g` is the prompt's mean accuracy, `C` the model's capability; `verl_ext/estimators/hadw.py` says how each anchor
+    moves it. A prompt without a scored accuracy has Phi = 1. A batch without one does not change the anchor.
 
     The state is `anchor`; `value`, which is C; `window`, the last posteriors (`soft`) or batch accuracies (`window`),
     oldest first; and `ticks`, the batches seen.

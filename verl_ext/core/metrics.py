@@ -30,7 +30,7 @@ def metric_name(key: str) -> str:
     >>> metric_name("format"), metric_name("正确"), metric_name("a/b c"), metric_name("minimal")
     ('format', '正确', 'a_x2f_b_x20_c', '_x6d_inimal')
     """
-    return _CODED.sub(lambda found: f"_x{ord(found[0]):x}_", key) or "_x_"
+    return _CODED.sub(lambda match: f"_x{ord(match[0]):x}_", key) or "_x_"
 
 
 def reward_metrics(batch: Batch, seen: Array) -> Metrics:

@@ -65,13 +65,13 @@ class Rows:
         if all(key.endswith("_0") for key in keys):  # one output per session
             return cls.of_padding(padding)
         numbers: dict[str, int] = {}
-        found = []
+        outputs = []
         for row in np.flatnonzero(~padding).tolist():
             session, _, index = keys[row].rpartition("_")
             if not index.isdecimal():
                 raise DataError(f"row {row} is named {keys[row]!r}, expected '<uid>_<session>_<number of the output>'")
-            found.append((numbers.setdefault(session, len(numbers)), int(index), row))
-        owners, _, order = np.array(sorted(found), dtype=np.intp).reshape(-1, 3).T
+            outputs.append((numbers.setdefault(session, len(numbers)), int(index), row))
+        owners, _, order = np.array(sorted(outputs), dtype=np.intp).reshape(-1, 3).T
         owner = np.full(len(keys), -1, dtype=np.intp)
         owner[order] = owners
         return cls(order[np.diff(owners, append=-1) != 0], owner, order)

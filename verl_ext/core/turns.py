@@ -41,7 +41,7 @@ def per_turn(
     >>> per_turn("tool", ["p", "q"], ["[1.0]", "[2, 3]"], np.array([2, 1]), np.array([False, True]), text=True)
     (array([1., 0., 2.]), 1)
     """
-    found, beyond = [], 0
+    rewards, beyond = [], 0
     for label, value, count, was_cut in zip(labels, lists, counts.tolist(), cut.tolist(), strict=True):
         entries: Any = None
         with suppress(TypeError, ValueError):
@@ -58,8 +58,8 @@ def per_turn(
                 "of tokens that the model wrote): return one for each turn, by_turn([...])"
             )
         beyond += max(len(entries) - count, 0)
-        found += (entries + [0.0] * count)[:count]
-    return np.array(found), beyond
+        rewards += (entries + [0.0] * count)[:count]
+    return np.array(rewards), beyond
 
 
 @dataclass(frozen=True)
@@ -170,9 +170,9 @@ class Runs:
         run = np.argsort(rank[row], kind="stable")[np.count_nonzero(rank[row] < 0) :]
         owner, first = rows.owner[row[run]], np.diff(row[run], prepend=-1) != 0
         empty = np.setdiff1d(np.arange(len(rows.scored)), owner)
-        at = np.searchsorted(owner, empty)
-        run, owner = np.insert(run, at, -1), np.insert(owner, at, empty)
-        outputs = np.insert(first, at, True).astype(np.float64)
+        places = np.searchsorted(owner, empty)
+        run, owner = np.insert(run, places, -1), np.insert(owner, places, empty)
+        outputs = np.insert(first, places, True).astype(np.float64)
         starts = np.flatnonzero(np.diff(owner, prepend=-1))
         if len(starts):
             outputs[starts] += rows.outputs - np.add.reduceat(outputs, starts)
@@ -180,8 +180,8 @@ class Runs:
 
     def tokens(self, mask: torch.Tensor) -> Array:
         """`[M]` the tokens of each turn that count, in a mask of floats `[B, L]`, which may have lost ones since."""
-        flat, at = mask.float().reshape(-1).cpu().numpy(), self.bounds[:-1]
-        per_run = np.add.reduceat(flat, at)[::2] if len(at) else np.zeros(0)
+        flat, starts = mask.float().reshape(-1).cpu().numpy(), self.bounds[:-1]
+        per_run = np.add.reduceat(flat, starts)[::2] if len(starts) else np.zeros(0)
         return np.append(per_run, 0.0)[self.run]
 
     def spread(self, per_turn: Array, size: int) -> tuple[Array, Index]:

@@ -100,7 +100,7 @@ def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] | None
         if isinstance(value, str) or not isinstance(value, Sequence):
             remedy = f": write '{where}=[{value}]'" if isinstance(value, str | int | float) else ""
             raise ConfigurationError(f"{where} must be a list, found {value!r}{remedy}")
-        return tuple(value_of(f"{where}[{at}]", item, inner[0], limits) for at, item in enumerate(value))
+        return tuple(value_of(f"{where}[{index}]", item, inner[0], limits) for index, item in enumerate(value))
     if origin is Mapping:
         return {key: value_of(f"{where}.{key}", item, inner[1]) for key, item in _mapping(where, value).items()}
     if dataclasses.is_dataclass(kind):

@@ -76,7 +76,7 @@ class SharedPromptCache(Cache):
         if layer_idx == len(self.answers):
             self.answers.append([key_states.new_empty(0), value_states.new_empty(0)])
         end = self.length + 1
-        found = []
+        so_far = []
         for number, new in enumerate((key_states, value_states)):
             part = self.answers[layer_idx][number]
             if part.ndim == 1 or part.shape[2] < end:
@@ -86,8 +86,8 @@ class SharedPromptCache(Cache):
                     larger[:, :, : self.length] = part[:, :, : self.length]
                 self.answers[layer_idx][number] = part = larger
             part[:, :, end - 1 : end] = new
-            found.append(part[:, :, :end])
-        return found[0], found[1]
+            so_far.append(part[:, :, :end])
+        return so_far[0], so_far[1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The prompts' width and the answers' length."""

@@ -156,12 +156,12 @@ def try_out(build: Callable[[Settings], Chain], settings: Settings) -> str | Non
         if chain.needs_fields:  # nobody can make them up
             return None
         advantages, rounding = _trial(chain, keys)
-        results = [_trial(build(_weighed(settings, each)), keys)[0] for each in (tilted, tilted[::-1]) if weights]
+        results = [_trial(build(_weighed(settings, tilt)), keys)[0] for tilt in (tilted, tilted[::-1]) if weights]
     except Exception as error:  # noqa: BLE001 - user code may raise anything
-        at = traceback.extract_tb(error.__traceback__)[-1]
+        place = traceback.extract_tb(error.__traceback__)[-1]
         return (
             f"the estimator, tried on a made-up batch of 12 responses, raises {type(error).__name__}: {error} "
-            f"({at.filename}, line {at.lineno})"
+            f"({place.filename}, line {place.lineno})"
         )
     if not np.isfinite(advantages).all():
         return "the estimator, tried on a made-up batch of 12 responses, returns advantages that are not finite"

@@ -54,15 +54,15 @@ def follows_layout(text: str, sections: Sequence[Section]) -> bool:
             return False
     if not text.startswith(sections[0].start) or not text.endswith(sections[-1].end):
         return False
-    at = len(sections[0].start)
+    begin = len(sections[0].start)
     for before, after in pairwise(sections):
         # `after` opens once, so the text holds at most one such joint.
         joint = f"{before.end}\n{after.start}"
-        start = text.find(joint, at)
+        start = text.find(joint, begin)
         if start < 0:
             return False
-        at = start + len(joint)
-    return at <= len(text) - len(sections[-1].end)
+        begin = start + len(joint)
+    return begin <= len(text) - len(sections[-1].end)
 
 
 def has_both_tags(text: str, tag: str) -> bool:

@@ -87,9 +87,9 @@ def greedy(weights: Weights) -> float:
     total = 0.0
     for row in weights:
         best, column = 0.0, -1
-        for at, weight in enumerate(row):
-            if weight > best and at not in taken:
-                best, column = weight, at
+        for index, weight in enumerate(row):
+            if weight > best and index not in taken:
+                best, column = weight, index
         taken.add(column)
         total += best
     return total

@@ -34,7 +34,7 @@ def show(options: argparse.Namespace) -> int:
     """Print what the estimator does."""
     name = options.estimator
     if name is None:
-        say("\n".join(f"{each:8}  {_about(each)[0]}" for each in ESTIMATORS))
+        say("\n".join(f"{known:8}  {_about(known)[0]}" for known in ESTIMATORS))
         return 0
     if name not in ESTIMATORS:
         raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
@@ -56,10 +56,10 @@ def _about(name: str) -> list[str]:
 
 def _steps(chain: Chain) -> Iterator[str]:
     width = max(len(step.name) for step in chain.steps)
-    for at, step in enumerate(chain.steps, start=1):
+    for number, step in enumerate(chain.steps, start=1):
         given = ", ".join(f"{key}={_text(value)}" for key, value in settings_of(step).items())
         says = " ".join((type(step).__doc__ or "").split("\n\n")[0].split())
-        yield f"  {at}  {step.name.ljust(width)}  {says}"
+        yield f"  {number}  {step.name.ljust(width)}  {says}"
         if given:
             yield f"     {' ' * width}  {given}"
 

@@ -86,14 +86,14 @@ def measure(advantages: Array, baseline: Array, groups: Groups, rewards: Array, 
 
 def _by_level(sizes: Array, level: Bins) -> Array:
     """`[bins, 2]` the mean of each bin and the half of its interval, divided by the mean of all groups."""
-    found = np.full((len(level.labels), 2), np.nan)
-    for at in range(len(level.labels)):
-        inside = sizes[level.ids == at]
+    levels = np.full((len(level.labels), 2), np.nan)
+    for index in range(len(level.labels)):
+        inside = sizes[level.ids == index]
         if len(inside):
-            found[at, 0] = inside.mean()
+            levels[index, 0] = inside.mean()
         if len(inside) > 1:
-            found[at, 1] = 1.96 * inside.std(ddof=1) / math.sqrt(len(inside))
-    return found / sizes.mean() if sizes.any() else found
+            levels[index, 1] = 1.96 * inside.std(ddof=1) / math.sqrt(len(inside))
+    return levels / sizes.mean() if sizes.any() else levels
 
 
 def normalised(rewards: Array, groups: Groups) -> Array:
@@ -120,15 +120,15 @@ def explained(advantages: Array, rewards: Array) -> Array:
         return np.full(count, np.nan)
     fit = np.zeros(2**count)
     for chosen in range(1, 2**count):
-        of = [at for at in range(count) if chosen >> at & 1]
-        weights = np.linalg.lstsq(within[np.ix_(of, of)], against[of], rcond=1e-10)[0]
-        fit[chosen] = weights @ against[of] / variance
+        used = [reward for reward in range(count) if chosen >> reward & 1]
+        weights = np.linalg.lstsq(within[np.ix_(used, used)], against[used], rcond=1e-10)[0]
+        fit[chosen] = weights @ against[used] / variance
     shares = np.zeros(count)
-    for at in range(count):
-        for others in (chosen for chosen in range(2**count) if not chosen >> at & 1):
+    for reward in range(count):
+        for others in (chosen for chosen in range(2**count) if not chosen >> reward & 1):
             size = others.bit_count()
             weight = math.factorial(size) * math.factorial(count - size - 1) / math.factorial(count)
-            shares[at] += weight * (fit[others | 1 << at] - fit[others])
+            shares[reward] += weight * (fit[others | 1 << reward] - fit[others])
     return shares
 
 

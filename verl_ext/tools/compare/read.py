@@ -55,7 +55,7 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
     import pyarrow
     import pyarrow.parquet
 
-    found: dict[tuple[int, int], tuple[pd.DataFrame, About]] = {}
+    updates: dict[tuple[int, int], tuple[pd.DataFrame, About]] = {}
     notes = []
     for file in sorted(files, key=lambda file: (file.stat().st_mtime_ns, file)):
         try:
@@ -66,14 +66,14 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
             continue
         with reading(file):
             about = make(About, json.loads(metadata), f"{file}: verl_ext")
-        found[about.step, about.update] = table.to_pandas(), about
-    if not found:
+        updates[about.step, about.update] = table.to_pandas(), about
+    if not updates:
         raise DataError("\n".join([f"no {DUMPS} can be read in {path}", *notes]))
-    found = dict(sorted(found.items()))
-    frame = pd.concat([table for table, _ in found.values()], ignore_index=True)
-    last = found[max(found)][1]
-    if others := sum(about.settings != last.settings for _, about in found.values()):
-        notes.append(f"{others} of {len(found)} updates had other settings than the last")
+    updates = dict(sorted(updates.items()))
+    frame = pd.concat([table for table, _ in updates.values()], ignore_index=True)
+    last = updates[max(updates)][1]
+    if others := sum(about.settings != last.settings for _, about in updates.values()):
+        notes.append(f"{others} of {len(updates)} updates had other settings than the last")
     keys = [name.partition("/")[2] for name in frame if name.startswith("reward/")]
     seen = {key: frame[f"reward/{key}"].astype(float) for key in keys}
     # A file of a run without conditions has only what the estimator saw: it saw the rewards as they were scored.
@@ -105,11 +105,11 @@ def _read_tables(path: Path, files: Sequence[Path], prompt: str | None, step: st
     question = prompt or next((name for name in ("uid", "input") if name in frame), None)
     if question is None:
         raise DataError(f"{path}: name the column of the prompt with --prompt, one of {listed(frame)}")
-    at = step or ("step" if prompt is None else "")
-    steps = _numbers(frame[at]) if at in frame else np.zeros(len(frame))
+    when = step or ("step" if prompt is None else "")
+    steps = _numbers(frame[when]) if when in frame else np.zeros(len(frame))
     with np.errstate(invalid="ignore"):
         whole = steps.astype(int)
-    for what, missing in ((repr(question), frame[question].isna()), (f"whole number in {at!r}", whole != steps)):
+    for what, missing in ((repr(question), frame[question].isna()), (f"whole number in {when!r}", whole != steps)):
         if missing.any():
             raise DataError(f"{path}: {missing.sum():,} of {len(frame):,} rows have no {what}")
     uids = frame[question].astype(str)
@@ -123,7 +123,7 @@ def _read_tables(path: Path, files: Sequence[Path], prompt: str | None, step: st
     notes = [f"{torn.sum():,} unreadable line(s) left out"] if torn.any() else []
     if earlier := len(frame) - len(table):
         notes.append(f"{earlier:,} lines are earlier parts of a trajectory: the last part has its reward")
-    others = set(frame) - {question, at, "uid", "input", "output", "gts", "step", *([TOKENS] if counted else [])}
+    others = set(frame) - {question, when, "uid", "input", "output", "gts", "step", *([TOKENS] if counted else [])}
     columns = {name: _numbers(frame.loc[table.index, name]) for name in sorted(others)}
     rewards = {name: values for name, values in columns.items() if not np.isnan(values).all()}
     return Rollouts(
@@ -143,7 +143,7 @@ def _table(file: Path) -> pd.DataFrame:
 
     with reading(file):
         lines = file.suffix != ".parquet"
-        return pd.DataFrame([each or {} for each in json_lines(file)]) if lines else pd.read_parquet(file)
+        return pd.DataFrame([record or {} for record in json_lines(file)]) if lines else pd.read_parquet(file)
 
 
 def _numbers(column: pd.Series[Any]) -> Array:

@@ -62,21 +62,21 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
     shared: list[str] = []
     named: list[tuple[str, list[str], str]] = []
     for argument in arguments:
-        first, *own = _SETTING.split(argument.strip())
+        first, *overrides = _SETTING.split(argument.strip())
         if "=" in first.partition("[")[0]:
-            shared += [first, *own]
+            shared += [first, *overrides]
         elif first.startswith("["):
-            named.append(("compose", [f"algorithm.compose.steps={first}", *own], argument))
+            named.append(("compose", [f"algorithm.compose.steps={first}", *overrides], argument))
         else:
-            named.append((first, own, argument))
+            named.append((first, overrides, argument))
     if not named:
         raise ConfigurationError(f"name an estimator to compare with grpo: {listed(INSTALLED)}, or a list in [...]")
     common = settings_of(rollouts, shared)
     plain = Settings(norm_by_std=common.norm_by_std)
     variants = [Variant(GRPO, GRPO, GRPO, plain, build(GRPO, plain))]
-    for at, (name, own, text) in enumerate(named, start=1):
-        settings = settings_of(rollouts, [*shared, *own])
-        label, chain = _label(name, own, at, settings), _chain(name, settings, rollouts)
+    for number, (name, overrides, text) in enumerate(named, start=1):
+        settings = settings_of(rollouts, [*shared, *overrides])
+        label, chain = _label(name, overrides, number, settings), _chain(name, settings, rollouts)
         variants.append(Variant(label, name, text, settings, chain))
     labels = [variant.label for variant in variants]
     if twice := {label for label in labels if labels.count(label) > 1}:
@@ -108,20 +108,20 @@ def _chain(name: str, settings: Settings, rollouts: Rollouts) -> Chain:
     return chain
 
 
-def _label(name: str, own: Sequence[str], at: int, settings: Settings) -> str:
+def _label(name: str, overrides: Sequence[str], number: int, settings: Settings) -> str:
     """Return the name of the estimator and what was set for it."""
     if name == GRPO and settings.rewards.keys:
         name = "grpo (sum)"
-    label = " ".join([name, *(re.sub(r"^[^=]*\.", "", text) for text in own)])
-    return label if len(label) <= _LONGEST else f"{name} ({at})"
+    label = " ".join([name, *(re.sub(r"^[^=]*\.", "", text) for text in overrides)])
+    return label if len(label) <= _LONGEST else f"{name} ({number})"
 
 
 def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     """Compute the advantages update by update: an estimator may carry state from one to the next."""
-    chain, own = variant.chain, variant.settings.rewards
-    keys = own.keys or (rollouts.total,)
+    chain, rewards_settings = variant.chain, variant.settings.rewards
+    keys = rewards_settings.keys or (rollouts.total,)
     rewards = np.stack([rollouts.reward(key, "algorithm.rewards.keys") for key in keys], axis=1)
-    by_turn = _by_turn(own, keys, rollouts)
+    by_turn = _by_turn(rewards_settings, keys, rollouts)
     accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
     uids = rollouts.table["uid"].to_numpy()
     state: Mapping[str, Any] = chain.init()
@@ -132,7 +132,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
             rewards[rows],
             uids[rows].tolist(),
             keys=keys,
-            turns=Turns(rollouts.turns[rows], by_turn, own.turn_discount),
+            turns=Turns(rollouts.turns[rows], by_turn, rewards_settings.turn_discount),
             accuracy=None if accuracies is None else accuracies[rows],
             **{name: values[rows] for name, values in rollouts.counts.items()},
         )
@@ -148,15 +148,15 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     return Outcome(variant, advantages, dict(zip(keys, seen.T, strict=True)), named)
 
 
-def _by_turn(own: RewardsSettings, keys: Sequence[str], rollouts: Rollouts) -> tuple[int, ...]:
+def _by_turn(settings: RewardsSettings, keys: Sequence[str], rollouts: Rollouts) -> tuple[int, ...]:
     """Return the places of the rewards that a dump has by turn; raise if a variant names others."""
     recorded = [] if rollouts.run is None else settings_of(rollouts).rewards.by_turn or ()
-    if set(own.by_turn or ()) != set(recorded).intersection(keys):
+    if set(settings.by_turn or ()) != set(recorded).intersection(keys):
         raise ConfigurationError(
-            f"algorithm.rewards.by_turn={list(own.by_turn or ())}: of {listed(keys)} the rollouts have "
+            f"algorithm.rewards.by_turn={list(settings.by_turn or ())}: of {listed(keys)} the rollouts have "
             f"{listed(recorded)} by turn; name those"
         )
-    return tuple(at for at, key in enumerate(keys) if key in recorded)
+    return tuple(place for place, key in enumerate(keys) if key in recorded)
 
 
 def _odd(chain: Chain, rollouts: Rollouts) -> Iterator[str]:
@@ -173,15 +173,15 @@ def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:
 
     A dump's accuracy is taken unless a setting names another; else `acc`; else the score, if it is the only reward.
     """
-    own, run = settings.rewards, settings_of(rollouts).rewards
-    named = (own.accuracy_key, own.accuracy_threshold)
+    rewards, run = settings.rewards, settings_of(rollouts).rewards
+    named = (rewards.accuracy_key, rewards.accuracy_threshold)
     if "accuracy" in rollouts.table and named == (run.accuracy_key, run.accuracy_threshold):
         return "accuracy", rollouts.table["accuracy"].to_numpy(float)
-    key = own.accuracy_in(rollouts.rewards, score=rollouts.total)
-    if key == rollouts.total and own.accuracy_key is None and len(own.keys or ()) > 1:
+    key = rewards.accuracy_in(rollouts.rewards, score=rollouts.total)
+    if key == rollouts.total and rewards.accuracy_key is None and len(rewards.keys or ()) > 1:
         raise ConfigurationError(
-            f"which reward is the accuracy? Set algorithm.rewards.accuracy_key to one of {listed(own.keys or ())}"
+            f"which reward is the accuracy? Set algorithm.rewards.accuracy_key to one of {listed(rewards.keys or ())}"
         )
     values = rollouts.reward(key, "algorithm.rewards.accuracy_key")
     uids = rollouts.table["uid"].tolist()
-    return key, unit_accuracy(values, uids, key=key, threshold=own.accuracy_threshold)
+    return key, unit_accuracy(values, uids, key=key, threshold=rewards.accuracy_threshold)

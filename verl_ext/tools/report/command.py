@@ -38,23 +38,23 @@ def report(options: argparse.Namespace) -> int:
     """Write the requested files and print the table."""
     if options.window < 1:
         raise ConfigurationError("--window must be at least 1")
-    found = _read(options.runs)
+    experiments = _read(options.runs)
     for metric in options.metrics or ():
-        if metric not in logged(found):
-            raise DataError(unknown("metric", metric, logged(found)))
-    metrics = options.metrics or rewards(found)
+        if metric not in logged(experiments):
+            raise DataError(unknown("metric", metric, logged(experiments)))
+    metrics = options.metrics or rewards(experiments)
     if not metrics:
         raise DataError("no run has logged a named reward (`reward/.../mean`) or a score: name metrics with --metrics")
-    width = width_of(found, metrics, options.window)
-    table = rows(found, metrics, width)
-    notes = [f"{log.path}: {note}" for logs in found.values() for log in logs for note in log.notes]
+    width = width_of(experiments, metrics, options.window)
+    table = rows(experiments, metrics, width)
+    notes = [f"{log.path}: {note}" for logs in experiments.values() for log in logs for note in log.notes]
     if width < options.window:
         notes.append(f"first, final and best are means of {width} step(s), half of the shortest run at most")
     if any("not logged" in row for row in table):
         notes.append("not logged: algorithm.rewards.log=all logs every reward that the reward function returns")
     text = [plain(table), *notes]
     if options.plot is not None:
-        save(plot(found, options.metrics or pictured(found)), options.plot)
+        save(plot(experiments, options.metrics or pictured(experiments)), options.plot)
         text.append(f"picture: {options.plot}")
     say("\n".join(text))
     return 0

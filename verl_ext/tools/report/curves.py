@@ -78,7 +78,7 @@ def unit(metric: str) -> str:
 def width_of(experiments: Experiments, metrics: Sequence[str], asked: int) -> int:
     """Return the number of steps in `first` and `final`: at most half of the shortest curve, so that they are apart."""
     curves = [curve(logs, metric) for logs in experiments.values() for metric in metrics]
-    return max(1, min([asked, *(len(found) // 2 for found in curves if found is not None)]))
+    return max(1, min([asked, *(len(values) // 2 for values in curves if values is not None)]))
 
 
 def rows(experiments: Experiments, metrics: Sequence[str], width: int) -> Rows:
@@ -90,13 +90,13 @@ def rows(experiments: Experiments, metrics: Sequence[str], width: int) -> Rows:
     lines: Rows = [("metric", "name", "runs", "steps", f"first {width}", f"final {width}", f"best {width}", "mean")]
     for metric in metrics:
         for name, logs in experiments.items():
-            found = curve(logs, metric)
-            if found is None:
+            values = curve(logs, metric)
+            if values is None:
                 lines.append((title(metric), name, str(len(logs)), "not logged", "", "", "", ""))
                 continue
-            best = found.rolling(min(width, len(found))).mean().max()
-            figures = (found.iloc[:width].mean(), found.iloc[-width:].mean(), best, found.mean())
-            steps = f"{found.index[0]}-{found.index[-1]}"
+            best = values.rolling(min(width, len(values))).mean().max()
+            figures = (values.iloc[:width].mean(), values.iloc[-width:].mean(), best, values.mean())
+            steps = f"{values.index[0]}-{values.index[-1]}"
             lines.append((title(metric), name, str(len(logs)), steps, *map(_number, figures)))
     return lines
 
