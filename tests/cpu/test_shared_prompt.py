@@ -112,4 +112,4 @@ def test_a_model_that_needs_another_attention_is_refused(kind, settings, reason)
     with pytest.raises(ConfigurationError) as caught:
         check_model(make(kind, **settings), longest=48)
     assert reason in str(caught.value)
-    assert "plain causal attention" in str(caught.value)
+    assert "actor_rollout_ref.rollout.name=vllm" in str(caught.value)

@@ -207,5 +207,5 @@ def check_model(model: Any, longest: int) -> None:
     except Exception as error:
         raise ConfigurationError(
             f"the embedded rollout cannot generate from {type(model).__name__}: {error}; "
-            "it needs plain causal attention, as Llama, Qwen2, Qwen3, Phi3 and Gemma have"
+            "set actor_rollout_ref.rollout.name=vllm"
         ) from error

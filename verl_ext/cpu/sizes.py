@@ -39,7 +39,7 @@ def fill(config: Any) -> None:
         if actor.ppo_max_token_len_per_gpu is None:
             actor.ppo_max_token_len_per_gpu = tokens
         if rollout.max_num_seqs is None:
-            rollout.max_num_seqs = answers
+            rollout.max_num_seqs = answers if rollout.name == "embedded" else MOST_ANSWERS
 
 
 def _what_fits(config: Any) -> tuple[int, int]:
