@@ -71,6 +71,8 @@ def test_no_split_hangs(tmp_path, ranks, cases):
         for told in splits:
             assert told["fits"]
             assert all(told["ran"])
+            with_tokens = sum(any(told["counted"][row] for row in batch) for batch in told["ran"])
+            assert with_tokens == min(len(told["ran"]), sum(told["counted"]))
             ran = [row for batch in told["ran"] for row in batch]
             assert len(set(ran)) == len(ran) == round(told["rows_kept"] * len(told["live"]))
             assert {row for row, live in enumerate(told["live"]) if live} <= set(ran)
@@ -83,13 +85,21 @@ def test_no_split_hangs(tmp_path, ranks, cases):
 
 
 @pytest.mark.parametrize("nested", [True, False])
-def test_a_row_without_advantage_that_is_kept_has_tokens_in_the_loss(nested):
-    """verl's bypass_mode raises for a micro-batch without any, and the other ranks wait for ever."""
+def test_a_row_that_is_kept_has_tokens_in_the_loss(nested):
     data = updates.rows(4, [False] * 4, seed=0, nested=nested, lengths=([6] * 4, [3, 4, 5, 9]))
-    for row, mask in enumerate(data["response_mask"].unbind()):
-        mask.fill_(row == 2)  # the others are padding, or rejected
-    live, others = split.live_rows(data, split.read(data, share=False))
+    updates.no_tokens(data, (0, 1, 3))  # padding, or rejected
+    rows = split.read(data, share=False)
+    live, others = split.live_rows(data, rows, skip=True)
     assert (live, others[0]) == ([], 2)
+    live, others = split.live_rows(data, rows, skip=False)
+    assert (live, sorted(others)) == ([2], [0, 1, 3])
+
+
+def test_no_loss_waits_for_a_rank_without_live_rows_or_raises_for_a_prompt_without_tokens(folder):
+    """verl's bypass_mode raises for a micro-batch without a token, and the other ranks would wait for ever."""
+    for found in updates.run("losses", 2, folder, timeout=300):
+        for (loss, way), gradients in found.items():
+            assert difference(gradients, found[loss, "all"]) < 1e-5, (loss, way)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

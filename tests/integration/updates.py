@@ -20,6 +20,7 @@ import torch
 from tests import fresh
 from verl_ext.cpu import patches
 from verl_ext.errors import IntegrationError
+from verl_ext.integration.checks.update import EXACT
 from verl_ext.integration.update import FIGURES, SHARE, SKIP, entry
 from verl_ext.integration.update.split import read
 
@@ -251,6 +252,27 @@ def every_way(actor: Actor, place: tuple[int, int, int], options: Any, dynamic: 
     return results
 
 
+def no_tokens(data: Any, rows: Iterable[int]) -> None:
+    """Take all tokens of some rows out of the loss, as padding has none."""
+    for name in ("response_mask", "advantages"):
+        for row, values in enumerate(data[name].unbind()):
+            values.mul_(row not in rows)
+
+
+def losses(rank: int, ranks: int, folder: Path, _cases: int) -> Any:
+    """Gradients with each loss that is allowed: only rank 0 has live rows, and no rank a token in its last prompt."""
+    correction = "+actor_rollout_ref.actor.policy_loss.rollout_correction={rollout_is:token}"  # for bypass_mode
+    actor, found = Actor(str(folder / "model"), correction, sgd=True), {}
+    usual = {"mini_batch_size": 12 * ranks, "global_batch_size": 12 * ranks, "epochs": 1, "use_dynamic_bsz": True}
+    for loss, way in itertools.product(EXACT, WAYS.keys() - {"control"}):
+        data = rows(12, [rank == 0] * 12, seed=rank, nested=True, group=6)
+        no_tokens(data, range(6, 12))
+        limit = {"max_token_len_per_gpu": 1000 if way == "all" else 128}
+        options = {"policy_loss": {"loss_mode": loss}}
+        found[loss, way] = actor.train(data, options, *WAYS[way], **usual, **limit)["gradients"]
+    return found
+
+
 def splits(rank: int, ranks: int, _folder: Path, cases: int) -> Any:
     """Random splits: for each, the number of micro-batches, and the rows that ran."""
     import torch.distributed as dist
@@ -264,9 +286,11 @@ def splits(rank: int, ranks: int, _folder: Path, cases: int) -> Any:
         skip, share, size = (int(torch.randint(2, (1,), generator=shared)) for _ in range(3))
         count = 4 * (2 + size + number % 5)
         chance = (0.0, 1 / count, 0.2, 1.0)[int(torch.randint(4, (1,), generator=own))]
+        empty = [row for row in range(count) if row // 4 == number % 7]
         live = (torch.rand(count, generator=own) <= chance).tolist() if chance else [False] * count
         group = 1 + int(torch.randint(9, (1,), generator=own))
         data = rows(count, live, seed=number * ranks + rank, nested=bool(size), group=group)
+        no_tokens(data, empty)
         data["number"] = torch.arange(count)
         marks = [name for name, wanted in ((SKIP, skip or not share), (SHARE, share)) if wanted]
         limit = (36, 40, 60, 200)[number % 4]
@@ -279,7 +303,9 @@ def splits(rank: int, ranks: int, _folder: Path, cases: int) -> Any:
         batches, places = transformer_impl.prepare_micro_batches(data=data, dp_group=dist.group.WORLD)
         ran = [batch["number"].tolist() for batch in batches]
         largest = max(read(batch, share=bool(share)).cost(range(len(batch))) for batch in batches)
-        told = {"ran": ran, "places": places, "live": live if SKIP in marks else [True] * count}
+        counted = [row not in empty for row in range(count)]
+        live = [row and (alive or SKIP not in marks) for row, alive in zip(counted, live, strict=True)]
+        told = {"ran": ran, "places": places, "live": live, "counted": counted}
         fits = largest <= limit or not entry(data, "use_dynamic_bsz")
         found.append({**told, "fits": fits, **entry(data, FIGURES)})
     return found
@@ -363,7 +389,7 @@ def wrong(rank: int, ranks: int, folder: Path, _cases: int) -> Any:
     return ""
 
 
-TASKS = {"equal": equal, "twenty": twenty, "splits": splits, "models": models, "wrong": wrong}
+TASKS = {"equal": equal, "twenty": twenty, "splits": splits, "models": models, "wrong": wrong, "losses": losses}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # the ranks share the cores

@@ -59,14 +59,14 @@ def read(data: Any, *, share: bool) -> Rows:
 
 def wrap_prepare(original: Callable[..., Any], data: Any, dp_group: Any = None, **options: Any) -> Any:
     """`prepare_micro_batches(data, dp_group, ...)`: return the micro-batches, and the rows of each."""
-    skip, share = entry(data, SKIP, False) and "advantages" in data, entry(data, SHARE, False)
-    if not (skip or share):
+    skip, share = entry(data, SKIP, False), entry(data, SHARE, False)
+    if not (share or (skip and "advantages" in data)):
         return original(data=data, dp_group=dp_group, **options)
     from verl.utils import tensordict_utils as tu
 
     rows = read(data, share=share)
     everything = list(range(len(rows.prompts)))
-    live, others = live_rows(data, rows) if skip else (everything, [])
+    live, others = live_rows(data, rows, skip=skip) if "advantages" in data else (everything, [])
     batches = same_number(fill(data, rows, live), others, dp_group)
     kept = sorted(row for batch in batches for row in batch)
     tokens = sum(rows.before[row] + rows.answers[row] for row in kept)
@@ -80,12 +80,14 @@ def wrap_prepare(original: Callable[..., Any], data: Any, dp_group: Any = None, 
     return [tu.index_select_tensor_dict(data, batch) for batch in batches], [[place[row] for row in b] for b in batches]
 
 
-def live_rows(data: Any, rows: Rows) -> tuple[list[int], list[int]]:
-    """Return the rows with an advantage that is not 0, and the others, the best to fill up with first.
+def live_rows(data: Any, rows: Rows, *, skip: bool) -> tuple[list[int], list[int]]:
+    """Return the rows of an update that have a gradient, and the others, the best to fill up with first.
 
-    Some losses of verl raise for a micro-batch without a token in the loss, so rows with tokens come first.
+    Padding and other rows without a token in the loss have none; with `skip` those whose advantages are all 0 count as
+    such. Some losses of verl raise for a micro-batch without a token in the loss, so rows with tokens come first.
     """
     live, counts = ((dense(data[name]) != 0).any(dim=-1).tolist() for name in ("advantages", "response_mask"))
+    live = live if skip else counts
     length = [sum(pair) for pair in zip(rows.before, rows.answers, strict=True)]
     best = sorted(range(len(live)), key=lambda row: (not live[row], not counts[row], length[row]))
     return best[: sum(live)], best[sum(live) :]
