@@ -68,11 +68,12 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
 
     The default trainer calls it, too; there the run reads the rewards from TransferQueue.
     """
-    run, uids = current(), data.non_tensor_batch.get("uid")
-    if run is None or run.rewards is not None or uids is None:
+    run = current()
+    if run is None or run.rewards is not None or "uid" not in data.non_tensor_batch:
         return original(data, *args, **kwargs)
-    mask, returned = data.batch["response_mask"], data.meta_info.get("reward_extra_keys", ())
-    rewards = components.of_batch(data.non_tensor_batch, data.batch, uids.tolist(), mask, run.needs, returned=returned)
+    fields, mask = data.non_tensor_batch, data.batch["response_mask"]
+    returned = data.meta_info.get("reward_extra_keys", ())
+    rewards = components.of_batch(fields, data.batch, fields["uid"].tolist(), mask, run.needs, returned=returned)
     if run.settings.rewards.token_scores:
         lengths = data.batch["attention_mask"][:, -mask.shape[1] :].sum(dim=1)
         for name, values in rewards.token_fields(run.settings.rewards.keys or (), lengths):

@@ -47,6 +47,11 @@ def test_a_run_that_is_not_ours_passes_through_whatever_its_configuration_looks_
         trainer = OwnFit(config)
         assert (trainer._verl_ext, run.current()) == (None, None)
         assert driver.wrap_checked(lambda given: given, config) is config
+    foreign = object()  # another trainer's data
+    assert ours.wrap_compute_advantage(lambda given: given, foreign) is foreign
+    unknown_here = {"reward": {"custom_reward_function": {"path": "${oc.env:ONLY_IN_THE_TRAINER}/reward.py"}}}
+    unknown_here |= {"algorithm": {"adv_estimator": "grpo", "filter_groups": "${nothing}"}}
+    assert driver.wrap_checked(lambda given: given, OmegaConf.create(unknown_here)) is not None
     algorithm = OmegaConf.create({"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": True})
     [(data, metrics)] = OwnFit(SimpleNamespace(algorithm=algorithm)).fit(steps=1)
     assert data.batch["advantages"].abs().max() > 0

@@ -66,9 +66,9 @@ def resolved(value: Any) -> Any:
 
 
 def select(config: Any, path: str) -> Any:
-    """Return an entry of a configuration, or None."""
+    """Return an entry of a configuration; None if there is none, or only the trainer's process can resolve it."""
     with reading(path, ConfigurationError):
-        return OmegaConf.select(config, path)
+        return OmegaConf.select(config, path, throw_on_resolution_failure=False)
 
 
 def estimator_name(config: Any) -> str:
