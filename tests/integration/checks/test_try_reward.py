@@ -28,6 +28,9 @@ def reads_the_rollout(data_source, solution_str, ground_truth, extra_info):
 def leaves(**given):
     raise SystemExit(0)
 
+def finds_nothing(**given):
+    return next(iter([]))
+
 def returns_a_coroutine(**given):
     return later(**given)
 
@@ -155,7 +158,7 @@ def test_a_score_that_verl_cannot_store_is_refused(tried, score: str) -> None:
     assert "0 errors" not in out
 
 
-@pytest.mark.parametrize("function", ["leaves", "returns_a_coroutine"])
+@pytest.mark.parametrize("function", ["leaves", "finds_nothing", "returns_a_coroutine"])
 def test_what_verl_does_not_await_or_survive_is_refused(tried, function: str) -> None:
     assert tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name={function}")[0] == 1
 

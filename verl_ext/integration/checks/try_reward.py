@@ -85,7 +85,16 @@ def _manager(config: Any, tokenizer: Any) -> Any:
     called: Any = OmegaConf.merge(config, {"reward": {"reward_manager": {"source": "register"}}})
     called.reward.reward_manager.name = name if name in IN_PROCESS else "naive"
     with reading("the reward function", ConfigurationError):
-        return load_reward_manager(called, tokenizer)
+        manager = load_reward_manager(called, tokenizer)
+    # Without this Python before 3.12 waits for ever for a function that raises StopIteration.
+    manager.loop.set_exception_handler(_stop)
+    return manager
+
+
+def _stop(loop: Any, context: dict[str, Any]) -> None:
+    """Log an error of a loop, and end what runs in it."""
+    loop.default_exception_handler(context)
+    loop.stop()
 
 
 def _scored(manager: Any, row: Mapping[str, Any], verdict: Verdict) -> dict[str, Any]:
