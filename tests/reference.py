@@ -1,4 +1,4 @@
-"""The four estimators once more, in plain loops, written from the specification and slow on purpose.
+"""The estimators once more, in plain loops, written from the specification and slow on purpose.
 
 Nothing of the package is imported. Columns are lists of floats with one entry a trajectory; NaN is "not scored".
 """
@@ -36,9 +36,8 @@ def weighted_total(columns: Sequence[Sequence[float]], weights: Sequence[float])
     """An unscored component adds 0; a trajectory of which nothing is scored is itself not scored."""
     totals = []
     for row in range(len(columns[0])):
-        known = [
-            weight * column[row] for column, weight in zip(columns, weights, strict=True) if not math.isnan(column[row])
-        ]
+        parts = (weight * column[row] for column, weight in zip(columns, weights, strict=True))
+        known = [part for part in parts if not math.isnan(part)]
         totals.append(math.fsum(known) if known else NAN)
     return totals
 
@@ -170,8 +169,7 @@ def difficulty_weights(valid: Sequence[Sequence[int]], accuracy: Sequence[float]
     levels = []
     for rows in valid:
         known = scored([accuracy[row] for row in rows])
-        level = statistics.fmean(known) if known else 1.0
-        levels.append(1.0 if level == 0 else level)
+        levels.append((statistics.fmean(known) if known else 0.0) or 1.0)
     odds = [math.exp(-level / temperature) for level in levels]
     return [len(odds) * one / math.fsum(odds) for one in odds]
 
@@ -203,8 +201,7 @@ class History:
                 continue
             gap = statistics.fmean(mine) - prior
             for row in rows:
-                direction = -_sign(base[row]) * _sign(gap)
-                out[row] = base[row] * self.lambda_scale * math.exp(direction * abs(gap))
+                out[row] = base[row] * self.lambda_scale * math.exp(-math.copysign(1.0, base[row]) * gap)
         return out
 
     def _advance(self, y: float) -> float:
@@ -223,10 +220,6 @@ class History:
         self.capability = (1 - step) * prior + step * y
         self.remembered = [*self.remembered, self.capability][-self.history_window :]
         return prior
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
 
 
 def left_one_out(values: Sequence[float], uids: Sequence[Hashable]) -> list[float]:
