@@ -155,13 +155,6 @@ def test_hadw_over_several_batches(batches, weights, base, anchor, scale, window
             assert math.isclose(state["weigh_by_history"]["value"], memory.capability, abs_tol=1e-12)
 
 
-DGPO = ["weigh_and_sum", "centre", "scale_by_mad", "balance", "weigh_by_difficulty"]
-
-
-def listed(weights: list[float], *steps: Any) -> dict[str, Any]:
-    return rewards(weights) | {"compose": {"steps": list(steps)}}
-
-
 # Small differences between tiny sums decide whether a group varies, which weights of three digits would bring about.
 @given(rollouts(keys=KEYS, nan=False), st.sampled_from([0.5, 2.0]))
 def test_gdpo_weighed_by_difficulty(rollout, temperature):
@@ -175,21 +168,4 @@ def test_gdpo_weighed_by_difficulty(rollout, temperature):
             wanted[row] *= weight
     difficulty = {"step": "weigh_by_difficulty", "dqw_temp": temperature}
     steps = ["centre", "scale_by_std", "weigh_and_sum", "whiten", difficulty]
-    check("compose", rollout, listed(weights, *steps), wanted)
-
-
-@given(rollouts(keys=KEYS), WEIGHTS)
-def test_conditioned_rewards_under_dgpo(rollout, weights):
-    """The condition is no privilege of gdpo."""
-    kept = reference.conditioned(rollout.columns, {"a": ("b", 0.5)})
-    total = reference.weighted_total(list(kept.values()), weights)
-    wanted = reference.dgpo(total, rollout.uids, rollout.lengths, rollout.accuracy)
-    condition = {"step": "condition", "conditions": {"a": {"on": "b", "at_least": 0.5}}}
-    check("compose", rollout, listed(weights, condition, *DGPO), wanted)
-
-
-@given(rollouts(keys=KEYS), WEIGHTS)
-def test_drgrpo_per_reward(rollout, weights):
-    columns = [reference.centred(column, rollout.uids) for column in rollout.columns.values()]
-    wanted = reference.learnt(reference.weighted_total(columns, weights))
-    check("compose", rollout, listed(weights, "centre", "weigh_and_sum"), wanted)
+    check("compose", rollout, rewards(weights) | {"compose": {"steps": steps}}, wanted)

@@ -23,7 +23,6 @@ from verl_ext.rewards.tool_calling import check_ground_truth
 SCRIPTS = RECIPES.parent / "scripts/evidence"
 sys.path.insert(0, str(SCRIPTS))
 MODULES = {name: importlib.import_module(name) for name in ("real.cold_start", "real.data", "real.tools", "real_tools")}
-model = importlib.import_module("real.model")
 sys.path.remove(str(SCRIPTS))
 
 
@@ -85,30 +84,6 @@ def test_the_page_has_the_table_of_the_stored_runs():
     command = [sys.executable, str(SCRIPTS / "real_tools.py"), "table"]
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert table in (SCRIPTS.parents[1] / "docs" / "pages" / "real_tools.md").read_text()
-
-
-def find_gguf(_: Path, folder: Path) -> None:
-    from transformers.utils.import_utils import is_gguf_available
-
-    folder.write_text(str(is_gguf_available()))
-
-
-def test_transformers_finds_the_reader_of_the_wheels_weights_although_it_was_imported_before(tmp_path, monkeypatch):
-    def install(command, **_):
-        home = Path(command[command.index("--target") + 1])
-        metadata = "Metadata-Version: 2.1\nName: gguf\nVersion: 0.19.0\n"
-        written = {"gguf/__init__.py": "", model.WEIGHTS: "", "gguf-0.19.0.dist-info/METADATA": metadata}
-        written["gguf-0.19.0.dist-info/top_level.txt"] = "gguf"
-        for name, text in written.items():
-            (home / name).parent.mkdir(exist_ok=True)
-            (home / name).write_text(text)
-        return subprocess.CompletedProcess(command, 0)
-
-    assert "transformers" in sys.modules
-    monkeypatch.setattr(subprocess, "run", install)
-    monkeypatch.setattr(model, "_convert", find_gguf)
-    model.fetch(tmp_path / "base")
-    assert (tmp_path / "base").read_text() == "True"
 
 
 @pytest.mark.parametrize(

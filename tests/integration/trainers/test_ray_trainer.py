@@ -143,20 +143,10 @@ def test_token_scores_are_there_when_advantages_are_computed_and_do_not_become_t
     torch.testing.assert_close(with_fields.batch["advantages"], without.batch["advantages"], atol=0, rtol=0)
 
 
-def test_a_step_sees_a_field_of_the_batch() -> None:
-    """Accuracy [1000 | 1110], and the source of group A counts double: [2000 | 1110]."""
-    trainer = OwnFit(
-        compose(
-            "algorithm.adv_estimator=compose",
-            "+algorithm.rewards.keys=[acc]",
-            "+algorithm.compose.steps=[weigh_and_sum,tests.integration.own_steps:BySource,centre]",
-        )
-    )
-    data = batch()
-    data.non_tensor_batch["data_source"] = np.array(["letters"] * 4 + ["digits"] * 4, dtype=object)
-    assert per_row(trainer.advantages(data)) == [1.5, -0.5, -0.5, -0.5, 0.25, 0.25, 0.25, -0.75]
+def test_a_field_that_the_batch_lacks_is_named() -> None:
+    steps = "+algorithm.compose.steps=[weigh_and_sum,tests.integration.own_steps:BySource,centre]"
     with pytest.raises(ConfigurationError, match=facts("'data_source'", "'acc', 'format'")):
-        trainer.advantages(batch())
+        own_fit("algorithm.adv_estimator=compose", "+algorithm.rewards.keys=[acc]", steps)
 
 
 class Lazy(dict[str, Any]):
