@@ -58,8 +58,3 @@ def _finish(ax: Any, metric: str) -> None:
     ax.set_xlabel("training step")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     ax.ticklabel_format(axis="y", useOffset=False)
-    low, high = ax.get_ylim()
-    # A constant curve is drawn flat: do not zoom in on rounding noise.
-    least = 0.02 * max(abs(low), abs(high))
-    if high - low < least:
-        ax.set_ylim((low + high - least) / 2, (low + high + least) / 2)
