@@ -81,6 +81,7 @@ def test_what_hydra_cannot_compose_is_an_error(check: Check, arguments: tuple[st
     "text",
     [
         "algorithm: {",
+        "algorithm: grpo",
         "\x1b",
         "defaults: ppo_trainer",
         "a: " + "[" * 2000,

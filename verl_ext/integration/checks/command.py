@@ -13,7 +13,7 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 
 from verl_ext.errors import ConfigurationError, reading
 from verl_ext.files import say
@@ -70,7 +70,7 @@ def _judged(folder: Path | None, name: str, options: argparse.Namespace) -> tupl
         try:
             with open_dict(config):
                 del config["hydra"]
-            if "algorithm" not in config:
+            if not OmegaConf.is_dict(config.get("algorithm")):
                 raise ConfigurationError(f"{name} has no section `algorithm`: it is not a configuration of verl's PPO")
             verdict = judge(config)
             lines, errors = [*describe(verdict)], [*verdict.errors]
