@@ -16,22 +16,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+TIMEOUT = 1200
+"""Seconds after which a program hangs, on a machine that is busy with something else."""
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["torch", "transformers", "tensordict", "datasets", "peft", "ray.util.state", "fastapi", "aiohttp", "hydra"]
 )
 
 
-def run(code: str, *arguments: str, timeout: float = 300, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run `python -c CODE`, or with `module` `python -m CODE`, in this environment or the one given."""
     with TemporaryDirectory() as home:
         out, err = Path(home, "out"), Path(home, "err")
         process = start(code, *arguments, out=out, err=err, **options)
         try:
-            process.join(timeout)
+            process.join(TIMEOUT)
         finally:
             process.kill()
-        assert process.exitcode is not None, f"not done within {timeout} s: {err.read_text()}"
+        assert process.exitcode is not None, f"not done within {TIMEOUT} s: {err.read_text()}"
         return subprocess.CompletedProcess(code, process.exitcode, out.read_text(), err.read_text())
 
 

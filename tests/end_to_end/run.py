@@ -130,7 +130,7 @@ class Run:
         self.process.wait(10)
         shutil.rmtree(self.ray_folder, ignore_errors=True)
 
-    def left_behind(self, patience: float = 15.0) -> list[str]:
+    def left_behind(self, patience: float = 60.0) -> list[str]:
         """Command lines of the processes that are still there after a while."""
         deadline = time.monotonic() + patience
         while (pids := processes_of(self.mark)) and time.monotonic() < deadline:

@@ -8,10 +8,10 @@ import numpy as np
 import pandas
 import pytest
 
+from tests.fresh import TIMEOUT
 from verl_ext.cli import main
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
-TIMEOUT = 400
 
 
 def test_a_run_that_filters_and_dumps_and_is_reported(start, tmp_path, capsys):

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.run import MARK, end_all
+from tests.fresh import TIMEOUT
 from tests.signals import as_from_a_terminal
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 SCRIPT = Path(__file__).parents[2] / "scripts/quickstart.sh"
-TIMEOUT = 900
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def interrupted(start, tell):
         if "1/500" in line:
             break
     tell(process.pid)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=TIMEOUT)
     return process.returncode, output
 
 

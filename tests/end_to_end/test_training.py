@@ -15,10 +15,10 @@ from importlib.metadata import version
 import pytest
 
 from tests.end_to_end.run import check_estimator
+from tests.fresh import TIMEOUT
 from verl_ext.cli import main
 
 pytestmark = pytest.mark.end_to_end
-TIMEOUT = 1200  # of a machine that is busy with something else
 TRACKER = "checkpoints/latest_checkpointed_iteration.txt"
 # What a step computes; the other metrics are times and memory.
 COMPUTED = ("critic/score/mean", "critic/advantages/max", "actor/pg_loss", "actor/grad_norm", "response_length/mean")

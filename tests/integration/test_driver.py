@@ -12,7 +12,7 @@ from tests.facts import says
 
 
 def main_ppo(folder: Path, *arguments: str, program: str = "verl.trainer.main_ppo") -> subprocess.CompletedProcess[str]:
-    return fresh.run(program, *arguments, module=True, folder=folder, timeout=180)
+    return fresh.run(program, *arguments, module=True, folder=folder)
 
 
 SEARCH = "hydra.searchpath=[pkg://verl.trainer.config]"

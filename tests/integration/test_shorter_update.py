@@ -29,7 +29,7 @@ def test_gradients_are_those_of_verl(folder, ranks, cases, record_property):
 
     With few cases the controls may differ by less than rounding: eight units of it are allowed.
     """
-    found = [case for rank in updates.run("equal", ranks, folder, cases=cases, timeout=1500) for case in rank.values()]
+    found = [case for rank in updates.run("equal", ranks, folder, cases=cases) for case in rank.values()]
     assert len(found) >= ranks * cases
     largest = {
         way: max(difference(case[way]["gradients"], case["all"]["gradients"]) for case in found if way in case)
@@ -52,7 +52,7 @@ def test_gradients_are_those_of_verl(folder, ranks, cases, record_property):
 @SLOW
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_twenty_updates_with_adamw(folder, ranks, record_property):
-    for found in updates.run("twenty", ranks, folder, timeout=600):
+    for found in updates.run("twenty", ranks, folder):
         assert len(found["all"]["gradients"]) == 20
         for name in ("gradients", "weights"):
             errors = {way: difference(found[way][name], found["all"][name]) for way in updates.WAYS}
@@ -65,7 +65,7 @@ def test_twenty_updates_with_adamw(folder, ranks, record_property):
 )
 def test_no_split_hangs(tmp_path, ranks, cases):
     """All ranks have the same number of micro-batches, none of them empty, and every live row ran once."""
-    found = updates.run("splits", ranks, tmp_path, cases=cases, timeout=900)
+    found = updates.run("splits", ranks, tmp_path, cases=cases)
     for splits in zip(*found, strict=True):
         assert len({len(told["ran"]) for told in splits}) == 1
         for told in splits:
@@ -97,7 +97,7 @@ def test_a_row_that_is_kept_has_tokens_in_the_loss(nested):
 
 def test_no_loss_waits_for_a_rank_without_live_rows_or_raises_for_a_prompt_without_tokens(folder):
     """verl's bypass_mode raises for a micro-batch without a token, and the other ranks would wait for ever."""
-    for found in updates.run("losses", 2, folder, timeout=300):
+    for found in updates.run("losses", 2, folder):
         for (loss, way), gradients in found.items():
             assert difference(gradients, found[loss, "all"]) < 1e-5, (loss, way)
 
@@ -187,7 +187,7 @@ def test_a_model_without_dropout_is_accepted():
 
 def test_each_layout_of_a_model(folder):
     """Gradients of an update, and the log-probabilities and entropies of a pass in the rows of their answers."""
-    [found] = updates.run("models", 1, folder, timeout=600)
+    [found] = updates.run("models", 1, folder)
     assert "sliding_window" in found.pop("window")["share"]
     for name, ways in found.items():
         error = {way: difference(ways[way]["gradients"], ways["all"]["gradients"]) for way in ("control", "share")}
@@ -198,5 +198,5 @@ def test_each_layout_of_a_model(folder):
 
 
 def test_the_first_pass_finds_a_wrong_mask_and_ends_all_ranks(folder):
-    told = updates.run("wrong", 2, folder, timeout=300)
+    told = updates.run("wrong", 2, folder)
     assert all("share_prompts" in text for text in told)

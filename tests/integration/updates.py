@@ -29,7 +29,7 @@ WIDTHS = (12, 24)
 VOCABULARY = range(3, 100)
 
 
-def run(task: str, ranks: int, folder: Path, *, cases: int = 1000, timeout: float) -> list[Any]:
+def run(task: str, ranks: int, folder: Path, *, cases: int = 1000) -> list[Any]:
     """Return what each rank wrote; a group that hangs is ended, and fails."""
     environment = {**os.environ, "VERL_PLATFORM": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     logs = [folder / f"log-{rank}.txt" for rank in range(ranks)]
@@ -45,7 +45,7 @@ def run(task: str, ranks: int, folder: Path, *, cases: int = 1000, timeout: floa
     ]
     try:
         for process in group:
-            process.join(timeout)
+            process.join(fresh.TIMEOUT)
         codes = [process.exitcode for process in group]
     finally:
         for process in group:

@@ -10,6 +10,7 @@ from typing import Any
 
 import hydra
 
+from tests.fresh import TIMEOUT
 from tests.integration import configs  # noqa: F401 - reads verl's files once, and loads the presets
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -35,7 +36,7 @@ def run(script: str, *arguments: str, cwd: Path, **variables: str) -> subprocess
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT,
         check=False,
     )
 

@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.facts import a_line_says, says
+from tests.fresh import TIMEOUT
 from tests.recipes.launchers import RECIPES
 from verl_ext.rewards import boxed_math, gsm8k, tool_calling
 
@@ -32,7 +33,7 @@ def run(recipe: str, folder: Path, *options: str) -> subprocess.CompletedProcess
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT,
         check=False,
     )
 

@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.facts import a_line_says, says
+from tests.fresh import TIMEOUT
 from tests.integration import own_steps
 from tests.tools import made
 from verl_ext import Settings, build
@@ -292,5 +293,5 @@ def test_nothing_of_verl_is_imported(tmp_path):
         "print('LOADED', {'verl', 'ray', 'torch', 'matplotlib'} & set(sys.modules))"
     )
     command = [sys.executable, "-c", program, "compare", folder, "dgpo"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.stdout.splitlines()[-1] == "LOADED set()", done.stdout + done.stderr
