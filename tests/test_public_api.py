@@ -43,7 +43,7 @@ def test_an_error_is_ours_and_of_a_standard_type():
             Batch.of,
             [
                 *("rewards", "labels", "*groups", "*turns", "*keys", "*lengths", "*accuracy"),
-                *("*kl_reward", "*outputs", "*response_lengths", "*fields"),
+                *("*kl_reward", "*outputs", "*fields"),
             ],
         ),
         (Chain.__call__, ["self", "batch", "state"]),
