@@ -18,7 +18,9 @@ PAGE = RECIPES.parent / "docs/pages/turns.md"
 @pytest.mark.parametrize("arm", ["by_turn", "by_outcome"])
 def test_an_arm_passes_the_check(arm: str, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["check", "--config-path", str(RECIPES), "--config-name", f"turns/{arm}"])
-    assert status == 0, capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert status == 0, out
+    assert ("right by turn" in out) == (arm == "by_turn")
 
 
 def test_the_model_is_warmed_up_on_what_the_reward_function_and_the_tool_read() -> None:

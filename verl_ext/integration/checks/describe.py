@@ -29,7 +29,8 @@ def describe(run: RunConfig) -> Iterator[str]:
     }
     keys = rewards.keys or ()
     weights = dict(zip(keys, rewards.weights or [1.0] * len(keys), strict=True))
-    named = [f"{weights[key]:g} {key}{conditions.get(key, '')}" for key in keys]
+    by_turn = dict.fromkeys(rewards.by_turn or (), " by turn")
+    named = [f"{weights[key]:g} {key}{by_turn.get(key, '')}{conditions.get(key, '')}" for key in keys]
     only = "" if run.name in INSTALLED else f" (only logged: verl's {run.name} uses the score)"
     yield f"rewards    {', '.join(named) + only if named else 'the score'}"
     if chain is not None and chain.needs_accuracy:
