@@ -104,6 +104,8 @@ BY_HAND = {
     "a negative weight turns a reward round": (HARD, {"weights": [-2, 1]}, X, Y, [3, -5, 2, 0, -1.5, 1.5], 0),
     # x of a: not scored, 1 0 -1; row 0 has only its y, and row 1 conflicts: three quarters of [1, 0, 2, -1].
     "what is not scored takes no part": (HARD, {}, [NAN, 3, 2, 1, 1, 0], Y, [0.75, 0, 1.5, -0.75, 0, 0], 3 / 6),
+    # y of a: not scored, -8/3 7/3 1/3; rows 1 and 3 conflict: a third of row 2's 7/3.
+    "nor does a response": (HARD, {}, [NAN, 3, 2, 1, 1, 0], [NAN, *Y[1:]], [0, 0, 7 / 9, 0, 0, 0], 4 / 5),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False")
-DGPO = ("algorithm.adv_estimator=dgpo",)
 HADW = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.eta_min=0")
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]", "+algorithm.gdpo.epsilon=1e-4")
 ACC = "+algorithm.rewards.keys=[acc]"
