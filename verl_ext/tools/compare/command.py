@@ -22,7 +22,7 @@ from verl_ext.tools.tables import Rows, plain
 
 AGAINST = (
     "A is the advantage; brackets hold a 95 % interval (Wilson's, for the number of groups). A = 0 and other sign are "
-    "shares of trajectories. The rank correlation is Spearman's, over all trajectories."
+    "shares of trajectories."
 )
 EXPLAINED = (
     "R² of a linear regression of A on the rewards normalised in their groups, split by Shapley value. Rest: what no "
@@ -120,10 +120,10 @@ def _tables(
     rollouts: Rollouts, measured: Measured, keys: Sequence[str], level: Bins
 ) -> Iterator[tuple[str, str, Rows]]:
     count = f"{len(rollouts.groups):,} groups"
-    rows: Rows = [("estimator", "dead groups", "A = 0", "mean |A|", "other sign", "rank correlation")]
+    rows: Rows = [("estimator", "dead groups", "A = 0", "mean |A|", "other sign")]
     for label, own in measured.items():
-        against = ("", "") if len(rows) == 1 else (_interval(own.turned), _number(own.rank))
-        rows.append((label, _interval(own.dead), _interval(own.zero), _number(own.size), *against))
+        turned = "" if len(rows) == 1 else _interval(own.turned)
+        rows.append((label, _interval(own.dead), _interval(own.zero), _number(own.size), turned))
     yield f"Against {GRPO} on {rollouts.total}, {count}", AGAINST, rows
     rows = [("estimator", *keys, "rest")]
     rows += [(label, *map(_share, own.explained)) for label, own in measured.items()]

@@ -61,8 +61,6 @@ class Measures:
     """Trajectories whose advantage has the other sign than grpo's."""
     size: float
     """Mean |A|."""
-    rank: float
-    """Spearman's correlation with grpo's advantage, over all trajectories."""
     explained: tuple[float, ...]
     """For each reward, its share of the variance of the advantage, and the rest; see `explained`."""
     by_level: Array
@@ -78,7 +76,6 @@ def measure(advantages: Array, baseline: Array, groups: Groups, rewards: Array, 
         zero=Share.of(float((advantages == 0).mean()), count),
         turned=Share.of(float((np.sign(advantages) * np.sign(baseline) < 0).mean()), count),
         size=float(size.mean()),
-        rank=spearman(advantages, baseline),
         explained=(*shares.tolist(), 1 - float(shares.sum())),
         by_level=_by_level(groups.mean(size), level),
     )
@@ -130,19 +127,6 @@ def explained(advantages: Array, rewards: Array) -> Array:
             weight = math.factorial(size) * math.factorial(count - size - 1) / math.factorial(count)
             shares[reward] += weight * (fit[others | 1 << reward] - fit[others])
     return shares
-
-
-def spearman(x: Array, y: Array) -> float:
-    """Return the correlation of ranks, equal values at their mean rank; NaN where one of them is constant.
-
-    >>> round(spearman(np.array([1.0, 2.0, 3.0, 3.0]), np.array([5.0, 7.0, 9.0, 8.0])), 4)
-    0.9487
-    """
-    import pandas as pd
-
-    # In float32, values that differ by rounding are equal.
-    ranks = [pd.Series(values.astype(np.float32)).rank() for values in (x, y)]
-    return float(ranks[0].corr(ranks[1])) if all(np.ptp(rank) for rank in ranks) else math.nan
 
 
 def by_accuracy(means: Array, title: str) -> Bins:
