@@ -24,21 +24,17 @@ DATA = "data.pt"
 """The file that every trainer of verl writes into a checkpoint after the model and before the tracker."""
 
 
-def save_for(run: Run) -> None:
-    """Save the state of a run of ours in the checkpoint that verl is about to write."""
-    if run.chain is not None:
-        save(Path(run.trainer.config.trainer.default_local_dir) / f"{STEP_FOLDER}{run.step}", run)
-
-
-def save(folder: Path, run: Run) -> None:
-    """Write the run's state into a checkpoint's folder, before verl writes the rest.
+def save(run: Run) -> None:
+    """Write the state of a run of ours into the checkpoint that verl is about to write.
 
     In a folder that exists, the checkpoint of an earlier run is overwritten. It loses `data.pt` first, so that it is
     not whole until verl has written it anew: a run that is killed in between leaves no mixture of two runs.
     """
+    if run.chain is None:
+        return
+    folder = _folder(run)
     path = folder / FILE
     state = plain_state(run.state) if run.state else None
-    overwrites = (folder / DATA).exists()
     try:
         if folder.is_dir():
             for old in (folder / DATA, path, *folder.glob(f".{FILE}.*.tmp")):
@@ -49,7 +45,6 @@ def save(folder: Path, run: Run) -> None:
         data = {
             "verl_ext": __version__,
             "global_step": run.step,
-            "overwrites": overwrites,
             "computed_at": run.computed_at,
             "estimator": run.name,
             "accuracy": run.accuracy,
@@ -65,23 +60,19 @@ def save(folder: Path, run: Run) -> None:
     logger.info("saved the state of %s to %s", run.name, path)
 
 
-def load_for(run: Run) -> None:
-    """Load the state after verl has loaded its checkpoint."""
+def load(run: Run) -> None:
+    """Load the state after verl has loaded its checkpoint; raise if the run cannot go on with it.
+
+    Log a warning if the checkpoint has none.
+    """
     config = run.trainer.config.trainer
     if config.resume_mode == "disable" or run.step <= 0:
         return
     run.start = run.step
     if run.chain is None or not run.chain.stateful:
         return
-    if config.resume_mode == "resume_path":
-        folder = Path(config.resume_from_path)
-    else:
-        folder = Path(config.default_local_dir) / f"{STEP_FOLDER}{run.step}"
-    load(folder / FILE, run)
-
-
-def load(path: Path, run: Run) -> None:
-    """Load the state in a file; raise if the run cannot go on with it. Log a warning if there is no file."""
+    folder = Path(config.resume_from_path) if config.resume_mode == "resume_path" else _folder(run)
+    path = folder / FILE
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -91,12 +82,11 @@ def load(path: Path, run: Run) -> None:
         )
         return
     try:
+        if not (folder / DATA).exists():
+            raise CheckpointError(f"{DATA} is missing beside it: a run was killed while it wrote this checkpoint")
         data = json.loads(text)
-        if data["overwrites"] and not (path.parent / DATA).exists():
-            raise CheckpointError(f"{DATA} is missing beside it: a run was killed while it overwrote this checkpoint")
         _require_fitting(data, run)
-        if run.chain is not None:
-            run.chain.check_state(data["state"])
+        run.chain.check_state(data["state"])
         run.state, run.accuracy, run.computed_at = data["state"], data["accuracy"], data["computed_at"]
     except (ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
         reason = str(error) if isinstance(error, CheckpointError) else f"it is damaged: {error!r}"
@@ -105,6 +95,11 @@ def load(path: Path, run: Run) -> None:
             "file: the history then starts empty"
         ) from error
     logger.info("read the state of %s from %s: its history goes on", run.name, path)
+
+
+def _folder(run: Run) -> Path:
+    """Return the folder of verl's checkpoint at the step of a run."""
+    return Path(run.trainer.config.trainer.default_local_dir) / f"{STEP_FOLDER}{run.step}"
 
 
 def _require_fitting(data: Any, run: Run) -> None:
@@ -117,8 +112,8 @@ def _require_fitting(data: Any, run: Run) -> None:
     if computed_at < step:
         raise CheckpointError(f"its state was computed at step {computed_at}, its checkpoint is that of step {step}")
     if data["accuracy"] is not None:
-        key, own = data["accuracy"]["key"], run.settings.rewards
-        now = {"key": own.accuracy_key or key, "threshold": own.accuracy_threshold}
+        key, settings = data["accuracy"]["key"], run.settings.rewards
+        now = {"key": settings.accuracy_key or key, "threshold": settings.accuracy_threshold}
         require_same_accuracy(data["accuracy"], now)
 
 

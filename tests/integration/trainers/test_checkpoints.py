@@ -25,23 +25,38 @@ from verl_ext.settings import Settings
 PLAIN: dict[str, Any] = {"rewards": {"keys": ["acc", "format"], "accuracy_key": "acc"}}
 
 
-def run(step: int = 7, ticks: int | None = None, name: str = "hadw", **algorithm: Any) -> Run:
-    """A run at a step, with a state if it has seen batches."""
-    settings = Settings.parse({**PLAIN, **algorithm})
-    found = Run(name, settings, build(name, settings), trainer=SimpleNamespace(global_steps=step), computed_at=step)
+def run(home: Path, ticks: int | None = None, name: str = "hadw") -> Run:
+    """A run at step 7, with a state if it has seen batches."""
+    settings = Settings.parse(PLAIN)
+    config = SimpleNamespace(trainer=SimpleNamespace(default_local_dir=str(home), resume_mode="auto"))
+    trainer = SimpleNamespace(global_steps=7, config=config)
+    found = Run(name, settings, build(name, settings), trainer=trainer, computed_at=7)
     if ticks is not None:
         found.state = capability(ticks)
         found.accuracy = {"key": settings.rewards.accuracy_key, "threshold": settings.rewards.accuracy_threshold}
     return found
 
 
-def test_what_was_saved_comes_back_exactly_and_is_plain_json(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    checkpoint.save(tmp_path, run(ticks=3))
-    data = json.loads((tmp_path / checkpoint.FILE).read_text())
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of the checkpoint, which verl has written."""
+    folder = tmp_path / "global_step_7"
+    folder.mkdir()
+    return folder
+
+
+def save(folder: Path) -> None:
+    """Save a state as ours and verl do."""
+    checkpoint.save(run(folder.parent, ticks=3))
+    (folder / checkpoint.DATA).touch()
+
+
+def test_what_was_saved_comes_back_exactly_and_is_plain_json(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(folder)
+    data = json.loads((folder / checkpoint.FILE).read_text())
     assert data == {
         "verl_ext": data["verl_ext"],
         "global_step": 7,
-        "overwrites": False,
         "computed_at": 7,
         "estimator": "hadw",
         "accuracy": {"key": "acc", "threshold": None},
@@ -54,17 +69,17 @@ def test_what_was_saved_comes_back_exactly_and_is_plain_json(tmp_path: Path, cap
             }
         },
     }
-    resumed = run()
-    checkpoint.load(tmp_path / checkpoint.FILE, resumed)
+    resumed = run(folder.parent)
+    checkpoint.load(resumed)
     assert resumed.state == capability(3)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_a_file_that_is_missing_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    resumed = run()
-    checkpoint.load(tmp_path / checkpoint.FILE, resumed)
+    resumed = run(tmp_path)
+    checkpoint.load(resumed)
     assert resumed.state is None
-    assert a_line_says(caplog.text, "step 7", tmp_path / checkpoint.FILE, "hadw", "starts empty")
+    assert a_line_says(caplog.text, "step 7", tmp_path / "global_step_7" / checkpoint.FILE, "hadw", "starts empty")
 
 
 # What is changed in the file, and the facts of the message.
@@ -83,31 +98,31 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[object, ...]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_state_that_does_not_fit_is_refused_with_the_way_out(case: str, tmp_path: Path) -> None:
-    path = tmp_path / checkpoint.FILE
-    checkpoint.save(tmp_path, run(ticks=3))
+def test_a_state_that_does_not_fit_is_refused_with_the_way_out(case: str, folder: Path) -> None:
+    path = folder / checkpoint.FILE
+    save(folder)
     change, told = REFUSED[case]
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(CheckpointError, match=facts(path, *told, "delete the file")):
-        checkpoint.load(path, run())
+        checkpoint.load(run(folder.parent))
 
 
 @pytest.mark.parametrize("content", [b'{"global_step": 2, "estim', b"\xff\xfe\x00", b"[1, 2]"])
-def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / checkpoint.FILE
+def test_a_damaged_file_is_named(content: bytes, folder: Path) -> None:
+    path = folder / checkpoint.FILE
+    save(folder)
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=facts(path, "damaged", "delete the file")):
-        checkpoint.load(path, run())
+        checkpoint.load(run(folder.parent))
 
 
 @pytest.mark.parametrize("name", ["hadw", "dgpo"])
-def test_a_run_without_a_state_takes_away_that_of_the_checkpoint_it_writes_over(name: str, tmp_path: Path) -> None:
+def test_a_run_without_a_state_takes_away_that_of_the_checkpoint_it_writes_over(name: str, folder: Path) -> None:
     """Or the run whose state it was would resume from the other's weights with its own history."""
-    checkpoint.save(tmp_path, run(ticks=3))
-    (tmp_path / "data.pt").touch()
-    (tmp_path / ".verl_ext.json.123.tmp").touch()  # left by a killed process
-    checkpoint.save(tmp_path, run(name=name))
-    assert list(tmp_path.iterdir()) == []
+    save(folder)
+    (folder / ".verl_ext.json.123.tmp").touch()  # left by a killed process
+    checkpoint.save(run(folder.parent, name=name))
+    assert list(folder.iterdir()) == []
 
 
 KILLED_AT = {
@@ -124,18 +139,21 @@ from tests.integration.trainers.test_checkpoints import run
 from verl_ext.integration import checkpoint
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 {KILLED_AT[moment]}
-checkpoint.save(pathlib.Path({str(tmp_path)!r}) / "global_step_7", run(ticks=3))
+checkpoint.save(run(pathlib.Path({str(tmp_path)!r}), ticks=3))
 """
     assert fresh.run(code).returncode == -signal.SIGKILL
     path = tmp_path / "global_step_7" / checkpoint.FILE
     assert path.exists() == moment.startswith("after")
     if path.exists():
-        checkpoint.load(path, run())
+        with pytest.raises(CheckpointError, match="data.pt"):  # verl wrote nothing
+            checkpoint.load(run(tmp_path))
+        (path.parent / checkpoint.DATA).touch()
+        checkpoint.load(run(tmp_path))
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_half_of_a_file(tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     told = facts("step 7", tmp_path, "No space")
     with mock.patch("os.fsync", side_effect=full), pytest.raises(CheckpointError, match=told):
-        checkpoint.save(tmp_path / "new", run(ticks=3))
-    assert list((tmp_path / "new").iterdir()) == []
+        checkpoint.save(run(tmp_path, ticks=3))
+    assert list((tmp_path / "global_step_7").iterdir()) == []
