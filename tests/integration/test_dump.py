@@ -60,21 +60,18 @@ def test_a_file_holds_the_rewards_the_groups_and_the_advantage_of_every_trajecto
     assert table["responses"] == [4] * 12
     np.testing.assert_array_equal(table["advantage"], rows)
     assert not {"accuracy", "estimator", "raw/acc"} & table.keys()
-    assert (about["estimator"], about["step"], about["update"], about["state"]) == ("gdpo", 7, 0, None)
+    assert (about["estimator"], about["step"], about["update"]) == ("gdpo", 7, 0)
     assert Settings.parse(about["algorithm"], loss_agg_mode=about["loss_agg_mode"]).rewards.weights == (2.0, 1.0)
 
 
-def test_the_metadata_hold_the_state_before_the_update(tmp_path: Path) -> None:
+def test_a_file_holds_the_accuracy_and_the_update_within_the_step(tmp_path: Path) -> None:
     run = made(tmp_path, "hadw")
-    dumped(run)
-    before = run.state
     run.trainer.local_trigger_step = 1
     dumped(run)
-    (path,) = tmp_path.rglob("advantages-00000007-001.parquet")
-    table = parquet.read_table(path)
-    assert json.loads(table.schema.metadata[b"verl_ext"])["state"] == before
-    assert before["weigh_by_history"]["ticks"] == 1
-    assert table.to_pydict()["accuracy"] == ACC
+    table, about = read(tmp_path)
+    assert files(tmp_path) == ["from-0-0/advantages-00000007-001.parquet"]
+    assert (set(table["update"]), about["update"]) == ({1}, 1)
+    assert table["accuracy"] == ACC
 
 
 def test_each_start_and_each_resume_has_a_folder_and_nothing_is_deleted(tmp_path: Path) -> None:

@@ -46,14 +46,14 @@ def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None):
     state, written = chain.init(), []
     for step in range(1, max(steps) + 1):
         given = batch(right=(rights or {}).get(step, RIGHT))
-        before, result = state, chain(given, state)
+        result = chain(given, state)
         state = result.state
         if step not in steps:
             continue
         written.append(result.advantages)
         first = {"step": [step] * 12, "update": [0] * 12, "uid": UIDS, "advantage": result.advantages}
         about = {"estimator": name, "algorithm": dict(settings.given), "loss_agg_mode": settings.loss_agg_mode}
-        about |= {"version": "0", "step": step, "update": 0, "state": dict(before) or None}
+        about |= {"version": "0", "step": step, "update": 0}
         path = where / f"advantages-{step:08d}-000.parquet"
         writer.save(path, first | writer.columns(settings, given, result.seen), about)
     return folder, np.concatenate(written)

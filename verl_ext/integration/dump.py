@@ -13,7 +13,6 @@ import numpy as np
 
 from verl_ext import __version__
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import plain_state
 from verl_ext.core.groups import Array
 from verl_ext.core.steps import WeighAndSum
 from verl_ext.files import replacing
@@ -26,46 +25,34 @@ FAILED = "dump"
 """The key by which a run remembers that a dump failed."""
 
 
-def write(
-    run: Run,
-    batch: Batch,
-    advantages: Array,
-    *,
-    seen: Array | None = None,
-    state: Any = None,
-    total: Array | None = None,
-) -> None:
+def write(run: Run, batch: Batch, advantages: Array, seen: Array, *, total: Array | None = None) -> None:
     """Write one file for this update of a trainer; if that fails, log a warning and stop dumping.
 
-    `seen` are the rewards that the estimator saw, `state` is its state before this batch. `total` is the score in a run
-    of an estimator of verl's own.
+    `seen` are the rewards that the estimator saw. `total` is the score in a run of an estimator of verl's own.
     """
     if FAILED in run.warned:
         return
     settings, dump_dir = run.settings, str(run.settings.verl_ext.dump_dir)
-    step, update, size = run.step, run.update, len(advantages)
+    place = {"step": run.step, "update": run.update}
     about = {
         "version": __version__,
         "estimator": run.name,
         "algorithm": dict(settings.given),
         "loss_agg_mode": settings.loss_agg_mode,
-        "step": step,
-        "update": update,
-        "state": plain_state(state) if state else None,
+        **place,
     }
-    first = {
-        "step": np.full(size, step),
-        "update": np.full(size, update),
+    values = {
+        **{name: np.full(len(advantages), number) for name, number in place.items()},
         "uid": [str(batch.prompts.labels[prompt]) for prompt in batch.prompts.ids.tolist()],
         "advantage": advantages,
+        **columns(settings, batch, seen),
     }
-    values = columns(settings, batch, batch.returns if seen is None else seen)
     if total is not None:
         values["total"] = total
     try:
         if run.dumps is None:
             run.dumps = new_folder(Path(dump_dir), run.start)
-        save(run.dumps / f"advantages-{step:08d}-{update:03d}.parquet", first | values, about)
+        save(run.dumps / f"advantages-{run.step:08d}-{run.update:03d}.parquet", values, about)
     except OSError as error:
         run.warn_once(FAILED, f"algorithm.verl_ext.dump_dir={dump_dir}: {error}; this run dumps no more advantages")
 

@@ -35,7 +35,6 @@ class About:
     algorithm: Mapping[str, Any]
     """The run's section `algorithm`, as plain data."""
     loss_agg_mode: str
-    state: Mapping[str, Any] | None = None
     version: str = ""
 
     @property
