@@ -94,8 +94,8 @@ def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("algorithm.rewards.keys=[correct,nothing]",), "'nothing' is missing or None"),
-        (("algorithm.rewards.keys=[correct,rare]",), "'rare' is missing or None"),
+        (("algorithm.rewards.keys=[correct,nothing]",), "is missing or None"),
+        (("algorithm.rewards.keys=[correct,rare]",), "is missing or None"),
         (("algorithm.adv_estimator=hadw", "algorithm.rewards.accuracy_key=corect"), "'corect'"),
         (("algorithm.adv_estimator=hadw",), "accuracy must lie in [0, 1], but 'score'"),
         (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -55,21 +55,20 @@ def judge(config: Any) -> Verdict:
     name = estimator_name(config)
     if name in INSTALLED:
         hooks.require()
+    run, judging = RunConfig(name, Settings(), None, config), rules.ALWAYS
     complaints: list[Complaint] = []
-    settings, chain = None, None
     try:
-        settings = read_settings(config)
-        chain = build(name, settings) if name in INSTALLED else None
+        run = replace(run, settings=read_settings(config))
+        judging += rules.READ
+        run = replace(run, chain=build(name, run.settings) if name in INSTALLED else None)
     except ConfigurationError as error:
         # Of a run without this package only verl's entries are read, in which verl may take other values.
-        complaints.append(Complaint(str(error), fatal=RunConfig(name, Settings(), None, config).ours))
-    run = RunConfig(name, settings or Settings(), chain, config)
-    judged = [rule(run) for rule in (*rules.ALWAYS, *(rules.READ if settings is not None else ()))]
-    for said in (*judged, *(rule(config) for rule in hooks.RULES)):
+        complaints.append(Complaint(str(error), fatal=run.ours))
+    for judged in (*(rule(run) for rule in judging), *(rule(config) for rule in hooks.RULES)):
         try:
-            complaints.extend(said)
+            complaints.extend(judged)
         except ConfigurationError as error:  # an entry that the rule cannot read
             complaints.append(Complaint(str(error)))
-    errors = tuple(dict.fromkeys(text for text, fatal in complaints if fatal))
-    warnings = tuple(dict.fromkeys(text for text, fatal in complaints if not fatal))
-    return Verdict(**vars(run), errors=errors, warnings=warnings)
+    texts = dict.fromkeys(complaints)
+    errors = tuple(text for text, fatal in texts if fatal)
+    return Verdict(**vars(run), errors=errors, warnings=tuple(text for text, fatal in texts if not fatal))

@@ -18,39 +18,33 @@ SELF_AGGREGATING: Mapping[str, frozenset[str]] = {
 """The losses of each tested version of verl that average token losses in their own way and ignore `loss_agg_mode`."""
 
 
-def balance(run: RunConfig) -> Iterator[Complaint]:
-    """A balancing step, of dgpo or of a list, that does not fit what the loss averages over."""
+def loss_of_verl(run: RunConfig) -> Iterator[Complaint]:
+    """A loss that averages otherwise than Dr. GRPO or a balancing step, of dgpo or of a list, relies on."""
+    if run.chain is None:
+        return
     mode, loss = run.settings.loss_agg_mode, run.select(f"{ACTOR}.policy_loss.loss_mode")
-    for step in run.chain.steps if run.chain is not None else ():
-        if not isinstance(step, Balance):
-            continue
+    where, alone = f"{ACTOR}.policy_loss.loss_mode={loss}", aggregates_itself(loss)
+    drgrpo = "drgrpo" in run.used and run.settings.of(DrgrpoSettings).check_loss
+    balances = [step for step in run.chain.steps if isinstance(step, Balance)]
+    for step in balances:
         if step.over != balance_for(mode):
             yield Complaint(
                 f"balance={step.over} does not fit {ACTOR}.loss_agg_mode={mode}, which needs {balance_for(mode)}: set "
                 "algorithm.dgpo.balance=auto, or in a list of steps over, or leave the step out",
                 fatal=False,
             )
-        if step.over == "token" and aggregates_itself(loss):
+        if step.over == "token" and alone:
             yield Complaint(
-                f"{ACTOR}.policy_loss.loss_mode={loss} averages over sequences and ignores loss_agg_mode: set "
-                "algorithm.dgpo.balance=sequence (in a list of steps, over: sequence)",
+                f"{where} averages over sequences and ignores loss_agg_mode: set algorithm.dgpo.balance=sequence (in a "
+                "list of steps, over: sequence)",
                 fatal=False,
             )
-
-
-def loss_mode(run: RunConfig) -> Iterator[Complaint]:
-    """A loss of verl that does not do what the estimator relies on."""
-    loss = run.select(f"{ACTOR}.policy_loss.loss_mode")
-    where = f"{ACTOR}.policy_loss.loss_mode={loss}"
-    if run.chain is None:
-        return
-    drgrpo = "drgrpo" in run.used and run.settings.of(DrgrpoSettings).check_loss
-    if drgrpo and aggregates_itself(loss):
+    if drgrpo and alone:
         yield Complaint(
             f"{where} ignores loss_agg_mode, which Dr. GRPO needs: set {ACTOR}.policy_loss.loss_mode=vanilla, or "
             "algorithm.drgrpo.check_loss=False"
         )
-    if aggregates_itself(loss) is None and (drgrpo or any(isinstance(step, Balance) for step in run.chain.steps)):
+    if alone is None and (drgrpo or balances):
         yield Complaint(
             f"{where}: {run.name} relies on {ACTOR}.loss_agg_mode, which this loss may ignore in your version of verl "
             f"(known: {', '.join(SELF_AGGREGATING)}): look at verl.trainer.ppo.core_algos",

@@ -46,12 +46,6 @@ def scorer(config: Any) -> Any:
         return module.check_kwargs({str(name): value for name, value in kwargs.items()})
 
 
-def wrong_arguments(run: RunConfig) -> Iterator[Complaint]:
-    """A scorer of this package that does not exist, or with arguments that it refuses."""
-    scorer(run.config)
-    yield from ()  # a rule is a generator
-
-
 def old_function(run: RunConfig) -> Iterator[Complaint]:
     """A reward function where verl looked for it once: another one, verl's own, would be called."""
     if (path := run.select("custom_reward_function.path")) is not None:
@@ -70,14 +64,14 @@ def components(config: Any) -> list[str] | None:
 
 
 def wrong_components(run: RunConfig) -> Iterator[Complaint]:
-    """A setting that names a component which the run cannot have."""
+    """A scorer of this package that does not exist, or refuses its arguments; a component that the run cannot have."""
     valid, rewards = components(run.config), run.settings.rewards
     wanted = [("keys", key) for key in rewards.keys or ()]
     wanted += [("accuracy_key", rewards.accuracy_key)] if rewards.accuracy_key is not None else []
     for setting, key in wanted:
         if valid is not None and key not in (*valid, TOOL_REWARDS):
-            said = f"{unknown('reward component', key, valid)}, of {FUNCTION}.path={run.select(f'{FUNCTION}.path')}"
-            yield Complaint(f"algorithm.rewards.{setting}: {said}")
+            message = f"{unknown('reward component', key, valid)}, of {FUNCTION}.path={run.select(f'{FUNCTION}.path')}"
+            yield Complaint(f"algorithm.rewards.{setting}: {message}")
 
 
 def negative_rewards(run: RunConfig) -> Iterator[Complaint]:

@@ -6,25 +6,19 @@ A rule yields what it has against a run: an error, or a warning. An estimator ha
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import torch
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import OmegaConf
 
 from verl_ext.conf import GROUP, MARKER
 from verl_ext.core.steps import Centre, Condition, DivideByMean, ScaleByMad, ScaleByStd
 from verl_ext.errors import Complaint, listed, nearest, unknown
 from verl_ext.estimators import build
 from verl_ext.estimators.compose import try_out
-from verl_ext.integration.checks.losses import balance, loss_mode
+from verl_ext.integration.checks.losses import loss_of_verl
+from verl_ext.integration.checks.presets import late_preset, other_preset
 from verl_ext.integration.checks.read import ACTOR, FILTER, RunConfig
 from verl_ext.integration.checks.rewards import (
     FUNCTION,
@@ -33,13 +27,14 @@ from verl_ext.integration.checks.rewards import (
     negative_rewards,
     old_function,
     wrong_accuracy,
-    wrong_arguments,
     wrong_components,
 )
 from verl_ext.integration.checks.update import shorter_update
 from verl_ext.registry import BUILT_IN, INSTALLED, load, refused
 from verl_ext.registry import GROUP as ENTRY_POINTS
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings, misspelt, sections
+
+Rule = Callable[[RunConfig], Iterator[Complaint]]
 
 
 def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
@@ -74,56 +69,6 @@ def unread(run: RunConfig) -> Iterator[Complaint]:
             yield Complaint(f"{key} is no setting: a preset is +{GROUP}=NAME, or `{GROUP}: NAME` in `defaults`")
 
 
-def other_preset(run: RunConfig) -> Iterator[Complaint]:
-    """A preset of an estimator that is not the one in force."""
-    for name in run.select(MARKER) or ():
-        if name != run.name:
-            yield Complaint(
-                f"the preset {name} and algorithm.adv_estimator={run.name} are both set: keep one of them. In a file's "
-                f"`defaults`, {GROUP}: {name} stands after ppo_trainer"
-            )
-
-
-def late_preset(run: RunConfig) -> Iterator[Complaint]:
-    """Settings of the user's files that a preset replaces, because it comes after them."""
-    if not HydraConfig.initialized() or not run.select(MARKER):  # in the trainer's process, or without a preset
-        return
-    hydra, loader = HydraConfig.get(), GlobalHydra.instance().config_loader()
-    name, overrides = hydra.job.config_name, [*hydra.overrides.hydra, *hydra.overrides.task]
-    homes = [source.path for source in hydra.runtime.config_sources if source.schema == "file"]
-    beside = tuple(path for preset in run.select(MARKER) for path, _ in _leaves(dict(load(preset).preset)))
-    written: dict[str, Any] = {}
-    for part in loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults:
-        files = (Path(home, f"{part.config_path}".removesuffix(".yaml") + ".yaml") for home in homes)
-        if (file := next(filter(Path.is_file, files), None)) is not None:
-            leaves = _leaves(OmegaConf.to_container(OmegaConf.load(file)), part.package or "")
-            # drgrpo's preset may replace the loss of the file that the primary file starts from.
-            kept = ("algorithm.", *beside) if part.primary else ("algorithm.",)
-            written |= {path: value for path, value in leaves if path.startswith(kept)}
-    typed = [re.split("[=@]", text.lstrip("+~"))[0] for text in overrides]
-    composed = dict(_leaves(OmegaConf.to_container(run.config)))
-    lost = [
-        path
-        for path, value in written.items()
-        if path != "algorithm.adv_estimator" and "${" not in str(value) and composed.get(path) != value
-        if not any(f"{path}.".startswith(f"{key}.") for key in typed)
-    ]
-    if lost:
-        yield Complaint(
-            f"a preset replaces {', '.join(lost)} of {name}, because it comes later: write `{GROUP}: NAME` before "
-            "`_self_` in its `defaults`, or set them on the command line"
-        )
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path of each setting below a path, with its value."""
-    if not isinstance(value, dict):
-        yield path, value
-        return
-    for name, inner in value.items():
-        yield from _leaves(inner, f"{path}.{name}".strip("."))
-
-
 def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
     """verl's filter of groups, by our metric or with an estimator that it does not fit."""
     metric, rewards = run.filter, run.settings.rewards
@@ -137,11 +82,6 @@ def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
         )
     if metric in (ANY_REWARD, ACCURACY_BETWEEN) and run.select("trainer.use_v1") is False:
         yield Complaint(f"{where} works on verl's default trainer only: remove trainer.use_v1=False, or the filter")
-    if metric == ANY_REWARD and len(rewards.keys or ()) > 1:
-        yield _warning(
-            f"{where} keeps groups without a right answer while another reward varies, such as format: to filter by "
-            f"correctness, set {FILTER}.metric={ACCURACY_BETWEEN}"
-        )
     if run.chain is not None and run.chain.per_reward and metric == "reward":
         yield _warning(
             f"{where} drops groups whose total does not vary although single rewards do, from which {run.name} learns: "
@@ -264,11 +204,11 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
         yield from load(name).rule(run.settings, run.select)
 
 
-ALWAYS = (unknown_estimator, unread, other_preset, late_preset, wrong_arguments, old_function, attention)
+ALWAYS: tuple[Rule, ...] = (unknown_estimator, unread, other_preset, late_preset, old_function, attention)
 """The rules for every configuration."""
-READ = (
+READ: tuple[Rule, ...] = (
     *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, by_turn, without_effect),
     *(shorter_update, experimental, missing_keys, single_response, contradicted_by_verl, trial),
-    *(rule_of_estimator, balance, loss_mode),
+    *(rule_of_estimator, loss_of_verl),
 )
 """Those that need the settings."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,15 +19,19 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from verl_ext.core.batch import LARGEST_REWARD, Batch, unit_accuracy
+from verl_ext.core.batch import LARGEST_REWARD
+from verl_ext.core.groups import Groups
 from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed, reading
+from verl_ext.integration.advantage import compute, watch
 from verl_ext.integration.checks import Verdict
 from verl_ext.integration.checks.read import select
 from verl_ext.integration.checks.rewards import MANAGERS
 from verl_ext.integration.components import SCORE, Components, is_number
+from verl_ext.integration.run import Run
+from verl_ext.integration.sampling import outside
+from verl_ext.settings import VerlExtSettings
 
-PLACE = "algorithm.rewards"
 MANAGER = "reward.reward_manager"
 IN_PROCESS = ("naive", "dapo", "gdpo")
 """verl's reward managers that need neither Ray nor a service; `naive` calls the function for the others."""
@@ -41,12 +46,12 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
     answer = ""
     manager = _manager(config, SimpleNamespace(decode=lambda *_tokens, **_options: answer))
     results, problems = {}, []
-    for at, row in enumerate(samples):
+    for number, row in enumerate(samples):
         truth = row["reward_model"]["ground_truth"]
         kinds = {"the ground truth": truth if isinstance(truth, str) else json.dumps(truth), "an empty answer": ""}
-        kinds |= {"the answer of the file": given[at]} if at < len(given) else {}
+        kinds |= {"the answer of the file": given[number]} if number < len(given) else {}
         for kind, answer in kinds.items():  # noqa: B007 - the tokenizer decodes to it
-            where = f"row {at}, {kind}"
+            where = f"row {number}, {kind}"
             try:
                 results[where] = _scored(manager, row, verdict)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
@@ -71,9 +76,9 @@ def _rows(config: Any, most: int) -> tuple[str, list[Any]]:
         samples = read(path).slice(0, most).to_pylist()
     if not samples:
         raise DataError(f"there is nothing to try: --rows={most} of data.train_files={path}")
-    for at, row in enumerate(samples):
+    for number, row in enumerate(samples):
         if "ground_truth" not in (row.get("reward_model") or {}):
-            raise DataError(f"row {at} of {path} has no reward_model.ground_truth, which verl needs: {listed(row)}")
+            raise DataError(f"row {number} of {path} has no reward_model.ground_truth, which verl needs: {listed(row)}")
     return path, samples
 
 
@@ -121,32 +126,29 @@ def _scored(manager: Any, row: Mapping[str, Any], verdict: Verdict) -> dict[str,
 
 def _wrong(columns: Mapping[str, Any], answers: Sequence[str], verdict: Verdict, *, more: bool) -> Iterator[str]:
     """Yield what would end the run at the first batch. `more`: the reward manager may add components."""
-    rows, rewards = Rows.of_padding(np.zeros(len(answers), dtype=bool)), verdict.settings.rewards
-    found = Components(rows=rows, labels=answers, fields=columns, returned=list(columns))
-    keys, chain = rewards.keys or (SCORE,), verdict.chain
-    wanted = dict.fromkeys(keys, "keys")
-    by_estimator = chain is not None and chain.needs_accuracy
-    accuracy = rewards.accuracy_in(found) if by_estimator or rewards.accuracy_between is not None else None
-    if accuracy is not None:
-        wanted.setdefault(accuracy, "accuracy_key")
-    taken, right = {}, None
-    for name, setting in wanted.items():
-        if name not in found and (more or name in ROLLOUT):
-            continue
-        try:
-            counts = chain is not None or name == accuracy
-            by_turn = name in (rewards.by_turn or ())
-            place = f"{PLACE}.{setting}"
-            taken[name] = found.by_turn(name)[0] if by_turn else found.column(name, place, counts=counts)
-            if name == accuracy:
-                right = unit_accuracy(taken[name], answers, key=name, threshold=rewards.accuracy_threshold)
-        except VerlExtError as error:
-            yield str(error)
-    if chain is None or chain.needs_fields or taken.keys() != wanted.keys() or (accuracy is not None and right is None):
+    settings = replace(verdict.settings, verl_ext=VerlExtSettings())  # without a dump
+    run, size = Run(verdict.name, settings, verdict.chain), len(answers)
+    scores = torch.tensor(columns[SCORE], dtype=torch.float64)[:, None]
+    rewards = Components(
+        rows=Rows.of_padding(np.zeros(size, dtype=bool)),
+        labels=answers,
+        fields=columns,
+        returned=list(columns),
+        score=scores[:, 0].numpy(),
+        cut=np.ones(size, dtype=bool),  # nobody knows its turns
+    )
+    of_chain = () if run.chain is None else run.chain.needs_fields
+    untold = {*(settings.rewards.keys or ()), *of_chain} - columns.keys()
+    if untold and (more or not untold.isdisjoint({*ROLLOUT, *of_chain})):
         return
-    matrix = np.stack([taken[key] for key in keys], axis=1)
     try:
-        chain(Batch.of(matrix, answers, keys=keys, accuracy=right))
+        with run.computing(rewards):
+            if run.chain is None:
+                watch(run, rewards, None)
+            else:
+                compute(run.name, scores, torch.ones(size, 1))
+        if settings.rewards.accuracy_between is not None:
+            outside(Groups.of(answers), rewards, settings.rewards)
     except VerlExtError as error:
         yield str(error)
 

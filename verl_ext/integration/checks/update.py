@@ -11,69 +11,64 @@ from verl_ext.integration.checks.read import ACTOR, RunConfig
 
 SKIP = "algorithm.verl_ext.skip_zero_advantage"
 SHARE = "algorithm.verl_ext.share_prompts"
+BOTH = (SKIP, SHARE)
 ENGINES = tuple(f"actor_rollout_ref.{part}" for part in ("actor", "actor.fsdp_config", "ref", "ref.fsdp_config"))
-CORRECTIONS = ("algorithm.rollout_correction", f"{ACTOR}.policy_loss.rollout_correction")
-"""verl's loss reads the second, which RayPPOTrainer fills from the first."""
+LOSS = f"{ACTOR}.policy_loss.loss_mode"
 EXACT = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo", "bypass_mode")
 """verl's losses to which a row without advantage adds nothing."""
 NOT_EXACT = {
-    "geo_mean": "is a mean over the rows of a micro-batch",
-    "dro": "has a gradient where the advantage is 0",
-    "clip_cov": "chooses tokens among those of a micro-batch",
-    "kl_cov": "chooses tokens among those of a micro-batch",
+    "geo_mean": (BOTH, "is a mean over the rows of a micro-batch"),
+    "clip_cov": (BOTH, "chooses tokens among those of a micro-batch"),
+    "kl_cov": (BOTH, "chooses tokens among those of a micro-batch"),
+    "dro": ((SKIP,), "has a gradient where the advantage is 0"),
 }
-ROWS = (
-    (f"{ACTOR}.use_kl_loss", False, "has a gradient in every row"),
-    (f"{ACTOR}.entropy_coeff", 0, "has a gradient in every row"),
-    (f"{ACTOR}.calculate_entropy", False, "would miss the rows left out"),
-    ("distillation.enabled", False, "has a gradient in every row"),
+NEEDS: tuple[tuple[tuple[str, ...], str, tuple[object, ...], str], ...] = (
+    (BOTH, f"{ACTOR}.strategy", ("fsdp2", "fsdp"), "is an engine that splits in its own way"),
+    (BOTH, "distillation.enabled", (False,), "has a gradient in every row, and reads whole rows"),
+    ((SKIP,), f"{ACTOR}.use_kl_loss", (False,), "has a gradient in every row"),
+    ((SKIP,), f"{ACTOR}.entropy_coeff", (0,), "has a gradient in every row"),
+    ((SKIP,), f"{ACTOR}.calculate_entropy", (False,), "would miss the rows left out"),
+    ((SHARE,), f"{ACTOR}.use_dynamic_bsz", (True,), "fixes the rows of a micro-batch"),
+    ((SHARE,), "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", (True,), "fixes the rows of a micro-batch"),
+    ((SHARE,), "actor_rollout_ref.ref.log_prob_use_dynamic_bsz", (True,), "fixes the rows of a micro-batch"),
+    *(((SHARE,), f"{engine}.ulysses_sequence_parallel_size", (1,), "divides a sequence") for engine in ENGINES),
+    *(((SHARE,), f"{engine}.pad_to_length", (False,), "fixes the length of a sequence") for engine in ENGINES),
+    ((SHARE,), "actor_rollout_ref.model.use_fused_kernels", (False,), "hides the logits of the model"),
+    ((SHARE,), f"{ACTOR}.shuffle", (False,), "separates the rows of a prompt"),
 )
-"""Settings of verl, the value with which rows can be left out, and what others do."""
-PACKED = (
-    (f"{ACTOR}.use_dynamic_bsz", True, "fixes the rows of a micro-batch"),
-    ("actor_rollout_ref.rollout.log_prob_use_dynamic_bsz", True, "fixes the rows of a micro-batch"),
-    ("actor_rollout_ref.ref.log_prob_use_dynamic_bsz", True, "fixes the rows of a micro-batch"),
-    *((f"{engine}.ulysses_sequence_parallel_size", 1, "divides a sequence among ranks") for engine in ENGINES),
-    *((f"{engine}.pad_to_length", False, "fixes the length of a sequence") for engine in ENGINES),
-    ("actor_rollout_ref.model.use_fused_kernels", False, "hides the logits of the model"),
-    (f"{ACTOR}.shuffle", False, "separates the rows of a prompt"),
-    ("distillation.enabled", False, "reads the logits of whole rows"),
-)
-"""Those with which a prompt can be computed once."""
+"""What must be so for which settings: an entry of verl's configuration, its valid values, and what others do."""
 
 
 def shorter_update(run: RunConfig) -> Iterator[Complaint]:
     """What a row without advantage adds to the update, what depends on a micro-batch, and what cannot be packed."""
-    own = run.settings.verl_ext
-    asked = [name for name, on in ((SKIP, own.skip_zero_advantage), (SHARE, own.share_prompts)) if on]
-    if not asked:
+    settings = run.settings.verl_ext
+    asked = {SKIP: settings.skip_zero_advantage, SHARE: settings.share_prompts}
+    if not any(asked.values()):
         return
-    loss, norm = run.select(f"{ACTOR}.policy_loss.loss_mode"), run.settings.loss_agg_mode == "seq-mean-token-sum-norm"
-    lines: list[tuple[str, str, object, str]] = [
-        (setting, path, value, why)
-        for setting, needs in ((SKIP, ROWS), (SHARE, PACKED))
-        for path, value, why in needs
-        if setting in asked and run.select(path) not in (None, value)
-    ]
-    if run.select(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"):
-        lines.append((asked[0], f"{ACTOR}.strategy", "fsdp2", "is an engine that splits in its own way"))
-    if loss in NOT_EXACT and (loss != "dro" or SKIP in asked):
-        lines.append((asked[0], f"{ACTOR}.policy_loss.loss_mode", "vanilla", NOT_EXACT[loss]))
-    if norm and run.select(f"{ACTOR}.loss_scale_factor") is None:
-        lines.append((asked[0], f"{ACTOR}.loss_scale_factor", "LENGTH", "divides by the width of a micro-batch"))
-    for path in CORRECTIONS:
-        if run.select(f"{path}.loss_type") == "reinforce" and run.select(f"{path}.rollout_is_batch_normalize"):
-            lines.append(
-                (asked[0], f"{path}.rollout_is_batch_normalize", False, "divides by a mean over a micro-batch")
-            )
-    for setting, path, value, why in lines:
-        yield Complaint(f"{setting}=True, but {path}={run.select(path)} {why}: set {path}={value}, or {setting}=False")
-    if SKIP not in asked:
+    loss, needs = run.select(LOSS), [*NEEDS]
+    if loss in NOT_EXACT:
+        needs.append((NOT_EXACT[loss][0], LOSS, ("vanilla",), NOT_EXACT[loss][1]))
+    if run.settings.loss_agg_mode == "seq-mean-token-sum-norm" and run.select(f"{ACTOR}.loss_scale_factor") is None:
+        yield Complaint(
+            f"{SKIP} and {SHARE} need {ACTOR}.loss_scale_factor, or the loss is divided by the width of a micro-batch: "
+            f"set {ACTOR}.loss_scale_factor=LENGTH, or {SKIP}=False {SHARE}=False"
+        )
+    # verl's loss reads the second, which RayPPOTrainer fills from the first.
+    for path in ("algorithm.rollout_correction", f"{ACTOR}.policy_loss.rollout_correction"):
+        if run.select(f"{path}.loss_type") == "reinforce":
+            whole = f"{path}.rollout_is_batch_normalize"
+            needs.append((BOTH, whole, (False,), "divides by a mean over a micro-batch"))
+    for names, path, valid, why in needs:
+        wanted, value = [name for name in names if asked[name]], run.select(path)
+        if wanted and value not in (None, *valid):
+            remedy = f"set {path}={valid[0]}, or {'=False '.join(wanted)}=False"
+            yield Complaint(f"{'=True '.join(wanted)}=True, but {path}={value} {why}: {remedy}")
+    if not settings.skip_zero_advantage:
         return
     if loss not in EXACT and loss not in NOT_EXACT:
         yield Complaint(
-            f"{SKIP}=True: nobody has looked whether a row without advantage adds nothing to "
-            f"{ACTOR}.policy_loss.loss_mode={loss}: set {ACTOR}.policy_loss.loss_mode=vanilla, or {SKIP}=False",
+            f"{SKIP}=True: nobody has looked whether a row without advantage adds nothing to {LOSS}={loss}: set "
+            f"{LOSS}=vanilla, or {SKIP}=False",
             fatal=False,
         )
     steps = run.chain.steps if run.chain is not None else ()
