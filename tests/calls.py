@@ -71,7 +71,7 @@ def call_on_tensors(
     if run is None:
         settings = Settings.parse(dict(config or {}))
         run = Run(name, settings, build(name, settings), state=state)
-    found = of_batch(components, batch, list(uids), mask, run.needs)
+    found = of_batch(components or {}, batch or {}, list(uids), mask, run.needs)
     if rows is not None:
         fields = {name: [column[row] for row in rows.scored] for name, column in found.fields.items()}
         found = replace(found, rows=rows, labels=rows.labels(uids), groups=None, fields=fields)

@@ -102,7 +102,7 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
         function = call(estimator_function(name), name)
 
         def step() -> object:
-            with run.computing(of_batch(components, None, uids.tolist(), mask, run.needs)):
+            with run.computing(of_batch(components, {}, uids.tolist(), mask, run.needs)):
                 return function()
 
         return step

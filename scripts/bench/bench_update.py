@@ -166,7 +166,7 @@ def measure(actor: Actor, options: argparse.Namespace, name: str, live: list[boo
             use_dynamic_bsz=True,
             max_token_len_per_gpu=options.tokens,
         )
-        kept, saved = (metrics.get(f"update/{key}", [0.0])[0] for key in ("tokens_kept", "prompt_tokens_saved"))
+        kept, saved = (metrics.get(f"actor/{key}", [0.0])[0] for key in ("tokens_kept", "prompt_tokens_saved"))
         found.tokens[way] = (kept or 1.0) * (1 - saved)
         status = Path("/proc/self/status").read_text()
         found.memory[way] = int(status.split("VmHWM:")[1].split()[0]) / 2**20

@@ -22,7 +22,7 @@ def test_padding_rows_are_no_trajectories():
     rows = Rows.of_padding(np.array([False, True, False]))
     assert rows.scored.tolist() == [0, 2]
     assert rows.owner.tolist() == [0, -1, 1]
-    assert not rows.plain
+    assert not rows.one_to_one
     assert rows.take(np.array([5.0, 6.0, 7.0])).tolist() == [5, 7]
     assert rows.labels(["a", "pad", "b"]) == ["a", "b"]
     assert rows.total(np.array([1.0, 9.0, 2.0])).tolist() == [1, 2]
@@ -119,7 +119,7 @@ def test_padding_is_told_by_its_name_and_that_no_row_sums():
         rows = Rows.of_groups(Groups.of(uids), mask)
         assert (rows.owner < 0).tolist() == padding
         assert rows.scored.tolist() == [row for row, padded in enumerate(padding) if not padded]
-        assert not rows.plain
+        assert not rows.one_to_one
 
 
 @pytest.mark.parametrize(

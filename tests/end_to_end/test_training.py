@@ -42,7 +42,7 @@ def test_two_ranks_train_and_leave_out_the_rows_without_advantage(two_ranks):
     assert run.wait(TIMEOUT) == 0, run.tail()
     check_estimator("dgpo", run.metrics, steps=(1, 2))
     assert agrees(run)
-    kept = run.column("update/rows_kept")
+    kept = run.column("actor/rows_kept")
     assert len(kept) == 2
     assert all(0.0 < share < 1.0 for share in kept)
     assert len(list(run.folder.glob("checkpoints/global_step_2/actor/model_world_size_2_rank_*.pt"))) == 2

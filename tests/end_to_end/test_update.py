@@ -100,7 +100,7 @@ def test_the_weights_are_those_of_verl_s_update(train, case, record_property):
 
     control, _ = difference("control", *overrides, f"{ACTOR}.{setting}={other}")
     shorter, run = difference("shorter", *usual, *settings, kill=KILLED in overrides)
-    rows, saved = run.column("update/rows_kept"), run.column("update/prompt_tokens_saved")
+    rows, saved = run.column("actor/rows_kept"), run.column("actor/prompt_tokens_saved")
     record_property("figures", f"rows {rows}, saved {saved}, weights {shorter:.2e}, control {control:.2e}")
     assert (min(rows) < 1.0) == (BOTH[0] in names)
     assert (max(saved, default=0.0) > 0.3) == (BOTH[1] in names)

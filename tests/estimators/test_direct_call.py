@@ -40,7 +40,7 @@ def test_a_call_while_no_trainer_computes_is_refused_and_says_how_code_of_ones_o
     other = next(one for one in INSTALLED if one != name)
     settings = Settings.parse(config_for(other))
     run = Run(other, settings, build(other, settings))
-    rewards = of_batch(fields(), None, UIDS, torch.ones(4, 1), run.needs)
+    rewards = of_batch(fields(), {}, UIDS, torch.ones(4, 1), run.needs)
     for state in (nullcontext(), run.computing(rewards)):
         with state, pytest.raises(IntegrationError, match=facts(f"'{name}'", f"build('{name}', settings)")):
             estimator_function(name)(**given)

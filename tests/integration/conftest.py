@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_ext.integration import run
+from verl_ext.integration.run import CURRENT
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -35,7 +35,7 @@ def has_default_trainer() -> bool:
 def _no_trainer_before() -> Iterator[None]:
     """A process of verl has one trainer, tests make many."""
     yield
-    run.make_current(None)
+    CURRENT.set(None)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.integration import update_tasks as tasks
 from tests.integration import updates
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.integration.run import Run
@@ -15,6 +16,7 @@ from verl_ext.integration.update import SHARE, SKIP, engine, mark, split
 from verl_ext.integration.update.mark import order as order_of
 from verl_ext.settings import Settings
 
+FIGURES = ("actor/rows_kept", "actor/tokens_kept", "actor/prompt_tokens_saved", "actor/prompts_cut")
 SLOW = pytest.mark.slow
 
 
@@ -29,33 +31,33 @@ def test_gradients_are_those_of_verl(folder, ranks, cases, record_property):
 
     With few cases the controls may differ by less than rounding: eight units of it are allowed.
     """
-    found = [case for rank in updates.run("equal", ranks, folder, cases=cases) for case in rank.values()]
+    found = [case for rank in tasks.run("equal", ranks, folder, cases=cases) for case in rank.values()]
     assert len(found) >= ranks * cases
     largest = {
         way: max(difference(case[way]["gradients"], case["all"]["gradients"]) for case in found if way in case)
-        for way in updates.WAYS
+        for way in tasks.WAYS
     }
     record_property("largest", str(largest))
     assert max(largest.values()) <= max(2 * largest["control"], 8 * torch.finfo(torch.float32).eps)
     assert largest["control"] < 1e-5
     for case in found:
-        assert not any(name.startswith("update/") for name in case["all"]["metrics"])
+        assert not any(name in FIGURES for name in case["all"]["metrics"])
         metrics = {
             way: {name: torch.tensor(value).double().mean() for name, value in case[way]["metrics"].items()}
             for way in case
         }
         for way in case.keys() - {"all", "control"}:
-            assert (metrics[way]["update/rows_kept"] < 0.8) == (way != "share")
-            assert ("update/prompt_tokens_saved" in metrics[way]) == (way != "skip")
+            assert (metrics[way]["actor/rows_kept"] < 0.8) == (way != "share")
+            assert ("actor/prompt_tokens_saved" in metrics[way]) == (way != "skip")
 
 
 @SLOW
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_twenty_updates_with_adamw(folder, ranks, record_property):
-    for found in updates.run("twenty", ranks, folder):
+    for found in tasks.run("twenty", ranks, folder):
         assert len(found["all"]["gradients"]) == 20
         for name in ("gradients", "weights"):
-            errors = {way: difference(found[way][name], found["all"][name]) for way in updates.WAYS}
+            errors = {way: difference(found[way][name], found["all"][name]) for way in tasks.WAYS}
             record_property(name, str(errors))
             assert max(errors.values()) <= 2 * errors["control"] < 1e-4
 
@@ -65,7 +67,7 @@ def test_twenty_updates_with_adamw(folder, ranks, record_property):
 )
 def test_no_split_hangs(tmp_path, ranks, cases):
     """All ranks have the same number of micro-batches, none of them empty, and every live row ran once."""
-    found = updates.run("splits", ranks, tmp_path, cases=cases)
+    found = tasks.run("splits", ranks, tmp_path, cases=cases)
     for splits in zip(*found, strict=True):
         assert len({len(told["ran"]) for told in splits}) == 1
         for told in splits:
@@ -97,7 +99,7 @@ def test_a_row_that_is_kept_has_tokens_in_the_loss(nested):
 
 def test_no_loss_waits_for_a_rank_without_live_rows_or_raises_for_a_prompt_without_tokens(folder):
     """verl's bypass_mode raises for a micro-batch without a token, and the other ranks would wait for ever."""
-    for found in updates.run("losses", 2, folder):
+    for found in tasks.run("losses", 2, folder):
         for (loss, way), gradients in found.items():
             assert difference(gradients, found[loss, "all"]) < 1e-5, (loss, way)
 
@@ -130,7 +132,7 @@ class Workers:
 
     def execute_all_sync(self, method, function):
         assert method == "execute_func_rank_zero"
-        assert function is mark.state
+        assert function is mark.state_of_hook
         self.asked += 1
         return list(self.states)
 
@@ -147,11 +149,12 @@ def run_with(group, **settings):
         ({"share_prompts": True, "skip_zero_advantage": True}, {SKIP: True, SHARE: True}),
     ],
 )
-def test_a_pass_is_marked_and_its_data_does_not_stay_so(settings, marks):
+@pytest.mark.parametrize("name", ["extra_info", "meta_info"])
+def test_a_pass_is_marked_and_its_data_does_not_stay_so(settings, marks, name):
     group, entries = Workers("holds", "holds"), {"temperature": 1.0}
     run = run_with(group, **settings)
     for _ in range(2):
-        with mark.marked(run, entries):
+        with mark.marked(run, SimpleNamespace(**{name: entries})):
             assert entries == {"temperature": 1.0, **marks}
         assert entries == {"temperature": 1.0}
     assert group.asked == bool(marks)
@@ -160,13 +163,7 @@ def test_a_pass_is_marked_and_its_data_does_not_stay_so(settings, marks):
 def test_a_rank_without_the_package_is_named_before_the_first_pass():
     run = run_with(Workers("holds", "pending"), share_prompts=True)
     with pytest.raises(IntegrationError, match=r"\[1\]"):
-        mark.marked(run, {}).__enter__()
-
-
-def test_the_figures_of_an_update_are_named():
-    metrics = {"actor/update/rows_kept": 0.5, "actor/pg_loss": 0.1}
-    mark.rename(metrics)
-    assert metrics == {"update/rows_kept": 0.5, "actor/pg_loss": 0.1}
+        mark.marked(run, SimpleNamespace(meta_info={})).__enter__()
 
 
 class Attention(torch.nn.Module):
@@ -187,7 +184,7 @@ def test_a_model_without_dropout_is_accepted():
 
 def test_each_layout_of_a_model(folder):
     """Gradients of an update, and the log-probabilities and entropies of a pass in the rows of their answers."""
-    [found] = updates.run("models", 1, folder)
+    [found] = tasks.run("models", 1, folder)
     assert "sliding_window" in found.pop("window")["share"]
     for name, ways in found.items():
         error = {way: difference(ways[way]["gradients"], ways["all"]["gradients"]) for way in ("control", "share")}
@@ -198,5 +195,5 @@ def test_each_layout_of_a_model(folder):
 
 
 def test_the_first_pass_finds_a_wrong_mask_and_ends_all_ranks(folder):
-    told = updates.run("wrong", 2, folder)
+    told = tasks.run("wrong", 2, folder)
     assert all("share_prompts" in text for text in told)

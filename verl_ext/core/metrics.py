@@ -51,8 +51,7 @@ def reward_metrics(batch: Batch, seen: Array) -> Metrics:
         metrics |= _moments(name, scored)
         metrics[f"{name}/dead_groups"] = float(dead[column])
         metrics[f"{name}/unscored"] = float(once.sum() - len(scored))
-        raw = _scored(batch.returns[once, column])
-        if seen is not batch.returns and len(raw):
+        if seen is not batch.returns and len(raw := _scored(batch.returns[once, column])):
             metrics[f"{name}/raw_mean"] = float(raw.mean())
         for turn in range(TURNS * by_turn):
             given = _scored(batch.rewards[turns.number == turn, column])

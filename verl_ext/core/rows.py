@@ -29,7 +29,7 @@ class Rows:
     """The rows that are no padding: trajectory by trajectory, its outputs as they were written."""
 
     @property
-    def plain(self) -> bool:
+    def one_to_one(self) -> bool:
         """Whether every row is its own trajectory; they are then in the order of the rows."""
         return len(self.scored) == len(self.owner)
 
@@ -44,9 +44,9 @@ class Rows:
 
         Padding, with which verl fills up a batch, is left out: its uid begins with `pad`, and its mask is empty.
         """
-        padded = [group for group, uid in enumerate(groups.labels) if isinstance(uid, str) and uid.startswith("pad")]
-        padding = np.isin(groups.ids, padded)
-        if padded:
+        named = [str(uid).startswith("pad") for uid in groups.labels]
+        padding = groups.broadcast(np.array(named, dtype=bool))
+        if padding.any():
             padding &= ~mask.bool().any(dim=-1).cpu().numpy()
         return cls.of_padding(padding)
 

@@ -130,6 +130,8 @@ class Turns:
 
     def once(self, counted: Bools) -> Array:
         """`[N]` the weight with which each response counts once: 1 by the number of its rows that are counted."""
+        if self.last.all():
+            return counted.astype(np.float64)
         rows = np.bincount(self.response[counted], minlength=len(self.number))[self.response]
         return np.divide(1.0, rows, out=np.zeros(len(rows)), where=counted)
 

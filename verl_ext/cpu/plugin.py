@@ -90,6 +90,6 @@ def _register_checkpoint_engine(_module: ModuleType) -> None:
 
 
 RULES.append(rule)
-after_import("verl.utils.device", lambda module: wrap(module, "auto_set_device", _set_device, takes=()))
+after_import("verl.utils.device", lambda module: wrap(module, "auto_set_device", _set_device))
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     activate()

@@ -13,14 +13,14 @@ import torch
 
 from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain, plain_state
-from verl_ext.core.groups import TOLERANCE, Array, Index, divide
+from verl_ext.core.groups import Array, Index, divide
 from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, source_metrics, turn_metrics
 from verl_ext.core.rows import broadcast, float_mask, row_sums, scores
 from verl_ext.core.turns import Turns
 from verl_ext.errors import DataError, IntegrationError
 from verl_ext.integration import checkpoint, dump, hooks
 from verl_ext.integration.components import SCORE, SOURCE, Components
-from verl_ext.integration.run import Run, current
+from verl_ext.integration.run import CURRENT, Run
 from verl_ext.registry import INSTALLED
 
 logger = logging.getLogger("verl_ext")
@@ -70,9 +70,11 @@ def compute(name: str, token_level_rewards: torch.Tensor, response_mask: torch.T
     runs, owner = rewards.runs, rewards.owner
     tokens = rows.total(row_sums(mask)) if runs is None else runs.tokens(mask)
     rejected = np.bincount(owner, tokens) == 0
-    part = np.flatnonzero((~rejected | (run.settings.rewards.rejected == "keep"))[owner])
+    part: Index | slice = slice(None)
+    if run.settings.rewards.rejected == "leave_out" and rejected.any():
+        part = np.flatnonzero(~rejected[owner])
     advantages = np.zeros(len(owner))
-    if len(part):
+    if len(advantages[part]):
         total = rows.take(scores(token_level_rewards, mask))  # with the KL term, if there is one
         if not run.settings.kl_in_reward:
             rewards = replace(rewards, score=total)
@@ -87,7 +89,7 @@ def compute(name: str, token_level_rewards: torch.Tensor, response_mask: torch.T
 
 def _at_work(name: str) -> tuple[Run, Chain, Components]:
     """Return the run that computes a batch with this estimator, its steps, and the rewards of the batch."""
-    run = current()
+    run = CURRENT.get()
     if run is None or run.name != name or run.chain is None or run.rewards is None:
         hooks.require()
         raise IntegrationError(
@@ -100,15 +102,14 @@ def _at_work(name: str) -> tuple[Run, Chain, Components]:
 
 def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Array:
     """Compute the advantages of a batch `[N]`; keep the new state, log, dump."""
-    before = run.state
-    result = chain(batch, before)
-    if before is None:
+    result = chain(batch, run.state)
+    if run.state is None:
         plain_state(result.state)  # raise now, not at the first checkpoint
     run.state = result.state
     for kind, text in result.warnings.items():
         run.warn_once(kind, text)
     if run.settings.verl_ext.dump_dir is not None:
-        dump.write(run, batch, result.advantages, seen=result.seen, state=before)
+        dump.write(run, batch, result.advantages, result.seen)
     log_rewards(run, rewards, batch, result.seen)
     run.metrics |= advantage_metrics(result.advantages)
     if rewards.runs is not None:
@@ -117,29 +118,26 @@ def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Arr
     return result.advantages
 
 
-def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Array, part: Index) -> Batch:
+def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Array, part: Index | slice) -> Batch:
     """Build the core's `Batch` of the rows `part`, which are trajectories or turns: rewards, accuracy, KL term.
 
     `total` `[N]` is the score with the KL term, if there is one; `tokens` `[M]` are those that count in the loss.
     """
-    keys, score = run.settings.rewards.keys, rewards.score
+    settings, score = run.settings.rewards, rewards.score
+    keys, owner = settings.keys, rewards.owner[part]
     if score is None:
         raise DataError(
             "algorithm.use_kl_in_reward=True needs the scores before KL: pass them as batch['token_level_scores']"
         )
-    if keys is not None and SCORE in rewards:
-        _compare_scores(run, score, rewards.column(SCORE, "algorithm.rewards.keys"))
-
-    own, at = run.settings.rewards, rewards.owner[part]
     matrix = score[:, None] if keys is None else np.stack([_column(run, rewards, key) for key in keys], axis=1)
     turns = None
     if rewards.runs is not None:
-        by_turn = tuple(place for place, key in enumerate(keys or ()) if key in (own.by_turn or ()))
-        turns = Turns.of_counts(np.unique(at, return_counts=True)[1], by_turn, own.turn_discount)
-    whole = turns is None and len(part) == len(total)
+        by_turn = tuple(column for column, key in enumerate(keys or ()) if key in (settings.by_turn or ()))
+        turns = Turns.of_counts(np.unique(owner, return_counts=True)[1], by_turn, settings.turn_discount)
+    whole = turns is None and isinstance(part, slice)
 
     def selected(values: Any) -> Any:
-        return values if whole else [values[row] for row in at.tolist()]
+        return values if whole else [values[trajectory] for trajectory in owner.tolist()]
 
     return Batch.of(
         matrix[part],
@@ -148,8 +146,8 @@ def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Ar
         turns=turns,
         keys=(SCORE,) if keys is None else keys,
         lengths=tokens[part],
-        accuracy=_accuracy(run, chain, rewards)[at] if chain.needs_accuracy else None,
-        kl_reward=(total - score)[at] if run.settings.kl_in_reward else None,
+        accuracy=_accuracy(run, chain, rewards)[owner] if chain.needs_accuracy else None,
+        kl_reward=(total - score)[owner] if run.settings.kl_in_reward else None,
         outputs=rewards.outputs[part],
         fields={name: selected(rewards.entries(name)) for name in chain.needs_fields},
     )
@@ -166,27 +164,14 @@ def _column(run: Run, rewards: Components, key: str) -> Array:
 
 def _accuracy(run: Run, chain: Chain, rewards: Components) -> Array:
     """Return the accuracy of each trajectory; raise if the history is that of another accuracy."""
-    own, where = run.settings.rewards, "algorithm.rewards"
-    key = own.accuracy_in(rewards)
-    now = {"key": key, "threshold": own.accuracy_threshold}
+    settings = run.settings.rewards
+    key, threshold = settings.accuracy_in(rewards), settings.accuracy_threshold
+    now = {"key": key, "threshold": threshold}
     if chain.stateful:
         checkpoint.require_same_accuracy(run.accuracy, now)
     run.accuracy = now
-    values = rewards.column(key, f"{where}.accuracy_key")
-    return unit_accuracy(values, rewards.labels, key=key, threshold=own.accuracy_threshold)
-
-
-def _compare_scores(run: Run, score: Array, returned: Array) -> None:
-    """Log how far verl's score is from the one that the reward function returned, which the components add up to."""
-    changed = score - returned
-    run.metrics["reward/score_changed"] = float(np.nanmean(changed)) if not np.isnan(changed).all() else 0.0
-    if (np.abs(changed) > TOLERANCE * np.fmax(1.0, np.abs(returned))).any():
-        run.warn_once(
-            "score_changed",
-            "verl adds something to the reward function's score, a length penalty for example (here "
-            f"{run.metrics['reward/score_changed']:g} on average, metric reward/score_changed): it counts only if one "
-            "of algorithm.rewards.keys holds it",
-        )
+    values = rewards.column(key, "algorithm.rewards.accuracy_key")
+    return unit_accuracy(values, rewards.labels, key=key, threshold=threshold)
 
 
 def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torch.Tensor]] | None) -> None:
@@ -216,7 +201,7 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
         # A critic's advantages differ from token to token: the mean over the tokens.
         sums = (given["advantages"].float() * mask).sum(dim=-1).double().cpu().numpy()
         advantages, total = rows.take(divide(sums, tokens)), rows.take(scores(given["token_level_scores"], mask))
-        dump.write(run, replace(batch, lengths=rows.total(tokens)), advantages, total=total)
+        dump.write(run, replace(batch, lengths=rows.total(tokens)), advantages, batch.rewards, total=total)
 
 
 def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen: Array | None = None) -> None:

@@ -1,7 +1,4 @@
-"""Read the named rewards of a batch: from TransferQueue for verl's default trainer, from a batch for `RayPPOTrainer`.
-
-Only this module calls TransferQueue, and only this module takes the names of its rows apart.
-"""
+"""The named rewards of a batch, however a trainer stores them; read from the batch of a `RayPPOTrainer`."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import numpy as np
 import torch
 
 from verl_ext.core.batch import LARGEST_REWARD
-from verl_ext.core.groups import Array, Groups, Index
+from verl_ext.core.groups import Array, Bools, Groups, Index
 from verl_ext.core.rows import Rows, row_sums, scores
 from verl_ext.core.turns import Runs, per_turn
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
@@ -35,7 +32,7 @@ class Needs:
     score: bool = False
     """The score before any KL term."""
     by_turn: bool = False
-    """The turns of each response, and its length."""
+    """The turns of each response, and whether it was cut."""
     longest: int = 0
     """Tokens at which a response is cut; 0 if that is not known."""
     everything: bool = False
@@ -64,12 +61,10 @@ class Components:
     """Those of the fields that the reward function returned."""
     score: Array | None = None
     """`[N]` the score before any KL term; None if it was not read."""
-    response_lengths: Array | None = None
-    """`[N]` tokens of the scored responses, whether the loss counts them or not; None if they were not read."""
     runs: Runs | None = None
     """Their turns; None without rewards by turn."""
-    longest: int = 0
-    """Tokens at which a response is cut."""
+    cut: Bools | None = None
+    """`[N]` whether the response was cut at its longest, so that entries by turn may be left over; None: none was."""
 
     @property
     def owner(self) -> Index:
@@ -122,8 +117,7 @@ class Components:
         """Return `[M]` what a reward gives for each turn, and how many entries are left over of responses cut short."""
         if key not in self.fields:
             raise ConfigurationError(f"algorithm.rewards.by_turn: {unknown('reward component', key, self.fields)}")
-        lengths = np.zeros(len(self.labels)) if self.response_lengths is None else self.response_lengths
-        cut = lengths >= self.longest
+        cut = np.zeros(len(self.labels), dtype=bool) if self.cut is None else self.cut
         return per_turn(key, self.labels, self.fields[key], np.bincount(self.owner), cut, text=key in self.returned)
 
     def token_fields(self, keys: Sequence[str], lengths: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -157,14 +151,18 @@ class Components:
         elif not (flat and isinstance(values, np.ndarray) and values.dtype.kind in "biuf"):
             for label, value in zip(self.labels, values, strict=True):
                 if not is_number(value):
-                    raise DataError(_no_number(key, label, value))
+                    said = "missing or None" if value is None else f"{value!r:.80} ({type(value).__name__})"
+                    raise DataError(
+                        f"reward {key!r} of uid {label!r} is {said}: return one number every time, NaN for 'not "
+                        f"scored'; for a list by turn set algorithm.rewards.by_turn=[{key}]"
+                    )
             values = np.array(list(map(float, values)))
         column: Array = values.astype(np.float64).reshape(len(self.labels))
         return column
 
 
 def of_batch(
-    fields: Mapping[str, Any] | None,
+    fields: Mapping[str, Any],
     tensors: Any,
     uids: Sequence[Hashable],
     mask: torch.Tensor,
@@ -179,13 +177,11 @@ def of_batch(
     """
     groups = Groups.of(uids)
     rows = Rows.of_groups(groups, mask)
-    columns = {
-        name: values if rows.plain else [values[row] for row in rows.scored] for name, values in (fields or {}).items()
-    }
-    present = set() if tensors is None else set(tensors.keys())
-    lengths = None
+    present = set(tensors.keys())
+    cut = None
     if needs.by_turn and "attention_mask" in present:
-        lengths = rows.take(row_sums(tensors["attention_mask"][:, -mask.shape[1] :].float()))
+        width = mask.shape[1]
+        cut = rows.take(row_sums(tensors["attention_mask"][:, -width:].float())) >= (needs.longest or width)
 
     def total(name: str) -> Array:
         return rows.take(scores(tensors[name], mask))
@@ -193,115 +189,13 @@ def of_batch(
     return Components(
         rows=rows,
         runs=Runs.of(mask, rows) if needs.by_turn else None,
-        longest=needs.longest or mask.shape[-1],
-        labels=uids if rows.plain else rows.labels(uids),
-        groups=groups if rows.plain else None,
+        labels=uids if rows.one_to_one else rows.labels(uids),
+        groups=groups if rows.one_to_one else None,
         token_scores={name: total(TOKEN_FIELD + name) for name in needs.names if TOKEN_FIELD + name in present},
-        fields=columns,
-        returned=[name for name in returned if name in columns],
+        fields=fields if rows.one_to_one else {name: rows.labels(values) for name, values in fields.items()},
+        returned=[name for name in returned if name in fields],
         score=total("token_level_scores") if needs.score and "token_level_scores" in present else None,
-        response_lengths=lengths,
-    )
-
-
-def of_queue(
-    keys: Sequence[str], partition_id: str, needs: Needs, *, tags: Sequence[Mapping[str, Any]] | None = None
-) -> Components:
-    """Read what a run needs from TransferQueue; `keys` name the rows: `{uid}_{session}_{part}`.
-
-    A reward function's result is in `extra_fields["reward_extra_info"]`, what the agent loop wrote
-    (`tool_rewards`) beside it; a colocated reward model's entries are fields. TransferQueue leaves out fields that no
-    row has.
-    """
-    padding = [bool(tag.get("is_padding", False)) for tag in tags or ()] or [False] * len(keys)
-    rows = Rows.of_sessions(keys, np.array(padding, dtype=bool))
-    scored = [keys[row] for row in rows.scored.tolist()]
-    labels = uids_of(scored)
-    if not scored:
-        return Components(rows=rows, labels=labels)
-    names = dict.fromkeys(needs.names)
-    per_token = [TOKEN_FIELD + name for name in names] + ["rm_scores"] * needs.score
-    wanted = ["extra_fields", *names, *per_token] if names or needs.everything else per_token
-    data = read_queue(scored, partition_id, wanted) if wanted else {}
-    present = set(data.keys())
-    totals, lengths = {}, None
-    if needs.by_turn or not present.isdisjoint(per_token):
-        mask = read_queue(scored, partition_id, ["response_mask"])["response_mask"]
-        totals = {name: scores(dense(data[name]), dense(mask)) for name in per_token if name in present}
-        lengths = mask.offsets().diff().double().cpu().numpy() if needs.by_turn else None
-    columns = {name: data.pop(name) for name in names if name in present}
-    fields = {name: column if isinstance(column, torch.Tensor) else column.tolist() for name, column in columns.items()}
-    if needs.everything and SOURCE not in names:
-        fields |= _sources(dict(zip(labels, scored, strict=True)), labels, partition_id)
-    extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
-    for name in names:
-        if any(name in entry for entry in extra):
-            fields[name] = [entry.get(name) for entry in extra]
-    infos = [entry.get("reward_extra_info") or {} for entry in extra]
-    returned = list(dict.fromkeys(name for info in infos for name in info))
-    masks = read_queue(keys, partition_id, ["response_mask"])["response_mask"] if needs.by_turn else None
-    return Components(
-        rows=rows,
-        runs=None if masks is None else Runs.of(dense(masks), rows),
-        longest=needs.longest,
-        labels=labels,
-        token_scores={name: totals[TOKEN_FIELD + name] for name in names if TOKEN_FIELD + name in totals},
-        fields=fields | {name: [info.get(name) for info in infos] for name in returned},
-        returned=returned,
-        score=totals.get("rm_scores"),
-        response_lengths=lengths,
-    )
-
-
-def _sources(keys: Mapping[str, str], uids: Sequence[str], partition_id: str) -> dict[str, list[Any]]:
-    """Read the data source of each trajectory from one row per uid, of `keys`: strings take long to read."""
-    data = read_queue(list(keys.values()), partition_id, [SOURCE])
-    if SOURCE not in data.keys():  # noqa: SIM118 - a TensorDict
-        return {}
-    sources = dict(zip(keys, data.pop(SOURCE).tolist(), strict=True))
-    return {SOURCE: [sources[uid] for uid in uids]}
-
-
-def uids_of(keys: Sequence[str]) -> list[str]:
-    """Return the uid of each row, from its name in TransferQueue.
-
-    >>> uids_of(["p_1_0_0"])
-    ['p_1']
-    """
-    return [key.rsplit("_", 2)[0] for key in keys]
-
-
-def read_queue(keys: Sequence[str], partition_id: str, fields: Sequence[str]) -> Any:
-    """Read a TensorDict with one row per key."""
-    import transfer_queue
-
-    return transfer_queue.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
-
-
-def write_queue(keys: Sequence[str], partition_id: str, fields: Mapping[str, Any]) -> None:
-    """Add fields to the rows, or replace them."""
-    import transfer_queue
-    from tensordict import TensorDict
-
-    transfer_queue.kv_batch_put(
-        keys=keys, partition_id=partition_id, fields=TensorDict(dict(fields), batch_size=len(keys))
-    )
-
-
-def dense(values: torch.Tensor) -> torch.Tensor:
-    """Return a field with one value per token, padded with 0."""
-    return values.to_padded_tensor(0) if values.is_nested else values
-
-
-def _no_number(key: str, label: Hashable, value: object) -> str:
-    """Return the message for a value that is no number."""
-    if value is None:
-        return f"reward {key!r} is missing or None for uid {label!r}: return a number every time, NaN for 'not scored'"
-    listed_turns = isinstance(value, list | np.ndarray) or str(value).startswith("[")
-    remedy = f"; for a list by turn set algorithm.rewards.by_turn=[{key}]" if listed_turns else ""
-    return (
-        f"reward {key!r} of uid {label!r} is {value!r:.80} ({type(value).__name__}), expected one number per sample "
-        f"(NaN for 'not scored'){remedy}"
+        cut=cut,
     )
 
 

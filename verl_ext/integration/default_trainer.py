@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from verl_ext.integration import components, hooks, sampling
+from verl_ext.integration import hooks, queue, sampling
 from verl_ext.integration.advantage import watch
 from verl_ext.integration.components import Components
 from verl_ext.integration.run import Run
@@ -45,13 +45,12 @@ class DefaultTrainer(WithEstimators):
         run = self._verl_ext
         if run is None:
             return verl._compute_advantage(batch, metrics)
-        rewards = components.of_queue(batch.keys, batch.partition_id, run.needs, tags=batch.tags)
+        rewards = queue.rewards_of(batch.keys, batch.partition_id, run.needs, tags=batch.tags)
         missing = missing_responses(self, len(rewards.labels))
         if run.settings.rewards.token_scores:
             _write_token_scores(batch, rewards, run)
         with run.computing(rewards):
             result = verl._compute_advantage(batch, metrics)
-        run.require_called()
         if run.chain is None:
             watch(run, rewards, lambda: _tensors(batch))
         run.metrics[MISSING] = missing
@@ -64,25 +63,8 @@ class DefaultTrainer(WithEstimators):
         batch = verl._balance_batch(batch, metrics, *args, **kwargs)
         if self._verl_ext is not None and self._verl_ext.settings.verl_ext.share_prompts:
             lengths = [(tag["prompt_len"], tag["seq_len"] - tag["prompt_len"]) for tag in batch.tags]
-            rows = [(uid, *pair) for uid, pair in zip(components.uids_of(batch.keys), lengths, strict=True)]
+            rows = [(uid, *pair) for uid, pair in zip(queue.uids_of(batch.keys), lengths, strict=True)]
             batch.reorder(mark.in_order(self, rows, metrics))
-        return batch
-
-    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        verl: Any = super()
-        with mark.marked(self._verl_ext, batch.extra_info):
-            return verl._compute_old_log_prob(batch, metrics)
-
-    def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        verl: Any = super()
-        with mark.marked(self._verl_ext, batch.extra_info):
-            return verl._compute_ref_log_prob(batch, metrics)
-
-    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        verl: Any = super()
-        with mark.marked(self._verl_ext, batch.extra_info):
-            batch = verl._update_actor(batch, metrics)
-        mark.rename(metrics)
         return batch
 
 
@@ -105,13 +87,13 @@ def missing_responses(trainer: Any, arrived: int) -> float:
 
 def _tensors(batch: Any) -> dict[str, torch.Tensor]:
     """Return the advantages of a batch, its mask and scores, padded."""
-    data = components.read_queue(batch.keys, batch.partition_id, ["advantages", "response_mask", "rm_scores"])
+    data = queue.read(batch.keys, batch.partition_id, ["advantages", "response_mask", "rm_scores"])
     names = {"advantages": "advantages", "response_mask": "response_mask", "token_level_scores": "rm_scores"}
-    return {name: components.dense(data[stored]) for name, stored in names.items()}
+    return {name: queue.dense(data[stored]) for name, stored in names.items()}
 
 
 def _write_token_scores(batch: Any, rewards: Components, run: Run) -> None:
     """Write `token_level_scores_<key>` into the batch."""
-    lengths = components.read_queue(batch.keys, batch.partition_id, ["response_mask"])["response_mask"].offsets().diff()
+    lengths = queue.read(batch.keys, batch.partition_id, ["response_mask"])["response_mask"].offsets().diff()
     if fields := dict(rewards.token_fields(run.settings.rewards.keys or (), lengths)):
-        components.write_queue(batch.keys, batch.partition_id, fields)
+        queue.write(batch.keys, batch.partition_id, fields)

@@ -89,6 +89,7 @@ def _plugin() -> Line:
 def _hooks() -> Iterator[Line]:
     """Import each module, which runs its hook."""
     for hook in hooks.HOOKS.values():
+        place = f"{hook.module}: {hook.purpose}"
         try:
             importlib.import_module(hook.module)
         except Exception as error:  # noqa: BLE001 - report any failure
@@ -96,10 +97,8 @@ def _hooks() -> Iterator[Line]:
                 yield "note", f"{hook.module}: not here ({error})"
             else:
                 yield _fail(f"{hook.module} cannot be imported: {error!r}", hooks.versions())
-        else:
-            holds = ("ok", f"{hook.module}: {hook.purpose}")
-            failed = _fail(f"{hook.module}: {hook.purpose}: {hook.error}", hooks.versions())
-            yield holds if hook.state == "holds" else failed
+            continue
+        yield ("ok", place) if hook.state == "holds" else _fail(f"{place}: {hook.error}", hooks.versions())
     holding = [hook for hook in hooks.HOOKS.values() if hook.module.startswith(TRAINERS) and hook.state == "holds"]
     if hooks.HOOKS and not holding:
         yield _fail("no trainer of this verl can be used", _INSTALL)
@@ -109,12 +108,10 @@ def _registry() -> Iterator[Line]:
     core_algos = sys.modules.get("verl.trainer.ppo.core_algos")
     registry = getattr(core_algos, "ADV_ESTIMATOR_REGISTRY", {})
     for name in INSTALLED:
-        function = registry.get(name)
         try:
             load(name)
         except ConfigurationError as error:
             yield _fail(f"{name} is broken: {error}", "mend or uninstall its package")
-            continue
-        ours = hasattr(function, hooks.MARK)
-        missing = _fail(f"{name} is not registered", "see the plugin and the hooks above")
-        yield ("ok", f"{name} by verl_ext") if ours else missing
+        else:
+            missing = _fail(f"{name} is not registered", "see the plugin and the hooks above")
+            yield ("ok", f"{name} by verl_ext") if hasattr(registry.get(name), hooks.MARK) else missing

@@ -144,16 +144,15 @@ def versions() -> str:
     return f"verl {installed} is installed, verl_ext is tested with {' and '.join(TESTED)}"
 
 
-def wrap(owner: Any, name: str, around: Around, *, takes: Sequence[str] | None = None) -> None:
+def wrap(owner: Any, name: str, around: Around) -> None:
     """Replace `owner.name` by `around(original, ...)` unless that is done; the original is kept as `__wrapped__`.
 
-    Raise unless the original's first parameters are those that it `takes`: by default those that `around` has after
-    `original`.
+    Raise unless the original's first parameters are those that `around` has after `original`.
     """
     original = member(owner, name)
     if is_wrapped(original):
         return
-    require_parameters(owner, name, _positional(around)[1:] if takes is None else takes)
+    require_parameters(owner, name, _positional(around)[1:])
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -177,11 +176,11 @@ def replace(owner: Any, name: str, new: Any) -> None:
 def require_parameters(owner: Any, name: str, expected: Sequence[str]) -> None:
     """Raise unless the first parameters of `owner.name` have these names, or it takes any."""
     original = member(owner, name)
-    found = _positional(original)
-    every = any(item.kind is item.VAR_POSITIONAL for item in inspect.signature(original).parameters.values())
-    if found[: len(expected)] != list(expected) and not every:
+    names = _positional(original)
+    any_name = any(item.kind is item.VAR_POSITIONAL for item in inspect.signature(original).parameters.values())
+    if names[: len(expected)] != list(expected) and not any_name:
         raise IntegrationError(
-            f"{_path(owner)}.{name} takes {', '.join(found)}, expected {', '.join(expected)}; {versions()}"
+            f"{_path(owner)}.{name} takes {', '.join(names)}, expected {', '.join(expected)}; {versions()}"
         )
 
 

@@ -14,7 +14,7 @@ import torch
 
 from verl_ext.integration import components, hooks
 from verl_ext.integration.advantage import watch
-from verl_ext.integration.run import current, make_current
+from verl_ext.integration.run import CURRENT
 from verl_ext.integration.trainer import WithEstimators
 from verl_ext.integration.update import mark
 
@@ -33,7 +33,7 @@ class RayTrainer(WithEstimators):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        make_current(self._verl_ext)
+        CURRENT.set(self._verl_ext)
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Put the rows of a prompt together."""
@@ -45,30 +45,13 @@ class RayTrainer(WithEstimators):
             rows = [*zip(batch.non_tensor_batch["uid"].tolist(), before, answers, strict=True)]
             batch.reorder(torch.tensor(mark.in_order(self, rows, metrics)))
 
-    def _compute_old_log_prob(self, batch: Any) -> Any:
-        verl: Any = super()
-        with mark.marked(self._verl_ext, batch.meta_info):
-            return verl._compute_old_log_prob(batch)
-
-    def _compute_ref_log_prob(self, batch: Any) -> Any:
-        verl: Any = super()
-        with mark.marked(self._verl_ext, batch.meta_info):
-            return verl._compute_ref_log_prob(batch)
-
-    def _update_actor(self, batch: Any) -> Any:
-        verl: Any = super()
-        with mark.marked(self._verl_ext, batch.meta_info):
-            output = verl._update_actor(batch)
-        mark.rename(output.meta_info["metrics"])
-        return output
-
 
 def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
     """`compute_advantage(data, ...)`: compute with the rewards of the batch.
 
     The default trainer calls it, too; there the run reads the rewards from TransferQueue.
     """
-    run = current()
+    run = CURRENT.get()
     if run is None or run.rewards is not None or "uid" not in data.non_tensor_batch:
         return original(data, *args, **kwargs)
     fields, mask = data.non_tensor_batch, data.batch["response_mask"]
@@ -88,8 +71,7 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
 
 def wrap_compute_data_metrics(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`compute_data_metrics(batch, ...)`: add our metrics, since those of the step are local to `fit`."""
-    metrics, run = original(*args, **kwargs), current()
+    metrics, run = original(*args, **kwargs), CURRENT.get()
     if run is not None:
-        run.require_called()
         run.add_metrics(metrics)
     return metrics

@@ -59,13 +59,12 @@ class Run:
     @cached_property
     def needs(self) -> Needs:
         """What the run reads of each batch."""
-        own, chain = self.settings.rewards, self.chain
-        accuracy = (own.accuracy_key or ACCURACY,) if chain is not None and chain.needs_accuracy else ()
-        fields = () if chain is None else chain.needs_fields
-        by_turn = bool(own.by_turn)
+        rewards, chain = self.settings.rewards, self.chain or Chain(())
+        keys, by_turn = rewards.keys or (), bool(rewards.by_turn)
+        accuracy = (rewards.accuracy_key or ACCURACY,) if chain.needs_accuracy else ()
         return Needs(
-            names=(*(own.keys or ()), *accuracy, *fields),
-            score=self.settings.kl_in_reward or SCORE in (own.keys or ()),
+            names=(*keys, *accuracy, *chain.needs_fields),
+            score=self.settings.kl_in_reward or SCORE in keys,
             by_turn=by_turn,
             longest=self.trainer.config.data.max_response_length if by_turn and self.trainer is not None else 0,
             everything=self.log == "all",
@@ -84,16 +83,16 @@ class Run:
     @contextmanager
     def computing(self, rewards: Components) -> Iterator[None]:
         """Compute a batch with these rewards: an estimator that verl calls meanwhile computes for this run."""
-        token = _current.set(self)
+        token = CURRENT.set(self)
         self.rewards = rewards
         try:
             yield
         finally:
             self.rewards = None
-            _current.reset(token)
+            CURRENT.reset(token)
 
     def require_called(self) -> None:
-        """Raise if the trainer computed the advantages of a step without the run's estimator."""
+        """Raise if the trainer computed the last advantages without the run's estimator."""
         if self.chain is not None and not self.called:
             raise IntegrationError(
                 f"{type(self.trainer).__qualname__} did not call the estimator {self.name!r}: its advantages are "
@@ -103,6 +102,7 @@ class Run:
 
     def add_metrics(self, metrics: dict[str, Any]) -> None:
         """Add the metrics of the last batch to those of verl, which keep their values, and forget them."""
+        self.require_called()
         metrics |= self.metrics | metrics
         self.metrics = {}
 
@@ -113,15 +113,5 @@ class Run:
             logger.warning("%s", text)
 
 
-_current: ContextVar[Run | None] = ContextVar("verl_ext_run", default=None)
-"""The run whose batch is computed, or that of a `RayPPOTrainer` from its start on."""
-
-
-def current() -> Run | None:
-    """Return the run at work in this process; None if there is none."""
-    return _current.get()
-
-
-def make_current(run: Run | None) -> None:
-    """Let the functions that `RayPPOTrainer` calls find its run: verl passes them no trainer."""
-    _current.set(run)
+CURRENT: ContextVar[Run | None] = ContextVar("verl_ext_run", default=None)
+"""The run whose batch is computed, or that of a `RayPPOTrainer` from its start on: verl's functions get no trainer."""

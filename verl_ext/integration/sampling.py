@@ -17,7 +17,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.core.groups import TOLERANCE, Bools, Groups
 from verl_ext.core.metrics import metric_name
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import components, hooks
+from verl_ext.integration import hooks, queue
 from verl_ext.integration.components import SCORE, Components, Needs
 from verl_ext.integration.run import Run
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
@@ -57,41 +57,36 @@ class Rule:
 
     def _decide(self, partition_id: str, uids: set[str]) -> None:
         every = list(self.buffer.partitions[partition_id])
-        keys = [key for key, uid in zip(every, components.uids_of(every), strict=True) if uid in uids]
-        own = self.run.settings.rewards
-        accuracy = () if own.accuracy_key is None else (own.accuracy_key,)
-        rewards = components.of_queue(keys, partition_id, Needs((*(own.keys or ()), *accuracy), score=True))
+        keys = [key for key, uid in zip(every, queue.uids_of(every), strict=True) if uid in uids]
+        settings = self.run.settings.rewards
+        accuracy = () if settings.accuracy_key is None else (settings.accuracy_key,)
+        rewards = queue.rewards_of(keys, partition_id, Needs((*(settings.keys or ()), *accuracy), score=True))
         missing = uids - set(map(str, rewards.labels))
         if missing or rewards.score is None:
             raise IntegrationError(f"finished groups without a trajectory, or without scores: {sorted(missing)[:5]}")
-        named = tuple(key for key in own.keys or () if key not in (own.by_turn or ()))
+        named = tuple(key for key in settings.keys or () if key not in (settings.by_turn or ()))
         names = named or (SCORE,)
         batch = Batch.of(rewards.matrix(names), rewards.labels, keys=names)
-        # A group of one response cannot vary; verl keeps it as well.
-        several = batch.groups.sizes > 1
+        counts: dict[str, Bools] = {}
+        groups = batch.groups
+        several = groups.sizes > 1  # a group of one response cannot vary; verl keeps it as well
         if self.metric == ANY_REWARD:
-            kept = live(batch, self.run.chain, own.weights) | ~several
+            dropped = ~live(batch, self.run.chain, settings.weights) & several
         else:
-            too_hard, too_easy = outside(batch.groups, rewards, own)
-            kept = ~(too_hard | too_easy) | ~several
-            self._count("too_hard", too_hard & several)
-            self._count("too_easy", too_easy & several)
-        score, varies = batch.groups.variation(rewards.score)
+            too_hard, too_easy = (part & several for part in outside(groups, rewards, settings))
+            dropped = too_hard | too_easy
+            counts |= {"too_hard": too_hard, "too_easy": too_easy}
+        score, varies = groups.variation(rewards.score)
         constant = ~varies & several
-        for uid, keep, mean in zip(batch.groups.labels, kept, score.tolist(), strict=True):
-            self.decided[str(uid)] = None if keep else mean
-        varies = batch.groups.varies(batch.rewards)
-        self._count("finished", np.ones(len(kept), dtype=bool))
-        self._count("dropped", ~kept)
-        self._count("score_constant", constant)
-        self._count("kept_with_constant_score", constant & kept)
-        for at, key in enumerate(named):
-            self._count(f"{metric_name(key)}_constant", ~varies[:, at] & several)
-
-    def _count(self, name: str, groups: Bools) -> None:
-        """Count groups until the trainer logs its next metrics."""
-        metric = f"filter_groups/{name}_total"  # verl adds up what ends in _total over the updates of a step
-        self.run.metrics[metric] = self.run.metrics.get(metric, 0.0) + float(np.count_nonzero(groups))
+        for uid, drop, mean in zip(groups.labels, dropped, score.tolist(), strict=True):
+            self.decided[str(uid)] = mean if drop else None
+        varies = groups.varies(batch.rewards)
+        counts |= {f"{metric_name(key)}_constant": ~varies[:, column] & several for column, key in enumerate(named)}
+        counts |= {"finished": groups.sizes > 0, "dropped": dropped}
+        counts |= {"score_constant": constant, "kept_with_constant_score": constant & ~dropped}
+        for name, counted in counts.items():  # until the trainer logs its next metrics
+            metric = f"filter_groups/{name}_total"  # verl adds up what ends in _total over the updates of a step
+            self.run.metrics[metric] = self.run.metrics.get(metric, 0.0) + float(np.count_nonzero(counted))
 
 
 def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:

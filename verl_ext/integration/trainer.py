@@ -10,6 +10,7 @@ from typing import Any
 
 from verl_ext.integration import checkpoint, hooks
 from verl_ext.integration.run import Run
+from verl_ext.integration.update import mark
 from verl_ext.settings import RewardsSettings, VerlExtSettings
 
 
@@ -28,7 +29,7 @@ class WithEstimators:
         """Save our state first, so that the current checkpoint always has it."""
         verl: Any = super()
         if self._verl_ext is not None:
-            checkpoint.save_for(self._verl_ext)
+            checkpoint.save(self._verl_ext)
         return verl._save_checkpoint()
 
     def _load_checkpoint(self) -> Any:
@@ -38,8 +39,23 @@ class WithEstimators:
             return verl._load_checkpoint()
         checkpoint.check_tracker(self._verl_ext)
         result = verl._load_checkpoint()
-        checkpoint.load_for(self._verl_ext)
+        checkpoint.load(self._verl_ext)
         return result
+
+    def _compute_old_log_prob(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        verl: Any = super()
+        with mark.marked(self._verl_ext, batch):
+            return verl._compute_old_log_prob(batch, *args, **kwargs)
+
+    def _compute_ref_log_prob(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        verl: Any = super()
+        with mark.marked(self._verl_ext, batch):
+            return verl._compute_ref_log_prob(batch, *args, **kwargs)
+
+    def _update_actor(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        verl: Any = super()
+        with mark.marked(self._verl_ext, batch):
+            return verl._update_actor(batch, *args, **kwargs)
 
 
 def start(trainer: Any, config: Any) -> Run | None:

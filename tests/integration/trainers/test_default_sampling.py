@@ -16,7 +16,7 @@ from verl_ext import Batch, Settings, build
 from verl_ext.core.groups import Groups
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import components, sampling
+from verl_ext.integration import components, queue, sampling
 from verl_ext.integration.run import Run
 from verl_ext.integration.sampling import live
 
@@ -152,7 +152,7 @@ def asked(monkeypatch):
             found.extend(keys)
         return {name: stored[name] for name in fields if name in stored}
 
-    monkeypatch.setattr(components, "read_queue", read)
+    monkeypatch.setattr(queue, "read", read)
     return found
 
 

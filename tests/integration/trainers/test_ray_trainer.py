@@ -19,7 +19,6 @@ from tests.facts import facts
 from tests.integration.configs import compose
 from tests.integration.hadw_runs import HADW
 from tests.integration.trainers.ray_runs import (
-    ACCURACY,
     DRGRPO_ON_ACC,
     FORMAT,
     KEYS,
@@ -29,8 +28,9 @@ from tests.integration.trainers.ray_runs import (
     per_row,
 )
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration import driver, run
+from verl_ext.integration import driver
 from verl_ext.integration import ray_trainer as ours
+from verl_ext.integration.run import CURRENT
 
 
 def test_each_trainer_has_a_history_of_its_own() -> None:
@@ -45,7 +45,7 @@ def test_a_run_that_is_not_ours_passes_through_whatever_its_configuration_looks_
     plain = ({}, {"algorithm": None}, {"algorithm": "grpo"}, {"algorithm": {"adv_estimator": "grpo"}}, [])
     for config in (None, {}, SimpleNamespace(), *map(OmegaConf.create, plain)):
         trainer = OwnFit(config)
-        assert (trainer._verl_ext, run.current()) == (None, None)
+        assert (trainer._verl_ext, CURRENT.get()) == (None, None)
         assert driver.wrap_checked(lambda given: given, config) is config
     foreign = object()  # another trainer's data
     assert ours.wrap_compute_advantage(lambda given: given, foreign) is foreign
@@ -171,27 +171,6 @@ def test_only_the_columns_that_are_needed_are_read(estimator: str) -> None:
     lazy = SimpleNamespace(batch=columns, non_tensor_batch=data.non_tensor_batch, meta_info={})
     OwnFit(compose(f"algorithm.adv_estimator={estimator}", KEYS)).advantages(lazy)
     assert columns.sent == {"token_level_rewards", "response_mask"}
-
-
-def test_a_penalty_that_verl_adds_to_the_score_is_logged_and_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """With named rewards it is in none of them."""
-
-    def run(score: list[float]) -> list[dict[str, Any]]:
-        trainer = OwnFit(compose("algorithm.adv_estimator=gdpo", KEYS))
-        steps = []
-        for _ in range(2):
-            data = batch()
-            data.non_tensor_batch["score"] = np.array(score)
-            steps.append(ray_trainer.compute_data_metrics(trainer.advantages(data), use_critic=False))
-        return steps
-
-    returned = np.add(ACCURACY, FORMAT).astype(float).tolist()
-    assert [metrics["reward/score_changed"] for metrics in run(returned)] == [0.0, 0.0]
-    caplog.set_level("WARNING", "verl_ext")
-    caplog.clear()
-    steps = run([returned[0] + 0.5, *returned[1:]])  # verl's manager took off half a point of the first
-    assert [metrics["reward/score_changed"] for metrics in steps] == pytest.approx([-0.5 / 8] * 2)
-    assert len(caplog.records) == 1
 
 
 def rejecting(*overrides: str) -> tuple[list[float], dict[str, Any]]:

@@ -45,7 +45,7 @@ def wrap_forward_backward(
     with pack.sharing(self.module) if share else nullcontext():
         output = original(self, data, loss_function, forward_only)
     if not forward_only:
-        output["metrics"] |= {f"update/{name}": [value] for name, value in entry(data, FIGURES).items()}
+        output["metrics"] |= {f"actor/{name}": [value] for name, value in entry(data, FIGURES).items()}
     return output
 
 

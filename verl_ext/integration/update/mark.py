@@ -1,8 +1,8 @@
-"""In the trainer: mark the data of a pass, put the rows of a batch in order, and name the figures of an update."""
+"""In the trainer: mark the data of a pass, and put the rows of a batch in order."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, MutableMapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +18,11 @@ ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 
 
 @contextmanager
-def marked(run: Run | None, entries: MutableMapping[str, Any]) -> Iterator[None]:
-    """Mark a pass of the actor or the reference, in the entries of its data."""
-    own = run.settings.verl_ext if run is not None else VerlExtSettings()
-    marks = {mark: True for mark, on in ((SKIP, own.skip_zero_advantage), (SHARE, own.share_prompts)) if on}
+def marked(run: Run | None, batch: Any) -> Iterator[None]:
+    """Mark the batch of a pass of the actor or the reference, of the default trainer or `RayPPOTrainer`."""
+    entries = batch.extra_info if hasattr(batch, "extra_info") else batch.meta_info
+    settings = run.settings.verl_ext if run is not None else VerlExtSettings()
+    marks = {mark: True for mark, on in ((SKIP, settings.skip_zero_advantage), (SHARE, settings.share_prompts)) if on}
     if run is not None and marks and not run.ranks_checked:
         require_ranks(run.trainer)
         run.ranks_checked = True
@@ -37,15 +38,15 @@ def require_ranks(trainer: Any) -> None:
     """Raise if a worker runs verl's engine without this package: the others would wait for it for ever."""
     for name in ("actor_rollout_wg", "ref_policy_wg"):
         group = getattr(trainer, name, None)
-        states = [] if group is None else group.execute_all_sync("execute_func_rank_zero", state)
-        if ranks := [rank for rank, found in enumerate(states) if found != "holds"]:
+        states = [] if group is None else group.execute_all_sync("execute_func_rank_zero", state_of_hook)
+        if ranks := [rank for rank, state in enumerate(states) if state != "holds"]:
             raise IntegrationError(
                 f"verl_ext is not at work on ranks {ranks} of {name}: install it there (doctor says whether it holds), "
                 "or set algorithm.verl_ext.skip_zero_advantage and share_prompts to False"
             )
 
 
-def state() -> str:
+def state_of_hook() -> str:
     """Return `holds` if this package is at work in verl's engine of this process."""
     return hooks.HOOKS[ENGINE].state
 
@@ -62,7 +63,7 @@ def in_order(trainer: Any, rows: Sequence[Row], metrics: dict[str, Any]) -> list
     )
     lengths = [before + answer for _, before, answer in rows]
     metrics |= log_seqlen_unbalance(seqlen_list=lengths, partitions=ranks, prefix="global_seqlen")
-    metrics["update/prompts_divided"] = float(divided)
+    metrics["actor/prompts_divided"] = float(divided)
     return [row for rank in ranks for row in rank]
 
 
@@ -78,9 +79,9 @@ def order(rows: Sequence[Row], *, ranks: int, mini_batch: int) -> tuple[list[lis
     >>> order([a, a, a, b], ranks=2, mini_batch=4)
     ([[0, 1], [2, 3]], 1)
     """
-    each, size = len(rows) // ranks, mini_batch // ranks
+    per_rank, size = len(rows) // ranks, mini_batch // ranks
     # A place for each mini-batch of each rank; the ranks of a mini-batch wait for each other.
-    room = [min(size, each - at) for at in range(0, each, size) for _ in range(ranks)]
+    room = [min(size, per_rank - start) for start in range(0, per_rank, size) for _ in range(ranks)]
     places: list[list[int]] = [[] for _ in room]
     cost, of_rank, divided = [0] * len(room), [0] * ranks, 0
     groups: dict[Hashable, list[int]] = {}
@@ -104,9 +105,3 @@ def order(rows: Sequence[Row], *, ranks: int, mini_batch: int) -> tuple[list[lis
             of_rank[place % ranks] += tokens(part)
             divided += bool(left)
     return [[number for part in places[rank::ranks] for number in part] for rank in range(ranks)], divided
-
-
-def rename(metrics: dict[str, Any]) -> None:
-    """Name an update's figures in place: verl puts `actor/` before the names that a worker returns."""
-    for name in [name for name in metrics if name.startswith("actor/update/")]:
-        metrics[name.removeprefix("actor/")] = metrics.pop(name)

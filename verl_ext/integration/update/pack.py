@@ -32,18 +32,18 @@ Layout = list[list[int]]
 
 def pack(data: Any) -> tuple[list[int], list[int], Layout]:
     """Return the packed sequence by places in the rows, the places in it that predict the answers, and its layout."""
-    rows, starts = read(data, share=True), data["input_ids"].offsets().tolist()
+    lengths, starts = read(data, share=True), data["input_ids"].offsets().tolist()
     taken: list[int] = []
     predict: dict[int, list[int]] = {}
     layout: Layout = []
-    for group in rows.of_prompts(range(len(rows.prompts))):
-        first, length = starts[group[0]], rows.before[group[0]]
+    for group in lengths.by_prompt():
+        first, length = starts[group[0]], lengths.prompt[group[0]]
         taken += range(first, first + length)
         layout.append([length])
         last = len(taken) - 1
         for row in group:
-            begin, count = starts[row] + length, max(0, rows.answers[row] - 1)
-            predict[row] = [last, *range(len(taken), len(taken) + count)][: rows.answers[row]]
+            begin, count = starts[row] + length, max(0, lengths.answer[row] - 1)
+            predict[row] = [last, *range(len(taken), len(taken) + count)][: lengths.answer[row]]
             taken += range(begin, begin + count)
             layout[-1].append(count)
     return taken, [place for row in sorted(predict) for place in predict[row]], layout
@@ -74,10 +74,11 @@ def attend(
         first, longest = len(out), max(answers)
         q, k, v = (part[first][None].transpose(1, 2) for part in parts)
         of_prompt = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
-        q, *own = (_stacked(part[first + 1 : first + 1 + len(answers)], longest) for part in parts)
-        k, v = (torch.cat([x.expand(len(q), -1, -1, -1), of_row], dim=2) for x, of_row in zip((k, v), own, strict=True))
+        queries, *others = (_stacked(part[first + 1 : first + 1 + len(answers)], longest) for part in parts)
+        shared = (x.expand(len(answers), -1, -1, -1) for x in (k, v))
+        k, v = (torch.cat(pair, dim=2) for pair in zip(shared, others, strict=True))
         seen = torch.ones(longest, k.shape[2], dtype=torch.bool, device=k.device).tril(k.shape[2] - longest)
-        of_answers = scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scaling, enable_gqa=True)
+        of_answers = scaled_dot_product_attention(queries, k, v, attn_mask=seen, scale=scaling, enable_gqa=True)
         out.append(of_prompt[0].transpose(0, 1))
         out += [row[:size] for row, size in zip(of_answers.transpose(1, 2).unbind(), answers, strict=True)]
     return torch.cat(out)[None], None
@@ -101,12 +102,12 @@ def sharing(model: Any) -> Iterator[None]:
         model.config._attn_implementation = usual
 
 
-def answer_places(data: Any) -> torch.Tensor:
-    """Return the places of the answers' tokens in the rows."""
-    ids, sizes = data["input_ids"], read(data, share=False).answers
+def answer_places(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places of the answers' tokens in the rows, and where each answer begins and ends among them."""
+    ids, sizes = data["input_ids"], read(data, share=False).answer
     ends = ids.offsets()[1:].tolist()
     places = [place for end, size in zip(ends, sizes, strict=True) for place in range(end - size, end)]
-    return torch.tensor(places, device=ids.device)
+    return torch.tensor(places, device=ids.device), torch.tensor([0, *sizes], device=ids.device).cumsum(0)
 
 
 def wrap_inputs(original: Callable[..., Any], self: Any, micro_batch: Any) -> Any:
@@ -115,12 +116,12 @@ def wrap_inputs(original: Callable[..., Any], self: Any, micro_batch: Any) -> An
         return original(self, micro_batch)
     from verl.utils import tensordict_utils as tu
 
-    places, names = answer_places(micro_batch), ("input_ids", "position_ids")
+    names = ("input_ids", "position_ids")
     taken, predict, layout = pack(micro_batch)
+    places, offsets = answer_places(micro_batch)
     # What verl prepares for a batch of the answers alone fits their logits, except the labels.
     answers = micro_batch.copy()
     tu.assign_non_tensor(answers, use_remove_padding=True)
-    offsets = torch.tensor([0, *read(micro_batch, share=False).answers], device=places.device).cumsum(0)
     for name in names:
         answers[name] = torch.nested.nested_tensor_from_jagged(micro_batch[name].values()[places], offsets)
     inputs, arguments = original(self, answers)
@@ -145,9 +146,9 @@ def wrap_outputs(
     if ANSWERS not in output_args:
         return original(self, output, output_args, micro_batch, logits_processor_func)
     answers, places = output_args[ANSWERS]
-    offsets, found = micro_batch["input_ids"].offsets(), {}
+    offsets, in_rows = micro_batch["input_ids"].offsets(), {}
     for name, values in original(self, output, output_args, answers, logits_processor_func).items():
         whole = values.values().new_zeros(int(offsets[-1]))
         whole = whole.index_put((places - 1,), values.values())  # the token before predicts
-        found[name] = torch.nested.nested_tensor_from_jagged(whole, offsets)
-    return found
+        in_rows[name] = torch.nested.nested_tensor_from_jagged(whole, offsets)
+    return in_rows

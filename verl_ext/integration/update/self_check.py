@@ -25,11 +25,10 @@ def require_equal(engine: Any, data: Any) -> None:
     Rows that fit into a micro-batch run by verl's engine in one and in two, and packed; those of the prompts with the
     most rows are taken.
     """
-    rows, limit = read(data, share=True), token_limit(data)
-    groups = sorted(rows.of_prompts(range(len(rows.prompts))), key=len, reverse=True)
-    chosen = [row for group in groups for row in group]
-    lengths = accumulate(rows.before[row] + rows.answers[row] for row in chosen)
-    chosen = chosen[: max(1, sum(length <= limit for length in lengths))]
+    lengths, limit = read(data, share=True), token_limit(data)
+    chosen = [row for group in sorted(lengths.by_prompt(), key=len, reverse=True) for row in group]
+    sums = accumulate(lengths.apart([row]) for row in chosen)
+    chosen = chosen[: max(1, sum(tokens <= limit for tokens in sums))]
     half = max(1, len(chosen) // 2)
     whole = log_probs(engine, data, chosen)
     in_two = torch.cat([log_probs(engine, data, part) for part in (chosen[:half], chosen[half:] or chosen)])
@@ -56,10 +55,10 @@ def log_probs(engine: Any, data: Any, rows: Sequence[int], *, share: bool = Fals
     with torch.no_grad():
         _, output = engine.forward_step(batch, loss_function=None, forward_only=True)
     values: torch.Tensor = output["model_output"]["log_probs"].values()
-    return values[answer_places(batch) - 1].float()
+    return values[answer_places(batch)[0] - 1].float()
 
 
-def change(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def change(values: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
     """Return the mean difference, and the mean of the largest of each hundred."""
-    difference = (found - wanted).abs()
+    difference = (values - usual).abs()
     return torch.stack([difference.mean(), difference.topk(-(-len(difference) // 100)).values.mean()])

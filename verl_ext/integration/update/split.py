@@ -9,52 +9,56 @@ All ranks run the same number of micro-batches: one all-reduce takes the largest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from verl_ext.integration.components import dense
+from verl_ext.integration.queue import dense
 from verl_ext.integration.update import FIGURES, SHARE, SKIP, entry
 
 
-class Rows(NamedTuple):
-    """The rows of a batch in tokens."""
+class Lengths(NamedTuple):
+    """The rows of a batch in tokens: an entry for each."""
 
-    prompts: list[int]
-    """For each row the number of its prompt."""
-    before: list[int]
-    """Tokens of the prompt."""
-    answers: list[int]
-    """Tokens of the answer."""
+    number: list[int]
+    """The number of its prompt."""
+    prompt: list[int]
+    """Tokens of its prompt."""
+    answer: list[int]
+    """Tokens of its answer."""
 
-    def of_prompts(self, rows: Sequence[int]) -> list[list[int]]:
-        """Collect some rows by prompt."""
-        found: dict[int, list[int]] = {}
-        for row in rows:
-            found.setdefault(self.prompts[row], []).append(row)
-        return list(found.values())
+    def by_prompt(self, rows: Iterable[int] | None = None) -> list[list[int]]:
+        """Collect some rows, by default all, by prompt."""
+        groups: dict[int, list[int]] = {}
+        for row in range(len(self.number)) if rows is None else rows:
+            groups.setdefault(self.number[row], []).append(row)
+        return list(groups.values())
 
-    def cost(self, rows: Sequence[int]) -> int:
+    def apart(self, rows: Iterable[int]) -> int:
+        """Return the tokens of some rows, each with its prompt."""
+        return sum(self.prompt[row] + self.answer[row] for row in rows)
+
+    def packed(self, rows: Iterable[int]) -> int:
         """Return the tokens of some rows, each prompt once."""
-        prompts = {self.prompts[row]: self.before[row] for row in rows}
-        return sum(prompts.values()) + sum(self.answers[row] for row in rows)
+        prompts = {self.number[row]: self.prompt[row] for row in rows}
+        return sum(prompts.values()) + sum(self.answer[row] for row in rows)
 
 
-def read(data: Any, *, share: bool) -> Rows:
+def read(data: Any, *, share: bool) -> Lengths:
     """Read the rows of a batch: with `share` those with equal tokens before the answer have one prompt."""
-    lengths, prompts = data["input_ids"].offsets().diff().cpu(), data["prompts"]
+    whole, prompts = data["input_ids"].offsets().diff().cpu(), data["prompts"]
     if prompts.is_nested:
-        before = prompts.offsets().diff().cpu()
+        prompt = prompts.offsets().diff().cpu()
     else:
-        before = data["attention_mask"][:, : prompts.shape[1]].sum(dim=1).cpu()
-    numbers = list(range(len(lengths)))
+        prompt = data["attention_mask"][:, : prompts.shape[1]].sum(dim=1).cpu()
+    numbers = list(range(len(whole)))
     if share:
         known: dict[bytes, int] = {}
-        tokens = data["input_ids"].values().cpu().split(lengths.tolist())
-        texts = (row[:length].numpy().tobytes() for row, length in zip(tokens, before.tolist(), strict=True))
+        tokens = data["input_ids"].values().cpu().split(whole.tolist())
+        texts = (row[:length].numpy().tobytes() for row, length in zip(tokens, prompt.tolist(), strict=True))
         numbers = [known.setdefault(text, len(known)) for text in texts]
-    return Rows(numbers, before.tolist(), (lengths - before).tolist())
+    return Lengths(numbers, prompt.tolist(), (whole - prompt).tolist())
 
 
 def wrap_prepare(original: Callable[..., Any], data: Any, dp_group: Any = None, **options: Any) -> Any:
@@ -64,23 +68,23 @@ def wrap_prepare(original: Callable[..., Any], data: Any, dp_group: Any = None, 
         return original(data=data, dp_group=dp_group, **options)
     from verl.utils import tensordict_utils as tu
 
-    rows = read(data, share=share)
-    everything = list(range(len(rows.prompts)))
-    live, others = live_rows(data, rows, skip=skip) if "advantages" in data else (everything, [])
-    batches = same_number(fill(data, rows, live), others, dp_group)
+    lengths = read(data, share=share)
+    everything = range(len(lengths.number))
+    live, others = live_rows(data, lengths, skip=skip) if "advantages" in data else (everything, [])
+    batches = same_number(fill(data, lengths, live), others, dp_group)
     kept = sorted(row for batch in batches for row in batch)
-    tokens = sum(rows.before[row] + rows.answers[row] for row in kept)
-    figures = {"rows_kept": len(kept) / len(everything), "tokens_kept": tokens / (sum(rows.before) + sum(rows.answers))}
+    tokens = lengths.apart(kept)
+    figures = {"rows_kept": len(kept) / len(everything), "tokens_kept": tokens / lengths.apart(everything)}
     if share:
-        computed = sum(len(rows.of_prompts(batch)) for batch in batches)
-        figures["prompt_tokens_saved"] = 1 - sum(map(rows.cost, batches)) / tokens
-        figures["prompts_cut"] = float(computed - len(rows.of_prompts(kept)))
+        computed = sum(len(lengths.by_prompt(batch)) for batch in batches)
+        figures["prompt_tokens_saved"] = 1 - sum(map(lengths.packed, batches)) / tokens
+        figures["prompts_cut"] = float(computed - len(lengths.by_prompt(kept)))
     tu.assign_non_tensor_data(data, FIGURES, figures)
     place = {row: number for number, row in enumerate(kept)}  # verl restores the order of the rows by these
     return [tu.index_select_tensor_dict(data, batch) for batch in batches], [[place[row] for row in b] for b in batches]
 
 
-def live_rows(data: Any, rows: Rows, *, skip: bool) -> tuple[list[int], list[int]]:
+def live_rows(data: Any, lengths: Lengths, *, skip: bool) -> tuple[list[int], list[int]]:
     """Return the rows of an update that have a gradient, and the others, the best to fill up with first.
 
     Padding and other rows without a token in the loss have none; with `skip` those whose advantages are all 0 count as
@@ -88,33 +92,32 @@ def live_rows(data: Any, rows: Rows, *, skip: bool) -> tuple[list[int], list[int
     """
     live, counts = ((dense(data[name]) != 0).any(dim=-1).tolist() for name in ("advantages", "response_mask"))
     live = live if skip else counts
-    length = [sum(pair) for pair in zip(rows.before, rows.answers, strict=True)]
-    best = sorted(range(len(live)), key=lambda row: (not live[row], not counts[row], length[row]))
+    best = sorted(range(len(live)), key=lambda row: (not live[row], not counts[row], lengths.apart([row])))
     return best[: sum(live)], best[sum(live) :]
 
 
-def fill(data: Any, rows: Rows, live: Sequence[int]) -> list[list[int]]:
+def fill(data: Any, lengths: Lengths, live: Sequence[int]) -> list[list[int]]:
     """Fill micro-batches with prompts, the largest first, each where there is room.
 
     A prompt that exceeds the limit comes in parts.
     """
     if not entry(data, "use_dynamic_bsz", True):
         size = entry(data, "micro_batch_size_per_gpu")
-        return [[*live[at : at + size]] for at in range(0, len(live), size)]
+        return [[*live[start : start + size]] for start in range(0, len(live), size)]
     limit = token_limit(data)
     batches: list[list[int]] = []
     room: list[int] = []
-    for group in sorted(rows.of_prompts(live), key=rows.cost, reverse=True):
+    for group in sorted(lengths.by_prompt(live), key=lengths.packed, reverse=True):
         left = group
         while left:
-            size = max(1, sum(rows.cost(left[: end + 1]) <= limit for end in range(len(left))))
+            size = max(1, sum(lengths.packed(left[: end + 1]) <= limit for end in range(len(left))))
             part, left = left[:size], left[size:]
-            place = next((place for place, free in enumerate(room) if free >= rows.cost(part)), len(room))
+            place = next((place for place, free in enumerate(room) if free >= lengths.packed(part)), len(room))
             if place == len(room):
                 batches.append([])
                 room.append(limit)
             batches[place] += part
-            room[place] -= rows.cost(part)
+            room[place] -= lengths.packed(part)
     return batches
 
 

@@ -1,0 +1,103 @@
+"""verl's TransferQueue, the store of the default trainer: read the named rewards of a batch, and write fields.
+
+Only this module calls TransferQueue, and only this module takes the names of its rows apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_ext.core.rows import Rows, scores
+from verl_ext.core.turns import Runs
+from verl_ext.integration.components import SOURCE, TOKEN_FIELD, Components, Needs
+
+
+def rewards_of(
+    keys: Sequence[str], partition_id: str, needs: Needs, *, tags: Sequence[Mapping[str, Any]] | None = None
+) -> Components:
+    """Read what a run needs from TransferQueue; `keys` name the rows: `{uid}_{session}_{part}`.
+
+    A reward function's result is in `extra_fields["reward_extra_info"]`, what the agent loop wrote
+    (`tool_rewards`) beside it; a colocated reward model's entries are fields. TransferQueue leaves out fields that no
+    row has.
+    """
+    padding = [bool(tag.get("is_padding", False)) for tag in tags or ()] or [False] * len(keys)
+    rows = Rows.of_sessions(keys, np.array(padding, dtype=bool))
+    scored = [keys[row] for row in rows.scored.tolist()]
+    labels = uids_of(scored)
+    if not scored:
+        return Components(rows=rows, labels=labels)
+    names = dict.fromkeys(needs.names)
+    per_token = [TOKEN_FIELD + name for name in names] + ["rm_scores"] * needs.score
+    wanted = ["extra_fields", *names, *per_token] if names or needs.everything else per_token
+    data = read(scored, partition_id, wanted) if wanted else {}
+    present = set(data.keys())
+    totals, runs, cut = {}, None, None
+    if not present.isdisjoint(per_token):
+        mask = dense(read(scored, partition_id, ["response_mask"])["response_mask"])
+        totals = {name: scores(dense(data[name]), mask) for name in per_token if name in present}
+    if needs.by_turn:
+        masks = read(keys, partition_id, ["response_mask"])["response_mask"]
+        runs, cut = Runs.of(dense(masks), rows), rows.take(masks.offsets().diff().cpu().numpy()) >= needs.longest
+    fields = {name: data.pop(name) for name in names if name in present}
+    fields = {name: x if isinstance(x, torch.Tensor) else x.tolist() for name, x in fields.items()}
+    if needs.everything and SOURCE not in names:
+        fields |= _sources(dict(zip(labels, scored, strict=True)), labels, partition_id)
+    extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
+    fields |= {name: [entry.get(name) for entry in extra] for name in names if any(name in entry for entry in extra)}
+    infos = [entry.get("reward_extra_info") or {} for entry in extra]
+    returned = list(dict.fromkeys(name for info in infos for name in info))
+    return Components(
+        rows=rows,
+        runs=runs,
+        labels=labels,
+        token_scores={name: totals[TOKEN_FIELD + name] for name in names if TOKEN_FIELD + name in totals},
+        fields=fields | {name: [info.get(name) for info in infos] for name in returned},
+        returned=returned,
+        score=totals.get("rm_scores"),
+        cut=cut,
+    )
+
+
+def _sources(keys: Mapping[str, str], uids: Sequence[str], partition_id: str) -> dict[str, list[Any]]:
+    """Read the data source of each trajectory from one row per uid, of `keys`: strings take long to read."""
+    data = read(list(keys.values()), partition_id, [SOURCE])
+    if SOURCE not in data.keys():  # noqa: SIM118 - a TensorDict
+        return {}
+    sources = dict(zip(keys, data.pop(SOURCE).tolist(), strict=True))
+    return {SOURCE: [sources[uid] for uid in uids]}
+
+
+def uids_of(keys: Sequence[str]) -> list[str]:
+    """Return the uid of each row, from its name in TransferQueue.
+
+    >>> uids_of(["p_1_0_0"])
+    ['p_1']
+    """
+    return [key.rsplit("_", 2)[0] for key in keys]
+
+
+def read(keys: Sequence[str], partition_id: str, fields: Sequence[str]) -> Any:
+    """Read a TensorDict with one row per key."""
+    import transfer_queue
+
+    return transfer_queue.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=fields)
+
+
+def write(keys: Sequence[str], partition_id: str, fields: Mapping[str, Any]) -> None:
+    """Add fields to the rows, or replace them."""
+    import transfer_queue
+    from tensordict import TensorDict
+
+    transfer_queue.kv_batch_put(
+        keys=keys, partition_id=partition_id, fields=TensorDict(dict(fields), batch_size=len(keys))
+    )
+
+
+def dense(values: torch.Tensor) -> torch.Tensor:
+    """Return a field with one value per token, padded with 0."""
+    return values.to_padded_tensor(0) if values.is_nested else values
