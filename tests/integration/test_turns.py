@@ -190,8 +190,9 @@ def test_a_rejected_response_keeps_its_turns_or_leaves(rejected):
     assert run.metrics["advantage/turns"] == (7 / 4 if rejected == "keep" else 4 / 3)
 
 
-def test_lists_of_the_agent_loop_need_no_text():
-    found = advantages("drgrpo", MASKS, {"tool": TOOL, "right": RIGHT}, returned=("right",))
+@pytest.mark.parametrize("lists", [TOOL, texts(TOOL)])
+def test_the_agent_loop_may_write_lists_or_text(lists):
+    found = advantages("drgrpo", MASKS, {"tool": lists, "right": RIGHT}, returned=("right",))
     assert torch.equal(found, advantages("drgrpo", MASKS, {"tool": texts(TOOL), "right": RIGHT}))
 
 

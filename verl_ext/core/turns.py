@@ -36,7 +36,7 @@ def per_turn(
 ) -> tuple[Array, int]:
     """The entries of responses with so many turns each: 0 where a list is shorter, and the number left over.
 
-    `text`: each list is what `by_turn` returns. Only a response that was cut may have more entries than turns.
+    With `text` each must be what `by_turn` returns. Only a response that was cut may have more entries than turns.
 
     >>> per_turn("tool", ["p", "q"], ["[1.0]", "[2, 3]"], np.array([2, 1]), np.array([False, True]), text=True)
     (array([1., 0., 2.]), 1)
@@ -45,9 +45,9 @@ def per_turn(
     for label, value, count, was_cut in zip(labels, lists, counts.tolist(), cut.tolist(), strict=True):
         entries: Any = None
         with suppress(TypeError, ValueError):
-            given = json.loads(value) if text else value
+            given = json.loads(value) if isinstance(value, str) else value
             entries = list(map(float, given)) if isinstance(given, list) else None
-        if entries is None or isinstance(value, str) != text:
+        if entries is None or (text and given is value):
             raise DataError(
                 f"reward {key!r} of uid {label!r} is {value!r}, but algorithm.rewards.by_turn names it: return "
                 "verl_ext.by_turn([...]), a number for each turn"
