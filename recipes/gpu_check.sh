@@ -2,7 +2,6 @@
 # Try every recipe on one GPU, in about ten minutes: two steps with vLLM, a checkpoint, and a third step after a resume.
 #
 #   recipes/gpu_check.sh [OVERRIDE...]
-#   MODEL=data/quickstart/model recipes/gpu_check.sh cpu    # the same without a GPU, for a tiny model
 #
 # MODEL is Qwen/Qwen2.5-0.5B-Instruct by default, for which a card of 24 GB and 12 GB of disk should do. Data that are not
 # in this folder's data/ are made or downloaded. Without flash-attn add the two settings of the page On a GPU.
@@ -10,8 +9,6 @@ set -euo pipefail
 recipes=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python}
 
-cpu=
-[[ ${1:-} != cpu ]] || { cpu=cpu, && shift; }
 for task in quickstart gsm8k math; do # the quickstart's data stand in for those of tool calling
   [[ -d data/$task ]] || "$python" "$recipes/$task/prepare_data.py"
 done
@@ -21,7 +18,7 @@ check() { # TASK ARM [OVERRIDE...]
   echo "== $task $arm"
   rm -rf "$folder"
   for steps in 2 3; do
-    OUTPUT_DIR=$folder "$recipes/$task/run.sh" "$arm" "verl_ext=[$cpu$arm]" "${@:3}" \
+    OUTPUT_DIR=$folder "$recipes/$task/run.sh" "$arm" "${@:3}" \
       actor_rollout_ref.model.path="${MODEL:-Qwen/Qwen2.5-0.5B-Instruct}" \
       actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.rollout.n=4 \
       actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048 actor_rollout_ref.rollout.gpu_memory_utilization=0.4 \

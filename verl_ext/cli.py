@@ -19,6 +19,7 @@ COMMANDS = {
     "compare": ("verl_ext.tools.compare.command", "show what estimators would do to the rollouts of a run"),
     "doctor": ("verl_ext.integration.doctor", "report whether verl loads this package, and what does not work"),
     "recipes": ("verl_ext.tools.recipes", "copy the recipes, to train them without a clone"),
+    "rehearse": ("verl_ext.cpu.rehearse", "train, save, resume and validate a run in miniature, without a GPU"),
     "report": ("verl_ext.tools.report.command", "make a table and a picture of the rewards of runs"),
     "show": ("verl_ext.tools.show", "print the steps, the formula and the settings of an estimator"),
 }

@@ -8,7 +8,14 @@ from types import SimpleNamespace
 
 PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 CONFIG = SimpleNamespace(
-    dtype="float32", seed=7, prompt_length=16, response_length=8, max_model_len=None, max_num_seqs=64, ignore_eos=False
+    dtype="float32",
+    seed=7,
+    prompt_length=16,
+    response_length=8,
+    max_model_len=None,
+    max_num_seqs=64,
+    ignore_eos=False,
+    engine_kwargs={},
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pytest
 
 from recipes.quickstart import prepare_data as quickstart
 from tests.end_to_end.run import MARK, end_all, metrics_of
-from tests.recipes.launchers import RECIPES, environment
+from tests.recipes.launchers import ARMS, RECIPES, environment
 
 pytestmark = pytest.mark.end_to_end
 GDPO = "verl_ext=[cpu,gdpo]"
@@ -41,9 +40,13 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     mark = uuid.uuid4().hex
     scratch = Path(tempfile.mkdtemp(prefix="ve"))  # Ray's sockets need a short path
 
-    def run(script: str, *arguments: str, timeout: float = 540, **variables: str) -> str:
+    def run(script: str | list[str], *arguments: str, timeout: float = 540, **variables: str) -> str:
         process = subprocess.Popen(
-            [str(RECIPES / script), *arguments, f"+ray_kwargs.ray_init._temp_dir={scratch}"],
+            [
+                *([str(RECIPES / script)] if isinstance(script, str) else script),
+                *arguments,
+                f"+ray_kwargs.ray_init._temp_dir={scratch}",
+            ],
             env=environment(**variables, **{MARK: mark}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -75,24 +78,6 @@ def task(tmp_path: Path) -> tuple[str, ...]:
     )
 
 
-@pytest.mark.parametrize(
-    "arm", ["gdpo", *(pytest.param(f"gd2po-{name}", marks=pytest.mark.slow) for name in ("hard", "snr"))]
-)
-def test_tool_calling_trains_validates_and_saves(launch: Launch, task: Any, tmp_path: Path, arm: str) -> None:
-    preset = f"verl_ext=[cpu,{arm.partition('-')[0]}]"
-    launch("tool_calling/run.sh", arm, preset, *SMALL, *task, "trainer.total_training_steps=2")
-    folder = tmp_path / f"outputs/tool_calling/{arm}"
-    keys = ("correctness", "format") if arm == "gdpo" else ("correctness", "format", "length")
-    found = metrics_of(folder / "metrics.jsonl")
-    assert sorted(found) == [0, 1, 2]  # 0: validation before training
-    for step, prefix, suffix in ((1, "reward", "mean"), (2, "reward", "mean"), (2, "val-aux/rlla", "mean@1")):
-        assert all(math.isfinite(found[step][f"{prefix}/{key}/{suffix}"]) for key in keys)
-    total = sum(found[2][f"reward/{key}/mean"] for key in keys)
-    assert total == pytest.approx(found[2]["critic/score/mean"], abs=1e-5)
-    assert found[2]["actor/grad_norm"] > 0
-    assert (folder / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "2"
-
-
 def sums(source: str) -> pandas.DataFrame:
     """64 sums in verl's format."""
     return pandas.DataFrame(
@@ -107,17 +92,41 @@ def sums(source: str) -> pandas.DataFrame:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.runs(6)
-def test_the_script_for_a_gpu_trains_saves_and_resumes_every_recipe(
-    launch: Launch, task: tuple[str, ...], tmp_path: Path
-) -> None:
-    for name, source in (("gsm8k", "openai/gsm8k"), ("math", "HuggingFaceH4/MATH-500")):
-        (tmp_path / "data" / name).mkdir()
-        for split in ("train", "test", "math500"):
-            sums(source).to_parquet(tmp_path / f"data/{name}/{split}.parquet")
-    output = launch("gpu_check.sh", "cpu", timeout=1800, MODEL="data/quickstart/model")
-    assert "every recipe has trained, saved and resumed" in output
+QUICKSTART = ("quickstart/gdpo", "quickstart/grpo")
+REHEARSED = sorted({*ARMS, *QUICKSTART} - {"tool_calling/gdpo"})
+
+
+@pytest.mark.runs(2)
+@pytest.mark.parametrize(
+    "arm", ["tool_calling/gdpo", *(pytest.param(arm, marks=pytest.mark.slow) for arm in REHEARSED)]
+)
+def test_an_arm_is_rehearsed(launch: Launch, task: tuple[str, ...], tmp_path: Path, arm: str) -> None:
+    """It trains, saves, resumes to the same step and validates, with answers that earn different rewards."""
+    sums("openai/gsm8k").to_parquet(tmp_path / "sums.parquet")
+    data = [f"data.{split}_files={tmp_path}/sums.parquet" for split in ("train", "val")]
+    truths = pandas.read_parquet(tmp_path / "data/quickstart/train.parquet").reward_model
+    answers = [
+        *(truth["ground_truth"] for truth in truths[:3]),
+        "<think>a</think>\n<answer>7</answer>",
+        "\\boxed{3}",
+        "a",
+    ]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    words = ["data.max_prompt_length=512", "data.max_response_length=128", "data.train_batch_size=16"]
+    words += [*task[:1], *(task[1:] if arm.startswith(("tool_calling", "quickstart")) else data)]
+    words += ["actor_rollout_ref.actor.ppo_mini_batch_size=16", "algorithm.filter_groups.enable=False"]
+    given = ("--config-path", str(RECIPES), "--config-name", arm, "--answers", "answers.jsonl")
+    output = launch([sys.executable, "-m", "verl_ext", "rehearse", *given], *words)
+    stages = {line.split()[0]: line.split()[1] for line in output.splitlines() if line[9:17].split()[:1] == ["ok"]}
+    assert stages.keys() >= {"data", "start", "train", "save", "resume", "repeat", "validate"}, output
+    (folder,) = tmp_path.glob("outputs/**/rehearsal")
+    whole = metrics_of(folder / "train/metrics.jsonl")
+    assert sorted(whole) == [1, 2, 3]
+    assert sorted(metrics_of(folder / "resume/metrics.jsonl")) == [3]
+    if arm == "tool_calling/gdpo":
+        assert whole[3]["actor/grad_norm"] > 0
+        total = sum(whole[3][f"reward/{key}/mean"] for key in ("correctness", "format"))
+        assert total == pytest.approx(whole[3]["critic/score/mean"], abs=1e-5)
 
 
 @pytest.mark.slow

@@ -48,6 +48,8 @@ class Request:
     prompt: Sequence[int]
     sampling: Sampling
     seed: int
+    given: Sequence[int] | None = None
+    """The tokens of the answer, if it is not sampled."""
 
 
 @dataclass
@@ -88,9 +90,10 @@ class _Draw:
         self.greedy = self.temperature[:, 0] == 0.0
         self.top_k = torch.tensor([s.top_k for s in settings])
         self.top_p = torch.tensor([s.top_p for s in settings])
+        self.given = [request.given for request in requests]
         self.generators = [torch.Generator().manual_seed(request.seed) for request in requests]
 
-    def __call__(self, logits: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, logits: torch.Tensor, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """A token for each of these rows, and its log-probability."""
         greedy, top_k, top_p = self.greedy[rows], self.top_k[rows], self.top_p[rows]
         # In place: new memory for a large vocabulary costs more time than the computation.
@@ -104,6 +107,9 @@ class _Draw:
         target = uniform * (1 - 2**-20) * cumulative[:, -1:]
         drawn = torch.searchsorted(cumulative, target, right=True)
         tokens = torch.where(greedy[:, None], log_probs.argmax(dim=-1, keepdim=True), drawn)
+        for at, row in enumerate(rows.tolist()):
+            if (given := self.given[row]) is not None:
+                tokens[at] = given[step]
         return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
 
 
@@ -170,7 +176,7 @@ def generate(
     model.config._attn_implementation = ATTENTION
     try:
         while True:
-            drawn, probabilities = draw(logits, rows)
+            drawn, probabilities = draw(logits, rows, shared.length)
             for row, token, log_prob in zip(rows.tolist(), drawn.tolist(), probabilities.tolist(), strict=True):
                 tokens[row].append(token)
                 log_probs[row].append(log_prob)

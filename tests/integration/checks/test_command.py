@@ -51,6 +51,11 @@ def test_it_prints_the_run_as_it_will_be(check: Check, tmp_path: Path) -> None:
         assert lines["version"].startswith(f"verl_ext {verl_ext.__version__}")
 
 
+def test_a_relative_folder_and_an_ending_are_read_as_by_verl(check: Check) -> None:
+    words = ("--config-path=config", "--config-name=ppo_trainer.yaml", "algorithm.adv_estimator=grpo")
+    assert check(*words)[0] == 0
+
+
 def test_errors_are_printed_and_end_in_status_1(check: Check) -> None:
     status, out, err = check(
         "algorithm.adv_estimator=gdpo", "actor_rollout_ref.rollout.n=8", "+algorithm.gdop.whiten=token"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +29,19 @@ VERL = "verl.trainer.config"
 """The module with the configurations of verl's entry point."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command: those of verl, so that a command line can be pasted."""
+def add_configuration(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of verl, so that a command line can be pasted."""
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings as on verl's command line")
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="a primary configuration: its folder and name in one"
     )
     parser.add_argument("--config-path", "-cp", type=Path, metavar="FOLDER", help=f"{VERL} by default")
     parser.add_argument("--config-name", "-cn", default="ppo_trainer", metavar="NAME", help="ppo_trainer by default")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_configuration(parser)
     parser.add_argument(
         "--try-reward", action="store_true", help="call the reward function on rows of the training file"
     )
@@ -46,42 +53,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> int:
     """Print what the run would do and be told; return 1 if it would be refused."""
-    folder, name = options.config_path, options.config_name
-    if options.config is not None:
-        folder, name = options.config.parent, options.config.stem
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl warns about engines that are not installed
-        lines, refused = _judged(folder, name, options)
+    with composed(options) as config:
+        lines, refused = _judged(config, options)
     lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run; verl's own checks did not run")
     say("\n".join(lines))
     return int(refused)
 
 
-def _judged(folder: Path | None, name: str, options: argparse.Namespace) -> tuple[list[str], bool]:
-    """Compose the configuration within Hydra's global state, as in `hydra.main`, and judge it."""
-    import verl  # noqa: F401 - loads our plugin, which stores the presets
-
+@contextmanager
+def composed(options: argparse.Namespace) -> Iterator[Any]:
+    """Compose the configuration within Hydra's global state, as in `hydra.main`."""
+    folder, name = options.config_path, options.config_name.removesuffix(".yaml")
+    if options.config is not None:
+        folder, name = options.config.parent, options.config.stem
     module: Any = hydra.initialize_config_module
     files: Any = hydra.initialize_config_dir
-    home = module(VERL, version_base=None) if folder is None else files(str(folder.resolve()), version_base=None)
-    with home, reading(name, ConfigurationError):
-        config = hydra.compose(name, overrides=options.overrides, return_hydra_config=True)
-        HydraConfig.instance().set_config(config)
-        try:
-            with open_dict(config):
-                del config["hydra"]
-            if not OmegaConf.is_dict(config.get("algorithm")):
-                raise ConfigurationError(f"{name} has no section `algorithm`: it is not a configuration of verl's PPO")
-            verdict = judge(config)
-            lines, errors = [*describe(verdict)], [*verdict.errors]
-            if options.try_reward:
-                tried, problems = try_reward(config, verdict, rows=options.rows, answers=options.answers)
-                lines, errors = [*lines, *tried], [*errors, *problems]
-            elif verdict.settings.rewards.keys and not errors and components(config) is None:
-                function = select(config, f"{FUNCTION}.path") or "the reward function"
-                lines.append(f"untried    whether {function} returns these rewards: add --try-reward")
-        finally:
-            HydraConfig.instance().cfg = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl warns about engines that are not installed
+        import verl  # loads our plugin, which stores the presets
+
+        if folder is not None and not folder.is_dir():  # Hydra begins where verl's entry point is
+            folder = Path(verl.__file__).parent / "trainer" / folder
+        home = module(VERL, version_base=None) if folder is None else files(str(folder.resolve()), version_base=None)
+        with home, reading(name, ConfigurationError):
+            config = hydra.compose(name, overrides=options.overrides, return_hydra_config=True)
+            HydraConfig.instance().set_config(config)
+            try:
+                with open_dict(config):
+                    del config["hydra"]
+                if not OmegaConf.is_dict(config.get("algorithm")):
+                    raise ConfigurationError(
+                        f"{name} has no section `algorithm`: it is not a configuration of verl's PPO"
+                    )
+                yield config
+            finally:
+                HydraConfig.instance().cfg = None
+
+
+def _judged(config: Any, options: argparse.Namespace) -> tuple[list[str], bool]:
+    verdict = judge(config)
+    lines, errors = [*describe(verdict)], [*verdict.errors]
+    if options.try_reward:
+        tried, problems = try_reward(config, verdict, rows=options.rows, answers=options.answers)
+        lines, errors = [*lines, *tried], [*errors, *problems]
+    elif verdict.settings.rewards.keys and not errors and components(config) is None:
+        function = select(config, f"{FUNCTION}.path") or "the reward function"
+        lines.append(f"untried    whether {function} returns these rewards: add --try-reward")
     for kind, texts in (("error", errors), ("warning", verdict.warnings)):
         lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
         lines += [f"  - {text}" for text in texts]

@@ -1,0 +1,231 @@
+"""A run cut down, and what is read from what the runs of a rehearsal left."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests.recipes.launchers import RECIPES
+from verl_ext.cpu.miniature import cut_down, make_model, rehearsed
+from verl_ext.cpu.rehearse import FAILED, LOOK, OK, Run, of_resume, of_training
+from verl_ext.errors import ConfigurationError
+from verl_ext.integration.checks.command import add_configuration, composed
+
+
+@pytest.fixture
+def compose():
+    """The configuration of a command line, and of its rehearsal."""
+
+    def run(folder, *words, answers=None):
+        parser = argparse.ArgumentParser()
+        add_configuration(parser)
+        with composed(parser.parse_intermixed_args(words)) as user:
+            return user, *rehearsed(user, folder, answers)
+
+    return run
+
+
+def test_a_model_keeps_its_architecture_its_vocabulary_and_how_its_heads_share_keys():
+    qwen = {"model_type": "qwen3_moe", "vocab_size": 151936, "num_attention_heads": 32, "num_key_value_heads": 4}
+    small = cut_down({**qwen, "num_hidden_layers": 48, "num_experts": 128, "layer_types": ["full_attention"] * 48})
+    assert (small["model_type"], small["vocab_size"]) == ("qwen3_moe", 151936)
+    assert (small["num_attention_heads"], small["num_key_value_heads"]) == (4, 2)
+    assert (small["num_hidden_layers"], small["num_experts"], len(small["layer_types"])) == (2, 4, 2)
+    assert cut_down({"num_attention_heads": 9, "num_key_value_heads": 9})["num_key_value_heads"] == 4
+
+
+def test_a_model_of_images_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
+    with pytest.raises(ConfigurationError, match="model.path"):
+        make_model(OmegaConf.create({"model": {"path": str(tmp_path)}}), "model", tmp_path / "made")
+
+
+def test_the_miniature_is_random_by_a_seed_and_has_the_tokenizer(tiny, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    config = OmegaConf.create({"model": {"path": str(tiny / "model")}})
+    made = []
+    for name in ("one", "two"):
+        make_model(config, "model", tmp_path / name)
+        made.append(AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict())
+    given = AutoModelForCausalLM.from_pretrained(tiny / "model")
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+    weight = "model.embed_tokens.weight"
+    assert made[0][weight].shape == (given.config.vocab_size, 64)
+    assert not torch.equal(made[0][weight], given.state_dict()[weight])
+    text = [{"role": "user", "content": "a"}]
+    one, two = (AutoTokenizer.from_pretrained(folder) for folder in (tiny / "model", tmp_path / "one"))
+    assert one.apply_chat_template(text) == two.apply_chat_template(text)
+
+
+def test_a_model_that_is_nowhere_is_refused_by_its_setting(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    config = OmegaConf.create({"model": {"path": str(tmp_path / "nobody/nothing")}})
+    with pytest.raises(ConfigurationError, match="model.path"):
+        make_model(config, "model", tmp_path / "made")
+
+
+def test_the_layer_makes_a_run_for_gpus_small_and_keeps_what_is_the_users(compose, tmp_path):
+    words = ("--config-path", str(RECIPES), "--config-name", "math/hadw", "actor_rollout_ref.rollout.temperature=0.7")
+    user, config, left_out = compose(tmp_path, *words)
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    assert (rollout.name, rollout.n, config.data.max_response_length, rollout.response_length) == (
+        "embedded",
+        4,
+        64,
+        64,
+    )
+    assert (config.data.train_batch_size, actor.ppo_mini_batch_size) == (4, 4)
+    assert (actor.strategy, config.trainer.device, config.trainer.n_gpus_per_node) == ("fsdp2", "cpu", 1)
+    assert left_out == []
+    for place in ("algorithm", "reward", "data.max_prompt_length", "data.train_files", "actor_rollout_ref.actor.optim"):
+        kept = OmegaConf.select(config, place)
+        if OmegaConf.is_dict(kept):
+            kept = {**kept, "num_workers": 8} if place == "reward" else dict(kept)
+            assert kept == dict(OmegaConf.select(user, place))
+        else:
+            assert kept == OmegaConf.select(user, place)
+    assert rollout.temperature == 0.7
+    assert user.actor_rollout_ref.rollout.n == 8  # the user's own is as it was
+
+
+def test_given_answers_keep_the_length_of_the_run(compose, tmp_path):
+    words = ("--config-path", str(RECIPES), "--config-name", "gsm8k/gdpo")
+    _, config, _ = compose(tmp_path, *words, answers=tmp_path / "answers.jsonl")
+    assert config.data.max_response_length == 1024
+    given = config.actor_rollout_ref.rollout.engine_kwargs.embedded.answers
+    assert given == str(tmp_path / "answers.jsonl")
+
+
+def test_another_engine_is_refused_and_what_is_left_out_is_said(compose, tmp_path):
+    words = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=vllm")
+    with pytest.raises(ConfigurationError, match="model_engine=dp"):
+        compose(tmp_path, "model_engine=megatron", *words)
+    _, config, left_out = compose(tmp_path, *words, "actor_rollout_ref.model.lora_rank=8")
+    assert left_out == ["actor_rollout_ref.model.lora_rank=8"]
+    assert config.actor_rollout_ref.model.lora_rank == 0
+
+
+USER = OmegaConf.create(
+    {
+        "data": {"train_batch_size": 8, "max_prompt_length": 64, "filter_overlong_prompts": True},
+        "reward": {"custom_reward_function": {"path": "mine.py"}},
+        "algorithm": {"filter_groups": {"enable": True, "metric": "acc"}},
+        "actor_rollout_ref": {"rollout": {"agent": {"default_agent_loop": "single_turn_agent"}}},
+    }
+)
+LOADED = ["dataset len: 100", "filter dataset len: 90", "dataset len: 10", "filter dataset len: 10"]
+STARTED = [*LOADED, "Training Progress:   0%|          | 0/3"]
+RAISED = [
+    "ERROR:2026-01-01 00:00:00,000:Error in _run_prompt for uid=1",
+    "Traceback (most recent call last):",
+    '  File "/venv/site-packages/verl/experimental/reward_loop/reward_loop.py", line 5, in compute_score',
+    "ray.exceptions.RayTaskError(KeyError): ray::RewardLoopWorker.compute_score()",
+    '  File "/venv/site-packages/verl/experimental/reward_loop/reward_loop.py", line 9, in run_single',
+    '  File "/home/user/mine.py", line 12, in compute_score',
+    "KeyError: 'answer'",
+]
+
+
+@pytest.fixture
+def left(tmp_path):
+    """What a run left: its log as Ray writes it, metrics of each step, and the answers of each step."""
+
+    def write(lines, steps=(), *, name="run", status=0, answers=("a", "b"), scores=(0.0, 1.0), metric=1.0):
+        folder = tmp_path / name
+        (folder / "rollouts").mkdir(parents=True)
+        (folder / "validations").mkdir()
+        worker = "\x1b[36m(TaskRunnerV1 pid=1)\x1b[0m "
+        (folder / "log.txt").write_text("".join(f"{worker}{line}\n" for line in lines))
+        records = [{"step": step, "data": {"actor/grad_norm": metric, "perf/time": step}} for step in steps]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        rows = [
+            {"input": "q", "output": answer, "score": score, "uid": str(number)}
+            for number, (answer, score) in enumerate(zip(answers, scores, strict=True))
+        ]
+        for step in steps:
+            for kind in ("rollouts", "validations"):
+                (folder / kind / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return Run(folder, status, 1.0)
+
+    return write
+
+
+def states(findings):
+    return {stage: state for stage, state, _ in findings}
+
+
+def text_of(findings, stage):
+    return " ".join(text for name, state, text in findings if (name, state) == (stage, FAILED))
+
+
+def test_a_run_that_ends_reaches_every_stage(left):
+    findings = list(of_training(left(STARTED, (1, 2, 3)), USER))
+    assert set(states(findings).values()) == {OK}
+    assert states(findings).keys() == {"data", "start", "train", "save"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps", "stage"),
+    [
+        (["FileNotFoundError: no.parquet"], (), "data"),
+        ([*LOADED, "ValueError: no such model"], (), "start"),
+        ([*STARTED, "RuntimeError: no"], (), "train"),
+        ([*STARTED, "INFO:Saving checkpoint to x", "PermissionError: x"], (1,), "save"),
+        ([*STARTED, "RuntimeError: no"], (1, 2), "train"),
+    ],
+)
+def test_the_first_stage_that_is_not_reached_fails_with_the_last_error(left, lines, steps, stage):
+    findings = list(of_training(left(lines, steps, status=1), USER))
+    assert next(name for name, state, _ in findings if state == FAILED) == stage
+    assert lines[-1] in text_of(findings, stage)
+
+
+def test_fewer_prompts_than_a_batch_of_the_run_fail_although_the_miniature_needs_less(left):
+    few = ["dataset len: 100", "filter dataset len: 7", *STARTED[2:]]
+    findings = list(of_training(left(few, (1, 2, 3)), USER))
+    assert "7 of 100" in text_of(findings, "data")
+
+
+def test_the_error_of_an_answer_is_counted_with_the_users_line_although_verl_goes_on(left):
+    findings = list(of_training(left([*STARTED, *RAISED, *RAISED], (1, 2, 3)), USER))
+    text = text_of(findings, "reward")
+    assert text.startswith("2 prompts")
+    assert "KeyError: 'answer'" in text
+    assert "/home/user/mine.py:12" in text
+
+
+def test_a_step_that_does_not_end_names_the_filter_of_groups(left):
+    findings = list(of_training(left(STARTED, status=None), USER))
+    assert "filter_groups" in text_of(findings, "train")
+
+
+@pytest.mark.parametrize(
+    ("again", "state"),
+    [
+        ({}, OK),
+        ({"answers": ("a", "c")}, FAILED),
+        ({"scores": (0.0, 0.5)}, LOOK),
+        ({"metric": 1.1}, FAILED),
+    ],
+)
+def test_the_resumed_step_is_compared_answer_by_answer_and_metric_by_metric(left, again, state):
+    whole = left(STARTED, (1, 2, 3), name="whole")
+    findings = list(of_resume(left(STARTED, (3,), **again), whole, USER))
+    assert states(findings) == {"resume": OK, "repeat": state, "validate": OK}
+
+
+def test_tools_may_answer_otherwise_in_the_resumed_step(left):
+    whole = left(STARTED, (1, 2, 3), name="whole")
+    user = OmegaConf.merge(USER, {"actor_rollout_ref": {"rollout": {"agent": {"default_agent_loop": "tool_agent"}}}})
+    assert states(of_resume(left(STARTED, (3,), answers=("a", "c")), whole, user))["repeat"] == LOOK
+
+
+def test_an_error_of_the_validation_is_its_own_stage(left):
+    whole = left(STARTED, (1, 2, 3), name="whole")
+    lines = [*STARTED, '  File "trainer_base.py", line 1, in _validate', "ValueError: x"]
+    assert states(of_resume(left(lines, status=1), whole, USER)) == {"validate": FAILED}

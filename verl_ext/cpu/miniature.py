@@ -1,0 +1,80 @@
+"""Cut a run down for a rehearsal: its models, and one last layer over its configuration."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_ext.conf import FILES, read
+from verl_ext.errors import ConfigurationError, reading
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
+SMALL |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts_per_tok": 2}
+SMALL |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4)
+"""Sizes of the miniature, under the names that transformers' configurations have."""
+
+
+def cut_down(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `config.json` of a model of the same architecture with 2 layers; the vocabulary stays.
+
+    >>> cut_down({"hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936})
+    {'hidden_size': 64, 'num_attention_heads': 4, 'num_key_value_heads': 2, 'vocab_size': 151936}
+    """
+    small: dict[str, Any] = {name: size for name, size in SMALL.items() if name in config}
+    if shared := config.get("num_key_value_heads"):
+        small["num_key_value_heads"] = 4 if shared == config["num_attention_heads"] else min(shared, 2)
+    if kinds := config.get("layer_types"):
+        small["layer_types"] = kinds[: SMALL["num_hidden_layers"]]
+    return {name: value for name, value in {**config, **small}.items() if name != "quantization_config"}
+
+
+def make_model(config: Any, place: str, folder: Path) -> Any:
+    """Write a random model like that of the run, with its tokenizer, to `folder`; return the tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    model = OmegaConf.select(config, place)
+    trusted = {"trust_remote_code": bool(model.get("trust_remote_code"))}
+    with reading(f"{place}.path={model.path}", ConfigurationError):
+        given = AutoConfig.from_pretrained(model.get("hf_config_path") or model.path, **trusted)
+        tokenizer = AutoTokenizer.from_pretrained(model.get("tokenizer_path") or model.path, **trusted)
+        if hasattr(given, "vision_config") or hasattr(given, "audio_config"):
+            raise ConfigurationError(f"{place}.path={model.path} cannot be rehearsed, only models of text can")
+        small = type(given).from_dict(cut_down(given.to_dict()))
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(small, dtype=torch.float32, **trusted).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def rehearsed(config: Any, folder: Path, answers: Path | None) -> tuple[Any, list[str]]:
+    """The configuration of the miniature, and what of the run it leaves out."""
+    engine = config.actor_rollout_ref.actor.strategy
+    if engine not in ("fsdp", "fsdp2"):
+        raise ConfigurationError(f"a run on {engine} cannot be rehearsed: set model_engine=dp, without its settings")
+    layer = read(Path(__file__).with_name("rehearsal.yaml"))
+    config = copy.deepcopy(config)
+    OmegaConf.set_struct(config, False)
+    left_out = []
+    for path, value in layer["left_out"].items():
+        if (given := OmegaConf.select(config, path)) not in (None, value):
+            left_out.append(f"{path}={given}")
+            OmegaConf.update(config, path, value)
+    apart = OmegaConf.select(config, "trainer.v1.trainer_mode") == "separate_async"
+    presets = [read(FILES / f"{name}.yaml") for name in ("cpu", "separate_async")[: 1 + apart]]
+    length, n = config.data.max_response_length, config.actor_rollout_ref.rollout.n
+    rollout: dict[str, Any] = {"n": min(n, 4)}
+    if answers is None:  # a random model's answers hardly ever end by themselves
+        length = min(length, 64)
+    else:
+        rollout["engine_kwargs"] = {"embedded": {"answers": str(answers.resolve())}}
+    own = {
+        "data": {"max_response_length": length},
+        "actor_rollout_ref": {"model": {"path": str(folder / "model")}, "rollout": rollout},
+        "critic": {"model": {"path": str(folder / "critic")}},
+    }
+    return OmegaConf.merge(config, *presets, layer["replaced"], own), left_out
