@@ -34,6 +34,13 @@ ALL = Chain((WeighAndSum(), Centre(), Count(), WeighByHistory()))
 SEEN = {"anchor": "soft", "value": 0.5, "window": [0.5], "ticks": 1}
 
 
+def test_what_an_estimator_sees_are_the_rewards_after_the_conditions_that_come_first():
+    batch = Batch.of([[1.0, 0.0], [3.0, 1.0]], ["g", "g"], keys=("x", "y"))
+    condition = Condition({"x": Requirement("y", 1.0)})
+    assert Chain((condition, Centre(), WeighAndSum()))(batch).seen.tolist() == [[0, 0], [3, 1]]
+    assert Chain((Centre(), condition, WeighAndSum()))(batch).seen.tolist() == [[1, 0], [3, 1]]
+
+
 def test_a_chain_says_what_it_needs():
     assert Chain((Centre(), WeighAndSum())).per_reward
     assert not ALL.per_reward
