@@ -172,14 +172,14 @@ def test_a_run_that_ends_reaches_every_stage(left):
 @pytest.mark.parametrize(
     ("lines", "steps", "stage"),
     [
-        (["FileNotFoundError: no.parquet"], (), "data"),
+        (["", "FileNotFoundError: no.parquet"], (), "data"),
         ([*LOADED, "ValueError: no such model"], (), "start"),
         ([*STARTED, "RuntimeError: no"], (), "train"),
         ([*STARTED, "INFO:Saving checkpoint to x", "PermissionError: x"], (1,), "save"),
         ([*STARTED, "RuntimeError: no"], (1, 2), "train"),
     ],
 )
-def test_the_first_stage_that_is_not_reached_fails_with_the_last_error(left, lines, steps, stage):
+def test_the_first_stage_that_is_not_reached_fails_with_its_error(left, lines, steps, stage):
     findings = list(of_training(left(lines, steps, status=1), USER))
     assert next(name for name, state, _ in findings if state == FAILED) == stage
     assert lines[-1] in text_of(findings, stage)
@@ -191,7 +191,7 @@ def test_fewer_prompts_than_a_batch_of_the_run_fail_although_the_miniature_needs
     assert "7 of 100" in text_of(findings, "data")
 
 
-def test_the_error_of_an_answer_is_counted_with_the_users_line_although_verl_goes_on(left):
+def test_the_error_of_an_answer_is_said_with_the_users_line_although_verl_goes_on(left):
     findings = list(of_training(left([*STARTED, *RAISED, *RAISED], (1, 2, 3)), USER))
     text = text_of(findings, "reward")
     assert text.startswith("2 prompts")

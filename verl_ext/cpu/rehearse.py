@@ -16,11 +16,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +35,10 @@ FAILED, LOOK, OK = "FAILED", "look", "ok"
 Finding = tuple[str, str, str]
 """The stage; FAILED, LOOK or OK; a text."""
 DUMP = "rollouts/{}.jsonl"
-WORKER = re.compile(r"^(\x1b\[\d+m)*\(\w+ pid=[^)]*\)(\x1b\[\d+m)* ?")
+WORKER = re.compile(r"^(?:\x1b\[\d+m)*\(\w+ pid=[^)]*\)(?:\x1b\[\d+m)* ?", re.M)
 """What Ray puts before a line of a worker."""
-ERROR = re.compile(r"^(?!ray.exceptions.RayTaskError)[\w.]*(?:Error|Exception|Exit)(?::|$)")
-FRAME = re.compile(r'^\s+File "(?!.*(?:site-packages|lib/python|verl_ext/|<))(.+)", line (\d+)')
+ERROR = re.compile(r"^(?!ray.exceptions.RayTaskError)[\w.]*(?:Error|Exception|Exit)(?::.*)?$", re.M)
+FRAME = re.compile(r'^ +File "(?!.*(?:site-packages|lib/python|verl_ext/|<))(.+)", line (\d+)', re.M)
 """In a traceback, a line of the user's own files."""
 
 
@@ -88,48 +85,28 @@ def _stages(options: argparse.Namespace) -> Iterator[Finding]:
         yield from of_resume(start(folder / "resume", config), whole, user)
 
 
-@dataclass(frozen=True)
 class Run:
-    """A run that has ended; the status is None if it was ended after its time."""
+    """What a run left that has ended; the status is None if it was ended after its time."""
 
-    folder: Path
-    status: int | None
-    seconds: float
-
-    @cached_property
-    def lines(self) -> list[str]:
-        text = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-        return [WORKER.sub("", line) for line in re.split(r"[\r\n]+", text)]
-
-    def says(self, text: str) -> bool:
-        return any(text in line for line in self.lines)
+    def __init__(self, folder: Path, status: int | None, seconds: float) -> None:
+        self.folder, self.status, self.seconds = folder, status, seconds
+        log = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+        self.log = WORKER.sub("", log.replace("\r", "\n"))
+        self.steps = {row["step"]: row["data"] for row in self.rows(METRICS)}
+        self.done = status == 0 and 3 in self.steps
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """The records of a file, but for those that a killed run left torn."""
         file = self.folder / name
         return list(filter(None, json_lines(file))) if file.exists() else []
 
-    @cached_property
-    def steps(self) -> dict[int, dict[str, Any]]:
-        """The metrics of each step."""
-        return {row["step"]: row["data"] for row in self.rows(METRICS)}
-
-    @property
-    def done(self) -> bool:
-        return self.status == 0 and 3 in self.steps
-
-    def failure(self, change: str, begin: int | None = None) -> str:
-        """The last error of the log, or the first from a line on, with the user's own line; and what to change."""
-        lines = self.lines[begin:]
-        errors = [number for number, line in enumerate(lines) if ERROR.match(line)]
-        if not errors or (self.status is None and begin is None):
-            text = f"not done after {SECONDS} s" if self.status is None else f"exit status {self.status}"
-            return f"{text}; change {change}; log: {self.folder}/log.txt"
-        last = errors[-1] if begin is None else errors[0]
-        traceback = max((number for number in range(last) if lines[number].startswith("Traceback")), default=0)
-        frames = [frame for line in lines[traceback:last] if (frame := FRAME.match(line))]
-        own = f" ({frames[-1][1]}:{frames[-1][2]})" if frames else ""
-        return f"{lines[last]}{own}; change {change}; log: {self.folder}/log.txt"
+    def failure(self, change: str) -> str:
+        """The first error of the log, with the line of the user's that raised it; and what to change."""
+        error, own = ERROR.search(self.log), ""
+        text = error[0] if error else f"exit status {self.status}, None after {SECONDS} s"
+        if error and (frames := FRAME.findall(self.log[: error.start()])):
+            own = " ({}:{})".format(*frames[-1])
+        return f"{text}{own}; change {change}; log: {self.folder}/log.txt"
 
 
 def start(folder: Path, config: Any) -> Run:
@@ -153,8 +130,8 @@ def start(folder: Path, config: Any) -> Run:
 
 def of_training(run: Run, user: Any) -> Iterator[Finding]:
     """The stages of the uninterrupted run, up to the first that it did not reach."""
-    started = run.says("Training Progress")
-    counts = [int(match[1]) for line in run.lines if (match := re.match(r"(?:filter )?dataset len: (\d+)", line))]
+    started = "Training Progress" in run.log
+    counts = list(map(int, re.findall(r"^(?:filter )?dataset len: (\d+)", run.log, re.M)))
     if len(counts) < 2 and not started:  # a dataset of the user's own may be silent
         yield "data", FAILED, run.failure("data.train_files or data.val_files")
         return
@@ -167,7 +144,7 @@ def of_training(run: Run, user: Any) -> Iterator[Finding]:
     algorithm = f"algorithm or {ACTOR}"
     if run.status is None and user.algorithm.filter_groups.enable:
         algorithm = "algorithm.filter_groups, which drops groups of equal answers: give --answers, or set enable=False"
-    saving = 2 in run.steps or run.says("Saving checkpoint to")
+    saving = 2 in run.steps or "Saving checkpoint to" in run.log
     for stage, reached, text, change in (
         ("start", started, "models, engine and rollout", "actor_rollout_ref.model"),
         ("train", 1 in run.steps and saving, _rewards(run), algorithm),
@@ -180,29 +157,30 @@ def of_training(run: Run, user: Any) -> Iterator[Finding]:
 
 
 def of_sessions(run: Run) -> Iterator[Finding]:
-    """The first error of an answer: verl logs it, leaves out the prompt, and goes on."""
-    failed = [number for number, line in enumerate(run.lines) if "Error in _run_prompt" in line]
-    if failed:
-        reward = any("reward_loop" in line for line in run.lines[failed[0] : failed[0] + 100])
-        change = "the reward function" if reward else "actor_rollout_ref.rollout.agent or .multi_turn"
-        yield "reward" if reward else "rollout", FAILED, f"{len(failed)} prompts: {run.failure(change, failed[0])}"
+    """Errors of single answers: verl logs them, leaves the prompt out, and goes on."""
+    if failed := run.log.count("Error in _run_prompt"):
+        stage, change = "rollout", "actor_rollout_ref.rollout.agent or .multi_turn"
+        if "ray::RewardLoopWorker" in run.log:
+            stage, change = "reward", "the reward function"
+        yield stage, FAILED, f"{failed} prompts: {run.failure(change)}"
 
 
 def _rewards(run: Run) -> str:
     """What the answers earned: from a random model, what noise can earn."""
     rows = [row for step in run.steps for row in run.rows(DUMP.format(step))]
     scores = [row["score"] for row in rows] or [math.nan]
-    values = Counter(prompt for prompt, _ in {(row["input"], row["score"]) for row in rows})
-    text = f"score {min(scores):g} to {max(scores):g}, mean {sum(scores) / len(scores):.3g}"
-    varied = f"{sum(number > 1 for number in values.values())} of {len(values)} prompts"
-    return f"{len(rows)} answers: {text}; it varies within {varied}"
+    varied = len({(row["input"], row["score"]) for row in rows}) - len({row["input"] for row in rows})
+    text = "varies" if varied else "equal within each group, so that nothing is learnt: give --answers"
+    return (
+        f"{len(rows)} answers, score {min(scores):g} to {max(scores):g}, mean {sum(scores) / len(scores):.3g}, {text}"
+    )
 
 
 def of_resume(run: Run, whole: Run, user: Any) -> Iterator[Finding]:
     """Whether the resumed run repeats the third step of the uninterrupted one, and validates."""
     yield from of_sessions(run)
     if not run.done:
-        validating = run.says("in _validate")
+        validating = "in _validate" in run.log
         change = "data.val_files" if validating else f"{ACTOR}.checkpoint"
         yield "validate" if validating else "resume", FAILED, run.failure(change)
         return

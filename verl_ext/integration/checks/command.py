@@ -95,7 +95,8 @@ def _judged(config: Any, options: argparse.Namespace) -> tuple[list[str], bool]:
     lines, errors = [*describe(verdict)], [*verdict.errors]
     if options.try_reward:
         tried, problems = try_reward(config, verdict, rows=options.rows, answers=options.answers)
-        lines, errors = [*lines, *tried], [*errors, *problems]
+        more = [f"{len(problems) - 8} more of such answers"] if problems[8:] else []
+        lines, errors = [*lines, *tried], [*errors, *problems[:8], *more]
     elif verdict.settings.rewards.keys and not errors and components(config) is None:
         function = select(config, f"{FUNCTION}.path") or "the reward function"
         lines.append(f"untried    whether {function} returns these rewards: add --try-reward")
