@@ -38,7 +38,7 @@ class Naive(Step):
     """`sum_{s >= t} (r_is - mean of r_s over those that reached turn s)`: a step for comparison, not for use."""
 
     name: ClassVar[str] = "naive"
-    centres: ClassVar[bool] = True
+    centres: ClassVar[bool] = False
 
     def apply(self, values: np.ndarray, batch: Batch) -> np.ndarray:
         own = batch.rewards.sum(axis=1, keepdims=True)
