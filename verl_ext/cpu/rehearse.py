@@ -103,9 +103,10 @@ class Run:
     def failure(self, change: str) -> str:
         """The first error of the log, with the line of the user's that raised it; and what to change."""
         error, own = ERROR.search(self.log), ""
-        text = error[0] if error else f"exit status {self.status}, None after {SECONDS} s"
-        if error and (frames := FRAME.findall(self.log[: error.start()])):
-            own = " ({}:{})".format(*frames[-1])
+        text = f"not done after {SECONDS} s" if self.status is None else f"exit status {self.status}"
+        if error:
+            text, frames = error[0], FRAME.findall(self.log[: error.start()])
+            own = " ({}:{})".format(*frames[-1]) if frames else ""
         return f"{text}{own}; change {change}; log: {self.folder}/log.txt"
 
 
@@ -136,10 +137,15 @@ def of_training(run: Run, user: Any) -> Iterator[Finding]:
         yield "data", FAILED, run.failure("data.train_files or data.val_files")
         return
     if len(counts) > 1:
-        left, batch = counts[bool(user.data.filter_overlong_prompts)], user.data.train_batch_size
-        text = f"{left} of {counts[0]} prompts have at most data.max_prompt_length={user.data.max_prompt_length} tokens"
-        more = "" if left >= batch else f", fewer than data.train_batch_size={batch}: change one of the two"
-        yield "data", FAILED if more else OK, text + more
+        filtered, batch = bool(user.data.filter_overlong_prompts), user.data.train_batch_size
+        left, longest = counts[filtered], user.data.max_prompt_length
+        text = (
+            f"{left} of {counts[0]} prompts stay; data.max_prompt_length={longest}, filter_overlong_prompts={filtered}"
+        )
+        if left < batch:
+            yield "data", FAILED, f"{text}; fewer than data.train_batch_size={batch}: change one of these"
+            return
+        yield "data", OK, text
     yield from of_sessions(run)
     algorithm = f"algorithm or {ACTOR}"
     if run.status is None and user.algorithm.filter_groups.enable:
