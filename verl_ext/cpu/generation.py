@@ -107,9 +107,9 @@ class _Draw:
         target = uniform * (1 - 2**-20) * cumulative[:, -1:]
         drawn = torch.searchsorted(cumulative, target, right=True)
         tokens = torch.where(greedy[:, None], log_probs.argmax(dim=-1, keepdim=True), drawn)
-        for at, row in enumerate(rows.tolist()):
+        for place, row in enumerate(rows.tolist()):
             if (given := self.given[row]) is not None:
-                tokens[at] = given[step]
+                tokens[place] = given[step]
         return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
 
 

@@ -72,9 +72,9 @@ def rehearsed(config: Any, folder: Path, answers: Path | None) -> tuple[Any, lis
         length = min(length, 64)
     else:
         rollout["engine_kwargs"] = {"embedded": {"answers": str(answers.resolve())}}
-    own = {
+    sizes = {
         "data": {"max_response_length": length},
         "actor_rollout_ref": {"model": {"path": str(folder / "model")}, "rollout": rollout},
         "critic": {"model": {"path": str(folder / "critic")}},
     }
-    return OmegaConf.merge(config, *presets, layer["replaced"], own), left_out
+    return OmegaConf.merge(config, *presets, layer["replaced"], sizes), left_out

@@ -29,8 +29,6 @@ from verl_ext.integration.checks.command import add_configuration, check, compos
 from verl_ext.integration.checks.read import ACTOR, select
 from verl_ext.tools.lines import METRICS, json_lines
 
-SECONDS = 600
-"""After which a run is ended."""
 FAILED, LOOK, OK = "FAILED", "look", "ok"
 Finding = tuple[str, str, str]
 """The stage; FAILED, LOOK or OK; a text."""
@@ -46,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command: those of verl, so that a command line can be pasted."""
     add_configuration(parser)
     parser.add_argument("--answers", type=Path, metavar="FILE", help="JSON lines: the answers of the model in turn")
+    parser.add_argument("--minutes", type=float, default=10, help="until a run is ended, 10 by default")
 
 
 def rehearse(options: argparse.Namespace) -> int:
@@ -77,12 +76,12 @@ def _stages(options: argparse.Namespace) -> Iterator[Finding]:
     template = user.actor_rollout_ref.model.get("custom_chat_template") or tokenizer.chat_template
     if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and "tools" not in str(template):
         yield "tools", LOOK, "no prompt shows the tools: the tokenizer's chat template does not read `tools`"
-    whole = start(folder / "train", config)
+    whole = start(folder / "train", config, options.minutes)
     yield from of_training(whole, user)
     if whole.done:
         config.trainer.update(test_freq=3, resume_mode="resume_path")
         config.trainer.resume_from_path = str(whole.folder / "checkpoints/global_step_2")
-        yield from of_resume(start(folder / "resume", config), whole, user)
+        yield from of_resume(start(folder / "resume", config, options.minutes), whole, user)
 
 
 class Run:
@@ -102,15 +101,16 @@ class Run:
 
     def failure(self, change: str) -> str:
         """The first error of the log, with the line of the user's that raised it; and what to change."""
-        error, own = ERROR.search(self.log), ""
-        text = f"not done after {SECONDS} s" if self.status is None else f"exit status {self.status}"
+        error, line = ERROR.search(self.log), ""
+        ended = "ended, by --minutes," if self.status is None else f"exit status {self.status}"
+        text = f"{ended} after {self.seconds:.0f} s"
         if error:
             text, frames = error[0], FRAME.findall(self.log[: error.start()])
-            own = " ({}:{})".format(*frames[-1]) if frames else ""
-        return f"{text}{own}; change {change}; log: {self.folder}/log.txt"
+            line = " ({}:{})".format(*frames[-1]) if frames else ""
+        return f"{text}{line}; change {change}; log: {self.folder}/log.txt"
 
 
-def start(folder: Path, config: Any) -> Run:
+def start(folder: Path, config: Any, minutes: float) -> Run:
     """Start verl's entry point with this configuration, and wait for it."""
     folder.mkdir()
     shown = {"RAY_DEDUP_LOGS": "0", "HYDRA_FULL_ERROR": "1", "VERL_LOGGING_LEVEL": "INFO"}
@@ -125,7 +125,7 @@ def start(folder: Path, config: Any) -> Run:
     begin, status = time.monotonic(), None
     with (folder / "log.txt").open("w") as log, suppress(subprocess.TimeoutExpired):
         streams: Any = {"stdout": log, "stderr": log, "env": {**os.environ, **variables}}
-        status = subprocess.run(command, timeout=SECONDS, **streams).returncode  # noqa: S603 - the user's own run
+        status = subprocess.run(command, timeout=60 * minutes, **streams).returncode  # noqa: S603 - the user's own run
     return Run(folder, status, time.monotonic() - begin)
 
 
