@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from verl_ext.cli import main
 
 ROOT = Path(__file__).parents[1]
 # The files that verl imports: `verl_ext` and `verl_ext_cpu`.
@@ -73,3 +76,14 @@ def test_the_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
     run(home / "bin" / "verl-ext", "recipes", "mine", cwd=tmp_path, env=clean)
     arms = subprocess.run([tmp_path / "mine/recipes/gsm8k/run.sh"], capture_output=True, text=True, env=clean)
     assert "gdpo" in arms.stderr  # it can be executed, and lists the arms
+
+
+def test_the_links_of_copied_recipes_lead_somewhere(tmp_path):
+    assert main(["recipes", str(tmp_path)]) == 0
+    (site,) = re.findall(r'^Documentation = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    pages = list(tmp_path.rglob("*.md"))
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))]
+    assert any(link.startswith(site) for _, link in links)
+    for page, link in links:
+        here = ROOT / "docs/pages" / f"{link.removeprefix(site + '/').removesuffix('.html')}.md"
+        assert (here if link.startswith(site) else page.parent / link).exists() or "://" in link.replace(site, ""), link

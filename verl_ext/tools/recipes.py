@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
+from importlib.metadata import metadata
 from pathlib import Path
 
 import verl_ext
@@ -21,5 +23,9 @@ def recipes(options: argparse.Namespace) -> int:
     packed = package / "recipes"  # in a wheel; a clone has them beside the package
     source = packed if packed.is_dir() else package.parent / "recipes"
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    addresses = dict(line.split(", ") for line in metadata("verl_ext").get_all("Project-URL", []))
+    for page in copy.rglob("*.md"):  # the pages of docs/ are not copied
+        address = rf"]({addresses['Documentation']}/\1.html"
+        page.write_text(re.sub(r"\]\((?:\.\./)+docs/pages/(\w+)\.md", address, page.read_text("utf-8")), "utf-8")
     say(f"{copy}: begin with README.md")
     return 0

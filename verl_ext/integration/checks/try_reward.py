@@ -60,7 +60,7 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
     columns = {name: [result.get(name) for result in results.values()] for name in names}
     if results:
         problems += _wrong(columns, list(results), verdict, more=select(config, f"{MANAGER}.name") not in MANAGERS)
-    title = f"the reward function on {len(samples)} rows of {path}, {len(results)} answers"
+    title = f"the reward function on {len(samples)} rows of {path}, {len(results)} answers (ground truths, empty ones)"
     return [title, *_lines(columns, verdict)], problems
 
 

@@ -99,7 +99,8 @@ def _notes(rollouts: Rollouts, outcomes: list[Outcome], common: Settings) -> Ite
     if common.given.get("use_kl_in_reward"):
         yield "the KL in the rewards is left out, because rollouts do not hold it"
     for outcome in outcomes[1:]:
-        yield f"{outcome.variant.label}: {outcome.variant.text}"
+        if outcome.variant.label != outcome.variant.text:
+            yield f"{outcome.variant.label}: {outcome.variant.text}"
         yield from outcome.notes
 
 
