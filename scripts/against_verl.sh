@@ -2,14 +2,19 @@
 # Test this package against a version of verl, and put the results into docs/pages/versions.md.
 #
 #   scripts/against_verl.sh VERSION|newest|main    leaves a line of the table in build/against/
-#   scripts/against_verl.sh table FILE...          replaces the table's lines by those of the files
+#   scripts/against_verl.sh table FILE...          writes the table at the end of the page, in place of the last one
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:?a version of verl, newest, main, or table}
 
 if [[ $what == table ]]; then
   page=docs/pages/versions.md
-  { sed '/^|---/q' "$page" && sort -V "${@:2}" && sed '1,/^|---/d; /^|/d' "$page"; } >"$page.new"
+  {
+    sed '/^|/d' "$page"
+    printf '\n%s\n' '| verl | version | day | | tests |'
+    echo '|---|---|---|---|---|'
+    sort -V "${@:2}"
+  } | cat -s >"$page.new"
   mv "$page.new" "$page"
   exit
 fi
