@@ -18,13 +18,13 @@ check() { # TASK ARM [OVERRIDE...]
   echo "== $task $arm"
   rm -rf "$folder"
   for steps in 2 3; do
-    OUTPUT_DIR=$folder "$recipes/$task/run.sh" "$arm" "${@:3}" \
+    OUTPUT_DIR=$folder "$recipes/$task/run.sh" "$arm" \
       actor_rollout_ref.model.path="${MODEL:-Qwen/Qwen2.5-0.5B-Instruct}" \
       actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.rollout.n=4 \
       actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048 actor_rollout_ref.rollout.gpu_memory_utilization=0.4 \
       data.train_batch_size=8 data.max_prompt_length=512 data.max_response_length=256 \
       trainer.n_gpus_per_node=1 trainer.val_before_train=False trainer.test_freq=-1 trainer.save_freq=2 \
-      trainer.total_epochs=5 trainer.total_training_steps=$steps
+      trainer.total_epochs=5 "${@:3}" trainer.total_training_steps=$steps
   done
   grep -q '"step":2,' "$folder"/earlier/*.jsonl
   grep -q '"step":3,' "$folder/metrics.jsonl"

@@ -102,12 +102,14 @@ def test_run_sh_says_how_to_start(recipe: str, arguments: tuple[str, ...], said:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_check_of_a_gpu_bounds_the_logits_of_a_micro_batch(tmp_path: Path) -> None:
+def test_the_check_of_a_gpu_bounds_memory_unless_an_override_says_otherwise(tmp_path: Path) -> None:
     for task in ("quickstart", "gsm8k", "math"):
         (tmp_path / "data" / task).mkdir(parents=True)
         (tmp_path / "data" / task / "train.parquet").touch()
-    done = run("gpu_check.sh", cwd=tmp_path, PYTHON="echo")
+    share = "actor_rollout_ref.rollout.gpu_memory_utilization"
+    done = run("gpu_check.sh", f"{share}=0.2", cwd=tmp_path, PYTHON="echo")
     assert "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048" in done.stdout
+    assert [word for word in done.stdout.split() if word.startswith(share)][-1] == f"{share}=0.2"  # the last one wins
 
 
 def test_run_sh_shows_the_configuration_without_data(tmp_path: Path) -> None:
