@@ -97,9 +97,8 @@ def draw(times: list[Times], path: Path) -> None:
     for way, colour in zip([*WAYS][1:], picture.COLOURS, strict=False):
         ratios = [row.seconds[way] / row.seconds["verl"] for row in times]
         ax.plot([row.tokens[way] for row in times], ratios, "o", color=colour, label=way)
-    picture.dress(ax, "Time of the update, by the tokens that it computes")
+    picture.dress(ax, "Time of the update, by the tokens that it computes", "time, as a share of verl's")
     ax.set_xlabel("tokens computed, as a share of all")
-    ax.set_ylabel("time, as a share of verl's")
     ax.legend(frameon=False)
     figure.savefig(path, dpi=130)
 

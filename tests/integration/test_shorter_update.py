@@ -10,9 +10,9 @@ import torch
 
 from tests.integration import update_tasks as tasks
 from tests.integration import updates
-from verl_ext.errors import ConfigurationError, IntegrationError
+from verl_ext.errors import IntegrationError
 from verl_ext.integration.run import Run
-from verl_ext.integration.update import SHARE, SKIP, engine, mark, split
+from verl_ext.integration.update import SHARE, SKIP, mark, pack, split
 from verl_ext.integration.update.mark import order as order_of
 from verl_ext.settings import Settings
 
@@ -27,9 +27,9 @@ def difference(gradients, reference):
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("cases", [3, pytest.param(48, marks=SLOW, id="all")])
 def test_gradients_are_those_of_verl(folder, ranks, cases, record_property):
-    """No difference is more than twice the largest of the controls, which differ in the micro-batch size only.
+    """No difference is more than twice the largest of the controls: verl's own, which sum in another order.
 
-    With few cases the controls may differ by less than rounding: eight units of it are allowed.
+    A control has other micro-batches, and another function of attention: other micro-batches leave most sums the same.
     """
     found = [case for rank in tasks.run("equal", ranks, folder, cases=cases) for case in rank.values()]
     assert len(found) >= ranks * cases
@@ -38,7 +38,7 @@ def test_gradients_are_those_of_verl(folder, ranks, cases, record_property):
         for way in tasks.WAYS
     }
     record_property("largest", str(largest))
-    assert max(largest.values()) <= max(2 * largest["control"], 8 * torch.finfo(torch.float32).eps)
+    assert max(largest.values()) <= 2 * largest["control"]
     assert largest["control"] < 1e-5
     for case in found:
         assert not any(name in FIGURES for name in case["all"]["metrics"])
@@ -87,8 +87,8 @@ def test_no_split_hangs(tmp_path, ranks, cases):
 
 
 @pytest.mark.parametrize("nested", [True, False])
-def test_a_row_that_is_kept_has_tokens_in_the_loss(nested):
-    data = updates.rows(4, [False] * 4, seed=0, nested=nested, lengths=([6] * 4, [3, 4, 5, 9]))
+def test_a_row_without_tokens_in_the_loss_comes_last_whatever_its_advantages(nested):
+    data = updates.rows(4, [True, True, False, True], seed=0, nested=nested, lengths=([6] * 4, [3, 4, 5, 9]))
     updates.no_tokens(data, (0, 1, 3))  # padding, or rejected
     rows = split.read(data, share=False)
     live, others = split.live_rows(data, rows, skip=True)
@@ -166,29 +166,21 @@ def test_a_rank_without_the_package_is_named_before_the_first_pass():
         mark.marked(run, SimpleNamespace(meta_info={})).__enter__()
 
 
-class Attention(torch.nn.Module):
-    def __init__(self, rate):
-        super().__init__()
-        self.attention_dropout = rate
+def test_dropout_of_the_attention_is_that_of_the_model():
+    parts = [torch.ones(1, 2, 9, 4) for _ in range(3)]
+    usual, dropped = (pack.attend(None, *parts, None, layout=[[5, 4, 0]], dropout=rate)[0] for rate in (0.0, 0.5))
+    torch.testing.assert_close(usual, parts[0].transpose(1, 2))
+    assert (dropped - usual).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("part", [torch.nn.Dropout(0.1), Attention(0.1)], ids=["module", "attention"])
-def test_a_model_that_draws_random_numbers_is_refused(part):
-    with pytest.raises(ConfigurationError, match="share_prompts"):
-        engine.require_exact(torch.nn.Sequential(torch.nn.Linear(2, 2), part))
-
-
-def test_a_model_without_dropout_is_accepted():
-    engine.require_exact(torch.nn.Sequential(torch.nn.Dropout(0.0), Attention(0.0)))
-
-
-def test_each_layout_of_a_model(folder):
+def test_each_layout_of_a_model(folder, record_property):
     """Gradients of an update, and the log-probabilities and entropies of a pass in the rows of their answers."""
     [found] = tasks.run("models", 1, folder)
     assert "sliding_window" in found.pop("window")["share"]
     for name, ways in found.items():
         error = {way: difference(ways[way]["gradients"], ways["all"]["gradients"]) for way in ("control", "share")}
-        assert error["share"] <= 5 * error["control"] < 1e-5, name
+        record_property(name, str(error))
+        assert error["share"] <= 2 * error["control"] < 1e-5, name
         for kind in ("log_probs", "entropy"):
             for row, wanted in zip(ways["share"][kind], ways["all"][kind], strict=True):
                 torch.testing.assert_close(row, wanted, atol=2e-6, rtol=0)

@@ -77,7 +77,7 @@ WAYS = {"all": (), "control": (), "skip": (SKIP,), "share": (SHARE,), "both": (S
 
 
 def every_way(actor: Actor, place: tuple[int, int, int], options: Any, dynamic: bool, batches: int, epochs: int) -> Any:
-    """Train on all rows, on all of them in other micro-batches, and with each setting."""
+    """Train on all rows, on all of them with other sums in verl's own engine, and with each setting."""
     rank, ranks, number = place
     # Rank 0 has few live rows, so that it must fill up.
     live = [(row * 7 + number) % 10 < (2 if rank == 0 and ranks > 1 else 4) for row in range(COUNT)]
@@ -96,6 +96,7 @@ def every_way(actor: Actor, place: tuple[int, int, int], options: Any, dynamic: 
         if dynamic or SHARE not in marks:
             # Of 6 rows of a prompt some are in another mini-batch.
             data = rows(COUNT, live, seed=100 * number + rank, nested=number % 2 == 0, group=6)
+            actor.attend_by("eager" if way == "control" else "sdpa")
             results[way] = actor.train(data, options, *marks, **{**usual, **(other if way == "control" else {})})
     return results
 
@@ -198,6 +199,7 @@ def models(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
         actor = Actor(saved(folder, name, model), *overrides, sgd=True)
         found[name] = {}
         for way, marks, limit in (("all", (), 128), ("control", (), 36), ("share", (SHARE,), 128)):
+            actor.attend_by("eager" if way == "control" else "sdpa")
             data = [rows(COUNT, [True] * COUNT, seed=7, nested=True, group=5) for _ in range(2)]
             try:
                 trained = actor.train(data[0], {}, *marks, **usual, max_token_len_per_gpu=limit)

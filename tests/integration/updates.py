@@ -53,6 +53,10 @@ class Actor:
             self.engine.optimizer = torch.optim.SGD(self.engine.module.parameters(), lr=1.0)
         self.weights = [parameter.detach().clone() for parameter in self.engine.module.parameters()]
 
+    def attend_by(self, name: str) -> None:
+        """Choose the model's function of attention: another one sums in another order, as packing does."""
+        self.engine.module.config._attn_implementation = name
+
     def train(self, data: Any, loss: dict[str, Any], *marks: str, **entries: Any) -> dict[str, Any]:
         """Train from the first weights; return the gradient of each mini-batch, the last weights, and the metrics."""
         gradients: list[torch.Tensor] = []
@@ -163,7 +167,6 @@ def rows(
 
 
 def no_tokens(data: Any, rows: Iterable[int]) -> None:
-    """Take all tokens of some rows out of the loss, as padding has none."""
-    for name in ("response_mask", "advantages"):
-        for row, values in enumerate(data[name].unbind()):
-            values.mul_(row not in rows)
+    """Take all tokens of some rows out of the loss, as padding has none; verl's gae leaves their advantages."""
+    for row, mask in enumerate(data["response_mask"].unbind()):
+        mask.mul_(row not in rows)

@@ -41,7 +41,6 @@ MAXRL = "algorithm.adv_estimator=maxrl"
 ONE = "+algorithm.rewards.keys=[correctness]"
 STD = "algorithm.norm_adv_by_std_in_grpo=False"
 RLOO = "algorithm.adv_estimator=rloo"
-SKIP = "+algorithm.verl_ext.skip_zero_advantage=True"
 COMPOSE = "algorithm.adv_estimator=compose"
 TURNS = "+algorithm.rewards.by_turn=[format]"
 CALLS = (
@@ -166,7 +165,6 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("algorithm.adv_estimator=dgpo", f"{ACTOR}.policy_loss.loss_mode=sapo"),
         ("loss_mode=sapo", "balance=sequence"),
     ),
-    ("whitening beside skipped rows", (*GDPO, "+algorithm.gdpo.whiten=token", SKIP), ("skip_zero_advantage", "whiten")),
     (
         "std of verl's gdpo",
         (*VERLS, "+algorithm.gdpo.whiten=token", STD),
@@ -195,7 +193,6 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "a preset beside another": ("+verl_ext=[separate_async,hadw]",),
     "grpo with logged rewards": (GRPO, TWO, GSM8K),
     "any_reward": (*GDPO[:1], "+algorithm.rewards.keys=[acc]", FILTER, ANY_REWARD),
-    "gd2po leaves out rows": ("algorithm.adv_estimator=gd2po", KEYS, SKIP),
     "accuracy_between": (*GDPO, FILTER, BETWEEN, BOUNDS, ACC),
     "somebody's reward function": (*GDPO, f"{PATH}=pkg://somebody.rewards", f"{KWARGS}.maching=x"),
     "a file of the same name": (*GDPO, f"{PATH}=/nowhere/gsm8k.py", f"{KWARGS}.strict=yes"),

@@ -101,8 +101,3 @@ def test_it_is_accepted_without_a_word(overrides, settings):
 def test_a_prompt_is_computed_once_with_a_loss_in_every_row():
     rows = (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.entropy_coeff=0.001", f"{ACTOR}.policy_loss.loss_mode=dro")
     assert judge(compose("algorithm.adv_estimator=grpo", *rows, *PACKED)).errors == ()
-
-
-def test_whitening_over_tokens_is_warned_of():
-    (warning,) = judge(compose(*GDPO, ON, "+algorithm.gdpo.whiten=token")).warnings
-    assert "whiten=sequence" in warning

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from verl_ext.core.steps import DropConflicts
-from verl_ext.core.totals import Whiten
 from verl_ext.errors import Complaint
 from verl_ext.integration.checks.read import ACTOR, RunConfig
 
@@ -63,19 +61,9 @@ def shorter_update(run: RunConfig) -> Iterator[Complaint]:
         if wanted and value not in (None, *valid):
             remedy = f"set {path}={valid[0]}, or {'=False '.join(wanted)}=False"
             yield Complaint(f"{'=True '.join(wanted)}=True, but {path}={value} {why}: {remedy}")
-    if not settings.skip_zero_advantage:
-        return
-    if loss not in EXACT and loss not in NOT_EXACT:
+    if settings.skip_zero_advantage and loss not in EXACT and loss not in NOT_EXACT:
         yield Complaint(
             f"{SKIP}=True: nobody has looked whether a row without advantage adds nothing to {LOSS}={loss}: set "
             f"{LOSS}=vanilla, or {SKIP}=False",
-            fatal=False,
-        )
-    steps = run.chain.steps if run.chain is not None else ()
-    drops = any(isinstance(step, DropConflicts) for step in steps)  # and leaves those rows at 0
-    if not drops and any(isinstance(step, Whiten) and step.over == "token" for step in steps):
-        yield Complaint(
-            f"{SKIP}=True leaves out few rows, because whitening over tokens moves dead groups away from 0: set "
-            "algorithm.gdpo.whiten=sequence (in a list of steps, over: sequence)",
             fatal=False,
         )

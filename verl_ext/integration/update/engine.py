@@ -1,23 +1,28 @@
-"""What the marks of a pass change in verl's FSDP engine."""
+"""What the marks of a pass change in verl's FSDP engine, and a test of that at its first pass.
+
+Packing must change log-probabilities no more than verl's own micro-batches do.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import IntegrationError
 from verl_ext.integration import hooks
-from verl_ext.integration.update import FIGURES, SHARE, SKIP, entry, pack, self_check, split
+from verl_ext.integration.update import FIGURES, SHARE, SKIP, entry, pack, split
 
-RANDOM = re.compile("drop|jitter")
-"""Names of a model's parts that have a rate of dropout, or of the noise of a MoE router."""
 CHECKED = "_verl_ext_checked"
 """The attribute of an engine whose first pass was checked."""
+FACTOR = 5
+"""How much more packing may change than the size of verl's own micro-batches does."""
+FLOOR = 1e-6
+"""The least change that counts, of the largest log-probability: verl's own may change none at all."""
 
 
 def install(transformer_impl: ModuleType) -> None:
@@ -33,32 +38,58 @@ def wrap_forward_backward(
     original: Callable[..., Any], self: Any, data: Any, loss_function: Any, forward_only: bool = False
 ) -> Any:
     """`forward_backward_batch(self, data, ...)`: check the engine once, and return the figures of an update."""
-    skip, share = entry(data, SKIP, False), entry(data, SHARE, False)
-    if not (skip or share):
-        return original(self, data, loss_function, forward_only)
-    if not forward_only:
-        require_exact(self.module)
+    share = entry(data, SHARE, False)
     if share and not hasattr(self, CHECKED):
-        self_check.require_equal(self, data)
+        require_equal(self, data)
         setattr(self, CHECKED, True)
     # Until the backward pass is done: gradient checkpointing computes the layers again.
     with pack.sharing(self.module) if share else nullcontext():
         output = original(self, data, loss_function, forward_only)
-    if not forward_only:
+    if not forward_only and (share or entry(data, SKIP, False)):
         output["metrics"] |= {f"actor/{name}": [value] for name, value in entry(data, FIGURES).items()}
     return output
 
 
-def require_exact(model: torch.nn.Module) -> None:
-    """Raise if a model draws random numbers in training: with fewer rows a row would draw others.
+def require_equal(engine: Any, data: Any) -> None:
+    """Raise on all ranks if a model computes other log-probabilities when a prompt is computed once.
 
-    The loss of a MoE router needs no rule: verl passes no labels, and without labels a model does not add it.
+    Rows that fit into a micro-batch run by verl's engine in one and in two, and packed; those of the prompts with the
+    most rows are taken.
     """
-    for name, part in model.named_modules():
-        dropout = isinstance(part, torch.nn.modules.dropout._DropoutNd)
-        for key, rate in vars(part).items():
-            if isinstance(rate, float) and rate > 0 and (RANDOM.search(key) or (dropout and key == "p")):
-                raise ConfigurationError(
-                    f"the noise of {name}.{key}={rate:g} depends on the rows of a micro-batch: set it to 0 in "
-                    "actor_rollout_ref.model.override_config, or skip_zero_advantage and share_prompts to False"
-                )
+    lengths, limit = split.read(data, share=True), split.token_limit(data)
+    chosen = [row for group in sorted(lengths.by_prompt(), key=len, reverse=True) for row in group]
+    sums = accumulate(lengths.apart([row]) for row in chosen)
+    chosen = chosen[: max(1, sum(tokens <= limit for tokens in sums))]
+    half = max(1, len(chosen) // 2)
+    whole = log_probs(engine, data, chosen)
+    in_two = torch.cat([log_probs(engine, data, part) for part in (chosen[:half], chosen[half:] or chosen)])
+    with pack.sharing(engine.module):
+        packed = log_probs(engine, data, chosen, share=True)
+    rounding = torch.finfo(getattr(engine, "_autocast_dtype", torch.bfloat16)).eps
+    floor = max(FLOOR * float(whole.abs().max()), 8 * rounding)
+    excess = (change(packed, whole) / change(in_two[: len(whole)], whole).clamp(min=floor)).max()
+    torch.distributed.all_reduce(excess, op=torch.distributed.ReduceOp.MAX, group=engine.get_data_parallel_group())
+    if not excess <= FACTOR:
+        raise IntegrationError(
+            f"{type(engine.module).__name__} computes other log-probabilities when a prompt is computed once: they "
+            f"change {float(excess):.0f} times as much as with verl's own micro-batches, {FACTOR} times is rounding: "
+            "set algorithm.verl_ext.share_prompts=False"
+        )
+
+
+def log_probs(engine: Any, data: Any, rows: Sequence[int], *, share: bool = False) -> torch.Tensor:
+    """Return those of the answers' tokens of some rows."""
+    from verl.utils import tensordict_utils as tu
+
+    batch = tu.index_select_tensor_dict(data, list(rows))
+    tu.assign_non_tensor(batch, **{SHARE: share, SKIP: False, "calculate_entropy": False})
+    with torch.no_grad():
+        _, output = engine.forward_step(batch, loss_function=None, forward_only=True)
+    values: torch.Tensor = output["model_output"]["log_probs"].values()
+    return values[pack.answer_places(batch)[0] - 1].float()
+
+
+def change(values: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
+    """Return the mean difference, and the mean of the largest of each hundred."""
+    difference = (values - usual).abs()
+    return torch.stack([difference.mean(), difference.topk(-(-len(difference) // 100)).values.mean()])

@@ -58,6 +58,7 @@ def attend(
     *,
     layout: Layout | None = None,
     scaling: float | None = None,
+    dropout: float = 0.0,
     **other: Any,
 ) -> tuple[torch.Tensor, None]:
     """Replace a model's attention: a prompt's tokens see the prompt, an answer's the prompt and their own answer."""
@@ -69,16 +70,17 @@ def attend(
         )
     sizes = [size for group in layout for size in group]
     parts = [torch.split(x[0].transpose(0, 1), sizes) for x in (query, key, value)]  # each [token, head, size]
+    options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "enable_gqa": True}
     out: list[torch.Tensor] = []
     for _, *answers in layout:
         first, longest = len(out), max(answers)
         q, k, v = (part[first][None].transpose(1, 2) for part in parts)
-        of_prompt = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
+        of_prompt = scaled_dot_product_attention(q, k, v, is_causal=True, **options)
         queries, *others = (_stacked(part[first + 1 : first + 1 + len(answers)], longest) for part in parts)
         shared = (x.expand(len(answers), -1, -1, -1) for x in (k, v))
         k, v = (torch.cat(pair, dim=2) for pair in zip(shared, others, strict=True))
         seen = torch.ones(longest, k.shape[2], dtype=torch.bool, device=k.device).tril(k.shape[2] - longest)
-        of_answers = scaled_dot_product_attention(queries, k, v, attn_mask=seen, scale=scaling, enable_gqa=True)
+        of_answers = scaled_dot_product_attention(queries, k, v, attn_mask=seen, **options)
         out.append(of_prompt[0].transpose(0, 1))
         out += [row[:size] for row, size in zip(of_answers.transpose(1, 2).unbind(), answers, strict=True)]
     return torch.cat(out)[None], None

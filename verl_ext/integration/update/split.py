@@ -90,8 +90,10 @@ def live_rows(data: Any, lengths: Lengths, *, skip: bool) -> tuple[list[int], li
     Padding and other rows without a token in the loss have none; with `skip` those whose advantages are all 0 count as
     such. Some losses of verl raise for a micro-batch without a token in the loss, so rows with tokens come first.
     """
-    live, counts = ((dense(data[name]) != 0).any(dim=-1).tolist() for name in ("advantages", "response_mask"))
-    live = live if skip else counts
+    in_loss = dense(data["response_mask"]) != 0
+    counts = in_loss.any(dim=-1).tolist()
+    # verl's gae leaves advantages beside the mask.
+    live = (in_loss & (dense(data["advantages"]) != 0)).any(dim=-1).tolist() if skip else counts
     best = sorted(range(len(live)), key=lambda row: (not live[row], not counts[row], lengths.apart([row])))
     return best[: sum(live)], best[sum(live) :]
 
