@@ -35,8 +35,9 @@ def save(run: Run) -> None:
     folder = _folder(run)
     path = folder / FILE
     state = plain_state(run.state) if run.state else None
+    overwrites = folder.is_dir()
     try:
-        if folder.is_dir():
+        if overwrites:
             for old in (folder / DATA, path, *folder.glob(f".{FILE}.*.tmp")):
                 old.unlink(missing_ok=True)
             sync_folder(folder)
@@ -45,6 +46,7 @@ def save(run: Run) -> None:
         data = {
             "verl_ext": __version__,
             "global_step": run.step,
+            "overwrites": overwrites,
             "computed_at": run.computed_at,
             "estimator": run.name,
             "accuracy": run.accuracy,
@@ -82,9 +84,9 @@ def load(run: Run) -> None:
         )
         return
     try:
-        if not (folder / DATA).exists():
-            raise CheckpointError(f"{DATA} is missing beside it: a run was killed while it wrote this checkpoint")
         data = json.loads(text)
+        if data["overwrites"] and not (folder / DATA).exists():
+            raise CheckpointError(f"{DATA} is missing beside it: a run was killed while it overwrote this checkpoint")
         _require_fitting(data, run)
         run.chain.check_state(data["state"])
         run.state, run.accuracy, run.computed_at = data["state"], data["accuracy"], data["computed_at"]
