@@ -96,7 +96,7 @@ def judged(task: Path, file: Path, judge: Path) -> pd.DataFrame:
 
 
 def extract(name: str, folder: Path) -> None:
-    """Write metrics.jsonl, which `report` reads, and rewards.parquet for `compare --prompt name --step step`."""
+    """Write metrics.jsonl, which `report` reads, and rewards.parquet for `compare --prompt name`."""
     table = pd.read_parquet(STORED)
     rows = table[table.run == name]
     folder.mkdir(parents=True, exist_ok=True)

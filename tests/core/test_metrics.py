@@ -11,20 +11,9 @@ from hypothesis import strategies as st
 from tests.batches import ACC, FMT, LENGTHS, UIDS
 from tests.calls import metrics_of
 from verl_ext.core.batch import Batch
-from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, source_metrics
+from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics
 
 NAN = math.nan
-
-
-def test_sources_beyond_the_first_twenty_are_one():
-    sources = [f"{number:02}" for number in range(25)]
-    metrics = source_metrics({"a": np.arange(25.0), "b": np.array([NAN] * 24 + [1.0])}, sources)
-    assert len(metrics) == 21 + 1
-    assert metrics["reward/a/by_source/19/mean"] == 19
-    assert metrics["reward/a/other_sources/mean"] == 22
-    assert metrics["reward/b/other_sources/mean"] == 1
-    assert source_metrics({"a": np.arange(2.0)}, ["one", "one"]) == {}
-    assert set(source_metrics({"a": np.arange(2.0)}, ["one", "two"]).values()) == {0, 1}
 
 
 def test_a_reward_that_is_nowhere_scored_has_no_mean():
@@ -112,14 +101,6 @@ def test_two_names_never_become_one(key, other):
 
 def test_letters_of_all_scripts_are_kept():
     assert [metric_name(key) for key in ("正确", "формат", "précision")] == ["正确", "формат", "précision"]
-
-
-def test_sources_with_similar_names_have_curves_of_their_own():
-    names = ["math/a", "math_a", "math a", "rest", "math//a", "/math/a"]
-    metrics = source_metrics({"a": np.arange(6.0)}, names)
-    assert len(metrics) == 6
-    assert metrics["reward/a/by_source/math/a/mean"] == 0
-    assert metrics["reward/a/by_source/math_a/mean"] == 1
 
 
 @given(st.lists(HOSTILE.filter(bool), unique=True, min_size=2, max_size=2))

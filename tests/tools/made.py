@@ -53,7 +53,7 @@ def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None):
         written.append(result.advantages)
         first = {"step": [step] * 12, "update": [0] * 12, "uid": UIDS, "advantage": result.advantages}
         about = {"estimator": name, "algorithm": dict(settings.given), "loss_agg_mode": settings.loss_agg_mode}
-        about |= {"version": "0", "step": step, "update": 0}
+        about |= {"step": step, "update": 0}
         path = where / f"advantages-{step:08d}-000.parquet"
         writer.save(path, first | writer.columns(settings, given, result.seen), about)
     return folder, np.concatenate(written)

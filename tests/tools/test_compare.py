@@ -20,6 +20,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.estimators.grpo import grpo
 
 BOTH = ("right", "form")
+RIGHT = "algorithm.rewards.accuracy_key=right"
 
 
 @pytest.fixture
@@ -140,25 +141,25 @@ def test_only_the_command_line_says_what_code_is_imported(compare, tmp_path, mon
 
 @pytest.mark.parametrize("step", [1.1, np.inf, None, "1"])
 def test_a_step_is_a_whole_number(compare, tmp_path, step):
-    lines = [entry | {"at": step if row == 3 else 1} for row, entry in enumerate(made.entries())]
+    lines = [entry | {"step": step if row == 3 else 1} for row, entry in enumerate(made.entries())]
     folder = made.rollouts(tmp_path / "rollouts", lines)
-    assert a_line_says(compare(folder, "grpo", "--step", "at", status=1), "1 of 12 rows", "whole number", "'at'")
+    assert a_line_says(compare(folder, "gdpo", status=1), "1 of 12 rows", "whole number", "'step'")
 
 
 @pytest.mark.parametrize("name", ["scored.parquet", "scored.jsonl"])
 def test_any_table_of_scored_answers_is_compared(compare, advantages, tmp_path, name):
-    """Without a run: one column a reward, any name for the prompt, no step."""
+    """Without a run: one column a reward, any name for the prompt, with or without a step."""
     table = pd.DataFrame({"question": made.UIDS, "right": made.RIGHT, "form": made.FORM, "text": ["a"] * 12})
     file = tmp_path / name
     table.to_parquet(file) if name.endswith("parquet") else table.to_json(file, orient="records", lines=True)
-    found = advantages(file, "gdpo", made.KEYS, "--prompt", "question")
+    found = advantages(file, "gdpo", made.KEYS, RIGHT, "--prompt", "question")
     np.testing.assert_allclose(found["advantage/gdpo"], expected("gdpo", BOTH), atol=1e-12)
     assert says(compare(file, "gdpo", made.KEYS, status=1), "--prompt", "question")
     assert says(compare(file, "gdpo", made.KEYS, "--prompt", "questions", status=1), "--prompt", "'question'")
     two = tmp_path / f"two-{name}"
-    both = pd.concat([table.assign(at=1), table.assign(at=2)])
+    both = pd.concat([table.assign(step=1), table.assign(step=2)])
     both.to_parquet(two) if name.endswith("parquet") else both.to_json(two, orient="records", lines=True)
-    assert says(compare(two, "gdpo", made.KEYS, "--prompt", "question", "--step", "at"), "6 groups of 4")
+    assert says(compare(two, "gdpo", made.KEYS, RIGHT, "--prompt", "question"), "6 groups of 4")
 
 
 def test_a_run_is_judged_with_its_own_settings(compare, advantages, tmp_path):
@@ -221,7 +222,7 @@ def test_the_text_has_the_tables_and_the_counts(compare, tmp_path):
     folder = made.rollouts(tmp_path / "r", made.entries(1), made.entries(2))
     text = compare(folder, "gdpo", "hadw", "[weigh_and_sum,centre,scale_by_mad,whiten]", made.KEYS)
     assert a_line_says(text, "24 trajectories in 6 groups of 4, steps 1 to 2, 2 batches", folder)
-    assert a_line_says(text, "compose (3)", "[weigh_and_sum,centre,scale_by_mad,whiten]")
+    assert a_line_says(text, "[weigh_and_sum,centre,scale_by_mad,whiten]")
     assert a_line_says(text, "grpo", "0.0% (0-39)")  # Wilson's interval for none of six
     assert a_line_says(text, "(groups)", 2)
     assert says(text, "accuracy of the prompt (acc)", "right  form")
@@ -234,14 +235,12 @@ def test_torn_lines_missing_rewards_and_single_answers_are_said(compare, tmp_pat
     folder = made.rollouts(tmp_path / "r", made.without(lines, "acc", "tokens"))
     with (folder / "1.jsonl").open("a") as file:
         file.write('{"input": "x", "outp')
-    text = compare(folder, "gdpo", made.KEYS)
+    text = compare(folder, "gdpo", made.KEYS, RIGHT)
     for fact in ("1 unreadable line", "right is not scored in 1 trajectories", "groups of 1 to 4", "2 groups have one"):
         assert fact in text
-    assert a_line_says(text, "sorted by their mean score", "accuracy_key")
-    assert "accuracy of the prompt (right)" in compare(
-        folder, "gdpo", made.KEYS, "algorithm.rewards.accuracy_key=right"
-    )
-    assert a_line_says(compare(folder, f"gdpo algorithm.gdpo.whiten=token {made.KEYS}"), "approximate", "answers")
+    assert "accuracy of the prompt (right)" in text
+    named = f"gdpo algorithm.gdpo.whiten=token {made.KEYS}"
+    assert a_line_says(compare(folder, named, RIGHT), "approximate", "answers")
 
 
 @pytest.mark.parametrize(
@@ -269,8 +268,8 @@ REFUSED = [
     (ENTRIES, ["gdpo", "algorithm.rewards.keys=[rihgt,form]"], ("did you mean 'right'",)),
     (ENTRIES, ["gdpo"], ("algorithm.rewards.keys", "'form'", "'right'")),
     (ENTRIES, ["grpo"], ("'grpo'", "twice")),
-    (made.without(ENTRIES, "acc"), ["hadw", made.KEYS], ("algorithm.rewards.accuracy_key", "'form'", "'right'")),
-    (made.without(ENTRIES, "right", "form", "acc"), ["gdpo", made.KEYS], ("trainer.validation_data_dir",)),
+    (made.without(ENTRIES, "acc"), ["gdpo", made.KEYS], ("algorithm.rewards.accuracy_key", "'form'", "'right'")),
+    (made.without(ENTRIES, "right", "form", "acc"), ["gdpo", made.KEYS], ("'right'", "'score'")),
     (made.entries(right=10**400), ["gdpo", made.KEYS], ("cannot be read",)),
 ]
 

@@ -70,11 +70,8 @@ def test_the_interval_of_a_bin_is_that_of_the_mean_over_its_groups():
     assert found == pytest.approx([1, 1.96 * np.std([1, 2, 3, 6], ddof=1) / 2 / 3])
 
 
-def test_prompts_are_sorted_by_accuracy_or_in_fifths_by_their_score():
+def test_prompts_are_sorted_by_accuracy():
     bins = measures.by_accuracy(np.array([0, 0.1 + 0.2, 0.25, 2 / 3, 0.9, 1, np.nan]), "accuracy")
     assert bins.ids.tolist() == [0, 2, 1, 3, 4, 5, 6]
     assert bins.counts.tolist() == [1] * 7
     assert len(bins.labels) == 7
-    bins = measures.by_score(np.array([-3.0, 5, 1, 2, 2, 3, 4, 4, 9, 9]), "score")
-    assert (bins.labels[0], bins.counts.tolist()) == ("to 1.8", [2, 2, 3, 1, 2])
-    assert measures.by_score(np.ones(3), "score").counts.tolist() == [3, 0]

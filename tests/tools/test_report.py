@@ -161,7 +161,7 @@ def test_mistakes_are_refused_with_what_is_valid(arguments, told, runs, report):
 LOGGED = {
     "reward/correctness/mean": 2.0,
     "reward/correctness/dead_groups": 0.25,
-    "reward/correctness/by_source/math/mean": 2.0,
+    "reward/correctness/by_turn/1/mean": 2.0,
     "advantage/std": 1.0,
     "response_length/mean": 4.0,
     "actor/lr": 1e-6,

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.groups import Array, Groups
+from verl_ext.core.groups import Array
 
 Metrics = dict[str, float]
 
-SOURCES = 20
-"""The most data sources with metrics of their own."""
 TURNS = 8
 """The first turns, whose rewards have metrics of their own."""
 
@@ -73,27 +70,6 @@ def turn_metrics(batch: Batch) -> Metrics:
         "advantage/turns": float(1 / batch.turns.last.mean()),
         "advantage/single_turns": float(batch.groups.broadcast(single).mean()),
     }
-
-
-def source_metrics(columns: Mapping[str, Array], sources: Sequence[Hashable]) -> Metrics:
-    """Mean of each reward in each data source, where there are several.
-
-    The first 20 sources by name have their own; the others are one, `other_sources`.
-
-    >>> source_metrics({"acc": np.array([1.0, 0.0, 1.0])}, ["openai/gsm8k", "b", "b"])
-    {'reward/acc/by_source/openai/gsm8k/mean': 1.0, 'reward/acc/by_source/b/mean': 0.5}
-    """
-    every = sorted(set(map(str, sources)))
-    if len(every) < 2:
-        return {}
-    shown = {source: f"by_source/{'/'.join(map(metric_name, source.split('/')))}" for source in every[:SOURCES]}
-    groups = Groups.of([shown.get(str(source), "other_sources") for source in sources])
-    metrics: Metrics = {}
-    for key, column in columns.items():
-        means = groups.mean(column).tolist()
-        pairs = [(label, mean) for label, mean in zip(groups.labels, means, strict=True) if not np.isnan(mean)]
-        metrics |= {f"reward/{metric_name(key)}/{label}/mean": mean for label, mean in pairs}
-    return metrics
 
 
 def advantage_metrics(advantages: Array) -> Metrics:

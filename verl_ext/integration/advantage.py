@@ -14,12 +14,12 @@ import torch
 from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array, Index, divide
-from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, source_metrics, turn_metrics
+from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, turn_metrics
 from verl_ext.core.rows import broadcast, float_mask, row_sums, scores
 from verl_ext.core.turns import Turns
 from verl_ext.errors import DataError, IntegrationError
 from verl_ext.integration import checkpoint, dump, hooks
-from verl_ext.integration.components import SCORE, SOURCE, Components
+from verl_ext.integration.components import SCORE, Components
 from verl_ext.integration.run import CURRENT, Run
 from verl_ext.registry import INSTALLED
 
@@ -218,5 +218,3 @@ def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen:
     if others:
         rest = Batch.of(np.stack([returned[key] for key in others], axis=1), rewards.labels, keys=others)
         run.metrics |= reward_metrics(rest, rest.rewards)
-    if returned and SOURCE in rewards.fields:
-        run.metrics |= source_metrics(returned, rewards.entries(SOURCE))

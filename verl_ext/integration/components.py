@@ -18,7 +18,6 @@ from verl_ext.core.turns import Runs, per_turn
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 
 SCORE = "score"
-SOURCE = "data_source"
 TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
 _NUMBER = (float, np.bool_, np.integer, np.floating)
 
@@ -36,7 +35,7 @@ class Needs:
     longest: int = 0
     """Tokens at which a response is cut; 0 if that is not known."""
     everything: bool = False
-    """All that the reward function returned, and the data source."""
+    """All that the reward function returned."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext import __version__
 from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array
 from verl_ext.core.steps import WeighAndSum
@@ -35,7 +34,6 @@ def write(run: Run, batch: Batch, advantages: Array, seen: Array, *, total: Arra
     settings, dump_dir = run.settings, str(run.settings.verl_ext.dump_dir)
     place = {"step": run.step, "update": run.update}
     about = {
-        "version": __version__,
         "estimator": run.name,
         "algorithm": dict(settings.given),
         "loss_agg_mode": settings.loss_agg_mode,

@@ -13,7 +13,7 @@ import torch
 
 from verl_ext.core.rows import Rows, scores
 from verl_ext.core.turns import Runs
-from verl_ext.integration.components import SOURCE, TOKEN_FIELD, Components, Needs
+from verl_ext.integration.components import TOKEN_FIELD, Components, Needs
 
 
 def rewards_of(
@@ -45,8 +45,6 @@ def rewards_of(
         runs, cut = Runs.of(dense(masks), rows), rows.take(masks.offsets().diff().cpu().numpy()) >= needs.longest
     fields = {name: data.pop(name) for name in names if name in present}
     fields = {name: x if isinstance(x, torch.Tensor) else x.tolist() for name, x in fields.items()}
-    if needs.everything and SOURCE not in names:
-        fields |= _sources(dict(zip(labels, scored, strict=True)), labels, partition_id)
     extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
     fields |= {name: [entry.get(name) for entry in extra] for name in names if any(name in entry for entry in extra)}
     infos = [entry.get("reward_extra_info") or {} for entry in extra]
@@ -61,15 +59,6 @@ def rewards_of(
         score=totals.get("rm_scores"),
         cut=cut,
     )
-
-
-def _sources(keys: Mapping[str, str], uids: Sequence[str], partition_id: str) -> dict[str, list[Any]]:
-    """Read the data source of each trajectory from one row per uid, of `keys`: strings take long to read."""
-    data = read(list(keys.values()), partition_id, [SOURCE])
-    if SOURCE not in data.keys():  # noqa: SIM118 - a TensorDict
-        return {}
-    sources = dict(zip(keys, data.pop(SOURCE).tolist(), strict=True))
-    return {SOURCE: [sources[uid] for uid in uids]}
 
 
 def uids_of(keys: Sequence[str]) -> list[str]:

@@ -49,12 +49,10 @@ def test_which_rewards_are_logged(pipeline: Pipeline, overrides: tuple[str, ...]
     assert {name.split("/")[1] for name in metrics if name.startswith("reward/") and name.endswith("/std")} == names
 
 
-def test_all_rewards_are_logged_by_source_and_change_no_number(pipeline: Pipeline) -> None:
+def test_the_log_of_all_rewards_changes_no_number(pipeline: Pipeline) -> None:
     plain = pipeline.run("pair", "algorithm.adv_estimator=grpo", "+algorithm.rewards.log=none")
     logged = pipeline.run("pair", "algorithm.adv_estimator=grpo", "+algorithm.rewards.log=all")
     assert logged.updates[0].by_answer() == plain.updates[0].by_answer()
-    means = {name: value for name, value in logged.metrics[1].items() if name.startswith("reward/acc/by_source")}
-    assert means == {"reward/acc/by_source/letters/mean": 0.25, "reward/acc/by_source/digits/mean": 0.75}
     assert logged.metrics[1]["reward/format/dead_groups"] == 0.0
 
 

@@ -88,8 +88,6 @@ def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay()
     assert metrics["reward/steps/mean"] == 2.0
     assert metrics["reward/steps/unscored"] == 6.0
     assert (metrics["reward/perplexity/max"], metrics["reward/perplexity/unscored"]) == (3.0, 3.0)
-    assert metrics["reward/format/by_source/b/mean"] == np.mean(FORMAT[4:])
-    assert "reward/steps/by_source/b/mean" not in metrics
 
 
 def test_rows_that_verl_draws_anew_are_not_dumped(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from verl_ext.errors import ConfigurationError, reading
+from verl_ext.errors import reading
 from verl_ext.files import say
 from verl_ext.settings import Settings
 from verl_ext.tools.compare import variants
-from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, by_score, measure, normalised
+from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, measure, normalised
 from verl_ext.tools.compare.read import read
 from verl_ext.tools.compare.rollouts import Rollouts
 from verl_ext.tools.compare.variants import GRPO, Outcome
@@ -29,7 +29,7 @@ EXPLAINED = (
     "weighted sum of them with fixed weights explains."
 )
 Measured = dict[str, Measures]
-"""The figures of each variant, by its label; grpo's first."""
+"""The figures of each variant, by its text; grpo's first."""
 LEVEL = "1 is the mean |A| over all groups; ± is a 95 % interval over the groups."
 
 
@@ -50,16 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "are those of the run, where a dump has them",
     )
     parser.add_argument("--prompt", metavar="COLUMN", help="the column that is the same for answers to one prompt")
-    parser.add_argument(
-        "--step", metavar="COLUMN", help="the column of the step; with --prompt alone all rows are one batch"
-    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write every trajectory's advantages as parquet")
 
 
 def compare(options: argparse.Namespace) -> int:
     """Print the tables, and write the advantages if asked to."""
     with reading(options.rollouts):
-        rollouts = read(options.rollouts, options.prompt, options.step)
+        rollouts = read(options.rollouts, options.prompt)
         compared, common = variants.parse(options.variants, rollouts)
         rollouts = rollouts.scored(common.rewards)
         outcomes = [variants.outcome(variant, rollouts) for variant in compared]
@@ -67,12 +64,13 @@ def compare(options: argparse.Namespace) -> int:
         keys = tuple(dict.fromkeys(named)) or (rollouts.total,)
         raw = {key: rollouts.reward(key, "algorithm.rewards.keys") for key in keys}
         lines = [*_notes(rollouts, outcomes, common)]
-        level = _level(rollouts, common, lines)
+        key, accuracies = variants.accuracy(common, rollouts)
+        level = by_accuracy(rollouts.of_prompts(accuracies), f"accuracy of the prompt ({key})")
         measured: Measured = {}
         for outcome in outcomes:
             seen = np.stack([outcome.seen.get(key, raw[key]) for key in keys], axis=1)
             scaled = normalised(seen, rollouts.groups)
-            measured[outcome.variant.label] = measure(
+            measured[outcome.variant.text] = measure(
                 outcome.advantages, outcomes[0].advantages, rollouts.groups, scaled, level
             )
     missing = {key: int(np.isnan(values).sum()) for key, values in raw.items()}
@@ -87,7 +85,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _notes(rollouts: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterator[str]:
-    """Say what was read, and what each variant is."""
+    """Say what was read, and what may differ from a run."""
     yield rollouts.summary
     yield from rollouts.notes
     if alone := int((rollouts.groups.sizes == 1).sum()):
@@ -99,22 +97,7 @@ def _notes(rollouts: Rollouts, outcomes: list[Outcome], common: Settings) -> Ite
     if common.given.get("use_kl_in_reward"):
         yield "the KL in the rewards is left out, because rollouts do not hold it"
     for outcome in outcomes[1:]:
-        if outcome.variant.label != outcome.variant.text:
-            yield f"{outcome.variant.label}: {outcome.variant.text}"
         yield from outcome.notes
-
-
-def _level(rollouts: Rollouts, common: Settings, lines: list[str]) -> Bins:
-    """Sort groups by accuracy; by the mean score where there is no accuracy, and say so."""
-    try:
-        key, values = variants.accuracy(common, rollouts)
-    except ConfigurationError as error:
-        if common.rewards.accuracy_key is not None:
-            raise
-        total = rollouts.total
-        lines.append(f"prompts are sorted by their mean {total}, because there is no accuracy: {error}")
-        return by_score(rollouts.of_prompts(rollouts.rewards[total]), f"mean {total} of the prompt")
-    return by_accuracy(rollouts.of_prompts(values), f"accuracy of the prompt ({key})")
 
 
 def _tables(
@@ -158,6 +141,6 @@ def _save(rollouts: Rollouts, outcomes: list[Outcome], keys: Sequence[str], path
     for key in dict.fromkeys((rollouts.total, *keys)):
         table[f"reward/{key}"] = rollouts.rewards[key]
     for outcome in outcomes:
-        table[f"advantage/{outcome.variant.label}"] = outcome.advantages
+        table[f"advantage/{outcome.variant.text}"] = outcome.advantages
     path.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(path, index=False)

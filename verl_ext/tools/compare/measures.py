@@ -130,18 +130,7 @@ def explained(advantages: Array, rewards: Array) -> Array:
 
 
 def by_accuracy(means: Array, title: str) -> Bins:
-    """Sort groups by their mean accuracy: 0, four quarters between, 1."""
-    return _binned(means, np.array([0, 0.25, 0.5, 0.75, 1 - 2 * _SAME]), title, ("0", *QUARTERS, "1"))
-
-
-def by_score(means: Array, title: str) -> Bins:
-    """Sort groups by their mean score into five bins with as many groups as equal means allow."""
-    edges = np.unique(np.nanquantile(means, (0.2, 0.4, 0.6, 0.8)))
-    return _binned(means, edges, title, (*(f"to {edge:.3g}" for edge in edges), "above"))
-
-
-def _binned(means: Array, edges: Array, title: str, labels: tuple[str, ...]) -> Bins:
-    """Sort groups into bins that end at the edges, and NaN into one of its own."""
-    unscored = np.isnan(means)
-    ids = np.where(unscored, len(labels), np.searchsorted(edges, means - _SAME))
+    """Sort groups by their mean accuracy: 0, four quarters between, 1; and NaN into a bin of its own."""
+    unscored, labels = np.isnan(means), ("0", *QUARTERS, "1")
+    ids = np.where(unscored, len(labels), np.searchsorted([0, 0.25, 0.5, 0.75, 1 - 2 * _SAME], means - _SAME))
     return Bins(title, (*labels, *["unscored"] * bool(unscored.any())), ids)

@@ -22,18 +22,18 @@ DUMPS = "advantages-*.parquet"
 TABLES = (".parquet", ".jsonl")
 
 
-def read(path: Path, prompt: str | None = None, step: str | None = None) -> Rollouts:
+def read(path: Path, prompt: str | None = None) -> Rollouts:
     """Read a file, or those of a folder: our dumps if it has some, else tables.
 
-    `prompt` and `step` name columns of a table; by default they are named as verl names them.
+    `prompt` names the column of the prompt in a table; by default it is named as verl names it.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist")
-    if prompt is None and step is None and (dumps := _dumps(path)):
+    if prompt is None and (dumps := _dumps(path)):
         return _read_dumps(path, dumps)
     files = [path] if path.is_file() else _tables(path)
     if files:
-        return _read_tables(path, files, prompt, step)
+        return _read_tables(path, files, prompt)
     below = {str(folder) for folder in path.glob("*") if folder.is_dir() and (_dumps(folder) or _tables(folder))}
     raise DataError(f"{path} holds neither {DUMPS} nor *{' nor *'.join(TABLES)}; its subfolders do: {listed(below)}")
 
@@ -92,24 +92,22 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
     )
 
 
-def _read_tables(path: Path, files: Sequence[Path], prompt: str | None, step: str | None) -> Rollouts:
+def _read_tables(path: Path, files: Sequence[Path], prompt: str | None) -> Rollouts:
     """Read tables with a row an answer. Of a trajectory in several parts the last one has the reward, as in verl."""
     import pandas as pd
 
     frame = pd.concat(map(_table, files))
     torn = frame.isna().all(axis=1)
     frame = frame[~torn].reset_index(drop=True)
-    for option, name in (("--prompt", prompt), ("--step", step)):
-        if name is not None and name not in frame:
-            raise DataError(f"{option}: {unknown('column', name, frame)}")
+    if prompt is not None and prompt not in frame:
+        raise DataError(f"--prompt: {unknown('column', prompt, frame)}")
     question = prompt or next((name for name in ("uid", "input") if name in frame), None)
     if question is None:
         raise DataError(f"{path}: name the column of the prompt with --prompt, one of {listed(frame)}")
-    when = step or ("step" if prompt is None else "")
-    steps = _numbers(frame[when]) if when in frame else np.zeros(len(frame))
+    steps = _numbers(frame["step"]) if "step" in frame else np.zeros(len(frame))
     with np.errstate(invalid="ignore"):
         whole = steps.astype(int)
-    for what, missing in ((repr(question), frame[question].isna()), (f"whole number in {when!r}", whole != steps)):
+    for what, missing in ((repr(question), frame[question].isna()), ("whole number in 'step'", whole != steps)):
         if missing.any():
             raise DataError(f"{path}: {missing.sum():,} of {len(frame):,} rows have no {what}")
     uids = frame[question].astype(str)
@@ -123,7 +121,7 @@ def _read_tables(path: Path, files: Sequence[Path], prompt: str | None, step: st
     notes = [f"{torn.sum():,} unreadable line(s) left out"] if torn.any() else []
     if earlier := len(frame) - len(table):
         notes.append(f"{earlier:,} lines are earlier parts of a trajectory: the last part has its reward")
-    others = set(frame) - {question, when, "uid", "input", "output", "gts", "step", *([TOKENS] if counted else [])}
+    others = set(frame) - {question, "uid", "input", "output", "gts", "step", *([TOKENS] if counted else [])}
     columns = {name: _numbers(frame.loc[table.index, name]) for name in sorted(others)}
     rewards = {name: values for name, values in columns.items() if not np.isnan(values).all()}
     return Rollouts(

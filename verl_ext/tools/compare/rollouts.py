@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 SCORE, SUM = "score", "weighted sum"
 TOKENS, ANSWERS = "tokens", "answers"
-SCORE_ALONE = (
-    "verl's default trainer writes the score alone to trainer.rollout_data_dir; all rewards are in "
-    "algorithm.verl_ext.dump_dir, in trainer.validation_data_dir, and in the rollouts of RayPPOTrainer"
-)
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,6 @@ class About:
     algorithm: Mapping[str, Any]
     """The run's section `algorithm`, as plain data."""
     loss_agg_mode: str
-    version: str = ""
 
     @property
     def settings(self) -> tuple[str, Mapping[str, Any], str]:
@@ -92,8 +87,7 @@ class Rollouts:
     def reward(self, key: str, setting: str) -> Array:
         """Return the values of a reward; raise if the files do not have it."""
         if key not in self.rewards:
-            alone = f". {SCORE_ALONE}" if set(self.rewards) == {SCORE} else ""
-            raise DataError(f"{setting}: {unknown('reward', key, self.rewards)}{alone}")
+            raise DataError(f"{setting}: {unknown('reward', key, self.rewards)}")
         return self.rewards[key]
 
     def scored(self, settings: RewardsSettings) -> Rollouts:

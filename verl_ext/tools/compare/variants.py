@@ -25,20 +25,16 @@ _SETTING = re.compile(r"\s+(?=[+~]*[\w.@/]+=)")
 """Where a setting begins. Spaces inside `[...]` and `{...}` are followed by no `KEY=`."""
 _ROUNDING = 1e-4
 """Advantages are computed in float64 here, and recorded in float64 or float32."""
-_LONGEST = 26
-"""Characters of a label; a longer one becomes a number, which the notes explain."""
 
 
 @dataclass(frozen=True)
 class Variant:
     """An estimator with its settings."""
 
-    label: str
-    """A short name for tables."""
     name: str
     """The estimator."""
     text: str
-    """As the user wrote it."""
+    """As the user wrote it; the tables call it so."""
     settings: Settings
     chain: Chain
 
@@ -73,13 +69,13 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
         raise ConfigurationError(f"name an estimator to compare with grpo: {listed(INSTALLED)}, or a list in [...]")
     common = settings_of(rollouts, shared)
     plain = Settings(norm_by_std=common.norm_by_std)
-    variants = [Variant(GRPO, GRPO, GRPO, plain, build(GRPO, plain))]
-    for number, (name, overrides, text) in enumerate(named, start=1):
+    variants = [Variant(GRPO, GRPO, plain, build(GRPO, plain))]
+    for name, overrides, text in named:
         settings = settings_of(rollouts, [*shared, *overrides])
-        label, chain = _label(name, overrides, number, settings), _chain(name, settings, rollouts)
-        variants.append(Variant(label, name, text, settings, chain))
-    labels = [variant.label for variant in variants]
-    if twice := {label for label in labels if labels.count(label) > 1}:
+        called = "grpo (sum)" if text == GRPO and settings.rewards.keys else text
+        variants.append(Variant(name, called, settings, _chain(name, settings, rollouts)))
+    texts = [variant.text for variant in variants]
+    if twice := {text for text in texts if texts.count(text) > 1}:
         raise ConfigurationError(f"{listed(twice)} is there twice (grpo on the score always is): leave one out")
     return variants, common
 
@@ -106,14 +102,6 @@ def _chain(name: str, settings: Settings, rollouts: Rollouts) -> Chain:
             f"{listed(rollouts.rewards)}"
         )
     return chain
-
-
-def _label(name: str, overrides: Sequence[str], number: int, settings: Settings) -> str:
-    """Return the name of the estimator and what was set for it."""
-    if name == GRPO and settings.rewards.keys:
-        name = "grpo (sum)"
-    label = " ".join([name, *(re.sub(r"^[^=]*\.", "", text) for text in overrides)])
-    return label if len(label) <= _LONGEST else f"{name} ({number})"
 
 
 def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
@@ -144,7 +132,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
         apart = float(np.abs(advantages - rollouts.table["advantage"].to_numpy(float)).max())
         same = "equal" if apart < _ROUNDING else f"differ by up to {apart:.3g} from"
         said.append(f"its advantages {same} those that the run recorded")
-    named = tuple(f"{variant.label}: {text}" for text in said)
+    named = tuple(f"{variant.text}: {text}" for text in said)
     return Outcome(variant, advantages, dict(zip(keys, seen.T, strict=True)), named)
 
 
