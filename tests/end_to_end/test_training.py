@@ -133,7 +133,8 @@ def test_ray_ppo_trainer(start, tmp_path, capsys):
     assert run.column("reward/score/mean") == pytest.approx(run.column("critic/score/mean"), abs=1e-6)
     assert agrees(run)
     # Its rollouts have all rewards and no uid.
-    assert main(["compare", str(rollouts), "gdpo", "algorithm.rewards.keys=[score,length]"]) == 0
+    accuracy = ["algorithm.rewards.accuracy_key=score", "algorithm.rewards.accuracy_threshold=0"]
+    assert main(["compare", str(rollouts), "gdpo", "algorithm.rewards.keys=[score,length]", *accuracy]) == 0
     assert "64 trajectories in 16 groups of 4, steps 1 to 2, 2 batches" in capsys.readouterr().out
 
 
