@@ -176,7 +176,7 @@ def _rewards(run: Run) -> str:
     rows = [row for step in run.steps for row in run.rows(DUMP.format(step))]
     scores = [row["score"] for row in rows] or [math.nan]
     varied = len({(row["input"], row["score"]) for row in rows}) - len({row["input"] for row in rows})
-    text = "varies" if varied else "equal within each group, so that nothing is learnt: give --answers"
+    text = "varies" if varied else "equal within each group, so that nothing is learnt: try others with --answers"
     return (
         f"{len(rows)} answers, score {min(scores):g} to {max(scores):g}, mean {sum(scores) / len(scores):.3g}, {text}"
     )
