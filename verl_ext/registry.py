@@ -89,8 +89,3 @@ def used(name: str, settings: Settings) -> tuple[str, ...]:
     if estimator.section is None or not estimator.bases():
         return (name,)
     return name, settings.of(estimator.section).base
-
-
-def refused(name: str) -> str | None:
-    """The entry point of another package with a name that it cannot use, or None."""
-    return ENTRY_POINTS.get(name) if name in TAKEN else None

@@ -154,11 +154,6 @@ class Settings:
         ('format',)
         """
         given = {name: _as_json(algorithm[name]) for name in entries() if algorithm.get(name) is not None}
-        if isinstance(preset := given.get("verl_ext"), str):
-            raise ConfigurationError(
-                f"algorithm.verl_ext={preset}: a preset goes into the `defaults` of a file (`verl_ext: {preset}`), or "
-                f"on the command line as +verl_ext={preset}"
-            )
         estimators = {
             name: make(load(name).section or NoSettings, given[name], f"algorithm.{name}")
             for name in ESTIMATORS

@@ -16,7 +16,7 @@ from markdown_table import markdown
 from simulate_policies import SEEDS, STUDIES
 from softmax_policies import BATCH, PROMPTS, STEPS, Arm, Condition, Learner, World, rates
 
-from verl_ext.tools.tables import Rows
+from verl_ext.tools.tables import Table
 
 HOPELESS = np.arange(PROMPTS) % 2 == 1
 DROP = 8.0
@@ -60,7 +60,7 @@ def train(seed: int, keep: Keep, rate: float) -> dict[str, float]:
 
 def main() -> None:
     rate = rates(STUDY, Condition())["gdpo"]
-    rows: Rows = []
+    rows: Table = []
     for name, keep in FILTERS.items():
         runs = [train(seed, keep, rate) for seed in SEEDS]
         found = {measure: np.array([run[measure] for run in runs]) for measure in runs[0]}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from verl_ext.tools.tables import Rows
+from verl_ext.tools.tables import Table
 
 
-def markdown(rows: Rows) -> str:
+def markdown(rows: Table) -> str:
     """Format the rows, the header first, as a Markdown table."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])

@@ -30,7 +30,7 @@ from markdown_table import markdown
 from verl_ext.core.groups import Groups
 from verl_ext.tools.compare.measures import explained, normalised
 from verl_ext.tools.picture import COLOURS, dress
-from verl_ext.tools.tables import Rows
+from verl_ext.tools.tables import Table
 
 HERE = Path(__file__).parent
 STORED = HERE / "real_tools.parquet"
@@ -161,7 +161,7 @@ def print_tables() -> None:
     runs, before = stored()
     found = {(run.start, run.arm, run.seed): run.figures() for run in runs}
     names = list(next(iter(found.values())))
-    rows: Rows = [("run", *names)]
+    rows: Table = [("run", *names)]
     for start, part in before.groupby("run"):
         means = {f"test: {measure}": part[measure].mean() for measure in MEASURES}
         rows.append((str(start), *(number(name, means.get(name, np.nan)) for name in names)))

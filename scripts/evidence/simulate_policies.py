@@ -17,7 +17,7 @@ import numpy as np
 from markdown_table import markdown
 from softmax_policies import CONSTANT, SEQUENCE, TOKEN, Arm, Condition, Study, World, rates, train
 
-from verl_ext.tools.tables import Rows
+from verl_ext.tools.tables import Table
 
 PAGES = Path(__file__).parents[2] / "docs" / "pages"
 RESULTS = Path(__file__).with_name("estimators_compared.json")
@@ -80,7 +80,7 @@ def table(study: Study, found: Mapping[str, Any]) -> str:
     from scipy import stats
 
     base, *others = (arm.label for arm in study.arms)
-    rows: Rows = [("learning", "estimator", "measure", f"with {base}", "with it", "difference", "p")]
+    rows: Table = [("learning", "estimator", "measure", f"with {base}", "with it", "difference", "p")]
     for condition, one in found.items():
         for label in others:
             for name in study.measures:

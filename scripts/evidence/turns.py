@@ -43,7 +43,7 @@ class Naive(Step):
     def apply(self, values: np.ndarray, batch: Batch) -> np.ndarray:
         own = batch.rewards.sum(axis=1, keepdims=True)
         centred = own - batch.groups.broadcast(batch.groups.mean(own))
-        return Turns(batch.turns.number, by_turn=(0,)).returns(centred)
+        return Turns(batch.turns.number, columns=(0,)).returns(centred)
 
 
 def train(folder: Path, arms: list[str], seeds: list[int], more: list[str]) -> None:
@@ -101,7 +101,7 @@ def simulated(arm: str, seed: int, steps: int, prompts: int, n: int, most: int, 
     for _ in range(steps):
         chance = 1 / (1 + np.exp(-logits))
         choices = draw.random((prompts * n, most, 2)) < chance
-        turns = Turns.of_counts(1 + np.cumprod(choices[:, :-1, 1], axis=1).sum(axis=1), by_turn=(0,))
+        turns = Turns.of_counts(1 + np.cumprod(choices[:, :-1, 1], axis=1).sum(axis=1), columns=(0,))
         right = choices[turns.response, turns.number, 0].astype(float)
         total = np.bincount(turns.response, right)
         if arm == "by_outcome":

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from tests.recipes.launchers import RECIPES
 from verl_ext.cpu.miniature import cut_down, make_model, rehearsed
-from verl_ext.cpu.rehearse import FAILED, LOOK, OK, Run, of_resume, of_training
+from verl_ext.cpu.rehearse import FAILED, LOOK, OK, Rehearsal, of_resume, of_training
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration.checks.command import add_configuration, composed
 
@@ -150,7 +150,7 @@ def left(tmp_path):
         for step in steps:
             for kind in ("rollouts", "validations"):
                 (folder / kind / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return Run(folder, status, 1.0)
+        return Rehearsal(folder, status, 1.0)
 
     return write
 

@@ -14,7 +14,7 @@ from tests.estimators.every import ESTIMATORS, KEYS
 from tests.facts import facts
 from verl_ext import Chain, Settings, WeighAndSum, build
 from verl_ext.errors import ConfigurationError
-from verl_ext.estimators.compose import STEPS, describe
+from verl_ext.estimators.compose import STEPS, as_list
 
 EVERY = [
     *ESTIMATORS.values(),
@@ -31,7 +31,7 @@ EVERY = [
 @pytest.mark.parametrize(("name", "config"), [*EVERY, ("maxrl", KEYS | {"maxrl": {"epsilon": 0.1}})])
 def test_the_list_of_a_named_estimator_is_that_estimator(name, config):
     chain = build(name, Settings.parse(config))
-    steps = json.loads(json.dumps(describe(chain)))
+    steps = json.loads(json.dumps(as_list(chain)))
     shared = {key: config[key] for key in ("rewards", "norm_adv_by_std_in_grpo") if key in config}
     assert composed(*steps, **shared) == chain
 

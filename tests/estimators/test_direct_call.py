@@ -13,7 +13,7 @@ from tests.estimators.small import UIDS, X, config_for, fields
 from tests.facts import facts
 from verl_ext import Settings, build
 from verl_ext.core.rows import Rows
-from verl_ext.errors import DataError, IntegrationError
+from verl_ext.errors import IntegrationError
 from verl_ext.integration.advantage import estimator_function
 from verl_ext.integration.components import of_batch
 from verl_ext.integration.run import Run
@@ -44,15 +44,6 @@ def test_a_call_while_no_trainer_computes_is_refused_and_says_how_code_of_ones_o
     for state in (nullcontext(), run.computing(rewards)):
         with state, pytest.raises(IntegrationError, match=facts(f"'{name}'", f"build('{name}', settings)")):
             estimator_function(name)(**given)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "mask"), [(torch.zeros(4, 3), torch.ones(4, 2)), (torch.zeros(4), torch.ones(4)),
-                          (torch.zeros(4, 2, 1), torch.ones(4, 2, 1))]
-)  # fmt: skip
-def test_tensors_must_be_rows_by_tokens(rewards, mask):
-    with pytest.raises(DataError, match=facts(tuple(rewards.shape), tuple(mask.shape), "[rows, tokens]")):
-        call_on_tensors("gdpo", rewards, mask, UIDS, config=config_for("gdpo"), components=fields())
 
 
 @EVERY

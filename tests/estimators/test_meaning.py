@@ -8,7 +8,7 @@ import pytest
 from verl_ext import Batch, Settings, build
 from verl_ext.core.batch import unit_accuracy
 from verl_ext.core.steps import Condition, Requirement
-from verl_ext.estimators.compose import describe
+from verl_ext.estimators.compose import as_list
 
 WITHOUT_STD = {"norm_adv_by_std_in_grpo": False}
 
@@ -52,8 +52,8 @@ def test_kl_makes_no_group_of_dgpo_valid(dgae):
 def test_a_list_may_leave_kl_out_of_groups_that_do_not_vary():
     settings = Settings.parse({"use_kl_in_reward": True})
     named = build("dgpo", settings)
-    assert describe(named)[0] == {"step": "weigh_and_sum", "kl_where_varying": True}
-    assert build("compose", Settings.parse({"use_kl_in_reward": True, "compose": {"steps": describe(named)}})) == named
+    assert as_list(named)[0] == {"step": "weigh_and_sum", "kl_where_varying": True}
+    assert build("compose", Settings.parse({"use_kl_in_reward": True, "compose": {"steps": as_list(named)}})) == named
 
 
 def test_kl_of_a_list_and_of_hadw_on_grpo_acts_in_every_group():

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.facts import facts
 from tests.linear import is_linear
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.rewards.boxed_math import check_ground_truth, check_kwargs, compute_score, last_boxed
+from verl_ext.rewards.boxed_math import Options, check_ground_truth, compute_score, last_boxed
 
 
 def accuracy(solution: str, gold: str, **kwargs: object) -> float:
@@ -115,7 +115,7 @@ def test_a_gold_that_takes_too_long_is_an_error():
 def test_without_math_verify_the_error_names_the_package(monkeypatch):
     monkeypatch.setattr("verl_ext.rewards.options.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=facts("'math_verify'", "pip install 'math-verify>=0.8,<0.9'")):
-        check_kwargs({"timeout": 4.25})
+        Options()
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ def begun(folder: Path) -> list[int]:
 def judge():
     made = Judge()
     yield made
-    made.close()
+    if made._idle:
+        made._idle.end()
 
 
 def run(script: str, *, cwd: Path | None = None) -> str:
@@ -90,7 +91,6 @@ INTERRUPTED = """
     stop.set()
     for thread in threads:
         thread.join()
-    judge.close()
     print(hit, wrong)
 """
 
@@ -137,7 +137,6 @@ def test_a_forked_process_has_a_judge_of_its_own():
         child = os.fork()
         if not child:
             right = JUDGE.equal("5", "5", 5.0) and JUDGE._idle.popen.pid != mine
-            JUDGE.close()
             os._exit(0 if right else 1)
         status = os.waitpid(child, 0)[1]
         JUDGE._lock.release()

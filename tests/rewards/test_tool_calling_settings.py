@@ -5,7 +5,7 @@ import pytest
 from tests.facts import facts
 from tests.rewards.tool_answers import ONE, RESPONSE, F, G, calls
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.rewards.tool_calling import check_ground_truth, check_kwargs, compute_score
+from verl_ext.rewards.tool_calling import Options, check_ground_truth, compute_score
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,14 @@ def test_a_schedule_without_a_step_says_where_it_comes_from(info, kwargs):
     ],
 )
 def test_a_wrong_setting_is_refused(kwargs, told):
-    for check in (check_kwargs, lambda found: compute_score("rlla", ONE, ONE, **found)):
-        with pytest.raises(ConfigurationError, match=facts(*told)):
-            check(kwargs)
+    with pytest.raises(ConfigurationError, match=facts(*told)):
+        compute_score("rlla", ONE, ONE, **kwargs)
 
 
 def test_optimal_matching_without_scipy_names_the_package(monkeypatch):
     monkeypatch.setattr("verl_ext.rewards.options.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=facts("matching='optimal'", "'scipy'", "pip install 'scipy>=1.10'")):
-        check_kwargs({"matching": "optimal", "correctness_max": 2.875})  # not checked before, with scipy
+        Options(matching="optimal")
 
 
 @pytest.mark.parametrize(

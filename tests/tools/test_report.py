@@ -141,7 +141,6 @@ def test_a_run_is_called_after_its_experiment(tmp_path, report):
 
 
 REFUSED = [
-    (["--window", "0"], ("--window", "at least 1")),
     (["--metrics", "reward/correctnes/mean"], ("did you mean 'reward/correctness/mean'",)),
     (["--plot", "x.xyz"], ("x.xyz", "png")),
     (["{runs}/grpo-1/metrics.jsonl", "{runs}/grpo-1"], ("grpo-1", "NAME=")),

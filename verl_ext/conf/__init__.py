@@ -60,10 +60,5 @@ def preset(name: str) -> dict[str, Any]:
 
     declared = load(name)
     shown = {*COMMON, name, *declared.bases()}
-    algorithm = {section: defaults(kind) for section, kind in sections().items() if section in shown}
+    algorithm = {section: dataclasses.asdict(kind()) for section, kind in sections().items() if section in shown}
     return {"algorithm": {"adv_estimator": name, **algorithm}, MARKER: {name: True}, **declared.preset}
-
-
-def defaults(section: type[Any]) -> dict[str, Any]:
-    """The settings of a section with their defaults."""
-    return {item.name: getattr(section(), item.name) for item in dataclasses.fields(section)}

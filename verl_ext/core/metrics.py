@@ -42,7 +42,7 @@ def reward_metrics(batch: Batch, seen: Array) -> Metrics:
     dead = 1.0 - batch.groups.varies(seen).mean(axis=0)
     turns = batch.turns
     for column, key in enumerate(batch.keys):
-        name, by_turn = f"reward/{metric_name(key)}", column in turns.by_turn
+        name, by_turn = f"reward/{metric_name(key)}", column in turns.columns
         once = turns.number == 0 if by_turn else turns.last
         scored = _scored(seen[once, column])
         metrics |= _moments(name, scored)

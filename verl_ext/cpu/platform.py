@@ -108,8 +108,6 @@ class CPUPlatform(PlatformBase):
     def nvtx_range(self, msg: str) -> Any:
         return nullcontext()
 
-    def _none(self, *_args: Any, **_kwargs: Any) -> None:
-        """Do nothing: a CPU has no queue, no cache and no profiler, and verl seeds torch's global generator itself."""
-
-    set_device = synchronize = manual_seed = manual_seed_all = _none
-    set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = _none
+    # A CPU has no queue, no cache and no profiler, and verl seeds torch's global generator itself.
+    set_device = synchronize = manual_seed = manual_seed_all = _nothing
+    set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = _nothing

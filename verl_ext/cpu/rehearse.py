@@ -84,7 +84,7 @@ def _stages(options: argparse.Namespace) -> Iterator[Finding]:
         yield from of_resume(start(folder / "resume", config, options.minutes), whole, user)
 
 
-class Run:
+class Rehearsal:
     """What a run left that has ended; the status is None if it was ended after its time."""
 
     def __init__(self, folder: Path, status: int | None, seconds: float) -> None:
@@ -110,7 +110,7 @@ class Run:
         return f"{text}{line}; change {change}; log: {self.folder}/log.txt"
 
 
-def start(folder: Path, config: Any, minutes: float) -> Run:
+def start(folder: Path, config: Any, minutes: float) -> Rehearsal:
     """Start verl's entry point with this configuration, and wait for it."""
     folder.mkdir()
     shown = {"RAY_DEDUP_LOGS": "0", "HYDRA_FULL_ERROR": "1", "VERL_LOGGING_LEVEL": "INFO"}
@@ -126,10 +126,10 @@ def start(folder: Path, config: Any, minutes: float) -> Run:
     with (folder / "log.txt").open("w") as log, suppress(subprocess.TimeoutExpired):
         streams: Any = {"stdout": log, "stderr": log, "env": {**os.environ, **variables}}
         status = subprocess.run(command, timeout=60 * minutes, **streams).returncode  # noqa: S603 - the user's own run
-    return Run(folder, status, time.monotonic() - begin)
+    return Rehearsal(folder, status, time.monotonic() - begin)
 
 
-def of_training(run: Run, user: Any) -> Iterator[Finding]:
+def of_training(run: Rehearsal, user: Any) -> Iterator[Finding]:
     """The stages of the uninterrupted run, up to the first that it did not reach."""
     started = "Training Progress" in run.log
     counts = list(map(int, re.findall(r"^(?:filter )?dataset len: (\d+)", run.log, re.M)))
@@ -162,7 +162,7 @@ def of_training(run: Run, user: Any) -> Iterator[Finding]:
             return
 
 
-def of_sessions(run: Run) -> Iterator[Finding]:
+def of_sessions(run: Rehearsal) -> Iterator[Finding]:
     """Errors of single answers: verl logs them, leaves the prompt out, and goes on."""
     if failed := run.log.count("Error in _run_prompt"):
         stage, change = "rollout", "actor_rollout_ref.rollout.agent or .multi_turn"
@@ -171,7 +171,7 @@ def of_sessions(run: Run) -> Iterator[Finding]:
         yield stage, FAILED, f"{failed} prompts: {run.failure(change)}"
 
 
-def _rewards(run: Run) -> str:
+def _rewards(run: Rehearsal) -> str:
     """What the answers earned: from a random model, what noise can earn."""
     rows = [row for step in run.steps for row in run.rows(DUMP.format(step))]
     scores = [row["score"] for row in rows] or [math.nan]
@@ -182,7 +182,7 @@ def _rewards(run: Run) -> str:
     )
 
 
-def of_resume(run: Run, whole: Run, user: Any) -> Iterator[Finding]:
+def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[Finding]:
     """Whether the resumed run repeats the third step of the uninterrupted one, and validates."""
     yield from of_sessions(run)
     if not run.done:
@@ -197,7 +197,7 @@ def of_resume(run: Run, whole: Run, user: Any) -> Iterator[Finding]:
     yield "validate", OK if rows else FAILED, f"{len(rows)} answers: {', '.join(names)}"
 
 
-def _repeated(run: Run, whole: Run, user: Any) -> tuple[str, str]:
+def _repeated(run: Rehearsal, whole: Rehearsal, user: Any) -> tuple[str, str]:
     keys = ("input", "output", "score")
     dumps = [sorted([row[key] for key in keys] for row in part.rows(DUMP.format(3))) for part in (run, whole)]
     single = select(user, "actor_rollout_ref.rollout.agent.default_agent_loop") == "single_turn_agent"

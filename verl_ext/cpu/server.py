@@ -97,8 +97,6 @@ class EmbeddedServer:
         self._abort = threading.Event()
         self._loop: asyncio.Task[None] | None = None
 
-    # -- requests ------------------------------------------------------------------------------------------------
-
     async def generate(
         self,
         prompt_ids: Sequence[int],
@@ -207,8 +205,6 @@ class EmbeddedServer:
         self._abort.clear()
         self._rejecting = False
         self._admitting.set()
-
-    # -- weights -------------------------------------------------------------------------------------------------
 
     async def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy a bucket of weights into the model; `finish_weights` ends the update."""

@@ -110,9 +110,6 @@ def attend(
         raise IntegrationError("this model's layers do not hand their keyword arguments to the attention function")
     if names := [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]:
         raise IntegrationError(f"this model's attention needs {listed(names)}")
-    window = others.get("sliding_window")
-    if window is not None and window <= shared.get_seq_length():
-        raise IntegrationError(f"this model attends to the last {window} tokens only")
     rows, heads, _, size = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads  # query heads that share one key head

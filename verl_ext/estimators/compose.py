@@ -6,11 +6,9 @@ r"""`adv_estimator=compose`: an estimator written as a list of steps in the conf
       compose:
         steps: [centre, scale_by_mad, weigh_and_sum, whiten, {step: weigh_by_difficulty, dqw_temp: 1.0}]
 
-A list may name the steps of the named estimators, which `python -m verl_ext show NAME` prints as such lists, and steps
-of your own as `package.module:Class`. These need no registration, but must be importable where verl's trainer runs.
-Names, settings and order are checked when the list is read. Exactly one step is `weigh_and_sum`, which applies
-`algorithm.rewards.weights`: a method that combines rewards in another way scales them before the sum. A step with a
-field `weights` gets them, too.
+A list names steps of the named estimators, which `python -m verl_ext show NAME` prints as such lists, and steps of your
+own as `package.module:Class`. Exactly one is `weigh_and_sum`. A step with a field `weights` gets
+`algorithm.rewards.weights`.
 """
 
 from __future__ import annotations
@@ -206,10 +204,10 @@ def _trial(chain: Chain, keys: tuple[str, ...]) -> tuple[Array, list[str]]:
     return result.advantages, rounding
 
 
-def describe(chain: Chain) -> list[str | dict[str, Any]]:
+def as_list(chain: Chain) -> list[str | dict[str, Any]]:
     """The list that describes a chain; settings at their defaults are left out.
 
-    >>> describe(Chain((WeighAndSum(), Centre(), ScaleByMad(0.5))))
+    >>> as_list(Chain((WeighAndSum(), Centre(), ScaleByMad(0.5))))
     ['weigh_and_sum', 'centre', {'step': 'scale_by_mad', 'epsilon': 0.5}]
     """
     described: list[str | dict[str, Any]] = []

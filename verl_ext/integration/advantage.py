@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import ModuleType
@@ -22,8 +21,6 @@ from verl_ext.integration import checkpoint, dump, hooks
 from verl_ext.integration.components import SCORE, Components
 from verl_ext.integration.run import CURRENT, Run
 from verl_ext.registry import INSTALLED
-
-logger = logging.getLogger("verl_ext")
 
 
 def install(core_algos: ModuleType) -> None:
@@ -54,11 +51,6 @@ def estimator_function(name: str) -> Callable[..., Any]:
 def compute(name: str, token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
     """Return the advantages `[B, L]` of the batch that a trainer is computing."""
     run, chain, rewards = _at_work(name)
-    if token_level_rewards.shape != response_mask.shape or response_mask.dim() != 2:
-        raise DataError(
-            f"token_level_rewards {tuple(token_level_rewards.shape)} and response_mask {tuple(response_mask.shape)} "
-            "must be [rows, tokens]"
-        )
     rows = rewards.rows
     if len(rows.owner) != len(response_mask):
         raise IntegrationError(
@@ -157,7 +149,7 @@ def _column(run: Run, rewards: Components, key: str) -> Array:
     """Return `[M]` the values of a reward; one of the response is repeated for each turn."""
     if key not in (run.settings.rewards.by_turn or ()):
         return rewards.column(key, "algorithm.rewards.keys")[rewards.owner]
-    column, beyond = rewards.by_turn(key)
+    column, beyond = rewards.entries_by_turn(key)
     run.metrics[f"reward/{metric_name(key)}/cut_entries"] = float(beyond)
     return column
 

@@ -30,7 +30,7 @@ class Needs:
     """Rewards and fields."""
     score: bool = False
     """The score before any KL term."""
-    by_turn: bool = False
+    turns: bool = False
     """The turns of each response, and whether it was cut."""
     longest: int = 0
     """Tokens at which a response is cut; 0 if that is not known."""
@@ -112,7 +112,7 @@ class Components:
         """Return `[N, K]` values of the rewards in `algorithm.rewards.keys`."""
         return np.stack([self.column(key, "algorithm.rewards.keys", counts=counts) for key in keys], axis=1)
 
-    def by_turn(self, key: str) -> tuple[Array, int]:
+    def entries_by_turn(self, key: str) -> tuple[Array, int]:
         """Return `[M]` what a reward gives for each turn, and how many entries are left over of responses cut short."""
         if key not in self.fields:
             raise ConfigurationError(f"algorithm.rewards.by_turn: {unknown('reward component', key, self.fields)}")
@@ -178,7 +178,7 @@ def of_batch(
     rows = Rows.of_groups(groups, mask)
     present = set(tensors.keys())
     cut = None
-    if needs.by_turn and "attention_mask" in present:
+    if needs.turns and "attention_mask" in present:
         width = mask.shape[1]
         cut = rows.take(row_sums(tensors["attention_mask"][:, -width:].float())) >= (needs.longest or width)
 
@@ -187,7 +187,7 @@ def of_batch(
 
     return Components(
         rows=rows,
-        runs=Runs.of(mask, rows) if needs.by_turn else None,
+        runs=Runs.of(mask, rows) if needs.turns else None,
         labels=uids if rows.one_to_one else rows.labels(uids),
         groups=groups if rows.one_to_one else None,
         token_scores={name: total(TOKEN_FIELD + name) for name in needs.names if TOKEN_FIELD + name in present},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from verl_ext.core.steps import WeighAndSum
 from verl_ext.files import replacing
 from verl_ext.integration.run import Run
 from verl_ext.settings import Settings
-
-logger = logging.getLogger("verl_ext")
 
 FAILED = "dump"
 """The key by which a run remembers that a dump failed."""

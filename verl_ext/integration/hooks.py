@@ -37,9 +37,6 @@ MARK = "__verl_ext__"
 RULES: list[Callable[[Any], Iterable[Complaint]]] = []
 """Rules about a run's configuration that other plugins add; `check` and the start of a run judge by them."""
 
-Around = Callable[..., Any]
-"""What is called in the place of a function of verl, with that function before its arguments."""
-
 
 class _AfterImport(MetaPathFinder):
     """A finder that asks the next finders and wraps the loader they return."""
@@ -144,13 +141,13 @@ def versions() -> str:
     return f"verl {installed} is installed, verl_ext is tested with {' and '.join(TESTED)}"
 
 
-def wrap(owner: Any, name: str, around: Around) -> None:
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Replace `owner.name` by `around(original, ...)` unless that is done; the original is kept as `__wrapped__`.
 
     Raise unless the original's first parameters are those that `around` has after `original`.
     """
     original = member(owner, name)
-    if is_wrapped(original):
+    if getattr(original, MARK, None) is original:  # a wrapper of another plugin may have copied our attributes
         return
     require_parameters(owner, name, _positional(around)[1:])
 
@@ -216,11 +213,6 @@ def require_passed_on(cls: type, mixin: type, names: Iterable[str]) -> None:
                     f"{_path(base)}.{name} does not call the method that it overrides, so the estimator's part of it "
                     f"would be lost: call super().{name} in it"
                 )
-
-
-def is_wrapped(function: Any) -> bool:
-    """Return whether a function is our wrapper, and not one that copied its attributes by `functools.wraps`."""
-    return getattr(function, MARK, None) is function
 
 
 def _path(owner: Any) -> str:

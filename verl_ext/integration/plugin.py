@@ -10,7 +10,7 @@ from verl_ext.integration.hooks import Hook, schedule
 
 _HERE = "verl_ext.integration"
 
-_HOOKS = (
+schedule(
     Hook("verl.trainer.ppo.core_algos", f"{_HERE}.advantage:install", "the estimators' names"),
     Hook("verl.utils.config", f"{_HERE}.driver:install", "checks before Ray starts"),
     Hook("verl.trainer.main_ppo", f"{_HERE}.driver:install", "checks before Ray starts, other entry points"),
@@ -19,7 +19,3 @@ _HOOKS = (
     Hook("verl.workers.engine.fsdp.transformer_impl", f"{_HERE}.update.engine:install", "a shorter update"),
     Hook("hydra.core.config_store", "verl_ext.conf:store_presets", "configuration presets"),
 )
-"""Each hook: the module of verl after whose import it runs, its function, and its purpose."""
-
-
-schedule(*_HOOKS)

@@ -40,7 +40,7 @@ def rewards_of(
     if not present.isdisjoint(per_token):
         mask = dense(read(scored, partition_id, ["response_mask"])["response_mask"])
         totals = {name: scores(dense(data[name]), mask) for name in per_token if name in present}
-    if needs.by_turn:
+    if needs.turns:
         masks = read(keys, partition_id, ["response_mask"])["response_mask"]
         runs, cut = Runs.of(dense(masks), rows), rows.take(masks.offsets().diff().cpu().numpy()) >= needs.longest
     fields = {name: data.pop(name) for name in names if name in present}

@@ -26,7 +26,7 @@ METHOD = "_dapo_filtered_keys"
 """The method of verl's replay buffer that returns the finished groups to drop."""
 
 
-def install(trainer: Any, run: Run) -> None:
+def replace_rule(trainer: Any, run: Run) -> None:
     """Replace the rule of a trainer's replay buffer if the configuration asks for one of ours."""
     chosen = trainer.config.algorithm.get("filter_groups")
     metric = chosen.metric if chosen is not None and chosen.enable else None

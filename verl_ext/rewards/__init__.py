@@ -13,9 +13,10 @@
     +reward.custom_reward_function.reward_kwargs.matching=optimal
 
 Any answer is scored. An invalid ground truth raises `DataError`, an invalid argument `ConfigurationError`. verl's
-default trainer logs an exception of a reward function and drops the sample, so check both before training: each module
-has `check_kwargs(reward_kwargs)` and `check_ground_truth(ground_truth)`, which raise the same errors.
-`check_kwargs` returns the options. Their `components` are the names in the table, which the start-up check compares to
-`algorithm.rewards.keys`; their `accuracies` are the names, `score` among them, whose values lie in [0, 1]: only these
-can be an accuracy. Their `signed` are those whose values may be below 0, which maxrl cannot use.
+default trainer logs an exception of a reward function and drops the sample, so both are checked before training: the
+arguments at the start, the truths by `check_ground_truth(ground_truth)` where the data are prepared.
+
+The arguments are the fields of a module's `Options`. Its `components` are the names in the table, which the start-up
+check compares to `algorithm.rewards.keys`; its `accuracies` are the names, `score` among them, whose values lie in
+[0, 1]: only these can be an accuracy.
 """

@@ -30,7 +30,6 @@ MAX_CHARACTERS = 2000
 # A ground truth may take so many times the `timeout`.
 GOLD_PATIENCE = 10
 
-# A bare box holds one number or one letter, at the end of a formula, a line or a phrase: `\boxed 5x+3` is not 5.
 _BARE = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)|[A-Za-z]"
 _SPACE = r"(?:[ \t]|\\[,;: ]|\\q?quad\b)*"
 _END = (
@@ -48,7 +47,7 @@ class Options:
     """The keyword arguments of `compute_score`: `timeout`, seconds of CPU time for one judgement."""
 
     timeout: float = limited(0.5, above=0.0, high=3600.0)
-    components, accuracies, signed = ("accuracy",), ("accuracy", "score"), ()
+    components, accuracies = ("accuracy",), ("accuracy", "score")
 
     def __post_init__(self) -> None:
         require_package("math_verify", "math-verify>=0.8,<0.9", "verl_ext.rewards.boxed_math")
@@ -77,11 +76,6 @@ def last_boxed(text: str) -> str | None:
         elif token["bare"]:
             start, end = token.span("bare")
     return None if start < 0 else text[start:end].strip()
-
-
-def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
-    """Parse the keyword arguments; raise `ConfigurationError` for an invalid one."""
-    return parse_options(Options, reward_kwargs)
 
 
 def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float = Options.timeout) -> str:
@@ -115,7 +109,7 @@ def compute_score(
     **kwargs: object,
 ) -> dict[str, float]:
     r"""Return `accuracy`, and the same value as `score`."""
-    options = check_kwargs(kwargs)
+    options = parse_options(Options, kwargs)
     gold = check_ground_truth(ground_truth, row_name(data_source, extra_info), options.timeout)
     boxed = last_boxed(solution_str)
     judged = boxed is not None and 0 < len(boxed) <= MAX_CHARACTERS

@@ -38,7 +38,6 @@ class Options:
 
     strict: Literal["corrected", "reference"] = "corrected"
     components = accuracies = ("correctness", "integer", "format")
-    signed = ()
 
 
 def read_number(text: str) -> Decimal | None:
@@ -48,11 +47,6 @@ def read_number(text: str) -> Decimal | None:
     True
     """
     return Decimal(text.replace(",", "")) if _NUMBER.fullmatch(text) else None
-
-
-def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
-    """Parse the keyword arguments; raise `ConfigurationError` for an invalid one."""
-    return parse_options(Options, reward_kwargs)
 
 
 def check_ground_truth(ground_truth: object, row: str = "a row", strict: str = "corrected") -> str:
@@ -77,7 +71,7 @@ def compute_score(
     >>> compute_score("gsm8k", "<think>9 * 2</think>\n<answer>18</answer>", "#### 18")
     {'correctness': 1.0, 'integer': 1.0, 'format': 1.0, 'score': 3.0}
     """
-    options = check_kwargs(kwargs)
+    options = parse_options(Options, kwargs)
     gold = check_ground_truth(ground_truth, row_name(data_source, extra_info), options.strict)
     answer = last_block(solution_str, "answer").strip()
     if options.strict == "reference":

@@ -62,13 +62,6 @@ class Judge:
                     raise NoVerdictError(f"math-verify took over {timeout:g} s")
             raise NoVerdictError(f"math-verify's process ended twice, with status {child.popen.returncode}")
 
-    def close(self) -> None:
-        """End the child. The next judgement starts a new one."""
-        with self._lock:
-            if self._idle:
-                self._idle.end()
-            self._idle = None
-
     def forget(self) -> None:
         """Leave the child to the process that was forked; the next judgement here starts a new one."""
         if self._idle:
@@ -144,10 +137,10 @@ def main(pipe: Connection, path: str) -> None:
         while True:
             gold, answer, timeout = pipe.recv()
             signal.setitimer(signal.ITIMER_PROF, timeout)  # it does not run while the process waits
-            pipe.send(judge(gold, answer))
+            pipe.send(are_equal(gold, answer))
 
 
-def judge(gold: str, answer: str) -> bool:
+def are_equal(gold: str, answer: str) -> bool:
     """Return whether math-verify reads both and finds them equal. It catches its own exceptions and returns False."""
     library = import_module("math_verify")
     return bool(library.verify(read(gold), read(answer), timeout_seconds=None))  # an empty list is equal to nothing

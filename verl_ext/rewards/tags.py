@@ -20,12 +20,10 @@ class Section:
 
     @property
     def start(self) -> str:
-        """The text that opens the section."""
         return f"<{self.tag}>" + "\n" * self.own_lines
 
     @property
     def end(self) -> str:
-        """The text that closes the section."""
         return "\n" * self.own_lines + f"</{self.tag}>"
 
 

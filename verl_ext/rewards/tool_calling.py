@@ -103,12 +103,8 @@ class Options:
     @property
     def accuracies(self) -> tuple[str, ...]:
         """Names, `score` among them, whose values lie in [0, 1], as an accuracy's do."""
-        return tuple(name for name in self.components if name not in self.signed)
-
-    @property
-    def signed(self) -> tuple[str, ...]:
-        """Names, `score` among them, whose values may be below 0."""
-        return ("correctness", "score", *(("format",) if self.scale == "linear" else ()))
+        beyond = ("correctness", "format") if self.scale == "linear" else ("correctness",)
+        return tuple(name for name in self.components if name not in beyond)
 
 
 @dataclass(frozen=True)
@@ -117,11 +113,6 @@ class Truth:
 
     sections: tuple[Section, ...]
     calls: tuple[Call, ...] | None
-
-
-def check_kwargs(reward_kwargs: Mapping[str, object]) -> Options:
-    """Parse the keyword arguments; raise `ConfigurationError` for an invalid one."""
-    return parse_options(Options, reward_kwargs)
 
 
 def check_ground_truth(ground_truth: object, row: str = "a row") -> Truth:
@@ -153,7 +144,7 @@ def compute_score(
     >>> compute_score("rlla", truth, truth)
     {'format': 1.0, 'correctness': 3.0, 'score': 4.0}
     """
-    options = check_kwargs(kwargs)
+    options = parse_options(Options, kwargs)
     truth = check_ground_truth(ground_truth, row_name(data_source, extra_info))
     answer = solution_str.strip()
 
@@ -165,7 +156,9 @@ def compute_score(
         low, high = correctness_range
         components["correctness"] = low + (high - low) * agreement(options, list(truth.calls), answer)
     if options.length != "omitted":
-        components["length"] = think_length(answer, target_words(options, step))
+        growing = options.length == "growing"
+        target = _FIRST_WORDS + _MORE_WORDS * step / _GROWTH_STEPS if growing else _TARGET_WORDS
+        components["length"] = think_length(answer, target)
     return {**components, "score": sum(components.values())}
 
 
@@ -200,11 +193,6 @@ def think_length(answer: str, target: float) -> float:
     if not has_both_tags(answer, _THINK.tag):
         return 0.0
     return min(1.0, round(len(last_block(answer, _THINK.tag).split()) / target, 2))
-
-
-def target_words(options: Options, step: int) -> float:
-    """Words of a think section that earn the full length reward."""
-    return _FIRST_WORDS + _MORE_WORDS * step / _GROWTH_STEPS if options.length == "growing" else _TARGET_WORDS
 
 
 def score_ranges(options: Options, step: int) -> tuple[tuple[float, float], tuple[float, float]]:

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_ext.core.chain import Chain
-from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.estimators import build
-from verl_ext.estimators.compose import describe, settings_of
+from verl_ext.estimators.compose import as_list, settings_of
 from verl_ext.files import say
 from verl_ext.registry import ESTIMATORS, load, used
 from verl_ext.settings import Settings
@@ -36,8 +35,6 @@ def show(options: argparse.Namespace) -> int:
     if name is None:
         say("\n".join(f"{known:8}  {_about(known)[0]}" for known in ESTIMATORS))
         return 0
-    if name not in ESTIMATORS:
-        raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
     settings = parse_settings(options.overrides)
     chain = build(name, settings)
     heading, *rest = _about(name)
@@ -45,7 +42,7 @@ def show(options: argparse.Namespace) -> int:
     usual = not settings.estimators and settings.norm_by_std  # else the formulas of the steps tell
     lines = [heading, *(["", "formula", *formula] if formula and usual else [])]
     lines += ["", "steps", *_steps(chain), "", "settings in force", *_settings(name, settings)]
-    say("\n".join([*lines, "", "the same as a list", _as_list(chain, settings)]))
+    say("\n".join([*lines, "", "the same as a list", _as_overrides(chain, settings)]))
     return 0
 
 
@@ -76,8 +73,8 @@ def _settings(name: str, settings: Settings) -> Iterator[str]:
     yield f"  {LOSS}={settings.loss_agg_mode}"
 
 
-def _as_list(chain: Chain, settings: Settings) -> str:
-    steps = ",".join(_text(item) for item in describe(chain))
+def _as_overrides(chain: Chain, settings: Settings) -> str:
+    steps = ",".join(_text(item) for item in as_list(chain))
     accuracy = {name: getattr(settings.rewards, name) for name in ("accuracy_key", "accuracy_threshold")}
     used = [f" +algorithm.rewards.{key}={_text(value)}" for key, value in accuracy.items() if value is not None]
     more = "".join(used) if chain.needs_accuracy else ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-Rows = list[tuple[str, ...]]
+Table = list[tuple[str, ...]]
 
 
-def plain(rows: Rows) -> str:
+def plain(rows: Table) -> str:
     """Align the columns, with a line below the header.
 
     >>> print(plain([("a", "b"), ("10", "2")]))

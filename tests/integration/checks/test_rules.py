@@ -60,7 +60,6 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("estimator", ("algorithm.adv_estimator=gdop",), ("adv_estimator", "'gdop'", "'gdpo'", "'rloo'")),
     ("section", (*GDPO, "+algorithm.gdop.whiten=token"), ("algorithm.gdop", "algorithm.gdpo")),
     ("section at the top", (*GDPO, "+gdpo.whiten=token"), ("algorithm.gdpo",)),
-    ("preset as a setting", (*GDPO, "+algorithm.verl_ext=gdpo"), ("algorithm.verl_ext", "defaults", "+verl_ext=gdpo")),
     ("preset as an entry", (*GDPO, "+verl_etx=gdpo"), ("verl_etx", "+verl_ext=NAME")),
     ("range", (*GDPO, "+algorithm.gdpo.epsilon=0"), ("algorithm.gdpo.epsilon", "above 0")),
     ("interpolation", (*GDPO, "+algorithm.gdpo.epsilon=${nothing}"), ("algorithm.gdpo", "cannot be read")),
@@ -92,13 +91,6 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("accuracy by default", ("algorithm.adv_estimator=dgpo", GSM8K), ("'score'", "accuracy_key", "correctness")),
     ("accuracy of a sum", ("algorithm.adv_estimator=hadw", TWO), ("hadw", "algorithm.rewards.accuracy_key")),
     ("accuracy of one key", ("algorithm.adv_estimator=dgpo", TOOLS, ONE), ("'correctness'", "accuracy_threshold")),
-    ("negative score", (MAXRL, TOOLS), ("maxrl", "'score'", "algorithm.rewards.keys")),
-    ("negative component", (MAXRL, TOOLS, ONE), ("maxrl", "'correctness'")),
-    (
-        "negative component of a list",
-        (COMPOSE, TOOLS, TWO, "+algorithm.compose.steps=[weigh_and_sum,divide_by_mean,centre]"),
-        ("divide_by_mean", "'correctness'"),
-    ),
     ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),
     ("loss of drgrpo", ("algorithm.adv_estimator=drgrpo",), (DRGRPO[0], f"{ACTOR}.loss_scale_factor=", "check_loss")),
     (
@@ -173,8 +165,6 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
 ]  # fmt: skip
 ACCEPTED: dict[str, tuple[str, ...]] = {
-    "maxrl with a format": (MAXRL, TOOLS, "+algorithm.rewards.keys=[format]"),
-    "maxrl with its scorer": (MAXRL, GSM8K),
     "dgpo with one key": ("algorithm.adv_estimator=dgpo", GSM8K, ONE),
     "gdpo": GDPO,
     "gdpo by verl's names": (*VERLS, "+algorithm.gdpo.whiten=token"),

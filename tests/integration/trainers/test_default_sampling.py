@@ -160,7 +160,7 @@ def installed(groups, metric="any_reward", **rewards):
     buffer = Buffer(groups)
     settings = Settings.parse({"rewards": {"keys": KEYS, **rewards}})
     run = Run("gdpo", settings, build("gdpo", settings))
-    sampling.install(trainer_of(buffer, metric), run)
+    sampling.replace_rule(trainer_of(buffer, metric), run)
     return buffer, run
 
 
@@ -223,4 +223,4 @@ def test_a_buffer_without_the_method_or_of_another_shape_is_refused():
 
     for buffer in (Other(GROUPS), Without()):
         with pytest.raises(IntegrationError, match=facts("_dapo_filtered_keys", "0.9.0 and 0.9.1")):
-            sampling.install(trainer_of(buffer), Run("gdpo", Settings(), None))
+            sampling.replace_rule(trainer_of(buffer), Run("gdpo", Settings(), None))

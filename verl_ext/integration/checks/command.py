@@ -22,7 +22,7 @@ from verl_ext.files import say
 from verl_ext.integration.checks import judge
 from verl_ext.integration.checks.describe import describe
 from verl_ext.integration.checks.read import select
-from verl_ext.integration.checks.rewards import FUNCTION, components
+from verl_ext.integration.checks.rewards import FUNCTION, known_components
 from verl_ext.integration.checks.try_reward import try_reward
 
 VERL = "verl.trainer.config"
@@ -32,9 +32,7 @@ VERL = "verl.trainer.config"
 def add_configuration(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of verl, so that a command line can be pasted."""
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings as on verl's command line")
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="a primary configuration: its folder and name in one"
-    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the primary configuration: folder and name in one")
     parser.add_argument("--config-path", "-cp", type=Path, metavar="FOLDER", help=f"{VERL} by default")
     parser.add_argument("--config-name", "-cn", default="ppo_trainer", metavar="NAME", help="ppo_trainer by default")
 
@@ -42,13 +40,9 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_configuration(parser)
-    parser.add_argument(
-        "--try-reward", action="store_true", help="call the reward function on rows of the training file"
-    )
+    parser.add_argument("--try-reward", action="store_true", help="call the reward function on rows of training data")
     parser.add_argument("--rows", type=int, default=8, help="how many, 8 by default")
-    parser.add_argument(
-        "--answers", type=Path, metavar="FILE", help="a text file with an answer to each of them, by line"
-    )
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="a text file with an answer to each, by line")
 
 
 def check(options: argparse.Namespace) -> int:
@@ -97,7 +91,7 @@ def _judged(config: Any, options: argparse.Namespace) -> tuple[list[str], bool]:
         tried, problems = try_reward(config, verdict, rows=options.rows, answers=options.answers)
         more = [f"{len(problems) - 8} more of such answers"] if problems[8:] else []
         lines, errors = [*lines, *tried], [*errors, *problems[:8], *more]
-    elif verdict.settings.rewards.keys and not errors and components(config) is None:
+    elif verdict.settings.rewards.keys and not errors and known_components(config) is None:
         function = select(config, f"{FUNCTION}.path") or "the reward function"
         lines.append(f"untried    whether {function} returns these rewards: add --try-reward")
     for kind, texts in (("error", errors), ("warning", verdict.warnings)):

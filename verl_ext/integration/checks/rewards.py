@@ -12,11 +12,12 @@ from importlib import import_module
 from typing import Any
 
 from verl_ext import rewards
-from verl_ext.core.steps import Condition, DivideByMean
+from verl_ext.core.steps import Condition
 from verl_ext.errors import Complaint, ConfigurationError, listed, reading, unknown
 from verl_ext.integration.checks.read import FILTER, RunConfig, resolved, select
 from verl_ext.integration.components import SCORE
 from verl_ext.registry import INSTALLED
+from verl_ext.rewards.options import parse_options
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
 
 FUNCTION = "reward.custom_reward_function"
@@ -43,7 +44,7 @@ def scorer(config: Any) -> Any:
         raise ConfigurationError(f"{FUNCTION}.path={path}: {unknown('reward module', name, valid)}")
     with reading(f"{FUNCTION}.reward_kwargs", ConfigurationError):
         kwargs = resolved(select(config, f"{FUNCTION}.reward_kwargs")) or {}
-        return module.check_kwargs({str(name): value for name, value in kwargs.items()})
+        return parse_options(module.Options, {str(name): value for name, value in kwargs.items()})
 
 
 def old_function(run: RunConfig) -> Iterator[Complaint]:
@@ -54,7 +55,7 @@ def old_function(run: RunConfig) -> Iterator[Complaint]:
         )
 
 
-def components(config: Any) -> list[str] | None:
+def known_components(config: Any) -> list[str] | None:
     """Return all components of a run; None if code that is not ours or verl's may add some."""
     options, manager = scorer(config), select(config, "reward.reward_manager.name") or "naive"
     of_verl = (select(config, "reward.reward_manager.source") or "register") == "register" and manager in MANAGERS
@@ -65,26 +66,13 @@ def components(config: Any) -> list[str] | None:
 
 def wrong_components(run: RunConfig) -> Iterator[Complaint]:
     """A scorer of this package that does not exist, or refuses its arguments; a component that the run cannot have."""
-    valid, rewards = components(run.config), run.settings.rewards
+    valid, rewards = known_components(run.config), run.settings.rewards
     wanted = [("keys", key) for key in rewards.keys or ()]
     wanted += [("accuracy_key", rewards.accuracy_key)] if rewards.accuracy_key is not None else []
     for setting, key in wanted:
         if valid is not None and key not in (*valid, TOOL_REWARDS):
             message = f"{unknown('reward component', key, valid)}, of {FUNCTION}.path={run.select(f'{FUNCTION}.path')}"
             yield Complaint(f"algorithm.rewards.{setting}: {message}")
-
-
-def negative_rewards(run: RunConfig) -> Iterator[Complaint]:
-    """Rewards of a scorer of this package that may be below 0, where a step divides by a group's mean."""
-    options = scorer(run.config)
-    if options is None or run.chain is None or not any(isinstance(step, DivideByMean) for step in run.chain.steps):
-        return
-    for key in run.settings.rewards.keys or (SCORE,):
-        if key in options.signed:
-            yield Complaint(
-                f"{DivideByMean.name} ({run.name}) needs rewards of at least 0; {key!r} may be less: name others in "
-                "algorithm.rewards.keys"
-            )
 
 
 def lost_penalty(run: RunConfig) -> Iterator[Complaint]:
@@ -100,7 +88,7 @@ def lost_penalty(run: RunConfig) -> Iterator[Complaint]:
         )
 
 
-def by_turn(run: RunConfig) -> Iterator[Complaint]:
+def without_turns(run: RunConfig) -> Iterator[Complaint]:
     """Rewards by turn where the run has no turns for them."""
     rewards, rollout = run.settings.rewards, "actor_rollout_ref.rollout.multi_turn"
     if not rewards.by_turn:

@@ -22,16 +22,14 @@ from verl_ext.integration.checks.presets import late_preset, other_preset
 from verl_ext.integration.checks.read import ACTOR, FILTER, RunConfig
 from verl_ext.integration.checks.rewards import (
     FUNCTION,
-    by_turn,
     lost_penalty,
-    negative_rewards,
     old_function,
+    without_turns,
     wrong_accuracy,
     wrong_components,
 )
 from verl_ext.integration.checks.update import shorter_update
-from verl_ext.registry import BUILT_IN, INSTALLED, load, refused
-from verl_ext.registry import GROUP as ENTRY_POINTS
+from verl_ext.registry import BUILT_IN, ENTRY_POINTS, INSTALLED, TAKEN, load
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings, misspelt, sections
 
 Rule = Callable[[RunConfig], Iterator[Complaint]]
@@ -41,10 +39,10 @@ def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
     """A name that is misspelt, or not registered here, or that an entry point cannot have."""
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-    if (value := refused(run.name)) is not None:
+    if run.name in TAKEN and run.name in ENTRY_POINTS:
         yield Complaint(
-            f"the entry point {run.name}={value} of the group {ENTRY_POINTS} has the name of another estimator, which "
-            "would compute instead: rename it, or uninstall its package"
+            f"the entry point {run.name}={ENTRY_POINTS[run.name]} has the name of another estimator, which would "
+            "compute instead: rename it, or uninstall its package"
         )
     if run.name in ADV_ESTIMATOR_REGISTRY:
         return
@@ -207,7 +205,7 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
 ALWAYS: tuple[Rule, ...] = (unknown_estimator, unread, other_preset, late_preset, old_function, attention)
 """The rules for every configuration."""
 READ: tuple[Rule, ...] = (
-    *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, by_turn, without_effect),
+    *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_turns, without_effect),
     *(shorter_update, experimental, missing_keys, single_response, contradicted_by_verl, trial),
     *(rule_of_estimator, loss_of_verl),
 )

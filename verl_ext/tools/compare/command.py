@@ -18,7 +18,7 @@ from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, 
 from verl_ext.tools.compare.read import read
 from verl_ext.tools.compare.rollouts import Rollouts
 from verl_ext.tools.compare.variants import GRPO, Outcome
-from verl_ext.tools.tables import Rows, plain
+from verl_ext.tools.tables import Table, plain
 
 AGAINST = (
     "A is the advantage; brackets hold a 95 % interval (Wilson's, for the number of groups). A = 0 and other sign are "
@@ -102,9 +102,9 @@ def _notes(rollouts: Rollouts, outcomes: list[Outcome], common: Settings) -> Ite
 
 def _tables(
     rollouts: Rollouts, measured: Measured, keys: Sequence[str], level: Bins
-) -> Iterator[tuple[str, str, Rows]]:
+) -> Iterator[tuple[str, str, Table]]:
     count = f"{len(rollouts.groups):,} groups"
-    rows: Rows = [("estimator", "dead groups", "A = 0", "mean |A|", "other sign")]
+    rows: Table = [("estimator", "dead groups", "A = 0", "mean |A|", "other sign")]
     for label, own in measured.items():
         turned = "" if len(rows) == 1 else _interval(own.turned)
         rows.append((label, _interval(own.dead), _interval(own.zero), _number(own.size), turned))

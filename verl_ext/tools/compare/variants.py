@@ -13,9 +13,9 @@ from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Array
 from verl_ext.core.turns import Turns
-from verl_ext.errors import ConfigurationError, listed, unknown
+from verl_ext.errors import ConfigurationError, listed
 from verl_ext.estimators import build
-from verl_ext.registry import ESTIMATORS, INSTALLED
+from verl_ext.registry import INSTALLED
 from verl_ext.settings import RewardsSettings, Settings
 from verl_ext.tools.arguments import parse_settings
 from verl_ext.tools.compare.rollouts import TOKENS, Rollouts
@@ -93,8 +93,6 @@ def settings_of(rollouts: Rollouts, overrides: Sequence[str] = ()) -> Settings:
 
 
 def _chain(name: str, settings: Settings, rollouts: Rollouts) -> Chain:
-    if name not in ESTIMATORS:
-        raise ConfigurationError(f"{unknown('estimator', name, ESTIMATORS)}, or a list of steps in [...]")
     chain = build(name, settings)
     if chain.per_reward and settings.rewards.keys is None:
         raise ConfigurationError(

@@ -36,8 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def report(options: argparse.Namespace) -> int:
     """Write the requested files and print the table."""
-    if options.window < 1:
-        raise ConfigurationError("--window must be at least 1")
     experiments = _read(options.runs)
     for metric in options.metrics or ():
         if metric not in logged(experiments):

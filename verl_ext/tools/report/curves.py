@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from verl_ext.tools.report.logs import Log
-from verl_ext.tools.tables import Rows
+from verl_ext.tools.tables import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,13 +81,13 @@ def width_of(experiments: Experiments, metrics: Sequence[str], asked: int) -> in
     return max(1, min([asked, *(len(values) // 2 for values in curves if values is not None)]))
 
 
-def rows(experiments: Experiments, metrics: Sequence[str], width: int) -> Rows:
+def rows(experiments: Experiments, metrics: Sequence[str], width: int) -> Table:
     """Return a line for each metric and name, ± standard deviation over the runs.
 
     `first` and `final` are means over `width` steps, `best` is the highest mean over `width` consecutive steps, and
     `mean` is that over all steps.
     """
-    lines: Rows = [("metric", "name", "runs", "steps", f"first {width}", f"final {width}", f"best {width}", "mean")]
+    lines: Table = [("metric", "name", "runs", "steps", f"first {width}", f"final {width}", f"best {width}", "mean")]
     for metric in metrics:
         for name, logs in experiments.items():
             values = curve(logs, metric)
