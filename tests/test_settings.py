@@ -106,7 +106,6 @@ def test_verls_names_name_the_same_rewards() -> None:
         ({"gdpo": {"whitten": 1}}, ("algorithm.gdpo", "'whiten'", "'conditions', 'epsilon', 'scale', 'whiten'")),
         ({"hadw": {"accuracy_key": "acc"}}, ("algorithm.hadw", "'accuracy_key'")),
         *(({name: 3}, (f"algorithm.{name}", "section")) for name in SECTIONS),
-        *(({"verl_ext": name}, ("algorithm.verl_ext", "defaults", f"+verl_ext={name}")) for name in ("gdpo", "cpu")),
         ({"gdpo": {"whiten": "tokens"}}, ("algorithm.gdpo.whiten", "'tokens'", "'token'", "'sequence'")),
         ({"dgpo": {"balance": None}}, ("algorithm.dgpo.balance", "None", "'sequence'")),
         ({"hadw": {"base": "hadw"}}, ("algorithm.hadw.base", "'hadw'", "'grpo'")),
