@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 
 import pytest
 import torch
@@ -29,13 +30,14 @@ def compose():
     return run
 
 
-def test_a_model_keeps_its_architecture_its_vocabulary_and_how_its_heads_share_keys():
-    qwen = {"model_type": "qwen3_moe", "vocab_size": 151936, "num_attention_heads": 32, "num_key_value_heads": 4}
-    small = cut_down({**qwen, "num_hidden_layers": 48, "num_experts": 128, "layer_types": ["full_attention"] * 48})
-    assert (small["model_type"], small["vocab_size"]) == ("qwen3_moe", 151936)
-    assert (small["num_attention_heads"], small["num_key_value_heads"]) == (4, 2)
-    assert (small["num_hidden_layers"], small["num_experts"], len(small["layer_types"])) == (2, 4, 2)
-    assert cut_down({"num_attention_heads": 9, "num_key_value_heads": 9})["num_key_value_heads"] == 4
+def test_a_model_keeps_its_architecture_its_vocabulary_and_both_kinds_of_layers():
+    qwen = {"model_type": "qwen3_next", "vocab_size": 151936, "num_attention_heads": 16, "num_key_value_heads": 2}
+    kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
+    small = cut_down({**qwen, "num_hidden_layers": 48, "num_experts": 512, "layer_types": kinds * 12})
+    assert (small["model_type"], small["vocab_size"]) == ("qwen3_next", 151936)
+    assert small["num_attention_heads"] % small["num_key_value_heads"] == 0
+    assert small["num_hidden_layers"] == len(small["layer_types"]) == 2
+    assert set(small["layer_types"]) == set(kinds)
 
 
 def test_a_model_of_images_is_refused(tmp_path):
@@ -133,23 +135,18 @@ RAISED = [
 
 @pytest.fixture
 def left(tmp_path):
-    """What a run left: its log as Ray writes it, metrics of each step, and the answers of each step."""
+    """What a run left: its log as Ray writes it, and metrics of each step."""
 
-    def write(lines, steps=(), *, name="run", status=0, answers=("a", "b"), scores=(0.0, 1.0), metric=1.0):
+    def write(lines, steps=(), *, name="run", status=0, **metrics):
         folder = tmp_path / name
-        (folder / "rollouts").mkdir(parents=True)
-        (folder / "validations").mkdir()
+        folder.mkdir()
         worker = "\x1b[36m(TaskRunnerV1 pid=1)\x1b[0m "
         (folder / "log.txt").write_text("".join(f"{worker}{line}\n" for line in lines))
-        records = [{"step": step, "data": {"actor/grad_norm": metric, "perf/time": step}} for step in steps]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-        rows = [
-            {"input": "q", "output": answer, "score": score, "uid": str(number)}
-            for number, (answer, score) in enumerate(zip(answers, scores, strict=True))
-        ]
-        for step in steps:
-            for kind in ("rollouts", "validations"):
-                (folder / kind / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rewards = {"critic/score/min": 0.0, "critic/score/mean": 0.5, "critic/score/max": 1.0}
+        rewards |= {"critic/advantages/min": -1.0, "critic/advantages/max": 1.0, **metrics}
+        if steps:
+            records = [{"step": step, "data": {**rewards, "perf/time": step}} for step in steps]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         return Rehearsal(folder, status, 1.0)
 
     return write
@@ -199,21 +196,36 @@ def test_the_error_of_an_answer_is_said_with_the_users_line_although_verl_goes_o
     assert "/home/user/mine.py:12" in text
 
 
-def test_a_step_that_does_not_end_names_the_filter_of_groups(left):
+def test_a_step_that_does_not_end_hints_at_the_filter_of_groups(left):
     findings = list(of_training(left(STARTED, status=None), USER))
-    assert "filter_groups" in text_of(findings, "train")
+    assert findings[-1][:2] == ("train", LOOK)
+    assert "filter_groups" in findings[-1][2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ([*STARTED, "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory."], 1),
+        (["Exception: The current node timed out during startup."], 1),
+        (STARTED, None),
+    ],
+)
+def test_no_setting_is_named_beside_a_fault_of_the_machine(left, lines, status):
+    user = OmegaConf.merge(USER, {"algorithm": {"filter_groups": {"enable": False}}})
+    (failed,) = [text for _, state, text in of_training(left(lines, status=status), user) if state == FAILED]
+    assert not re.search(r"actor_rollout_ref|algorithm|checkpoint|train_files", failed)
 
 
 @pytest.mark.parametrize(
     ("again", "state"),
     [
         ({}, OK),
-        ({"answers": ("a", "c")}, FAILED),
-        ({"scores": (0.0, 0.5)}, LOOK),
-        ({"metric": 1.1}, FAILED),
+        ({"critic/score/mean": 0.5001}, OK),
+        ({"critic/score/mean": 0.6}, FAILED),
+        ({"critic/score/mean": float("nan")}, FAILED),
     ],
 )
-def test_the_resumed_step_is_compared_answer_by_answer_and_metric_by_metric(left, again, state):
+def test_the_resumed_step_is_compared_metric_by_metric(left, again, state):
     whole = left(STARTED, (1, 2, 3), name="whole")
     findings = list(of_resume(left(STARTED, (3,), **again), whole, USER))
     assert states(findings) == {"resume": OK, "repeat": state, "validate": OK}
@@ -222,7 +234,8 @@ def test_the_resumed_step_is_compared_answer_by_answer_and_metric_by_metric(left
 def test_tools_may_answer_otherwise_in_the_resumed_step(left):
     whole = left(STARTED, (1, 2, 3), name="whole")
     user = OmegaConf.merge(USER, {"actor_rollout_ref": {"rollout": {"agent": {"default_agent_loop": "tool_agent"}}}})
-    assert states(of_resume(left(STARTED, (3,), answers=("a", "c")), whole, user))["repeat"] == LOOK
+    again = left(STARTED, (3,), **{"critic/score/mean": 0.6})
+    assert states(of_resume(again, whole, user))["repeat"] == LOOK
 
 
 def test_an_error_of_the_validation_is_its_own_stage(left):

@@ -43,13 +43,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """Prompt tokens, how to continue them, and the seed of this request's random numbers."""
+    """Prompt tokens, how to continue them, the seed of the random numbers, and the answer if it is not sampled."""
 
     prompt: Sequence[int]
     sampling: Sampling
     seed: int
     given: Sequence[int] | None = None
-    """The tokens of the answer, if it is not sampled."""
 
 
 @dataclass
@@ -85,12 +84,11 @@ class _Draw:
     """Samples one token per row, with the row's settings and its own stream of uniform numbers."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
-        settings = [request.sampling for request in requests]
-        self.temperature = torch.tensor([s.temperature for s in settings])[:, None]
+        self.temperature = torch.tensor([request.sampling.temperature for request in requests])[:, None]
         self.greedy = self.temperature[:, 0] == 0.0
-        self.top_k = torch.tensor([s.top_k for s in settings])
-        self.top_p = torch.tensor([s.top_p for s in settings])
-        self.given = [request.given for request in requests]
+        self.given = [request.given for request in requests]  # with the probabilities of no truncation
+        self.top_k = torch.tensor([-1 if request.given else request.sampling.top_k for request in requests])
+        self.top_p = torch.tensor([1.0 if request.given else request.sampling.top_p for request in requests])
         self.generators = [torch.Generator().manual_seed(request.seed) for request in requests]
 
     def __call__(self, logits: torch.Tensor, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from omegaconf import OmegaConf
 from verl_ext.conf import FILES, read
 from verl_ext.errors import ConfigurationError, reading
 
-SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
+SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+SMALL |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 4)
 SMALL |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "num_experts_per_tok": 2}
 SMALL |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4)
 """Sizes of the miniature, under the names that transformers' configurations have."""
@@ -21,14 +21,12 @@ SMALL |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"),
 def cut_down(config: Mapping[str, Any]) -> dict[str, Any]:
     """The `config.json` of a model of the same architecture with 2 layers; the vocabulary stays.
 
-    >>> cut_down({"hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936})
-    {'hidden_size': 64, 'num_attention_heads': 4, 'num_key_value_heads': 2, 'vocab_size': 151936}
+    >>> cut_down({"hidden_size": 896, "num_attention_heads": 14, "vocab_size": 151936})
+    {'hidden_size': 64, 'num_attention_heads': 4, 'vocab_size': 151936}
     """
     small: dict[str, Any] = {name: size for name, size in SMALL.items() if name in config}
-    if shared := config.get("num_key_value_heads"):
-        small["num_key_value_heads"] = 4 if shared == config["num_attention_heads"] else min(shared, 2)
     if kinds := config.get("layer_types"):
-        small["layer_types"] = kinds[: SMALL["num_hidden_layers"]]
+        small["layer_types"] = [kinds[0], kinds[-1]]
     return {name: value for name, value in {**config, **small}.items() if name != "quantization_config"}
 
 
@@ -57,8 +55,7 @@ def rehearsed(config: Any, folder: Path, answers: Path | None) -> tuple[Any, lis
     if engine not in ("fsdp", "fsdp2"):
         raise ConfigurationError(f"a run on {engine} cannot be rehearsed: set model_engine=dp, without its settings")
     layer = read(Path(__file__).with_name("rehearsal.yaml"))
-    config = copy.deepcopy(config)
-    OmegaConf.set_struct(config, False)
+    config = OmegaConf.create(OmegaConf.to_container(config))
     left_out = []
     for path, value in layer["left_out"].items():
         if (given := OmegaConf.select(config, path)) not in (None, value):
@@ -66,15 +63,12 @@ def rehearsed(config: Any, folder: Path, answers: Path | None) -> tuple[Any, lis
             OmegaConf.update(config, path, value)
     apart = OmegaConf.select(config, "trainer.v1.trainer_mode") == "separate_async"
     presets = [read(FILES / f"{name}.yaml") for name in ("cpu", "separate_async")[: 1 + apart]]
-    length, n = config.data.max_response_length, config.actor_rollout_ref.rollout.n
-    rollout: dict[str, Any] = {"n": min(n, 4)}
+    config = OmegaConf.merge(config, *presets, layer["replaced"])
+    rollout = config.actor_rollout_ref.rollout
+    rollout.n = min(rollout.n, 4)
+    config.actor_rollout_ref.model.path, config.critic.model.path = f"{folder}/model", f"{folder}/critic"
     if answers is None:  # a random model's answers hardly ever end by themselves
-        length = min(length, 64)
+        config.data.max_response_length = min(config.data.max_response_length, 64)
     else:
-        rollout["engine_kwargs"] = {"embedded": {"answers": str(answers.resolve())}}
-    sizes = {
-        "data": {"max_response_length": length},
-        "actor_rollout_ref": {"model": {"path": str(folder / "model")}, "rollout": rollout},
-        "critic": {"model": {"path": str(folder / "critic")}},
-    }
-    return OmegaConf.merge(config, *presets, layer["replaced"], sizes), left_out
+        rollout.engine_kwargs = {"embedded": {"answers": str(answers.resolve())}}
+    return config, left_out

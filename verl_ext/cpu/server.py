@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,6 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_ext.cpu.generation import Completion, Request, Sampling, check_model, generate
 from verl_ext.errors import ConfigurationError, DataError, IntegrationError, reading, unknown
-
-logger = logging.getLogger(__name__)
 
 QUIET_SECONDS = 0.02
 """A batch starts when no request has arrived for this long: verl sends a step's requests in one burst."""
@@ -79,10 +75,9 @@ class EmbeddedServer:
         self.config = config
         self.replica_rank = replica_rank
         self.global_steps: int | None = None
-        built_from = omega_conf_to_dataclass(model_config)
-        self._model, self._eos = _build(built_from, config.dtype)
-        self._answers = _answers(config, built_from.tokenizer)
-        self._turns: dict[tuple[int, ...], tuple[int, int]] = {}  # its tokens: the line of its answer, the next turn
+        self._model, self._eos, tokenizer = _build(omega_conf_to_dataclass(model_config), config.dtype)
+        self._answers = _answers(config, tokenizer)
+        self._turns: dict[tuple[int, ...], list[list[int]]] = {}  # a session's tokens: its next answers
         check_model(self._model, config.prompt_length + config.response_length)
         self._parameters: dict[str, torch.Tensor] = self._model.state_dict(keep_vars=True)
         self._received: set[str] = set()
@@ -114,9 +109,7 @@ class EmbeddedServer:
             return self._output(Completion([], [], aborted=True))
         prompt = tuple(int(token) for token in prompt_ids)
         sampling = sampling_from(sampling_params, prompt_length=len(prompt), config=self.config)
-        given = self._given(prompt)
-        if given is not None:
-            sampling = replace(sampling, top_k=-1, top_p=1.0, max_tokens=min(sampling.max_tokens, len(given)))
+        given = self._given(prompt) if self._answers else None
         seed = seed_of(self.config.seed, self.replica_rank, self.global_steps, self._seen[prompt], prompt)
         self._seen[prompt] += 1
         if self._loop is None:
@@ -126,15 +119,12 @@ class EmbeddedServer:
         self._arrived.set()
         return self._output(await future, log_probs=bool(sampling_params.get("logprobs", False)))
 
-    def _given(self, prompt: tuple[int, ...]) -> list[int] | None:
+    def _given(self, prompt: tuple[int, ...]) -> list[int]:
         """The next answer of the file: each answer to a prompt is that of another line, a later turn is of its line."""
-        if not self._answers:
-            return None
-        begun = max((turn for turn in self._turns if prompt[: len(turn)] == turn), key=len, default=())
-        line, turn = self._turns.get(begun, (self._seen[prompt] % len(self._answers), 0))
-        answer = self._answers[line][min(turn, len(self._answers[line]) - 1)]
-        self._turns[prompt + tuple(answer)] = line, turn + 1
-        return answer
+        begun = max((tokens for tokens in self._turns if prompt[: len(tokens)] == tokens), key=len, default=())
+        turns = self._turns.get(begun) or self._answers[self._seen[prompt] % len(self._answers)]
+        self._turns[prompt + tuple(turns[0])] = turns[1:] or turns
+        return turns[0]
 
     def _output(self, completion: Completion, *, log_probs: bool = False) -> TokenOutput:
         return TokenOutput(
@@ -240,25 +230,24 @@ class EmbeddedServer:
     wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = _nothing
 
 
-def _build(model_config: Any, dtype: str) -> tuple[Any, list[int]]:
-    """The model, whose weights come with the first update, and its end tokens."""
+def _build(model_config: Any, dtype: str) -> tuple[Any, list[int], Any]:
+    """The model, whose weights come with the first update, its end tokens, and its tokenizer."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(model_config.hf_config, dtype=getattr(torch, dtype))
     configured = getattr(model_config.generation_config, "eos_token_id", None)
     more = configured if isinstance(configured, list) else [configured]
-    return model.eval(), sorted({model_config.tokenizer.eos_token_id, *more} - {None})
+    return model.eval(), sorted({model_config.tokenizer.eos_token_id, *more} - {None}), model_config.tokenizer
 
 
 def _answers(config: Any, tokenizer: Any) -> list[list[list[int]]]:
     """The tokens of `engine_kwargs.embedded.answers`, a file of JSON lines: an answer, or the list of its turns."""
     file = (config.engine_kwargs.get("embedded") or {}).get("answers")
-    if file is None:
-        return []
     with reading(file):
-        lines = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
+        text = Path(file).read_text(encoding="utf-8") if file else ""
+        lines = list(map(json.loads, text.splitlines()))
         if others := [line for line in lines if not isinstance(line, str | list)]:
             raise DataError(f"{file}: a line is an answer or the list of its turns, not {others[0]!r}")
         turns = [[line] if isinstance(line, str) else line for line in lines]
-        encoded = [[tokenizer.encode(text, add_special_tokens=False) for text in texts] for texts in turns]
-    return [[[*tokens, tokenizer.eos_token_id] for tokens in line] for line in encoded]
+        end, encode = tokenizer.eos_token_id, tokenizer.encode
+        return [[[*encode(text, add_special_tokens=False), end] for text in texts] for texts in turns]
