@@ -122,6 +122,9 @@ def test_verls_names_name_the_same_rewards() -> None:
         ),
         ({"rewards": {"weights": [1.0]}}, ("1 reward weights", "0 reward keys")),
         ({"rewards": {"token_scores": True}}, ("token_scores", "algorithm.rewards.keys")),
+        ({"rewards": {"keys": ["a"], "by_turn": ["a"], "token_scores": True}}, ("token_scores",)),
+        ({"rewards": {"keys": ["a"], "turn_discount": 0.9}}, ("turn_discount",)),
+        ({"rewards": {"by_turn": ["b"]}}, ("algorithm.rewards.by_turn", "'b'")),
         ({"rewards": {"rejected": "drop"}}, ("algorithm.rewards.rejected", "'leave_out'")),
         (
             {"rewards": {"keys": ["a"]}, "gdpo_reward_keys": ["a"]},

@@ -17,12 +17,6 @@ from verl_ext.core.totals import Balance, WeighByDifficulty, Whiten
 NAN = math.nan
 
 
-def test_whitening_over_tokens_adds_to_the_variance():
-    # [1e-4, -1e-4]: variance 2e-8, sqrt(2e-8 + 1e-8).
-    found = apply(Whiten("token"), [1e-4, -1e-4])
-    np.testing.assert_allclose(found, [1 / math.sqrt(3), -1 / math.sqrt(3)])
-
-
 @pytest.mark.parametrize("offset", [0.0, 0.7, 10000.7, 1e9 + 0.3, -1e12])
 @pytest.mark.parametrize("scale", [(), (ScaleByStd(),), (ScaleByMad(),)], ids=["centred", "std", "mad"])
 def test_a_group_without_variance_is_exactly_zero_whatever_the_offset_of_the_others(offset, scale):

@@ -7,11 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.batches import rollouts
-from tests.estimators.every import EVERY, started
 from verl_ext import Batch, DataError, Settings, build
 from verl_ext.core.groups import Groups
 from verl_ext.core.metrics import reward_metrics
@@ -118,20 +114,6 @@ def test_the_usual_construction_has_another_factor_for_the_decision_to_stop():
     found = ratios(naive, 2)
     assert spread(found) > 0.1
     assert found[0][1] < 0.5 * found[0][0]
-
-
-@EVERY
-@given(rollout=rollouts(), discount=st.sampled_from([1.0, 0.9]))
-def test_with_one_turn_each_nothing_changes_to_the_last_bit(name, config, rollout, discount):
-    counts = {"lengths": rollout.lengths, "outputs": [length + 1 for length in rollout.lengths]}
-    given_batch = {"keys": tuple(rollout.columns), "accuracy": rollout.accuracy} | counts
-    plain = Batch.of(rollout.rewards, rollout.uids, **given_batch)
-    turns = Turns.of_counts([1] * len(rollout.uids), (0,), discount)
-    by_turn = Batch.of(rollout.rewards, rollout.uids, turns=turns, **given_batch)
-    chain, state = build(name, Settings.parse(config)), started(config)
-    one, other = chain(plain, state), chain(by_turn, state)
-    np.testing.assert_array_equal(one.advantages, other.advantages)
-    assert (one.state, one.metrics) == (other.state, other.metrics)
 
 
 def test_returns_are_what_is_still_to_come_and_not_scored_before_an_entry_that_is_not():

@@ -43,20 +43,20 @@ def mixed(**settings):
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"),
+    ("kind", "settings", "temperature"),
     [
-        ("llama", {}),
-        ("llama", {"num_key_value_heads": 1}),
-        ("qwen2", {}),
-        ("qwen3", {}),
-        ("mistral", {"sliding_window": 200}),
-        ("phi3", {}),
-        ("gemma", {}),
+        ("llama", {}, 0.0),
+        ("llama", {"num_key_value_heads": 1}, 1.7),
+        ("qwen2", {}, 1.0),
+        ("qwen3", {}, 1.0),
+        ("mistral", {"sliding_window": 200}, 1.0),
+        ("phi3", {}, 1.0),
+        ("gemma", {}, 1.0),
     ],
 )
-def test_log_probabilities_are_those_of_one_pass_without_a_cache(kind, settings):
+def test_log_probabilities_are_those_of_one_pass_without_a_cache(kind, settings, temperature):
     model = make(kind, **settings)
-    requests = mixed(max_tokens=70)  # more than a block of the answers' store
+    requests = mixed(temperature=temperature, max_tokens=70)  # more than a block of the answers' store
     for request, completion in zip(requests, run(model, requests), strict=True):
         expected = trainer_log_probs(model, request, completion)
         assert torch.allclose(torch.tensor(completion.log_probs), expected, atol=2e-5)

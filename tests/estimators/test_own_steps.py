@@ -140,6 +140,7 @@ XY = {"rewards": {"keys": ["x", "y"]}}
 
 def test_a_step_of_one_s_own_stands_in_a_list_with_its_settings(own):
     chain = composed(*SUMMED, {"step": "own_steps:Clip", "limit": 1}, "balance", "own_steps:Clip", **XY)
+    assert chain.steps[3].over == "token"  # by default
     # Totals 4 1 | 2 5, centred 1.5 -1.5 | -1.5 1.5.
     assert chain(BATCH).advantages.tolist() == [1.0, -1.0, -1.0, 1.0]
 

@@ -74,11 +74,6 @@ BROKEN = {
         [("verl.trainer.ppo.ray_trainer has no RayPPOTrainer", "is installed", "0.9.0 and 0.9.1")],
     ),
     "verl is missing": ("import sys\nsys.modules['verl'] = None", {}, [("verl", "imported")]),
-    "a folder called verl": (
-        "import sys, types\nsys.modules['verl'] = types.ModuleType('verl')",
-        {},
-        [("verl", "AttributeError")],
-    ),
 }
 
 

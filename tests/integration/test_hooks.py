@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from types import ModuleType
 
@@ -87,20 +86,6 @@ def test_an_override_that_does_not_call_the_overridden_method_is_refused():
     for cls in (Without, type("Below", (Without,), {})):
         with pytest.raises(IntegrationError, match=facts("Without.update", "super().update")):
             hooks.require_passed_on(cls, Ours, ["update"])
-
-
-def test_another_plugin_may_wrap_our_method_if_it_says_what_it_wraps():
-    class Trainer(hooks.under(Ours, Verls)):
-        pass
-
-    original = Trainer.update
-
-    @functools.wraps(original)
-    def timed(*args, **kwargs):
-        return original(*args, **kwargs)
-
-    Trainer.update = timed
-    hooks.require_passed_on(Trainer, Ours, ["update"])
 
 
 def test_a_module_that_imported_the_name_before_gets_the_new_function(monkeypatch):

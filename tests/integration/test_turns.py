@@ -17,9 +17,9 @@ from omegaconf import OmegaConf
 from tests.batches import rollouts
 from tests.calls import call, object_array
 from tests.estimators.every import EVERY, components, started
-from verl_ext import Batch, DataError, Settings, build, by_turn
+from verl_ext import DataError, Settings, build, by_turn
 from verl_ext.core.rows import Rows, broadcast
-from verl_ext.core.turns import Runs, Turns
+from verl_ext.core.turns import Runs
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration.advantage import estimator_function
 from verl_ext.integration.components import of_batch
@@ -168,6 +168,7 @@ def test_with_one_turn_each_nothing_changes_to_the_last_bit(name, config, rollou
         components=columns,
     )
     assert torch.equal(found.tensor, plain.tensor)
+    assert found.state == plain.state
 
 
 @pytest.mark.parametrize("rejected", ["keep", "leave_out"])
@@ -254,40 +255,3 @@ def test_entries_of_a_response_that_was_cut_are_dropped_and_counted():
     fields["tool"][1] = "[1.0, 0.0]"  # its response was not cut
     with pytest.raises(DataError, match="'p'"):
         advantages("drgrpo", MASKS, fields, attention=attention)
-
-
-def test_metrics_show_turns():
-    settings = Settings.parse(CONFIG)
-    run = Run("drgrpo", settings, build("drgrpo", settings))
-    advantages("drgrpo", MASKS, {"tool": texts(TOOL), "right": RIGHT}, run=run)
-    assert run.metrics["advantage/turns"] == 7 / 4
-    assert run.metrics["advantage/single_turns"] == 3 / 7
-    assert [run.metrics[f"reward/tool/by_turn/{turn}/mean"] for turn in (1, 2, 3)] == [0.5, 0.5, 1.0]
-    assert run.metrics["reward/right/mean"] == 0.5
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "setting"),
-    [
-        ({"rewards": {"keys": ["a"], "by_turn": ["b"]}}, "rewards.by_turn"),
-        ({"rewards": {"by_turn": ["b"]}}, "rewards.by_turn"),
-        ({"rewards": {"keys": ["a"], "turn_discount": 0.9}}, "turn_discount"),
-        ({"rewards": {"keys": ["a"], "by_turn": ["a"], "turn_discount": 1.5}}, "turn_discount"),
-        ({"rewards": {"keys": ["a"], "by_turn": ["a"], "token_scores": True}}, "token_scores"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(algorithm, setting):
-    with pytest.raises(ConfigurationError, match=setting):
-        Settings.parse(algorithm)
-
-
-def test_a_condition_may_hold_for_a_reward_by_turn():
-    conditions = {"tool": {"on": "right", "at_least": 1.0}}
-    config = CONFIG | {"gdpo": {"whiten": "none", "scale": "none", "conditions": conditions}}
-    found = advantages("gdpo", MASKS, {"tool": texts(TOOL), "right": RIGHT}, config=config)
-    kept = [entries if right else [0.0] * len(entries) for entries, right in zip(TOOL, RIGHT, strict=True)]
-    plain = CONFIG | {"gdpo": {"whiten": "none", "scale": "none"}}
-    wanted = advantages("gdpo", MASKS, {"tool": texts(kept), "right": RIGHT}, config=plain)
-    assert torch.equal(found, wanted)
-    batch = Batch.of([[1.0, 0.0]], ["p"], keys=("tool", "right"), turns=Turns.of_counts([1], (0,)))
-    assert build("gdpo", Settings.parse(config)).conditioned(batch).tolist() == [[0.0, 0.0]]

@@ -64,8 +64,6 @@ def test_a_schedule_without_a_step_says_where_it_comes_from(info, kwargs):
 @pytest.mark.parametrize(
     ("kwargs", "told"),
     [
-        ({"maching": "greedy"}, ("reward_kwargs", "'maching'", "did you mean 'matching'")),
-        ({"matching": "greddy"}, ("reward_kwargs.matching", "'greddy'", "mean 'greedy'", "'greedy', 'optimal'")),
         ({"correctness_max": 0}, ("reward_kwargs.correctness_max", "above 0", "found 0")),
         ({"correctness_max": 1, "scale": "linear"}, ("correctness_max=1.0", "no effect", "scale='linear'")),
         ({"credit": "exact", "matching": "optimal"}, ("credit='exact'", "no effect", "matching='optimal'")),

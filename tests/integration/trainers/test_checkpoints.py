@@ -89,11 +89,6 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[object, ...]]] = {
     "of another estimator": ({"estimator": "compose"}, ("compose", "hadw")),
     "with a gap": ({"computed_at": 4}, ("step 4", "step 7")),
     "of another accuracy": ({"accuracy": {"key": "format", "threshold": None}}, ("'format'", "accuracy_key=acc")),
-    "of another anchor": (
-        {"state": {"weigh_by_history": {**capability(3)["weigh_by_history"], "anchor": "window"}}},
-        ("anchor=window",),
-    ),
-    "of a step of another": ({"state": {"weigh_by_moon": {}}}, ("weigh_by_moon",)),
     "without its numbers": ({"state": {"weigh_by_history": {"anchor": "soft"}}}, ("damaged",)),
 }
 

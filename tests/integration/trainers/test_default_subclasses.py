@@ -22,18 +22,6 @@ def trainer_base() -> Any:
     return trainer_base
 
 
-def test_a_subclass_that_calls_super_computes_and_logs_once(pipeline: Pipeline) -> None:
-    class Polite(trainer_base().PPOTrainer):
-        def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-            metrics["polite"] = 1.0
-            return super()._compute_advantage(batch, metrics)
-
-    result = pipeline.run("history", *HADW, ACC, cls=Polite)
-    assert result.metrics[1]["polite"] == 1.0
-    assert result.metrics[1]["reward/acc/mean"] == pytest.approx(9 / 16)
-    assert result.metrics[1]["hadw/tick"] == 1.0
-
-
 def test_a_subclass_that_goes_its_own_way_is_refused(pipeline: Pipeline) -> None:
     class OwnWay(trainer_base().PPOTrainer):
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.facts import facts
 from tests.integration.pipeline import Pipeline, answers_to
-from tests.integration.trainers.default_runs import ACC, DRGRPO, GDPO, HADW, PADDED
-from verl_ext.errors import ConfigurationError
+from tests.integration.trainers.default_runs import ACC, GDPO, HADW, PADDED
 
 
 def test_the_worked_example_comes_out_of_the_trainer(pipeline: Pipeline) -> None:
@@ -51,8 +49,3 @@ def test_an_asynchronous_step_of_two_updates_is_two_ticks(pipeline: Pipeline) ->
     result = pipeline.run("history", *HADW, ACC, "+trainer.v1.sync={parameter_sync_step: 2}", prompts=4)
     assert len(result.updates) == 2
     assert result.trainer._verl_ext.state["weigh_by_history"]["ticks"] == 2
-
-
-def test_an_unknown_component_stops_the_run_and_lists_those_there_are(pipeline: Pipeline) -> None:
-    with pytest.raises(ConfigurationError, match=facts("'fromat'", "did you mean 'format'", "valid: 'acc', 'format'")):
-        pipeline.run("worked", *DRGRPO, "+algorithm.rewards.keys=[fromat]")

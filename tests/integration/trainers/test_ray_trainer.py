@@ -19,7 +19,6 @@ from tests.facts import facts
 from tests.integration.configs import compose
 from tests.integration.hadw_runs import HADW
 from tests.integration.trainers.ray_runs import (
-    DRGRPO_ON_ACC,
     FORMAT,
     KEYS,
     OwnFit,
@@ -169,26 +168,6 @@ def test_only_the_columns_that_are_needed_are_read(estimator: str) -> None:
     lazy = SimpleNamespace(batch=columns, non_tensor_batch=data.non_tensor_batch, meta_info={})
     OwnFit(compose(f"algorithm.adv_estimator={estimator}", KEYS)).advantages(lazy)
     assert columns.sent == {"token_level_rewards", "response_mask"}
-
-
-def rejecting(*overrides: str) -> tuple[list[float], dict[str, Any]]:
-    """A batch in which rollout correction has rejected a right answer of B."""
-    trainer = OwnFit(compose("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", *overrides))
-    data = batch()
-    data.batch["response_mask"][4] = 0
-    data = trainer.advantages(data)
-    return per_row(data), ray_trainer.compute_data_metrics(data, use_critic=False)
-
-
-@pytest.mark.parametrize(
-    ("rejected", "group", "mean"),
-    [("keep", [0.0, 0.25, 0.25, -0.75], 4 / 8), ("leave_out", [0.0, 1 / 3, 1 / 3, -2 / 3], 3 / 7)],
-)
-def test_rejected_rows_count_or_are_left_out(rejected: str, group: list[float], mean: float) -> None:
-    advantages, metrics = rejecting("+algorithm.rewards.keys=[acc]", f"+algorithm.rewards.rejected={rejected}")
-    assert advantages == pytest.approx([*DRGRPO_ON_ACC[:4], *group])
-    assert metrics["advantage/rejected_rows"] == 1
-    assert metrics["reward/acc/mean"] == pytest.approx(mean)
 
 
 CONDITION = "+algorithm.gdpo.conditions={format: {on: acc, at_least: 1}}"
