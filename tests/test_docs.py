@@ -99,7 +99,8 @@ def test_the_version_and_the_address_are_the_same_everywhere():
 
 
 def test_the_contributors_page_draws_the_layers_of_the_contract():
-    (layers,) = re.findall(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M | re.S)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (layers,) = re.findall(r"^layers = \[\n(.*?)^\]", project, re.M | re.S)
     assert "\n".join(re.findall('"(.*)"', layers)) in TEXTS[Path("docs/pages/contributing.md")]
 
 
