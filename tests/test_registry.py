@@ -9,7 +9,7 @@ import pytest
 from tests.facts import facts
 from verl_ext import Settings, build
 from verl_ext.errors import ConfigurationError
-from verl_ext.registry import ENTRY_POINTS, ESTIMATORS
+from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import sections
 
 
@@ -31,15 +31,3 @@ def test_an_estimator_without_settings_takes_none(tmp_path, monkeypatch):
     monkeypatch.setitem(ESTIMATORS, "bare", "bare")
     with pytest.raises(ConfigurationError, match=facts("algorithm.bare", "'limit'")):
         Settings.parse({"bare": {"limit": 1}})
-
-
-@pytest.mark.parametrize("name", ["grpo", "gae", "gdpo"])
-def test_an_entry_point_with_a_name_that_is_taken_is_refused_by_the_run_that_names_it(name, monkeypatch):
-    pytest.importorskip("verl")
-    from tests.integration.configs import compose
-    from verl_ext.integration.checks import judge
-
-    monkeypatch.setitem(ENTRY_POINTS, name, "other_package.mine")
-    for chosen in (name, "rloo"):
-        errors = judge(compose(f"algorithm.adv_estimator={chosen}")).errors
-        assert any("other_package.mine" in text for text in errors) == (chosen == name)

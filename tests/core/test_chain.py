@@ -83,6 +83,14 @@ def test_each_step_gets_its_own_state_back():
     assert {"rows", "reward/max", "capability_prior"} <= set(first.metrics)
 
 
+def test_the_conditions_at_the_start_of_a_chain_change_the_rewards():
+    batch = Batch.of([[1, 0, 1], [1, 1, 0]], ["g"] * 2, keys=("a", "b", "c"))
+    first, second = (Condition({key: Requirement(on, 1)}) for key, on in (("a", "b"), ("b", "c")))
+    assert Chain((first, WeighAndSum())).conditioned(batch).tolist() == [[0, 0, 1], [1, 1, 0]]
+    assert Chain((first, second, Centre(), WeighAndSum())).conditioned(batch).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert Chain((Centre(), first, WeighAndSum())).conditioned(batch) is batch.rewards
+
+
 def test_the_rewards_of_a_batch_are_read_only():
     mine = np.array([[4.0]])
     batch = Batch.of(mine, ["g"])

@@ -20,6 +20,7 @@ from verl_ext.core.steps import (
     Condition,
     DivideByBatchStd,
     DivideByMean,
+    DropConflicts,
     Requirement,
     ScaleByMad,
     ScaleByStd,
@@ -38,6 +39,14 @@ NAN = math.nan
 def test_zeros_stay_zero_whatever_epsilon(kind, epsilon):
     assert (apply(kind(epsilon=epsilon), [0.0, 0.0, 0.0]) == 0).all()
     assert (apply(Whiten("token"), [0.0, 0.0, 0.0]) == 0).all()
+
+
+def test_defaults_are_those_of_the_specification():
+    assert (ScaleByStd().epsilon, ScaleByMad().epsilon, Whiten().epsilon) == (1e-6, 1e-4, 1e-6)
+    assert (Whiten().over, Balance().over, WeighByDifficulty().dqw_temp) == ("sequence", "token", 2.0)
+    assert (DivideByMean().epsilon, DivideByBatchStd().epsilon, WeighByFocal().gamma) == (1e-6, 1e-6, 1.0)
+    assert (DropConflicts().tau, Centre().leave_one_out) == (0.2, False)
+    assert Centre.centres
 
 
 def test_the_kl_part_is_added_to_the_sum():

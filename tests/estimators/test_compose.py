@@ -6,10 +6,8 @@ import json
 from importlib import import_module
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from tests.calls import call
 from tests.estimators.every import ESTIMATORS, KEYS
 from tests.facts import facts
 from verl_ext import Chain, Settings, WeighAndSum, build
@@ -139,23 +137,3 @@ def test_a_division_of_each_reward_and_one_of_the_sum_are_two_things():
     assert composed({"step": "centre", "leave_one_out": True}, "weigh_and_sum", "centre", "scale_by_std").steps
     for first in (["divide_by_batch_std", "centre"], ["divide_by_mean", "centre"], ["centre", "scale_by_mad"]):
         assert composed(*first, "weigh_and_sum", "centre", "scale_by_std", "whiten").steps
-
-
-def test_a_condition_from_a_file_in_which_on_is_a_boolean():
-    (condition, *_) = composed(
-        {"step": "condition", "conditions": {"a": {True: "b", "at_least": 1}}}, *SUMMED, rewards={"keys": ["a", "b"]}
-    ).steps
-    assert (condition.conditions["a"].on, condition.conditions["a"].at_least) == ("b", 1.0)
-
-
-def test_accuracy_is_read_as_for_the_named_estimators():
-    config = {
-        "compose": {"steps": [*SUMMED, "weigh_by_difficulty"]},
-        "rewards": {"accuracy_key": "right", "accuracy_threshold": 0},
-    }
-    fields = {"right": np.array([1.0, -1, 1, 1, -1, -1]), "other": np.zeros(6)}
-    found = call("compose", [1.0, 0, 1, 0, 1, 0], list("aabbcc"), config=config, components=fields).rows
-    # Accuracies 0.5, 1 and 0, the last weighed as 1; T = 2.
-    odds = np.exp(-np.array([0.5, 1.0, 1.0]) / 2)
-    wanted = np.repeat(3 * odds / odds.sum(), 2) * np.array([0.5, -0.5] * 3)
-    np.testing.assert_allclose(found, wanted, rtol=1e-12)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.facts import facts, says
-from verl_ext.errors import ConfigurationError
+from tests.facts import says
 from verl_ext.estimators import build
 from verl_ext.estimators.drgrpo import rule
 from verl_ext.settings import Settings
@@ -48,8 +47,3 @@ def test_the_loss_of_drgrpo(mode, actor, check_loss, fatal, told):
     for complaint in found:
         assert says(complaint.text, *told)
         assert complaint.fatal is False or says(complaint.text, "loss_agg_mode=") == (mode != NORM)
-
-
-def test_an_unknown_estimator_names_the_nearest():
-    with pytest.raises(ConfigurationError, match=facts("estimator 'gdop'", "did you mean 'gdpo'")):
-        build("gdop", Settings())

@@ -15,8 +15,7 @@ from tests.calls import call
 from tests.estimators.test_compose import SUMMED, composed
 from tests.facts import facts, says
 from verl_ext import Batch, Settings, build
-from verl_ext.core.chain import Chain, plain_state
-from verl_ext.core.steps import Centre, WeighAndSum
+from verl_ext.core.chain import plain_state
 from verl_ext.errors import CheckpointError, ConfigurationError
 from verl_ext.estimators.compose import try_out
 
@@ -140,7 +139,6 @@ XY = {"rewards": {"keys": ["x", "y"]}}
 
 def test_a_step_of_one_s_own_stands_in_a_list_with_its_settings(own):
     chain = composed(*SUMMED, {"step": "own_steps:Clip", "limit": 1}, "balance", "own_steps:Clip", **XY)
-    assert chain.steps[3].over == "token"  # by default
     # Totals 4 1 | 2 5, centred 1.5 -1.5 | -1.5 1.5.
     assert chain(BATCH).advantages.tolist() == [1.0, -1.0, -1.0, 1.0]
 
@@ -223,20 +221,6 @@ def test_a_list_that_drops_responses_is_not_refused_for_its_weights(count, weigh
         assert (
             trial(*first, "centre", "scale_by_std", "drop_conflicts", "weigh_and_sum", *last, rewards=rewards) is None
         )
-
-
-def test_weights_without_effect_are_an_error_in_an_estimator_of_another_package():
-    weighed = Settings.parse({"rewards": XY["rewards"] | {"weights": [2.0, 1.0]}})
-
-    def ignores(settings):
-        return Chain((WeighAndSum(), Centre()))
-
-    def sums(settings):
-        return Chain((WeighAndSum(settings.rewards.weights), Centre()))
-
-    assert says(try_out(ignores, weighed), "algorithm.rewards.weights", "no effect")
-    assert try_out(ignores, Settings.parse(XY)) is None  # no weights to lose
-    assert try_out(sums, weighed) is None
 
 
 def test_a_state_that_cannot_be_saved_is_refused_at_the_first_batch(own):

@@ -82,15 +82,6 @@ def test_what_a_log_of_a_run_holds(case, tmp_path):
     assert " ".join(log.notes).startswith(note)
 
 
-def test_parts_of_a_run_that_were_joined_count_from_the_resume(runs, report):
-    part = made.log(runs / "later.jsonl", *((step, {"reward/correctness/mean": 0.0}) for step in (3, 4, 5)))
-    whole = runs / "whole.jsonl"
-    whole.write_text((runs / "gdpo-1" / "metrics.jsonl").read_text() + part.read_text())
-    text = report(f"gdpo={whole}", "--window", "1")
-    assert rows(text)[0] == "correctness gdpo 1 1-5 2.000 0.000 3.000 1.000"  # 2, 3, 0, 0, 0
-    assert a_line_says(text, whole, "resumed", "step 3")
-
-
 def test_a_run_without_a_metric_says_so_in_the_table_and_the_score_stands_in_for_named_rewards(runs, report):
     plain = made.log(runs / "plain.jsonl", (1, {"critic/score/mean": 0.25}))
     assert rows(report(f"x={plain}"))[0] == "score x 1 1-1 0.250 0.250 0.250 0.250"
@@ -110,9 +101,7 @@ def test_the_picture_is_written(runs, report):
     "odd",
     [
         '{"step": "x", "data": {}}',
-        '{"step": Infinity, "data": {}}',
         '{"step": 1, "data": [1]}',
-        '{"step": 1, "data": {"a": 1%s}}' % ("0" * 400),
         '{"step": 1%s, "data": {"a": 1}}' % ("0" * 400),
     ],
 )

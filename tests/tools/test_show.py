@@ -70,17 +70,9 @@ def test_what_is_wrong_is_said_with_what_is_valid(arguments, told, show):
     assert says(show(*arguments, status=1), *told)
 
 
-def test_settings_are_read_over_those_of_a_run():
-    run = {"rewards": {"keys": ["a", "b"], "weights": [2.0, 1.0], "accuracy_key": "a"}, "dgpo": {"dqw_temp": 5.0}}
-    same = Settings.parse(run, loss_agg_mode="token-sum")
-    assert parse_settings([], run, "token-sum") == same
-    other = parse_settings(["algorithm.rewards.keys=[b,a]", "algorithm.dgpo.dgae=False"], run)
-    assert other == Settings.parse(
-        {"rewards": {"keys": ["b", "a"], "accuracy_key": "a"}, "dgpo": {"dqw_temp": 5.0, "dgae": False}}
-    )
+def test_other_keys_than_those_of_a_run_do_not_take_its_weights():
     theirs = {"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [2.0, 1.0]}
     assert (
         parse_settings(["algorithm.rewards.keys=[b]"], theirs).rewards
         == Settings.parse({"rewards": {"keys": ["b"]}}).rewards
     )
-    assert run["dgpo"] == {"dqw_temp": 5.0}

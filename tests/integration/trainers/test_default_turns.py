@@ -38,7 +38,7 @@ CASES = {
 
 @pytest.mark.parametrize("key", CASES)
 def test_each_output_of_a_session_is_a_turn_with_its_advantage(pipeline: Pipeline, key: str) -> None:
-    result = pipeline.run("several", *DRGRPO, BY_TURN % (key, key), PADDED["worked"])
+    result = pipeline.run("several", *DRGRPO, BY_TURN % (key, key), PADDED)
     (update,) = result.updates
     expected = wanted(update, CASES[key])
     found = {name: update.advantage(row) for row, name in enumerate(update.keys) if not update.padding[row]}
