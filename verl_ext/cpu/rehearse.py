@@ -69,7 +69,7 @@ def _stages(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
         if need_critic(user):
             make_model(user, "critic.model", folder / "critic")
         config, left_out = rehearsed(user, folder, options.answers)
-    yield from (("model", LOOK, f"not rehearsed: {text}") for text in left_out)
+    yield from (("left out", LOOK, text) for text in left_out)
     template = user.actor_rollout_ref.model.get("custom_chat_template") or tokenizer.chat_template
     if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and "tools" not in str(template):
         yield "tools", LOOK, "no prompt shows the tools: the tokenizer's chat template does not read `tools`"

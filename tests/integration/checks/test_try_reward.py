@@ -167,6 +167,12 @@ def test_no_row_is_no_trial(tried, capsys: pytest.CaptureFixture[str]) -> None:
     assert tried("algorithm.rewards.keys=[correct,format]", "--rows", "0")[0] == 1
 
 
+def test_a_run_that_only_a_reward_model_scores_has_no_function_to_try(tried) -> None:
+    status, out = tried("reward.custom_reward_function.path=null", "reward.reward_model.enable=True")
+    assert status == 1
+    assert "NotImplementedError" not in out
+
+
 def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path: Path) -> None:
     (tmp_path / "answers.txt").write_text("1 0 1\n2 2\n")
     given = ("algorithm.rewards.keys=[correct,format]", "algorithm.rewards.by_turn=[format]")

@@ -26,7 +26,7 @@ from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed,
 from verl_ext.integration.advantage import compute, watch
 from verl_ext.integration.checks import Verdict
 from verl_ext.integration.checks.read import select
-from verl_ext.integration.checks.rewards import MANAGERS
+from verl_ext.integration.checks.rewards import FUNCTION, MANAGERS
 from verl_ext.integration.components import SCORE, Components, is_number
 from verl_ext.integration.run import Run
 from verl_ext.integration.sampling import outside
@@ -41,6 +41,8 @@ ROLLOUT = {"min_global_steps": 0, "max_global_steps": 0, "turn_scores": [], "too
 
 def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None) -> tuple[list[str], list[str]]:
     """Return lines about the reward function, and what would end a run with it."""
+    if select(config, "reward.reward_model.enable") and select(config, f"{FUNCTION}.path") is None:
+        raise ConfigurationError(f"a reward model scores this run: to try or rehearse it, set {FUNCTION}.path=FILE")
     path, samples = _rows(config, rows)
     given = answers.read_text(encoding="utf-8").splitlines() if answers is not None else []
     answer = ""
