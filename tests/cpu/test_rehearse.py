@@ -46,6 +46,14 @@ def test_a_model_of_images_is_refused(tmp_path):
         make_model(OmegaConf.create({"model": {"path": str(tmp_path)}}), "model", tmp_path / "made")
 
 
+def test_a_model_that_the_rollout_cannot_generate_from_is_refused_before_a_run(tiny, tmp_path):
+    config = {"model_type": "qwen3_next", "vocab_size": 64, "hidden_size": 64, "num_experts": 4, "num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    place = {"path": str(tmp_path), "tokenizer_path": str(tiny / "model")}
+    with pytest.raises(ConfigurationError, match="Qwen3Next"):
+        make_model(OmegaConf.create({"model": place}), "model", tmp_path / "made")
+
+
 def test_the_miniature_is_random_by_a_seed_and_has_the_tokenizer(tiny, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -211,5 +211,5 @@ def check_model(model: Any, longest: int) -> None:
     except Exception as error:
         raise ConfigurationError(
             f"the embedded rollout cannot generate from {type(model).__name__}: {error}; "
-            "set actor_rollout_ref.rollout.name=vllm"
+            "only actor_rollout_ref.rollout.name=vllm can"
         ) from error

@@ -35,6 +35,8 @@ def make_model(config: Any, place: str, folder: Path) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    from verl_ext.cpu.generation import check_model
+
     model = OmegaConf.select(config, place)
     trusted = {"trust_remote_code": bool(model.get("trust_remote_code"))}
     with reading(f"{place}.path={model.path}", ConfigurationError):
@@ -44,7 +46,9 @@ def make_model(config: Any, place: str, folder: Path) -> Any:
             raise ConfigurationError(f"{place}.path={model.path} cannot be rehearsed, only models of text can")
         small = type(given).from_dict(cut_down(given.to_dict()))
         torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(small, dtype=torch.float32, **trusted).save_pretrained(folder)
+        made = AutoModelForCausalLM.from_config(small, dtype=torch.float32, **trusted)
+        check_model(made, longest=1)
+        made.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return tokenizer
 
