@@ -11,6 +11,7 @@ more than verl's grpo_vectorized where that takes under 5 ms, or is slower where
 
     python scripts/bench/bench_advantage.py                 # every size, both kinds of masks
     python scripts/bench/bench_advantage.py --sizes 1024x1024 16384x1024 --masks int64 --output table.md
+    python scripts/bench/bench_advantage.py --sizes 8192x1024 --masks int64 --turns 10    # rewards by turn
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext import by_turn
 from verl_ext.registry import INSTALLED
 
 SIZES = ("1024x1024", "2048x2048", "4096x4096", "6144x6144", "8192x1024", "16384x1024", "32768x1024")
@@ -35,17 +37,19 @@ GROUP = 8
 OURS = tuple(name for name in INSTALLED if name != "compose")
 
 
-def algorithm(name: str) -> DictConfig:
-    """The section `algorithm` of a run: gdpo and gd2po over two rewards, the others over the score."""
-    keys = {"rewards": {"keys": ["correctness", "format"]}} if name in ("gd2po", "gdpo") else {}
-    theirs = {"gdpo_reward_keys": ["correctness", "format"]} if name == "verl gdpo" else {}
+def algorithm(name: str, turns: int) -> DictConfig:
+    """The section `algorithm` of a run: gdpo and gd2po over two rewards, the others over the score; by turn both."""
+    keys: dict[str, object] = {"rewards": {"keys": ["correctness", "format"]}} if name in ("gd2po", "gdpo") else {}
+    if turns and name in OURS:
+        keys = {"rewards": {"keys": ["correctness", "format"], "by_turn": ["format"], "accuracy_key": "acc"}}
+    theirs = {"gdpo_reward_keys": ["correctness", "acc"]} if name == "verl gdpo" else {}
     section = {"adv_estimator": name, "norm_adv_by_std_in_grpo": True, "use_kl_in_reward": False, **keys, **theirs}
     config = {"algorithm": section, "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean"}}}
     return OmegaConf.create(config).algorithm
 
 
-def batch(rows: int, length: int, kind: torch.dtype) -> dict[str, object]:
-    """Responses of random length in shuffled groups, scored on the last token in the mask.
+def batch(rows: int, length: int, kind: torch.dtype, turns: int) -> dict[str, object]:
+    """Responses of random length in shuffled groups, scored on the last token in the mask; `turns` in each, if not 0.
 
     The rows of a group share one uid object, as after verl's `DataProto.repeat`.
     """
@@ -53,6 +57,10 @@ def batch(rows: int, length: int, kind: torch.dtype) -> dict[str, object]:
     lengths = draw.integers(length // 8, length + 1, rows)
     mask = (torch.arange(length) < torch.from_numpy(lengths)[:, None]).to(kind)
     correctness, form = draw.integers(0, 2, rows).astype(float), draw.integers(0, 2, rows).astype(float)
+    for turn in range(1, turns):
+        mask[torch.arange(rows), torch.from_numpy(lengths * turn // turns)] = 0
+    if turns:
+        form = np.array([by_turn(entries) for entries in draw.integers(0, 2, (rows, turns))], dtype=object)
     rewards = torch.zeros(rows, length)
     rewards[torch.arange(rows), torch.from_numpy(lengths) - 1] = torch.from_numpy(correctness).float()
     uids = np.repeat(np.array([f"{group:032x}" for group in range(rows // GROUP)], dtype=object), GROUP)
@@ -64,7 +72,7 @@ def batch(rows: int, length: int, kind: torch.dtype) -> dict[str, object]:
     }
 
 
-def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
+def contenders(given: dict[str, object], turns: int) -> dict[str, Callable[[], object]]:
     """The functions to time, by name."""
     from verl.trainer.ppo import core_algos
 
@@ -82,7 +90,7 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
     their_gdpo = getattr(replaced, "replaced", replaced)
 
     def call(function: Callable[..., object], name: str, **more: object) -> Callable[[], object]:
-        config = algorithm(name)
+        config = algorithm(name, turns)
         return lambda: function(token_level_rewards=rewards, response_mask=mask, index=uids, config=config, **more)
 
     def floor() -> None:
@@ -97,7 +105,7 @@ def contenders(given: dict[str, object]) -> dict[str, Callable[[], object]]:
 
     def in_a_trainer(name: str) -> Callable[[], object]:
         """One of ours as a trainer calls it: the settings are read once per run."""
-        settings = Settings.parse(OmegaConf.to_container(algorithm(name)))
+        settings = Settings.parse(OmegaConf.to_container(algorithm(name, turns)))
         run = Run(name, settings, build(name, settings))
         function = call(estimator_function(name), name)
 
@@ -147,7 +155,7 @@ def table(masks: str, options: argparse.Namespace) -> tuple[list[str], bool]:
     failed = False
     for size in options.sizes:
         rows, length = (int(number) for number in size.split("x"))
-        functions = contenders(batch(rows, length, MASKS[masks]))
+        functions = contenders(batch(rows, length, MASKS[masks], options.turns), options.turns)
         times = measure(functions, options.seconds, options.least_rounds, options.rounds)
         slow = too_slow(times) if masks == "int64" else []
         failed = failed or bool(slow)
@@ -164,6 +172,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="ROWSxLENGTH")
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
+    parser.add_argument("--turns", type=int, default=0, help="of each response, with one of its two rewards by turn")
     parser.add_argument("--seconds", type=float, default=25.0, help="time for each size")
     parser.add_argument(
         "--least-rounds", type=int, default=21, help="fewest rounds for each size, however long they take"
