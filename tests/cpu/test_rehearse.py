@@ -199,7 +199,7 @@ def test_fewer_prompts_than_a_batch_of_the_run_fail_although_the_miniature_needs
 def test_the_error_of_an_answer_is_said_with_the_users_line_although_verl_goes_on(left):
     findings = list(of_training(left([*STARTED, *RAISED, *RAISED], (1, 2, 3)), USER))
     text = text_of(findings, "reward")
-    assert text.startswith("2 prompts")
+    assert text.startswith("2 answers")
     assert "KeyError: 'answer'" in text
     assert "/home/user/mine.py:12" in text
 

@@ -153,7 +153,7 @@ def of_sessions(run: Rehearsal) -> Iterator[tuple[str, str, str]]:
     """Errors of single answers: verl logs them, leaves the prompt out, and goes on."""
     if failed := run.log.count("Error in _run_prompt"):
         stage = "reward" if "ray::RewardLoopWorker" in run.log else "rollout"
-        yield stage, FAILED, f"{failed} prompts: {run.failure()}"
+        yield stage, FAILED, f"{failed} answers: {run.failure()}"
 
 
 def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
