@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from tests.calls import Call, call, call_on_tensors, metrics_of, tensors
+from tests.calls import call, metrics_of
 from tests.estimators.small import GDPO, UIDS, X, fields
 from tests.facts import facts
 from verl_ext.errors import DataError
@@ -45,19 +43,6 @@ def test_a_single_key_is_the_accuracy(name):
     assert found == named
     columns |= {"acc": np.array([0.0, 0, 0, 0])}
     assert metrics_of(name, [5.0, -3, 5, 5], UIDS, components=columns, config=key) != named
-
-
-def kl_call(name: str, config: dict[str, Any], kl: float = -0.25, **columns: Any) -> Call:
-    """Scores [1, 0, 0, 0] and a KL part on the first row alone."""
-    rewards, mask = tensors([1.0 + kl, 0.0, 0.0, 0.0], [1] * 4, torch.float64)
-    before, _ = tensors([1.0, 0.0, 0.0, 0.0], [1] * 4, torch.float64)
-    given = {"config": {"use_kl_in_reward": True} | config, "components": columns}
-    return call_on_tensors(name, rewards, mask, UIDS, batch={"token_level_scores": before}, **given)
-
-
-def test_accuracy_is_taken_before_kl():
-    """With KL the score of row 0 is 0.75, and the mean accuracy would be 0.1875."""
-    assert kl_call("hadw", {}).state["weigh_by_history"]["value"] == 0.25
 
 
 def test_components_with_kl_need_the_scores_before_it():

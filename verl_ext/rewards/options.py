@@ -23,10 +23,10 @@ def parse_options(cls: type[Options], kwargs: Mapping[str, object]) -> Options:
     return make(cls, {name: value for name, value in kwargs.items() if name not in FROM_VERL}, KWARGS)
 
 
-def require_package(module: str, install: str, why: str) -> None:
+def require_package(module: str, requirement: str, why: str) -> None:
     """Raise if an optional package is not installed."""
     if find_spec(module) is None:
-        raise ConfigurationError(f"{why} needs {module!r}, which is not installed: pip install {install!r}")
+        raise ConfigurationError(f"{why} needs {module!r}, which is not installed: pip install {requirement!r}")
 
 
 def row_name(data_source: object, extra_info: Mapping[str, Any] | None) -> str:

@@ -59,28 +59,8 @@ def test_a_group_whose_rewards_vary_is_trained_on_although_its_score_does_not(pi
         "filtered", *GDPO, "+algorithm.rewards.weights=[2,1]", *filtering("any_reward"), two, prompts=1
     )
     assert prompts_of(result) == [["conflict"], ["live"]]
-    counts = [
-        {name: value for name, value in result.metrics[step].items() if name.startswith("filter_groups/")}
-        for step in (1, 2)
-    ]
-    assert counts == [
-        {
-            "filter_groups/finished_total": 1,
-            "filter_groups/dropped_total": 0,
-            "filter_groups/score_constant_total": 1,
-            "filter_groups/kept_with_constant_score_total": 1,
-            "filter_groups/acc_constant_total": 0,
-            "filter_groups/format_constant_total": 0,
-        },
-        {
-            "filter_groups/finished_total": 2,
-            "filter_groups/dropped_total": 1,
-            "filter_groups/score_constant_total": 1,
-            "filter_groups/kept_with_constant_score_total": 0,
-            "filter_groups/acc_constant_total": 1,
-            "filter_groups/format_constant_total": 1,
-        },
-    ]
+    assert [result.metrics[step]["filter_groups/finished_total"] for step in (1, 2)] == [1, 2]
+    assert result.metrics[1]["filter_groups/kept_with_constant_score_total"] == 1
     assert result.metrics[2]["training/filter_groups/evicted_samples"] == 1
     # gdpo learns from `conflict`, where the weights differ.
     assert result.metrics[1]["advantage/zero_share"] == 0
