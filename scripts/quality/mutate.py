@@ -65,7 +65,6 @@ HARMLESS = (
     ('("balance", "drop_conflicts", "weigh_by_difficulty"', "swapped", "only whether a name is among them counts"),
     ("met = on >= needed.at_least", "GtE -> Gt", "a reward just at the margin may count as either"),
     ("values > threshold + margin", "Gt -> GtE", "the same"),
-    ("zip(groups.labels, means, strict=True)", "True -> False", "there is one mean for each label"),
     ("(scored < -1e-6) | (scored > 1 + 1e-6)", "Lt -> LtE", "an accuracy of exactly the margin may count as either"),
     ("(scored < -1e-6) | (scored > 1 + 1e-6)", "Gt -> GtE", "the same"),
     ("negative := values < -TOLERANCE", "Lt -> LtE", "the same"),
