@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
+from verl_ext.core.batch import Batch
+
 # The worked example of the specification: groups A, B, C of four responses.
 UIDS = list("AAAABBBBCCCC")
 ACC = [1.0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0]
@@ -28,6 +30,16 @@ class Rollout:
     @property
     def rewards(self) -> list[list[float]]:
         return [list(row) for row in zip(*self.columns.values(), strict=True)]
+
+    def batch(self, count: int | None = None) -> Batch:
+        """As the core sees it, with so many of the rewards."""
+        return Batch.of(
+            [row[:count] for row in self.rewards],
+            self.uids,
+            keys=tuple(self.columns)[:count],
+            lengths=self.lengths,
+            accuracy=self.accuracy,
+        )
 
     def reordered(self, order: Sequence[int]) -> Rollout:
         return Rollout(

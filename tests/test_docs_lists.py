@@ -16,7 +16,7 @@ from tests import reference
 from tests.batches import Rollout, rollouts
 from tests.calls import object_array, tensors
 from tests.integration.configs import compose as configuration
-from verl_ext import Batch, Settings, build
+from verl_ext import Settings, build
 from verl_ext.integration.checks import judge
 
 PAGE = (Path(__file__).parents[1] / "docs/pages/lists.md").read_text()
@@ -44,14 +44,7 @@ PLAIN = {
 
 def advantages(title: str, rollout: Rollout) -> np.ndarray:
     algorithm = LISTS[title]
-    keys = tuple(rollout.columns) if "rewards" in algorithm else ("score",)
-    batch = Batch.of(
-        [row[: len(keys)] for row in rollout.rewards],
-        rollout.uids,
-        keys=keys,
-        lengths=rollout.lengths,
-        accuracy=rollout.accuracy,
-    )
+    batch = rollout.batch(None if "rewards" in algorithm else 1)
     return build("compose", Settings.parse(algorithm))(batch).advantages
 
 

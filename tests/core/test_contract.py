@@ -51,23 +51,13 @@ def started(step):
     return None
 
 
-def batch_of(rollout: Rollout) -> Batch:
-    return Batch.of(
-        rollout.rewards,
-        rollout.uids,
-        keys=tuple(rollout.columns),
-        lengths=rollout.lengths,
-        accuracy=rollout.accuracy,
-    )
-
-
 def values_of(step, columns: int, batch: Batch) -> np.ndarray:
     values = batch.rewards[:, :columns].copy()
     return np.abs(values) if isinstance(step, steps.DivideByMean) else values  # it refuses negative ones
 
 
 def run(step, columns: int, rollout: Rollout):
-    batch = batch_of(rollout)
+    batch = rollout.batch()
     values = values_of(step, columns, batch)
     return values, step.update(values, batch, started(step))
 
@@ -104,7 +94,7 @@ def test_values_are_float64_and_nan_where_nothing_is_scored_and_metrics_are_fini
 @EVERY_STEP
 @given(rollout=rollouts())
 def test_inputs_are_not_written_to(step, columns, rollout):
-    batch = batch_of(rollout)
+    batch = rollout.batch()
     values = values_of(step, columns, batch)
     watched = [values, batch.rewards, batch.lengths, batch.accuracy]
     before = [array.copy() for array in watched]

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests import reference
 from tests.batches import Rollout, rollouts
-from tests.calls import call
-from verl_ext import Batch, Settings, build
+from tests.estimators.every import run
+from verl_ext import Settings, build
 
 KEYS = ("a", "b", "c")
 WEIGHTS = st.lists(st.sampled_from([1.0, 0.5, 2.0, -1.0, 0.0, 3.25]), min_size=3, max_size=3).filter(any)
@@ -26,26 +26,9 @@ WEIGHTS = st.lists(st.sampled_from([1.0, 0.5, 2.0, -1.0, 0.0, 3.25]), min_size=3
 
 def check(name: str, rollout: Rollout, config: dict[str, Any], wanted: list[float], state: Any = None):
     """Compare the core, then the registered function; return the state after this batch."""
-    settings = Settings.parse(config)
-    batch = Batch.of(
-        rollout.rewards,
-        rollout.uids,
-        keys=tuple(rollout.columns),
-        lengths=rollout.lengths,
-        accuracy=rollout.accuracy,
-    )
-    found = build(name, settings)(batch, state)
+    found = build(name, Settings.parse(config))(rollout.batch(), state)
     np.testing.assert_allclose(found.advantages, wanted, rtol=1e-8, atol=1e-8)
-    direct = call(
-        name,
-        [0.0] * len(rollout.uids),
-        rollout.uids,
-        rollout.lengths,
-        config=config,
-        components={key: np.array(column) for key, column in rollout.columns.items()}
-        | {"acc": np.array(rollout.accuracy)},
-        state=state,
-    )
+    direct = run(name, config, rollout, state=state)
     counted = np.where(np.array(rollout.lengths) > 0, wanted, 0.0)
     np.testing.assert_allclose(direct.rows, counted, rtol=1e-8, atol=1e-8)
     assert (direct.tensor != 0).sum() <= sum(rollout.lengths)

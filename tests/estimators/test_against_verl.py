@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from tests import reference
 from tests.batches import Rollout, rollouts
 from tests.calls import call, object_array, tensors
+from tests.estimators.every import run
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
 
@@ -55,20 +56,13 @@ def test_gdpo_whitened_over_tokens_is_verls(rollout, weights, norm_by_std):
         whiten="none",
     )
     assume(max(map(abs, summed)) > 0.1)
-    found = call(
-        "gdpo",
-        [0.0] * len(rollout.uids),
-        rollout.uids,
-        rollout.lengths,
-        config={
-            "gdpo_reward_keys": list(rollout.columns),
-            "gdpo_reward_weights": weights,
-            "gdpo": {"whiten": "token"},
-            "norm_adv_by_std_in_grpo": norm_by_std,
-        },
-        components={key: np.array(column) for key, column in rollout.columns.items()},
-        dtype=torch.float32,
-    )
+    config = {
+        "gdpo_reward_keys": list(rollout.columns),
+        "gdpo_reward_weights": weights,
+        "gdpo": {"whiten": "token"},
+        "norm_adv_by_std_in_grpo": norm_by_std,
+    }
+    found = run("gdpo", config, rollout, dtype=torch.float32)
     torch.testing.assert_close(found.tensor, wanted, atol=1e-6, rtol=1e-6)
 
 
@@ -79,11 +73,8 @@ def test_gdpo_is_as_near_to_verls_as_its_docstring_says(mean, distance):
         columns = {key: draw.normal(mean, 1, 48).tolist() for key in "ab"}
         lengths = draw.integers(1, 33, 48).tolist()
         rollout = Rollout([f"group {row // 6}" for row in range(48)], columns, lengths, [0.0] * 48)
-        found = call(
-            "gdpo", [0.0] * 48, rollout.uids, lengths,
-            config={"rewards": {"keys": ["a", "b"]}, "gdpo": {"whiten": "token"}},
-            components={key: np.array(column) for key, column in columns.items()}, dtype=torch.float32,
-        )  # fmt: skip
+        config = {"rewards": {"keys": ["a", "b"]}, "gdpo": {"whiten": "token"}}
+        found = run("gdpo", config, rollout, dtype=torch.float32)
         torch.testing.assert_close(found.tensor, verl_gdpo(rollout, None), atol=distance, rtol=0)
 
 

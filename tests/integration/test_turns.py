@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from tests.batches import rollouts
-from tests.calls import call, object_array
+from tests.calls import object_array
 from tests.estimators.every import EVERY, components, started
+from tests.estimators.every import run as computed
 from verl_ext import DataError, Settings, build, by_turn
 from verl_ext.core.rows import Rows, broadcast
 from verl_ext.core.turns import Runs
@@ -38,6 +39,11 @@ def padded(masks: list[list[int]]) -> torch.Tensor:
     return torch.tensor([[*mask, *[0] * (width - len(mask))] for mask in masks])
 
 
+def run_of(name: str, config: dict[str, Any], **more: Any) -> Run:
+    settings = Settings.parse(config)
+    return Run(name, settings, build(name, settings), **more)
+
+
 def advantages(
     name: str,
     masks: list[list[int]] | torch.Tensor,
@@ -50,8 +56,7 @@ def advantages(
     run: Run | None = None,
 ) -> torch.Tensor:
     mask = masks if isinstance(masks, torch.Tensor) else padded(masks)
-    settings = Settings.parse(config)
-    run = run or Run(name, settings, build(name, settings))
+    run = run or run_of(name, config)
     tensors = {} if attention is None else {"attention_mask": attention}
     given_fields = {key: object_array(values) for key, values in fields.items()}
     rewards = of_batch(given_fields, tensors, uids, mask, run.needs, returned=returned)
@@ -136,8 +141,7 @@ def test_tokens_of_the_environment_change_nothing(name, config):
     config = config | {"rewards": config["rewards"] | {"by_turn": ["a"]}}
     found = []
     for each in (masks, longer):
-        settings = Settings.parse(config)
-        run = Run(name, settings, build(name, settings), state=started(config))
+        run = run_of(name, config, state=started(config))
         values = advantages(name, each, fields, uids, returned=("a", "b", "acc"), run=run)
         found.append(([row[mask.bool()].tolist() for row, mask in zip(values, padded(each), strict=True)], run.metrics))
     assert found[0] == found[1]
@@ -147,26 +151,10 @@ def test_tokens_of_the_environment_change_nothing(name, config):
 @EVERY
 @given(rollout=rollouts(lengths=1))
 def test_with_one_turn_each_nothing_changes_to_the_last_bit(name, config, rollout):
-    plain = call(
-        name,
-        [0.0] * len(rollout.uids),
-        rollout.uids,
-        rollout.lengths,
-        config=config,
-        state=started(config),
-        components=components(rollout),
-    )
+    plain = computed(name, config, rollout)
     columns = components(rollout) | {"a": object_array([[entry] for entry in rollout.columns["a"]])}
     config = config | {"rewards": config["rewards"] | {"by_turn": ["a"], "turn_discount": 0.3}}
-    found = call(
-        name,
-        [0.0] * len(rollout.uids),
-        rollout.uids,
-        rollout.lengths,
-        config=config,
-        state=started(config),
-        components=columns,
-    )
+    found = computed(name, config, rollout, components=columns)
     assert torch.equal(found.tensor, plain.tensor)
     assert found.state == plain.state
 
@@ -175,8 +163,7 @@ def test_with_one_turn_each_nothing_changes_to_the_last_bit(name, config, rollou
 def test_a_rejected_response_keeps_its_turns_or_leaves(rejected):
     """On the default trainer the turns are read before rollout correction empties a mask."""
     config = {"rewards": CONFIG["rewards"] | {"rejected": rejected}}
-    settings = Settings.parse(config)
-    run = Run("drgrpo", settings, build("drgrpo", settings))
+    run = run_of("drgrpo", config)
     fields = {"tool": object_array(texts(TOOL)), "right": object_array(RIGHT)}
     rewards = of_batch(fields, {}, UIDS, padded(MASKS), run.needs, returned=["tool", "right"])
     after = padded([MASKS[0], MASKS[1], [0] * 7, MASKS[3]])
@@ -246,8 +233,7 @@ def test_a_reward_that_does_not_exist_is_an_error():
 def test_entries_of_a_response_that_was_cut_are_dropped_and_counted():
     attention = torch.ones(4, 7, dtype=torch.int64)
     attention[1, 3:] = attention[3, 1:] = 0
-    settings = Settings.parse(CONFIG)
-    run = Run("drgrpo", settings, build("drgrpo", settings))
+    run = run_of("drgrpo", CONFIG)
     fields = {"tool": ["[1.0, 0.0, 5.0, 5.0]", *texts(TOOL)[1:]], "right": RIGHT}
     found = advantages("drgrpo", MASKS, fields, attention=attention, run=run)
     assert torch.equal(found, advantages("drgrpo", MASKS, {"tool": texts(TOOL), "right": RIGHT}))
