@@ -147,20 +147,6 @@ def test_ray_ppo_trainer(start, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_critic_and_a_reference_model(start, tiny):
-    run = start(
-        "run",
-        "algorithm.adv_estimator=gae",
-        "algorithm.use_kl_in_reward=True",
-        f"critic.model.path={tiny}/model",
-        steps=2,
-    )
-    assert run.wait(TIMEOUT) == 0, run.tail()
-    assert len(run.column("critic/vf_loss")) == 2
-    assert agrees(run)
-
-
-@pytest.mark.slow
 def test_colocate_async_aborts_and_resumes_generation(start):
     run = start(
         "run",
