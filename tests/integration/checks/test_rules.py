@@ -90,6 +90,8 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("accuracy by default", ("algorithm.adv_estimator=dgpo", GSM8K), ("'score'", "accuracy_key", "correctness")),
     ("accuracy of a sum", ("algorithm.adv_estimator=hadw", TWO), ("hadw", "algorithm.rewards.accuracy_key")),
     ("accuracy of one key", ("algorithm.adv_estimator=dgpo", TOOLS, ONE), ("'correctness'", "accuracy_threshold")),
+    ("negative score", (MAXRL, TOOLS), ("maxrl", "'score'", "algorithm.rewards.keys")),
+    ("negative component", (MAXRL, TOOLS, ONE), ("maxrl", "'correctness'")),
     ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),
     ("loss of drgrpo", ("algorithm.adv_estimator=drgrpo",), (DRGRPO[0], f"{ACTOR}.loss_scale_factor=", "check_loss")),
     (
@@ -157,6 +159,8 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
 ]  # fmt: skip
 ACCEPTED: dict[str, tuple[str, ...]] = {
+    "maxrl with a format": (MAXRL, TOOLS, "+algorithm.rewards.keys=[format]"),
+    "maxrl with its scorer": (MAXRL, GSM8K),
     "dgpo with one key": ("algorithm.adv_estimator=dgpo", GSM8K, ONE),
     "gdpo": GDPO,
     "gdpo by verl's names": (*VERLS, "+algorithm.gdpo.whiten=token"),

@@ -23,6 +23,7 @@ from verl_ext.integration.checks.read import ACTOR, FILTER, RunConfig
 from verl_ext.integration.checks.rewards import (
     FUNCTION,
     lost_penalty,
+    negative_rewards,
     old_function,
     without_turns,
     wrong_accuracy,
@@ -205,8 +206,8 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
 ALWAYS: tuple[Rule, ...] = (unknown_estimator, unread, other_preset, late_preset, old_function, attention)
 """The rules for every configuration."""
 READ: tuple[Rule, ...] = (
-    *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_turns, without_effect),
-    *(shorter_update, experimental, missing_keys, single_response, contradicted_by_verl, trial),
+    *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, without_turns),
+    *(without_effect, shorter_update, experimental, missing_keys, single_response, contradicted_by_verl, trial),
     *(rule_of_estimator, loss_of_verl),
 )
 """Those that need the settings."""
