@@ -1,15 +1,12 @@
-"""For `VERL_USE_EXTERNAL_MODULES`: an update takes its rows in the order of their tokens.
+"""For `VERL_USE_EXTERNAL_MODULES`: two runs with one seed have the same answers, and the same rows in each mini-batch.
 
-verl takes them in the order in which they were done, so that each run has other mini-batches.
+verl takes the rows of an update in the order in which they were done; here it is that of their tokens. Of two rollout
+servers it asks any that is free, and each draws from a generator of its own; here the first answers everything.
 """
 
 from __future__ import annotations
 
 from verl_ext.integration.hooks import after_import, wrap
-
-
-def install(tensordict_utils):
-    wrap(tensordict_utils, "make_iterator", sort_rows)
 
 
 def sort_rows(original, tensordict, *args, **kwargs):
@@ -20,4 +17,13 @@ def sort_rows(original, tensordict, *args, **kwargs):
     return original(index_select_tensor_dict(tensordict, order), *args, **kwargs)
 
 
-after_import("verl.utils.tensordict_utils", install)
+def first_server(original, self, request_id):
+    first = min(self._servers)
+    self._inflight_requests[first] += 1
+    return first, self._servers[first]
+
+
+after_import("verl.utils.tensordict_utils", lambda module: wrap(module, "make_iterator", sort_rows))
+after_import(
+    "verl.workers.rollout.router", lambda module: wrap(module.GlobalRequestLoadBalancer, "acquire_server", first_server)
+)

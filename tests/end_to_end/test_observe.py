@@ -50,9 +50,11 @@ def _compare(folder, dump, capsys):
     ours = pandas.read_parquet(folder / "out.parquet")["advantage/gdpo"]
     logged = pandas.concat(pandas.read_parquet(path) for path in sorted(dump.glob("*/*.parquet")))["advantage"]
     np.testing.assert_allclose(ours, logged, atol=1e-9)
-    assert main(["compare", str(folder / "rollouts"), "dgpo", "hadw", "drgrpo", *save]) == 0, capsys.readouterr().err
+    accuracy = ["algorithm.rewards.accuracy_key=score", "algorithm.rewards.accuracy_threshold=0"]
+    rollouts = str(folder / "rollouts")
+    assert main(["compare", rollouts, "dgpo", "hadw", "drgrpo", *accuracy, *save]) == 0, capsys.readouterr().err
     assert "96 trajectories in 24 groups of 4, steps 1 to 3, 3 batches" in capsys.readouterr().out
-    assert main(["compare", str(folder / "rollouts"), "gdpo", keys]) == 1
+    assert main(["compare", rollouts, "gdpo", keys]) == 1
     assert "trainer.validation_data_dir" in capsys.readouterr().err
     assert main(["compare", str(folder / "validation"), "gdpo", keys, *save]) == 0, capsys.readouterr().err
     assert "32 trajectories in 8 groups of 4, steps 3 to 3" in capsys.readouterr().out

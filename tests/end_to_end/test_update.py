@@ -13,7 +13,7 @@ import torch
 from tests.end_to_end import in_order
 from tests.end_to_end.test_training import TIMEOUT, latest
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.slow, pytest.mark.runs(3)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.slow, pytest.mark.runs(2)]
 ACTOR = "actor_rollout_ref.actor"
 RAY = "trainer.use_v1=False"
 GSPO, EPOCHS = f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.ppo_epochs=2"
@@ -42,7 +42,7 @@ CASES = {
     "RayPPOTrainer, both, gspo": (BOTH, (RAY, GSPO)),
     "RayPPOTrainer, each prompt once, 2 ranks, with a reference": (BOTH[1:], (RAY, TWO, *REFERENCE)),
 }
-SIZES = {True: ("ppo_micro_batch_size_per_gpu", 4, 2), False: ("ppo_max_token_len_per_gpu", 512, 128)}
+SIZES = {True: ("ppo_micro_batch_size_per_gpu", 4), False: ("ppo_max_token_len_per_gpu", 512)}
 
 
 @pytest.fixture
@@ -84,25 +84,20 @@ def weights(run):
 @pytest.mark.parametrize("case", CASES)
 def test_the_weights_are_those_of_verl_s_update(train, case, record_property):
     names, overrides = CASES[case]
-    setting, size, other = SIZES[STATIC[0] in overrides]
-    usual = (*overrides, f"{ACTOR}.{setting}={size}")
+    setting, size = SIZES[STATIC[0] in overrides]
+    overrides = (*overrides, f"{ACTOR}.{setting}={size}")
+    every, answers, usual = train("all", *overrides)
     settings = [f"+algorithm.verl_ext.{name}=True" for name in names]
-    every, answers, _ = train("all", *usual)
-
-    def difference(name, *more, **options):
-        # Two rollout servers share the prompts as they are free, so that the answers of two ranks may differ.
-        for attempt in range(3 if TWO in overrides else 1):
-            found, told, run = train(f"{name}-{attempt}", *more, **options)
-            # A run that was killed may have written no answers of the step that it saved last.
-            if {*told} >= {"2.jsonl", "3.jsonl"} and told.items() <= answers.items():
-                return float((found - every).norm() / every.norm()), run
-        raise AssertionError(f"{name}: other answers than the run of verl's update")
-
-    control, _ = difference("control", *overrides, f"{ACTOR}.{setting}={other}")
-    shorter, run = difference("shorter", *usual, *settings, kill=KILLED in overrides)
-    rows, saved = run.column("actor/rows_kept"), run.column("actor/prompt_tokens_saved")
-    record_property("figures", f"rows {rows}, saved {saved}, weights {shorter:.2e}, control {control:.2e}")
+    found, told, run = train("shorter", *overrides, *settings, kill=KILLED in overrides)
+    # A run that was killed may have written no answers of the step that it saved last.
+    assert {*told} >= {"2.jsonl", "3.jsonl"}
+    assert told.items() <= answers.items()
+    rows, saved, norms = (run.column(f"actor/{name}") for name in ("rows_kept", "prompt_tokens_saved", "grad_norm"))
+    weights = float((found - every).norm() / every.norm())
+    usual_norms = usual.column("actor/grad_norm")[-len(norms) :]
+    record_property("figures", f"rows {rows}, saved {saved}, weights {weights:.2e}, norms {norms} {usual_norms}")
     assert (min(rows) < 1.0) == (BOTH[0] in names)
     assert (max(saved, default=0.0) > 0.3) == (BOTH[1] in names)
-    # A packed sequence is summed in another order than any of verl's own micro-batches.
-    assert shorter <= (5 if BOTH[1] in names else 2) * control < 1e-5
+    # Rounding is far below, and what a row adds far above; AdamW hides a wrong divisor, the norm shows it.
+    assert norms == pytest.approx(usual_norms, rel=1e-5)
+    assert weights < 1e-5
