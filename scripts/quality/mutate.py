@@ -46,7 +46,7 @@ ALL = (
     "tests/estimators/test_against_reference.py",
 )
 NEEDS_VERL = "tests/core/test_metrics.py::test_verl_combines_each_metric_as_its_last_word_says"
-UNUSED_PLUGINS = ("cacheprovider", "doctest", "unraisableexception", "threadexception")
+UNUSED_PLUGINS = ("cacheprovider", "unraisableexception", "threadexception")
 
 # Changes that do not change any result: part of the line, part of the change, and the reason. The list only explains
 # survivors: a mutant that fails a test counts as noticed.
@@ -63,6 +63,11 @@ HARMLESS = (
     ("tilted = (1.0, ", " -> ", "any two sets of weights do"),
     ("_trial(build(_weighed(", "swapped", "the same"),
     ('("balance", "drop_conflicts", "weigh_by_difficulty"', "swapped", "only whether a name is among them counts"),
+    ('("divide_by_mean", "divide_by_batch_std", "scale_by_std"', "swapped", "the same"),
+    ("out=np.zeros(mean.shape), where=varies", "where= left out", "centring gives a group that does not vary 0"),
+    ("turns.number.tolist(), strict=True", "True -> False", "each row has both"),
+    ("reshape(-1, 3)", "1 -> 2", "numpy infers any negative length"),
+    ("append=-1", "1 -> 2", "no session has this number either"),
     ("met = on >= needed.at_least", "GtE -> Gt", "a reward just at the margin may count as either"),
     ("values > threshold + margin", "Gt -> GtE", "the same"),
     ("(scored < -1e-6) | (scored > 1 + 1e-6)", "Lt -> LtE", "an accuracy of exactly the margin may count as either"),
@@ -114,16 +119,16 @@ def replace(mutant: Mutant) -> None:
 
 
 def first_tests(path: Path) -> list[str]:
-    """The tests of a file, which run before all others: a mutant that fails them needs no more."""
+    """The tests and the doctests of a file, which run before all others: a mutant that fails them needs no more."""
     found = sorted(Path("tests/core").glob(f"test_{path.stem}*.py"))
-    return list(map(str, found)) or list(ESTIMATOR_TESTS)
+    return [*(map(str, found) if found else ESTIMATOR_TESTS), str(path)]
 
 
 def run_tests(paths: Iterable[str]) -> int:
     """Run tests in this process, with few examples per property and no output, until the first failure."""
     import pytest
 
-    arguments = ["-x", "-q", "--assert=plain", "-o", "addopts=", "--deselect", NEEDS_VERL]
+    arguments = ["-x", "-q", "--assert=plain", "-o", "addopts=", "--doctest-modules", "--deselect", NEEDS_VERL]
     arguments += [part for name in UNUSED_PLUGINS for part in ("-p", f"no:{name}")]
     return int(pytest.main([*arguments, *paths]))
 

@@ -32,6 +32,10 @@ def test_a_column_of_another_shape_is_refused(name):
         Batch.of([[1.0]] * 3, ["a", "a", "b"], **{name: np.ones(2)}).lengths  # noqa: B018
 
 
+def test_a_response_is_one_output_if_nothing_else_is_said():
+    assert Batch.of([[1.0]] * 2, ["a", "a"]).outputs.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("value", [INF, -INF, -1e160])
 def test_an_infinite_or_huge_reward_is_named_with_its_uid(value):
     with pytest.raises(DataError, match=facts("reward 'y'", "uid 'b'", value, "row 2", "2 such", "at most 1e+30")):

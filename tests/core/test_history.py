@@ -31,6 +31,18 @@ def follow(step: WeighByHistory, accuracies: list[float], values: float = 1.0):
     return updates
 
 
+def test_the_window_anchor_is_the_mean_with_this_batch():
+    """Window 2, y = 0.2, 0.6, 1.0: C = 0.2, 0.4, 0.8; gap of the last is 0.2, easy."""
+    updates = follow(WeighByHistory("window", history_window=2), [0.2, 0.6, 1.0])
+    assert [u.state["value"] for u in updates] == pytest.approx([0.2, 0.4, 0.8])
+    np.testing.assert_allclose(updates[2].values, 1.3 * math.exp(-0.2))
+    assert [u.metrics["eta_t"] for u in updates] == [0, 0, 0]
+
+
+def test_the_usual_window_has_ten_batches():
+    assert len(follow(WeighByHistory("window"), [0.5] * 12)[-1].state["window"]) == 10
+
+
 def test_the_soft_anchor_moves_by_eta_times_sigma():
     """eta 0.5, eta_min 0, y = 0, 1, 1, 1.
 

@@ -43,6 +43,7 @@ def test_the_last_output_of_a_session_speaks_for_the_others():
     ("keys", "padding", "scored", "owner"),
     [
         (["u_0_10", "u_0_9"], [], [0], [0, 0]),  # by number, not by spelling
+        (["u_0_0", "u_0_1", "u_1_0"], [], [1, 2], [0, 0, 1]),
         (["v_0_0", "v_1_0", "v_2_0", "u_0_2", "u_0_1"], [], [0, 1, 2, 3], [0, 1, 2, 3, 3]),  # nor by row
         (["pad_0_3", "u_0_0", "u_0_1", "pad_0_4"], [0, 3], [2], [-1, 0, 0, -1]),
     ],

@@ -48,7 +48,7 @@ def test_the_history_ticks_once_an_update_and_goes_on_after_a_restart(start, mod
     assert after["window"][: len(before["window"])] == before["window"]
     # verl logs the mean over the updates of a step.
     assert again.column("hadw/tick") == [updates + (1 + updates) / 2]
-    assert again.column("advantage/missing_responses") == [0]
+    assert again.column("advantage/missing_responses") == ([] if mode == "ray" else [0])
 
 
 def history(run, step):

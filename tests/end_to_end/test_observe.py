@@ -43,18 +43,17 @@ def test_a_run_that_filters_and_dumps_and_is_reported(start, tmp_path, capsys):
 
 def _compare(folder, dump, capsys):
     """`compare` on what the run wrote: its dumps, verl's rollouts, which have the score alone, and its validation."""
-    keys = "algorithm.rewards.keys=[score,length]"
-    save = ["--output", str(folder / "out.parquet")]
-    assert main(["compare", str(dump), "gdpo", keys, *save]) == 0, capsys.readouterr().err
+    accuracy = ["algorithm.rewards.accuracy_key=score", "algorithm.rewards.accuracy_threshold=0"]
+    two = ["gdpo", "algorithm.rewards.keys=[score,length]", *accuracy]
+    rollouts, save = str(folder / "rollouts"), ["--output", str(folder / "out.parquet")]
+    assert main(["compare", str(dump), *two, *save]) == 0, capsys.readouterr().err
     assert "96 trajectories in 24 groups of 4, steps 1 to 3, 3 batches" in capsys.readouterr().out
     ours = pandas.read_parquet(folder / "out.parquet")["advantage/gdpo"]
     logged = pandas.concat(pandas.read_parquet(path) for path in sorted(dump.glob("*/*.parquet")))["advantage"]
     np.testing.assert_allclose(ours, logged, atol=1e-9)
-    accuracy = ["algorithm.rewards.accuracy_key=score", "algorithm.rewards.accuracy_threshold=0"]
-    rollouts = str(folder / "rollouts")
     assert main(["compare", rollouts, "dgpo", "hadw", "drgrpo", *accuracy, *save]) == 0, capsys.readouterr().err
     assert "96 trajectories in 24 groups of 4, steps 1 to 3, 3 batches" in capsys.readouterr().out
-    assert main(["compare", rollouts, "gdpo", keys]) == 1
+    assert main(["compare", rollouts, *two]) == 1
     assert "trainer.validation_data_dir" in capsys.readouterr().err
-    assert main(["compare", str(folder / "validation"), "gdpo", keys, *save]) == 0, capsys.readouterr().err
+    assert main(["compare", str(folder / "validation"), *two, *save]) == 0, capsys.readouterr().err
     assert "32 trajectories in 8 groups of 4, steps 3 to 3" in capsys.readouterr().out

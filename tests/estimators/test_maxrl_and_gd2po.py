@@ -88,18 +88,23 @@ X, Y = [1.0, 3, 2, 2, 1, 0], [4.0, 0, 5, 3, 0, 1]
 HARD, SNR = {"whiten": "none"}, {"whiten": "none", "conflict": "snr", "tau": 0.4}
 BY_HAND = {
     # Rows 0 and 1 conflict: half of a is kept. Both of b conflict: x .5 -.5, y -.5 .5.
-    "hard": (HARD, X, Y, [0, 0, 1, 0, 0, 0], 4 / 6),
+    "hard": (HARD, {}, X, Y, [0, 0, 1, 0, 0, 0], 4 / 6),
     # |-1 + 1| / 2 = 0 is dropped, |1 - 3| / 4 = .5 is kept: three quarters of a.
-    "snr": (SNR, X, Y, [0, -1.5, 1.5, 0, 0, 0], 3 / 6),
+    "snr": (SNR, {}, X, Y, [0, -1.5, 1.5, 0, 0, 0], 3 / 6),
+    "snr at tau is kept": (SNR | {"tau": 0.0}, {}, X, Y, [0, -2, 2, 0, 0, 0], 0),
+    # -2 x: 2 -2 0 0 and -1 1; with y nothing conflicts.
+    "a negative weight turns a reward round": (HARD, {"weights": [-2, 1]}, X, Y, [3, -5, 2, 0, -1.5, 1.5], 0),
+    # x of a: not scored, 1 0 -1; row 0 has only its y, and row 1 conflicts: three quarters of [1, 0, 2, -1].
+    "what is not scored takes no part": (HARD, {}, [NAN, 3, 2, 1, 1, 0], Y, [0.75, 0, 1.5, -0.75, 0, 0], 3 / 6),
     # y of a: not scored, -8/3 7/3 1/3; rows 1 and 3 conflict: a third of row 2's 7/3.
-    "what is not scored takes no part": (HARD, [NAN, 3, 2, 1, 1, 0], [NAN, *Y[1:]], [0, 0, 7 / 9, 0, 0, 0], 4 / 5),
+    "nor does a response": (HARD, {}, [NAN, 3, 2, 1, 1, 0], [NAN, *Y[1:]], [0, 0, 7 / 9, 0, 0, 0], 4 / 5),
 }
 
 
 @pytest.mark.parametrize("case", BY_HAND)
 def test_gd2po_by_hand(case):
-    own, x, y, wanted, dropped = BY_HAND[case]
-    config = XY | {"gd2po": own, "norm_adv_by_std_in_grpo": False}
+    own, rewards_too, x, y, wanted, dropped = BY_HAND[case]
+    config = {"rewards": XY["rewards"] | rewards_too, "gd2po": own, "norm_adv_by_std_in_grpo": False}
     batch = Batch.of(list(zip(x, y, strict=True)), list("aaaabb"), keys=("x", "y"))
     result = build("gd2po", Settings.parse(config))(batch)
     np.testing.assert_allclose(result.advantages, wanted, atol=1e-12)
