@@ -65,6 +65,8 @@ HARMLESS = (
     ('("balance", "drop_conflicts", "weigh_by_difficulty"', "swapped", "only whether a name is among them counts"),
     ('("divide_by_mean", "divide_by_batch_std", "scale_by_std"', "swapped", "the same"),
     ("out=np.zeros(mean.shape), where=varies", "where= left out", "centring gives a group that does not vary 0"),
+    ("out=np.zeros(mean.shape), where=varies", "zeros -> ones", "the same"),
+    ("out=np.zeros(mean.shape), where=varies", "BitAnd -> BitOr", "the same"),
     ("turns.number.tolist(), strict=True", "True -> False", "each row has both"),
     ("reshape(-1, 3)", "1 -> 2", "numpy infers any negative length"),
     ("append=-1", "1 -> 2", "no session has this number either"),

@@ -49,6 +49,14 @@ def test_a_reward_of_tenths_in_float32_conflicts_as_in_float64(size, conflict, w
     np.testing.assert_allclose(rounded.advantages, exact.advantages, atol=1e-5 * weights[0])
 
 
+def test_maxrl_by_hand():
+    # Means 1/4, 3/4, 0 and 1 alone: 1/.25 - 1 = 3 and -1; 1/.75 - 1 = 1/3 and -1; 0; the group of one 0.
+    right = [1.0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1]
+    found = build("maxrl", Settings())(Batch.of(np.array(right)[:, None], list("aaaabbbbccd"))).advantages
+    np.testing.assert_allclose(found, [3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, 0, 0, 0], rtol=1e-5)
+    assert found[8:].tolist() == [0, 0, 0]
+
+
 def test_a_negative_reward_is_an_error_that_says_to_map_it():
     batch = Batch.of([[1], [-1.0]], ["p", "p"])
     with pytest.raises(DataError, match=facts("at least 0", "found -1", "'p'", "[-1, 1] to [0, 1]")):
