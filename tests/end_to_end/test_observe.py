@@ -54,6 +54,6 @@ def _compare(folder, dump, capsys):
     assert main(["compare", rollouts, "dgpo", "hadw", "drgrpo", *accuracy, *save]) == 0, capsys.readouterr().err
     assert "96 trajectories in 24 groups of 4, steps 1 to 3, 3 batches" in capsys.readouterr().out
     assert main(["compare", rollouts, *two]) == 1
-    assert "trainer.validation_data_dir" in capsys.readouterr().err
+    assert "'length'" in capsys.readouterr().err
     assert main(["compare", str(folder / "validation"), *two, *save]) == 0, capsys.readouterr().err
     assert "32 trajectories in 8 groups of 4, steps 3 to 3" in capsys.readouterr().out
