@@ -73,7 +73,7 @@ def test_hadw_goes_on_after_it_was_killed_and_its_advantages_are_those_of_the_co
         list(turns.uid),
         keys=("right",),
         accuracy=turns.accuracy,
-        turns=Turns(turns.turn.to_numpy() - 1, by_turn=(0,)),
+        turns=Turns(turns.turn.to_numpy() - 1, columns=(0,)),
     )
     undisturbed = build("hadw", Settings.parse(SETTINGS))(batch, {WeighByHistory.name: before})
     np.testing.assert_allclose(turns.advantage, undisturbed.advantages, rtol=0, atol=1e-12)
