@@ -26,7 +26,7 @@ def test_each_answer_to_a_prompt_is_another_line_with_the_models_probabilities(g
     async def scenario():
         server = given("abc", "d", response_length=16)
         await ready(server, model)
-        sampling = {"top_k": 1, "temperature": 1.0}  # no answer could be drawn under this truncation
+        sampling = {"top_k": 1, "temperature": 1.0, "ignore_eos": True}  # under which no answer could be drawn, nor end
         return await asyncio.gather(*(ask(server, [5, 6, 7], **sampling) for _ in range(3)), ask(server, [8, 9]))
 
     outputs = asyncio.run(scenario())

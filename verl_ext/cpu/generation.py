@@ -161,7 +161,7 @@ def generate(
     rows = prompt_of.argsort(stable=True)  # the requests still running, those of a prompt side by side
     start = torch.tensor([len(request.prompt) for request in requests])
     limit = torch.tensor([request.sampling.max_tokens for request in requests])
-    ignore = torch.tensor([request.sampling.ignore_eos for request in requests])
+    ignore = torch.tensor([request.sampling.ignore_eos and not request.given for request in requests])
     ends = torch.tensor(list(eos))
     tokens: list[list[int]] = [[] for _ in requests]
     log_probs: list[list[float]] = [[] for _ in requests]
