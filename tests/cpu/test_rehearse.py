@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
+import sys
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from omegaconf import OmegaConf
 
 from tests.recipes.launchers import RECIPES
 from verl_ext.cpu.miniature import cut_down, make_model, rehearsed
-from verl_ext.cpu.rehearse import FAILED, LOOK, OK, Rehearsal, of_resume, of_training
+from verl_ext.cpu.rehearse import FAILED, LOOK, OK, Rehearsal, of_resume, of_training, start
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration.checks.command import add_configuration, composed
 
@@ -109,6 +111,13 @@ def test_given_answers_keep_the_length_of_the_run(compose, tmp_path):
     assert config.data.max_response_length == 1024
     given = config.actor_rollout_ref.rollout.engine_kwargs.embedded.answers
     assert given == str(tmp_path / "answers.jsonl")
+
+
+def test_a_variable_of_the_run_may_be_a_number(tmp_path, monkeypatch):
+    variables = {"runtime_env": {"env_vars": {"NCCL_NVLS_ENABLE": 0}}}
+    config = OmegaConf.create({"trainer": {}, "ray_kwargs": {"ray_init": variables}})
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    assert start(tmp_path / "run", config, minutes=1).status == 0
 
 
 def test_another_engine_is_refused_and_what_is_left_out_is_said(compose, tmp_path):

@@ -112,7 +112,8 @@ def start(folder: Path, config: Any, minutes: float) -> Rehearsal:
     command += [f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
     begin, status = time.monotonic(), None
     with (folder / "log.txt").open("w") as log, suppress(subprocess.TimeoutExpired):
-        streams: Any = {"stdout": log, "stderr": log, "env": {**os.environ, **variables}}
+        known = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+        streams: Any = {"stdout": log, "stderr": log, "env": known}
         status = subprocess.run(command, timeout=60 * minutes, **streams).returncode  # noqa: S603 - the user's own run
     return Rehearsal(folder, status, time.monotonic() - begin)
 
