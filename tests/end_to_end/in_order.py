@@ -24,6 +24,8 @@ def first_server(original, self, request_id):
 
 
 after_import("verl.utils.tensordict_utils", lambda module: wrap(module, "make_iterator", sort_rows))
-after_import(
-    "verl.workers.rollout.router", lambda module: wrap(module.GlobalRequestLoadBalancer, "acquire_server", first_server)
-)
+for name in ("llm_server", "router"):  # verl 0.9.0, verl 0.9.1
+    after_import(
+        f"verl.workers.rollout.{name}",
+        lambda module: wrap(module.GlobalRequestLoadBalancer, "acquire_server", first_server),
+    )
