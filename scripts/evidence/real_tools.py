@@ -172,7 +172,8 @@ def print_tables() -> None:
     rows = [("difference by seed", *(f"{start}: {one} - {other}" for start, one, other in pairs))]
     for name in names:
         columns = [gaps(found, *pair, name) for pair in pairs]
-        rows.append((name, *(", ".join(number(name, gap, "+") for gap in column) for column in columns)))
+        cells = (filter(None, (number(name, gap, "+") for gap in column)) for column in columns)
+        rows.append((name, *map(", ".join, cells)))
         if name == "format":
             rows.append(("format, mean and its 95 %", *map(interval, columns)))
     print(f"\n{markdown(rows)}")
