@@ -107,7 +107,7 @@ def test_the_reward_rises_and_a_run_killed_while_it_saves_goes_on_exactly(start)
         if step > kept - 2:
             shutil.rmtree(path)
     tracker.write_text(str(kept - 2))
-    whole = begin("trainer.test_freq=20")
+    whole = begin("trainer.test_freq=20", f"trainer.save_freq={kept}")
     assert whole.wait(TIMEOUT) == 0, whole.tail()
     again = {step: values for step, values in whole.metrics.items() if step <= kept}
     assert_same_steps(again, undisturbed, first=kept - 1)
