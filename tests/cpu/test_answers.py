@@ -66,6 +66,7 @@ def test_an_answer_is_cut_at_the_limit(given, model):
     assert len(asyncio.run(scenario()).token_ids) == 8
 
 
-def test_a_line_that_is_no_text_is_refused_with_the_file(given):
+@pytest.mark.parametrize("lines", [[{"answer": "a"}], ["a", []], []])
+def test_a_file_without_answers_or_with_a_line_that_is_none_is_refused_by_its_name(given, lines):
     with pytest.raises(DataError, match="answers.jsonl"):
-        given({"answer": "a"})
+        given(*lines)

@@ -117,11 +117,13 @@ QUICKSTART = ("quickstart/gdpo", "quickstart/grpo")
 @pytest.mark.slow
 @pytest.mark.runs(2)
 @pytest.mark.parametrize("arm", [*ARMS, *QUICKSTART])
-def test_an_arm_is_rehearsed(launch: Launch, task: tuple[str, ...], tmp_path: Path, arm: str) -> None:
+def test_an_arm_is_rehearsed(launch: Launch, tmp_path: Path, arm: str) -> None:
     """It trains, saves, resumes to the same step and validates, with answers that earn different rewards."""
+    folder = tmp_path / "data/quickstart"
+    quickstart.write(folder, steps=1, train_rows=64, val_rows=8)
     sums("openai/gsm8k").to_parquet(tmp_path / "sums.parquet")
-    data = [f"data.{split}_files={tmp_path}/sums.parquet" for split in ("train", "val")]
-    truths = pandas.read_parquet(tmp_path / "data/quickstart/train.parquet").reward_model
+    shown = folder / "train.parquet" if arm.startswith(("tool_calling", "quickstart")) else tmp_path / "sums.parquet"
+    truths = pandas.read_parquet(folder / "train.parquet").reward_model
     answers = [
         *(truth["ground_truth"] for truth in truths[:3]),
         "<think>a</think>\n<answer>7</answer>",
@@ -130,7 +132,7 @@ def test_an_arm_is_rehearsed(launch: Launch, task: tuple[str, ...], tmp_path: Pa
     ]
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     words = ["data.max_prompt_length=512", "data.max_response_length=128", "data.train_batch_size=16"]
-    words += [*task[:1], *(task[1:] if arm.startswith(("tool_calling", "quickstart")) else data)]
+    words += [f"actor_rollout_ref.model.path={folder}/model", f"data.train_files={shown}", f"data.val_files={shown}"]
     words += ["actor_rollout_ref.actor.ppo_mini_batch_size=16", "algorithm.filter_groups.enable=False"]
     given = ("--config-path", str(RECIPES), "--config-name", arm, "--answers", "answers.jsonl")
     output = launch([sys.executable, "-m", "verl_ext", "rehearse", *given], *words)

@@ -243,10 +243,11 @@ def _build(model_config: Any, dtype: str) -> tuple[Any, list[int], Any]:
 def _answers(config: Any, tokenizer: Any) -> list[list[list[int]]]:
     """The tokens of `engine_kwargs.embedded.answers`, a file of JSON lines: an answer, or the list of its turns."""
     file = (config.engine_kwargs.get("embedded") or {}).get("answers")
+    if not file:
+        return []
     with reading(file):
-        text = Path(file).read_text(encoding="utf-8") if file else ""
-        lines = list(map(json.loads, text.splitlines()))
-        if others := [line for line in lines if not isinstance(line, str | list)]:
+        lines = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()] or [None]
+        if others := [line for line in lines if line == [] or not isinstance(line, str | list)]:
             raise DataError(f"{file}: a line is an answer or the list of its turns, not {others[0]!r}")
         turns = [[line] if isinstance(line, str) else line for line in lines]
         end, encode = tokenizer.eos_token_id, tokenizer.encode
