@@ -113,6 +113,19 @@ def test_given_answers_keep_the_length_of_the_run(compose, tmp_path):
     assert given == str(tmp_path / "answers.jsonl")
 
 
+def test_sizes_that_verl_refuses_are_refused_before_they_are_cut_down(compose, tmp_path):
+    words = ("--config-path", str(RECIPES), "--config-name", "quickstart/gdpo", "data.train_batch_size=8")
+    words += ("actor_rollout_ref.actor.use_dynamic_bsz=False", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1")
+    with pytest.raises(ConfigurationError, match="ppo_mini_batch_size"):
+        compose(tmp_path, *words, "actor_rollout_ref.actor.ppo_mini_batch_size=16")
+
+
+def test_the_reward_manager_keeps_a_length_that_it_reads_from_the_data(compose, tmp_path):
+    words = ("--config-path", str(RECIPES), "--config-name", "gsm8k/gdpo")
+    _, config, _ = compose(tmp_path, *words, "+reward.reward_kwargs.max_resp_len=${data.max_response_length}")
+    assert (config.reward.reward_kwargs.max_resp_len, config.data.max_response_length) == (1024, 64)
+
+
 def test_a_variable_of_the_run_may_be_a_number(tmp_path, monkeypatch):
     variables = {"runtime_env": {"env_vars": {"NCCL_NVLS_ENABLE": 0}}}
     config = OmegaConf.create({"trainer": {}, "ray_kwargs": {"ray_init": variables}})
@@ -122,6 +135,7 @@ def test_a_variable_of_the_run_may_be_a_number(tmp_path, monkeypatch):
 
 def test_another_engine_is_refused_and_what_is_left_out_is_said(compose, tmp_path):
     words = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=vllm")
+    words += ("actor_rollout_ref.actor.use_dynamic_bsz=True",)
     with pytest.raises(ConfigurationError, match="model_engine=dp"):
         compose(tmp_path, "model_engine=megatron", *words)
     _, config, left_out = compose(tmp_path, *words, "actor_rollout_ref.model.lora_rank=8")
@@ -248,11 +262,29 @@ def test_the_resumed_step_is_compared_metric_by_metric(left, again, state):
     assert states(findings) == {"resume": OK, "repeat": state, "validate": OK}
 
 
-def test_tools_may_answer_otherwise_in_the_resumed_step(left):
+TOOLS = {"agent": {"default_agent_loop": "tool_agent"}, "multi_turn": {"enable": True}}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"actor_rollout_ref": {"rollout": TOOLS}}, {"trainer": {"v1": {"trainer_mode": "colocate_async"}}}]
+)
+def test_tools_and_asynchronous_trainers_may_answer_otherwise_in_the_resumed_step(left, settings):
     whole = left(STARTED, (1, 2, 3), name="whole")
-    user = OmegaConf.merge(USER, {"actor_rollout_ref": {"rollout": {"agent": {"default_agent_loop": "tool_agent"}}}})
+    user = OmegaConf.merge(USER, settings)
     again = left(STARTED, (3,), **{"critic/score/mean": 0.6})
     assert states(of_resume(again, whole, user))["repeat"] == LOOK
+
+
+def test_tools_that_fail_or_are_never_called_are_said_although_verl_goes_on(left):
+    user = OmegaConf.merge(USER, {"actor_rollout_ref": {"rollout": TOOLS}})
+    raised = "WARNING:2026-01-01 00:00:00,000:Error executing tool 'search': 'query'"
+    run = left([*STARTED, raised, raised], (1, 2, 3), **{"num_turns/max": 4})
+    looks = [(stage, text) for stage, state, text in of_training(run, user) if state == LOOK]
+    assert [(stage, text[:1]) for stage, text in looks] == [("tools", "2")]
+    assert "Error executing tool 'search': 'query'" in looks[0][1]
+    silent = left(STARTED, (1, 2, 3), name="silent", **{"num_turns/max": 2})
+    assert any("no answer called a tool" in text for _, _, text in of_training(silent, user))
+    assert not any("called a tool" in text for _, _, text in of_training(run, user))
 
 
 def test_an_error_of_the_validation_is_its_own_stage(left):

@@ -31,8 +31,8 @@ from verl_ext.tools.lines import METRICS, json_lines
 FAILED, LOOK, OK = "FAILED", "look", "ok"
 WORKER = re.compile(r"^(?:\x1b\[\d+m)*\(\w+ pid=[^)]*\)(?:\x1b\[\d+m)* ?", re.M)
 """What Ray puts before a line of a worker."""
-ERROR = re.compile(r"^(?!ray.exceptions.RayTaskError)[\w.]*(?:Error|Exception|Exit)(?::.*)?$", re.M)
-FRAME = re.compile(r'^ +File "(?!.*(?:site-packages|lib/python|verl_ext/|<))(.+)", line (\d+)', re.M)
+ERROR = re.compile(r"^(?!ray.exceptions.(?:RayTaskError|ActorDiedError))[\w.]*(?:Error|Exception|Exit)(?::.*)?$", re.M)
+FRAME = re.compile(r'^ +File "(?!.*(?:site-packages|lib/python|verl/verl/|verl_ext/|<))(.+)", line (\d+)', re.M)
 """In a traceback, a line of the user's own files."""
 
 
@@ -40,12 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command: those of verl, so that a command line can be pasted."""
     add_configuration(parser)
     parser.add_argument("--answers", type=Path, metavar="FILE", help="JSON lines: the answers of the model in turn")
+    parser.add_argument("--rows", type=int, default=100, help="on which the reward is tried first, 100 by default")
     parser.add_argument("--minutes", type=float, default=10, help="until a run is ended, 10 by default")
 
 
 def rehearse(options: argparse.Namespace) -> int:
     """Check the run, and rehearse it if it is not refused, with a line for each stage; return 1 if one failed."""
-    if check(argparse.Namespace(**{**vars(options), "try_reward": True, "rows": 100, "answers": None})):
+    if check(argparse.Namespace(**{**vars(options), "try_reward": options.rows > 0, "answers": None})):
         return 1
     failed = False
     for stage, state, text in _stages(options):
@@ -109,7 +110,7 @@ def start(folder: Path, config: Any, minutes: float) -> Rehearsal:
     config.trainer.default_local_dir = str(folder / "checkpoints")
     OmegaConf.save(config, folder / "run.yaml")
     command = [sys.executable, "-u", "-m", "verl.trainer.main_ppo", f"--config-path={folder}", "--config-name=run"]
-    command += [f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
+    command += [f"hydra.run.dir='{folder}'", "hydra.output_subdir=null"]
     begin, status = time.monotonic(), None
     with (folder / "log.txt").open("w") as log, suppress(subprocess.TimeoutExpired):
         known = {**os.environ, **{name: str(value) for name, value in variables.items()}}
@@ -125,9 +126,10 @@ def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
     counts = list(map(int, re.findall(r"^(?:filter )?dataset len: (\d+)", run.log, re.M)))
     prompts = "Ray and the data"
     if len(counts) > 1:  # a dataset of the user's own may be silent
-        left, batch = counts[bool(data.filter_overlong_prompts)], data.train_batch_size
-        prompts = f"{left} of {counts[0]} prompts stay"
-        prompts += f"; data.max_prompt_length={data.max_prompt_length}, train_batch_size={batch}"
+        filtered, batch = data.filter_overlong_prompts, data.train_batch_size
+        left = counts[bool(filtered)]
+        prompts = f"{left} of {counts[0]} prompts stay; data.max_prompt_length={data.max_prompt_length}"
+        prompts += f", filter_overlong_prompts={filtered}, train_batch_size={batch}"
         if left < batch:
             yield "data", FAILED, prompts
             return
@@ -136,6 +138,8 @@ def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
         answers += ": score {critic/score/min:g} to {critic/score/max:g}, mean {critic/score/mean:.3g}".format(**step)
         if step["critic/advantages/min"] == step["critic/advantages/max"]:
             answers += "; all advantages are equal, so that it learns nothing: try other --answers"
+        if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and step.get("num_turns/max", 0) <= 2:
+            answers += "; no answer called a tool: try other --answers"
     for stage, reached, text in (
         ("data", started or len(counts) > 1, prompts),
         ("start", started, "models, engine and rollout"),
@@ -151,10 +155,12 @@ def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def of_sessions(run: Rehearsal) -> Iterator[tuple[str, str, str]]:
-    """Errors of single answers: verl logs them, leaves the prompt out, and goes on."""
+    """Errors of single answers, after which verl leaves the prompt out, and of tools, which it tells the model."""
     if failed := run.log.count("Error in _run_prompt"):
         stage = "reward" if "ray::RewardLoopWorker" in run.log else "rollout"
         yield stage, FAILED, f"{failed} answers: {run.failure()}"
+    if calls := re.findall("(?:Error executing tool|Unknown function|Invalid JSON in arguments for) '.*", run.log):
+        yield "tools", LOOK, f"{len(calls)} calls that failed, the first: {calls[0]}"
 
 
 def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
@@ -170,9 +176,10 @@ def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[tuple[str
         if not re.search("perf/|timing", name)
         and not math.isclose(value, run.steps[3].get(name, math.nan), rel_tol=1e-3, abs_tol=1e-6)
     ]
-    # A tool may answer otherwise.
-    single = select(user, "actor_rollout_ref.rollout.agent.default_agent_loop") == "single_turn_agent"
-    state = (FAILED if single else LOOK) if differ else OK
+    # A tool may answer otherwise, and asynchronous trainers take other prompts.
+    same = select(user, "actor_rollout_ref.rollout.agent.default_agent_loop") == "single_turn_agent"
+    same &= select(user, "trainer.v1.trainer_mode") in (None, "sync")
+    state = (FAILED if same else LOOK) if differ else OK
     text = "the metrics of step 3 are as without a break" + (f", but for {', '.join(differ)}" if differ else "")
     yield "repeat", state, text
     yield "validate", OK, ", ".join(name for name in run.steps[3] if name.startswith("val-core"))

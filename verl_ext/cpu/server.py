@@ -120,9 +120,10 @@ class EmbeddedServer:
         return self._output(await future, log_probs=bool(sampling_params.get("logprobs", False)))
 
     def _given(self, prompt: tuple[int, ...]) -> list[int]:
-        """The next answer of the file: each answer to a prompt is that of another line, a later turn is of its line."""
+        """The next answer: a prompt's tokens choose its first line, its other answers are the lines behind it."""
         begun = max((tokens for tokens in self._turns if prompt[: len(tokens)] == tokens), key=len, default=())
-        turns = self._turns.get(begun) or self._answers[self._seen[prompt] % len(self._answers)]
+        turns = self._turns.get(begun)
+        turns = turns or self._answers[(sum(prompt) + self._seen[prompt]) % len(self._answers)]
         self._turns[prompt + tuple(turns[0])] = turns[1:] or turns
         return turns[0]
 
