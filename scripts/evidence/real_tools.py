@@ -55,7 +55,7 @@ def collect(runs: Path, judge: Path) -> None:
     """Store the runs of scarce.sh, also unfinished ones; a run that is stored already is replaced."""
     task = Path((runs / "start.txt").read_text(encoding="utf-8").strip())
     kept = [pd.read_parquet(STORED)] if STORED.exists() else []
-    names = [path.parent.name for path in sorted(runs.glob("*/dump"))]
+    names = sorted({path.parents[1].name for path in runs.glob("*/dump/from-*")})  # none of a run that only validated
     new = [part for name in names for part in (answers(runs / name), metrics(runs / name))]
     for path in sorted(runs.glob("*/validation/*.jsonl")):
         new.append(judged(task, path, judge).assign(run=path.parents[1].name, step=int(path.stem)))
