@@ -52,6 +52,7 @@ def rehearse(options: argparse.Namespace) -> int:
     for stage, state, text in _stages(options):
         say(f"{stage:9} {state:6}  {text}")
         failed |= state == FAILED
+    say(f"the rehearsal {'failed' if failed else 'passed'}")
     return int(failed)
 
 
@@ -74,6 +75,7 @@ def _stages(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
     template = user.actor_rollout_ref.model.get("custom_chat_template") or tokenizer.chat_template
     if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and "tools" not in str(template):
         yield "tools", LOOK, "no prompt shows the tools: the tokenizer's chat template does not read `tools`"
+    yield "runs", OK, f"two, of one to three minutes; their logs are in {folder}"
     whole = start(folder / "train", config, options.minutes)
     yield from of_training(whole, user)
     if whole.done:
@@ -126,20 +128,19 @@ def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
     counts = list(map(int, re.findall(r"^(?:filter )?dataset len: (\d+)", run.log, re.M)))
     prompts = "Ray and the data"
     if len(counts) > 1:  # a dataset of the user's own may be silent
-        filtered, batch = data.filter_overlong_prompts, data.train_batch_size
-        left = counts[bool(filtered)]
-        prompts = f"{left} of {counts[0]} prompts stay; data.max_prompt_length={data.max_prompt_length}"
-        prompts += f", filter_overlong_prompts={filtered}, train_batch_size={batch}"
-        if left < batch:
+        left = counts[bool(data.filter_overlong_prompts)]
+        names = ("max_prompt_length", "filter_overlong_prompts", "train_batch_size")
+        prompts = f"{left} of {counts[0]} prompts stay; data: {', '.join(f'{name}={data[name]}' for name in names)}"
+        if left < data.train_batch_size:
             yield "data", FAILED, prompts
             return
     answers = "step 1"
     if step := run.steps.get(1):
         answers += ": score {critic/score/min:g} to {critic/score/max:g}, mean {critic/score/mean:.3g}".format(**step)
         if step["critic/advantages/min"] == step["critic/advantages/max"]:
-            answers += "; all advantages are equal, so that it learns nothing: try other --answers"
+            answers += "; all advantages are equal, so the step learns nothing: give other --answers"
         if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and step.get("num_turns/max", 0) <= 2:
-            answers += "; no answer called a tool: try other --answers"
+            answers += "; no answer called a tool: give --answers that do"
     for stage, reached, text in (
         ("data", started or len(counts) > 1, prompts),
         ("start", started, "models, engine and rollout"),
@@ -158,18 +159,21 @@ def of_sessions(run: Rehearsal) -> Iterator[tuple[str, str, str]]:
     """Errors of single answers, after which verl leaves the prompt out, and of tools, which it tells the model."""
     if failed := run.log.count("Error in _run_prompt"):
         stage = "reward" if "ray::RewardLoopWorker" in run.log else "rollout"
-        yield stage, FAILED, f"{failed} answers: {run.failure()}"
+        yield stage, FAILED, f"{failed} answers, and verl leaves their prompts out: {run.failure()}"
     if calls := re.findall("(?:Error executing tool|Unknown function|Invalid JSON in arguments for) '.*", run.log):
         yield "tools", LOOK, f"{len(calls)} calls that failed, the first: {calls[0]}"
 
 
 def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
     """Whether the resumed run repeats the third step of the uninterrupted one, and validates."""
-    yield from of_sessions(run)
-    if not run.done:
-        yield "validate" if "in _validate" in run.log else "resume", FAILED, run.failure()
+    if not run.done and "in _validate" not in run.log:
+        yield "resume", FAILED, run.failure()
         return
     yield "resume", OK, f"from step 2, {run.seconds:.0f} s"
+    if not run.done:
+        yield "validate", FAILED, f"on data.val_files: {run.failure()}"
+        return
+    yield from of_sessions(run)
     differ = [
         name
         for name, value in whole.steps[3].items()
@@ -182,4 +186,5 @@ def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[tuple[str
     state = (FAILED if same else LOOK) if differ else OK
     text = "the metrics of step 3 are as without a break" + (f", but for {', '.join(differ)}" if differ else "")
     yield "repeat", state, text
-    yield "validate", OK, ", ".join(name for name in run.steps[3] if name.startswith("val-core"))
+    scores = (f"{name}={value:g}" for name, value in run.steps[3].items() if name.startswith("val-core"))
+    yield "validate", OK, ", ".join(scores)
