@@ -57,6 +57,19 @@ def test_the_turns_of_a_session_are_those_of_its_line(given, model, tokenizer):
     assert sorted(asyncio.run(scenario())) == [["a", "b", "b"], ["a", "b", "b"], ["c", "c", "c"]]
 
 
+def test_sessions_that_begin_alike_go_on_each_with_its_own_line(given, model, tokenizer):
+    async def scenario():
+        server = given(["a", "b"], ["a", "c"], response_length=64)
+        await ready(server, model)
+        first = [await ask(server, [6, 6]) for _ in range(2)]
+        assert first[0].token_ids == first[1].token_ids
+        prompt = [6, 6, *first[0].token_ids, 9]
+        return [await ask(server, prompt) for _ in range(2)]
+
+    answers = [tokenizer.decode(output.token_ids, skip_special_tokens=True) for output in asyncio.run(scenario())]
+    assert sorted(answers) == ["b", "c"]
+
+
 def test_an_answer_is_cut_at_the_limit(given, model):
     async def scenario():
         server = given("abcdefghijkl")

@@ -289,7 +289,9 @@ def test_tools_that_fail_or_are_never_called_are_said_although_verl_goes_on(left
 
 def test_an_error_of_the_validation_is_its_own_stage(left):
     whole = left(STARTED, (1, 2, 3), name="whole")
-    lines = [*STARTED, '  File "trainer_base.py", line 1, in _validate', "ValueError: x"]
+    lines = [*STARTED, *RAISED, "INFO:Saving checkpoint to x", '  File "a.py", line 1, in _validate', "ValueError: x"]
     findings = list(of_resume(left(lines, status=1), whole, USER))
     assert states(findings) == {"resume": OK, "validate": FAILED}
-    assert "data.val_files" in text_of(findings, "validate")
+    text = text_of(findings, "validate")
+    assert "data.val_files" in text
+    assert "ValueError: x" in text

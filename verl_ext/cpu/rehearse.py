@@ -75,7 +75,7 @@ def _stages(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
     template = user.actor_rollout_ref.model.get("custom_chat_template") or tokenizer.chat_template
     if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and "tools" not in str(template):
         yield "tools", LOOK, "no prompt shows the tools: the tokenizer's chat template does not read `tools`"
-    yield "runs", OK, f"two, of one to three minutes; their logs are in {folder}"
+    yield "runs", OK, f"two, of some minutes each; their logs are in {folder}"
     whole = start(folder / "train", config, options.minutes)
     yield from of_training(whole, user)
     if whole.done:
@@ -166,11 +166,12 @@ def of_sessions(run: Rehearsal) -> Iterator[tuple[str, str, str]]:
 
 def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
     """Whether the resumed run repeats the third step of the uninterrupted one, and validates."""
-    if not run.done and "in _validate" not in run.log:
+    if not run.done and not re.search("in _validate\n|Saving checkpoint to", run.log):
         yield "resume", FAILED, run.failure()
         return
     yield "resume", OK, f"from step 2, {run.seconds:.0f} s"
     if not run.done:
+        run.log = run.log.rpartition("Saving checkpoint to")[2]
         yield "validate", FAILED, f"on data.val_files: {run.failure()}"
         return
     yield from of_sessions(run)

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,8 @@ class EmbeddedServer:
         self.global_steps: int | None = None
         self._model, self._eos, tokenizer = _build(omega_conf_to_dataclass(model_config), config.dtype)
         self._answers = _answers(config, tokenizer)
-        self._turns: dict[tuple[int, ...], list[list[int]]] = {}  # a session's tokens: its next answers
+        # The tokens of sessions: what each of those with the same tokens answers next.
+        self._turns: defaultdict[tuple[int, ...], list[list[list[int]]]] = defaultdict(list)
         check_model(self._model, config.prompt_length + config.response_length)
         self._parameters: dict[str, torch.Tensor] = self._model.state_dict(keep_vars=True)
         self._received: set[str] = set()
@@ -121,10 +122,10 @@ class EmbeddedServer:
 
     def _given(self, prompt: tuple[int, ...]) -> list[int]:
         """The next answer: a prompt's tokens choose its first line, its other answers are the lines behind it."""
-        begun = max((tokens for tokens in self._turns if prompt[: len(tokens)] == tokens), key=len, default=())
-        turns = self._turns.get(begun)
-        turns = turns or self._answers[(sum(prompt) + self._seen[prompt]) % len(self._answers)]
-        self._turns[prompt + tuple(turns[0])] = turns[1:] or turns
+        begun = [tokens for tokens, left in self._turns.items() if left and prompt[: len(tokens)] == tokens]
+        line = self._answers[(sum(prompt) + self._seen[prompt]) % len(self._answers)]
+        turns = self._turns[max(begun, key=len)].pop(0) if begun else line
+        self._turns[prompt + tuple(turns[0])].append(turns[1:] or turns)
         return turns[0]
 
     def _output(self, completion: Completion, *, log_probs: bool = False) -> TokenOutput:
@@ -220,7 +221,6 @@ class EmbeddedServer:
         if missing:
             raise IntegrationError(f"the trainer sent {sent} weights, but not {missing}")
         self._seen.clear()
-        self._turns.clear()
         self._ready = True
         if global_steps is not None:
             self.global_steps = global_steps
