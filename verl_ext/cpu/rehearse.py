@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command: those of verl, so that a command line can be pasted."""
     add_configuration(parser)
     parser.add_argument("--answers", type=Path, metavar="FILE", help="JSON lines: the answers of the model in turn")
-    parser.add_argument("--rows", type=int, default=100, help="on which the reward is tried first, 100 by default")
+    parser.add_argument("--rows", type=int, default=100, help="to try the reward on first, 100 by default; 0: none")
     parser.add_argument("--minutes", type=float, default=10, help="until a run is ended, 10 by default")
 
 
@@ -138,7 +138,7 @@ def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
     if step := run.steps.get(1):
         answers += ": score {critic/score/min:g} to {critic/score/max:g}, mean {critic/score/mean:.3g}".format(**step)
         if step["critic/advantages/min"] == step["critic/advantages/max"]:
-            answers += "; all advantages are equal, so the step learns nothing: give other --answers"
+            answers += "; all advantages are equal: give --answers that earn different rewards"
         if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and step.get("num_turns/max", 0) <= 2:
             answers += "; no answer called a tool: give --answers that do"
     for stage, reached, text in (

@@ -77,7 +77,7 @@ class EmbeddedServer:
         self.global_steps: int | None = None
         self._model, self._eos, tokenizer = _build(omega_conf_to_dataclass(model_config), config.dtype)
         self._answers = _answers(config, tokenizer)
-        # The tokens of sessions: what each of those with the same tokens answers next.
+        # By the tokens of a session: what each session that has them answers next.
         self._turns: defaultdict[tuple[int, ...], list[list[list[int]]]] = defaultdict(list)
         check_model(self._model, config.prompt_length + config.response_length)
         self._parameters: dict[str, torch.Tensor] = self._model.state_dict(keep_vars=True)
