@@ -174,8 +174,8 @@ def print_tables() -> None:
         columns = [gaps(found, *pair, name) for pair in pairs]
         cells = (filter(None, (number(name, gap, "+") for gap in column)) for column in columns)
         rows.append((name, *map(", ".join, cells)))
-        if name == "format":
-            rows.append(("format, mean and its 95 %", *map(interval, columns)))
+        if name in REWARDS:
+            rows.append((f"{name}, mean and its 95 %", *map(interval, columns)))
     print(f"\n{markdown(rows)}")
 
 

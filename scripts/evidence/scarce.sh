@@ -23,6 +23,9 @@
 # - Expected: gdpo raises format in fewer steps than grpo and pays with correctness; weighted does about the same as gdpo,
 #   which then has the merit of needing no such choice.
 #
+# Run: seeds 1 and 2 of all arms, with the test entries; seeds 3 and 4 of grpo and gdpo, from a start that was made anew on
+# another processor, without them. real_tools.txt has the details. The rule's answer is no: its interval contains 0.
+#
 # The runs of two seeds come first, then their validation: the test answers are those of the last checkpoint.
 # Variables: OUT (default: outputs/evidence); STARTS (default: outputs/real).
 set -euo pipefail
