@@ -43,10 +43,6 @@ make_environment() {
   torch=$(grep -o '^torch==[^; ]*' "$constraints")
   "$folder/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
   "$folder/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check --constraint "$constraints" --editable ".[$extras]"
-  if [[ $extras == *vllm* ]]; then
-    # These are CUDA builds, with which vLLM's CPU build cannot be imported.
-    "$folder/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-  fi
   {
     echo "$wanted"
     { [[ -n $missing ]] && tail -n +2 "$folder/installed"; tr , '\n' <<<"$extras"; } | sort -u

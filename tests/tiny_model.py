@@ -20,33 +20,33 @@ def make_tokenizer():
     return made
 
 
-def make_model(made, *, padded_vocabulary: int = 0, seed: int = 0):
+def make_model(made, *, seed: int = 0):
     """A smaller one than the quickstart's, for that tokenizer."""
     from recipes.quickstart import prepare_data
 
     return prepare_data.make_model(
         made,
         seed=seed,
-        vocab_size=len(made) + padded_vocabulary,
+        vocab_size=len(made),
         num_hidden_layers=2,
         intermediate_size=160,
         initializer_range=0.02,
     )
 
 
-def save(folder: Path, *, padded_vocabulary: int = 0):
+def save(folder: Path):
     """Write the model and its tokenizer to `folder/model`; return the tokenizer."""
     made = make_tokenizer()
-    make_model(made, padded_vocabulary=padded_vocabulary).save_pretrained(folder / "model")
+    make_model(made).save_pretrained(folder / "model")
     made.save_pretrained(folder / "model")
     return made
 
 
-def write(folder: Path, *, padded_vocabulary: int = 0, rows: int = 64) -> Path:
+def write(folder: Path, *, rows: int = 64) -> Path:
     """Model, tokenizer, and a training and a validation set of short prompts under `folder`."""
     import pandas
 
-    save(folder, padded_vocabulary=padded_vocabulary)
+    save(folder)
     for name, count in (("train", rows), ("val", 8)):
         pandas.DataFrame(
             [

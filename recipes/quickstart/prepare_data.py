@@ -145,7 +145,7 @@ def make_tokenizer(words: Sequence[str] = WORDS) -> Any:
 
 
 def make_model(tokenizer: Any, *, seed: int = 0, **changes: Any) -> Any:
-    """Make a Qwen2 of three layers, with head_dim 32 for vLLM's attention on the CPU, or with changes."""
+    """Make a Qwen2 of three layers, or one with changes."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)

