@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_ext.integration.run import CURRENT
+from verl_ext.integration.run import CURRENT, RUNS
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -33,9 +33,10 @@ def has_default_trainer() -> bool:
 
 @pytest.fixture(autouse=True)
 def _no_trainer_before() -> Iterator[None]:
-    """A process of verl has one trainer, tests make many."""
+    """The trainers of another test are no others of this process."""
     yield
     CURRENT.set(None)
+    RUNS.clear()
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+from weakref import ref
 
 import torch
 
 from verl_ext.integration import components, hooks
 from verl_ext.integration.advantage import watch
-from verl_ext.integration.run import CURRENT
+from verl_ext.integration.run import CURRENT, RUNS, computing, passing
 from verl_ext.integration.trainer import WithEstimators
 from verl_ext.integration.update import mark
 
@@ -34,6 +35,8 @@ class RayTrainer(WithEstimators):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         CURRENT.set(self._verl_ext)
+        if self._verl_ext is not None:
+            RUNS[id(self._verl_ext)] = self._verl_ext
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Put the rows of a prompt together."""
@@ -47,12 +50,15 @@ class RayTrainer(WithEstimators):
 
 
 def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
-    """`compute_advantage(data, ...)`: compute with the rewards of the batch.
+    """`compute_advantage(data, ..., config=algorithm)`: compute with the rewards of the batch, for the trainer's run.
 
     The default trainer calls it, too; there the run reads the rewards from TransferQueue.
     """
-    run = CURRENT.get()
-    if run is None or run.rewards is not None or "uid" not in data.non_tensor_batch:
+    if computing():
+        return original(data, *args, **kwargs)
+    run = passing(kwargs.get("config"))
+    CURRENT.set(run)
+    if run is None or "uid" not in data.non_tensor_batch:
         return original(data, *args, **kwargs)
     fields, mask = data.non_tensor_batch, data.batch["response_mask"]
     returned = data.meta_info.get("reward_extra_keys", ())
@@ -66,12 +72,14 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
     if run.chain is None:
         # `use_pf_ppo` returns a new batch of rows drawn from this one.
         watch(run, rewards, None if result is not data else lambda: data.batch)
+    run.batch = ref(result)
     return result
 
 
-def wrap_compute_data_metrics(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def wrap_compute_data_metrics(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
     """`compute_data_metrics(batch, ...)`: add our metrics, since those of the step are local to `fit`."""
-    metrics, run = original(*args, **kwargs), CURRENT.get()
+    metrics = original(batch, *args, **kwargs)
+    run = next((run for run in RUNS.values() if run.batch() is batch), CURRENT.get())
     if run is not None:
         run.add_metrics(metrics)
     return metrics

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from verl_ext.core.chain import Chain, State
 from verl_ext.core.metrics import Metrics
@@ -44,6 +46,8 @@ class Run:
     """Whether the estimator computed advantages since the trainer was last asked."""
     rewards: Components | None = None
     """The rewards of the batch that is being computed."""
+    batch: Callable[[], Any] = lambda: None
+    """A weak reference to the batch of a `RayPPOTrainer` that was computed last."""
     metrics: Metrics = field(default_factory=dict)
     """Metrics of the last batch, until the trainer logs them."""
     ranks_checked: bool = False
@@ -69,6 +73,11 @@ class Run:
             longest=self.trainer.config.data.max_response_length if by_turn and self.trainer is not None else 0,
             everything=self.log == "all",
         )
+
+    def computes_as(self, other: Run) -> bool:
+        """Whether it does not matter which of two runs computes a batch."""
+        alone = (self.chain is not None and self.chain.stateful) or self.settings.verl_ext.dump_dir is not None
+        return not alone and (self.name, self.settings, self.needs) == (other.name, other.settings, other.needs)
 
     @property
     def step(self) -> int:
@@ -114,4 +123,33 @@ class Run:
 
 
 CURRENT: ContextVar[Run | None] = ContextVar("verl_ext_run", default=None)
-"""The run whose batch is computed, or that of a `RayPPOTrainer` from its start on: verl's functions get no trainer."""
+"""The run whose batch is computed, or was computed last; that of a `RayPPOTrainer` from its start on."""
+RUNS: WeakValueDictionary[int, Run] = WeakValueDictionary()
+"""The run of each `RayPPOTrainer` in this process, the newest last: verl's functions get no trainer."""
+
+
+def computing() -> bool:
+    """Whether a batch is being computed in this context."""
+    run = CURRENT.get()
+    return run is not None and run.rewards is not None
+
+
+def passing(algorithm: Any) -> Run | None:
+    """Return the run whose trainer passes this section `algorithm` to verl's functions; None if no run's does.
+
+    It is the trainer's own section, or else one with the same entries; if a trainer passes None, any run's.
+    """
+    for _ in range(2):
+        sections = [(run, run.trainer.config.algorithm) for run in RUNS.values()]
+        found = [run for run, own in sections if own is algorithm]
+        found = found or [run for run, own in sections if algorithm is None or own == algorithm]
+        if not found or all(run is found[0] or run.computes_as(found[0]) for run in found):
+            return found[-1] if found else None
+        count = len(found)
+        sections, found = [], []
+        CURRENT.set(None)
+        gc.collect()  # trainers that nobody uses any more
+    raise IntegrationError(
+        f"{count} trainers of this process cannot be told apart: give each its own configuration, "
+        "copy.deepcopy(config), and pass config=self.config.algorithm to compute_advantage"
+    )
