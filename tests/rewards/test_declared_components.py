@@ -18,10 +18,7 @@ CASES = [
     ("boxed_math", {}),
     ("boxed_math", {"timeout": 1.0}),
     ("tool_calling", {}),
-    ("tool_calling", {"length": "omitted", "credit": "exact"}),
     ("tool_calling", {"length": "fixed"}),
-    ("tool_calling", {"length": "growing"}),
-    ("tool_calling", {"scale": "linear", "length": "fixed"}),
 ]
 
 
@@ -29,7 +26,7 @@ CASES = [
 @pytest.mark.parametrize("answer", ["", "nothing of the kind", CALL, "<think>1</think>\n<answer>18</answer>"])
 def test_every_answer_has_the_declared_components_and_the_score(module: str, kwargs: dict, answer: str) -> None:
     scorer = import_module(f"verl_ext.rewards.{module}")
-    found = scorer.compute_score("data", answer, TRUTHS[module], {"index": 1, "max_global_steps": 3}, **kwargs)
+    found = scorer.compute_score("data", answer, TRUTHS[module], {"index": 1}, **kwargs)
     declared = scorer.Options(**kwargs)
     assert list(found) == [*declared.components, "score"]
     assert {type(value) for value in found.values()} == {float}

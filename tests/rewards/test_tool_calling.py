@@ -68,44 +68,13 @@ def test_of_equally_good_predicted_calls_greedy_takes_the_first():
     assert correctness(calls(call("f", b=1), call("f", b=2)), answer) == pytest.approx(6 * (1 + 1 + 1) / 5 - 3)
 
 
-def test_credit_exact_gives_all_or_nothing():
-    assert correctness(TWO, TWO, credit="exact") == 3
-    assert correctness(TWO, calls(G, F), credit="exact") == -3
-    assert correctness(TWO, "", credit="exact") == -3
-
-
-def test_credit_per_call_counts_equal_calls():
-    # names 2/2 and one of two calls, of 1 + 2
-    half = calls(F, call("g", a=1, b="y"))
-    assert correctness(TWO, half, credit="per_call") == pytest.approx(6 * (1 + 1) / 3 - 3)
-    assert correctness(TWO, half, credit="per_call", matching="optimal") == pytest.approx(6 * (1 + 1) / 3 - 3)
-    # a call without parameters is only unequal: names 1, of 1 + 1
-    assert correctness(ONE, calls('{"name": "f", "arguments": {}}'), credit="per_call") == 6 * 1 / 2 - 3
-
-
 def test_a_call_inside_the_think_section_is_correct_but_not_in_the_format():
     score = compute_score("rlla", calls("nothing", think=f"<tool_call>\n{F}\n</tool_call>"), ONE)
     assert score == {"format": 0, "correctness": 3, "score": 3}
 
 
 @pytest.mark.parametrize("name", ['["f"]', '{"f": 1}', "1", "null"])
-def test_a_name_that_is_no_text_leaves_the_other_calls_readable_where_names_are_ordered(name):
-    """ToolRL's code compares ordered names as lists, and counts others, which it cannot for a list or an object."""
+def test_a_name_that_is_a_list_or_an_object_makes_the_calls_unreadable(name):
     answer = calls(F, f'{{"name": {name}, "parameters": {{"c": 2}}}}')
-    assert correctness(TWO, answer, names="ordered") == pytest.approx(6 * (0 + 3 + 0) / 7 - 3)
-    counted = 1 / 3 if name in ("1", "null") else -3  # one common name of three
-    wanted = 6 * (counted + 3 + 0) / 7 - 3 if counted > 0 else -3
-    assert correctness(TWO, answer) == pytest.approx(wanted)
-
-
-def test_ordered_names_count_only_in_order():
-    assert correctness(TWO, calls(G, F), names="ordered") == pytest.approx(6 * (0 + 3 + 3) / 7 - 3)
-    swapped = calls('{"name": "f", "parameters": {"b": "x", "a": 2}}')
-    assert correctness(ONE, swapped) == pytest.approx(6 * (1 + 1 + 1) / 4 - 3)
-    assert correctness(ONE, swapped, names="ordered") == pytest.approx(6 * (1 + 0 + 1) / 4 - 3)
-
-
-def test_the_range_of_correctness_is_a_setting():
-    assert correctness(ONE, ONE, correctness_max=1) == 1
-    assert correctness(ONE, "", correctness_max=1) == -1
-    assert correctness(RESPONSE, RESPONSE, correctness_max=1) == 0
+    counted = 6 * (1 / 3 + 3 + 0) / 7 - 3 if name in ("1", "null") else -3  # one common name of three
+    assert correctness(TWO, answer) == pytest.approx(counted)

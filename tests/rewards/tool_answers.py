@@ -23,5 +23,5 @@ BOTH = f"{ONE}\n<response> hello </response>"
 THINK = "<think> t </think>"
 
 
-def correctness(truth: str, answer: str, extra_info: dict | None = None, **kwargs: object) -> float:
-    return compute_score("rlla", answer, truth, extra_info, **kwargs)["correctness"]
+def correctness(truth: str, answer: str, **kwargs: object) -> float:
+    return compute_score("rlla", answer, truth, **kwargs)["correctness"]

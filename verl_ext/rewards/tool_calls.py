@@ -46,17 +46,14 @@ def read_true_calls(block: str) -> list[Call]:
     return calls
 
 
-def overlap(true: Sequence[str], predicted: Sequence[Any], *, ordered: bool = False) -> float:
+def overlap(true: Sequence[str], predicted: Sequence[Any]) -> float:
     """Multiset Jaccard index: common names / (all names - common names), 1 if both are empty.
 
-    With `ordered`, 1 for equal lists and 0 for any others. Else a list or an object among them cannot be counted: raise
-    `UnreadableCallsError`.
+    A list or an object among them cannot be counted: raise `UnreadableCallsError`.
 
     >>> overlap(["f", "f", "g"], ["g", "f"])  # 2 common of 3 + 2 - 2
     0.6666666666666666
     """
-    if ordered:
-        return float(true == predicted)
     if any(isinstance(name, list | dict) for name in predicted):
         raise UnreadableCallsError("the name of a predicted call is a list or an object")
     return _jaccard((Counter(true) & Counter(predicted)).total(), len(true), len(predicted))
@@ -66,13 +63,13 @@ def _jaccard(common: int, true: int, predicted: int) -> float:
     return common / (true + predicted - common) if true or predicted else 1.0
 
 
-def parameter_score(true: Call, predicted: Call, *, ordered: bool = False) -> float:
+def parameter_score(true: Call, predicted: Call) -> float:
     """Overlap of the parameter names plus the number of equal values."""
     wanted, given = true["parameters"], predicted.get("parameters")
     if not isinstance(given, dict):
         raise UnreadableCallsError("a predicted call has no object 'parameters'")
     common = [name for name in wanted if name in given]  # each name occurs once, so no counting as in `overlap`
-    names = float(list(wanted) == list(given)) if ordered else _jaccard(len(common), len(wanted), len(given))
+    names = _jaccard(len(common), len(wanted), len(given))
     equal: int = sum(given[name] == wanted[name] for name in common)
     return names + equal
 

@@ -139,16 +139,6 @@ def test_the_function_is_called_as_the_run_calls_it(tried) -> None:
     assert status == 0, out
 
 
-def test_the_included_scorer_that_follows_the_training_step_can_be_tried(tried, tmp_path: Path) -> None:
-    truth = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
-    pandas.DataFrame([{"data_source": "x", "prompt": [], "reward_model": {"ground_truth": truth}}]).to_parquet(
-        tmp_path / "train.parquet"
-    )
-    tools = (f"{FUNCTION}.path=pkg://verl_ext.rewards.tool_calling", f"+{FUNCTION}.reward_kwargs.scale=linear")
-    assert tried("algorithm.rewards.keys=[correctness,format]", *tools)[0] == 0
-    assert tried("algorithm.rewards.keys=[correctness,format]", *tools, "reward.reward_manager.name=dapo")[0] == 1
-
-
 @pytest.mark.parametrize("score", ["null", "'1.0'", "infinity", "[1.0]", "float32", "long"])
 def test_a_score_that_verl_cannot_store_is_refused(tried, score: str) -> None:
     kwargs = f"+{FUNCTION}.reward_kwargs.score={score}"
