@@ -113,23 +113,27 @@ def gdpo(
     weights: Sequence[float],
     scale: str = "std",
     whiten: str = "sequence",
-    epsilon: float = 1e-6,
+    epsilon: float | None = None,
     conditions: Mapping[str, tuple[str, float]] | None = None,
 ) -> list[float]:
     kept = conditioned(columns, conditions or {})
+    in_group = epsilon or (1e-6 if whiten == "token" else 0.0)
     scalers = {
-        "std": lambda column: over_std(column, uids, epsilon),
-        "mad": lambda column: over_mad(column, uids, epsilon),
+        "std": lambda column: over_std(column, uids, in_group),
+        "mad": lambda column: over_mad(column, uids, in_group),
         "none": lambda column: centred(column, uids),
     }
     total = weighted_total([scalers[scale](column) for column in kept.values()], weights)
-    if whiten == "none":
-        return learnt(total)
-    for rows in groups(uids).values():  # rewards that cancel leave rounding only
+    cancel(total, uids)
+    return learnt(total if whiten == "none" else whitened(total, lengths, whiten, epsilon or 1e-6))
+
+
+def cancel(total: list[float], uids: Sequence[Hashable]) -> None:
+    """Rewards that cancel leave rounding only."""
+    for rows in groups(uids).values():
         if not has_variance([total[row] for row in rows]):
             for row in rows:
                 total[row] = NAN if math.isnan(total[row]) else 0.0
-    return learnt(whitened(total, lengths, whiten, epsilon))
 
 
 def dgpo(

@@ -49,7 +49,7 @@ def test_a_fifth_estimator_as_the_page_writes_it(my_steps):
     from verl_ext.integration.checks.read import read_settings
 
     found = build("compose", read_settings(config))(BATCH).advantages
-    columns = [reference.over_std(list(column), UIDS, 1e-6) for column in zip(*ROWS, strict=True)]
+    columns = [reference.over_std(list(column), UIDS, 0.0) for column in zip(*ROWS, strict=True)]
     total = reference.weighted_total(columns, [1.0, 1.0])
     assert max(map(abs, total)) > 1.5  # or nothing would be clipped
     np.testing.assert_allclose(found, np.clip(total, -1.5, 1.5), rtol=1e-12)

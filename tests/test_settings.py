@@ -18,7 +18,11 @@ SECTIONS = sections()
 TWO = {"keys": ["a", "b"]}
 NOT_A_STEP = {("compose", "steps"), ("drgrpo", "check_loss")}
 # A value other than the default, where the type does not give one.
-SPECIAL = {("gdpo", "conditions"): {"a": {"on": "b", "at_least": 1}}, ("hadw", "base"): "gdpo"}
+SPECIAL = {
+    ("gdpo", "conditions"): {"a": {"on": "b", "at_least": 1}},
+    ("gdpo", "epsilon"): 1e-4,
+    ("hadw", "base"): "gdpo",
+}
 PLACES = [
     (name, item.name)
     for name, kind in SECTIONS.items()

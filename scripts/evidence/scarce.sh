@@ -58,7 +58,7 @@ arm() {
     grpo) train "$3" grpo-clean "$2" "${@:4}" ;;
     gdpo) train "$3" gdpo "$2" algorithm.gdpo.whiten=sequence "${@:4}" ;;
     weighted) PRESET='[cpu,compose]' train "$3" grpo-clean "$2" algorithm.adv_estimator=compose \
-      'algorithm.compose.steps=[weigh_and_sum,centre,scale_by_std]' "algorithm.rewards.weights=[1,$WEIGHT]" "${@:4}" ;;
+      'algorithm.compose.steps=[weigh_and_sum,centre,{step:scale_by_std,epsilon:1e-6}]' "algorithm.rewards.weights=[1,$WEIGHT]" "${@:4}" ;;
   esac
 }
 

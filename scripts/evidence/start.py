@@ -51,7 +51,7 @@ def share_under(rows: pd.DataFrame, estimator: str, section: dict[str, Any], wei
 def weight(folder: Path) -> int:
     """Bisect: the share of format grows with its weight."""
     rows, _ = samples(folder)
-    grpo = {"steps": ["weigh_and_sum", "centre", "scale_by_std"]}
+    grpo = {"steps": ["weigh_and_sum", "centre", {"step": "scale_by_std", "epsilon": 1e-6}]}
     wanted = share_under(rows, "gdpo", {"whiten": "sequence"})
     low, high = 0.0, 100.0
     while high - low > 0.001:

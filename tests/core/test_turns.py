@@ -124,9 +124,23 @@ def test_returns_are_what_is_still_to_come_and_not_scored_before_an_entry_that_i
 
 
 def test_a_response_alone_is_whitened_over_its_turns():
+    """Half of 2^2 + 1^2 is the variance: no mean is subtracted."""
     batch = Batch.of([[1.0], [1.0]], ["p", "p"], turns=Turns.of_counts([2], (0,)))
     chain = build("compose", Settings.parse({"compose": {"steps": ["weigh_and_sum", "whiten"]}}))
-    np.testing.assert_allclose(chain(batch).advantages, [1.0, -1.0], rtol=1e-5)
+    np.testing.assert_allclose(chain(batch).advantages, [2 / math.sqrt(2.5), 1 / math.sqrt(2.5)], rtol=1e-5)
+
+
+def test_a_conflict_of_one_prompt_moves_no_turn_of_another():
+    """gd2po drops the conflict, so that its group is not centred; its scale alone reaches the others."""
+    settings = Settings.parse({"gd2po": {"whiten": "sequence"}})
+    turns = Turns.of_counts([2, 1, 1, 1, 1], (0,))
+    apart = [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    for conflict in ([[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]):
+        batch = Batch.of([*apart, *conflict], list("pppqqq"), keys=("tool", "right"), turns=turns)
+        found = build("gd2po", settings)(batch)
+        assert found.advantages[1] == 0  # no other response reached this turn
+        assert found.advantages[0] == -found.advantages[2] > 0
+        assert found.metrics["whiten_shift"] == 0
 
 
 def test_whitening_subtracts_nothing_because_the_mean_would_depend_on_the_decision_to_stop():

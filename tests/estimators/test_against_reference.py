@@ -51,7 +51,7 @@ def test_drgrpo(rollout, weights):
     WEIGHTS,
     st.sampled_from(["std", "mad", "none"]),
     st.sampled_from(["sequence", "token", "none"]),
-    st.sampled_from([1e-6, 1e-4, 0.5]),
+    st.sampled_from([None, 1e-6, 1e-4, 0.5]),
     st.sampled_from([{}, {"a": ("b", 0.5)}, {"a": ("b", 0.0), "b": ("c", 1.0)}]),
     st.booleans(),
 )

@@ -120,16 +120,12 @@ DISCOUNT = st.sampled_from([1.0, 0.5])
 def test_drgrpo_and_grpo(batch, discount):
     rows = rows_of(batch, discount)
     check("drgrpo", batch, discount, {}, reference.drgrpo(total_of(rows), rows.labels))
-    grpo = {"compose": {"steps": ["weigh_and_sum", "centre", "scale_by_std"]}}
+    grpo = {"compose": {"steps": ["weigh_and_sum", "centre", {"step": "scale_by_std", "epsilon": 1e-6}]}}
     check("compose", batch, discount, grpo, reference.grpo(total_of(rows), rows.labels))
 
 
 def by_sequence(total: list[float], rows: Rows) -> list[float]:
     """Whitened so that each response counts once; groups are centred, so that nothing is subtracted."""
-    for group in reference.groups(rows.labels).values():
-        if not reference.has_variance([total[row] for row in group]):
-            for row in group:
-                total[row] = NAN if math.isnan(total[row]) else 0.0
     counted = {}  # response to its scored rows; a response begins at turn 0
     response = -1
     for row, (_, turn) in enumerate(rows.labels):
@@ -153,8 +149,9 @@ def test_gdpo_with_conditions_before_the_returns(batch, discount, whiten, condit
     if whiten == "token":
         wanted = reference.gdpo(rows.columns, rows.labels, rows.lengths, weights=WEIGHTS, whiten=whiten)
     else:
-        scaled = [reference.over_std(column, rows.labels, 1e-6) for column in rows.columns.values()]
+        scaled = [reference.over_std(column, rows.labels, 0.0) for column in rows.columns.values()]
         total = reference.weighted_total(scaled, WEIGHTS)
+        reference.cancel(total, rows.labels)
         wanted = reference.learnt(total if whiten == "none" else by_sequence(total, rows))
     written = {easy: {"on": hard, "at_least": threshold} for easy, (hard, threshold) in conditions.items()}
     check("gdpo", batch, discount, {"gdpo": {"whiten": whiten, "conditions": written}}, wanted)

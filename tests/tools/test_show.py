@@ -20,14 +20,14 @@ def show(capsys):
 
 
 def test_it_prints_the_steps_their_formulas_and_the_settings_in_force(show):
-    assert "A_ik = (r_ik - mean_g(r_k)) / (std_g(r_k) + epsilon)" in show("gdpo", "+algorithm.rewards.keys=[x,y]")
+    assert "A_ik = (r_ik - mean_g(r_k)) / std_g(r_k)" in show("gdpo", "+algorithm.rewards.keys=[x,y]")
     text = show("gdpo", "algorithm.gdpo.scale=mad", "+algorithm.rewards.keys=[x,y]")
     assert "arXiv 2601.05242" in text
     assert "std_g" not in text
     numbered = re.findall(r"^  \d  (\w+) +(.*)$", text, re.MULTILINE)
     assert [name for name, _ in numbered] == ["centre", "scale_by_mad", "weigh_and_sum", "whiten"]
     assert all("x" in formula and formula.count("`") >= 2 for _, formula in numbered)
-    for line in ("algorithm.gdpo.scale=mad", "algorithm.gdpo.epsilon=1e-06", "'algorithm.rewards.keys=[x,y]'"):
+    for line in ("algorithm.gdpo.scale=mad", "algorithm.gdpo.epsilon=null", "'algorithm.rewards.keys=[x,y]'"):
         assert f"  {line}\n" in text
     assert "algorithm.gdpo.epsilon" in show("hadw", "algorithm.hadw.base=gdpo")
 

@@ -15,7 +15,7 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.chain import CONDITION, SUM, Order, Step, Update
 from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
 from verl_ext.core.metrics import metric_name
-from verl_ext.core.typed import limited
+from verl_ext.core.typed import limited, same_as
 from verl_ext.errors import ConfigurationError, DataError, listed
 
 _UNDOES: Order = dict.fromkeys(
@@ -134,16 +134,18 @@ class Centre(Step):
 
 @dataclass(frozen=True)
 class ScaleByStd(Step):
-    """`x / (std_g(x) + epsilon)` of centred values, std with n - 1."""
+    """`x / (std_g(x) + epsilon)` of centred values, std with n - 1; 0 where the divisor is 0."""
 
     name: ClassVar[str] = "scale_by_std"
     after: ClassVar[Order] = _CENTRED
     not_after: ClassVar[Order] = _UNDOES
     undoes: ClassVar[Order] = _DIVIDED
-    epsilon: float = limited(1e-6, above=0.0)
+    epsilon: float = limited(0.0, low=0.0)
+    """With more than 0, rewards of different scale that should cancel leave a rest."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        scaled: Array = values / batch.groups.broadcast(batch.groups.std(values) + self.epsilon)
+        spread = batch.groups.std(values) + self.epsilon
+        scaled: Array = values / batch.groups.broadcast(np.where(spread == 0, 1.0, spread))
         return scaled
 
 
@@ -155,11 +157,10 @@ class ScaleByMad(Step):
     after: ClassVar[Order] = _CENTRED
     not_after: ClassVar[Order] = _UNDOES
     undoes: ClassVar[Order] = _DIVIDED
-    epsilon: float = limited(1e-4, above=0.0)
+    epsilon: float = same_as(ScaleByStd, "epsilon")
 
     def apply(self, values: Array, batch: Batch) -> Array:
         deviations, count = batch.groups.sum(np.abs(values)), batch.groups.count(values)
-        # 0 where no value deviates: dividing by a tiny epsilon alone would give infinity.
         scale = np.divide(count, deviations + self.epsilon, out=np.zeros(count.shape), where=deviations > 0)
         scaled: Array = values * batch.groups.broadcast(scale)
         return scaled
@@ -204,7 +205,8 @@ class DropConflicts(Step):
 class WeighAndSum(Step):
     """`sum_k w_k x_k`, plus the KL part of the reward where the batch has one.
 
-    A component that is not scored contributes 0. A row without a scored component is not scored.
+    A component that is not scored contributes 0. A row without a scored component is not scored. Where rewards cancel
+    (see `without_rounding`), the sum is exactly 0.
     """
 
     name: ClassVar[str] = SUM
@@ -223,10 +225,22 @@ class WeighAndSum(Step):
         unscored = np.isnan(values)
         total: Array = np.where(unscored, 0.0, values) @ weights
         total[unscored.all(axis=1)] = np.nan
+        total, _ = without_rounding(total, batch)
         if batch.kl_reward is not None:
             varies = batch.groups.broadcast(batch.groups.varies(total))
             total = total + np.where(varies | (not self.kl_where_varying), batch.kl_reward, 0.0)
         return total[:, None]
+
+
+def without_rounding(values: Array, batch: Batch) -> tuple[Array, bool]:
+    """The values, and whether all groups are centred: groups without variance then get exactly 0.
+
+    They are if the mean of each is 0, to within 1e-6 of the largest value of the batch, or of 1.
+    """
+    mean, varies = batch.groups.variation(values)
+    if (np.abs(mean) > TOLERANCE * np.fmax.reduce(np.abs(values), axis=None, initial=1.0)).any():
+        return values, False
+    return np.where(batch.groups.broadcast(varies) | np.isnan(values), values, 0.0), True
 
 
 def single(values: Array) -> Array:

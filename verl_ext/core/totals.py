@@ -10,9 +10,9 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import SUM, Order, Step, Update
-from verl_ext.core.groups import TOLERANCE, Array, Bools
+from verl_ext.core.groups import Array, Bools
 from verl_ext.core.metrics import Metrics
-from verl_ext.core.steps import single
+from verl_ext.core.steps import single, without_rounding
 from verl_ext.core.typed import limited
 
 SUMMED: Order = {SUM: "it takes one value per trajectory"}
@@ -25,9 +25,9 @@ class Whiten(Step):
     `over="sequence"`: over trajectories, std with n - 1; each of T turns counts 1 / T. `over="token"`: every trajectory
     or turn counts once per token, and the divisor is `sqrt(var + 1e-8)`, as in verl's `masked_whiten`.
 
-    Where every group is centred (its mean is 0 to within 1e-6), groups without variance get exactly 0, also where two
-    rewards cancel (`r2 = C - r1`). Over sequences nothing is subtracted then, so these values stay 0: the mean is 0 up
-    to rounding, and by turn it would depend on the decision to stop. Over tokens it shifts them, as in verl.
+    Where every group is centred (see `without_rounding`), nothing is subtracted over sequences: the mean is 0 up to
+    rounding, and groups without variance stay 0. By turn nothing ever is, because the mean would depend on the decision
+    to stop. Over tokens the mean shifts all values, as in verl.
     """
 
     name: ClassVar[str] = "whiten"
@@ -38,7 +38,7 @@ class Whiten(Step):
     epsilon: float = limited(1e-6, above=0.0, only_with={"over": ("sequence",)})
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
-        values, centred = _without_rounding(values, batch)
+        values, centred = without_rounding(values, batch)
         column = single(values)
         scored = ~np.isnan(column)
         x = column[scored]
@@ -46,7 +46,8 @@ class Whiten(Step):
         total = float(weights.sum().round(6))  # thirds add up to a whole number only up to rounding
         if not total:
             return Update(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})
-        mean = 0.0 if centred and self.over == "sequence" else float((weights * x).sum()) / total
+        kept = self.over == "sequence" and (centred or not batch.turns.last.all())
+        mean = 0.0 if kept else float((weights * x).sum()) / total
         variance = float((weights * np.square(x - mean)).sum()) / max(total - 1, 1.0)
         std = math.sqrt(variance)
         divisor = math.sqrt(variance + 1e-8) if self.over == "token" else std + self.epsilon
@@ -130,14 +131,6 @@ class WeighByFocal(Step):
         weights = np.where(np.isnan(accuracy), 1.0, (1.0 - accuracy) ** self.gamma)
         weighed: Array = values * batch.prompts.broadcast(weights)[:, None]
         return weighed
-
-
-def _without_rounding(values: Array, batch: Batch) -> tuple[Array, bool]:
-    """The values, and whether all groups are centred up to rounding: groups without variance then get exactly 0."""
-    mean, varies = batch.groups.variation(values)
-    if (np.abs(mean) > TOLERANCE * np.fmax.reduce(np.abs(values), axis=None, initial=1.0)).any():
-        return values, False
-    return np.where(batch.groups.broadcast(varies) | np.isnan(values), values, 0.0), True
 
 
 def _live(values: Array, batch: Batch) -> Bools:

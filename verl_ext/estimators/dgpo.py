@@ -58,9 +58,9 @@ def dgpo(settings: Settings) -> Chain:
     section = settings.of(DgpoSettings)
     steps: list[Step] = [WeighAndSum(settings.rewards.weights, kl_where_varying=settings.kl_in_reward), Centre()]
     if section.dgae:
-        steps.append(ScaleByMad())
+        steps.append(ScaleByMad(1e-4))
     elif settings.norm_by_std:
-        steps.append(ScaleByStd())
+        steps.append(ScaleByStd(1e-6))
     balance = balance_for(settings.loss_agg_mode) if section.balance == "auto" else section.balance
     if balance != "none":
         steps.append(Balance(balance))

@@ -38,7 +38,7 @@ class Gd2poSettings:
     """The limit of `snr`; the authors train with 0.2, 0.5 and 0.8."""
     whiten: Literal["token", "sequence", "none"] = "token"
     """Over what the kept responses are whitened: `token` as the authors do, `sequence`, `none`."""
-    epsilon: float = same_as(ScaleByStd, "epsilon")
+    epsilon: float = same_as(Whiten, "epsilon", only_with={})
     """Added to the std; above 0."""
 
 

@@ -2,17 +2,18 @@ r"""GDPO: "Group reward-Decoupled Normalization Policy Optimization", arXiv 2601
 
 Each reward is normalised in its group separately, so that a large reward does not drown a small one:
 
-    A_ik = (r_ik - mean_g(r_k)) / (std_g(r_k) + epsilon)        reward k of response i to prompt g, std with n - 1
+    A_ik = (r_ik - mean_g(r_k)) / std_g(r_k)        reward k of response i to prompt g, std with n - 1
     S_i  = sum_k w_k A_ik
-    A_i  = (S_i - mean(S)) / (std(S) + epsilon)                 over the responses of the batch
+    A_i  = (S_i - mean(S)) / (std(S) + 1e-6)        over the responses of the batch
 
 `whiten=token` takes the last mean and std over tokens instead, as NVIDIA's verl fork and verl's own `gdpo` do. With
 `conditions`, a reward counts only where another one reached a threshold (eq. 8).
 
 Degenerate cases: a reward whose range in a group is at most 1e-6 max(1, |mean|) does not vary and adds 0 there; verl
 whitens the float32 rounding of such a group. With `whiten=sequence` a group in which no reward varies has advantage
-exactly 0. Two rewards that add up to a constant cancel: the advantage is 0. A single reward is still whitened, so it is
-not GRPO. A reward that is not scored (NaN) adds 0 to its row and is left out of the group's mean and std. A group of
+exactly 0. Rewards that cancel in a group, whatever their scales, give exactly 0 there, too; an `epsilon` in the group,
+which other codes have and `whiten=token` keeps (1e-6), leaves a rest. A single reward is still whitened, so it is not
+GRPO. A reward that is not scored (NaN) adds 0 to its row and is left out of the group's mean and std. A group of
 one has its raw reward in verl and 0 here. Where none of this happens, `whiten=token` equals verl's own function to
 about 1e-6.
 """
@@ -26,7 +27,7 @@ from typing import Any, Literal
 from verl_ext.core.chain import Chain, Step
 from verl_ext.core.steps import Centre, Condition, Requirement, ScaleByMad, ScaleByStd, WeighAndSum
 from verl_ext.core.totals import Whiten
-from verl_ext.core.typed import same_as
+from verl_ext.core.typed import limited
 from verl_ext.errors import Complaint
 from verl_ext.settings import Settings
 
@@ -40,8 +41,9 @@ class GdpoSettings:
     verl's own `algorithm.gdpo_reward_keys`."""
     scale: Literal["std", "mad", "none"] = "std"
     """What each reward is divided by in its group: `std`, `mad` (mean absolute deviation), `none`."""
-    epsilon: float = same_as(ScaleByStd, "epsilon")
-    """Added to the divisors; above 0. NVIDIA's TRL code has 1e-4."""
+    epsilon: float | None = limited(None, above=0.0)
+    """Added to the divisors; null: 0 in the group, where it would leave a rest of rewards that cancel, and 1e-6 in the
+    last step. With `whiten=token` it is 1e-6 in the group. NVIDIA's TRL code has 1e-4."""
     conditions: Mapping[str, Requirement] | None = None
     """`{easy: {on: hard, at_least: 1.0}}`: `easy` counts only where `hard` reached the threshold."""
 
@@ -76,13 +78,14 @@ def gdpo(settings: Settings) -> Chain:
     steps: list[Step] = [Centre()]
     if section.conditions:
         steps.insert(0, Condition(section.conditions))
+    epsilon = section.epsilon or (1e-6 if section.whiten == "token" else 0.0)
     if section.scale == "mad":
-        steps.append(ScaleByMad(section.epsilon))
+        steps.append(ScaleByMad(epsilon))
     elif section.scale == "std" and settings.norm_by_std:
-        steps.append(ScaleByStd(section.epsilon))
+        steps.append(ScaleByStd(epsilon))
     steps.append(WeighAndSum(settings.rewards.weights))
     if section.whiten in (None, "sequence"):
-        steps.append(Whiten("sequence", section.epsilon))
+        steps.append(Whiten("sequence", section.epsilon or Whiten.epsilon))
     elif section.whiten == "token":
         steps.append(Whiten("token"))
     return Chain(tuple(steps))

@@ -22,4 +22,4 @@ def grpo(settings: Settings) -> Chain:
     array([ 0.7071, -0.7071])
     """
     centre = (WeighAndSum(settings.rewards.weights), Centre())
-    return Chain((*centre, ScaleByStd()) if settings.norm_by_std else centre)
+    return Chain((*centre, ScaleByStd(1e-6)) if settings.norm_by_std else centre)

@@ -19,7 +19,7 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "gdpo": ("gdpo", GDPO),
 }
 ROLLOUTS = range(2, 17)
-DECIMALS = 4  # epsilon, 1e-6, added to each std makes a difference from the fifth on
+DECIMALS = 4  # the 1e-6 that grpo adds to the std makes a difference from the fifth on
 ONE, BOTH = [[1.0, 0.0], [0.0, 0.0]], [[1.0, 1.0], [0.0, 0.0]]
 
 SIZE, HONEST = 8, 0.6

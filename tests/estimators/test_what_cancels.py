@@ -1,0 +1,79 @@
+"""Two properties of rewards of any scale: what cancels is exactly 0, and the scale of one reward changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.batches import Rollout, rollouts
+from tests.calls import Call, call
+from verl_ext import Settings, build
+
+KEYS = ("a", "b")
+REWARDS = {"rewards": {"keys": list(KEYS), "accuracy_key": "acc"}}
+EACH = ["centre", "scale_by_std", "weigh_and_sum"]
+CHAINS = {
+    "gdpo": ("gdpo", {}),
+    "gdpo, mad": ("gdpo", {"gdpo": {"scale": "mad"}}),
+    "gdpo, not whitened": ("gdpo", {"gdpo": {"whiten": "none"}}),
+    "hadw on gdpo": ("hadw", {"hadw": {"base": "gdpo", "anchor": "fixed"}}),
+    "balanced": ("compose", {"compose": {"steps": [*EACH, "whiten", "balance"]}}),
+    "balanced by sequences": ("compose", {"compose": {"steps": [*EACH, {"step": "balance", "over": "sequence"}]}}),
+    "by difficulty": ("compose", {"compose": {"steps": [*EACH, "whiten", "weigh_by_difficulty"]}}),
+}
+EVERY = pytest.mark.parametrize(("name", "config"), CHAINS.values(), ids=CHAINS.keys())
+
+
+def run(name: str, config: dict[str, Any], columns: np.ndarray, uids: list[str], accuracy: np.ndarray) -> Call:
+    fields = {"a": columns[:, 0], "b": columns[:, 1], "acc": accuracy}
+    return call(name, [0.0] * len(uids), uids, config=REWARDS | config, components=fields)
+
+
+@st.composite
+def cancelling(draw: st.DrawFn) -> tuple[np.ndarray, list[str], np.ndarray]:
+    """Groups of 4 or 8 of which each response earns one of two rewards: `[N, 2]` of float32, uids, accuracies."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    low = rng.choice([0.0, -1.0, 0.5], 2)
+    scales = 10 ** rng.uniform(-3, 3, 2)
+    size, groups = int(rng.choice([4, 8])), draw(st.integers(1, 6))
+    first = np.concatenate([rng.permutation(np.arange(size) < rng.integers(1, size)) for _ in range(groups)])
+    columns = scales * (low + np.stack([first, ~first], axis=1))
+    return columns.astype(np.float32), np.repeat([f"p{group}" for group in range(groups)], size).tolist(), first * 1.0
+
+
+@EVERY
+@given(batch=cancelling())
+def test_where_all_rewards_cancel_every_advantage_is_exactly_zero(name, config, batch):
+    found = run(name, config, *batch)
+    assert (found.tensor == 0).all()
+    assert found.metrics.get("compose/dead_share", 1) == 1
+    assert found.metrics.get("compose/valid_groups", 0) == 0
+
+
+@EVERY
+@given(batch=cancelling())
+def test_beside_a_live_group_what_cancels_is_exactly_zero(name, config, batch):
+    """So an update that skips rows of advantage 0 skips these, and neither balance nor difficulty counts them."""
+    columns, uids, accuracy = batch
+    both = np.vstack([columns, columns[:4].min(axis=0) + [[1, 1], [0, 1], [0, 0], [0, 0]] * np.ptp(columns, axis=0)])
+    found = run(name, config, both.astype(np.float32), [*uids, *["live"] * 4], np.append(accuracy, [1, 0, 0, 0]))
+    live = found.rows != 0
+    assert not live[: len(uids)].any()
+    assert live[[len(uids), -2, -1]].all()
+    assert found.metrics.get("compose/balance_z", len(live) / 4) == len(live) / 4
+    assert found.metrics.get("compose/valid_groups", 1) == 1
+
+
+@EVERY
+@given(rollout=rollouts(keys=KEYS, lengths=1), power=st.integers(-10, 10))
+def test_the_scale_of_one_reward_changes_nothing(name, config, rollout: Rollout, power):
+    """By powers of two, which float32 and float64 hold exactly."""
+    columns = {"a": (np.array(rollout.columns["a"]) * 2.0**power).tolist(), "b": rollout.columns["b"]}
+    scaled = Rollout(rollout.uids, columns, rollout.lengths, rollout.accuracy)
+    chain = build(name, Settings.parse(REWARDS | config))
+    found, wanted = (chain(each.batch()).advantages for each in (scaled, rollout))
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
