@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def rehearse(options: argparse.Namespace) -> int:
     """Check the run, and rehearse it if it is not refused, with a line for each stage; return 1 if one failed."""
-    if check(argparse.Namespace(**{**vars(options), "try_reward": options.rows > 0, "answers": None})):
+    if check(argparse.Namespace(**{**vars(options), "try_reward": options.rows > 0, "answers": None}), rehearsed=True):
         return 1
     failed = False
     for stage, state, text in _stages(options):

@@ -5,7 +5,9 @@ Every process loads this module, so it imports the checks only when it runs them
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,8 @@ ENTRIES = {"verl.utils.config": "validate_config", "verl.trainer.main_ppo": "run
 Those of other trainers import `run_ppo`; some call nothing else. `python -m verl.trainer.main_ppo` runs as `__main__`,
 which is not wrapped; that calls `validate_config`.
 """
+WORKER = "default_worker.py"
+"""The file that begins Ray's workers: what began the run is known in the driver, which was there first."""
 
 
 def install(module: ModuleType) -> None:
@@ -28,5 +32,6 @@ def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs
     """`validate_config(config, ...)` or another function of the configuration: our checks come first."""
     from verl_ext.integration.checks import check_run
 
-    check_run(config)
+    main = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    check_run(config, main if main.name != WORKER else None)
     return original(config, *args, **kwargs)

@@ -56,7 +56,6 @@ OWN = "tests.integration.own_steps"
 
 # Overrides, with the estimator first where it has no name, and the words of one message.
 ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-    ("the old place of the function", (*GDPO, "custom_reward_function.path=mine.py"), (f"{PATH}=mine.py",)),
     ("estimator", ("algorithm.adv_estimator=gdop",), ("adv_estimator", "'gdop'", "'gdpo'", "'rloo'")),
     ("section", (*GDPO, "+algorithm.gdop.whiten=token"), ("algorithm.gdop", "algorithm.gdpo")),
     ("section at the top", (*GDPO, "+gdpo.whiten=token"), ("algorithm.gdpo",)),
@@ -134,7 +133,6 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("bounds the wrong way round", (*GDPO, "+algorithm.rewards.accuracy_between=[0.9,0.1]"), ("accuracy_between",)),
 ]  # fmt: skip
 WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-    ("the old place, verl's own estimator", (GRPO, "custom_reward_function.path=mine.py"), (f"{PATH}=mine.py",)),
     ("rejected rows of grpo", (GRPO, KEYS, "+algorithm.rewards.rejected=leave_out"), ("rewards.rejected", "grpo")),
     ("estimator registered elsewhere", ("algorithm.adv_estimator=my_method",), ("'my_method'", "trainer's process")),
     ("section of another", (*GDPO, "+algorithm.dgpo.dqw_temp=5"), ("algorithm.dgpo", "adv_estimator=dgpo")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -14,6 +15,7 @@ from verl_ext.integration import hooks
 from verl_ext.integration.checks import rules
 from verl_ext.integration.checks.describe import describe
 from verl_ext.integration.checks.read import RunConfig, estimator_name, read_settings
+from verl_ext.integration.checks.sections import dropped
 from verl_ext.registry import INSTALLED
 from verl_ext.settings import Settings
 
@@ -28,17 +30,19 @@ class Verdict(RunConfig):
     warnings: tuple[str, ...]
 
 
-def check_run(config: Any) -> Verdict | None:
-    """Judge a configuration; raise one error that lists all errors.
+def check_run(config: Any, main: Path | None = None) -> Verdict | None:
+    """Judge a configuration; raise one error that lists all errors. `main`: the file that begins the run.
 
     None for a configuration without a section `algorithm`: estimators of this package do not compute for it.
     """
     if not (OmegaConf.is_dict(config) and OmegaConf.is_dict(config.get("algorithm"))):
         return None
-    verdict = judge(config)
-    if verdict.errors:
-        lines = "".join(f"\n  - {text}" for text in verdict.errors)
+    verdict, lost = judge(config), [] if main is None else [*dropped(config, [main])]
+    if errors := [*verdict.errors, *(lost if verdict.ours else ())]:
+        lines = "".join(f"\n  - {text}" for text in errors)
         raise ConfigurationError(f"algorithm.adv_estimator={verdict.name} cannot run as configured:{lines}")
+    for text in lost:
+        logger.warning("%s", text)
     return verdict
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from verl_ext.integration.checks import judge
 from verl_ext.integration.checks.describe import describe
 from verl_ext.integration.checks.read import select
 from verl_ext.integration.checks.rewards import FUNCTION, known_components
+from verl_ext.integration.checks.sections import dropped, mains_of_file
 from verl_ext.integration.checks.try_reward import try_reward
 
 VERL = "verl.trainer.config"
@@ -45,11 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--answers", type=Path, metavar="FILE", help="a text file with an answer to each, by line")
 
 
-def check(options: argparse.Namespace) -> int:
-    """Print what the run would do and be told; return 1 if it would be refused."""
+def check(options: argparse.Namespace, *, rehearsed: bool = False) -> int:
+    """Print what the run would do and be told; return 1 if it would be refused. `rehearsed`: main_ppo runs it next."""
     with composed(options) as config:
-        lines, refused = _judged(config, options)
-    lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run; verl's own checks did not run")
+        lines, refused = _judged(config, options, () if rehearsed else mains_of_file())
+    rest = "" if rehearsed else "; verl's own checks did not run"
+    lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run{rest}")
     say("\n".join(lines))
     return int(refused)
 
@@ -84,9 +86,9 @@ def composed(options: argparse.Namespace) -> Iterator[Any]:
                 HydraConfig.instance().cfg = None
 
 
-def _judged(config: Any, options: argparse.Namespace) -> tuple[list[str], bool]:
+def _judged(config: Any, options: argparse.Namespace, mains: Iterable[Path]) -> tuple[list[str], bool]:
     verdict = judge(config)
-    lines, errors = [*describe(verdict)], [*verdict.errors]
+    lines, errors = [*describe(verdict)], [*verdict.errors, *dropped(config, mains)]
     if options.try_reward:
         tried, problems = try_reward(config, verdict, rows=options.rows, answers=options.answers)
         more = [f"{len(problems) - 8} more of such answers"] if problems[8:] else []

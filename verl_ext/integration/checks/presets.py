@@ -35,17 +35,17 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
     hydra, loader = HydraConfig.get(), GlobalHydra.instance().config_loader()
     name, overrides = hydra.job.config_name, [*hydra.overrides.hydra, *hydra.overrides.task]
     homes = [source.path for source in hydra.runtime.config_sources if source.schema == "file"]
-    beside = tuple(path for preset in run.select(MARKER) for path, _ in _leaves(dict(load(preset).preset)))
+    beside = tuple(path for preset in run.select(MARKER) for path, _ in leaves(dict(load(preset).preset)))
     written: dict[str, Any] = {}
     for part in loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults:
         files = (Path(home, f"{part.config_path}".removesuffix(".yaml") + ".yaml") for home in homes)
         if (file := next(filter(Path.is_file, files), None)) is not None:
-            leaves = _leaves(OmegaConf.to_container(OmegaConf.load(file)), part.package or "")
+            found = leaves(OmegaConf.to_container(OmegaConf.load(file)), part.package or "")
             # drgrpo's preset may replace the loss of the file that the primary file starts from.
             kept = ("algorithm.", *beside) if part.primary else ("algorithm.",)
-            written |= {path: value for path, value in leaves if path.startswith(kept)}
+            written |= {path: value for path, value in found if path.startswith(kept)}
     typed = [re.split("[=@]", text.lstrip("+~"))[0] for text in overrides]
-    composed = dict(_leaves(OmegaConf.to_container(run.config)))
+    composed = dict(leaves(OmegaConf.to_container(run.config)))
     lost = [
         path
         for path, value in written.items()
@@ -59,10 +59,10 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
         )
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path of each setting below a path, with its value."""
     if not isinstance(value, dict):
         yield path, value
         return
     for name, inner in value.items():
-        yield from _leaves(inner, f"{path}.{name}".strip("."))
+        yield from leaves(inner, f"{path}.{name}".strip("."))

@@ -47,14 +47,6 @@ def scorer(config: Any) -> Any:
         return parse_options(module.Options, {str(name): value for name, value in kwargs.items()})
 
 
-def old_function(run: RunConfig) -> Iterator[Complaint]:
-    """A reward function where verl looked for it once: another one, verl's own, would be called."""
-    if (path := run.select("custom_reward_function.path")) is not None:
-        yield Complaint(
-            f"verl does not read custom_reward_function.path={path}: write {FUNCTION}.path={path}", fatal=run.ours
-        )
-
-
 def known_components(config: Any) -> list[str] | None:
     """Return all components of a run; None if code that is not ours or verl's may add some."""
     options, manager = scorer(config), select(config, "reward.reward_manager.name") or "naive"

@@ -24,7 +24,6 @@ from verl_ext.integration.checks.rewards import (
     FUNCTION,
     lost_penalty,
     negative_rewards,
-    old_function,
     without_turns,
     wrong_accuracy,
     wrong_components,
@@ -203,7 +202,7 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
         yield from load(name).rule(run.settings, run.select)
 
 
-ALWAYS: tuple[Rule, ...] = (unknown_estimator, unread, other_preset, late_preset, old_function, attention)
+ALWAYS: tuple[Rule, ...] = (unknown_estimator, unread, other_preset, late_preset, attention)
 """The rules for every configuration."""
 READ: tuple[Rule, ...] = (
     *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, without_turns),
