@@ -37,7 +37,7 @@ class Complaint(NamedTuple):
 
 
 @contextmanager
-def reading(place: object, kind: type[VerlExtError] = DataError) -> Iterator[None]:
+def reading(place: object, kind: type[VerlExtError] = DataError, done: str = "read") -> Iterator[None]:
     """Turn whatever goes wrong with a user's file, which may hold anything, into an error that names the place.
 
     >>> with reading("a.txt:3"):
@@ -52,7 +52,7 @@ def reading(place: object, kind: type[VerlExtError] = DataError) -> Iterator[Non
         raise
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())[:500]
-        raise kind(f"{place} cannot be read: {type(error).__name__}: {text}") from error
+        raise kind(f"{place} cannot be {done}: {type(error).__name__}: {text}") from error
 
 
 def listed(names: Iterable[object]) -> str:

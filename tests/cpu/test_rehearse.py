@@ -6,15 +6,19 @@ import argparse
 import json
 import re
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
+import verl_ext
+from tests.facts import facts
 from tests.recipes.launchers import RECIPES
 from verl_ext.cpu.miniature import cut_down, make_model, rehearsed
-from verl_ext.cpu.rehearse import FAILED, LOOK, OK, Rehearsal, of_resume, of_training, start
+from verl_ext.cpu.rehearse import FAILED, LOOK, MARKER, OK, Rehearsal, emptied, of_resume, of_training, start
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration.checks.command import add_configuration, composed
 
@@ -225,6 +229,78 @@ def test_the_error_of_an_answer_is_said_with_the_users_line_although_verl_goes_o
     assert text.startswith("2 answers")
     assert "KeyError: 'answer'" in text
     assert "/home/user/mine.py:12" in text
+
+
+PACKAGE = str(Path(verl_ext.__file__).parent)
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "shown"),
+    [
+        ("/home/user/mine.py", "<module>", True),
+        ("/home/user/mine.py", "<lambda>", True),
+        ("/home/user/verl_ext/mine.py", "compute_score", True),
+        (f"{PACKAGE}/rewards/tags.py", "compute_score", False),
+        ("/usr/lib64/python3.11/asyncio/tasks.py", "run", False),
+        ("<frozen runpy>", "_run_code", False),
+        ("python/ray/_raylet.pyx", "ray._raylet.execute_task", False),
+    ],
+)
+def test_the_line_of_an_error_is_the_last_of_the_users_own(left, file, place, shown):
+    lines = [
+        *STARTED,
+        '  File "/home/user/first.py", line 3, in f',
+        f'  File "{file}", line 7, in {place}',
+        "KeyError: 1",
+    ]
+    expected = f"({file}:7)" if shown else "(/home/user/first.py:3)"
+    assert expected in left(lines, status=1).failure()
+
+
+def test_the_folder_of_a_rehearsal_is_emptied_and_another_is_left_alone(tmp_path):
+    with emptied(tmp_path / "new/rehearsal"):
+        (tmp_path / "new/rehearsal/train").mkdir()
+    (tmp_path / "new/rehearsal/notes.txt").touch()
+    with emptied(tmp_path / "new/rehearsal"):
+        assert {path.name for path in (tmp_path / "new/rehearsal").iterdir()} == {MARKER, "notes.txt"}
+    (tmp_path / "mine/train").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=facts("trainer.default_local_dir", tmp_path / "mine")):
+        emptied(tmp_path / "mine")
+    assert (tmp_path / "mine/train").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told_by_its_setting(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=facts("trainer.default_local_dir", tmp_path / "file/rehearsal")):
+        emptied(tmp_path / "file/rehearsal")
+
+
+def test_a_second_rehearsal_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
+    program = "import pathlib, sys; from verl_ext.cpu.rehearse import emptied\n"
+    program += "lock = emptied(pathlib.Path(sys.argv[1])); print(flush=True); input()"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        first.stdout.readline()
+        (tmp_path / "train").mkdir()
+        with pytest.raises(ConfigurationError, match=facts("trainer.default_local_dir", tmp_path)):
+            emptied(tmp_path)
+        assert (tmp_path / "train").exists()
+        first.kill()
+    emptied(tmp_path).close()
+    assert not (tmp_path / "train").exists()
+
+
+def test_a_disk_without_space_is_not_told_as_a_model_that_cannot_be_read(tiny, tmp_path, monkeypatch):
+    from transformers import PreTrainedModel
+
+    def full(*_given, **_more):
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    config = OmegaConf.create({"model": {"path": str(tiny / "model")}})
+    with pytest.raises(ConfigurationError, match=facts("trainer.default_local_dir", "No space left")) as error:
+        make_model(config, "model", tmp_path / "made")
+    assert "model.path" not in str(error.value)
 
 
 def test_a_step_that_does_not_end_hints_at_the_filter_of_groups(left):

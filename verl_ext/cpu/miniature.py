@@ -48,6 +48,7 @@ def make_model(config: Any, place: str, folder: Path) -> Any:
         torch.manual_seed(0)
         made = AutoModelForCausalLM.from_config(small, dtype=torch.float32, **trusted)
         check_model(made, longest=1)
+    with reading(f"trainer.default_local_dir: {folder}", ConfigurationError, "written"):
         made.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return tokenizer

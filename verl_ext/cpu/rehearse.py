@@ -8,21 +8,24 @@ which stay in the folder `rehearsal` of the run's checkpoints. The exit status i
 from __future__ import annotations
 
 import argparse
+import fcntl
 import math
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from omegaconf import OmegaConf
 
+import verl_ext
+from verl_ext.cpu import session
 from verl_ext.cpu.miniature import make_model, rehearsed
+from verl_ext.errors import ConfigurationError, reading
 from verl_ext.files import say
 from verl_ext.integration.checks.command import add_configuration, check, composed
 from verl_ext.integration.checks.read import select
@@ -32,8 +35,11 @@ FAILED, LOOK, OK = "FAILED", "look", "ok"
 WORKER = re.compile(r"^(?:\x1b\[\d+m)*\(\w+ pid=[^)]*\)(?:\x1b\[\d+m)* ?", re.M)
 """What Ray puts before a line of a worker."""
 ERROR = re.compile(r"^(?!ray.exceptions.(?:RayTaskError|ActorDiedError))[\w.]*(?:Error|Exception|Exit)(?::.*)?$", re.M)
-FRAME = re.compile(r'^ +File "(?!.*(?:site-packages|lib/python|verl/verl/|verl_ext/|<))(.+)", line (\d+)', re.M)
+OTHERS = rf"{re.escape(verl_ext.__path__[0])}/|.*(?:site-packages|lib(?:64)?/python\d|verl/verl/)"
+FRAME = re.compile(rf'^ +File "(?!{OTHERS})([^"<]+[.]py)", line (\d+)', re.M)
 """In a traceback, a line of the user's own files."""
+MARKER = "verl_ext.rehearsal"
+"""A file in the folder of a rehearsal: what has it may be deleted, and a rehearsal that runs has it locked."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,42 +52,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def rehearse(options: argparse.Namespace) -> int:
     """Check the run, and rehearse it if it is not refused, with a line for each stage; return 1 if one failed."""
-    if check(argparse.Namespace(**{**vars(options), "try_reward": options.rows > 0, "answers": None}), rehearsed=True):
-        return 1
-    failed = False
-    for stage, state, text in _stages(options):
-        say(f"{stage:9} {state:6}  {text}")
-        failed |= state == FAILED
+    with session.ended_by_signals():
+        tried = {"try_reward": options.rows > 0, "answers": None}
+        if check(argparse.Namespace(**{**vars(options), **tried}), rehearsed=True):
+            return 1
+        with composed(options) as user:
+            folder = Path(user.trainer.default_local_dir).resolve() / "rehearsal"
+            lock = emptied(folder)
+            config, looks = _prepared(user, folder, options)
+        failed = False
+        with lock:
+            for stage, state, text in chain(looks, _stages(user, config, folder, options.minutes)):
+                say(f"{stage:9} {state:6}  {text}")
+                failed |= state == FAILED
     say(f"the rehearsal {'failed' if failed else 'passed'}")
     return int(failed)
 
 
-def _stages(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
-    with composed(options) as user:
-        from verl.trainer.ppo.utils import need_critic
-
-        folder = Path(user.trainer.default_local_dir).resolve() / "rehearsal"
+def emptied(folder: Path) -> TextIO:
+    """Empty the folder of the last rehearsal, if it is one's; return its marker, locked until it is closed."""
+    place = f"trainer.default_local_dir: {folder}"
+    with reading(place, ConfigurationError, "written"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and not (folder / MARKER).exists():
+            raise ConfigurationError(f"{place} is no rehearsal's, and would be emptied: move it away")
+        lock = (folder / MARKER).open("w")
         try:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-        except OSError as error:
-            yield "save", FAILED, f"trainer.default_local_dir cannot be written: {error}"
-            return
-        tokenizer = make_model(user, "actor_rollout_ref.model", folder / "model")
-        if need_critic(user):
-            make_model(user, "critic.model", folder / "critic")
-        config, left_out = rehearsed(user, folder, options.answers)
-    yield from (("left out", LOOK, text) for text in left_out)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(f"{place}: another rehearsal runs there; set another folder") from None
+        for left in ("model", "critic", "train", "resume"):
+            if (folder / left).exists():
+                shutil.rmtree(folder / left)
+    return lock
+
+
+def _prepared(user: Any, folder: Path, options: argparse.Namespace) -> tuple[Any, list[tuple[str, str, str]]]:
+    """The configuration of the miniature, whose models are written, and what is known of it before it runs."""
+    from verl.trainer.ppo.utils import need_critic
+
+    tokenizer = make_model(user, "actor_rollout_ref.model", folder / "model")
+    if need_critic(user):
+        make_model(user, "critic.model", folder / "critic")
+    config, left_out = rehearsed(user, folder, options.answers)
+    looks = [("left out", LOOK, text) for text in left_out]
     template = user.actor_rollout_ref.model.get("custom_chat_template") or tokenizer.chat_template
     if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and "tools" not in str(template):
-        yield "tools", LOOK, "no prompt shows the tools: the tokenizer's chat template does not read `tools`"
+        looks.append(("tools", LOOK, "no prompt shows the tools: the tokenizer's chat template does not read `tools`"))
+    return config, looks
+
+
+def _stages(user: Any, config: Any, folder: Path, minutes: float) -> Iterator[tuple[str, str, str]]:
     yield "runs", OK, f"two, of some minutes each; their logs are in {folder}"
-    whole = start(folder / "train", config, options.minutes)
+    whole = start(folder / "train", config, minutes)
     yield from of_training(whole, user)
     if whole.done:
         config.trainer.update(test_freq=3, resume_mode="resume_path")
         config.trainer.resume_from_path = str(whole.folder / "checkpoints/global_step_2")
-        yield from of_resume(start(folder / "resume", config, options.minutes), whole, user)
+        yield from of_resume(start(folder / "resume", config, minutes), whole, user)
 
 
 class Rehearsal:
@@ -113,11 +141,10 @@ def start(folder: Path, config: Any, minutes: float) -> Rehearsal:
     OmegaConf.save(config, folder / "run.yaml")
     command = [sys.executable, "-u", "-m", "verl.trainer.main_ppo", f"--config-path={folder}", "--config-name=run"]
     command += [f"hydra.run.dir='{folder}'", "hydra.output_subdir=null"]
-    begin, status = time.monotonic(), None
-    with (folder / "log.txt").open("w") as log, suppress(subprocess.TimeoutExpired):
+    begin = time.monotonic()
+    with (folder / "log.txt").open("w") as log:
         known = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-        streams: Any = {"stdout": log, "stderr": log, "env": known}
-        status = subprocess.run(command, timeout=60 * minutes, **streams).returncode  # noqa: S603 - the user's own run
+        status = session.run(command, 60 * minutes, stdout=log, stderr=log, env=known)
     return Rehearsal(folder, status, time.monotonic() - begin)
 
 

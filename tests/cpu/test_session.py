@@ -1,0 +1,104 @@
+"""A command whose processes end with the process that runs it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.signals import as_from_a_terminal
+from verl_ext.cpu import session
+
+RUNS = """
+import sys, time
+from verl_ext.cpu import session
+with session.ended_by_signals():
+    print("ended", session.run(sys.argv[2:], float(sys.argv[1])), flush=True)
+    time.sleep(60)
+"""
+HAS_CHILDREN = """
+import os, signal, subprocess, sys, time
+if sys.argv[1] == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+mine = [os.getpid(), subprocess.Popen(sleep).pid, subprocess.Popen(sleep, preexec_fn=os.setpgrp).pid]
+print(*mine, flush=True)
+if sys.argv[1] != "ends":
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def running():
+    """Start a command of three processes, one in a process group of its own; return what runs it, and the three."""
+    started = []
+
+    def start(kind="mild", seconds=60.0):
+        program = [sys.executable, "-c", RUNS, str(seconds), sys.executable, "-c", HAS_CHILDREN, kind]
+        process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, preexec_fn=as_from_a_terminal)
+        started.append(process)
+        return process, list(map(int, process.stdout.readline().split()))
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def gone(pids, seconds=30.0):
+    """Whether the processes have ended, or soon do."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        left = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+        if not left:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_all_processes_before_this_one(running, number):
+    process, pids = running()
+    process.send_signal(number)
+    assert process.wait(30) == 128 + number
+    assert gone(pids, seconds=1)
+
+
+def test_a_killed_process_leaves_none(running):
+    process, pids = running()
+    process.kill()
+    assert gone(pids)
+
+
+def test_the_time_ends_all_processes(running):
+    process, pids = running(seconds=2)
+    assert process.stdout.readline() == "ended None\n"
+    assert gone(pids, seconds=1)
+
+
+def test_what_ignores_the_first_signal_is_killed(running):
+    process, pids = running("stubborn")
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert gone(pids, seconds=1)
+
+
+def test_what_a_command_leaves_is_ended(running):
+    process, pids = running("ends")
+    assert process.stdout.readline() == "ended 0\n"
+    assert gone(pids, seconds=1)
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    program = "import os, signal; from verl_ext.cpu.session import *; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    program += "with ended_by_signals(): os.kill(os.getpid(), signal.SIGHUP)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize(("program", "status"), [("exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)])
+def test_the_status_is_that_of_the_command(program, status):
+    assert session.run([sys.executable, "-c", program], 60.0) == status
