@@ -112,8 +112,9 @@ def test_the_rewards_of_a_batch_are_read_only():
     ("returned", "shown"),
     [
         (lambda values: values[:, 0], ("ndarray (2,)", "(2, 1)")),
-        (lambda values: values[:-1], ("ndarray (1, 1)",)),
-        (lambda values: values.tolist(), ("list",)),
+        (lambda values: values[:-1], ("ndarray (1, 1)", "(2, 1)")),
+        (lambda values: values - values[:, 0], ("ndarray (2, 2)", "(2, 1)")),
+        (lambda values: values.tolist(), ("list", "(2, 1)")),
     ],
 )
 def test_a_step_that_returns_another_shape_is_named(returned, shown):

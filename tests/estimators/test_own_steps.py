@@ -186,7 +186,7 @@ def trial(*steps, **algorithm):
         ([*SUMMED, "own_steps:Broken"], ("AttributeError: 'Batch' object has no attribute 'unknown'", "own_steps.py")),
         ([*SUMMED, "own_steps:Infinite"], ("not finite",)),
         ([*SUMMED, "own_steps:Pair"], ("'pair'", "[1, 2]")),
-        (["own_steps:Least", *SUMMED], ("1 values", "'x', 'y'")),
+        (["own_steps:Least", *SUMMED], ("'least'", "(12, 1)", "(12, 2)")),
         ([*SUMMED, "own_steps:Signs"], ("algorithm.rewards.weights", "no effect")),
     ],
 )

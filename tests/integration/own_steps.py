@@ -41,6 +41,17 @@ class AddToolRewards(Step):
         return values + np.array([[sum(rewards)] for rewards in batch.field("tool_rewards")])
 
 
+class Middle(Step):
+    """`x` less the mean of its group."""
+
+    name = "middle"
+    centres = True
+
+    def apply(self, values, batch):
+        mean, varies = batch.groups.variation(values)
+        return (values - batch.groups.broadcast(mean)) * batch.groups.broadcast(varies)
+
+
 class Broken(Step):
     name = "broken"
 

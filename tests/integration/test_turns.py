@@ -185,9 +185,16 @@ def test_the_agent_loop_may_write_lists_or_text(lists):
 
 
 @pytest.mark.parametrize("lists", [[[1.0], [1.0], [0.0, 1.0], []], [[], [], [], []]])
-def test_a_missing_entry_at_the_end_is_0(lists):
+def test_a_missing_entry_at_the_end_is_0_and_counted_and_a_batch_without_any_is_warned_of_once(lists, caplog):
     full = [[*entries, *[0.0] * (len(turns) - len(entries))] for entries, turns in zip(lists, TOOL, strict=True)]
-    short = advantages("drgrpo", MASKS, {"tool": texts(lists), "right": RIGHT})
+    run = run_of("drgrpo", CONFIG)
+    for _ in range(2):
+        short = advantages("drgrpo", MASKS, {"tool": texts(lists), "right": RIGHT}, run=run)
+        assert run.metrics["reward/tool/missing_entries"] == sum(map(len, TOOL)) - sum(map(len, lists))
+        assert run.metrics["reward/tool/cut_entries"] == 0
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == (not any(lists))
+    assert all("'tool'" in text and "by_turn" in text for text in warned)
     assert torch.equal(short, advantages("drgrpo", MASKS, {"tool": texts(full), "right": RIGHT}))
 
 
@@ -238,6 +245,7 @@ def test_entries_of_a_response_that_was_cut_are_dropped_and_counted():
     found = advantages("drgrpo", MASKS, fields, attention=attention, run=run)
     assert torch.equal(found, advantages("drgrpo", MASKS, {"tool": texts(TOOL), "right": RIGHT}))
     assert run.metrics["reward/tool/cut_entries"] == 2
+    assert run.metrics["reward/tool/missing_entries"] == 0
     fields["tool"][1] = "[1.0, 0.0]"  # its response was not cut
     with pytest.raises(DataError, match="'p'"):
         advantages("drgrpo", MASKS, fields, attention=attention)

@@ -170,8 +170,8 @@ class Chain:
             update = step.update(values, batch, old.get(step.name))
             if step.name == CONDITION and seen is values:
                 seen = update.values
+            _check_shape(step, update.values, (len(values), 1 if step.name == SUM else values.shape[1]))
             values = update.values
-            _check_shape(step, values, len(batch.rewards))
             metrics |= update.metrics
             warnings |= update.warnings
             if update.state is not None:
@@ -185,11 +185,11 @@ class Chain:
         return Result(np.where(np.isnan(advantages), 0.0, advantages), seen, new, metrics, warnings)
 
 
-def _check_shape(step: Step, values: object, size: int) -> None:
-    if not isinstance(values, np.ndarray) or values.ndim != 2 or len(values) != size:
+def _check_shape(step: Step, values: object, shape: tuple[int, int]) -> None:
+    if not isinstance(values, np.ndarray) or values.shape != shape:
         raise ConfigurationError(
-            f"step {step.name!r} returns {type(values).__name__} {getattr(values, 'shape', '')}, expected an array "
-            f"({size}, K), after {SUM} ({size}, 1)"
+            f"step {step.name!r} returns {type(values).__name__} {getattr(values, 'shape', '')}, expected an array of "
+            f"the shape {shape}, that of the values that it gets"
         )
 
 

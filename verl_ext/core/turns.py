@@ -33,15 +33,15 @@ def by_turn(entries: Iterable[float]) -> str:
 
 def per_turn(
     key: str, labels: Sequence[Hashable], lists: Sequence[Any], counts: Index, cut: Bools, *, text: bool
-) -> tuple[Array, int]:
-    """The entries of responses with so many turns each: 0 where a list is shorter, and the number left over.
+) -> tuple[Array, Index]:
+    """The entries of responses with so many turns each, 0 where one is missing; and how many were given to each.
 
     With `text` each must be what `by_turn` returns. Only a response that was cut may have more entries than turns.
 
     >>> per_turn("tool", ["p", "q"], ["[1.0]", "[2, 3]"], np.array([2, 1]), np.array([False, True]), text=True)
-    (array([1., 0., 2.]), 1)
+    (array([1., 0., 2.]), array([1, 2]))
     """
-    rewards, beyond = [], 0
+    rewards, given_to = [], []
     for label, value, count, was_cut in zip(labels, lists, counts.tolist(), cut.tolist(), strict=True):
         entries: Any = None
         with suppress(TypeError, ValueError):
@@ -57,9 +57,9 @@ def per_turn(
                 f"reward {key!r} of uid {label!r} has {len(entries)} entries, but the response has {count} turns (runs "
                 "of tokens that the model wrote): return one for each turn, by_turn([...])"
             )
-        beyond += max(len(entries) - count, 0)
+        given_to.append(len(entries))
         rewards += (entries + [0.0] * count)[:count]
-    return np.array(rewards), beyond
+    return np.array(rewards), np.array(given_to, dtype=np.intp)
 
 
 @dataclass(frozen=True)

@@ -149,8 +149,12 @@ def _column(run: Run, rewards: Components, key: str) -> Array:
     """Return `[M]` the values of a reward; one of the response is repeated for each turn."""
     if key not in (run.settings.rewards.by_turn or ()):
         return rewards.column(key, "algorithm.rewards.keys")[rewards.owner]
-    column, beyond = rewards.entries_by_turn(key)
-    run.metrics[f"reward/{metric_name(key)}/cut_entries"] = float(beyond)
+    column, entries = rewards.entries_by_turn(key)
+    missing = np.bincount(rewards.owner) - entries
+    for name, count in {"cut": -missing, "missing": missing}.items():
+        run.metrics[f"reward/{metric_name(key)}/{name}_entries"] = float(count.clip(0).sum())
+    if not entries.any():
+        run.warn_once(f"no entries: {key}", f"reward {key!r} (algorithm.rewards.by_turn) has no entry in a whole batch")
     return column
 
 

@@ -112,8 +112,8 @@ class Components:
         """Return `[N, K]` values of the rewards in `algorithm.rewards.keys`."""
         return np.stack([self.column(key, "algorithm.rewards.keys", counts=counts) for key in keys], axis=1)
 
-    def entries_by_turn(self, key: str) -> tuple[Array, int]:
-        """Return `[M]` what a reward gives for each turn, and how many entries are left over of responses cut short."""
+    def entries_by_turn(self, key: str) -> tuple[Array, Index]:
+        """Return `[M]` what a reward gives for each turn, 0 where that is missing, and `[N]` the entries given."""
         if key not in self.fields:
             raise ConfigurationError(f"algorithm.rewards.by_turn: {unknown('reward component', key, self.fields)}")
         cut = np.zeros(len(self.labels), dtype=bool) if self.cut is None else self.cut

@@ -52,6 +52,7 @@ REJECTING = "+algorithm.rollout_correction.rollout_rs=token_k1"
 KL = "algorithm.use_kl_in_reward=True"
 ACCURACY_BY_TURN = "+algorithm.rewards.by_turn=[acc]"
 ON_TURNS = "+algorithm.gdpo.conditions={acc:{on:format,at_least:1.0}}"
+SINGLE = "actor_rollout_ref.rollout.n=1"
 OWN = "tests.integration.own_steps"
 
 # Overrides, with the estimator first where it has no name, and the words of one message.
@@ -117,6 +118,10 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("'accu'", "'acc'", "algorithm.rewards.keys"),
     ),
     ("one response", ("algorithm.adv_estimator=hadw", "actor_rollout_ref.rollout.n=1"), ("rollout.n=1",)),
+    *(
+        (f"one by {step}", (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{step}]", SINGLE), ("rollout.n=1",))
+        for step in ("divide_by_mean", f"{OWN}:Middle")
+    ),
     ("other preset", ("+verl_ext=hadw", GRPO), ("hadw", GRPO)),
     ("step", (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{OWN}:Broken]"), ("KeyError", "own_steps.py")),
     (

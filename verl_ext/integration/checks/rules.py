@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import torch
 
 from verl_ext.conf import GROUP, MARKER
-from verl_ext.core.steps import Centre, Condition, DivideByMean, ScaleByMad, ScaleByStd
+from verl_ext.core.steps import Condition, DivideByMean, ScaleByMad, ScaleByStd
 from verl_ext.errors import Complaint, listed, nearest, unknown
 from verl_ext.estimators import build
 from verl_ext.estimators.compose import try_out
@@ -120,8 +120,9 @@ def without_effect(run: RunConfig) -> Iterator[Complaint]:
 
 def single_response(run: RunConfig) -> Iterator[Complaint]:
     """Groups of one response, verl's default: nothing would be learnt."""
-    centred = run.chain is not None and any(isinstance(step, Centre) for step in run.chain.steps)
-    if centred and run.select("actor_rollout_ref.rollout.n") == 1:
+    steps = () if run.chain is None else run.chain.steps
+    compared = any(step.centres or isinstance(step, DivideByMean) for step in steps)
+    if compared and run.select("actor_rollout_ref.rollout.n") == 1:
         yield Complaint(
             "actor_rollout_ref.rollout.n=1: a single response to a prompt has nothing to be compared with, so every "
             "advantage is 0: set actor_rollout_ref.rollout.n=8, for example"
