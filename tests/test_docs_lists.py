@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,26 @@ def gd2po(rollout: Rollout) -> list[float]:
     return reference.gd2po(rollout.columns, rollout.uids, rollout.lengths, weights=[1.0, 1.0], conflict="snr", tau=0.8)
 
 
+def saw(rollout: Rollout) -> list[float]:
+    lowest, variation = {"correctness": -3.0, "length": 0.0}, []
+    for key, column in rollout.columns.items():
+        known = [value - lowest[key] for value in reference.scored(column)]
+        varies = reference.has_variance(known)
+        variation.append(statistics.stdev(known) / (abs(statistics.fmean(known)) + 1e-8) if varies else 0.0)
+    weights = [2 * c / (sum(variation) + 1e-8) for c in variation]
+    return reference.gdpo(rollout.columns, rollout.uids, rollout.lengths, weights=weights, whiten="token")
+
+
+def shorter(rollout: Rollout, rewards: list[float]) -> list[float]:
+    out = list(rewards)
+    for rows in reference.groups(rollout.uids).values():
+        right = [row for row in rows if rollout.accuracy[row] > 0.5 and not math.isnan(rewards[row])]
+        lengths = [rollout.lengths[row] for row in right]
+        for row in right if len(set(lengths)) > 1 else ():
+            out[row] -= 0.5 * (rollout.lengths[row] - min(lengths)) / (max(lengths) - min(lengths))
+    return reference.grpo(out, rollout.uids)
+
+
 # The rewards that a list takes, and the same in plain loops.
 PLAIN = {
     "RLOO": lambda it, r: reference.left_one_out(r, it.uids),
@@ -39,6 +61,8 @@ PLAIN = {
     "MaxRL": lambda it, r: reference.maxrl(r, it.uids),
     "F-GRPO": lambda it, r: reference.focal(reference.grpo(r, it.uids), it.uids, it.accuracy),
     "GD2PO": lambda it, r: gd2po(it),
+    "SAW": lambda it, r: saw(it),
+    "Shorter right answers": shorter,
 }
 
 
@@ -58,7 +82,7 @@ def test_every_list_has_a_paper_a_formula_and_plain_loops():
 @pytest.mark.parametrize("title", LISTS)
 @given(rollout=rollouts(keys=("correctness", "length"), lengths=1))
 def test_a_list_is_the_plain_loop(title, rollout):
-    if title == "MaxRL":
+    if title in ("MaxRL", "SAW"):
         columns = {key: np.abs(column).tolist() for key, column in rollout.columns.items()}
         rollout = Rollout(rollout.uids, columns, rollout.lengths, rollout.accuracy)
     wanted = reference.learnt(PLAIN[title](rollout, rollout.columns["correctness"]))

@@ -38,7 +38,7 @@ def test_every_step_stands_in_the_list_of_some_estimator():
     """Or in a list of docs/pages/lists.md; tests/test_docs_lists.py computes with those."""
     named = [*EVERY, ("maxrl", {})]
     used = {step.name for name, config in named for step in build(name, Settings.parse(config)).steps}
-    in_lists = {"divide_by_batch_std", "weigh_by_focal"}
+    in_lists = {"divide_by_batch_std", "shorten", "weigh_by_focal", "weigh_by_variation"}
     assert used | in_lists >= set(STEPS)  # an estimator may have steps of its own
 
 
@@ -95,6 +95,13 @@ WRONG = [
     ([*SUMMED, "scale_by_std", "scale_by_mad"], ("steps[3]", "scale_by_mad", "not come after scale_by_std")),
     (["weigh_and_sum", {"step": "centre", "leave_one_out": True}, "scale_by_std"], ("scale_by_std", "leave_one_out")),
     ([{"step": "centre", "leave_one_out": True}, "scale_by_mad", "weigh_and_sum"], ("scale_by_mad", "leave_one_out")),
+    (
+        ["centre", "weigh_by_variation", "scale_by_std", "weigh_and_sum"],
+        ("steps[2]", "not come after weigh_by_variation"),
+    ),
+    (["weigh_and_sum", "weigh_by_variation", "centre"], ("steps[1]", "not come after weigh_and_sum")),
+    ([*SUMMED, {"step": "shorten", "weight": 0.1}], ("steps[2]", "shorten", "not come after centre")),
+    (["weigh_and_sum", "shorten", "centre"], ("steps[1]", "shorten needs the setting 'weight'")),
     ([*SUMMED, "balance", "balance"], ("steps[3]", "balance", "not come after balance")),
     ([*SUMMED, "weigh_by_history", "weigh_by_history"], ("weigh_by_history", "only once")),
     # Settings of a step.

@@ -13,7 +13,7 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import CONDITION, SUM, Order, Step, Update
-from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
+from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, divide
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.typed import limited, same_as
 from verl_ext.errors import ConfigurationError, DataError, listed
@@ -23,7 +23,7 @@ _UNDOES: Order = dict.fromkeys(
     "dividing within the group afterwards undoes it",
 )
 _DIVIDED: Order = dict.fromkeys(
-    ("divide_by_mean", "divide_by_batch_std", "scale_by_std", "scale_by_mad", "leave_one_out"),
+    ("divide_by_mean", "divide_by_batch_std", "leave_one_out", "scale_by_std", "scale_by_mad", "weigh_by_variation"),
     "dividing afterwards undoes it",
 )
 _CENTRED: Order = {"centre": "it divides values that are centred in their group"}
@@ -100,6 +100,7 @@ class DivideByBatchStd(Step):
 
     name: ClassVar[str] = "divide_by_batch_std"
     not_after: ClassVar[Order] = {**_RAW, "balance": "dividing by the batch's std undoes its factor"}
+    undoes: ClassVar[Order] = {"weigh_by_variation": "dividing by the batch's std undoes it"}
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -199,6 +200,49 @@ class DropConflicts(Step):
         out = np.where(dropped[:, None], np.nan, values * batch.groups.broadcast(kept)[:, None])
         shares = {"conflict_share": conflict, "dropped_share": dropped}
         return Update(out, metrics={name: float(rows[scored].mean()) for name, rows in shares.items() if scored.any()})
+
+
+@dataclass(frozen=True)
+class WeighByVariation(Step):
+    """`w_k x_k`, `w_k = K c_k / (sum_k c_k + 1e-8)`, `c_k = std(r_k - low_k) / (|mean(r_k - low_k)| + 1e-8)` (SAW).
+
+    Mean and std (n - 1) are those of the reward `r_k` over the scored responses of the batch, whatever steps came before;
+    by turn `r_k` is a response's whole return. `low_k` is the least value that reward k can have. A reward that does not
+    vary has weight 0. `weight/<reward>` is w_k.
+
+    >>> batch = Batch.of([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0]], ["g"] * 3, keys=("correctness", "format"))
+    >>> step = WeighByVariation(lowest=(-3.0, 0.0))
+    >>> {name: round(w, 3) for name, w in step.update(batch.returns, batch, None).metrics.items()}
+    {'weight/correctness': 0.732, 'weight/format': 1.268}
+    """
+
+    name: ClassVar[str] = "weigh_by_variation"
+    not_after: ClassVar[Order] = {SUM: "it weighs each reward"}
+    lowest: tuple[float, ...] | None = None
+    """The least value of each reward, in the order of `algorithm.rewards.keys`; default: 0 each."""
+
+    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+        size, turns = len(batch.keys), batch.turns
+        lowest = np.zeros(size) if self.lowest is None else np.array(self.lowest)
+        if len(lowest) != size:
+            raise ConfigurationError(
+                f"{self.name} needs a lowest value for each of the rewards {listed(batch.keys)}, found {len(lowest)}: "
+                f"write lowest=[...] with {size} numbers"
+            )
+        whole = np.isin(np.arange(size), turns.columns)
+        rewards = np.where(whole, batch.returns[turns.number == 0], batch.returns[turns.last]) - lowest
+        if (below := rewards < -TOLERANCE).any():
+            row, column = np.argwhere(below)[0]
+            raise DataError(
+                f"reward {batch.keys[column]!r} is {rewards[row, column] + lowest[column]:g}, below {self.name}'s lowest "
+                f"value of {lowest[column]:g}: set lowest to the least value that each reward can have"
+            )
+        everything = Groups.of([()] * len(rewards))
+        mean, varies = everything.variation(rewards)
+        variation = np.where(varies, everything.std(rewards - mean) / (np.abs(mean) + 1e-8), 0.0)
+        weights = size * variation / (variation.sum(axis=1, keepdims=True) + 1e-8)
+        named = zip(batch.keys, weights.sum(axis=0), strict=True)
+        return Update(values * weights, metrics={f"weight/{metric_name(key)}": float(weight) for key, weight in named})
 
 
 @dataclass(frozen=True)

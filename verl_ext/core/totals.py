@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -10,12 +11,49 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import SUM, Order, Step, Update
-from verl_ext.core.groups import Array, Bools
+from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.steps import single, without_rounding
+from verl_ext.core.turns import Turns
 from verl_ext.core.typed import limited
 
 SUMMED: Order = {SUM: "it takes one value per trajectory"}
+
+
+@dataclass(frozen=True)
+class Shorten(Step):
+    """`x - weight (len - shortest) / (longest - shortest)` for the right responses to a prompt, before they are centred.
+
+    `len` is a response's number of tokens in the loss; shortest and longest are those of the prompt's right responses,
+    whose accuracy is above `above`. A wrong response keeps its value; so does a right one that is the only one, or as long
+    as all others. One that is not scored, or without tokens in the loss, has no part. By turn a response earns the
+    difference at its last turn, so that it is part of the returns of its earlier turns.
+
+    Kimi k1.5 (2501.12599, 2.3.3) has another form, in which wrong responses lose as well.
+
+    >>> batch = Batch.of([[1.0], [1.0], [1.0], [0.0]], ["g"] * 4, lengths=[2, 4, 6, 9], accuracy=[1, 1, 1, 0])
+    >>> Shorten(weight=0.5).apply(batch.returns, batch)[:, 0]
+    array([1.  , 0.75, 0.5 , 0.  ])
+    """
+
+    name: ClassVar[str] = "shorten"
+    needs_accuracy: ClassVar[bool] = True
+    after: ClassVar[Order] = SUMMED
+    undoes: ClassVar[Order] = {"centre": "values that it lowers must be centred afterwards"}
+    weight: float = limited(dataclasses.MISSING, above=0.0)
+    above: float = limited(0.5, low=0.0, high=1.0)
+
+    def apply(self, values: Array, batch: Batch) -> Array:
+        turns, prompts = batch.turns, batch.prompts
+        tokens = np.bincount(turns.response, batch.lengths)[turns.response]
+        right = batch.accuracy_for(self.name) > self.above + TOLERANCE
+        length = np.where(right & (tokens > 0) & ~np.isnan(single(values)), tokens, np.nan)
+        shortest = np.fmin.reduceat(length[prompts.order], prompts.starts)
+        longest = np.fmax.reduceat(length[prompts.order], prompts.starts)
+        lost = divide(length - prompts.broadcast(shortest), prompts.broadcast(longest - shortest))
+        earned = -self.weight * np.nan_to_num(lost)
+        shortened: Array = values + Turns(turns.number, (0,), turns.discount).returns(earned[:, None])
+        return shortened
 
 
 @dataclass(frozen=True)

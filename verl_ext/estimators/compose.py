@@ -35,8 +35,9 @@ from verl_ext.core.steps import (
     ScaleByMad,
     ScaleByStd,
     WeighAndSum,
+    WeighByVariation,
 )
-from verl_ext.core.totals import Balance, WeighByDifficulty, WeighByFocal, Whiten
+from verl_ext.core.totals import Balance, Shorten, WeighByDifficulty, WeighByFocal, Whiten
 from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, listed, unknown
 from verl_ext.settings import Settings
@@ -44,7 +45,7 @@ from verl_ext.settings import Settings
 WHERE = "algorithm.compose.steps"
 _KINDS: tuple[type[Step], ...] = (
     *(Condition, DivideByMean, DivideByBatchStd, Centre, ScaleByStd, ScaleByMad, DropConflicts),
-    *(WeighAndSum, Whiten, Balance, WeighByDifficulty, WeighByFocal, WeighByHistory),
+    *(WeighByVariation, WeighAndSum, Shorten, Whiten, Balance, WeighByDifficulty, WeighByFocal, WeighByHistory),
 )
 STEPS: Mapping[str, type[Step]] = {kind.name: kind for kind in _KINDS}
 """The steps that a list may name."""
