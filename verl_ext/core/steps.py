@@ -206,9 +206,9 @@ class DropConflicts(Step):
 class WeighByVariation(Step):
     """`w_k x_k`, `w_k = K c_k / (sum_k c_k + 1e-8)`, `c_k = std(r_k - low_k) / (|mean(r_k - low_k)| + 1e-8)` (SAW).
 
-    Mean and std (n - 1) are those of the reward `r_k` over the scored responses of the batch, whatever steps came before;
-    by turn `r_k` is a response's whole return. `low_k` is the least value that reward k can have. A reward that does not
-    vary has weight 0. `weight/<reward>` is w_k.
+    Mean and std (n - 1) are those of the reward `r_k` over the scored responses of the batch, whatever steps came
+    before; by turn `r_k` is a response's whole return. `low_k` is the least value that reward k can have. A reward
+    that does not vary has weight 0. `weight/<reward>` is w_k.
 
     >>> batch = Batch.of([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0]], ["g"] * 3, keys=("correctness", "format"))
     >>> step = WeighByVariation(lowest=(-3.0, 0.0))
@@ -234,8 +234,8 @@ class WeighByVariation(Step):
         if (below := rewards < -TOLERANCE).any():
             row, column = np.argwhere(below)[0]
             raise DataError(
-                f"reward {batch.keys[column]!r} is {rewards[row, column] + lowest[column]:g}, below {self.name}'s lowest "
-                f"value of {lowest[column]:g}: set lowest to the least value that each reward can have"
+                f"reward {batch.keys[column]!r} is {rewards[row, column] + lowest[column]:g}, below {self.name}'s "
+                f"lowest value of {lowest[column]:g}: set lowest to the least value that each reward can have"
             )
         everything = Groups.of([()] * len(rewards))
         mean, varies = everything.variation(rewards)

@@ -22,12 +22,12 @@ SUMMED: Order = {SUM: "it takes one value per trajectory"}
 
 @dataclass(frozen=True)
 class Shorten(Step):
-    """`x - weight (len - shortest) / (longest - shortest)` for the right responses to a prompt, before they are centred.
+    """`x - weight (len - shortest) / (longest - shortest)` for the right responses to a prompt, before centring.
 
     `len` is a response's number of tokens in the loss; shortest and longest are those of the prompt's right responses,
-    whose accuracy is above `above`. A wrong response keeps its value; so does a right one that is the only one, or as long
-    as all others. One that is not scored, or without tokens in the loss, has no part. By turn a response earns the
-    difference at its last turn, so that it is part of the returns of its earlier turns.
+    whose accuracy is above `above`. Wrong responses keep their value; so do the right ones of a prompt if there is one,
+    or if all have one length. One that is not scored, or has no token in the loss, has no part. By turn a response
+    earns the difference at its last turn, so that it is part of the returns of its earlier turns.
 
     Kimi k1.5 (2501.12599, 2.3.3) has another form, in which wrong responses lose as well.
 
