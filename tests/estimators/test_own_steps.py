@@ -203,6 +203,9 @@ def test_a_list_that_holds_passes_the_made_up_batch(own, weights):
         ["centre", "own_steps:Clip", "weigh_and_sum", "whiten"],
     ):
         assert trial(*steps, rewards=rewards) is None
+    weighing = {"step": "weigh_by_variation", "lowest": [1.0, -3.0]}
+    assert trial(weighing, *SUMMED, rewards=rewards) is None
+    assert says(trial(weighing | {"lowest": [1.0]}, *SUMMED, rewards=rewards), "lowest", "2 numbers")
     assert trial(*SUMMED, "own_steps:Signs") is None  # one reward: no weights to lose
 
 

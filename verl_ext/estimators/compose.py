@@ -187,6 +187,8 @@ def _trial(chain: Chain, keys: tuple[str, ...]) -> tuple[Array, list[str]]:
     draw = np.random.default_rng(0)
     rewards = draw.integers(0, 2, (12, len(keys))).astype(np.float64)
     rewards[8:] = np.array([[0.3], [np.float32(0.3)]] * 2)
+    weighing = (step for step in chain.steps if isinstance(step, WeighByVariation))
+    rewards += max((value for step in weighing for value in step.lowest or ()), default=0.0)
     batch = Batch.of(
         rewards,
         list("aaaabbbbcccc"),
