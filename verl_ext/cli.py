@@ -9,23 +9,24 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from verl_ext import __version__
-from verl_ext.errors import VerlExtError
+from verl_ext.errors import IntegrationError, VerlExtError
 from verl_ext.files import say
 
 COMMANDS = {
-    "check": ("verl_ext.integration.checks.command", "print every error and warning of a configuration"),
-    "compare": ("verl_ext.tools.compare.command", "show what estimators would do to the rollouts of a run"),
-    "doctor": ("verl_ext.integration.doctor", "report whether verl loads this package, and what does not work"),
-    "recipes": ("verl_ext.tools.recipes", "copy the recipes, to train them without a clone"),
-    "rehearse": ("verl_ext.cpu.rehearse", "train, save, resume and validate a run in miniature, without a GPU"),
-    "report": ("verl_ext.tools.report.command", "make a table and a picture of the rewards of runs"),
-    "show": ("verl_ext.tools.show", "print the steps, the formula and the settings of an estimator"),
+    "check": ("verl_ext.integration.checks.command", "verl", "print every error and warning of a configuration"),
+    "compare": ("verl_ext.tools.compare.command", "pandas", "show what estimators would do to the rollouts of a run"),
+    "doctor": ("verl_ext.integration.doctor", "", "report whether verl loads this package, and what does not work"),
+    "recipes": ("verl_ext.tools.recipes", "", "copy the recipes, to train them without a clone"),
+    "rehearse": ("verl_ext.cpu.rehearse", "verl", "train, save, resume and validate a run in miniature, without a GPU"),
+    "report": ("verl_ext.tools.report.command", "pandas", "make a table and a picture of the rewards of runs"),
+    "show": ("verl_ext.tools.show", "hydra", "print the steps, the formula and the settings of an estimator"),
 }
-"""Each command: its module, which has `add_arguments(parser)` and a function of the command's name, and what it does.
+"""Each command: its module, which package it needs that comes with verl, and what it does.
 
-The function prints and returns the exit status.
+The module has `add_arguments(parser)` and a function of the command's name, which prints and returns the exit status.
 """
 
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="verl-ext",
         description="Advantage estimators and named rewards for verl.",
-        epilog="\n".join(f"{name:8}  {about}" for name, (_, about) in COMMANDS.items()),
+        epilog="\n".join(f"{name:8}  {about}" for name, (*_, about) in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"verl_ext {__version__}")
@@ -55,7 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:
-    module = importlib.import_module(COMMANDS[name][0])
+    path, needed, _ = COMMANDS[name]
+    if needed and find_spec(needed) is None:
+        raise IntegrationError(f"{name} needs {needed}, which is not installed: pip install 'verl_ext[verl]'")
+    module = importlib.import_module(path)
     parser = argparse.ArgumentParser(prog=f"verl-ext {name}", description=module.__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     module.add_arguments(parser)

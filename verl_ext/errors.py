@@ -79,13 +79,15 @@ def unknown(what: str, found: object, valid: Iterable[object]) -> str:
 
 
 def nearest(found: object, valid: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The valid name closest to `found`, ignoring case; None if none is close.
+    """The valid name closest to `found`, ignoring case: first one of the same letters; None if none is close.
 
-    >>> nearest("GDOP", ["gdpo", "grpo"])
+    >>> nearest("GPDO", ["dgpo", "gdpo", "grpo"])
     'gdpo'
     """
     import difflib  # imported here: every process of a run imports this module
 
-    folded = {name.casefold(): name for name in valid}
-    near = difflib.get_close_matches(str(found).casefold(), folded, n=1, cutoff=cutoff)
+    folded, word = {name.casefold(): name for name in valid}, str(found).casefold()
+    swapped = [name for name in folded if sorted(name) == sorted(word)]
+    swapped.sort(key=lambda name: sum(a != b for a, b in zip(name, word, strict=True)))
+    near = swapped or difflib.get_close_matches(word, folded, n=1, cutoff=cutoff)
     return folded[near[0]] if near else None

@@ -9,6 +9,7 @@ from importlib.metadata import metadata
 from pathlib import Path
 
 import verl_ext
+from verl_ext.errors import ConfigurationError
 from verl_ext.files import say
 
 
@@ -22,6 +23,8 @@ def recipes(options: argparse.Namespace) -> int:
     package, copy = Path(verl_ext.__file__).parent, options.folder / "recipes"
     packed = package / "recipes"  # in a wheel; a clone has them beside the package
     source = packed if packed.is_dir() else package.parent / "recipes"
+    if copy.exists():
+        raise ConfigurationError(f"{copy} is there already: remove it, or name another folder, as in `recipes FOLDER`")
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
     addresses = dict(line.split(", ") for line in metadata("verl_ext").get_all("Project-URL", []))
     for page in copy.rglob("*.md"):  # the pages of docs/ are not copied

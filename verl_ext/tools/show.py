@@ -48,7 +48,8 @@ def show(options: argparse.Namespace) -> int:
 
 def _about(name: str) -> list[str]:
     """The lines of a module's docstring."""
-    return (importlib.import_module(ESTIMATORS[name]).__doc__ or name).splitlines()
+    module = ESTIMATORS[name]
+    return (importlib.import_module(module).__doc__ or f"{module}, without a docstring").splitlines()
 
 
 def _steps(chain: Chain) -> Iterator[str]:

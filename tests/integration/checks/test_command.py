@@ -9,6 +9,7 @@ import pytest
 
 import verl_ext
 from tests import fresh
+from tests.facts import says
 from tests.integration.test_driver import main_ppo
 from verl_ext.cli import main
 
@@ -80,6 +81,25 @@ def test_what_hydra_cannot_compose_is_an_error(check: Check, arguments: tuple[st
     assert (status, out) == (1, "")
     assert err.startswith("ConfigurationError: ")
     assert word in err
+
+
+@pytest.mark.parametrize(
+    ("setting", "facts"),
+    [
+        ("trainer.use_legacy_worker_impl=disable", ("trainer.use_legacy_worker_impl", "verl", "no setting")),
+        ("trainer.total_epoch=1", ("trainer.total_epoch", "no setting", "total_epochs")),
+        ("algorithm.rewards.accuracy_key=acc", ("+algorithm.rewards.accuracy_key=acc",)),
+        ("reward.reward_kwargs.max_resp_len=3", ("+reward.reward_kwargs.max_resp_len=3",)),
+        ("verl_ext=gdpo", ("+verl_ext=gdpo",)),
+    ],
+)
+def test_a_setting_that_this_verl_does_not_have_is_not_to_be_appended(
+    check: Check, setting: str, facts: tuple[str, ...]
+) -> None:
+    status, out, err = check("algorithm.adv_estimator=grpo", setting)
+    assert (status, out) == (1, "")
+    assert says(err, *facts)
+    assert says(err, "append") == facts[0].startswith("+")
 
 
 @pytest.mark.parametrize(

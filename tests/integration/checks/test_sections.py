@@ -138,3 +138,7 @@ def test_check_looks_at_the_main_that_names_the_file(tmp_path, capsys, source, s
     words = [GRPO, N, MANAGER, "--config", str(tmp_path / "config/mine.yaml")]
     assert main(["check", *words]) == status
     assert says(capsys.readouterr().out, MANAGER) == bool(status)
+    assert main(["rehearse", *words, "--rows", "0"]) == 1  # it starts main_ppo
+    out = capsys.readouterr().out
+    assert says(out, MANAGER)
+    assert not says(out, "verl's own checks")

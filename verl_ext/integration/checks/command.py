@@ -7,6 +7,7 @@ Ray nor a model is started. The exit status is 1 if the run would be refused.
 from __future__ import annotations
 
 import argparse
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,9 +16,10 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf, open_dict
 
-from verl_ext.errors import ConfigurationError, reading
+from verl_ext.errors import ConfigurationError, nearest, reading
 from verl_ext.files import say
 from verl_ext.integration.checks import judge
 from verl_ext.integration.checks.describe import describe
@@ -25,6 +27,7 @@ from verl_ext.integration.checks.read import select
 from verl_ext.integration.checks.rewards import FUNCTION, known_components
 from verl_ext.integration.checks.sections import dropped, mains_of_file
 from verl_ext.integration.checks.try_reward import try_reward
+from verl_ext.settings import entries
 
 VERL = "verl.trainer.config"
 """The module with the configurations of verl's entry point."""
@@ -43,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_configuration(parser)
     parser.add_argument("--try-reward", action="store_true", help="call the reward function on rows of training data")
     parser.add_argument("--rows", type=int, default=8, help="how many, 8 by default")
-    parser.add_argument("--answers", type=Path, metavar="FILE", help="a text file with an answer to each, by line")
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="JSON lines: an answer to each, or its turns")
 
 
 def check(options: argparse.Namespace, *, rehearsed: bool = False) -> int:
@@ -72,7 +75,11 @@ def composed(options: argparse.Namespace) -> Iterator[Any]:
             folder = Path(verl.__file__).parent / "trainer" / folder
         home = module(VERL, version_base=None) if folder is None else files(str(folder.resolve()), version_base=None)
         with home, reading(name, ConfigurationError):
-            config = hydra.compose(name, overrides=options.overrides, return_hydra_config=True)
+            try:
+                config = hydra.compose(name, overrides=options.overrides, return_hydra_config=True)
+            except ConfigCompositionException as error:
+                _refuse_gone(str(error), hydra.compose(name))
+                raise
             HydraConfig.instance().set_config(config)
             try:
                 with open_dict(config):
@@ -84,6 +91,25 @@ def composed(options: argparse.Namespace) -> Iterator[Any]:
                 yield config
             finally:
                 HydraConfig.instance().cfg = None
+
+
+def _refuse_gone(said: str, known: Any) -> None:
+    """Raise for a setting whose name is nowhere in this verl, nor ours: Hydra advises to append it."""
+    import verl
+
+    if (found := re.match(r"Could not override '([\w.]+)\.(\w+)'", said)) is None:
+        return
+    section, name = found.groups()
+    files = (file for kind in ("py", "yaml") for file in Path(verl.__file__).parent.rglob(f"*.{kind}"))
+    ours = section.removeprefix("algorithm.") in entries()
+    if ours or any(re.search(rf"\b{name}\b", file.read_text("utf-8")) for file in files):
+        return
+    near = nearest(name, map(str, select(known, section) or ()), cutoff=0.75)
+    hint = "" if near is None else f" (did you mean {near}?)"
+    path = f"{section}.{name}"
+    raise ConfigurationError(
+        f"verl {verl.__version__} has no setting {path}{hint}: remove it, or write +{path} if code of yours reads it"
+    )
 
 
 def _judged(config: Any, options: argparse.Namespace, mains: Iterable[Path]) -> tuple[list[str], bool]:
