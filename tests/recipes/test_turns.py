@@ -44,7 +44,8 @@ def test_the_function_to_copy_returns_an_entry_for_each_turn() -> None:
     space: dict[str, Any] = {}
     exec(block[1], space)
     call, answer = '<tool_call>{"name": "a"}</tool_call>', "\nuser\n<tool_response>7</tool_response>\nassistant\n"
-    text = f"{call}{answer}<tool_call>{{</tool_call>{answer}it is 7"
-    found = space["compute_score"]("x", text, "7", {"num_turns": 6})
-    assert json.loads(found["call_ok"]) == [1.0, 0.0, 0.0]
-    assert found["score"] == found["right"] == 1.0
+    for number in (7, 17):
+        text = f"{call}{answer}<tool_call>{{</tool_call>{answer}it is {number}"
+        found = space["compute_score"]("x", text, "7", {"num_turns": 6})
+        assert json.loads(found["call_ok"]) == [1.0, 0.0, 0.0]
+        assert found["score"] == found["right"] == float(number == 7)

@@ -84,6 +84,12 @@ def test_history_goes_through_the_steps_in_order_whatever_the_files_are_called(a
     assert len(set(apart["advantage/hadw"].round(6))) > len(set(apart["advantage/grpo"].round(6)))
 
 
+def test_history_without_steps_is_said_to_be_none(compare, tmp_path):
+    folder = made.rollouts(tmp_path / "rollouts", made.without(made.entries(), "step"), name="1")
+    assert a_line_says(compare(folder, "hadw"), "hadw", "no history", "`step`")
+    assert not says(compare(made.rollouts(tmp_path / "steps", made.entries(1), made.entries(2)), "hadw"), "no history")
+
+
 def test_a_trajectory_in_several_parts_counts_once_with_all_its_tokens(advantages, tmp_path):
     earlier = [line | {"tokens": 2, "score": 0.0, "right": 0.0, "form": 0.0} for line in made.entries()[:3]]
     later = [line | {"uid": f"{line['uid'][:-1]}1"} for line in made.entries()[:3]]

@@ -34,7 +34,7 @@ def runs(tmp_path):
 
 def test_the_table_has_a_line_a_name_with_mean_and_spread_over_its_runs(runs, report):
     text = report(f"grpo={runs}/grpo-1", f"grpo={runs}/grpo-2", runs / "gdpo-1", "--window", "2")
-    assert text.split()[:10] == ["metric", "name", "runs", "steps", "first", "2", "final", "2", "best", "2"]
+    assert text.split()[:10] == ["metric", "name", "runs", "steps", "first", "2", "final", "2", "highest", "2"]
     # Steps 1-4, which both seeds have. First two: seed + 1.5 = 2.5 and 4.5, mean 3.5, std sqrt(2); last two: 2 more.
     # All four: seed + 2.5.
     assert rows(text) == [
@@ -43,7 +43,7 @@ def test_the_table_has_a_line_a_name_with_mean_and_spread_over_its_runs(runs, re
     ]
 
 
-def test_best_and_mean_of_a_curve_that_falls_again(tmp_path, report):
+def test_the_highest_and_the_mean_of_a_curve_that_falls_again(tmp_path, report):
     values = [0.0, 4.0, 4.0, 0.0, 1.0]
     path = made.log(tmp_path / "x.jsonl", *((10 * at, {X: value}) for at, value in enumerate(values, 1)))
     assert rows(report(f"run={path}", "--window", "2")) == ["x run 1 10-50 2.000 0.500 4.000 1.800"]
@@ -68,7 +68,7 @@ LOGS = {
     "NaN, null and infinity": (
         line(1, a=1) + '{"step":2,"data":{"a":NaN}}\n' + line(3, a=None) + line(4, a=1e999),
         {1: 1},
-        "",
+        "a is infinite at 1 steps, the first 4",
     ),
 }
 
@@ -84,10 +84,34 @@ def test_what_a_log_of_a_run_holds(case, tmp_path):
 
 def test_a_run_without_a_metric_says_so_in_the_table_and_the_score_stands_in_for_named_rewards(runs, report):
     plain = made.log(runs / "plain.jsonl", (1, {"critic/score/mean": 0.25}))
-    assert rows(report(f"x={plain}"))[0] == "score x 1 1-1 0.250 0.250 0.250 0.250"
+    assert rows(report(f"x={plain}"))[0] == "critic/score/mean x 1 1-1 0.250 0.250 0.250 0.250"
     text = report(f"{runs}/gdpo-1", f"x={plain}")
     assert a_line_says(text, "correctness", "x", 1, "not logged")
     assert a_line_says(text, "not logged", "algorithm.rewards.log=all")
+
+
+def test_verls_own_mean_of_the_score_is_shown_as_such_where_a_run_has_no_other(tmp_path, report):
+    ours = made.log(tmp_path / "gdpo.jsonl", (1, {X: 1.0, "reward/score/mean": 2.0, "critic/score/mean": 2.0}))
+    verls = made.log(tmp_path / "grpo.jsonl", (1, {X: 1.0, "critic/score/mean": 0.25}))
+    text = report(verls, ours)
+    assert "critic/score/mean grpo 1 1-1 0.250 0.250 0.250 0.250" in rows(text)
+    assert a_line_says(text, "score", "grpo", "not logged")
+    assert "critic/score/mean" not in report(ours)
+
+
+def test_a_learning_rate_keeps_its_figures(tmp_path, report):
+    path = made.log(tmp_path / "run.jsonl", (1, {"actor/lr": 1e-6}), (2, {"actor/lr": 2e-6}))
+    assert rows(report(path, "--metrics", "actor/lr"))[0] == "actor/lr run 1 1-2 1e-06 2e-06 2e-06 1.5e-06"
+
+
+def test_values_that_are_infinite_are_said_with_the_first_step(tmp_path, report):
+    values = [1.0, 2.0, float("inf"), -float("inf")]
+    path = made.log(tmp_path / "run.jsonl", *((step, {X: value}) for step, value in enumerate(values, 1)))
+    assert a_line_says(report(path), X, "infinite", "2 steps", "3")
+
+
+def test_a_folder_of_runs_is_told_with_the_runs_in_it(runs, report):
+    assert says(report(runs, status=1), f"{runs}/gdpo-1", f"{runs}/grpo-1", f"{runs}/grpo-2")
 
 
 def test_the_picture_is_written(runs, report):
@@ -133,7 +157,7 @@ REFUSED = [
     (["--metrics", "reward/correctnes/mean"], ("did you mean 'reward/correctness/mean'",)),
     (["--plot", "x.xyz"], ("x.xyz", "png")),
     (["{runs}/grpo-1/metrics.jsonl", "{runs}/grpo-1"], ("grpo-1", "NAME=")),
-    (["{runs}/.."], ("metrics.jsonl", "VERL_FILE_LOGGER_PATH")),
+    (["{runs}/none"], ("metrics.jsonl", "VERL_FILE_LOGGER_PATH")),
     (["{runs}/empty.jsonl"], ("empty.jsonl", "no metrics")),
     ([f"{at}={{runs}}/grpo-2" for at in range(7)] + ["--plot", "x.png"], ("8 names", "at most 6")),
 ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import math
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 from omegaconf import OmegaConf
 
 import verl_ext
@@ -206,7 +206,7 @@ def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[tuple[str
         name
         for name, value in whole.steps[3].items()
         if not re.search("perf/|timing", name)
-        and not math.isclose(value, run.steps[3].get(name, math.nan), rel_tol=1e-3, abs_tol=1e-6)
+        and not np.isclose(value, run.steps[3].get(name, np.inf), rtol=1e-3, atol=1e-6, equal_nan=True)
     ]
     # A tool may answer otherwise, and asynchronous trainers take other prompts.
     same = select(user, "actor_rollout_ref.rollout.agent.default_agent_loop") == "single_turn_agent"

@@ -147,8 +147,10 @@ def _by_turn(settings: RewardsSettings, keys: Sequence[str], rollouts: Rollouts)
 
 def _odd(chain: Chain, rollouts: Rollouts) -> Iterator[str]:
     """Say which numbers may not be those of a run."""
-    if chain.stateful:
+    if chain.stateful and len(rollouts.updates) > 1:
         yield "its history begins with these rollouts"
+    elif chain.stateful:
+        yield "it has no history in a single batch: a column `step` says to which step of the training a row belongs"
     by_tokens = any(getattr(step, "over", None) == "token" for step in chain.steps)
     if by_tokens and rollouts.unit != TOKENS:
         yield f"approximate: it weighs by tokens, here by {rollouts.unit}, because no column `{TOKENS}` has them"

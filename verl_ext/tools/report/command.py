@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--window",
         type=int,
         default=10,
-        help="steps averaged in first, final and best, at most half of the shortest run (default: 10)",
+        help="steps averaged in first, final and highest, at most half of the shortest run (default: 10)",
     )
 
 
@@ -47,7 +47,7 @@ def report(options: argparse.Namespace) -> int:
     table = rows(experiments, metrics, width)
     notes = [f"{log.path}: {note}" for logs in experiments.values() for log in logs for note in log.notes]
     if width < options.window:
-        notes.append(f"first, final and best are means of {width} step(s), half of the shortest run at most")
+        notes.append(f"first, final and highest are means of {width} step(s), half of the shortest run at most")
     if any("not logged" in row for row in table):
         notes.append("not logged: algorithm.rewards.log=all logs every reward that the reward function returns")
     text = [plain(table), *notes]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 Experiments = Mapping[str, Sequence[Log]]
 """The logs of the runs of each name: seeds of one experiment."""
 
+_SCORE = "critic/score/mean"
+"""verl's own mean of the score, which a run without this package has."""
 _DEAD = "/dead_groups"
 _BESIDE = {
     "advantage/std": "std over responses",
@@ -43,10 +45,12 @@ def logged(experiments: Experiments) -> list[str]:
 
 
 def rewards(experiments: Experiments) -> list[str]:
-    """Return the mean of each named reward, or verl's own score if there is none."""
+    """Return the mean of each named reward, and verl's own of the score if a run has no other."""
     metrics = logged(experiments)
     named = [name for name in metrics if name.startswith("reward/") and name.endswith("/mean") and name.count("/") == 2]
-    return named or [name for name in ("critic/score/mean",) if name in metrics]
+    ours = not named or "reward/score/mean" in named
+    lacking = any("reward/score/mean" not in log.table for logs in experiments.values() for log in logs)
+    return named + [name for name in (_SCORE,) if name in metrics and ours and lacking]
 
 
 def pictured(experiments: Experiments) -> list[str]:
@@ -65,14 +69,14 @@ def title(metric: str) -> str:
     parts = metric.split("/")
     if metric.endswith(_DEAD):
         return f"{'/'.join(parts[1:-1])}: dead groups"
-    return parts[1] if len(parts) == 3 and parts[0] in ("reward", "critic") and parts[2] == "mean" else metric
+    return parts[1] if len(parts) == 3 and parts[0] == "reward" and parts[2] == "mean" else metric
 
 
 def unit(metric: str) -> str:
     """Return what the values of a metric are."""
     if metric.endswith(_DEAD):
         return "share of prompts"
-    return _BESIDE.get(metric, "reward, batch mean" if title(metric) != metric else "value")
+    return _BESIDE.get(metric, "reward, batch mean" if title(metric) != metric or metric == _SCORE else "value")
 
 
 def width_of(experiments: Experiments, metrics: Sequence[str], asked: int) -> int:
@@ -84,18 +88,18 @@ def width_of(experiments: Experiments, metrics: Sequence[str], asked: int) -> in
 def rows(experiments: Experiments, metrics: Sequence[str], width: int) -> Table:
     """Return a line for each metric and name, ± standard deviation over the runs.
 
-    `first` and `final` are means over `width` steps, `best` is the highest mean over `width` consecutive steps, and
-    `mean` is that over all steps.
+    `first` and `final` are means over `width` steps, `highest` is the highest mean over `width` consecutive steps (the
+    worst, for seconds or dead groups), and `mean` is that over all steps.
     """
-    lines: Table = [("metric", "name", "runs", "steps", f"first {width}", f"final {width}", f"best {width}", "mean")]
+    lines: Table = [("metric", "name", "runs", "steps", f"first {width}", f"final {width}", f"highest {width}", "mean")]
     for metric in metrics:
         for name, logs in experiments.items():
             values = curve(logs, metric)
             if values is None:
                 lines.append((title(metric), name, str(len(logs)), "not logged", "", "", "", ""))
                 continue
-            best = values.rolling(min(width, len(values))).mean().max()
-            figures = (values.iloc[:width].mean(), values.iloc[-width:].mean(), best, values.mean())
+            highest = values.rolling(min(width, len(values))).mean().max()
+            figures = (values.iloc[:width].mean(), values.iloc[-width:].mean(), highest, values.mean())
             steps = f"{values.index[0]}-{values.index[-1]}"
             lines.append((title(metric), name, str(len(logs)), steps, *map(_number, figures)))
     return lines
@@ -103,4 +107,13 @@ def rows(experiments: Experiments, metrics: Sequence[str], width: int) -> Table:
 
 def _number(values: pd.Series[float]) -> str:
     """Return the mean over the runs, ± their standard deviation if there are several."""
-    return f"{values.mean():.3f} ± {values.std():.3f}" if len(values) > 1 else f"{values.mean():.3f}"
+    return " ± ".join(map(_text, (values.mean(), values.std())[: len(values)]))
+
+
+def _text(value: float) -> str:
+    """Return three decimals, or three figures of what is smaller, such as a learning rate.
+
+    >>> _text(1.25), _text(0.0), _text(1e-6)
+    ('1.250', '0.000', '1e-06')
+    """
+    return f"{value:.3g}" if 0 < abs(value) < 0.01 else f"{value:.3f}"

@@ -30,6 +30,8 @@ def find_log(run: Path) -> Path:
         return run
     logs = [run / METRICS] if (run / METRICS).is_file() else sorted(run.glob("*.jsonl"))
     if len(logs) != 1:
+        if runs := sorted(str(log.parent) for log in run.glob(f"*/{METRICS}")):
+            raise DataError(f"{run} holds no log but runs: report {' '.join(runs)}")
         what = f"holds {listed(path.name for path in logs)}" if run.exists() else "does not exist"
         raise DataError(
             f"{run} {what}; expected {METRICS} or one .jsonl file; verl writes it "
@@ -56,11 +58,17 @@ def read_log(path: Path) -> Log:
             resumed.append(step)
         kept.append((step, data))
     table = pd.DataFrame([data for _, data in kept], index=[step for step, _ in kept], dtype=float)
-    table = table.replace([float("inf"), -float("inf")], float("nan")).dropna(axis="columns", how="all")
+    infinite = table.abs() == float("inf")
+    table = table.mask(infinite).dropna(axis="columns", how="all")
     if table.empty:
         raise DataError(f"{path} holds no metrics of verl's file logger ({{'step': ..., 'data': {{...}}}})")
     notes = [f"resumed at step {', '.join(map(str, resumed[-5:]))}: the later values count"] if resumed else []
     notes += [f"{torn} unreadable line(s) left out"] if torn else []
+    notes += [
+        f"{name} is infinite at {steps.sum()} steps, the first {steps.idxmax()}: they are left out"
+        for name, steps in infinite.items()
+        if steps.any()
+    ]
     return Log(path, table.groupby(level=0).last(), tuple(notes))
 
 
