@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ class Rollout:
     def rewards(self) -> list[list[float]]:
         return [list(row) for row in zip(*self.columns.values(), strict=True)]
 
-    def batch(self, count: int | None = None) -> Batch:
+    def batch(self, count: int | None = None, **more: Any) -> Batch:
         """As the core sees it, with so many of the rewards."""
         return Batch.of(
             [row[:count] for row in self.rewards],
@@ -39,6 +40,7 @@ class Rollout:
             keys=tuple(self.columns)[:count],
             lengths=self.lengths,
             accuracy=self.accuracy,
+            **more,
         )
 
     def reordered(self, order: Sequence[int]) -> Rollout:

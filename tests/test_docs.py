@@ -135,7 +135,7 @@ def test_the_estimator_of_the_contributors_page_works(clipped):
 
 
 def test_the_page_of_metrics_has_the_names_that_a_run_logs():
-    config = {"rewards": {"keys": ["hard", "easy"]}, "gdpo": {"conditions": {"easy": {"on": "hard", "at_least": 1}}}}
+    config = {"rewards": {"keys": ["hard", "easy"], "conditions": {"easy": {"on": "hard", "at_least": 1}}}}
     columns = {"score": [2.0, 1.0], "hard": [1.0, 0.0], "easy": [1.0, 1.0]}
     logged = set(metrics_of("gdpo", [2.0, 1.0], ["a", "a"], config=config, components=columns))
     for name in ("dgpo", "hadw"):

@@ -15,7 +15,7 @@ from verl_ext import Batch, Chain, Settings, build, errors
 def test_the_names_that_the_package_exports():
     assert verl_ext.__all__ == [
         "__version__",
-        *("Balance", "Batch", "Centre", "Chain", "CheckpointError", "Complaint", "Condition", "ConfigurationError"),
+        *("Balance", "Batch", "Centre", "Chain", "CheckpointError", "Complaint", "ConfigurationError"),
         *("DataError", "ESTIMATORS", "IntegrationError", "ScaleByMad", "ScaleByStd", "Settings", "Step"),
         *("Turns", "Update", "VerlExtError", "WeighAndSum", "WeighByDifficulty", "WeighByHistory", "Whiten"),
         *("build", "by_turn", "limited"),
@@ -42,7 +42,7 @@ def test_an_error_is_ours_and_of_a_standard_type():
         (
             Batch.of,
             [
-                *("rewards", "labels", "*groups", "*turns", "*keys", "*lengths", "*accuracy"),
+                *("rewards", "labels", "*groups", "*turns", "*keys", "*conditions", "*lengths", "*accuracy"),
                 *("*kl_reward", "*outputs", "*fields"),
             ],
         ),

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from tests.facts import facts
+from verl_ext.core.batch import Requirement
 from verl_ext.errors import ConfigurationError
 from verl_ext.estimators import build
 from verl_ext.registry import ESTIMATORS
@@ -19,7 +20,6 @@ TWO = {"keys": ["a", "b"]}
 NOT_A_STEP = {("compose", "steps"), ("drgrpo", "check_loss")}
 # A value other than the default, where the type does not give one.
 SPECIAL = {
-    ("gdpo", "conditions"): {"a": {"on": "b", "at_least": 1}},
     ("gdpo", "epsilon"): 1e-4,
     ("hadw", "base"): "gdpo",
 }
@@ -80,8 +80,9 @@ def test_gdpo_with_the_mad_divides_by_it() -> None:
 
 def test_settings_are_read_again_from_what_they_were_read_from() -> None:
     algorithm = {
-        "rewards": {"keys": ("a", "b"), "weights": (1, 0.5), "accuracy_key": "a", "accuracy_threshold": -1},
-        "gdpo": {"conditions": {"a": {True: "b", "at_least": 1}}},  # YAML reads `on` as True
+        "rewards": {"keys": ("a", "b"), "weights": (1, 0.5), "accuracy_key": "a", "accuracy_threshold": -1}
+        | {"conditions": {"a": {True: "b", "at_least": 1}}},  # YAML reads `on` as True
+        "gdpo": {"epsilon": 1e-4},
         "hadw": {"base": "gdpo", "lambda_scale": 1},
         "verl_ext": {"dump_dir": "x"},
         "norm_adv_by_std_in_grpo": False,
@@ -89,7 +90,8 @@ def test_settings_are_read_again_from_what_they_were_read_from() -> None:
         "gamma": 1.0,
     }
     settings = Settings.parse(algorithm, loss_agg_mode="token-sum")
-    assert settings.rewards == RewardsSettings(("a", "b"), (1.0, 0.5), "a", -1.0)
+    conditions = {"a": Requirement("b", 1.0)}
+    assert settings.rewards == RewardsSettings(("a", "b"), (1.0, 0.5), "a", -1.0, conditions=conditions)
     assert settings.verl_ext == VerlExtSettings("x")
     stored = json.loads(json.dumps(settings.given))
     assert "gamma" not in stored
@@ -107,7 +109,7 @@ def test_verls_names_name_the_same_rewards() -> None:
     ("algorithm", "words"),
     [
         ({"rewards": {"weight": 1}}, ("algorithm.rewards", "'weight'", "'weights'")),
-        ({"gdpo": {"whitten": 1}}, ("algorithm.gdpo", "'whiten'", "'conditions', 'epsilon', 'scale', 'whiten'")),
+        ({"gdpo": {"whitten": 1}}, ("algorithm.gdpo", "'whiten'", "'epsilon', 'scale', 'whiten'")),
         ({"hadw": {"accuracy_key": "acc"}}, ("algorithm.hadw", "'accuracy_key'")),
         *(({name: 3}, (f"algorithm.{name}", "section")) for name in SECTIONS),
         ({"gdpo": {"whiten": "tokens"}}, ("algorithm.gdpo.whiten", "'tokens'", "'token'", "'sequence'")),
@@ -134,7 +136,22 @@ def test_verls_names_name_the_same_rewards() -> None:
             {"rewards": {"keys": ["a"]}, "gdpo_reward_keys": ["a"]},
             ("algorithm.rewards.keys=['a']", "algorithm.gdpo_reward_keys=['a']"),
         ),
-        ({"gdpo": {"conditions": {"x": {True: 3, "at_least": 1}}}}, ("algorithm.gdpo.conditions.x.on", "3")),
+        ({"gdpo": {"conditions": None}}, ("algorithm.gdpo.conditions", "algorithm.rewards.conditions=")),
+        *(
+            ({"rewards": {"keys": ["x", "y"], "by_turn": ["y"], "conditions": conditions}}, words)
+            for conditions, words in (
+                ({"x": {True: 3, "at_least": 1}}, ("algorithm.rewards.conditions.x.on", "3")),
+                (
+                    {"x": {"on": "xx", "at_least": 1}},
+                    ("algorithm.rewards.conditions", "'xx'", "'x'", "algorithm.rewards.keys"),
+                ),
+                ({"z": {"on": "x", "at_least": 1}}, ("algorithm.rewards.conditions", "'z'", "'y'")),
+                (
+                    {"x": {"on": "y", "at_least": 1}},
+                    ("algorithm.rewards.conditions.x.on=y", "algorithm.rewards.by_turn"),
+                ),
+            )
+        ),
         ({"dgpo": {True: 1}}, ("algorithm.dgpo", "'on'")),
     ],
     ids=str,

@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
+from verl_ext.core.batch import Requirement
 from verl_ext.core.typed import LARGEST_WEIGHT, limited, make, value_of
-from verl_ext.errors import ConfigurationError, listed, nearest
+from verl_ext.errors import ConfigurationError, listed, nearest, unknown
 from verl_ext.registry import ESTIMATORS, load
 
 VERL_NAMES: Mapping[str, str] = {"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"}
@@ -41,6 +42,8 @@ class RewardsSettings:
     """Those of the keys that have an entry for each turn of a response, as `verl_ext.by_turn([...])` returns them."""
     turn_discount: float = limited(1.0, low=0.0, high=1.0)
     """What a reward counts one turn before it is earned."""
+    conditions: Mapping[str, Requirement] | None = None
+    """`{easy: {on: hard, at_least: 1.0}}`: `easy` counts only where `hard` reached the threshold."""
     token_scores: bool = False
     """Whether the trainer writes each reward into the batch as `token_level_scores_<key>`, for code of yours."""
     rejected: Literal["keep", "leave_out"] = "keep"
@@ -70,6 +73,14 @@ class RewardsSettings:
             )
         if missing := set(self.by_turn or ()) - set(keys):
             raise ConfigurationError(f"{where}.by_turn names {listed(missing)}: add it to {where}.keys={list(keys)}")
+        for key, needed in (self.conditions or {}).items():
+            for name in (key, needed.on):
+                if name not in keys:
+                    raise ConfigurationError(f"{where}.conditions: {unknown('reward', name, keys)} ({where}.keys)")
+            if needed.on in (self.by_turn or ()):
+                raise ConfigurationError(
+                    f"{where}.conditions.{key}.on={needed.on} is in {where}.by_turn: name one of the whole response"
+                )
         if self.by_turn and self.token_scores:
             raise ConfigurationError(
                 f"{where}.token_scores=True writes no rewards by turn: remove it, or {where}.by_turn"
@@ -154,6 +165,8 @@ class Settings:
         ('format',)
         """
         given = {name: _as_json(algorithm[name]) for name in entries() if algorithm.get(name) is not None}
+        if isinstance(given.get("gdpo"), Mapping) and "conditions" in given["gdpo"]:
+            raise ConfigurationError("algorithm.gdpo.conditions does not exist: write algorithm.rewards.conditions=...")
         estimators = {
             name: make(load(name).section or NoSettings, given[name], f"algorithm.{name}")
             for name in ESTIMATORS

@@ -12,7 +12,7 @@ from tests.facts import facts
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step, Update
 from verl_ext.core.history import WeighByHistory
-from verl_ext.core.steps import Centre, Condition, Requirement, WeighAndSum
+from verl_ext.core.steps import Centre, WeighAndSum
 from verl_ext.core.totals import WeighByFocal
 from verl_ext.errors import CheckpointError, ConfigurationError
 
@@ -32,13 +32,6 @@ class Count(Step):
 
 ALL = Chain((WeighAndSum(), Centre(), Count(), WeighByHistory()))
 SEEN = {"anchor": "soft", "value": 0.5, "window": [0.5], "ticks": 1}
-
-
-def test_what_an_estimator_sees_are_the_rewards_after_the_conditions_that_come_first():
-    batch = Batch.of([[1.0, 0.0], [3.0, 1.0]], ["g", "g"], keys=("x", "y"))
-    condition = Condition({"x": Requirement("y", 1.0)})
-    assert Chain((condition, Centre(), WeighAndSum()))(batch).seen.tolist() == [[0, 0], [3, 1]]
-    assert Chain((Centre(), condition, WeighAndSum()))(batch).seen.tolist() == [[1, 0], [3, 1]]
 
 
 def test_a_chain_says_what_it_needs():
@@ -81,14 +74,6 @@ def test_each_step_gets_its_own_state_back():
     assert second.state["weigh_by_history"]["ticks"] == 2
     assert first.warnings == {"count": "a warning"}
     assert {"rows", "reward/max", "capability_prior"} <= set(first.metrics)
-
-
-def test_the_conditions_at_the_start_of_a_chain_change_the_rewards():
-    batch = Batch.of([[1, 0, 1], [1, 1, 0]], ["g"] * 2, keys=("a", "b", "c"))
-    first, second = (Condition({key: Requirement(on, 1)}) for key, on in (("a", "b"), ("b", "c")))
-    assert Chain((first, WeighAndSum())).conditioned(batch).tolist() == [[0, 0, 1], [1, 1, 0]]
-    assert Chain((first, second, Centre(), WeighAndSum())).conditioned(batch).tolist() == [[0, 0, 1], [1, 0, 0]]
-    assert Chain((Centre(), first, WeighAndSum())).conditioned(batch) is batch.rewards
 
 
 def test_the_rewards_of_a_batch_are_read_only():

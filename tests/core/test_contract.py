@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -16,10 +15,8 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Step
 from verl_ext.core.history import WeighByHistory
 
-CONDITIONS = MappingProxyType({"a": steps.Requirement("b", 0.5)})
 # Each step in each of its kinds, and how many columns it takes.
 STEPS = {
-    "condition": (steps.Condition(CONDITIONS), 2),
     "divide by mean": (steps.DivideByMean(), 2),
     "divide by batch std": (steps.DivideByBatchStd(), 2),
     "centre": (steps.Centre(), 2),
@@ -85,8 +82,6 @@ def test_values_are_float64_and_nan_where_nothing_is_scored_and_metrics_are_fini
         missing = missing.all(axis=1, keepdims=True)
     elif isinstance(step, steps.DropConflicts):
         missing = missing | np.isnan(update.values).all(axis=1, keepdims=True)
-    elif isinstance(step, steps.Condition):
-        missing = np.stack([missing[:, 0] | missing[:, 1], missing[:, 1]], axis=1)
     np.testing.assert_array_equal(np.isnan(update.values), missing)
     assert update.values.dtype == np.float64
     assert not np.isinf(update.values).any()

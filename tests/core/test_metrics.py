@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.batches import ACC, FMT, LENGTHS, UIDS
 from tests.calls import metrics_of
-from verl_ext.core.batch import Batch
+from verl_ext.core.batch import Batch, Requirement
 from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics
 
 NAN = math.nan
@@ -18,7 +18,7 @@ NAN = math.nan
 
 def test_a_reward_that_is_nowhere_scored_has_no_mean():
     batch = Batch.of([[NAN], [NAN]], ["x", "x"], keys=("a",))
-    found = reward_metrics(batch, batch.rewards.copy())
+    found = reward_metrics(batch)
     assert found["reward/a/unscored"] == 2
     assert not [name for name in found if name.endswith("mean")]
 
@@ -27,7 +27,7 @@ def test_rewards_are_described_by_key():
     # a: groups [1, 3] and [2, 2]: mean 2, population std sqrt(2/4); the second group has no variance.
     # b: [NaN, 5] and [5, 7]: mean 17/3, variance (2/3)^2 * 2 / 3 + (4/3)^2 / 3 = 24/27; one scored value: no variance.
     batch = Batch.of([[1, NAN], [3, 5], [2, 5], [2, 7]], list("xxyy"), keys=("a", "b"))
-    assert reward_metrics(batch, batch.rewards) == pytest.approx(
+    assert reward_metrics(batch) == pytest.approx(
         {
             "reward/a/mean": 2,
             "reward/a/std": math.sqrt(0.5),
@@ -46,11 +46,21 @@ def test_rewards_are_described_by_key():
 
 
 def test_rewards_are_described_as_the_estimator_saw_them():
-    """A condition took the second reward of a away: its group is dead, and the raw mean is told apart."""
-    batch = Batch.of([[1, 0], [3, 1]], ["g", "g"], keys=("a", "b"))
-    found = reward_metrics(batch, np.array([[0.0, 0], [0, 1]]))
+    """A condition took all of a away: its group is dead, and the raw mean is told apart."""
+    batch = Batch.of([[1, 0], [3, 1]], ["g", "g"], keys=("a", "b"), conditions={"a": Requirement("b", 2.0)})
+    found = reward_metrics(batch)
     assert (found["reward/a/mean"], found["reward/a/raw_mean"], found["reward/a/dead_groups"]) == (0, 2, 1)
     assert (found["reward/b/mean"], found["reward/b/raw_mean"], found["reward/b/dead_groups"]) == (0.5, 0.5, 0)
+
+
+def test_how_often_a_condition_was_met_is_logged():
+    """Of the responses whose `on` is scored; the name is safe for verl's aggregation."""
+    conditions = {"max_length": Requirement("hard", 0.5)}
+    rows = [[1, 1.0], [2, 0.5], [3, 0.4], [4, NAN]]
+    batch = Batch.of(rows, ["g"] * 4, keys=("max_length", "hard"), conditions=conditions)
+    assert reward_metrics(batch)["reward/_x6d_ax_length/condition_met"] == 2 / 3
+    unscored = Batch.of([[1, NAN]], ["g"], keys=("max_length", "hard"), conditions=conditions)
+    assert not any("condition_met" in name for name in reward_metrics(unscored))
 
 
 def test_advantages_are_described():

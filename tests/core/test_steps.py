@@ -17,11 +17,9 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.steps import (
     Centre,
-    Condition,
     DivideByBatchStd,
     DivideByMean,
     DropConflicts,
-    Requirement,
     ScaleByMad,
     ScaleByStd,
     WeighAndSum,
@@ -67,13 +65,6 @@ def test_a_wrong_number_of_weights_names_the_keys():
         WeighAndSum((1.0, 2.0, 3.0)).apply(batch.rewards, batch)
 
 
-@pytest.mark.parametrize("conditions", [{"x": Requirement("a", 1)}, {"a": Requirement("x", 1)}])
-def test_a_condition_on_an_unknown_reward_lists_the_keys(conditions):
-    batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"))
-    with pytest.raises(ConfigurationError, match=facts("conditions", "'x'", "'a', 'b'")):
-        Condition(conditions).update(batch.rewards, batch, None)
-
-
 @pytest.mark.parametrize("step", [Balance("token"), Balance("sequence"), WeighByDifficulty(), Whiten()])
 def test_a_step_for_one_value_refuses_several(step):
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"), accuracy=[1.0])
@@ -99,15 +90,6 @@ def test_a_divisor_is_above_zero(kind, name, least):
     for wrong in (0, -least):
         with pytest.raises(ConfigurationError, match=facts(f"here.{name}", f"found {wrong:g}")):
             make(kind, {name: wrong}, "here")
-
-
-def test_how_often_a_condition_was_met_is_logged():
-    """Of the scored ones; the name is safe for verl's aggregation."""
-    batch = Batch.of([[1, 1.0], [2, 0.5], [3, 0.4], [4, NAN]], ["g"] * 4, keys=("max_length", "hard"))
-    update = Condition({"max_length": Requirement("hard", 0.5)}).update(batch.rewards, batch, None)
-    assert update.metrics == {"condition_met/_x6d_ax_length": 2 / 3}
-    unscored = Batch.of([[1, NAN]], ["g"], keys=("a", "b"))
-    assert Condition({"a": Requirement("b", 1)}).update(unscored.rewards, unscored, None).metrics == {}
 
 
 def test_a_field_that_is_not_known_is_an_error():

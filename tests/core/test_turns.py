@@ -168,7 +168,7 @@ def test_metrics_count_responses_and_show_the_first_turns():
     turns = Turns.of_counts([10, 1, 2], (0,))
     entries = np.array([[float(turn)] for turn in [*range(10), 3, 5, NAN]])
     batch = Batch.of(np.hstack([entries, np.ones((13, 1))]), ["a"] * 13, keys=("tool", "acc"), turns=turns)
-    found = reward_metrics(batch, batch.returns)
+    found = reward_metrics(batch)
     assert found["reward/tool/mean"] == (45 + 3) / 2
     assert found["reward/tool/unscored"] == 1
     assert found["reward/acc/mean"] == 1

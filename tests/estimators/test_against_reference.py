@@ -26,7 +26,8 @@ WEIGHTS = st.lists(st.sampled_from([1.0, 0.5, 2.0, -1.0, 0.0, 3.25]), min_size=3
 
 def check(name: str, rollout: Rollout, config: dict[str, Any], wanted: list[float], state: Any = None):
     """Compare the core, then the registered function; return the state after this batch."""
-    found = build(name, Settings.parse(config))(rollout.batch(), state)
+    settings = Settings.parse(config)
+    found = build(name, settings)(rollout.batch(conditions=settings.rewards.conditions), state)
     np.testing.assert_allclose(found.advantages, wanted, rtol=1e-8, atol=1e-8)
     direct = run(name, config, rollout, state=state)
     counted = np.where(np.array(rollout.lengths) > 0, wanted, 0.0)
@@ -67,9 +68,10 @@ def test_gdpo(rollout, weights, scale, whiten, epsilon, conditions, norm_by_std)
         conditions=conditions,
     )
     written = {easy: {"on": hard, "at_least": threshold} for easy, (hard, threshold) in conditions.items()}
-    gdpo = {"scale": scale, "whiten": whiten, "epsilon": epsilon, "conditions": written}
+    gdpo = {"scale": scale, "whiten": whiten, "epsilon": epsilon}
     config = {"gdpo": gdpo, "norm_adv_by_std_in_grpo": norm_by_std or scale == "mad"}
-    check("gdpo", rollout, rewards(weights) | config, wanted)
+    named = rewards(weights)["rewards"] | {"conditions": written}
+    check("gdpo", rollout, {"rewards": named} | config, wanted)
 
 
 @given(

@@ -11,13 +11,13 @@ import pytest
 from tests.estimators.every import ESTIMATORS, KEYS
 from tests.facts import facts
 from verl_ext import Chain, Settings, WeighAndSum, build
+from verl_ext.core.lists import STEPS, as_list
 from verl_ext.errors import ConfigurationError
-from verl_ext.estimators.compose import STEPS, as_list
 
 EVERY = [
     *ESTIMATORS.values(),
     ("gdpo", KEYS | {"gdpo": {"scale": "mad", "whiten": "none"}}),
-    ("gdpo", KEYS | {"gdpo": {"conditions": {"a": {"on": "b", "at_least": 0.5}}, "epsilon": 1e-4}}),
+    ("gdpo", KEYS | {"gdpo": {"epsilon": 1e-4}}),
     ("gdpo", KEYS | {"norm_adv_by_std_in_grpo": False}),
     ("dgpo", KEYS | {"dgpo": {"dqw": False, "balance": "none"}}),
     ("dgpo", KEYS | {"dgpo": {"dqw_temp": 0.5}}),
@@ -73,10 +73,6 @@ WRONG = [
         ([*SUMMED, name], ("steps[2]", name, "not come after centre"))
         for name in ("divide_by_mean", "divide_by_batch_std")
     ),
-    (
-        ["weigh_and_sum", {"step": "condition", "conditions": {"a": {"on": "b", "at_least": 1}}}, "centre"],
-        ("steps[1]", "condition", "not come after weigh_and_sum"),
-    ),
     # A division that a later one undoes: of each reward, or of the sum.
     *(
         (["weigh_and_sum", first, "centre", second], ("steps[3]", second, f"not come after {first}"))
@@ -112,7 +108,7 @@ WRONG = [
     ),
     ([*SUMMED, {"step": "balance", "over": "rows"}], ("balance.over", "'rows'", "valid: 'sequence', 'token'")),
     ([{"step": "weigh_and_sum", "weights": [1]}, "centre"], ("weigh_and_sum", "algorithm.rewards.weights")),
-    ([{"step": "condition"}, *SUMMED], ("steps[0]", "condition", "needs", "'conditions'")),
+    ([{"step": "condition", "conditions": {}}, *SUMMED], ("steps[0]", "'condition'", "algorithm.rewards.conditions=")),
     (
         ["centre", {"step": "drop_conflicts", "tau": 0.5}, "weigh_and_sum"],
         ("steps[1]", "tau=0.5", "conflict=hard", "conflict=snr"),

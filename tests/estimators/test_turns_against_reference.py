@@ -103,8 +103,9 @@ def batch_of(batch: list[Session], discount: float, **more: Any) -> Batch:
 
 
 def check(name: str, batch: list[Session], discount: float, config: dict[str, Any], wanted: list[float], state=None):
-    chain = build(name, Settings.parse({"rewards": REWARDS} | config))
-    found = chain(batch_of(batch, discount), state)
+    settings = Settings.parse({"rewards": REWARDS} | config)
+    conditions = settings.rewards.conditions
+    found = build(name, settings)(batch_of(batch, discount, conditions=conditions), state)
     np.testing.assert_allclose(found.advantages, wanted, rtol=1e-8, atol=1e-8)
     return found
 
@@ -154,7 +155,7 @@ def test_gdpo_with_conditions_before_the_returns(batch, discount, whiten, condit
         reference.cancel(total, rows.labels)
         wanted = reference.learnt(total if whiten == "none" else by_sequence(total, rows))
     written = {easy: {"on": hard, "at_least": threshold} for easy, (hard, threshold) in conditions.items()}
-    check("gdpo", batch, discount, {"gdpo": {"whiten": whiten, "conditions": written}}, wanted)
+    check("gdpo", batch, discount, {"gdpo": {"whiten": whiten}, "rewards": REWARDS | {"conditions": written}}, wanted)
 
 
 @given(sessions(), DISCOUNT, st.sampled_from(["token", "sequence"]))

@@ -27,11 +27,11 @@ def call(capsys, *arguments, status=0):
     return written.err if status else written.out
 
 
-def batch(keys=("right", "form"), right=RIGHT):
+def batch(keys=("right", "form"), right=RIGHT, **more):
     """The three prompts as an estimator sees them."""
     rewards = {"right": right, "form": FORM, "score": 2 * np.array(right) + FORM}
     matrix = np.stack([rewards[key] for key in keys], axis=1)
-    return Batch.of(matrix, UIDS, keys=keys, lengths=LENGTHS, accuracy=right, outputs=OUTPUTS)
+    return Batch.of(matrix, UIDS, keys=keys, lengths=LENGTHS, accuracy=right, outputs=OUTPUTS, **more)
 
 
 def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None):
@@ -45,7 +45,7 @@ def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None):
     where.mkdir(parents=True)
     state, written = chain.init(), []
     for step in range(1, max(steps) + 1):
-        given = batch(right=(rights or {}).get(step, RIGHT))
+        given = batch(right=(rights or {}).get(step, RIGHT), conditions=settings.rewards.conditions)
         result = chain(given, state)
         state = result.state
         if step not in steps:
@@ -55,7 +55,7 @@ def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None):
         about = {"estimator": name, "algorithm": dict(settings.given), "loss_agg_mode": settings.loss_agg_mode}
         about |= {"step": step, "update": 0}
         path = where / f"advantages-{step:08d}-000.parquet"
-        writer.save(path, first | writer.columns(settings, given, result.seen), about)
+        writer.save(path, first | writer.columns(settings, given), about)
     return folder, np.concatenate(written)
 
 

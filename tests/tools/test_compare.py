@@ -110,8 +110,11 @@ def test_groups_are_prompts_whatever_names_them(advantages, tmp_path):
 # What a dump says of its run.
 ACCURACY = {"rewards": {"keys": ["right", "form"], "accuracy_key": "right"}}
 WEIGHTED = {
-    "rewards": {"keys": ["right", "form"], "weights": [3.0, 1.0]},
-    "gdpo": {"conditions": {"form": {"on": "right", "at_least": 1.0}}},
+    "rewards": {
+        "keys": ["right", "form"],
+        "weights": [3.0, 1.0],
+        "conditions": {"form": {"on": "right", "at_least": 1.0}},
+    }
 }
 
 
@@ -180,12 +183,34 @@ def test_a_run_is_judged_with_its_own_settings(compare, advantages, tmp_path):
     assert a_line_says(compare(folder, "gdpo algorithm.gdpo.epsilon=0.5"), "epsilon=0.5", "differ", "recorded")
 
 
+@pytest.mark.parametrize(("name", "base"), [("gdpo", None), ("hadw", "gdpo"), ("drgrpo", None)])
+def test_a_dump_of_0_3_0_has_its_conditions_in_the_section_of_gdpo(
+    compare, advantages, tmp_path, monkeypatch, name, base
+):
+    """With another estimator they had no effect."""
+    algorithm = {"rewards": {**ACCURACY["rewards"], "weights": [3.0, 1.0]}} | ({"hadw": {"base": base}} if base else {})
+    conditions = WEIGHTED["rewards"]["conditions"] if "gdpo" in (name, base) else None
+    written = made.writer.save
+
+    def as_it_was(path, columns, about):
+        gdpo = {"whiten": "sequence", "conditions": WEIGHTED["rewards"]["conditions"]}
+        rewards = {key: value for key, value in about["algorithm"]["rewards"].items() if key != "conditions"}
+        written(path, columns, about | {"algorithm": about["algorithm"] | {"gdpo": gdpo, "rewards": rewards}})
+
+    monkeypatch.setattr(made.writer, "save", as_it_was)
+    algorithm["rewards"]["conditions"] = conditions
+    folder, recorded = made.dump(tmp_path / "dump", [1, 2], name=name, algorithm=algorithm)
+    np.testing.assert_allclose(advantages(folder, name)[f"advantage/{name}"], recorded, atol=1e-12)
+    assert a_line_says(compare(folder, name), name, "equal", "recorded")
+
+
 def test_an_argument_goes_before_the_setting_of_the_run(advantages, tmp_path):
     folder, _ = made.dump(tmp_path / "dump", [1], algorithm=WEIGHTED)
-    plain = ["gdpo", "algorithm.gdpo.conditions=null", "algorithm.rewards.weights=null"]
+    alone = "algorithm.rewards.conditions=null"
+    plain = ["gdpo", alone, "algorithm.rewards.weights=null"]
     np.testing.assert_allclose(advantages(folder, *plain)["advantage/gdpo"], expected("gdpo", BOTH), atol=1e-12)
     # Other keys do not take the weights of the run's.
-    turned = advantages(folder, "drgrpo", "algorithm.rewards.keys=[form,right]")["advantage/drgrpo"]
+    turned = advantages(folder, "drgrpo", "algorithm.rewards.keys=[form,right]", alone)["advantage/drgrpo"]
     np.testing.assert_allclose(turned, expected("drgrpo", BOTH), atol=1e-12)
 
 

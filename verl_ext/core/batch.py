@@ -22,6 +22,28 @@ Counts = Sequence[float] | Array
 
 
 @dataclass(frozen=True)
+class Requirement:
+    """`r_k <- r_k 1[r_on >= t]`: an easy reward counts only where the hard one was reached (GDPO, eq. 8).
+
+    Where `on` is not scored, `r_k` is not scored either.
+    """
+
+    on: str
+    at_least: float
+
+    def met(self, on: Array) -> Array:
+        """`[N]` 1 where the requirement is met, 0 where it is not, NaN where that is not known.
+
+        Rewards arrive as float32, so a value up to `1e-6 max(1, |t|)` below the threshold has reached it.
+
+        >>> Requirement("correctness", 0.3).met(np.array([np.float32(0.3), 0.2, np.nan]))
+        array([ 1.,  0., nan])
+        """
+        reached = on >= self.at_least - TOLERANCE * max(1.0, abs(self.at_least))
+        return np.where(np.isnan(on), np.nan, reached)
+
+
+@dataclass(frozen=True)
 class Batch:
     """Trajectories with their rewards; NaN means "not scored". With rewards by turn, `N` counts their turns.
 
@@ -30,12 +52,16 @@ class Batch:
     ((2, 1), ('score',), 1)
     """
 
+    raw: Array
+    """`[N, K]` components as they were returned; read-only."""
     rewards: Array
-    """`[N, K]` components as they were given; read-only."""
+    """`[N, K]` the same after the conditions; read-only."""
     returns: Array
     """`[N, K]` what the first step gets: the rewards, by turn those that are still to come; read-only."""
     keys: tuple[str, ...]
     """`K` names of the components."""
+    conditions: Mapping[str, Requirement]
+    """What must be reached for a reward to count, by its key."""
     groups: Groups
     """The rows that are compared: answers to one prompt, by turn those that reached the turn."""
     prompts: Groups
@@ -79,13 +105,14 @@ class Batch:
         groups: Groups | None = None,
         turns: Turns | None = None,
         keys: Sequence[str] = ("score",),
+        conditions: Mapping[str, Requirement] | None = None,
         lengths: Counts | None = None,
         accuracy: Counts | None = None,
         kl_reward: Counts | None = None,
         outputs: Counts | None = None,
         fields: Mapping[str, Sequence[Any]] | None = None,
     ) -> Batch:
-        """Check the shapes and that the rewards are finite, then build the batch.
+        """Check the shapes and that the rewards are finite, apply the conditions, then build the batch.
 
         `labels` are the prompts' uids. Pass `groups` if they are already grouped. With `turns`, each of them is a row;
         what belongs to the response is repeated. `lengths`, the tokens in the loss, and `outputs` default to 1 each.
@@ -95,18 +122,23 @@ class Batch:
         def counts(name: str, values: Counts) -> Array:
             return _within(name, values, size, LARGEST_COUNT)
 
-        matrix = _shaped("rewards", rewards, (size, len(keys))).view()
-        matrix.setflags(write=False)
-        check_finite(matrix, keys, labels)
+        raw = _shaped("rewards", rewards, (size, len(keys)))
+        check_finite(raw, keys, labels)
+        matrix = raw.copy()
+        for key, needed in (conditions or {}).items():
+            column, met = keys.index(key), needed.met(raw[:, keys.index(needed.on)])
+            matrix[:, column] = np.where(np.isnan(raw[:, column] + met), np.nan, np.where(met > 0, raw[:, column], 0.0))
         prompts = Groups.of(labels) if groups is None else groups
         turns = Turns(np.zeros(size, dtype=np.intp)) if turns is None else turns
         groups = prompts
         if not turns.last.all():
             groups = Groups.of(zip(prompts.ids.tolist(), turns.number.tolist(), strict=True))
         return cls(
-            rewards=matrix,
-            returns=turns.returns(matrix),
+            raw=_read_only(raw),
+            rewards=_read_only(matrix),
+            returns=_read_only(turns.returns(matrix)),
             keys=tuple(keys),
+            conditions=conditions or {},
             groups=groups,
             prompts=prompts,
             turns=turns,
@@ -116,6 +148,12 @@ class Batch:
             lengths=np.ones(size) if lengths is None else counts("lengths", lengths),
             fields=fields or {},
         )
+
+
+def _read_only(values: Array) -> Array:
+    view: Array = values.view()
+    view.setflags(write=False)
+    return view
 
 
 def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +15,6 @@ from verl_ext.core.metrics import Metrics
 from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
 SUM = "weigh_and_sum"
-CONDITION = "condition"
 Order = Mapping[str, str]
 """Names of other steps, each with the reason why it must, or must not, come before a step."""
 State = Mapping[str, Any]
@@ -89,8 +87,6 @@ class Result:
 
     advantages: Array
     """`[N]`."""
-    seen: Array
-    """`[N, K]` the rewards after the conditions at the start of the chain: what the other steps saw."""
     state: State
     """The state for the next batch."""
     metrics: Metrics
@@ -152,24 +148,15 @@ class Chain:
             if step.name in state:
                 step.check_state(state[step.name])
 
-    def conditioned(self, batch: Batch) -> Array:
-        """`[N, K]` the rewards after the conditions at the start of the chain, without the other steps."""
-        values = batch.returns
-        for step in takewhile(lambda step: step.name == CONDITION, self.steps):
-            values = step.update(values, batch, None).values
-        return values
-
     def __call__(self, batch: Batch, state: State | None = None) -> Result:
         """Compute the advantages of one batch. `state` is not modified."""
         old = self.init() if state is None else state
         new: dict[str, Any] = {}
         metrics: Metrics = {}
         warnings: dict[str, str] = {}
-        values = seen = batch.returns
+        values = batch.returns
         for step in self.steps:
             update = step.update(values, batch, old.get(step.name))
-            if step.name == CONDITION and seen is values:
-                seen = update.values
             _check_shape(step, update.values, (len(values), 1 if step.name == SUM else values.shape[1]))
             values = update.values
             metrics |= update.metrics
@@ -182,7 +169,7 @@ class Chain:
                 f"return {values.shape[1]}: add {SUM}"
             )
         advantages = values[:, 0]
-        return Result(np.where(np.isnan(advantages), 0.0, advantages), seen, new, metrics, warnings)
+        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, warnings)
 
 
 def _check_shape(step: Step, values: object, shape: tuple[int, int]) -> None:

@@ -30,17 +30,20 @@ def metric_name(key: str) -> str:
     return _CODED.sub(lambda match: f"_x{ord(match[0]):x}_", key) or "_x_"
 
 
-def reward_metrics(batch: Batch, seen: Array) -> Metrics:
-    """Statistics of each reward as the estimator saw it, `[N, K]`: after the conditions, before the weights.
+def reward_metrics(batch: Batch) -> Metrics:
+    """Statistics of each reward as the estimator saw it: after the conditions, before the weights.
 
-    `dead_groups` is the share of groups without variance. With conditions, `raw_mean` is the mean before them. A
-    reward by turn counts with its response's whole return; `by_turn/<t>/mean` is what was given for turn `t`.
+    `dead_groups` is the share of groups without variance. With conditions, `raw_mean` is the mean before them, and
+    `condition_met` the share of responses that reach the requirement, of those for which that is known. A reward by
+    turn counts with its response's whole return; `by_turn/<t>/mean` is what was given for turn `t`.
     """
+    seen = batch.returns
     if not len(seen):
         return {}
     metrics: Metrics = {}
     dead = 1.0 - batch.groups.varies(seen).mean(axis=0)
     turns = batch.turns
+    raw = turns.returns(batch.raw) if batch.conditions else np.empty_like(seen)
     for column, key in enumerate(batch.keys):
         name, by_turn = f"reward/{metric_name(key)}", column in turns.columns
         once = turns.number == 0 if by_turn else turns.last
@@ -48,10 +51,13 @@ def reward_metrics(batch: Batch, seen: Array) -> Metrics:
         metrics |= _moments(name, scored)
         metrics[f"{name}/dead_groups"] = float(dead[column])
         metrics[f"{name}/unscored"] = float(once.sum() - len(scored))
-        if seen is not batch.returns and len(raw := _scored(batch.returns[once, column])):
-            metrics[f"{name}/raw_mean"] = float(raw.mean())
+        if batch.conditions and len(before := _scored(raw[once, column])):
+            metrics[f"{name}/raw_mean"] = float(before.mean())
+        needed = batch.conditions.get(key)
+        if needed and len(met := _scored(needed.met(batch.raw[turns.last, batch.keys.index(needed.on)]))):
+            metrics[f"{name}/condition_met"] = float(met.mean())
         for turn in range(TURNS * by_turn):
-            given = _scored(batch.rewards[turns.number == turn, column])
+            given = _scored(batch.raw[turns.number == turn, column])
             if len(given):
                 metrics[f"{name}/by_turn/{turn + 1}/mean"] = float(given.mean())
     return metrics

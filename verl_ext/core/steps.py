@@ -5,14 +5,13 @@ Values are `[N, K]`; NaN means "not scored" and passes through every step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import CONDITION, SUM, Order, Step, Update
+from verl_ext.core.chain import SUM, Order, Step, Update
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, divide
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.typed import limited, same_as
@@ -28,44 +27,6 @@ _DIVIDED: Order = dict.fromkeys(
 )
 _CENTRED: Order = {"centre": "it divides values that are centred in their group"}
 _RAW: Order = {"centre": "it takes the rewards before they are centred"}
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """A reward counts only where the reward `on` is at least `at_least`."""
-
-    on: str
-    at_least: float
-
-
-@dataclass(frozen=True)
-class Condition(Step):
-    """`r_k <- r_k * 1[r_on >= t]`: an easy reward counts only where the hard one was reached (GDPO, eq. 8).
-
-    Rewards arrive as float32, so a value up to `1e-6 max(1, |t|)` below the threshold has reached it. Where `on` is not
-    scored, `r_k` is not scored either. `condition_met/<reward>` is the share of the scored `on` that reached it.
-    """
-
-    name: ClassVar[str] = CONDITION
-    not_after: ClassVar[Order] = {**_RAW, SUM: "it takes each reward"}
-    conditions: Mapping[str, Requirement]
-
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
-        named = {name for key, needed in self.conditions.items() for name in (key, needed.on)}
-        if missing := named - set(batch.keys):
-            raise ConfigurationError(f"conditions name {listed(missing)}, but the reward keys are {listed(batch.keys)}")
-        metrics = {}
-        out: Array = values.copy()
-        for key, needed in self.conditions.items():
-            column, on = batch.keys.index(key), batch.rewards[:, batch.keys.index(needed.on)]
-            met = on >= needed.at_least - TOLERANCE * max(1.0, abs(needed.at_least))
-            unscored = np.isnan(on)
-            out[~met & ~np.isnan(values[:, column]), column] = 0.0
-            out[unscored, column] = np.nan
-            responses = batch.turns.last & ~unscored
-            if responses.any():
-                metrics[f"condition_met/{metric_name(key)}"] = float(met[responses].mean())
-        return Update(out, metrics=metrics)
 
 
 @dataclass(frozen=True)

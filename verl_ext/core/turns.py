@@ -119,7 +119,6 @@ class Turns:
             rows = np.flatnonzero((self.number == number) & ~self.last)
             summed[rows] += self.discount * summed[rows + 1]
         returns[:, self.columns] = summed
-        returns.setflags(write=False)
         return returns
 
     def once(self, counted: Bools) -> Array:

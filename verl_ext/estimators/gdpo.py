@@ -7,7 +7,7 @@ Each reward is normalised in its group separately, so that a large reward does n
     A_i  = (S_i - mean(S)) / (std(S) + 1e-6)        over the responses of the batch
 
 `whiten=token` takes the last mean and std over tokens instead, as NVIDIA's verl fork and verl's own `gdpo` do. With
-`conditions`, a reward counts only where another one reached a threshold (eq. 8).
+`algorithm.rewards.conditions` a reward counts only where another one reached a threshold (eq. 8).
 
 Degenerate cases: a reward whose range in a group is at most 1e-6 max(1, |mean|) does not vary and adds 0 there; verl
 whitens the float32 rounding of such a group. With `whiten=sequence` a group in which no reward varies has advantage
@@ -20,12 +20,12 @@ about 1e-6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from verl_ext.core.chain import Chain, Step
-from verl_ext.core.steps import Centre, Condition, Requirement, ScaleByMad, ScaleByStd, WeighAndSum
+from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum
 from verl_ext.core.totals import Whiten
 from verl_ext.core.typed import limited
 from verl_ext.errors import Complaint
@@ -44,8 +44,6 @@ class GdpoSettings:
     epsilon: float | None = limited(None, above=0.0)
     """Added to the divisors; null: 0 in the group, where it would leave a rest of rewards that cancel, and 1e-6 in the
     last step. With `whiten=token` it is 1e-6 in the group. NVIDIA's TRL code has 1e-4."""
-    conditions: Mapping[str, Requirement] | None = None
-    """`{easy: {on: hard, at_least: 1.0}}`: `easy` counts only where `hard` reached the threshold."""
 
 
 SECTION = GdpoSettings
@@ -76,8 +74,6 @@ def gdpo(settings: Settings) -> Chain:
     """
     section = settings.of(GdpoSettings)
     steps: list[Step] = [Centre()]
-    if section.conditions:
-        steps.insert(0, Condition(section.conditions))
     epsilon = section.epsilon or (1e-6 if section.whiten == "token" else 0.0)
     if section.scale == "mad":
         steps.append(ScaleByMad(epsilon))

@@ -26,8 +26,8 @@ from dataclasses import dataclass, fields
 
 from verl_ext.core.chain import Chain
 from verl_ext.core.history import Anchor, WeighByHistory
+from verl_ext.core.lists import check_order
 from verl_ext.errors import ConfigurationError, unknown
-from verl_ext.estimators.compose import check_order
 from verl_ext.registry import ESTIMATORS, load
 from verl_ext.settings import Settings
 

@@ -101,8 +101,8 @@ def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Arr
     for kind, text in result.warnings.items():
         run.warn_once(kind, text)
     if run.settings.verl_ext.dump_dir is not None:
-        dump.write(run, batch, result.advantages, result.seen)
-    log_rewards(run, rewards, batch, result.seen)
+        dump.write(run, batch, result.advantages)
+    log_rewards(run, rewards, batch)
     run.metrics |= advantage_metrics(result.advantages)
     if rewards.runs is not None:
         run.metrics |= turn_metrics(batch)
@@ -137,6 +137,7 @@ def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Ar
         groups=rewards.groups if whole else None,
         turns=turns,
         keys=(SCORE,) if keys is None else keys,
+        conditions=settings.conditions,
         lengths=tokens[part],
         accuracy=_accuracy(run, chain, rewards)[owner] if chain.needs_accuracy else None,
         kl_reward=(total - score)[owner] if run.settings.kl_in_reward else None,
@@ -189,7 +190,7 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
         keys=keys,
         outputs=rows.outputs,
     )
-    log_rewards(run, rewards, batch, batch.rewards)
+    log_rewards(run, rewards, batch)
     if run.settings.verl_ext.dump_dir is not None and tensors is not None:
         given = tensors()
         mask = float_mask(given["response_mask"], torch.float32)
@@ -197,11 +198,11 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
         # A critic's advantages differ from token to token: the mean over the tokens.
         sums = (given["advantages"].float() * mask).sum(dim=-1).double().cpu().numpy()
         advantages, total = rows.take(divide(sums, tokens)), rows.take(scores(given["token_level_scores"], mask))
-        dump.write(run, replace(batch, lengths=rows.total(tokens)), advantages, batch.rewards, total=total)
+        dump.write(run, replace(batch, lengths=rows.total(tokens)), advantages, total=total)
 
 
-def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen: Array | None = None) -> None:
-    """Add the metrics of the rewards in `batch`, as the estimator saw them, and of the others if all are logged."""
+def log_rewards(run: Run, rewards: Components, batch: Batch | None = None) -> None:
+    """Add the metrics of the rewards in `batch`, and of the others if all are logged."""
     if run.log == "none":
         return
     returned = dict(rewards.numbers()) if run.log == "all" else {}
@@ -209,8 +210,8 @@ def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, seen:
     for name in set(rewards.returned) - returned.keys() - {*keys} if run.log == "all" else ():
         run.warn_once(f"no curve: {name}", f"the reward function's {name!r} has no curve: it is not always a number")
     others = tuple(key for key in returned if key not in keys)
-    if batch is not None and seen is not None:
-        run.metrics |= reward_metrics(batch, seen)
+    if batch is not None:
+        run.metrics |= reward_metrics(batch)
     if others:
         rest = Batch.of(np.stack([returned[key] for key in others], axis=1), rewards.labels, keys=others)
-        run.metrics |= reward_metrics(rest, rest.rewards)
+        run.metrics |= reward_metrics(rest)

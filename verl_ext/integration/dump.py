@@ -21,10 +21,10 @@ FAILED = "dump"
 """The key by which a run remembers that a dump failed."""
 
 
-def write(run: Run, batch: Batch, advantages: Array, seen: Array, *, total: Array | None = None) -> None:
+def write(run: Run, batch: Batch, advantages: Array, *, total: Array | None = None) -> None:
     """Write one file for this update of a trainer; if that fails, log a warning and stop dumping.
 
-    `seen` are the rewards that the estimator saw. `total` is the score in a run of an estimator of verl's own.
+    `total` is the score in a run of an estimator of verl's own.
     """
     if FAILED in run.warned:
         return
@@ -40,7 +40,7 @@ def write(run: Run, batch: Batch, advantages: Array, seen: Array, *, total: Arra
         **{name: np.full(len(advantages), number) for name, number in place.items()},
         "uid": [str(batch.prompts.labels[prompt]) for prompt in batch.prompts.ids.tolist()],
         "advantage": advantages,
-        **columns(settings, batch, seen),
+        **columns(settings, batch),
     }
     if total is not None:
         values["total"] = total
@@ -60,9 +60,9 @@ def new_folder(home: Path, start: int) -> Path:
     return folder
 
 
-def columns(settings: Settings, batch: Batch, seen: Array) -> dict[str, Any]:
+def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
     """Return one entry per trajectory by column: what the estimator saw, NaN where not scored, and its groups."""
-    groups, by_turn = batch.groups, bool(settings.rewards.by_turn)
+    groups, seen, by_turn = batch.groups, batch.returns, bool(settings.rewards.by_turn)
     mean, varies = groups.variation(seen)
     std = groups.std(seen - groups.broadcast(mean))
     values: dict[str, Any] = {
@@ -75,8 +75,8 @@ def columns(settings: Settings, batch: Batch, seen: Array) -> dict[str, Any]:
         values["turn"] = batch.turns.number + 1
     for column, key in enumerate(batch.keys):
         values[f"reward/{key}"] = seen[:, column]
-        if by_turn or seen is not batch.rewards:
-            values[f"raw/{key}"] = batch.rewards[:, column]
+        if by_turn or batch.conditions:
+            values[f"raw/{key}"] = batch.raw[:, column]
         values[f"group_mean/{key}"] = groups.broadcast(mean[:, column])
         values[f"group_std/{key}"] = groups.broadcast(std[:, column])
         values[f"group_varies/{key}"] = groups.broadcast(varies[:, column])

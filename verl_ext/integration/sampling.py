@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from verl_ext.core.batch import Batch, unit_accuracy
-from verl_ext.core.chain import Chain
 from verl_ext.core.groups import TOLERANCE, Bools, Groups
 from verl_ext.core.metrics import metric_name
 from verl_ext.errors import IntegrationError
@@ -66,12 +65,14 @@ class Rule:
             raise IntegrationError(f"finished groups without a trajectory, or without scores: {sorted(missing)[:5]}")
         named = tuple(key for key in settings.keys or () if key not in (settings.by_turn or ()))
         names = named or (SCORE,)
-        batch = Batch.of(rewards.matrix(names), rewards.labels, keys=names)
+        # What a condition depends on is no reward by turn.
+        conditions = {key: needed for key, needed in (settings.conditions or {}).items() if key in names}
+        batch = Batch.of(rewards.matrix(names), rewards.labels, keys=names, conditions=conditions)
         counts: dict[str, Bools] = {}
         groups = batch.groups
         several = groups.sizes > 1  # a group of one response cannot vary; verl keeps it as well
         if self.metric == ANY_REWARD:
-            dropped = ~live(batch, self.run.chain, settings.weights) & several
+            dropped = ~live(batch, settings.weights) & several
         else:
             too_hard, too_easy = (part & several for part in outside(groups, rewards, settings))
             dropped = too_hard | too_easy
@@ -80,7 +81,7 @@ class Rule:
         constant = ~varies & several
         for uid, drop, mean in zip(groups.labels, dropped, score.tolist(), strict=True):
             self.decided[str(uid)] = mean if drop else None
-        varies = groups.varies(batch.rewards)
+        varies = groups.varies(batch.raw)
         counts |= {f"{metric_name(key)}_constant": ~varies[:, column] & several for column, key in enumerate(named)}
         counts |= {"finished": groups.sizes > 0, "dropped": dropped}
         counts |= {"score_constant": constant, "kept_with_constant_score": constant & ~dropped}
@@ -89,11 +90,10 @@ class Rule:
             self.run.metrics[metric] = self.run.metrics.get(metric, 0.0) + float(np.count_nonzero(counted))
 
 
-def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:
+def live(batch: Batch, weights: tuple[float, ...] | None) -> Bools:
     """Return `[G]` whether a reward with a weight varies after the conditions."""
-    values = batch.rewards if chain is None else chain.conditioned(batch)
     counts = np.ones(len(batch.keys), dtype=bool) if weights is None else np.asarray(weights) != 0
-    return np.asarray((batch.groups.varies(values) & counts).any(axis=1))
+    return np.asarray((batch.groups.varies(batch.rewards) & counts).any(axis=1))
 
 
 def outside(groups: Groups, rewards: Components, settings: RewardsSettings) -> tuple[Bools, Bools]:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_ext.core.chain import Chain
+from verl_ext.core.lists import as_list, settings_of
 from verl_ext.estimators import build
-from verl_ext.estimators.compose import as_list, settings_of
 from verl_ext.files import say
 from verl_ext.registry import ESTIMATORS, load, used
 from verl_ext.settings import Settings

@@ -35,8 +35,9 @@ def advantages(estimator: str, rewards: Array, algorithm: Mapping[str, Any] | No
     groups, size, keys = rewards.shape
     rows = rewards.reshape(groups * size, keys)
     labels = np.repeat(np.arange(groups), size).tolist()
-    batch = Batch.of(rows, labels, keys=[f"reward {key}" for key in range(keys)], accuracy=rows[:, 0] > 0)
     settings = Settings.parse(algorithm or {})
+    names, conditions = [f"reward {key}" for key in range(keys)], settings.rewards.conditions
+    batch = Batch.of(rows, labels, keys=names, conditions=conditions, accuracy=rows[:, 0] > 0)
     chain = grpo(settings) if estimator == "grpo" else build(estimator, settings)
     return chain(batch).advantages.reshape(groups, size)
 

@@ -30,7 +30,7 @@ HACKED: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
     "gdpo": ("gdpo", GDPO),
     "gdpo, format weighs 1/2": ("gdpo", {**GDPO, "rewards": {"keys": KEYS, "weights": [1.0, 0.5]}}),
-    "gdpo, format conditioned": ("gdpo", {"gdpo": {"whiten": "none", "conditions": CONDITION}}),
+    "gdpo, format conditioned": ("gdpo", {**GDPO, "rewards": {"keys": KEYS, "conditions": CONDITION}}),
 }
 SOLVED = np.linspace(0, 1, 1001)
 ALT = (
@@ -129,8 +129,9 @@ def paragraph() -> str:
         f"{until('gdpo')} of the answers are right, `grpo` below {until('grpo')}. Two cures:"
     )
     conditions = (
-        "- `'algorithm.gdpo.conditions={format:{on:correctness,at_least:3}}'` counts the format of right answers only: "
-        f"it earns {earned('gdpo, format conditioned')}. But a prompt that is never solved then teaches no format."
+        "- `'algorithm.rewards.conditions={format:{on:correctness,at_least:3}}'` counts the format of right answers "
+        f"only: it earns {earned('gdpo, format conditioned')}. But a prompt that is never solved then teaches no "
+        "format."
     )
     weights = (
         "- `'algorithm.rewards.weights=[1,0.5]'` lets format count half as much: it earns "

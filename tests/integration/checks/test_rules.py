@@ -51,7 +51,7 @@ CALLS = (
 REJECTING = "+algorithm.rollout_correction.rollout_rs=token_k1"
 KL = "algorithm.use_kl_in_reward=True"
 ACCURACY_BY_TURN = "+algorithm.rewards.by_turn=[acc]"
-ON_TURNS = "+algorithm.gdpo.conditions={acc:{on:format,at_least:1.0}}"
+CONDITIONS = "+algorithm.rewards.conditions={format:{on:acc,at_least:1}}"
 SINGLE = "actor_rollout_ref.rollout.n=1"
 OWN = "tests.integration.own_steps"
 
@@ -72,7 +72,6 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("turns and any reward", (*GDPO, TURNS, FILTER, ANY_REWARD), ("by_turn", "any_reward", "accuracy_between")),
     ("turns and KL", ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, TURNS, KL), ("use_kl_in_reward", "by turn")),
     ("turns as the accuracy", (*HADW_GDPO, KEYS, ACCURACY_BY_TURN), ("by_turn", "'acc'", "rewards.accuracy_key")),
-    ("turns in a condition", (*GDPO, TURNS, ON_TURNS), ("by_turn", "format")),
     ("no keys", ("algorithm.adv_estimator=gdpo",), ("gdpo", "'algorithm.rewards.keys=[...]'")),
     ("no keys of a list", (COMPOSE, "+algorithm.compose.steps=[centre,weigh_and_sum]"), ("rewards.keys",)),
     ("settings of grpo", (GRPO, "+algorithm.rewards.keyz=[a]"), ("'keyz'", "'keys'")),
@@ -112,11 +111,7 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     ("KL against maxrl", (MAXRL, "algorithm.use_kl_in_reward=True"), ("algorithm.use_kl_in_reward", "negative")),
     ("temperature", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo={dqw: False, dqw_temp: 5}"), ("dqw_temp", "dqw")),
-    (
-        "condition",
-        (*GDPO, "+algorithm.gdpo.conditions={format:{on:accu,at_least:1}}"),
-        ("'accu'", "'acc'", "algorithm.rewards.keys"),
-    ),
+    ("conditions of verl's own", (GRPO, KEYS, CONDITIONS), ("algorithm.rewards.conditions", "verl's grpo")),
     ("one response", ("algorithm.adv_estimator=hadw", "actor_rollout_ref.rollout.n=1"), ("rollout.n=1",)),
     *(
         (f"one by {step}", (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{step}]", SINGLE), ("rollout.n=1",))

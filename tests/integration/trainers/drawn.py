@@ -24,7 +24,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gdpo": ("gdpo", {"rewards": KEYS}),
     "gdpo over tokens, conditioned": (
         "gdpo",
-        {"rewards": KEYS, "gdpo": {"whiten": "token", "conditions": {"b": {"on": "a", "at_least": 0.5}}}},
+        {"rewards": {**KEYS, "conditions": {"b": {"on": "a", "at_least": 0.5}}}, "gdpo": {"whiten": "token"}},
     ),
     "gdpo without the rejected": ("gdpo", {"rewards": {**KEYS, "rejected": "leave_out", "token_scores": True}}),
     "gd2po": ("gd2po", {"rewards": KEYS}),
@@ -153,6 +153,7 @@ def by_core(name: str, algorithm: dict[str, Any], drawn: Drawn, state: State | N
         np.stack([columns[key][scored] for key in keys], axis=1),
         uids,
         keys=keys,
+        conditions=own.conditions,
         lengths=[tokens[rows].sum() for rows in kept],
         outputs=[len(rows) for rows in kept],
         accuracy=accuracy,

@@ -86,13 +86,13 @@ KEYS = ("x", "y")
         ([[1, NAN], [1, 3]], {}, False),
         ([[0.2, 0], [0.2 + 1e-8, 0]], {}, False),
         # y counts only where x reached 1.
-        ([[0, 0], [0, 1]], {"gdpo": {"conditions": {"y": {"on": "x", "at_least": 1}}}}, False),
+        ([[0, 0], [0, 1]], {"rewards": {"keys": KEYS, "conditions": {"y": {"on": "x", "at_least": 1}}}}, False),
     ],
 )
 def test_the_rule(rewards, algorithm, kept):
     settings = Settings.parse({"rewards": {"keys": KEYS}} | algorithm)
-    batch = Batch.of(rewards, ["a", "a"], keys=KEYS)
-    assert bool(live(batch, build("gdpo", settings), settings.rewards.weights)[0]) is kept
+    batch = Batch.of(rewards, ["a", "a"], keys=KEYS, conditions=settings.rewards.conditions)
+    assert bool(live(batch, settings.rewards.weights)[0]) is kept
 
 
 class Buffer:

@@ -169,7 +169,7 @@ def test_only_the_columns_that_are_needed_are_read(estimator: str) -> None:
     assert columns.sent == {"token_level_rewards", "response_mask"}
 
 
-CONDITION = "+algorithm.gdpo.conditions={format: {on: acc, at_least: 1}}"
+CONDITION = "+algorithm.rewards.conditions={format: {on: acc, at_least: 1}}"
 
 
 def test_metrics_and_dump_show_what_the_estimator_saw(tmp_path: Path) -> None:

@@ -23,9 +23,7 @@ def describe(run: RunConfig) -> Iterator[str]:
         names = (f"{step.name} over {step.over}" if hasattr(step, "over") else step.name for step in steps)
         yield f"steps      {', '.join(names)}"
     conditions = {
-        key: f" where {needed.on} is at least {needed.at_least:g}"
-        for step in steps
-        for key, needed in getattr(step, "conditions", {}).items()
+        key: f" where {needed.on} is at least {needed.at_least:g}" for key, needed in (rewards.conditions or {}).items()
     }
     keys = rewards.keys or ()
     weights = dict(zip(keys, rewards.weights or [1.0] * len(keys), strict=True))

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from verl_ext import rewards
-from verl_ext.core.steps import Condition, DivideByMean
+from verl_ext.core.steps import DivideByMean
 from verl_ext.errors import Complaint, ConfigurationError, listed, reading, unknown
 from verl_ext.integration.checks.read import FILTER, RunConfig, resolved, select
 from verl_ext.integration.components import SCORE
@@ -114,10 +114,6 @@ def without_turns(run: RunConfig) -> Iterator[Complaint]:
     needed = rewards.accuracy_between is not None or (run.chain is not None and run.chain.needs_accuracy)
     if needed and (key := accuracy_of(run.settings)) in rewards.by_turn:
         yield Complaint(f"{where}: the accuracy {key!r} is one number a response: set algorithm.rewards.accuracy_key")
-    steps = () if run.chain is None else run.chain.steps
-    on = {needed.on for step in steps if isinstance(step, Condition) for needed in step.conditions.values()}
-    if wrong := on.intersection(rewards.by_turn):
-        yield Complaint(f"a condition depends on {listed(wrong)}, but {where}: name a reward of the whole response")
     if run.filter == ANY_REWARD:
         yield Complaint(f"{FILTER}.metric={ANY_REWARD} does not know {where}: set {FILTER}.metric={ACCURACY_BETWEEN}")
 

@@ -13,10 +13,9 @@ from importlib.util import find_spec
 import torch
 
 from verl_ext.conf import GROUP, MARKER
-from verl_ext.core.steps import Condition, DivideByMean, ScaleByMad, ScaleByStd
+from verl_ext.core.steps import DivideByMean, ScaleByMad, ScaleByStd
 from verl_ext.errors import Complaint, listed, nearest, unknown
 from verl_ext.estimators import build
-from verl_ext.estimators.compose import try_out
 from verl_ext.integration.checks.losses import loss_of_verl
 from verl_ext.integration.checks.presets import late_preset, other_preset
 from verl_ext.integration.checks.read import ACTOR, FILTER, RunConfig
@@ -28,6 +27,7 @@ from verl_ext.integration.checks.rewards import (
     wrong_accuracy,
     wrong_components,
 )
+from verl_ext.integration.checks.trial import try_out
 from verl_ext.integration.checks.update import shorter_update
 from verl_ext.registry import BUILT_IN, ENTRY_POINTS, INSTALLED, TAKEN, load
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings, misspelt, sections
@@ -105,11 +105,12 @@ def without_effect(run: RunConfig) -> Iterator[Complaint]:
         )
     rewards, defaults = run.settings.rewards, RewardsSettings()
     if run.name not in INSTALLED:
-        unused = [name for name in ("weights", "rejected") if getattr(rewards, name) != getattr(defaults, name)]
-        for setting in unused:
-            yield _warning(
+        settings = ("weights", "rejected", "conditions")
+        for setting in (name for name in settings if getattr(rewards, name) != getattr(defaults, name)):
+            yield Complaint(
                 f"algorithm.rewards.{setting} has no effect on verl's {run.name}, which uses the score: remove it, or "
-                f"set algorithm.adv_estimator to one of {listed(INSTALLED)}"
+                f"set algorithm.adv_estimator to one of {listed(INSTALLED)}",
+                fatal=setting == "conditions",
             )
         if run.settings.verl_ext.dump_dir is not None and rewards.keys is None:
             yield _warning(
@@ -134,7 +135,7 @@ def _warning(text: str) -> Complaint:
 
 
 def missing_keys(run: RunConfig) -> Iterator[Complaint]:
-    """An estimator that works on each reward needs their names, in its conditions as well."""
+    """An estimator that works on each reward needs their names."""
     if run.chain is None or not run.chain.per_reward:
         return
     keys = run.settings.rewards.keys
@@ -144,11 +145,6 @@ def missing_keys(run: RunConfig) -> Iterator[Complaint]:
             f"{run.name} normalises each reward separately: set 'algorithm.rewards.keys=[...]' to the keys that "
             f"{source} returns beside `score`"
         )
-        return
-    conditions = [step.conditions for step in run.chain.steps if isinstance(step, Condition)]
-    for name in (name for step in conditions for key, needed in step.items() for name in (key, needed.on)):
-        if name not in keys:
-            yield Complaint(f"a condition names an {unknown('reward', name, keys)} (algorithm.rewards.keys)")
 
 
 def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,17 @@ def _dumps(path: Path) -> list[Path]:
     return [path] if path.match(DUMPS) else []
 
 
+def _as_today(about: About) -> About:
+    """Return what a dump says of its run; in 0.3.0 conditions were a setting of gdpo, and counted with it alone."""
+    gdpo, hadw, rewards = (dict(about.algorithm.get(name) or {}) for name in ("gdpo", "hadw", "rewards"))
+    if "conditions" not in gdpo:
+        return about
+    conditions = gdpo.pop("conditions")
+    if "gdpo" in (about.estimator, hadw.get("base") if about.estimator == "hadw" else None):
+        rewards["conditions"] = conditions
+    return replace(about, algorithm={**about.algorithm, "gdpo": gdpo, "rewards": rewards})
+
+
 def _tables(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.iterdir()) if file.suffix in TABLES and file.name != METRICS]
 
@@ -65,7 +77,7 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
             notes.append(f"{file} is left out: {str(error).splitlines()[0]}")
             continue
         with reading(file):
-            about = make(About, json.loads(metadata), f"{file}: verl_ext")
+            about = _as_today(make(About, json.loads(metadata), f"{file}: verl_ext"))
         updates[about.step, about.update] = table.to_pandas(), about
     if not updates:
         raise DataError("\n".join([f"no {DUMPS} can be read in {path}", *notes]))

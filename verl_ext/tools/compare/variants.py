@@ -118,12 +118,13 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
             rewards[rows],
             uids[rows].tolist(),
             keys=keys,
+            conditions=rewards_settings.conditions,
             turns=Turns(rollouts.turns[rows], by_turn, rewards_settings.turn_discount),
             accuracy=None if accuracies is None else accuracies[rows],
             **{name: values[rows] for name, values in rollouts.counts.items()},
         )
         result = chain(batch, state)
-        state, advantages[rows], seen[rows] = result.state, result.advantages, result.seen
+        state, advantages[rows], seen[rows] = result.state, result.advantages, batch.returns
         notes |= result.warnings
     said = [*notes.values(), *_odd(chain, rollouts)]
     if rollouts.run is not None and rollouts.run.estimator == variant.name:

@@ -1,0 +1,117 @@
+"""Lists of steps: each step by its name, what may come after what, and a chain written as a list."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_ext.core.chain import SUM, Chain, Step
+from verl_ext.core.history import WeighByHistory
+from verl_ext.core.steps import (
+    Centre,
+    DivideByBatchStd,
+    DivideByMean,
+    DropConflicts,
+    ScaleByMad,
+    ScaleByStd,
+    WeighAndSum,
+    WeighByVariation,
+)
+from verl_ext.core.totals import Balance, Shorten, WeighByDifficulty, WeighByFocal, Whiten
+from verl_ext.core.typed import make
+from verl_ext.errors import ConfigurationError, unknown
+
+_KINDS: tuple[type[Step], ...] = (
+    *(DivideByMean, DivideByBatchStd, Centre, ScaleByStd, ScaleByMad, DropConflicts),
+    *(WeighByVariation, WeighAndSum, Shorten, Whiten, Balance, WeighByDifficulty, WeighByFocal, WeighByHistory),
+)
+STEPS: Mapping[str, type[Step]] = {kind.name: kind for kind in _KINDS}
+"""The steps that a list may name."""
+
+
+def read_step(item: Any, where: str, weights: tuple[float, ...] | None) -> Step:
+    """Read one entry of a list; `weights` are those of the rewards, for a step with such a field."""
+    given = dict(item) if isinstance(item, Mapping) else {"step": item}
+    name = given.pop("step", None)
+    if not isinstance(name, str):
+        raise ConfigurationError(f"{where} must be a step's name, or {{step: name, setting: value}}, found {item!r}")
+    if name == "condition":
+        raise ConfigurationError(f"{where}: 'condition' is no step: write algorithm.rewards.conditions=... instead")
+    kind = _own(name, where) if ":" in name else STEPS.get(name)
+    if kind is None:
+        raise ConfigurationError(
+            f"{where}: {unknown('step', name, STEPS)}, or package.module:Class for one of your own"
+        )
+    if any(field.name == "weights" for field in dataclasses.fields(kind)):
+        if "weights" in given:
+            raise ConfigurationError(f"{where}: set the weights of {name} by algorithm.rewards.weights")
+        given["weights"] = weights
+    try:
+        return make(kind, given, name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+
+
+def _own(path: str, where: str) -> type[Step]:
+    """Import the class of a user's step, and check it."""
+    module, _, name = path.partition(":")
+    try:
+        kind: Any = getattr(importlib.import_module(module), name)
+    except Exception as error:  # a module may raise anything
+        raise ConfigurationError(
+            f"{where}: {path!r} cannot be imported: {type(error).__name__}: {error}; write package.module:Class, and "
+            "install the package or put it on PYTHONPATH, in the driver and where verl's trainer runs"
+        ) from error
+    if not (isinstance(kind, type) and issubclass(kind, Step) and isinstance(getattr(kind, "name", None), str)):
+        raise ConfigurationError(
+            f"{where}: {path!r} is not a step: write a frozen dataclass that inherits verl_ext.Step, with a "
+            "string `name` and `apply(self, values, batch)`"
+        )
+    if kind.name in STEPS:
+        raise ConfigurationError(f"{where}: verl_ext has a step {kind.name!r} already: rename {path!r}")
+    return kind
+
+
+def check_order(steps: Sequence[Step], where: str) -> None:
+    """Raise unless there is one sum, and each step makes sense after those before it."""
+    names = [step.name for step in steps]
+    if names.count(SUM) != 1:
+        raise ConfigurationError(
+            f"{where} must have {SUM} once, found {names.count(SUM)}: put it first to work on the total, or later to "
+            "apply steps to each reward before"
+        )
+    for index, step in enumerate(steps):
+        before = {*names[:index], *(Centre.name for earlier in steps[:index] if earlier.centres)}
+        alike = steps[names.index(SUM) if SUM in before else 0 : index]
+        switched_on = {name for earlier in alike for name, value in vars(earlier).items() if value is True}
+        words = switched_on.union(earlier.name for earlier in alike)
+        for needed, reason in step.after.items():
+            if needed not in before:
+                raise ConfigurationError(f"{where}[{index}]: {step.name} must come after {needed}, because {reason}")
+        undone = {word: reason for word, reason in step.undoes.items() if word in words}
+        for wrong, reason in {**step.not_after, **undone}.items():
+            if wrong in before or wrong in undone:
+                raise ConfigurationError(f"{where}[{index}]: {step.name} must not come after {wrong}, because {reason}")
+
+
+def as_list(chain: Chain) -> list[str | dict[str, Any]]:
+    """The list that describes a chain; settings at their defaults are left out.
+
+    >>> as_list(Chain((WeighAndSum(), Centre(), ScaleByMad(0.5))))
+    ['weigh_and_sum', 'centre', {'step': 'scale_by_mad', 'epsilon': 0.5}]
+    """
+    described: list[str | dict[str, Any]] = []
+    for step in chain.steps:
+        kind = type(step)
+        name = step.name if STEPS.get(step.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
+        defaults = {item.name: item.default for item in dataclasses.fields(step)}
+        given = {key: value for key, value in settings_of(step).items() if value != defaults[key]}
+        described.append({"step": name, **given} if given else name)
+    return described
+
+
+def settings_of(step: Step) -> dict[str, Any]:
+    """The settings of a step as plain data, without `weights`, which are `algorithm.rewards.weights`."""
+    return {name: value for name, value in dataclasses.asdict(step).items() if name != "weights"}
