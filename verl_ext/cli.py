@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except (VerlExtError, OSError) as error:  # of the system, for example: a file cannot be written
         say(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

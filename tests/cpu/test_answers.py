@@ -70,6 +70,18 @@ def test_sessions_that_begin_alike_go_on_each_with_its_own_line(given, model, to
     assert sorted(answers) == ["b", "c"]
 
 
+def test_sessions_are_forgotten_with_their_weights(given, model):
+    async def scenario():
+        server = given(["a", "b"], "c", response_length=64)
+        await ready(server, model)
+        first = (await ask(server, [6, 6])).token_ids
+        await ask(server, [6, 6, *first, 9])
+        await ready(server, model, step=1)
+        return server._turns
+
+    assert not asyncio.run(scenario())
+
+
 def test_an_answer_is_cut_at_the_limit(given, model):
     async def scenario():
         server = given("abcdefghijkl")
@@ -79,7 +91,7 @@ def test_an_answer_is_cut_at_the_limit(given, model):
     assert len(asyncio.run(scenario()).token_ids) == 8
 
 
-@pytest.mark.parametrize("lines", [[{"answer": "a"}], ["a", []], []])
+@pytest.mark.parametrize("lines", [[{"answer": "a"}], ["a", []], [["a", 1]], []])
 def test_a_file_without_answers_or_with_a_line_that_is_none_is_refused_by_its_name(given, lines):
     with pytest.raises(DataError, match="answers.jsonl"):
         given(*lines)

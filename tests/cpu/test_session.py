@@ -16,9 +16,8 @@ from verl_ext.cpu import session
 RUNS = """
 import sys, time
 from verl_ext.cpu import session
-with session.ended_by_signals():
-    print("ended", session.run(sys.argv[2:], float(sys.argv[1])), flush=True)
-    time.sleep(60)
+print("ended", session.run(sys.argv[2:], float(sys.argv[1])), flush=True)
+time.sleep(60)
 """
 HAS_CHILDREN = """
 import os, signal, subprocess, sys, time
@@ -94,8 +93,8 @@ def test_what_a_command_leaves_is_ended(running):
 
 
 def test_a_signal_that_is_ignored_stays_so():
-    program = "import os, signal; from verl_ext.cpu.session import *; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    program += "with ended_by_signals(): os.kill(os.getpid(), signal.SIGHUP)"
+    program = "import os, signal; from verl_ext.cpu.session import run; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    program += "run(['true'], 60); os.kill(os.getpid(), signal.SIGHUP)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 

@@ -15,7 +15,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -52,21 +51,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def rehearse(options: argparse.Namespace) -> int:
     """Check the run, and rehearse it if it is not refused, with a line for each stage; return 1 if one failed."""
-    with session.ended_by_signals():
-        tried = {"try_reward": options.rows > 0, "answers": None}
-        if check(argparse.Namespace(**{**vars(options), **tried}), rehearsed=True):
-            return 1
-        with composed(options) as user:
-            folder = Path(user.trainer.default_local_dir).resolve() / "rehearsal"
-            lock = emptied(folder)
-            config, looks = _prepared(user, folder, options)
-        failed = False
-        with lock:
-            for stage, state, text in chain(looks, _stages(user, config, folder, options.minutes)):
-                say(f"{stage:9} {state:6}  {text}")
-                failed |= state == FAILED
+    if check(argparse.Namespace(**vars(options), try_reward=options.rows > 0), rehearsed=True):
+        return 1
+    failed = False
+    for stage, state, text in _stages(options):
+        say(f"{stage:9} {state:6}  {text}")
+        failed |= state == FAILED
     say(f"the rehearsal {'failed' if failed else 'passed'}")
     return int(failed)
+
+
+def _stages(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    with composed(options) as user:
+        from verl.trainer.ppo.utils import need_critic
+
+        folder = Path(user.trainer.default_local_dir).resolve() / "rehearsal"
+        lock = emptied(folder)
+        tokenizer = make_model(user, "actor_rollout_ref.model", folder / "model")
+        if need_critic(user):
+            make_model(user, "critic.model", folder / "critic")
+        config, left_out = rehearsed(user, folder, options.answers)
+    yield from (("left out", LOOK, text) for text in left_out)
+    template = user.actor_rollout_ref.model.get("custom_chat_template") or tokenizer.chat_template
+    if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and "tools" not in str(template):
+        yield "tools", LOOK, "no prompt shows the tools: the tokenizer's chat template does not read `tools`"
+    yield "runs", OK, f"two, of some minutes each; their logs are in {folder}"
+    with lock:
+        whole = start(folder / "train", config, options.minutes)
+        yield from of_training(whole, user)
+        if whole.done:
+            config.trainer.update(test_freq=3, resume_mode="resume_path")
+            config.trainer.resume_from_path = str(whole.folder / "checkpoints/global_step_2")
+            yield from of_resume(start(folder / "resume", config, options.minutes), whole, user)
 
 
 def emptied(folder: Path) -> TextIO:
@@ -80,36 +96,12 @@ def emptied(folder: Path) -> TextIO:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            lock.close()
             raise ConfigurationError(f"{place}: another rehearsal runs there; set another folder") from None
         for left in ("model", "critic", "train", "resume"):
             if (folder / left).exists():
                 shutil.rmtree(folder / left)
     return lock
-
-
-def _prepared(user: Any, folder: Path, options: argparse.Namespace) -> tuple[Any, list[tuple[str, str, str]]]:
-    """The configuration of the miniature, whose models are written, and what is known of it before it runs."""
-    from verl.trainer.ppo.utils import need_critic
-
-    tokenizer = make_model(user, "actor_rollout_ref.model", folder / "model")
-    if need_critic(user):
-        make_model(user, "critic.model", folder / "critic")
-    config, left_out = rehearsed(user, folder, options.answers)
-    looks = [("left out", LOOK, text) for text in left_out]
-    template = user.actor_rollout_ref.model.get("custom_chat_template") or tokenizer.chat_template
-    if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and "tools" not in str(template):
-        looks.append(("tools", LOOK, "no prompt shows the tools: the tokenizer's chat template does not read `tools`"))
-    return config, looks
-
-
-def _stages(user: Any, config: Any, folder: Path, minutes: float) -> Iterator[tuple[str, str, str]]:
-    yield "runs", OK, f"two, of some minutes each; their logs are in {folder}"
-    whole = start(folder / "train", config, minutes)
-    yield from of_training(whole, user)
-    if whole.done:
-        config.trainer.update(test_freq=3, resume_mode="resume_path")
-        config.trainer.resume_from_path = str(whole.folder / "checkpoints/global_step_2")
-        yield from of_resume(start(folder / "resume", config, minutes), whole, user)
 
 
 class Rehearsal:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,8 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_ext.cpu.generation import Completion, Request, Sampling, check_model, generate
-from verl_ext.errors import ConfigurationError, DataError, IntegrationError, reading, unknown
+from verl_ext.errors import ConfigurationError, IntegrationError, unknown
+from verl_ext.integration.checks.samples import read_answers
 
 QUIET_SECONDS = 0.02
 """A batch starts when no request has arrived for this long: verl sends a step's requests in one burst."""
@@ -94,17 +94,10 @@ class EmbeddedServer:
         self._loop: asyncio.Task[None] | None = None
 
     async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        sampling_params: dict[str, Any],
-        request_id: str,
-        image_data: Any = None,
-        video_data: Any = None,
-        **other: Any,
+        self, prompt_ids: Sequence[int], sampling_params: dict[str, Any], request_id: str, **other: Any
     ) -> TokenOutput:
         """Continue one prompt."""
-        unsupported = {"image_data": image_data, "video_data": video_data, **other}
-        if names := [name for name, value in unsupported.items() if value is not None]:
+        if names := [name for name, value in other.items() if value is not None]:
             raise ConfigurationError(f"the embedded rollout generates only from text, found {names}")
         if self._rejecting:
             return self._output(Completion([], [], aborted=True))
@@ -164,11 +157,7 @@ class EmbeddedServer:
             if not self._ready:
                 raise IntegrationError("the embedded rollout was asked to generate before it received weights")
             completions = await asyncio.to_thread(
-                generate,
-                self._model,
-                [request for request, _ in batch],
-                eos=self._eos,
-                abort=self._abort,
+                generate, self._model, [request for request, _ in batch], eos=self._eos, abort=self._abort
             )
         except Exception as error:  # noqa: BLE001 - any failure goes to the waiting callers
             for _, future in batch:
@@ -221,6 +210,7 @@ class EmbeddedServer:
         if missing:
             raise IntegrationError(f"the trainer sent {sent} weights, but not {missing}")
         self._seen.clear()
+        self._turns.clear()
         self._ready = True
         if global_steps is not None:
             self.global_steps = global_steps
@@ -246,10 +236,5 @@ def _answers(config: Any, tokenizer: Any) -> list[list[list[int]]]:
     file = (config.engine_kwargs.get("embedded") or {}).get("answers")
     if not file:
         return []
-    with reading(file):
-        lines = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()] or [None]
-        if others := [line for line in lines if line == [] or not isinstance(line, str | list)]:
-            raise DataError(f"{file}: a line is an answer or the list of its turns, not {others[0]!r}")
-        turns = [[line] if isinstance(line, str) else line for line in lines]
-        end, encode = tokenizer.eos_token_id, tokenizer.encode
-        return [[[*encode(text, add_special_tokens=False), end] for text in texts] for texts in turns]
+    end, encode = tokenizer.eos_token_id, tokenizer.encode
+    return [[[*encode(text, add_special_tokens=False), end] for text in turns] for turns in read_answers(Path(file))]

@@ -11,35 +11,21 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import psutil
 
 
-class Ended(BaseException):
-    """A signal asks this process to end."""
+def run(command: Sequence[str], seconds: float, **options: Any) -> int | None:
+    """Run a command and return its exit status, or None if it was ended after its time.
 
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let the block end what it runs, then this process, with exit status 128 + the signal's number."""
-
-    def end(number: int, _frame: object) -> None:
-        raise Ended(number)
-
+    A signal ends the command, then this process, with exit status 128 + its number.
+    """
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, end)
-    try:
-        yield
-    except Ended as ended:
-        os._exit(128 + ended.args[0])  # a thread of the user's reward function may never end
-
-
-def run(command: Sequence[str], seconds: float, **options: Any) -> int | None:
-    """Run a command and return its exit status, or None if it was ended after its time."""
+            signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     guard = [sys.executable, "-m", __name__, *command]
     with (
         subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True, **options) as process,  # noqa: S603

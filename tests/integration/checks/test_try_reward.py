@@ -7,11 +7,12 @@ from pathlib import Path
 import pandas
 import pytest
 
+from tests.facts import a_line_says
 from verl_ext.cli import main
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=1.0):
-    if solution_str == "raise":
+    if solution_str.endswith("raise") or data_source == "unknown":
         raise KeyError("boom")
     right = float(solution_str == ground_truth)
     nothing = None if not solution_str else float("nan")
@@ -48,7 +49,7 @@ def returns(score=None, **given):
 def tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Exit status and output of one call on two rows."""
     (tmp_path / "reward.py").write_text(REWARD)
-    (tmp_path / "answers.txt").write_text("2\nraise\n")
+    (tmp_path / "answers.jsonl").write_text('"2"\n["ra", "raise"]\n')
     rows = [{"data_source": "x", "prompt": [], "reward_model": {"ground_truth": str(at)}} for at in (1, 2, 3)]
     pandas.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
     given = [
@@ -58,7 +59,8 @@ def tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
     def run(*arguments: str) -> tuple[int, str]:
         status = main([*given, *arguments])
-        return status, capsys.readouterr().out
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
 
     return run
 
@@ -83,11 +85,11 @@ def test_it_prints_what_the_components_are(tried, function: str) -> None:
 
 
 def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> None:
-    status, out = tried("algorithm.rewards.keys=[corect,format]", "--answers", str(tmp_path / "answers.txt"))
+    status, out = tried("algorithm.rewards.keys=[corect,format]", "--answers", str(tmp_path / "answers.jsonl"))
     assert status == 1
     assert "'corect'" in out
     assert "'correct'" in out
-    assert "row 1, the answer of the file: scoring raises KeyError" in out
+    assert a_line_says(out, f"row 1 of {tmp_path}/train.parquet", "answer of the file", "KeyError")
     assert "0 errors" not in out
 
 
@@ -103,7 +105,7 @@ def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> N
                 *("algorithm.adv_estimator=maxrl", "algorithm.rewards.keys=[correct,format]"),
                 "+reward.custom_reward_function.reward_kwargs.bonus=-0.5",
             ),
-            "found -0.5 for uid 'row 0, an empty answer'",
+            "found -0.5 for uid 'row 0 of ",
         ),
         (
             (
@@ -164,9 +166,9 @@ def test_a_run_that_only_a_reward_model_scores_has_no_function_to_try(tried) -> 
 
 
 def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path: Path) -> None:
-    (tmp_path / "answers.txt").write_text("1 0 1\n2 2\n")
+    (tmp_path / "answers.jsonl").write_text('"1 0 1"\n"2 2"\n')
     given = ("algorithm.rewards.keys=[correct,format]", "algorithm.rewards.by_turn=[format]")
-    given += ("reward.custom_reward_function.name=turns", "--answers", str(tmp_path / "answers.txt"))
+    given += ("reward.custom_reward_function.name=turns", "--answers", str(tmp_path / "answers.jsonl"))
     status, out = tried(*given)
     assert status == 0, out
     (line,) = (line for line in out.splitlines() if line.strip().startswith("format"))
@@ -175,3 +177,87 @@ def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path: 
     status, out = tried(*given, "+reward.custom_reward_function.reward_kwargs.plain=True")
     assert status == 1
     assert "by_turn([...])" in out
+
+
+@pytest.fixture
+def given(tried, tmp_path: Path):
+    """Exit status and output of one call on rows of these truths, sources and messages, of training or validation."""
+
+    def run(truths, sources=None, contents=None, *, words=(), file="train"):
+        rows = [
+            {
+                "data_source": "x" if sources is None else sources[at],
+                "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
+                if contents is None
+                else contents[at],
+                "reward_model": {"ground_truth": truth},
+            }
+            for at, truth in enumerate(truths)
+        ]
+        pandas.DataFrame(rows).to_parquet(tmp_path / f"{file}.parquet", row_group_size=7)
+        return tried("algorithm.rewards.keys=[correct,format]", f"data.val_files={tmp_path}/val.parquet", *words)
+
+    return run
+
+
+def test_rows_are_spread_over_the_file(given, tmp_path: Path) -> None:
+    status, out = given(["1"] * 10 + ["raise"] * 10)
+    assert status == 1
+    assert a_line_says(out, f"row 10 of {tmp_path}/train.parquet", "KeyError")
+    assert "row 0 of" not in out
+
+
+def test_rows_of_each_training_file_are_tried(given, tmp_path: Path) -> None:
+    given(["raise"] * 3, file="more")
+    files = f"data.train_files=[{tmp_path}/train.parquet,{tmp_path}/more.parquet]"
+    status, out = given(["1"] * 3, words=(files,))
+    assert status == 1
+    assert a_line_says(out, f"row 0 of {tmp_path}/more.parquet", "KeyError")
+
+
+def test_a_row_of_each_data_source_is_tried_and_more_than_asked_is_said(given, tmp_path: Path) -> None:
+    sources = ["x"] * 17 + ["unknown", "y", "x"]
+    status, out = given(["1"] * 20, sources)
+    assert status == 1
+    assert a_line_says(out, f"row 17 of {tmp_path}/train.parquet", "KeyError")
+    assert a_line_says(out, "4 rows", "data.train_files", "2 more", "--rows")
+
+
+def test_with_answers_the_first_rows_are_tried(given, tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl").write_text('"2"\n"2"\n')
+    words = ("--answers", str(tmp_path / "answers.jsonl"))
+    assert given(["1"] * 2 + ["raise"] * 8, ["x"] * 5 + ["unknown"] * 5, words=words)[0] == 0
+
+
+def test_a_null_is_found_in_any_row_by_its_file_and_row(given, tmp_path: Path) -> None:
+    user, place = {"role": "user", "content": "a"}, f"row 13 of {tmp_path}/train.parquet"
+    status, out = given(["1"] * 13 + [None] + ["1"] * 6)
+    assert status == 1
+    assert a_line_says(out, place, "reward_model.ground_truth", "null")
+    for wrong in ([{"role": "system", "content": None}, user], [{"role": None, "content": "a"}], [None, user], None):
+        status, out = given(["1"] * 20, contents=[[user]] * 13 + [wrong] + [[user]] * 6)
+        assert status == 1
+        assert a_line_says(out, place, "prompt", "null")
+    called = [user, {"role": "assistant", "content": None}]
+    assert given(["1"] * 20, contents=[[user]] * 13 + [called] * 7)[0] == 0
+
+
+def test_a_source_without_any_truth_has_a_function_that_needs_none(given) -> None:
+    assert given(["1"] * 5 + [None] * 5, ["x"] * 5 + ["judged"] * 5)[0] == 0
+
+
+def test_rows_of_validation_fail_only_where_scoring_does(given, tmp_path: Path) -> None:
+    status, out = given(["1"] * 3)
+    assert status == 0
+    assert a_line_says(out, "data.val_files", f"{tmp_path}/val.parquet", "missing")
+    assert given(["1", "1"], ["x", "unknown"], file="val")[0] == 1
+    status, out = given(["1", None, "3"], file="val")
+    assert status == 0, out
+
+
+def test_with_a_dataset_of_the_users_own_the_rows_of_its_file_are_no_fault(tried, tmp_path: Path) -> None:
+    pandas.DataFrame([{"question": "a"}]).to_parquet(tmp_path / "train.parquet")
+    status, out = tried("data.custom_cls.path=mine.py", "data.custom_cls.name=Mine")
+    assert status == 1
+    assert "--rows 0" in out
+    assert "--try-reward" in out

@@ -1,4 +1,4 @@
-"""`verl-ext check --try-reward`: call the reward function of a run on rows of its training file, without a model.
+"""`verl-ext check --try-reward`: call the reward function of a run on rows of its data, without a model.
 
 verl's own reward manager calls the function. Each row is scored with its ground truth as the answer, with an empty
 answer, and with the answer in the same line of a file. Most mistakes in a reward function would else show after the
@@ -27,6 +27,7 @@ from verl_ext.integration.advantage import compute, watch
 from verl_ext.integration.checks import Verdict
 from verl_ext.integration.checks.read import select
 from verl_ext.integration.checks.rewards import FUNCTION, MANAGERS
+from verl_ext.integration.checks.samples import read_answers, rows_of
 from verl_ext.integration.components import SCORE, Components, is_number
 from verl_ext.integration.run import Run
 from verl_ext.integration.sampling import outside
@@ -43,45 +44,33 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
     """Return lines about the reward function, and what would end a run with it."""
     if select(config, "reward.reward_model.enable") and select(config, f"{FUNCTION}.path") is None:
         raise ConfigurationError(f"a reward model scores this run: to try or rehearse it, set {FUNCTION}.path=FILE")
-    path, samples = _rows(config, rows)
-    given = answers.read_text(encoding="utf-8").splitlines() if answers is not None else []
-    answer = ""
+    given = ["\n".join(turns) for turns in read_answers(answers)] if answers is not None else []
+    samples, problems = rows_of(config, "data.train_files", rows, spread=not given)
+    if rows < 1 or not samples:
+        raise DataError(f"there is nothing to try: --rows={rows} of data.train_files")
+    validated, _ = rows_of(config, "data.val_files", 1)
+    answer, results, trained = "", {}, {}
     manager = _manager(config, SimpleNamespace(decode=lambda *_tokens, **_options: answer))
-    results, problems = {}, []
-    for number, row in enumerate(samples):
-        truth = row["reward_model"]["ground_truth"]
+    for number, (place, row) in enumerate([*samples.items(), *validated.items()]):
+        truth = (row["reward_model"] or {}).get("ground_truth")
         kinds = {"the ground truth": truth if isinstance(truth, str) else json.dumps(truth), "an empty answer": ""}
-        kinds |= {"the answer of the file": given[number]} if number < len(given) else {}
+        kinds |= {"the answer of the file": given[number]} if number < min(len(given), len(samples)) else {}
         for kind, answer in kinds.items():  # noqa: B007 - the tokenizer decodes to it
-            where = f"row {number}, {kind}"
             try:
-                results[where] = _scored(manager, row, verdict)
+                results[f"{place}, {kind}"] = _scored(manager, row, verdict)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
-                problems.append(f"{where}: scoring raises {type(error).__name__}: {error}")
-    names = dict.fromkeys(name for result in results.values() for name in result)
-    columns = {name: [result.get(name) for result in results.values()] for name in names}
-    if results:
-        problems += _wrong(columns, list(results), verdict, more=select(config, f"{MANAGER}.name") not in MANAGERS)
-    title = f"the reward function on {len(samples)} rows of {path}, {len(results)} answers (ground truths, empty ones)"
-    return [title, *_lines(columns, verdict)], problems
-
-
-def _rows(config: Any, most: int) -> tuple[str, list[Any]]:
-    """Return the first training file, and its first rows."""
-    import pyarrow.json
-    import pyarrow.parquet
-
-    files = select(config, "data.train_files")
-    path = str(files if isinstance(files, str) else next(iter(files or []), ""))
-    read = pyarrow.parquet.read_table if path.endswith(".parquet") else pyarrow.json.read_json
-    with reading(f"data.train_files={path}"):
-        samples = read(path).slice(0, most).to_pylist()
-    if not samples:
-        raise DataError(f"there is nothing to try: --rows={most} of data.train_files={path}")
-    for number, row in enumerate(samples):
-        if "ground_truth" not in (row.get("reward_model") or {}):
-            raise DataError(f"row {number} of {path} has no reward_model.ground_truth, which verl needs: {listed(row)}")
-    return path, samples
+                problems.append(f"{place}, {kind}: scoring raises {type(error).__name__}: {error}")
+        if number < len(samples):
+            trained = dict(results)
+    names = dict.fromkeys(name for result in trained.values() for name in result)
+    columns = {name: [result.get(name) for result in trained.values()] for name in names}
+    if trained:
+        problems += _wrong(columns, list(trained), verdict, more=select(config, f"{MANAGER}.name") not in MANAGERS)
+    more = f" ({len(samples) - rows} more than --rows, for their data_source)" if len(samples) > rows else ""
+    title = (
+        f"the reward function on {len(samples)} rows of data.train_files{more}, {len(validated)} of data.val_files, "
+    )
+    return [f"{title}{len(results)} answers (ground truths, empty ones)", *_lines(columns, verdict)], problems
 
 
 def _manager(config: Any, tokenizer: Any) -> Any:
