@@ -5,6 +5,7 @@ Every process loads this module, so it imports the checks only when it runs them
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,5 +34,5 @@ def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs
     from verl_ext.integration.checks import check_run
 
     main = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
-    check_run(config, main if main.name != WORKER else None)
+    check_run(config, "".join(linecache.getlines(str(main))) if main.name != WORKER else None)
     return original(config, *args, **kwargs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -15,7 +14,7 @@ from verl_ext.integration import hooks
 from verl_ext.integration.checks import rules
 from verl_ext.integration.checks.describe import describe
 from verl_ext.integration.checks.read import RunConfig, estimator_name, read_settings
-from verl_ext.integration.checks.sections import dropped
+from verl_ext.integration.checks.rewards import dropped
 from verl_ext.registry import INSTALLED
 from verl_ext.settings import Settings
 
@@ -30,8 +29,8 @@ class Verdict(RunConfig):
     warnings: tuple[str, ...]
 
 
-def check_run(config: Any, main: Path | None = None) -> Verdict | None:
-    """Judge a configuration; raise one error that lists all errors. `main`: the file that begins the run.
+def check_run(config: Any, main: str | None = None) -> Verdict | None:
+    """Judge a configuration; raise one error that lists all errors. `main`: the source of what begins the run.
 
     None for a configuration without a section `algorithm`: estimators of this package do not compute for it.
     """

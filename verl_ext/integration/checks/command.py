@@ -24,8 +24,7 @@ from verl_ext.files import say
 from verl_ext.integration.checks import judge
 from verl_ext.integration.checks.describe import describe
 from verl_ext.integration.checks.read import select
-from verl_ext.integration.checks.rewards import FUNCTION, known_components
-from verl_ext.integration.checks.sections import dropped, mains_of_file
+from verl_ext.integration.checks.rewards import FUNCTION, dropped, known_components, mains_of_file
 from verl_ext.integration.checks.try_reward import try_reward
 from verl_ext.settings import entries
 
@@ -53,8 +52,8 @@ def check(options: argparse.Namespace, *, rehearsed: bool = False) -> int:
     """Print what the run would do and be told; return 1 if it would be refused. `rehearsed`: main_ppo runs it next."""
     with composed(options) as config:
         lines, refused = _judged(config, options, () if rehearsed else mains_of_file())
-    rest = "" if rehearsed else "; verl's own checks did not run"
-    lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run{rest}")
+    own = "" if rehearsed else "; verl's own checks did not run"
+    lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run{own}")
     say("\n".join(lines))
     return int(refused)
 
@@ -97,22 +96,20 @@ def _refuse_gone(said: str, known: Any) -> None:
     """Raise for a setting whose name is nowhere in this verl, nor ours: Hydra advises to append it."""
     import verl
 
-    if (found := re.match(r"Could not override '([\w.]+)\.(\w+)'", said)) is None:
+    found = re.match(r"Could not override '([\w.]+)\.(\w+)'", said)
+    if found is None or found[1].removeprefix("algorithm.") in entries():
         return
-    section, name = found.groups()
     files = (file for kind in ("py", "yaml") for file in Path(verl.__file__).parent.rglob(f"*.{kind}"))
-    ours = section.removeprefix("algorithm.") in entries()
-    if ours or any(re.search(rf"\b{name}\b", file.read_text("utf-8")) for file in files):
-        return
-    near = nearest(name, map(str, select(known, section) or ()), cutoff=0.75)
-    hint = "" if near is None else f" (did you mean {near}?)"
-    path = f"{section}.{name}"
-    raise ConfigurationError(
-        f"verl {verl.__version__} has no setting {path}{hint}: remove it, or write +{path} if code of yours reads it"
-    )
+    if not any(re.search(rf"\b{found[2]}\b", file.read_text("utf-8")) for file in files):
+        near = nearest(found[2], map(str, select(known, found[1]) or ()), cutoff=0.75)
+        hint = "" if near is None else f" (did you mean {near}?)"
+        raise ConfigurationError(
+            f"verl {verl.__version__} has no setting {found[1]}.{found[2]}{hint}: remove it, or put + before it if "
+            "code of yours reads it"
+        )
 
 
-def _judged(config: Any, options: argparse.Namespace, mains: Iterable[Path]) -> tuple[list[str], bool]:
+def _judged(config: Any, options: argparse.Namespace, mains: Iterable[str]) -> tuple[list[str], bool]:
     verdict = judge(config)
     lines, errors = [*describe(verdict)], [*verdict.errors, *dropped(config, mains)]
     if options.try_reward:

@@ -6,14 +6,22 @@ fill a batch. A wrong name of a component would end the run after the first roll
 
 from __future__ import annotations
 
+import json
 import pkgutil
-from collections.abc import Iterator, Mapping
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 from verl_ext import rewards
 from verl_ext.core.steps import DivideByMean
 from verl_ext.errors import Complaint, ConfigurationError, listed, reading, unknown
+from verl_ext.integration.checks.presets import leaves
 from verl_ext.integration.checks.read import FILTER, RunConfig, resolved, select
 from verl_ext.integration.components import SCORE
 from verl_ext.registry import INSTALLED
@@ -31,6 +39,11 @@ MANAGERS: Mapping[str, tuple[str, ...]] = {
 }
 """verl's own reward managers, with the components that each adds to those of the reward function."""
 
+OLD = ("reward_model", "custom_reward_function", "sandbox_fusion")
+"""The sections that verl once had at the top of a configuration: `main_ppo` composes them, and reads none."""
+READS = re.compile(rf"migrate_legacy_reward_impl|config(\.|\.get\(.|\[.)({'|'.join(OLD)})\b")
+"""What the source of a main has that migrates these sections, or reads them."""
+
 
 def scorer(config: Any) -> Any:
     """Return the options of the configured reward function if it is one of ours, else None."""
@@ -45,6 +58,43 @@ def scorer(config: Any) -> Any:
     with reading(f"{FUNCTION}.reward_kwargs", ConfigurationError):
         kwargs = resolved(select(config, f"{FUNCTION}.reward_kwargs")) or {}
         return parse_options(module.Options, {str(name): value for name, value in kwargs.items()})
+
+
+def dropped(config: Any, mains: Iterable[str]) -> Iterator[str]:
+    """Yield each setting of `OLD` that has no effect, with the line that has, unless one of the mains reads them."""
+    old = OmegaConf.to_container(OmegaConf.create({name: config.get(name) for name in OLD}))
+    given = {path: value for path, value in leaves(old) if value is not None}
+    if not given or "async_training" in config or any(map(READS.search, mains)):
+        return
+    import verl
+    from verl.experimental.reward_loop import migrate_legacy_reward_impl
+
+    # Each setting has its own path as value, so that it is known again in its new place.
+    probe = OmegaConf.load(Path(verl.__file__).with_name("trainer") / "config/legacy_reward_impl.yaml")
+    probe.reward = OmegaConf.to_container(config.reward)
+    known = dict(leaves(OmegaConf.to_container(probe.reward), "reward"))
+    for path in given:
+        OmegaConf.update(probe, path, path, force_add=True)
+    migrated = leaves(OmegaConf.to_container(migrate_legacy_reward_impl(probe).reward), "reward")
+    moved = {f"{value}": path for path, value in migrated}
+    for path, written in given.items():
+        value = written if (read := resolved(select(config, path))) is None else read
+        text = value if isinstance(value, str) else json.dumps(value)
+        lost = f"verl.trainer.main_ppo does not read {path}={text}"
+        if (new := moved.get(path)) is None:
+            yield f"{lost}, which has no place any more: remove it"
+        elif resolved(select(config, new)) != value:
+            yield f"{lost}: write {shlex.quote(('' if new in known else '+') + f'{new}={text}')}"
+
+
+def mains_of_file() -> Iterator[str]:
+    """The sources beside the folder of the primary file that name it, such as the mains of verl's recipes."""
+    hydra = HydraConfig.get()
+    for source in hydra.runtime.config_sources:
+        files = Path(source.path).parent.glob("*.py") if (source.provider, source.schema) == ("main", "file") else ()
+        yield from (
+            text for file in files if f'"{hydra.job.config_name}"' in (text := file.read_text("utf-8", "replace"))
+        )
 
 
 def known_components(config: Any) -> list[str] | None:

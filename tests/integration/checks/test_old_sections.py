@@ -17,7 +17,7 @@ from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import driver
 from verl_ext.integration.checks import check_run
-from verl_ext.integration.checks.sections import dropped
+from verl_ext.integration.checks.rewards import dropped
 
 GRPO, N = "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8"
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")
@@ -91,7 +91,7 @@ def test_what_is_in_force_and_what_verl_migrates_itself_are_left_alone(settings)
 def test_a_main_that_reads_or_migrates_the_sections_is_left_alone(tmp_path, monkeypatch, source, count):
     file = tmp_path / "main.py"
     file.write_text(source)
-    assert len(list(dropped(compose(GRPO, MANAGER), [file]))) == count
+    assert len(list(dropped(compose(GRPO, MANAGER), [source]))) == count
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(file)))
     if count:
         with pytest.raises(ConfigurationError, match=r"reward\.reward_manager\.name=dapo"):
