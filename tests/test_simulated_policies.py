@@ -1,4 +1,4 @@
-"""The simulated policies: gradients against enumeration, fair conditions, and a page that shows what was stored."""
+"""The simulated policies: gradients against enumeration, fair conditions, and a page with the stored figures."""
 
 from __future__ import annotations
 
@@ -84,11 +84,9 @@ def test_a_seed_gives_the_stored_values(results, key, name):
             assert found[measure] == pytest.approx(stored["values"][arm.label][measure][1], rel=1e-6)
 
 
-def test_the_page_shows_the_stored_results(results):
-    page = simulate.PAGE.read_text(encoding="utf-8")
-    assert simulate.filled(page, results) == page
-    # Every signed figure in the text, outside of the tables, stands in a table.
-    parts = re.split(r"<!-- made:.*?<!-- end -->", page, flags=re.S)
+def test_every_signed_figure_of_the_page_stands_in_a_table(results):
+    page = (Path(__file__).parents[1] / "docs/pages/estimators_compared.md").read_text(encoding="utf-8")
     tables = " ".join(simulate.table(study, results[key]) for key, study in simulate.STUDIES.items())
-    for figure in re.findall(r"[+-]\d+\.\d+", " ".join(parts)):
-        assert figure in tables, figure
+    figures = re.findall(r"[+-]\d+\.\d+", page)
+    assert len(figures) > 10
+    assert [figure for figure in figures if figure not in tables] == []

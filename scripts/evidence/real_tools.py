@@ -1,11 +1,11 @@
-"""The runs of docs/pages/real_tools.md: store them, and make the page's tables and picture of what is stored.
+"""The stored runs of docs/pages/real_tools.md: their tables and picture, and a run as files for `report` and `compare`.
 
-    python scripts/evidence/real_tools.py collect outputs/evidence --judge .venv-bfcl/bin/python
     python scripts/evidence/real_tools.py table
     python scripts/evidence/real_tools.py picture docs/pages/pictures/real_tools.png
-    python scripts/evidence/real_tools.py extract scarce-grpo-1 outputs/scarce-grpo-1    # for `report` and `compare`
+    python scripts/evidence/real_tools.py extract scarce-grpo-1 outputs/scarce-grpo-1
 
-real_tools.parquet holds all runs and no text. A row has a `run`, a `kind` and a `step`, and by its kind
+real_tools.parquet holds all runs and no text; real_tools.txt says how they were made. A row has a `run`, a `kind` and a
+`step`, and by its kind
 
     answer      an answer of a training step: `name` of its group, rewards, `advantage`, `tokens`
     metric      `name` and `value` of what verl logged
@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,16 +30,9 @@ from verl_ext.tools.compare.measures import explained, normalised
 from verl_ext.tools.picture import COLOURS, dress
 from verl_ext.tools.tables import Table
 
-HERE = Path(__file__).parent
-STORED = HERE / "real_tools.parquet"
+STORED = Path(__file__).with_name("real_tools.parquet")
 REWARDS = ["correctness", "format"]
 MEASURES = ["format", "correctness", "bfcl"]
-COLUMNS = ["run", "kind", "step", "name", *MEASURES, "advantage", "tokens", "value"]
-TYPES = {"step": "int16", **dict.fromkeys([*MEASURES, "advantage", "tokens"], "float32")}
-METRICS = re.compile(
-    r"reward/.*/(mean|dead_groups)|advantage/.*|critic/advantages/(min|max)|actor/(loss|pg_loss|grad_norm|entropy_loss)"
-    r"|response_length/(mean|clip_ratio)|timing_s/(gen|update_actor|update_weights|adv|save_checkpoint|step)"
-)
 STEPS = {"scarce": (1, 30), "mixed": (11, 40), "pure": (11, 40)}
 """The steps of the primary measure, by start."""
 WIDTH, GOAL, STEPS_TO = 5, 0.8, "steps to .8"
@@ -49,50 +40,6 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182}
 """97.5 % quantiles of Student's t, by the number of differences."""
 PAIRS = (("scarce", "gdpo", "grpo"), ("scarce", "gdpo", "weighted"), ("mixed", "gdpo", "grpo"))
 LINES = dict(zip(("grpo", "gdpo", "weighted"), zip(COLOURS, ("-", "--", ":"), strict=False), strict=True))
-
-
-def collect(runs: Path, judge: Path) -> None:
-    """Store the runs of scarce.sh, also unfinished ones; a run that is stored already is replaced."""
-    task = Path((runs / "start.txt").read_text(encoding="utf-8").strip())
-    kept = [pd.read_parquet(STORED)] if STORED.exists() else []
-    names = sorted({path.parents[1].name for path in runs.glob("*/dump/from-*")})  # none of a run that only validated
-    new = [part for name in names for part in (answers(runs / name), metrics(runs / name))]
-    for path in sorted(runs.glob("*/validation/*.jsonl")):
-        new.append(judged(task, path, judge).assign(run=path.parents[1].name, step=int(path.stem)))
-    for path in sorted(task.parent.glob("tools-scarce*/samples.json")):
-        folder = path.parent
-        new.append(judged(folder, path, judge).assign(run=folder.name.replace("tools", "samples"), step=0))
-    added = pd.concat(new)
-    table = pd.concat([*(part[~part.run.isin(added.run)] for part in kept), added])
-    table = table.sort_values(["run", "kind", "step"], kind="stable")[COLUMNS].astype(TYPES)
-    table.to_parquet(STORED, index=False, compression="zstd")
-
-
-def answers(run: Path) -> pd.DataFrame:
-    """The run's dump. Steps that were done again after an interrupt were written twice: the last file counts."""
-    written = sorted(run.glob("dump/from-*/*.parquet"), key=lambda file: file.stat().st_mtime)
-    latest = {file.name: file for file in written}
-    rows = pd.concat([pd.read_parquet(latest[name]) for name in sorted(latest)])
-    rows = rows.rename(columns=lambda name: name.removeprefix("reward/"))
-    # Groups by number, in the order of the run.
-    rows["name"] = [str(number) for number in pd.factorize(rows.uid)[0]]
-    return rows[["step", "name", *REWARDS, "advantage", "tokens"]].assign(run=run.name, kind="answer")
-
-
-def metrics(run: Path) -> pd.DataFrame:
-    """A resumed run began a new file; the last value of a step counts."""
-    found: dict[tuple[int, str], float] = {}
-    for file in (*sorted(run.glob("earlier/metrics-*.jsonl")), run / "metrics.jsonl"):
-        for record in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-            found |= {(record["step"], key): x for key, x in record["data"].items() if METRICS.fullmatch(key)}
-    rows = [{"step": step, "name": name, "value": value} for (step, name), value in sorted(found.items())]
-    return pd.DataFrame(rows).assign(run=run.name, kind="metric")
-
-
-def judged(task: Path, file: Path, judge: Path) -> pd.DataFrame:
-    command = [str(judge), str(HERE / "judge_tools.py"), str(task), str(file)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return pd.DataFrame(map(json.loads, done.stdout.splitlines()))
 
 
 def extract(name: str, folder: Path) -> None:
@@ -230,18 +177,13 @@ def draw(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    add = commands.add_parser("collect")
-    add.add_argument("runs", type=Path)
-    add.add_argument("--judge", type=Path, required=True, help="the Python of BFCL's environment")
     commands.add_parser("table")
     commands.add_parser("picture").add_argument("file", type=Path)
     add = commands.add_parser("extract")
     add.add_argument("run")
     add.add_argument("folder", type=Path)
     chosen = parser.parse_args()
-    if chosen.command == "collect":
-        collect(chosen.runs, chosen.judge)
-    elif chosen.command == "extract":
+    if chosen.command == "extract":
         extract(chosen.run, chosen.folder)
     elif chosen.command == "picture":
         draw(chosen.file)

@@ -1,6 +1,6 @@
 """Train small policies with exact gradients, and compare the other estimators with grpo over many seeds.
 
-    python scripts/evidence/simulate_policies.py    # about a minute: estimators_compared.json, and the tables
+    python scripts/evidence/simulate_policies.py    # about a minute: writes estimators_compared.json, prints its tables
 
 A policy is a softmax over a few answers per prompt, so the gradient of its log-probabilities is exact. The advantages
 come from this package's estimators. docs/pages/estimators_compared.md states the model and shows the results.
@@ -19,9 +19,7 @@ from softmax_policies import CONSTANT, SEQUENCE, TOKEN, Arm, Condition, Study, W
 
 from verl_ext.tools.tables import Table
 
-PAGES = Path(__file__).parents[2] / "docs" / "pages"
 RESULTS = Path(__file__).with_name("estimators_compared.json")
-PAGE = PAGES / "estimators_compared.md"
 SEEDS = range(20)
 
 ONE_RIGHT = ((1, 0),) + ((0, 0),) * 7
@@ -62,8 +60,6 @@ CONDITIONS = {
     "Adam": Condition(adam=True, mixed=True),
     "Adam by prompt": Condition(adam=True),
 }
-Results = Mapping[str, Mapping[str, Any]]
-"""By study and condition: the rates, and of each arm the measures after the last step, by seed."""
 
 
 def compute(study: Study, condition: Condition) -> dict[str, Any]:
@@ -94,22 +90,14 @@ def table(study: Study, found: Mapping[str, Any]) -> str:
     return markdown(rows)
 
 
-def filled(page: str, results: Results) -> str:
-    """The page with its tables replaced."""
-    for name, study in STUDIES.items():
-        start, end = f"<!-- made: {name} -->\n", "<!-- end -->"
-        before, _, after = page.partition(start)
-        page = f"{before}{start}\n{table(study, results[name])}\n\n{end}{after.partition(end)[2]}"
-    return page
-
-
 def main() -> None:
     results = {
         key: {name: compute(study, condition) for name, condition in CONDITIONS.items()}
         for key, study in STUDIES.items()
     }
     RESULTS.write_text(json.dumps(results) + "\n", encoding="utf-8")
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
+    for key, study in STUDIES.items():
+        print(f"\n{key}\n\n{table(study, results[key])}")
 
 
 if __name__ == "__main__":
