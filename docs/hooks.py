@@ -30,7 +30,7 @@ def on_config(config: Any) -> Any:
 def on_files(files: Any, *, config: Any) -> Any:
     """The start page is the README; what is not a page is linked to in the repository."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/pages/", "](")
-    text = re.sub(r"\]\((?=recipes/|[A-Z])", f"]({config.repo_url}/blob/main/", text)
+    text = re.sub(r"\]\((?=docs/|recipes/|[A-Z])", f"]({config.repo_url}/blob/main/", text)
     files.append(File.generated(config, "index.md", content=text))
     return files
 

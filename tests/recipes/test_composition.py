@@ -57,6 +57,15 @@ def test_every_arm_is_named_like_its_file_and_passes_the_check(
         assert config.trainer.n_gpus_per_node == 1
 
 
+RUNS = re.findall(r"^\|[^|]*\| `([\w-]+) (.*=.*)` \|$", (RECIPES / "math/README.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("arm", "settings"), RUNS)
+def test_the_runs_of_the_readme_of_math_pass_the_check(arm: str, settings: str) -> None:
+    assert len(RUNS) == 7
+    assert main(["check", "--config-path", str(RECIPES), "--config-name", f"math/{arm}", *settings.split()]) == 0
+
+
 @pytest.mark.parametrize(
     ("one", "other"), [("gsm8k/gdpo", "gsm8k/grpo"), ("tool_calling/gdpo", "tool_calling/grpo-clean")]
 )
@@ -91,7 +100,7 @@ def test_run_sh_starts_an_arm_with_absolute_paths_and_keeps_earlier_metrics(tmp_
     ("recipe", "arguments", "said"),
     [
         ("gsm8k", (), ["gdpo", "hadw"]),
-        ("math", ("dgop",), ["dgpo-nodqw", "hadw-dapo"]),
+        ("math", ("dgop",), ["dgpo", "hadw-dapo"]),
         ("gsm8k", ("gdpo",), ["data/gsm8k/train.parquet", "gsm8k/prepare_data.py"]),
     ],
 )
