@@ -59,16 +59,6 @@ def test_links_to_files_lead_somewhere(path):
             assert ((ROOT / path).parent / target).exists(), target
 
 
-def test_no_sentence_stands_twice():
-    seen: dict[str, Path] = {}
-    for path, text in TEXTS.items():
-        prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-        prose = "\n".join(line for line in prose.splitlines() if not line.lstrip().startswith(("|", "#", "<!--")))
-        for sentence in re.split(r"(?<=[.:])\s+", " ".join(prose.split())):
-            if len(sentence.split()) > 7:
-                assert seen.setdefault(sentence, path) == path, f"{sentence!r} in {path} and {seen[sentence]}"
-
-
 SEARCHPATH = 'hydra: {searchpath: ["pkg://verl.trainer.config"]}'
 FILES = [
     (path, block)

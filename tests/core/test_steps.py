@@ -25,7 +25,6 @@ from verl_ext.core.steps import (
     WeighAndSum,
 )
 from verl_ext.core.totals import Balance, WeighByDifficulty, WeighByFocal, Whiten
-from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError
 
 NAN = math.nan
@@ -76,20 +75,6 @@ def test_a_step_for_one_value_refuses_several(step):
 def test_a_step_without_the_accuracy_it_needs_says_so(step):
     with pytest.raises(ConfigurationError, match=facts(f"step '{step.name}'", "accuracy", "[0, 1]")):
         step.update(*column([1.0]), step.init())
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "least"),
-    [
-        *((kind, "epsilon", 1e-9) for kind in (DivideByMean, DivideByBatchStd, Whiten)),
-        (WeighByDifficulty, "dqw_temp", 1e-6),
-    ],
-)
-def test_a_divisor_is_above_zero(kind, name, least):
-    assert getattr(make(kind, {name: least}, "here"), name) == least
-    for wrong in (0, -least):
-        with pytest.raises(ConfigurationError, match=facts(f"here.{name}", f"found {wrong:g}")):
-            make(kind, {name: wrong}, "here")
 
 
 def test_a_field_that_is_not_known_is_an_error():

@@ -16,9 +16,7 @@ from tests.facts import facts
 from verl_ext import Batch, Settings, build
 from verl_ext.errors import DataError
 
-NAN = float("nan")
 WEIGHTS = st.lists(st.sampled_from([1.0, 0.5, 2.0, -1.0, 0.0, 3.25]), min_size=3, max_size=3).filter(any)
-XY = {"rewards": {"keys": ["x", "y"]}}
 
 
 def positive(rollout: Rollout) -> Rollout:
@@ -47,14 +45,6 @@ def test_a_reward_of_tenths_in_float32_conflicts_as_in_float64(size, conflict, w
     assert exact.metrics == rounded.metrics
     assert exact.metrics["conflict_share"] > 0.2
     np.testing.assert_allclose(rounded.advantages, exact.advantages, atol=1e-5 * weights[0])
-
-
-def test_maxrl_by_hand():
-    # Means 1/4, 3/4, 0 and 1 alone: 1/.25 - 1 = 3 and -1; 1/.75 - 1 = 1/3 and -1; 0; the group of one 0.
-    right = [1.0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1]
-    found = build("maxrl", Settings())(Batch.of(np.array(right)[:, None], list("aaaabbbbccd"))).advantages
-    np.testing.assert_allclose(found, [3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, 0, 0, 0], rtol=1e-5)
-    assert found[8:].tolist() == [0, 0, 0]
 
 
 def test_a_negative_reward_is_an_error_that_says_to_map_it():
@@ -89,31 +79,3 @@ def test_gd2po_is_the_plain_loop(rollout, weights, conflict, whiten, epsilon, no
     )
     own = {"conflict": kind, "tau": tau, "whiten": whiten, "epsilon": epsilon}
     check("gd2po", rollout, rewards(weights) | {"gd2po": own, "norm_adv_by_std_in_grpo": norm_by_std}, wanted)
-
-
-# Without std: x of group a -1 1 0 0 (mean 2), y 1 -3 2 0 (mean 3).
-X, Y = [1.0, 3, 2, 2, 1, 0], [4.0, 0, 5, 3, 0, 1]
-HARD, SNR = {"whiten": "none"}, {"whiten": "none", "conflict": "snr", "tau": 0.4}
-BY_HAND = {
-    # Rows 0 and 1 conflict: half of a is kept. Both of b conflict: x .5 -.5, y -.5 .5.
-    "hard": (HARD, {}, X, Y, [0, 0, 1, 0, 0, 0], 4 / 6),
-    # |-1 + 1| / 2 = 0 is dropped, |1 - 3| / 4 = .5 is kept: three quarters of a.
-    "snr": (SNR, {}, X, Y, [0, -1.5, 1.5, 0, 0, 0], 3 / 6),
-    "snr at tau is kept": (SNR | {"tau": 0.0}, {}, X, Y, [0, -2, 2, 0, 0, 0], 0),
-    # -2 x: 2 -2 0 0 and -1 1; with y nothing conflicts.
-    "a negative weight turns a reward round": (HARD, {"weights": [-2, 1]}, X, Y, [3, -5, 2, 0, -1.5, 1.5], 0),
-    # x of a: not scored, 1 0 -1; row 0 has only its y, and row 1 conflicts: three quarters of [1, 0, 2, -1].
-    "what is not scored takes no part": (HARD, {}, [NAN, 3, 2, 1, 1, 0], Y, [0.75, 0, 1.5, -0.75, 0, 0], 3 / 6),
-    # y of a: not scored, -8/3 7/3 1/3; rows 1 and 3 conflict: a third of row 2's 7/3.
-    "nor does a response": (HARD, {}, [NAN, 3, 2, 1, 1, 0], [NAN, *Y[1:]], [0, 0, 7 / 9, 0, 0, 0], 4 / 5),
-}
-
-
-@pytest.mark.parametrize("case", BY_HAND)
-def test_gd2po_by_hand(case):
-    own, rewards_too, x, y, wanted, dropped = BY_HAND[case]
-    config = {"rewards": XY["rewards"] | rewards_too, "gd2po": own, "norm_adv_by_std_in_grpo": False}
-    batch = Batch.of(list(zip(x, y, strict=True)), list("aaaabb"), keys=("x", "y"))
-    result = build("gd2po", Settings.parse(config))(batch)
-    np.testing.assert_allclose(result.advantages, wanted, atol=1e-12)
-    assert result.metrics["dropped_share"] == pytest.approx(dropped)

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
-import pandas
 import pytest
 
 from recipes.quickstart import prepare_data
-from recipes.quickstart.prepare_data import batches, draw, encode, make_model, make_tokenizer, rows, write
-from verl_ext.rewards import tool_calling
+from recipes.quickstart.prepare_data import batches, draw, encode, make_model, make_tokenizer
 
 BASE = Path(prepare_data.__file__).with_name("base.yaml")
 
@@ -55,34 +52,3 @@ def test_the_labels_are_the_answers_tokens_and_nothing_of_the_prompt_or_padding(
         assert labels[len(prompt) : len(prompt) + len(answer)] == answer
         assert set(labels[len(prompt) + len(answer) :]) <= {-100}
         assert int(batch["attention_mask"][row].sum()) == len(prompt) + len(answer)
-
-
-def test_the_rows_are_what_the_reward_reads_and_each_split_has_its_own():
-    drawn = rows(300, split="train")
-    for row in drawn:
-        tool_calling.check_ground_truth(row["reward_model"]["ground_truth"])
-    assert drawn == rows(300, split="train")
-    assert drawn != rows(300, split="val")
-
-
-def test_20_percent_of_the_answers_are_right_and_40_percent_wrong_in_each_of_the_two_rewards():
-    rng = random.Random(0)
-    examples = [draw(rng) for _ in range(4000)]
-    scores = [tool_calling.compute_score("", each.answer, each.ground_truth) for each in examples]
-    kinds = [(score["correctness"] == 3.0, score["format"] == 1.0) for score in scores]
-    # A share p of 4000 draws has standard deviation sqrt(p(1-p)/4000) < 0.008.
-    assert kinds.count((True, True)) / 4000 == pytest.approx(0.2, abs=0.03)
-    assert kinds.count((True, False)) / 4000 == pytest.approx(0.4, abs=0.03)
-    assert kinds.count((False, True)) / 4000 == pytest.approx(0.4, abs=0.03)
-
-
-SMALL = {"steps": 2, "train_rows": 8, "val_rows": 4}
-
-
-def test_the_same_code_makes_the_same_model_and_data(tmp_path):
-    for name in ("a", "b"):
-        write(tmp_path / name, **SMALL)
-    first, second = (tmp_path / name / "model/model.safetensors" for name in ("a", "b"))
-    assert first.read_bytes() == second.read_bytes()
-    assert [len(pandas.read_parquet(tmp_path / "a" / f"{split}.parquet")) for split in ("train", "val")] == [8, 4]
-    assert sorted(os.listdir(tmp_path)) == ["a", "b"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import hydra
 
-from tests.fresh import TIMEOUT
 from tests.integration import configs  # noqa: F401 - reads verl's files once, and loads the presets
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -27,18 +25,6 @@ def environment(**variables: str) -> dict[str, str]:
     """Little of the environment of the tests, so that no variable of it reaches a recipe, and these variables."""
     kept = {name: value for name, value in os.environ.items() if name in VARIABLES}
     return {**kept, "PYTHON": sys.executable, **variables}
-
-
-def run(script: str, *arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(RECIPES / script), *arguments],
-        env=environment(**variables),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
 
 
 def composed(arm: str, *overrides: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -220,38 +219,3 @@ def test_bad_rows_are_named_and_nothing_is_written_unless_they_are_left_out(reci
     counts = json.loads((tmp_path / f"data/{recipe}/prepared.json").read_text())["splits"]["train"]
     assert (counts["read"], counts["written"], counts["bad"]) == (len(train), len(good), len(reasons))
     assert [each["index"] for each in counts["bad_rows"]] == list(reasons)
-
-
-def broken(folder: Path, name: str, content: str) -> None:
-    folder.mkdir()
-    (folder / name).write_text(content)
-
-
-UNREADABLE = {
-    "no folder": (lambda _: None, ["does not exist", "https://huggingface.co"]),
-    "no file": (lambda folder: folder.mkdir(), ["'train'", "main/train-*.parquet"]),
-    "no column": (lambda folder: write(folder / "train.jsonl", [{"question": "q"}]), ["row 0", "answer"]),
-    "a pointer": (lambda folder: broken(folder, "train.parquet", "version https://git-lfs"), ["git lfs pull"]),
-}
-
-
-@pytest.mark.parametrize("case", UNREADABLE)
-def test_data_that_cannot_be_read_are_an_error_that_names_them(case: str, tmp_path: Path) -> None:
-    make, facts = UNREADABLE[case]
-    make(tmp_path / "in")
-    done = run("gsm8k", tmp_path, "--skip_bad_rows")
-    assert done.returncode == 1
-    assert says(done.stderr, *facts), done.stderr
-
-
-def test_of_the_hub_only_the_files_of_the_split_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from recipes.common.data import folder_of, parser
-
-    asked = []
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **more: asked.append((name, more)) or "there")
-    plan = importlib.import_module("recipes.math.prepare_data").plan((5,))
-    options = parser(None, "unused").parse_args(["--revision", "main"])
-    assert [folder_of(plan, split, options) for split in plan.splits] == [Path("there")] * 2
-    assert [name for name, _ in asked] == ["DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"]
-    assert "data/train-*.parquet" in asked[0][1]["allow_patterns"]
-    assert asked[0][1]["revision"] == "main"

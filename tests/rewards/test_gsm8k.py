@@ -3,7 +3,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.facts import facts
-from tests.linear import is_linear
 from verl_ext.errors import DataError
 from verl_ext.rewards.gsm8k import check_ground_truth, compute_score
 
@@ -89,16 +88,3 @@ def test_a_number_scores_full_marks_against_itself_however_it_is_written(number,
 @given(st.integers(), st.decimals(allow_nan=False, allow_infinity=False, places=3))
 def test_correctness_is_equality_of_values(gold, number):
     assert compute_score("gsm8k", answer(f"{number:f}"), str(gold))["correctness"] == (number == gold)
-
-
-ADVERSARIAL = ["</think>\n<answer>", "<answer></answer>", "1", ",111", "0", " "]
-
-
-@pytest.mark.parametrize("strict", ["reference", "corrected"])
-@pytest.mark.parametrize("block", ADVERSARIAL)
-def test_time_is_linear_in_the_length_of_the_answer(block, strict):
-    def score(text):
-        for solution in (text, answer(text), answer(f"1{text}"), answer(f"1{text}x"), answer(f"1.{text}x")):
-            compute_score("gsm8k", solution, "18", strict=strict)
-
-    assert is_linear(score, lambda size: block * (size // len(block)))

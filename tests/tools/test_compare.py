@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet
 import pytest
 
 from tests.facts import a_line_says, says
@@ -272,22 +271,6 @@ def test_torn_lines_missing_rewards_and_single_answers_are_said(compare, tmp_pat
     assert "accuracy of the prompt (right)" in text
     named = f"gdpo algorithm.gdpo.whiten=token {made.KEYS}"
     assert a_line_says(compare(folder, named, RIGHT), "approximate", "answers")
-
-
-@pytest.mark.parametrize(
-    ("about", "fact"),
-    [
-        ("7", "verl_ext"),
-        ('{"step": "x"}', "step"),
-        ("[" * 100_000, "RecursionError"),
-    ],
-)
-def test_damaged_metadata_are_an_error_that_names_the_file(about, fact, compare, tmp_path):
-    made.dump(tmp_path / "dump", [1])
-    (file,) = tmp_path.glob("dump/*/*.parquet")
-    table = pyarrow.parquet.read_table(file).replace_schema_metadata({"verl_ext": about})
-    pyarrow.parquet.write_table(table, file)
-    assert says(compare(tmp_path / "dump", "gdpo", status=1), file, fact)
 
 
 ENTRIES = made.entries()

@@ -121,38 +121,6 @@ def test_the_picture_is_written(runs, report):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        '{"step": "x", "data": {}}',
-        '{"step": 1, "data": [1]}',
-        '{"step": 1%s, "data": {"a": 1}}' % ("0" * 400),
-    ],
-)
-def test_an_odd_line_is_an_error_that_names_the_file_and_the_line(odd, tmp_path, report):
-    path = tmp_path / "x.jsonl"
-    path.write_text(line(1, **{X: 1.0}) + odd + "\n")
-    assert f"{path}:2 cannot be read" in report(path, status=1)
-
-
-def test_a_line_of_nested_brackets_is_left_out(tmp_path, report):
-    path = tmp_path / "x.jsonl"
-    path.write_text(line(1, **{X: 1.0}) + "[" * 100_000 + "\n")
-    assert "1 unreadable line" in report(path)
-
-
-def test_control_characters_of_a_name_are_not_printed(tmp_path, report):
-    text = report(made.log(tmp_path / "x.jsonl", (1, {"reward/\x1b[31mred/mean": 1.0})))
-    assert "\x1b" not in text
-    assert r"\x1b[31mred" in text
-
-
-def test_a_run_is_called_after_its_experiment(tmp_path, report):
-    """verl's file logger writes <project>/<experiment>.jsonl."""
-    logs = [made.log(tmp_path / "project" / f"{name}.jsonl", (1, {X: 1.0})) for name in ("first", "second")]
-    assert [row.split()[1] for row in rows(report(*logs))[:2]] == ["first", "second"]
-
-
 REFUSED = [
     (["--metrics", "reward/correctnes/mean"], ("did you mean 'reward/correctness/mean'",)),
     (["--plot", "x.xyz"], ("x.xyz", "png")),
