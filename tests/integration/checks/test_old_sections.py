@@ -27,6 +27,7 @@ SETTINGS = (
     *(MANAGER, f"{BUFFER}.enable=True", f"{BUFFER}.len=4096", f"{BUFFER}.penalty_factor=1.0"),
     *("+reward_model.reward_kwargs.max_resp_len=${data.max_response_length}", "reward_model.num_workers=2"),
     *("custom_reward_function.path='a b.py'", "custom_reward_function.name=score", "sandbox_fusion.max_concurrent=3"),
+    "sandbox_fusion.url='http://host:8080/run?x=é,1'",
     *("reward_model.enable=True", "reward_model.model.path=judge", "reward_model.rollout.name=vllm"),
     *("reward_model.reward_loop_source=importlib", "reward_model.reward_loop_module_path=mine.py"),
     "reward_model.rollout.cudagraph_capture_sizes=[1,2]",

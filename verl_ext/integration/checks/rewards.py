@@ -79,7 +79,8 @@ def dropped(config: Any, mains: Iterable[str]) -> Iterator[str]:
     moved = {f"{value}": path for path, value in migrated}
     for path, written in given.items():
         value = written if (read := resolved(select(config, path))) is None else read
-        text = value if isinstance(value, str) else json.dumps(value)
+        plain = isinstance(value, str) and re.fullmatch(r"[\w./:-]+", value)
+        text = value if plain else json.dumps(value, ensure_ascii=False)  # as Hydra reads it
         lost = f"verl.trainer.main_ppo does not read {path}={text}"
         if (new := moved.get(path)) is None:
             yield f"{lost}, which has no place any more: remove it"
