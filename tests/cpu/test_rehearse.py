@@ -10,15 +10,28 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 import verl_ext
-from tests.facts import facts
+from tests.facts import facts, says
 from tests.recipes.launchers import RECIPES
 from verl_ext.cpu.miniature import cut_down, make_model, rehearsed
-from verl_ext.cpu.rehearse import FAILED, LOOK, MARKER, OK, Rehearsal, emptied, of_resume, of_training, start
+from verl_ext.cpu.rehearse import (
+    FAILED,
+    LOOK,
+    MARKER,
+    OK,
+    Rehearsal,
+    emptied,
+    of_answers,
+    of_prompt,
+    of_resume,
+    of_training,
+    start,
+)
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration.checks.command import add_configuration, composed
 
@@ -195,6 +208,23 @@ def text_of(findings, stage):
     return " ".join(text for name, state, text in findings if (name, state) == (stage, FAILED))
 
 
+def test_a_message_that_the_chat_template_drops_is_said(tiny, tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny / "model")
+    prompt = [{"role": "system", "content": " be terse "}, {"role": "user", "content": "2+3"}]
+    rows = [{"data_source": "x", "prompt": prompt, "reward_model": {"ground_truth": "5"}}]
+    pandas.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
+    user = OmegaConf.create({"data": {"train_files": str(tmp_path / "train.parquet"), "prompt_key": "prompt"}})
+    each = "{% for message in messages %}{{ message['content'] | trim }}{% endfor %}"
+    assert not [*of_prompt(user, tokenizer, each)]
+    ((stage, state, text),) = of_prompt(user, tokenizer, each.replace("in messages", "in messages[1:]"))
+    assert (stage, state) == ("prompt", LOOK)
+    assert "system" in text
+    with pytest.raises(ConfigurationError, match="chat template"):
+        [*of_prompt(user, tokenizer, "{{ raise_exception('no system message') }}")]
+
+
 def test_a_run_that_ends_reaches_every_stage(left):
     findings = list(of_training(left(STARTED, (1, 2, 3)), USER))
     assert set(states(findings).values()) == {OK}
@@ -215,6 +245,37 @@ def test_the_first_stage_that_is_not_reached_fails_with_its_error(left, lines, s
     findings = list(of_training(left(lines, steps, status=1), USER))
     assert next(name for name, state, _ in findings if state == FAILED) == stage
     assert lines[-1] in text_of(findings, stage)
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps", "stage"), [((), (), "Ray"), (STARTED, (), "step 1"), (STARTED, (1, 2), "3 steps")]
+)
+def test_a_time_out_is_told_first_with_its_stage_whatever_error_the_log_has(left, lines, steps, stage):
+    findings = list(of_training(left([*lines, "ValueError: harmless"], steps, status=None), USER))
+    (text,) = [text for _, state, text in findings if state == FAILED]
+    assert re.match(f"--minutes.*{stage}", text)
+    assert text.index(stage) < text.index("ValueError: harmless")
+
+
+@pytest.mark.parametrize(("scores", "dead"), [([1, 1, 0, 0], True), ([1, 0, 0, 0], False)])
+def test_groups_without_a_difference_are_said(left, scores, dead):
+    run = left(STARTED, (1, 2, 3))
+    (run.folder / "rollouts").mkdir()
+    rows = [{"step": 1, "input": "ab"[at // 2], "output": "x", "score": score} for at, score in enumerate(scores)]
+    (run.folder / "rollouts/1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    user = OmegaConf.merge(USER, {"actor_rollout_ref": {"rollout": {"n": 2}}})
+    looks = [stage for stage, state, _ in of_answers(run, user, given=False) if state == LOOK]
+    assert looks == ["groups"] * dead
+
+
+def test_given_answers_that_are_all_cut_are_said_with_the_setting(left):
+    user = OmegaConf.merge(USER, {"actor_rollout_ref": {"rollout": {"n": 1}}, "data": {"max_response_length": 32}})
+    cut, whole = (
+        left(STARTED, (1, 2), name=f"{share}", **{"response_length/clip_ratio": share}) for share in (1.0, 0.9)
+    )
+    assert says([*of_answers(cut, user, given=True)], "data.max_response_length", 32)
+    assert not [*of_answers(cut, user, given=False)]
+    assert not [*of_answers(whole, user, given=True)]
 
 
 def test_fewer_prompts_than_a_batch_of_the_run_fail_although_the_miniature_needs_less(left):
@@ -254,7 +315,7 @@ def test_the_line_of_an_error_is_the_last_of_the_users_own(left, file, place, sh
         "KeyError: 1",
     ]
     expected = f"({file}:7)" if shown else "(/home/user/first.py:3)"
-    assert expected in left(lines, status=1).failure()
+    assert expected in left(lines, status=1).failure("train")
 
 
 def test_the_folder_of_a_rehearsal_is_emptied_and_another_is_left_alone(tmp_path):

@@ -24,10 +24,11 @@ from omegaconf import OmegaConf
 import verl_ext
 from verl_ext.cpu import session
 from verl_ext.cpu.miniature import make_model, rehearsed
-from verl_ext.errors import ConfigurationError, reading
+from verl_ext.errors import ConfigurationError, listed, reading
 from verl_ext.files import say
 from verl_ext.integration.checks.command import add_configuration, check, composed
 from verl_ext.integration.checks.read import select
+from verl_ext.integration.checks.samples import rows_of
 from verl_ext.tools.lines import METRICS, json_lines
 
 FAILED, LOOK, OK = "FAILED", "look", "ok"
@@ -73,16 +74,32 @@ def _stages(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
         config, left_out = rehearsed(user, folder, options.answers)
     yield from (("left out", LOOK, text) for text in left_out)
     template = user.actor_rollout_ref.model.get("custom_chat_template") or tokenizer.chat_template
-    if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and "tools" not in str(template):
+    tools = select(user, "actor_rollout_ref.rollout.multi_turn.enable")
+    if tools and "tools" not in str(template):
         yield "tools", LOOK, "no prompt shows the tools: the tokenizer's chat template does not read `tools`"
+    if tools and not options.answers:
+        yield "tools", LOOK, "a random model calls none: give --answers that do"
+    if options.rows > 0:
+        yield from of_prompt(user, tokenizer, template)
     yield "runs", OK, f"two, of some minutes each; their logs are in {folder}"
     with lock:
         whole = start(folder / "train", config, options.minutes)
         yield from of_training(whole, user)
+        yield from of_answers(whole, user, given=options.answers is not None)
         if whole.done:
             config.trainer.update(test_freq=3, resume_mode="resume_path")
             config.trainer.resume_from_path = str(whole.folder / "checkpoints/global_step_2")
             yield from of_resume(start(folder / "resume", config, options.minutes), whole, user)
+
+
+def of_prompt(user: Any, tokenizer: Any, template: Any) -> Iterator[tuple[str, str, str]]:
+    """Messages that the text of the first prompt lacks."""
+    (row,) = rows_of(user, "data.train_files", 1, spread=False)[0].values()
+    messages, words = row[user.data.prompt_key], user.data.get("apply_chat_template_kwargs") or {}
+    with reading("the tokenizer's chat template", ConfigurationError, "applied"):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template, **words)
+    if lost := [message["role"] for message in messages if str(message["content"] or "").strip() not in text]:
+        yield "prompt", LOOK, f"the first lacks its message of {listed(lost)}: the tokenizer's chat template drops it"
 
 
 def emptied(folder: Path) -> TextIO:
@@ -115,13 +132,14 @@ class Rehearsal:
         self.steps = {row["step"]: row["data"] for row in json_lines(folder / METRICS) if row}
         self.done = status == 0 and 3 in self.steps
 
-    def failure(self) -> str:
-        """The first error of the log and the line of the user's that raised it, or how the run ended."""
-        text = f"exit status {self.status}" if self.status is not None else "ended by --minutes"
+    def failure(self, stage: str) -> str:
+        """What failed, and the first error of the log with the line of the user's that raised it."""
+        stage = f"--minutes were over: {stage}" if self.status is None else stage
+        text = "no error" if self.status is None else f"exit status {self.status}"
         if error := ERROR.search(self.log):
             frames = FRAME.findall(self.log[: error.start()])
             text = error[0] + (" ({}:{})".format(*frames[-1]) if frames else "")
-        return f"{text}; log: {self.folder}/log.txt"
+        return f"{stage}: {text}; log: {self.folder}/log.txt"
 
 
 def start(folder: Path, config: Any, minutes: float) -> Rehearsal:
@@ -156,8 +174,6 @@ def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
     answers = "step 1"
     if step := run.steps.get(1):
         answers += ": score {critic/score/min:g} to {critic/score/max:g}, mean {critic/score/mean:.3g}".format(**step)
-        if step["critic/advantages/min"] == step["critic/advantages/max"]:
-            answers += "; all advantages are equal: give --answers that earn different rewards"
         if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and step.get("num_turns/max", 0) <= 2:
             answers += "; no answer called a tool: give --answers that do"
     for stage, reached, text in (
@@ -167,18 +183,30 @@ def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
         ("save", 2 in run.steps, "step 2"),
         ("train", run.done, f"3 steps, {run.seconds:.0f} s"),
     ):
-        yield stage, OK if reached else FAILED, text if reached else f"{text}: {run.failure()}"
+        yield stage, OK if reached else FAILED, text if reached else run.failure(text)
         if not reached:
             if run.status is None and user.algorithm.filter_groups.enable:
                 yield stage, LOOK, "algorithm.filter_groups drops groups of equal answers for ever: try --answers"
             return
 
 
+def of_answers(run: Rehearsal, user: Any, *, given: bool) -> Iterator[tuple[str, str, str]]:
+    """What the answers of all steps show."""
+    scores: dict[tuple[Any, Any], list[Any]] = {}
+    for file in (run.folder / "rollouts").glob("*.jsonl"):
+        for row in filter(None, json_lines(file)):
+            scores.setdefault((row["step"], row["input"]), []).append(row["score"])
+    if user.actor_rollout_ref.rollout.n > 1 and scores and all(min(group) == max(group) for group in scores.values()):
+        yield "groups", LOOK, "all answers to a prompt earn the same: give --answers that earn different rewards"
+    if given and run.steps and all(step["response_length/clip_ratio"] == 1 for step in run.steps.values()):
+        yield "answers", LOOK, f"all are cut at data.max_response_length={user.data.max_response_length}"
+
+
 def of_sessions(run: Rehearsal) -> Iterator[tuple[str, str, str]]:
     """Errors of single answers, after which verl leaves the prompt out, and of tools, which it tells the model."""
     if failed := run.log.count("Error in _run_prompt"):
         stage = "reward" if "ray::RewardLoopWorker" in run.log else "rollout"
-        yield stage, FAILED, f"{failed} answers, and verl leaves their prompts out: {run.failure()}"
+        yield stage, FAILED, run.failure(f"{failed} answers, and verl leaves their prompts out")
     if calls := re.findall("(?:Error executing tool|Unknown function|Invalid JSON in arguments for) '.*", run.log):
         yield "tools", LOOK, f"{len(calls)} calls that failed, the first: {calls[0]}"
 
@@ -186,12 +214,12 @@ def of_sessions(run: Rehearsal) -> Iterator[tuple[str, str, str]]:
 def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
     """Whether the resumed run repeats the third step of the uninterrupted one, and validates."""
     if not run.done and not re.search("in _validate\n|Saving checkpoint to", run.log):
-        yield "resume", FAILED, run.failure()
+        yield "resume", FAILED, run.failure("from step 2")
         return
     yield "resume", OK, f"from step 2, {run.seconds:.0f} s"
     if not run.done:
         run.log = run.log.rpartition("Saving checkpoint to")[2]
-        yield "validate", FAILED, f"on data.val_files: {run.failure()}"
+        yield "validate", FAILED, run.failure("on data.val_files")
         return
     yield from of_sessions(run)
     differ = [

@@ -39,6 +39,15 @@ def turns(data_source, solution_str, ground_truth, extra_info, plain=False):
     entries = [float(word == ground_truth) for word in solution_str.split()]
     return {"score": 0.0, "correct": 0.0, "format": entries if plain else str(entries)}
 
+def random(**given):
+    return {"score": next(calls), "correct": 1.0, "format": 1.0}
+
+def copied(solution_str, ground_truth, **given):
+    right = float(solution_str == ground_truth)
+    return {"score": right, "correct": right, "format": right}
+
+calls = iter(range(100))
+
 def returns(score=None, **given):
     odd = {"infinity": float("inf"), "float32": __import__("numpy").float32(1), "long": 10**400}
     return {"score": odd.get(score, score), "correct": 1.0, "format": 1.0}
@@ -261,3 +270,26 @@ def test_with_a_dataset_of_the_users_own_the_rows_of_its_file_are_no_fault(tried
     assert status == 1
     assert "--rows 0" in out
     assert "--try-reward" in out
+
+
+def test_a_function_that_scores_otherwise_when_asked_again_is_said_without_asking_twice_for_each(
+    tried, tmp_path
+) -> None:
+    status, out = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=random")
+    assert status == 0
+    assert a_line_says(out, "look", f"row 0 of {tmp_path}/train.parquet", "score=0 and 4")
+    assert "scored twice" not in tried("algorithm.rewards.keys=[correct,format]")[1]
+
+
+def test_named_rewards_that_are_always_equal_are_said(tried) -> None:
+    keys = "algorithm.rewards.keys=[correct,format]"
+    assert a_line_says(tried(keys, f"{FUNCTION}.name=copied")[1], "look", "algorithm.rewards.keys", "correct", "format")
+    assert "are equal" not in tried(keys)[1]
+    assert "are equal" not in tried(keys, f"{FUNCTION}.name=random")[1]  # constants
+
+
+def test_a_slow_function_shows_how_far_it_is(tried, monkeypatch) -> None:
+    clock = iter(range(0, 10_000, 6))
+    monkeypatch.setattr("verl_ext.integration.checks.try_reward.time.monotonic", lambda: next(clock))
+    _, out = tried("algorithm.rewards.keys=[correct,format]")
+    assert a_line_says(out, "2 of 4")

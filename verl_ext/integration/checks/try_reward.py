@@ -8,9 +8,12 @@ first rollout.
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +26,7 @@ from verl_ext.core.batch import LARGEST_REWARD
 from verl_ext.core.groups import Groups
 from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed, reading
+from verl_ext.files import say
 from verl_ext.integration.advantage import compute, watch
 from verl_ext.integration.checks import Verdict
 from verl_ext.integration.checks.read import select
@@ -49,28 +53,44 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
     if rows < 1 or not samples:
         raise DataError(f"there is nothing to try: --rows={rows} of data.train_files")
     validated, _ = rows_of(config, "data.val_files", 1)
-    answer, results, trained = "", {}, {}
-    manager = _manager(config, SimpleNamespace(decode=lambda *_tokens, **_options: answer))
+    tried = []
     for number, (place, row) in enumerate([*samples.items(), *validated.items()]):
         truth = (row["reward_model"] or {}).get("ground_truth")
         kinds = {"the ground truth": truth if isinstance(truth, str) else json.dumps(truth), "an empty answer": ""}
         kinds |= {"the answer of the file": given[number]} if number < min(len(given), len(samples)) else {}
-        for kind, answer in kinds.items():  # noqa: B007 - the tokenizer decodes to it
-            try:
-                results[f"{place}, {kind}"] = _scored(manager, row, verdict)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
-                problems.append(f"{place}, {kind}: scoring raises {type(error).__name__}: {error}")
-        if number < len(samples):
-            trained = dict(results)
+        tried += [(f"{place}, {kind}", place in samples, row, text) for kind, text in kinds.items()]
+    answer, looks = "", []
+    results: dict[str, dict[str, Any]] = {}
+    manager = _manager(config, SimpleNamespace(decode=lambda *_tokens, **_options: answer))
+    begun = told = time.monotonic()
+    for done, (where, _, row, answer) in enumerate([*tried, tried[0]]):  # noqa: B007 - the tokenizer decodes to it
+        if time.monotonic() - told > 10:
+            told = time.monotonic()
+            say(f"{done} of {len(tried)} answers are scored, {(told - begun) / done:.2g} s each", sys.stderr)
+        try:
+            result = _scored(manager, row, verdict)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
+            problems.append(f"{where}: scoring raises {type(error).__name__}: {error}")
+            continue
+        first = results.setdefault(where, result)
+        if differ := [name for name in result if repr(result[name]) != repr(first.get(name))]:
+            twice = ", ".join(f"{name}={first.get(name)} and {result[name]}" for name in differ)
+            looks.append(f"look       {where}, scored twice: {twice}; a resumed run cannot repeat")
+    each = (time.monotonic() - begun) / (len(tried) + 1)
+    trained = {where: results[where] for where, training, _, _ in tried if training and where in results}
     names = dict.fromkeys(name for result in trained.values() for name in result)
     columns = {name: [result.get(name) for result in trained.values()] for name in names}
     if trained:
         problems += _wrong(columns, list(trained), verdict, more=select(config, f"{MANAGER}.name") not in MANAGERS)
+    for one, other in combinations(verdict.settings.rewards.keys or (), 2):
+        if len({*map(str, columns.get(one, ()))}) > 1 and columns[one] == columns.get(other):
+            looks.append(f"look       algorithm.rewards.keys: {one} and {other} are equal in all answers")
     more = f" ({len(samples) - rows} more than --rows, for their data_source)" if len(samples) > rows else ""
     title = (
-        f"the reward function on {len(samples)} rows of data.train_files{more}, {len(validated)} of data.val_files, "
+        f"the reward function on {len(samples)} rows of data.train_files{more}, {len(validated)} of data.val_files: "
     )
-    return [f"{title}{len(results)} answers (ground truths, empty ones)", *_lines(columns, verdict)], problems
+    title += f"{len(results)} answers (ground truths, empty ones), {each:.2g} s each"
+    return [title, *_lines(columns, verdict), *looks], problems
 
 
 def _manager(config: Any, tokenizer: Any) -> Any:
