@@ -8,6 +8,7 @@ import pytest
 
 from tests.facts import facts
 from verl_ext import Settings, build
+from verl_ext.conf import preset
 from verl_ext.errors import ConfigurationError
 from verl_ext.registry import ESTIMATORS
 from verl_ext.settings import sections
@@ -31,3 +32,40 @@ def test_an_estimator_without_settings_takes_none(tmp_path, monkeypatch):
     monkeypatch.setitem(ESTIMATORS, "bare", "bare")
     with pytest.raises(ConfigurationError, match=facts("algorithm.bare", "'limit'")):
         Settings.parse({"bare": {"limit": 1}})
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """An estimator whose settings are those of gdpo and one of its own, which has no default."""
+    (tmp_path / "mine.py").write_text("""
+from dataclasses import dataclass
+
+from verl_ext.estimators.gdpo import GdpoSettings, gdpo
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(GdpoSettings):
+    rate: float
+
+SECTION = Mine
+
+def mine(settings):
+    settings.of("mine", Mine).rate
+    return gdpo(settings)
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.setitem(ESTIMATORS, "mine", "mine")
+
+
+def test_settings_that_inherit_from_another_section_are_not_taken_for_it(mine):
+    settings = Settings.parse({"mine": {"whiten": "token", "rate": 1}})
+    assert build("gdpo", settings) == build("gdpo", Settings())
+    assert settings.of("mine", sections()["mine"]).whiten == "token"
+
+
+def test_a_setting_without_a_default_must_be_set(mine):
+    for algorithm in ({}, {"mine": {}}):
+        with pytest.raises(ConfigurationError, match=facts("algorithm.mine", "'rate'")):
+            build("mine", Settings.parse(algorithm))
+    assert build("mine", Settings.parse({"mine": {"rate": 0.5}})).steps
+    assert "mine" not in preset("hadw")["algorithm"]  # it would need the setting

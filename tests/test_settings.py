@@ -121,6 +121,8 @@ def test_verls_names_name_the_same_rewards() -> None:
         ({"gd2po": {"tau": 2}}, ("algorithm.gd2po.tau", "at most 1", "2")),
         ({"hadw": {"anchor": "window", "eta": 0.2}}, ("algorithm.hadw.eta=0.2",)),
         *(({"rewards": {"keys": keys}}, ("algorithm.rewards.keys",)) for keys in ("a", [], ["a", "a"], [""])),
+        ({"rewards": {"accuracy_key": ""}}, ("algorithm.rewards.accuracy_key", "empty")),
+        ({"verl_ext": {"dump_dir": ""}}, ("algorithm.verl_ext.dump_dir", "empty")),
         ({"gdpo_reward_keys": ["a", "a"]}, ("algorithm.rewards.keys",)),
         *(
             ({"rewards": {"keys": ["a"], "weights": weights}}, ("algorithm.rewards.weights",))

@@ -88,4 +88,4 @@ def used(name: str, settings: Settings) -> tuple[str, ...]:
     estimator = load(name)
     if estimator.section is None or not estimator.bases():
         return (name,)
-    return name, settings.of(estimator.section).base
+    return name, settings.of(name, estimator.section).base

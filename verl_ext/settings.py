@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from verl_ext.core.batch import Requirement
 from verl_ext.core.typed import LARGEST_WEIGHT, limited, make, value_of
-from verl_ext.errors import ConfigurationError, listed, nearest, unknown
+from verl_ext.errors import Complaint, ConfigurationError, listed, nearest, unknown
 from verl_ext.registry import ESTIMATORS, load
 
 VERL_NAMES: Mapping[str, str] = {"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"}
@@ -56,10 +56,10 @@ class RewardsSettings:
 
     def __post_init__(self) -> None:
         where, keys = "algorithm.rewards", self.keys or ()
-        if self.keys is not None and (not keys or not all(keys) or len(set(keys)) != len(keys)):
+        if self.keys is not None and (not keys or len(set(keys)) != len(keys)):
             raise ConfigurationError(
-                f"{where}.keys must name at least one reward, each once and no empty name, found {list(keys)}: "
-                f"write '{where}.keys=[format,correctness]'"
+                f"{where}.keys must name at least one reward, each once, found {list(keys)}: write "
+                f"'{where}.keys=[format,correctness]'"
             )
         if self.weights is not None and len(self.weights) != len(keys):
             raise ConfigurationError(
@@ -138,6 +138,13 @@ def sections() -> dict[str, type[Any]]:
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
+def defaults(kind: type[T]) -> T | None:
+    """A section in which nothing is set; None if it needs a setting."""
+    with suppress(ConfigurationError):
+        return make(kind, None, kind.__name__)
+    return None
+
+
 @dataclass(frozen=True)
 class Settings:
     """All that an estimator reads from the configuration."""
@@ -175,7 +182,7 @@ class Settings:
         return cls(
             rewards=make(RewardsSettings, _with_verl_names(given), "algorithm.rewards"),
             verl_ext=make(VerlExtSettings, given.get("verl_ext"), "algorithm.verl_ext"),
-            estimators={name: section for name, section in estimators.items() if section != type(section)()},
+            estimators={name: section for name, section in estimators.items() if section != defaults(type(section))},
             norm_by_std=_verl_boolean(given, "norm_adv_by_std_in_grpo", default=cls.norm_by_std),
             kl_in_reward=_verl_boolean(given, "use_kl_in_reward", default=cls.kl_in_reward),
             loss_agg_mode=loss_agg_mode,
@@ -183,14 +190,15 @@ class Settings:
             given=given,
         )
 
-    def of(self, kind: type[T]) -> T:
-        """The section of an estimator, by its dataclass; the defaults if nothing is set.
+    def of(self, name: str, kind: type[T]) -> T:
+        """The section of an estimator, whose dataclass is `kind`; the defaults if nothing is set.
 
         >>> from verl_ext.estimators.gdpo import GdpoSettings
-        >>> Settings.parse({"gdpo": {"whiten": "token"}}).of(GdpoSettings).whiten
+        >>> Settings.parse({"gdpo": {"whiten": "token"}}).of("gdpo", GdpoSettings).whiten
         'token'
         """
-        return next((section for section in self.estimators.values() if isinstance(section, kind)), kind())
+        section: T = self.estimators[name] if name in self.estimators else make(kind, None, f"algorithm.{name}")
+        return section
 
 
 def entries() -> tuple[str, ...]:
@@ -198,11 +206,13 @@ def entries() -> tuple[str, ...]:
     return (*COMMON, *ESTIMATORS, *VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward")
 
 
-def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[str]:
-    """Yield a message for each entry of `algorithm` that looks like one of ours; `known` are verl's.
+def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[Complaint]:
+    """Complain about each entry of `algorithm` that looks like one of ours; `known` are verl's.
 
-    >>> list(misspelt(["gdop", "gamma"]))
-    ['algorithm.gdop is unknown and would be ignored: did you mean algorithm.gdpo?']
+    A name that only resembles one of our settings may be another package's: a warning.
+
+    >>> [(complaint.text, complaint.fatal) for complaint in misspelt(["gdop", "gamma"])]
+    [('algorithm.gdop is unknown and would be ignored: did you mean algorithm.gdpo?', True)]
     """
     kinds = sections()
     places = {item.name: f"{name}.{item.name}" for name, kind in kinds.items() for item in fields(kind)}
@@ -210,7 +220,8 @@ def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[s
     for key in map(str, names):
         near = None if key in known or places.get(key) == key else nearest(key, places, cutoff=0.75)
         if near is not None:
-            yield f"algorithm.{key} is unknown and would be ignored: did you mean algorithm.{places[near]}?"
+            text = f"algorithm.{key} is unknown and would be ignored: did you mean algorithm.{places[near]}?"
+            yield Complaint(text, fatal=near in (key, places[near]))
 
 
 def _as_json(value: Any) -> Any:

@@ -59,7 +59,7 @@ SECTION = FadingSettings
 
 def fading(settings):
     """Centre and fade."""
-    return Chain((WeighAndSum(settings.rewards.weights), Centre(), Fade(settings.of(FadingSettings).rate)))
+    return Chain((WeighAndSum(settings.rewards.weights), Centre(), Fade(settings.of("fading", FadingSettings).rate)))
 
 
 '''

@@ -56,9 +56,10 @@ def read(path: Path) -> dict[str, Any]:
 def preset(name: str) -> dict[str, Any]:
     """The preset of an estimator: its settings and those of the estimators that it can build on, and its `PRESET`."""
     from verl_ext.registry import load
-    from verl_ext.settings import COMMON, sections
+    from verl_ext.settings import COMMON, defaults, sections
 
     declared = load(name)
     shown = {*COMMON, name, *declared.bases()}
-    algorithm = {section: dataclasses.asdict(kind()) for section, kind in sections().items() if section in shown}
+    known = {section: defaults(kind) for section, kind in sections().items() if section in shown}
+    algorithm = {section: dataclasses.asdict(values) for section, values in known.items() if values is not None}
     return {"algorithm": {"adv_estimator": name, **algorithm}, MARKER: {name: True}, **declared.preset}

@@ -95,6 +95,8 @@ def value_of(where: str, value: Any, kind: Any, limits: Mapping[str, Any] | None
             raise ConfigurationError(f"{where} must be {_PLAIN[kind]}, found {value!r}{remedy}")
         if kind is int:
             _check_number(where, value, limits or {})
+        if value == "":
+            raise ConfigurationError(f"{where} is empty: give it a value, or remove it")
         return value
     if origin is tuple:
         if isinstance(value, str) or not isinstance(value, Sequence):

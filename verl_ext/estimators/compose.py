@@ -43,7 +43,7 @@ def compose(settings: Settings) -> Chain:
     >>> chain(Batch.of([[1], [0]], ["a", "a"])).advantages
     array([ 0.5, -0.5])
     """
-    items = settings.of(ComposeSettings).steps
+    items = settings.of("compose", ComposeSettings).steps
     if not items:
         raise ConfigurationError(
             f"algorithm.adv_estimator=compose needs a list of steps: set '{WHERE}=[...]', for example "

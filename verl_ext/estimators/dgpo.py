@@ -55,7 +55,7 @@ def dgpo(settings: Settings) -> Chain:
     array([ 3.373, -1.124, -1.124, -1.124,  0.876,  0.876,  0.876, -2.627,
             0.   ,  0.   ,  0.   ,  0.   ])
     """
-    section = settings.of(DgpoSettings)
+    section = settings.of("dgpo", DgpoSettings)
     steps: list[Step] = [WeighAndSum(settings.rewards.weights, kl_where_varying=settings.kl_in_reward), Centre()]
     if section.dgae:
         steps.append(ScaleByMad(1e-4))

@@ -51,7 +51,7 @@ PRESET = {
 def rule(settings: Settings, select: Callable[[str], Any]) -> Iterator[Complaint]:
     """Complain unless the actor's loss is Dr. GRPO's; `select` reads an entry of verl's configuration."""
     actor = "actor_rollout_ref.actor"
-    if not settings.of(DrgrpoSettings).check_loss:
+    if not settings.of("drgrpo", DrgrpoSettings).check_loss:
         return
     add, factor = [], select(f"{actor}.loss_scale_factor")
     if settings.loss_agg_mode != "seq-mean-token-sum-norm":

@@ -54,7 +54,7 @@ def gd2po(settings: Settings) -> Chain:
     >>> gd2po(Settings())(batch).advantages.round(3)
     array([ 0.707,  0.   , -0.707,  0.   ])
     """
-    section = settings.of(Gd2poSettings)
+    section = settings.of("gd2po", Gd2poSettings)
     steps: list[Step] = [Centre()]
     if settings.norm_by_std:
         steps.append(ScaleByStd(section.epsilon))

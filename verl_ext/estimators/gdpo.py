@@ -51,7 +51,7 @@ SECTION = GdpoSettings
 
 def rule(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Complaint]:
     """Complain about a configuration written for verl's own gdpo, where its numbers would change unsaid."""
-    if settings.verl_names and settings.of(GdpoSettings).whiten is None:
+    if settings.verl_names and settings.of("gdpo", GdpoSettings).whiten is None:
         yield Complaint(
             "algorithm.gdpo_reward_keys are verl's names, and verl's gdpo whitens over tokens: set "
             "algorithm.gdpo.whiten=token for verl's numbers, or algorithm.gdpo.whiten=sequence for the paper's"
@@ -72,7 +72,7 @@ def gdpo(settings: Settings) -> Chain:
     >>> gdpo(Settings())(batch).advantages.round(3)
     array([ 1.332,  0.206, -0.769, -0.769])
     """
-    section = settings.of(GdpoSettings)
+    section = settings.of("gdpo", GdpoSettings)
     steps: list[Step] = [Centre()]
     epsilon = section.epsilon or (1e-6 if section.whiten == "token" else 0.0)
     if section.scale == "mad":

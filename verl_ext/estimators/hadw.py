@@ -66,7 +66,7 @@ def hadw(settings: Settings) -> Chain:
     >>> round(second.metrics["capability_posterior"], 4)
     0.4625
     """
-    section = settings.of(HadwSettings)
+    section = settings.of("hadw", HadwSettings)
     history = WeighByHistory(**{item.name: getattr(section, item.name) for item in fields(Anchor)})
     steps = (*load(section.base).chain(settings).steps, history)
     check_order(steps, f"algorithm.hadw.base={section.base}: steps")

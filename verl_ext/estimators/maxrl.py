@@ -57,5 +57,5 @@ def maxrl(settings: Settings) -> Chain:
     >>> maxrl(Settings())(batch).advantages.round(3)
     array([ 3., -1., -1., -1.,  0.,  0.])
     """
-    section = settings.of(MaxrlSettings)
+    section = settings.of("maxrl", MaxrlSettings)
     return Chain((WeighAndSum(settings.rewards.weights), DivideByMean(section.epsilon), Centre()))

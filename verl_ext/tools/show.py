@@ -64,7 +64,8 @@ def _steps(chain: Chain) -> Iterator[str]:
 
 def _settings(name: str, settings: Settings) -> Iterator[str]:
     declared = {other: load(other).section for other in used(name, settings)}
-    sections = {other: settings.of(kind) for other, kind in declared.items() if kind is not None and other != "compose"}
+    shown = {other: kind for other, kind in declared.items() if kind is not None and other != "compose"}
+    sections = {other: settings.of(other, kind) for other, kind in shown.items()}
     for part, section in {"rewards": settings.rewards, **sections}.items():
         for key, value in dataclasses.asdict(section).items():
             text = f"algorithm.{part}.{key}={_text(value)}"

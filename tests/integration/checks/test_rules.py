@@ -59,6 +59,7 @@ OWN = "tests.integration.own_steps"
 ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("estimator", ("algorithm.adv_estimator=gdop",), ("adv_estimator", "'gdop'", "'gdpo'", "'rloo'")),
     ("section", (*GDPO, "+algorithm.gdop.whiten=token"), ("algorithm.gdop", "algorithm.gdpo")),
+    ("setting one level too high", (*GDPO, "+algorithm.whiten=token"), ("algorithm.whiten", "whiten?")),
     ("section at the top", (*GDPO, "+gdpo.whiten=token"), ("algorithm.gdpo",)),
     ("preset as an entry", (*GDPO, "+verl_etx=gdpo"), ("verl_etx", "+verl_ext=NAME")),
     ("range", (*GDPO, "+algorithm.gdpo.epsilon=0"), ("algorithm.gdpo.epsilon", "above 0")),
@@ -88,6 +89,11 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     ("accuracy by default", ("algorithm.adv_estimator=dgpo", GSM8K), ("'score'", "accuracy_key", "correctness")),
     ("accuracy of a sum", ("algorithm.adv_estimator=hadw", TWO), ("hadw", "algorithm.rewards.accuracy_key")),
+    (
+        "accuracy without a name",
+        ("algorithm.adv_estimator=dgpo", TWO, "+algorithm.rewards.accuracy_key="),
+        ("algorithm.rewards.accuracy_key", "empty"),
+    ),
     ("accuracy of one key", ("algorithm.adv_estimator=dgpo", TOOLS, ONE), ("'correctness'", "accuracy_threshold")),
     ("negative score", (MAXRL, TOOLS), ("maxrl", "'score'", "algorithm.rewards.keys")),
     ("negative component", (MAXRL, TOOLS, ONE), ("maxrl", "'correctness'")),
@@ -135,6 +141,8 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
 WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("rejected rows of grpo", (GRPO, KEYS, "+algorithm.rewards.rejected=leave_out"), ("rewards.rejected", "grpo")),
     ("estimator registered elsewhere", ("algorithm.adv_estimator=my_method",), ("'my_method'", "trainer's process")),
+    ("something like a setting", (*GDPO, "+algorithm.scales=[1]"), ("algorithm.scales", "gdpo.scale")),
+    ("something shorter", (*GDPO, "+algorithm.key=a"), ("algorithm.key", "rewards.keys")),
     ("section of another", (*GDPO, "+algorithm.dgpo.dqw_temp=5"), ("algorithm.dgpo", "adv_estimator=dgpo")),
     ("dump of grpo", (GRPO, "+algorithm.verl_ext.dump_dir=/tmp/x"), ("dump_dir", "keys")),
     ("filter by the total", (*GDPO, FILTER, "algorithm.filter_groups.metric=reward"), ("metric=any_reward",)),

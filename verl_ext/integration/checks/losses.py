@@ -24,7 +24,7 @@ def loss_of_verl(run: RunConfig) -> Iterator[Complaint]:
         return
     mode, loss = run.settings.loss_agg_mode, run.select(f"{ACTOR}.policy_loss.loss_mode")
     where, alone = f"{ACTOR}.policy_loss.loss_mode={loss}", aggregates_itself(loss)
-    drgrpo = "drgrpo" in run.used and run.settings.of(DrgrpoSettings).check_loss
+    drgrpo = "drgrpo" in run.used and run.settings.of("drgrpo", DrgrpoSettings).check_loss
     balances = [step for step in run.chain.steps if isinstance(step, Balance)]
     for step in balances:
         if step.over != balance_for(mode):

@@ -58,8 +58,8 @@ def unread(run: RunConfig) -> Iterator[Complaint]:
     """Settings that nothing reads: a misspelt one of ours, one at the top level, a misspelt preset."""
     from verl.trainer.config import AlgoConfig
 
-    for text in misspelt(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)}):
-        yield Complaint(text, fatal=run.ours)
+    for complaint in misspelt(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)}):
+        yield complaint._replace(fatal=complaint.fatal and run.ours)
     for key in map(str, run.config):
         if key in sections() and key != GROUP:
             yield Complaint(f"{key} is not read at the top of the configuration: write algorithm.{key}")
