@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,72 @@ def test_any_table_of_scored_answers_is_compared(compare, advantages, tmp_path, 
     assert says(compare(two, "gdpo", made.KEYS, RIGHT, "--prompt", "question"), "6 groups of 4")
 
 
+LONG = [7] * 1500
+OTHER = [*LONG[:700], 8, *LONG[701:]]
+PROMPTS = {
+    "long lists": [LONG, OTHER, [*LONG, 7]],
+    "lists in structs": [{"role": "user", "ids": ids} for ids in (LONG, OTHER, [])],
+    "large integers": [2**53, 2**53 + 1, 2**53 + 2],
+    "lists with a gap": [[2**53, None], [2**53 + 1, None], [None]],
+}
+
+
+@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("name", ["scored.parquet", "scored.jsonl"])
+@pytest.mark.parametrize("prompts", PROMPTS)
+def test_different_prompts_are_different_groups(advantages, tmp_path, prompts, name, torn):
+    """Also beside a torn line or an empty row, for which pandas turns integers into floats."""
+    questions = [PROMPTS[prompts][row // 4] for row in range(12)]
+    columns = {"question": questions, "right": made.RIGHT, "form": made.FORM}
+    columns = {key: [*values, *[None] * torn] for key, values in columns.items()}
+    table, file = pyarrow.table(columns), tmp_path / name
+    if name.endswith("parquet"):
+        pyarrow.parquet.write_table(table, file)
+    else:
+        lines = [json.dumps(row) for row in table.to_pylist()]
+        file.write_text("\n".join([*lines[:12], *['{"question"'] * torn]))
+    found = advantages(file, "gdpo", made.KEYS, RIGHT, "--prompt", "question")
+    np.testing.assert_allclose(found["advantage/gdpo"], expected("gdpo", BOTH), atol=1e-12)
+
+
+def test_a_prompt_and_its_answer_do_not_run_into_each_other(advantages, tmp_path):
+    pairs = [("1 + ", "11"), ("1 + 1", "1"), ("1 + 11", "")]
+    lines = [
+        line | dict(zip(("input", "gts"), pairs[row // 4], strict=True))
+        for row, line in enumerate(made.without(made.entries(), "uid"))
+    ]
+    found = advantages(made.rollouts(tmp_path / "r", lines), "gdpo", made.KEYS, RIGHT)
+    np.testing.assert_allclose(found["advantage/gdpo"], expected("gdpo", BOTH), atol=1e-12)
+
+
+def changed(file, change):
+    """Rewrite the table of a dump, whose metadata stay."""
+    table = pyarrow.parquet.read_table(file)
+    new = pyarrow.Table.from_pandas(change(table.to_pandas()), preserve_index=False)
+    pyarrow.parquet.write_table(new.replace_schema_metadata({"verl_ext": table.schema.metadata[b"verl_ext"]}), file)
+
+
+@pytest.mark.parametrize("name", ["step", "update", "uid"])
+@pytest.mark.parametrize("rows", [1, 12])
+def test_rows_of_a_dump_that_do_not_say_where_they_belong_are_refused(compare, tmp_path, name, rows):
+    folder, _ = made.dump(tmp_path, [1, 2])
+    file = sorted(folder.glob("*/*.parquet"))[0]
+
+    def without(table):
+        return table.drop(columns=name) if rows == 12 else table.assign(**{name: table[name].mask(table.index < rows)})
+
+    changed(file, without)
+    assert a_line_says(compare(folder, "gdpo", status=1), f"{rows} of 24 rows", f"'{name}'")
+
+
+def test_a_dump_without_lengths_counts_answers(compare, advantages, tmp_path):
+    folder, _ = made.dump(tmp_path / "dump", [1])
+    (file,) = folder.glob("*/*.parquet")
+    changed(file, lambda table: table.drop(columns="tokens"))
+    assert a_line_says(compare(folder, "gdpo algorithm.gdpo.whiten=token"), "approximate", "answers")
+    assert (advantages(folder, "gdpo")["answers"] == 1).all()
+
+
 def test_a_run_is_judged_with_its_own_settings(compare, advantages, tmp_path):
     folder, recorded = made.dump(tmp_path / "dump", [1, 2], algorithm=WEIGHTED)
     found = advantages(folder, "gdpo")
@@ -283,6 +350,7 @@ REFUSED = [
     (made.without(ENTRIES, "acc"), ["gdpo", made.KEYS], ("algorithm.rewards.accuracy_key", "'form'", "'right'")),
     (made.without(ENTRIES, "right", "form", "acc"), ["gdpo", made.KEYS], ("'right'", "'score'")),
     (made.entries(right=10**400), ["gdpo", made.KEYS], ("cannot be read",)),
+    (made.without(made.entries(right=np.inf), "score"), ["gdpo", made.KEYS], ("'right'", "'p0-1'", "inf")),
 ]
 
 

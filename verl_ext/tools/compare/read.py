@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +83,7 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
         raise DataError("\n".join([f"no {DUMPS} can be read in {path}", *notes]))
     updates = dict(sorted(updates.items()))
     frame = pd.concat([table for table, _ in updates.values()], ignore_index=True)
+    _require(path, frame.reindex(columns=["step", "update", "uid"]).isna().rename(columns=repr))
     last = updates[max(updates)][1]
     if others := sum(about.settings != last.settings for _, about in updates.values()):
         notes.append(f"{others} of {len(updates)} updates had other settings than the last")
@@ -91,14 +92,15 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
     # A file of a run without conditions has only what the estimator saw: it saw the rewards as they were scored.
     raw = {key: frame.get(f"raw/{key}", values).fillna(values).to_numpy(float) for key, values in seen.items()}
     total = next(name for name in ("total", SCORE, "sum") if name not in seen)
-    counts = {"lengths": TOKENS, "outputs": "outputs"}
+    lengths, unit = _lengths(frame)
+    outputs = {"outputs": frame["outputs"].to_numpy(float)} if "outputs" in frame else {}
     return Rollouts(
         path=path,
         table=frame,
         rewards=raw | {total: frame["total"].to_numpy(float)},
         total=total,
-        counts={name: frame[column].to_numpy(float) for name, column in counts.items() if column in frame},
-        unit=TOKENS,
+        counts={"lengths": lengths, **outputs},
+        unit=unit,
         run=last,
         notes=tuple(notes),
     )
@@ -108,7 +110,7 @@ def _read_tables(path: Path, files: Sequence[Path], prompt: str | None) -> Rollo
     """Read tables with a row an answer. Of a trajectory in several parts the last one has the reward, as in verl."""
     import pandas as pd
 
-    frame = pd.concat(map(_table, files))
+    frame = pd.concat(_table(file, {prompt, "uid", "input", "gts"}) for file in files)
     torn = frame.isna().all(axis=1)
     frame = frame[~torn].reset_index(drop=True)
     if prompt is not None and prompt not in frame:
@@ -119,21 +121,20 @@ def _read_tables(path: Path, files: Sequence[Path], prompt: str | None) -> Rollo
     steps = _numbers(frame["step"]) if "step" in frame else np.zeros(len(frame))
     with np.errstate(invalid="ignore"):
         whole = steps.astype(int)
-    for what, missing in ((repr(question), frame[question].isna()), ("whole number in 'step'", whole != steps)):
-        if missing.any():
-            raise DataError(f"{path}: {missing.sum():,} of {len(frame):,} rows have no {what}")
-    uids = frame[question].astype(str)
+    missing = {repr(question): frame[question].isna(), "whole number in 'step'": whole != steps}
+    _require(path, pd.DataFrame(missing))
+    prompts = frame[question]
     if prompt is None and question == "input" and "gts" in frame:  # the same text may come with different pictures
-        uids += frame["gts"].astype(str)
-    counted = TOKENS in frame and bool(frame[TOKENS].notna().all())
-    table = pd.DataFrame({"step": whole, "update": 0, "uid": uids, "length": frame[TOKENS] if counted else 1})
+        prompts = pd.Series(zip(prompts, frame["gts"], strict=True))
+    lengths, unit = _lengths(frame)
+    table = pd.DataFrame({"step": whole, "update": 0, "uid": prompts.map(_name), "length": lengths})
     table = table.sort_values("step", kind="stable")
     if prompt is None and question == "uid":
         table = _trajectories(table)
     notes = [f"{torn.sum():,} unreadable line(s) left out"] if torn.any() else []
     if earlier := len(frame) - len(table):
         notes.append(f"{earlier:,} lines are earlier parts of a trajectory: the last part has its reward")
-    others = set(frame) - {question, "uid", "input", "output", "gts", "step", *([TOKENS] if counted else [])}
+    others = set(frame) - {question, "uid", "input", "output", "gts", "step", TOKENS}
     columns = {name: _numbers(frame.loc[table.index, name]) for name in sorted(others)}
     rewards = {name: values for name, values in columns.items() if not np.isnan(values).all()}
     return Rollouts(
@@ -142,18 +143,54 @@ def _read_tables(path: Path, files: Sequence[Path], prompt: str | None) -> Rollo
         rewards=rewards,
         total=SCORE if SCORE in rewards else SUM,
         counts={"lengths": table["length"].to_numpy(float)},
-        unit=TOKENS if counted else ANSWERS,
+        unit=unit,
         notes=tuple(notes),
     )
 
 
-def _table(file: Path) -> pd.DataFrame:
-    """Return a table as it is; an unreadable line becomes a row without any value."""
+def _table(file: Path, exact: Collection[str | None]) -> pd.DataFrame:
+    """Return a table; an unreadable line becomes a row without any value.
+
+    The columns in `exact` hold Python's own objects: pandas would round integers beside a missing one.
+    """
     import pandas as pd
+    import pyarrow.parquet
 
     with reading(file):
-        lines = file.suffix != ".parquet"
-        return pd.DataFrame([record or {} for record in json_lines(file)]) if lines else pd.read_parquet(file)
+        if file.suffix == ".parquet":
+            stored = pyarrow.parquet.read_table(file)
+            frame = stored.to_pandas()
+            columns = {name: stored[name].to_pylist() for name in frame if name in exact}
+        else:
+            records = [record or {} for record in json_lines(file)]
+            frame = pd.DataFrame(records)
+            columns = {name: [record.get(name) for record in records] for name in frame if name in exact}
+        return frame.assign(**{name: pd.Series(column, frame.index, object) for name, column in columns.items()})
+
+
+def _require(path: Path, missing: pd.DataFrame) -> None:
+    """Raise if a row lacks something."""
+    for what, rows in missing.items():
+        if rows.any():
+            raise DataError(f"{path}: {rows.sum():,} of {len(rows):,} rows have no {what}")
+
+
+def _lengths(frame: pd.DataFrame) -> tuple[Array, str]:
+    """Return the length of each row, and what it counts."""
+    counted = TOKENS in frame and bool(frame[TOKENS].notna().all())
+    return (frame[TOKENS].to_numpy(float), TOKENS) if counted else (np.ones(len(frame)), ANSWERS)
+
+
+def _name(prompt: Any) -> str:
+    """Return a prompt, which may be a list or a number, as a text: others have another.
+
+    >>> _name("a"), _name([1, {"b": None}]), _name(2.0)
+    ('a', '[1, {"b": null}]', '2')
+    """
+    if isinstance(prompt, str):
+        return prompt
+    whole = isinstance(prompt, float) and prompt.is_integer()
+    return json.dumps(int(prompt) if whole else prompt, sort_keys=True, default=str)
 
 
 def _numbers(column: pd.Series[Any]) -> Array:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from verl_ext.core.batch import check_finite
 from verl_ext.core.groups import Array, Groups, Index
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 from verl_ext.settings import RewardsSettings
@@ -100,6 +101,7 @@ class Rollouts:
                 f"of {listed(self.rewards)}"
             )
         columns = np.stack([self.reward(key, "algorithm.rewards.keys") for key in settings.keys], axis=1)
+        check_finite(columns, settings.keys, self.table["uid"].tolist())
         total = np.nan_to_num(columns) @ np.array(settings.weights or [1.0] * len(settings.keys))
         total[np.isnan(columns).all(axis=1)] = np.nan
         return replace(self, rewards={**self.rewards, self.total: total})
