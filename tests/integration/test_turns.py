@@ -216,6 +216,8 @@ def test_entries_that_are_not_scored_are_left_out():
         ('["a"]', ("'p'", "by_turn([...])")),
         ([1.0, 0.0], ("'p'", "by_turn([...])")),
         (None, ("'p'", "by_turn([...])")),
+        (f"[{10**400}]", ("'p'", "by_turn([...])")),
+        ("[" * 100_000, ("'p'", "by_turn([...])")),
         ("[Infinity]", ("'p'", "finite")),
     ],
 )
@@ -223,6 +225,12 @@ def test_a_wrong_list_is_an_error_that_names_the_response(value, told):
     with pytest.raises(DataError) as error:
         advantages("drgrpo", MASKS, {"tool": [value, *texts(TOOL)[1:]], "right": RIGHT})
     assert all(word in str(error.value) for word in (*told, "'tool'"))
+
+
+@pytest.mark.parametrize("entries", ["12", b"12", {1: 0.5}], ids=str)
+def test_by_turn_refuses_what_is_no_list_of_numbers(entries):
+    with pytest.raises(DataError, match="by_turn"):
+        by_turn(entries)
 
 
 @pytest.mark.parametrize("value", ["[1.0, 0.0]", [1.0, 0.0]])

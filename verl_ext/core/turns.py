@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Sequence
+import reprlib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,8 @@ def by_turn(entries: Iterable[float]) -> str:
     >>> by_turn([1, 0.5])
     '[1.0, 0.5]'
     """
+    if isinstance(entries, str | bytes | Mapping):
+        raise DataError(f"by_turn takes a list with one number for each turn, found {reprlib.repr(entries)}")
     return json.dumps([float(entry) for entry in entries])
 
 
@@ -44,13 +47,13 @@ def per_turn(
     rewards, given_to = [], []
     for label, value, count, was_cut in zip(labels, lists, counts.tolist(), cut.tolist(), strict=True):
         entries: Any = None
-        with suppress(TypeError, ValueError):
+        with suppress(TypeError, ValueError, OverflowError, RecursionError):
             given = json.loads(value) if isinstance(value, str) else value
             entries = list(map(float, given)) if isinstance(given, list) else None
         if entries is None or (text and given is value):
             raise DataError(
-                f"reward {key!r} of uid {label!r} is {value!r}, but algorithm.rewards.by_turn names it: return "
-                "verl_ext.by_turn([...]), a number for each turn"
+                f"reward {key!r} of uid {label!r} is {reprlib.repr(value)}, but algorithm.rewards.by_turn names it: "
+                "return verl_ext.by_turn([...]), a number for each turn"
             )
         if len(entries) > count and not was_cut:
             raise DataError(

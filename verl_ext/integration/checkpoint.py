@@ -10,7 +10,7 @@ from typing import Any
 
 from verl_ext import __version__
 from verl_ext.core.chain import plain_state
-from verl_ext.errors import CheckpointError
+from verl_ext.errors import CheckpointError, reading
 from verl_ext.files import replacing, sync_folder
 from verl_ext.integration.run import Run
 
@@ -76,22 +76,20 @@ def load(run: Run) -> None:
     folder = Path(config.resume_from_path) if config.resume_mode == "resume_path" else _folder(run)
     path = folder / FILE
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        data = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        if data["overwrites"] and not (folder / DATA).exists():
+            raise CheckpointError(f"{DATA} is missing beside it: a run was killed while it overwrote this checkpoint")
+        _require_fitting(data, run)
+        run.chain.check_state(data["state"])
+        run.state, run.accuracy, run.computed_at = data["state"], data["accuracy"], data["computed_at"]
     except FileNotFoundError:
         logger.warning(
             "resuming at step %d, but %s does not exist: the history of %s starts empty in the middle of the run",
             *(run.step, path, run.name),
         )
         return
-    try:
-        data = json.loads(text)
-        if data["overwrites"] and not (folder / DATA).exists():
-            raise CheckpointError(f"{DATA} is missing beside it: a run was killed while it overwrote this checkpoint")
-        _require_fitting(data, run)
-        run.chain.check_state(data["state"])
-        run.state, run.accuracy, run.computed_at = data["state"], data["accuracy"], data["computed_at"]
-    except (ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
-        reason = str(error) if isinstance(error, CheckpointError) else f"it is damaged: {error!r}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, CheckpointError) as error:
+        reason = str(error) if isinstance(error, CheckpointError) else f"it cannot be read: {error!r:.200}"
         raise CheckpointError(
             f"{path}: {reason}. Resume with the settings that wrote it, or from another checkpoint; or delete the "
             "file: the history then starts empty"
@@ -138,7 +136,8 @@ def check_tracker(run: Run) -> None:
     path = home / TRACKER
     if run.chain is None or config.resume_mode != "auto" or not path.exists():
         return
-    text = path.read_text(errors="replace").strip()
+    with reading(f"{path}, the file with the step to resume from,", CheckpointError):
+        text = path.read_text(errors="replace").strip()
     if text.isdecimal() and (home / f"{STEP_FOLDER}{text}" / DATA).is_file():
         return
     whole = sorted((file.stat().st_mtime, file.parent.name) for file in home.glob(f"{STEP_FOLDER}*/{DATA}"))

@@ -103,13 +103,28 @@ def test_a_state_that_does_not_fit_is_refused_with_the_way_out(case: str, folder
         checkpoint.load(run(folder.parent))
 
 
-@pytest.mark.parametrize("content", [b'{"global_step": 2, "estim', b"\xff\xfe\x00", b"[1, 2]"])
+@pytest.mark.parametrize("content", [b'{"global_step": 2, "estim', b"\xff\xfe\x00", b"[1, 2]", b"[" * 100_000])
 def test_a_damaged_file_is_named(content: bytes, folder: Path) -> None:
     path = folder / checkpoint.FILE
     save(folder)
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=facts(path, "damaged", "delete the file")):
+    with pytest.raises(CheckpointError, match=facts(path, "cannot be read", "delete the file")):
         checkpoint.load(run(folder.parent))
+
+
+@pytest.mark.parametrize("replace", [Path.mkdir, lambda path: path.symlink_to(path)], ids=["folder", "loop of links"])
+def test_what_is_no_file_is_named(replace: Any, folder: Path) -> None:
+    path = folder / checkpoint.FILE
+    replace(path)
+    with pytest.raises(CheckpointError, match=facts(path, "cannot be read", "delete the file")):
+        checkpoint.load(run(folder.parent))
+
+
+def test_a_tracker_that_is_a_folder_is_named(folder: Path) -> None:
+    path = folder.parent / checkpoint.TRACKER
+    path.mkdir()
+    with pytest.raises(CheckpointError, match=facts(path, "cannot be read", "step to resume from")):
+        checkpoint.check_tracker(run(folder.parent))
 
 
 @pytest.mark.parametrize("name", ["hadw", "dgpo"])
