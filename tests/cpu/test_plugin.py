@@ -67,10 +67,29 @@ print(get_platform().device_name, config.trainer.device)
     assert python(code) == ["cuda cuda"]
 
 
-@pytest.mark.parametrize(("platform", "given", "left"), [("cpu", "", "None"), ("", "", "")])
-def test_hidden_gpus_do_not_keep_ray_from_its_virtual_slots(platform, given, left):
-    code = "import os, verl_ext.cpu.plugin; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
-    assert "".join(python(code, VERL_PLATFORM=platform, CUDA_VISIBLE_DEVICES=given)) == left
+VISIBLE = "import os, verl_ext.cpu.plugin; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+CLUSTER = f"""
+{VISIBLE}
+import ray, sys, subprocess, tempfile
+
+@ray.remote(num_gpus=1)
+def visible():
+    import verl_ext.cpu.plugin
+    below = subprocess.run([sys.executable, "-c", {VISIBLE!r}], capture_output=True, text=True).stdout.strip()
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), below
+
+with tempfile.TemporaryDirectory(prefix="ve-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+    ray.init(address="local", num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+    print(*ray.get(visible.remote()), sep="|")
+    ray.shutdown()
+"""
+
+
+def test_gpus_that_a_driver_hides_stay_hidden_in_the_processes_of_its_cluster():
+    """Ray rejects its virtual slots where the variable is empty, so a driver must not have it."""
+    assert python(VISIBLE, VERL_PLATFORM="", CUDA_VISIBLE_DEVICES="") == [""]
+    assert python(CLUSTER, VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES="")[-2:] == ["None", "|"]
+    assert python(CLUSTER, VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES="0")[-2:] == ["0", "0|0"]
 
 
 def module_with(**members):

@@ -18,6 +18,9 @@ from typing import Any
 from verl_ext.errors import Complaint
 from verl_ext.integration.hooks import RULES, after_import, wrap
 
+HIDDEN = "VERL_EXT_CPU_GPUS_HIDDEN"
+"""Set by a driver whose CUDA_VISIBLE_DEVICES was empty; the processes of its Ray cluster inherit it."""
+
 _active = False
 
 
@@ -28,9 +31,13 @@ def activate() -> None:
         return
     _active = True
     os.environ["VERL_PLATFORM"] = "cpu"
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        # Often set to say "no GPU", but then Ray rejects the virtual slots.
+    # Where it is empty, which says "no GPU", Ray rejects its virtual slots: only the workers have it again.
+    in_worker = "RAY_RAYLET_PID" in os.environ
+    if not in_worker and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]
+        os.environ[HIDDEN] = "1"
+    elif in_worker and HIDDEN in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # verl registers its engines under an accelerator's name; the FSDP engine needs no accelerator.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     after_import("verl.plugin.platform.platform_manager", _register_platform)
