@@ -49,6 +49,7 @@ CALLS = (
     "actor_rollout_ref.rollout.multi_turn.max_parallel_calls=2",
 )
 REJECTING = "+algorithm.rollout_correction.rollout_rs=token_k1"
+HOOKS = "+trainer.pre_advantage_hooks={mine:{hook_class:my_package.Mine}}"
 KL = "algorithm.use_kl_in_reward=True"
 ACCURACY_BY_TURN = "+algorithm.rewards.by_turn=[acc]"
 CONDITIONS = "+algorithm.rewards.conditions={format:{on:acc,at_least:1}}"
@@ -70,6 +71,7 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("turns under verl's grpo", (GRPO, KEYS, TURNS), ("algorithm.rewards.by_turn", "grpo")),
     ("turns of calls", (*GDPO, *CALLS), ("tool_rewards", "max_parallel_calls=1", "by_turn([...])")),
     ("turns and rejection", (*GDPO, TURNS, REJECTING, "trainer.use_v1=False"), ("by_turn", "rollout_rs")),
+    ("turns and hooks", (*GDPO, TURNS, HOOKS, "trainer.use_v1=False"), ("by_turn", "pre_advantage_hooks")),
     ("turns and any reward", (*GDPO, TURNS, FILTER, ANY_REWARD), ("by_turn", "any_reward", "accuracy_between")),
     ("turns and KL", ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, TURNS, KL), ("use_kl_in_reward", "by turn")),
     ("turns as the accuracy", (*HADW_GDPO, KEYS, ACCURACY_BY_TURN), ("by_turn", "'acc'", "rewards.accuracy_key")),
@@ -169,6 +171,8 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "maxrl with its scorer": (MAXRL, GSM8K),
     "dgpo with one key": ("algorithm.adv_estimator=dgpo", GSM8K, ONE),
     "gdpo": GDPO,
+    "turns and hooks on the default trainer": (*GDPO, TURNS, HOOKS),
+    "hooks on the other trainer": (*GDPO, HOOKS, "trainer.use_v1=False"),
     "gdpo by verl's names": (*VERLS, "+algorithm.gdpo.whiten=token"),
     "drgrpo by verl's names": ("algorithm.adv_estimator=drgrpo", *DRGRPO, VERLS[1]),
     "gdpo with its scorer": (*GDPO[:1], TWO, GSM8K),

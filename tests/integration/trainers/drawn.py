@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf, open_dict
+from verl import DataProto
 
 from tests.integration.configs import compose
 from verl_ext import Batch, Settings, build
@@ -59,6 +60,8 @@ class Drawn:
     score: np.ndarray
     kl: np.ndarray
     """Of each token."""
+    tokens: np.ndarray
+    """Those in the KL term, before a hook leaves some out of the mask."""
     columns: dict[str, np.ndarray]
     """What the reward function returns; NaN is "not scored"."""
     process: np.ndarray
@@ -123,6 +126,7 @@ def batches(draw: st.DrawFn, *, sessions: bool) -> Drawn:
         *(rows[:, column].tolist() for column in range(3)),
         length=length,
         mask=torch.from_numpy((mask & real[:, None]).astype(np.int64)),
+        tokens=(mask & real[:, None]).sum(axis=1),
         score=numbers(),
         kl=rng.integers(-64, 65, size) / 64,
         columns={key: np.where(rng.random(size) < missing, np.nan, numbers()) for key in "ab"}
@@ -130,6 +134,18 @@ def batches(draw: st.DrawFn, *, sessions: bool) -> Drawn:
         process=numbers(),
         source=rng.choice(["letters", "digits"], size).tolist(),
     )
+
+
+def mask_first_prompt(data: DataProto) -> DataProto:
+    """A hook of `trainer.pre_advantage_hooks`: it runs on the batch right before its advantages."""
+    rows = torch.from_numpy(data.non_tensor_batch["uid"] == "p0")
+    data.batch["response_mask"] = data.batch["response_mask"].masked_fill(rows[:, None], 0)
+    return data
+
+
+def masked(drawn: Drawn) -> Drawn:
+    """What that hook leaves of a batch."""
+    return replace(drawn, mask=drawn.mask.masked_fill(torch.tensor(drawn.prompt)[:, None] == 0, 0))
 
 
 def by_core(name: str, algorithm: dict[str, Any], drawn: Drawn, state: State | None) -> Any:
@@ -157,7 +173,7 @@ def by_core(name: str, algorithm: dict[str, Any], drawn: Drawn, state: State | N
         lengths=[tokens[rows].sum() for rows in kept],
         outputs=[len(rows) for rows in kept],
         accuracy=accuracy,
-        kl_reward=-(drawn.kl * tokens)[scored] if settings.kl_in_reward else None,
+        kl_reward=-(drawn.kl * drawn.tokens)[scored] if settings.kl_in_reward else None,
         fields={"data_source": [drawn.source[row] for row in scored]},
     )
     result = chain(batch, state)
@@ -172,6 +188,8 @@ def assert_same(name: str, drawn: Drawn, found: torch.Tensor, metrics: dict[str,
     field = torch.from_numpy(advantages)[:, None] * drawn.mask
     torch.testing.assert_close(found.double(), field, atol=1e-5, rtol=1e-6)
     assert (found[drawn.mask == 0] == 0).all()
+    rejected = sum(not drawn.mask[rows].any() for rows in drawn.trajectories)
+    assert metrics.get("advantage/rejected_rows", 0) == rejected
     for short, value in ({} if result is None else result.metrics).items():
         assert abs(metrics[f"{name}/{short}"] - value) <= 1e-9 * max(1.0, abs(value)), short
 

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl import DataProto
 
-from tests.integration.trainers.drawn import CASES, Drawn, assert_same, batches, by_core, config_for
+from tests.integration.trainers.drawn import (
+    CASES,
+    Drawn,
+    assert_same,
+    batches,
+    by_core,
+    config_for,
+    mask_first_prompt,
+    masked,
+)
 from tests.integration.trainers.ray_runs import OwnFit
 
 
@@ -34,16 +43,32 @@ def data_of(drawn: Drawn) -> DataProto:
     )
 
 
+RUNS = st.lists(batches(sessions=False), min_size=2, max_size=2)
+
+
 @pytest.mark.parametrize("case", CASES)
 @settings(max_examples=10)
-@given(run=st.lists(batches(sessions=False), min_size=2, max_size=2))
+@given(run=RUNS)
 def test_the_trainer_gives_what_the_core_gives(case: str, run: list[Drawn]) -> None:
+    check(case, run, hooked=False)
+
+
+@pytest.mark.parametrize("case", CASES)
+@settings(max_examples=5)
+@given(run=RUNS)
+def test_a_group_that_a_hook_masks_counts_as_rejected(case: str, run: list[Drawn]) -> None:
+    check(case, run, hooked=True)
+
+
+def check(case: str, run: list[Drawn], *, hooked: bool) -> None:
     name, algorithm = CASES[case]
     trainer, state = OwnFit(config_for(name, algorithm)), None
     for drawn in run:
         data = data_of(drawn)
         if not algorithm.get("use_kl_in_reward"):
             data.batch["token_level_rewards"] = data.batch["token_level_scores"]
+        if hooked:
+            data, drawn = mask_first_prompt(data), masked(drawn)
         [(data, metrics)] = trainer.fit(data=data)
         wanted = by_core(name, algorithm, drawn, state)
         state = state if wanted[1] is None else wanted[1].state

@@ -16,10 +16,21 @@ from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import FixedKLController
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from tests.integration.pipeline import Pipeline
-from tests.integration.trainers.drawn import CASES, WIDTH, Drawn, assert_same, batches, by_core, config_for
+from tests.integration.trainers.drawn import (
+    CASES,
+    WIDTH,
+    Drawn,
+    assert_same,
+    batches,
+    by_core,
+    config_for,
+    mask_first_prompt,
+    masked,
+)
 from verl_ext.integration import hooks
 from verl_ext.integration.default_trainer import DefaultTrainer
 
@@ -111,14 +122,24 @@ def step(trainer: Any, drawn: Drawn) -> tuple[torch.Tensor, dict[str, Any]]:
     return torch.nn.functional.pad(padded, (0, WIDTH - padded.shape[1])), metrics
 
 
-def check(case: str, run: list[Drawn], empty: Callable[[], Any]) -> None:
-    """Compare trainer and core over the batches of a run, each in an empty queue."""
+def hooked(original: Any = trainer_base.compute_advantage_for_multi_trajectories) -> Any:
+    """Run a hook of `trainer.pre_advantage_hooks` in the place of verl's next releases."""
+    return mock.patch.object(
+        trainer_base,
+        "compute_advantage_for_multi_trajectories",
+        lambda data, **more: original(mask_first_prompt(data), **more),
+    )
+
+
+def check(case: str, run: list[Drawn], empty: Callable[[], Any], seen: Callable[[Drawn], Drawn] = lambda x: x) -> None:
+    """Compare trainer and core over the batches of a run, each in an empty queue; the core gets what is `seen`."""
     name, algorithm = CASES[case]
     trainer: Any = hooks.under(DefaultTrainer, Light)(config_for(name, algorithm))
     state = None
     for drawn in run:
         with empty():
             found, metrics = step(trainer, drawn)
+        drawn = seen(drawn)
         wanted = by_core(name, algorithm, drawn, state)
         state = state if wanted[1] is None else wanted[1].state
         assert_same(name, drawn, found, metrics, wanted)
@@ -133,6 +154,14 @@ RUNS = st.lists(batches(sessions=True), min_size=2, max_size=2)
 @given(run=RUNS)
 def test_the_trainer_gives_what_the_core_gives(case: str, run: list[Drawn]) -> None:
     check(case, run, in_this_process)
+
+
+@pytest.mark.parametrize("case", CASES)
+@settings(max_examples=5)
+@given(run=RUNS)
+def test_a_group_that_a_hook_masks_counts_as_rejected(case: str, run: list[Drawn]) -> None:
+    with hooked():
+        check(case, run, in_this_process, masked)
 
 
 @settings(max_examples=3)

@@ -32,7 +32,8 @@ FUNCTION = "reward.custom_reward_function"
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
 TOOL_REWARDS = "tool_rewards"
 """The rewards of executed calls, as verl's tool agent loop writes them."""
-REJECTING = "algorithm.rollout_correction.rollout_rs"
+REJECTING = ("algorithm.rollout_correction.rollout_rs", "trainer.pre_advantage_hooks")
+"""What may empty the mask of a response before the estimator; `RayPPOTrainer` has it done before turns can be read."""
 MANAGERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("naive", "gdpo", "remote", "rate_limited"), ()),
     "dapo": ("overlong", "overlong_reward"),
@@ -160,8 +161,9 @@ def without_turns(run: RunConfig) -> Iterator[Complaint]:
             f"{where}: verl writes {TOOL_REWARDS} for each call, which is one for each turn only with "
             f"{rollout}.max_parallel_calls=1: set it, or return by_turn([...]) from the reward function"
         )
-    if run.select(REJECTING) is not None and run.select("trainer.use_v1") is False:
-        yield Complaint(f"{where}: this trainer reads turns after {REJECTING} has cut them: remove one of the two")
+    for setting in REJECTING if run.select("trainer.use_v1") is False else ():
+        if run.select(setting):
+            yield Complaint(f"{where}: this trainer reads turns after {setting} has cut them: remove one of the two")
     needed = rewards.accuracy_between is not None or (run.chain is not None and run.chain.needs_accuracy)
     if needed and (key := accuracy_of(run.settings)) in rewards.by_turn:
         yield Complaint(f"{where}: the accuracy {key!r} is one number a response: set algorithm.rewards.accuracy_key")
