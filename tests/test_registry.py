@@ -35,9 +35,9 @@ def test_an_estimator_without_settings_takes_none(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def inheriting(tmp_path, monkeypatch):
     """An estimator whose settings are those of gdpo and one of its own, which has no default."""
-    (tmp_path / "mine.py").write_text("""
+    (tmp_path / "inheriting.py").write_text("""
 from dataclasses import dataclass
 
 from verl_ext.estimators.gdpo import GdpoSettings, gdpo
@@ -48,24 +48,24 @@ class Mine(GdpoSettings):
 
 SECTION = Mine
 
-def mine(settings):
-    settings.of("mine", Mine).rate
+def inheriting(settings):
+    settings.of("inheriting", Mine).rate
     return gdpo(settings)
 """)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    monkeypatch.setitem(ESTIMATORS, "mine", "mine")
+    monkeypatch.delitem(sys.modules, "inheriting", raising=False)
+    monkeypatch.setitem(ESTIMATORS, "inheriting", "inheriting")
 
 
-def test_settings_that_inherit_from_another_section_are_not_taken_for_it(mine):
-    settings = Settings.parse({"mine": {"whiten": "token", "rate": 1}})
+def test_settings_that_inherit_from_another_section_are_not_taken_for_it(inheriting):
+    settings = Settings.parse({"inheriting": {"whiten": "token", "rate": 1}})
     assert build("gdpo", settings) == build("gdpo", Settings())
-    assert settings.of("mine", sections()["mine"]).whiten == "token"
+    assert settings.of("inheriting", sections()["inheriting"]).whiten == "token"
 
 
-def test_a_setting_without_a_default_must_be_set(mine):
-    for algorithm in ({}, {"mine": {}}):
-        with pytest.raises(ConfigurationError, match=facts("algorithm.mine", "'rate'")):
-            build("mine", Settings.parse(algorithm))
-    assert build("mine", Settings.parse({"mine": {"rate": 0.5}})).steps
-    assert "mine" not in preset("hadw")["algorithm"]  # it would need the setting
+def test_a_setting_without_a_default_must_be_set(inheriting):
+    for algorithm in ({}, {"inheriting": {}}):
+        with pytest.raises(ConfigurationError, match=facts("algorithm.inheriting", "'rate'")):
+            build("inheriting", Settings.parse(algorithm))
+    assert build("inheriting", Settings.parse({"inheriting": {"rate": 0.5}})).steps
+    assert "inheriting" not in preset("hadw")["algorithm"]  # it would need the setting
