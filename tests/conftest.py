@@ -10,7 +10,6 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("fast", deadline=None, derandomize=True, max_examples=30)
-settings.register_profile("mutation", deadline=None, derandomize=True, max_examples=8)
 settings.register_profile("thorough", deadline=None, max_examples=400)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 

@@ -76,14 +76,6 @@ def by_turn(*steps):
     return lambda values, labels, turns: chain(Batch.of(values, labels, keys=("own", "whole"), turns=turns)).advantages
 
 
-def naive(values, labels, turns):
-    """The turn's own reward, centred among those that reached the turn, then summed over the turns to come."""
-    batch = Batch.of(values, labels, keys=("own", "whole"), turns=turns)
-    own = np.where(turns.last, values.sum(axis=1), values[:, 0])[:, None]
-    centred = own - batch.groups.broadcast(batch.groups.mean(own))
-    return Turns(turns.number, (0,)).returns(centred)[:, 0]
-
-
 def spread(found):
     """How far the two decisions of a turn are from one factor, in the worst turn."""
     return max(float(np.ptp(each)) for each in found)
@@ -108,12 +100,6 @@ def test_leaving_one_out_makes_the_factor_the_share_that_is_not_alone():
     assert spread(found) < 1e-12
     alone = [(1 - chance) ** 2 for chance in np.cumprod([1.0, 1 - STOP[0], 1 - STOP[1]])]
     assert [float(each[0]) for each in found] == pytest.approx([1 - chance for chance in alone], abs=1e-12)
-
-
-def test_the_usual_construction_has_another_factor_for_the_decision_to_stop():
-    found = ratios(naive, 2)
-    assert spread(found) > 0.1
-    assert found[0][1] < 0.5 * found[0][0]
 
 
 def test_returns_are_what_is_still_to_come_and_not_scored_before_an_entry_that_is_not():

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import transfer_queue as tq
 
 from tests.integration.pipeline import Pipeline
 from tests.integration.trainers.default_runs import (
     DRGRPO,
-    PADDED,
 )
 
 
@@ -47,20 +44,3 @@ def test_a_colocated_reward_model_s_fields_are_components(pipeline: Pipeline) ->
 def test_which_rewards_are_logged(pipeline: Pipeline, overrides: tuple[str, ...], names: set[str]) -> None:
     metrics = pipeline.run("pair", *overrides).metrics[1]
     assert {name.split("/")[1] for name in metrics if name.startswith("reward/") and name.endswith("/std")} == names
-
-
-def test_verl_s_own_grpo_dumps_its_advantages_beside_the_named_rewards(pipeline: Pipeline, tmp_path: Path) -> None:
-    result = pipeline.run(
-        "worked",
-        "algorithm.adv_estimator=grpo",
-        "+algorithm.rewards.keys=[acc,format]",
-        f"+algorithm.verl_ext.dump_dir={tmp_path}",
-        PADDED,
-    )
-    (path,) = tmp_path.glob("from-0-0/*.parquet")
-    table = pq.read_table(path).to_pydict()
-    assert len(table["uid"]) == 12  # without padding
-    assert sum(table["reward/acc"]) == 4
-    assert sum(table["total"]) == 10
-    (update,) = result.updates
-    assert sorted(table["advantage"]) == pytest.approx(sorted(map(update.advantage, update.rows())), abs=1e-6)

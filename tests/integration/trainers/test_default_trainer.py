@@ -5,23 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.pipeline import Pipeline, answers_to
-from tests.integration.trainers.default_runs import ACC, GDPO, HADW, PADDED
-
-
-def test_several_outputs_of_a_session_count_once_and_share_its_advantage(pipeline: Pipeline) -> None:
-    (one,) = pipeline.run("worked", *GDPO, PADDED).updates
-    assert [one.advantage(row) for row, is_padding in enumerate(one.padding) if is_padding] == [0.0] * 4
-    result = pipeline.run("several", *GDPO, PADDED)
-    (several,) = result.updates
-    assert result.metrics[1]["advantage/missing_responses"] == 0
-    # As many drafts as the answer's length modulo 3: [1201 | 2220 | 0001] by the lengths [4231 | 2253 | 3331].
-    drafts = several.rows(drafts=True)
-    assert len(drafts) == 11
-    assert several.by_answer() == pytest.approx(one.by_answer(), abs=1e-6)
-    for row in drafts:
-        session = several.keys[row].rsplit("_", 1)[0]
-        (last,) = [other for other in several.rows() if several.keys[other].rsplit("_", 1)[0] == session]
-        assert several.advantage(row) == several.advantage(last)
+from tests.integration.trainers.default_runs import ACC, HADW
 
 
 def test_a_reward_and_a_step_read_what_the_agent_loop_wrote(pipeline: Pipeline) -> None:
