@@ -79,3 +79,11 @@ def test_gd2po_is_the_plain_loop(rollout, weights, conflict, whiten, epsilon, no
     )
     own = {"conflict": kind, "tau": tau, "whiten": whiten, "epsilon": epsilon}
     check("gd2po", rollout, rewards(weights) | {"gd2po": own, "norm_adv_by_std_in_grpo": norm_by_std}, wanted)
+
+
+def test_a_response_exactly_at_tau_is_kept():
+    """Without std, x of the group is -1 1 0 0 and y 1 -3 2 0: the first response has |-1 + 1| / 2 = 0."""
+    own = {"whiten": "none", "conflict": "snr", "tau": 0.0}
+    settings = Settings.parse({"rewards": {"keys": ["x", "y"]}, "gd2po": own, "norm_adv_by_std_in_grpo": False})
+    batch = Batch.of([[1.0, 4.0], [3, 0], [2, 5], [2, 3]], list("aaaa"), keys=("x", "y"))
+    assert build("gd2po", settings)(batch).metrics["dropped_share"] == 0
