@@ -39,11 +39,11 @@ def _guard(command: Sequence[str]) -> int:
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
     while process.poll() is None and not select.select([sys.stdin], [], [], 0.1)[0]:
         pass
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 1)):
         for member in (members := _members(process.pid)):
             with suppress(psutil.Error):
                 member.send_signal(number)
-        psutil.wait_procs(members, timeout=10)
+        psutil.wait_procs(members, timeout=seconds)
     status = process.wait()
     return status if status >= 0 else 128 - status
 
