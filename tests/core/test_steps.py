@@ -25,9 +25,18 @@ from verl_ext.core.steps import (
     WeighAndSum,
 )
 from verl_ext.core.totals import Balance, WeighByDifficulty, WeighByFocal, Whiten
+from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError
 
 NAN = math.nan
+
+
+def test_by_turn_the_std_of_the_batch_counts_each_response_once():
+    """The values 4 and 4 of one response, 0 of another: mean 2, std 2 sqrt(2), as without turns."""
+    turns = Turns.of_counts([2, 1])
+    batch = Batch.of([[4.0], [4.0], [0.0]], ["p"] * 3, turns=turns)
+    found = DivideByBatchStd().update(batch.returns, batch, None).values[:, 0]
+    assert found == pytest.approx([math.sqrt(2), math.sqrt(2), 0], rel=1e-6)
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 5e-324, 0.0])

@@ -57,7 +57,10 @@ class DivideByMean(Step):
 
 @dataclass(frozen=True)
 class DivideByBatchStd(Step):
-    """`x / (std(x) + epsilon)` before centring, std with n - 1 over the whole batch (Lite PPO)."""
+    """`x / (std(x) + epsilon)` before centring, std with n - 1 over the whole batch (Lite PPO).
+
+    By turn each response counts once: each of its T turns has weight 1 / T.
+    """
 
     name: ClassVar[str] = "divide_by_batch_std"
     not_after: ClassVar[Order] = {**_RAW, "balance": "dividing by the batch's std undoes its factor"}
@@ -65,9 +68,10 @@ class DivideByBatchStd(Step):
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        count = (~np.isnan(values)).sum(axis=0).astype(np.float64)
-        mean = divide(np.nansum(values, axis=0), count)
-        std = np.sqrt(divide(np.nansum(np.square(values - mean), axis=0), count - 1))
+        weights = np.apply_along_axis(batch.turns.once, 0, ~np.isnan(values))
+        count = weights.sum(axis=0).round(6)  # thirds add up to a whole number only up to rounding
+        mean = divide(np.nansum(weights * values, axis=0), count)
+        std = np.sqrt(divide(np.nansum(weights * np.square(values - mean), axis=0), count - 1))
         divided: Array = values / (std + self.epsilon)
         return divided
 

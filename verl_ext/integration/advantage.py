@@ -70,7 +70,9 @@ def compute(name: str, token_level_rewards: torch.Tensor, response_mask: torch.T
         total = rows.take(scores(token_level_rewards, mask))  # with the KL term, if there is one
         if not run.settings.kl_in_reward:
             rewards = replace(rewards, score=total)
-        advantages[part] = _run_chain(run, chain, rewards, _batch(run, chain, rewards, total, tokens, part))
+        batch = _batch(run, chain, rewards, total, tokens, part)
+        advantages[part] = _run_chain(run, chain, batch)
+        log_rewards(run, rewards, batch, np.unique(owner[part]))
     if len(rejected):
         run.metrics["advantage/rejected_rows"] = float(np.count_nonzero(rejected))
     if runs is None:
@@ -92,7 +94,7 @@ def _at_work(name: str) -> tuple[Run, Chain, Components]:
     return run, run.chain, run.rewards
 
 
-def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Array:
+def _run_chain(run: Run, chain: Chain, batch: Batch) -> Array:
     """Compute the advantages of a batch `[N]`; keep the new state, log, dump."""
     result = chain(batch, run.state)
     if run.state is None:
@@ -102,9 +104,8 @@ def _run_chain(run: Run, chain: Chain, rewards: Components, batch: Batch) -> Arr
         run.warn_once(kind, text)
     if run.settings.verl_ext.dump_dir is not None:
         dump.write(run, batch, result.advantages)
-    log_rewards(run, rewards, batch)
     run.metrics |= advantage_metrics(result.advantages)
-    if rewards.runs is not None:
+    if run.needs.turns:
         run.metrics |= turn_metrics(batch)
     run.metrics |= {f"{metric_name(run.name)}/{short}": value for short, value in result.metrics.items()}
     return result.advantages
@@ -201,8 +202,8 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
         dump.write(run, replace(batch, lengths=rows.total(tokens)), advantages, total=total)
 
 
-def log_rewards(run: Run, rewards: Components, batch: Batch | None = None) -> None:
-    """Add the metrics of the rewards in `batch`, and of the others if all are logged."""
+def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, part: Index | None = None) -> None:
+    """Add the metrics of the rewards in `batch`, and of the others if all are logged: of all responses, or of a part."""
     if run.log == "none":
         return
     returned = dict(rewards.numbers()) if run.log == "all" else {}
@@ -213,5 +214,6 @@ def log_rewards(run: Run, rewards: Components, batch: Batch | None = None) -> No
     if batch is not None:
         run.metrics |= reward_metrics(batch)
     if others:
-        rest = Batch.of(np.stack([returned[key] for key in others], axis=1), rewards.labels, keys=others)
-        run.metrics |= reward_metrics(rest)
+        responses = range(len(rewards.labels)) if part is None else part.tolist()
+        matrix = np.stack([returned[key] for key in others], axis=1)[responses]
+        run.metrics |= reward_metrics(Batch.of(matrix, [rewards.labels[row] for row in responses], keys=others))

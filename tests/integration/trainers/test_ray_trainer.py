@@ -18,6 +18,7 @@ from verl.trainer.ppo import core_algos, ray_trainer
 from tests.facts import facts
 from tests.integration.configs import compose
 from tests.integration.trainers.ray_runs import (
+    ACCURACY,
     FORMAT,
     KEYS,
     OwnFit,
@@ -78,6 +79,17 @@ def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay()
     assert metrics["reward/steps/mean"] == 2.0
     assert metrics["reward/steps/unscored"] == 6.0
     assert (metrics["reward/perplexity/max"], metrics["reward/perplexity/unscored"]) == (3.0, 3.0)
+
+
+def test_rejected_responses_that_are_left_out_are_in_no_curve() -> None:
+    data = batch()
+    data.batch["response_mask"][0] = 0
+    data.meta_info["reward_extra_keys"] = ["acc", "format"]
+    left_out = ["algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]"]
+    trainer = OwnFit(compose(*left_out, "+algorithm.rewards.rejected=leave_out"))
+    [(_, metrics)] = trainer.fit(data=data)
+    assert metrics["reward/acc/mean"] == pytest.approx(np.mean(ACCURACY[1:]))
+    assert metrics["reward/format/mean"] == pytest.approx(np.mean(FORMAT[1:]))
 
 
 def test_rows_that_verl_draws_anew_are_not_dumped(tmp_path: Path) -> None:
