@@ -73,14 +73,14 @@ class Batch:
     kl_reward: Array | None
     """`[N]` the KL part of the reward; it is added to the combined reward only."""
     outputs: Array
-    """`[N]` rows of verl's batch that belong to the trajectory; by turn those that begin with it."""
+    """`[N]` rows of verl's batch of each trajectory; by turn a row counts at the turn that begins it."""
     lengths: Array
     """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
     fields: Mapping[str, Sequence[Any]]
     """`N` entries of each field of verl's batch, such as `data_source`, that a step has in `needs_fields`."""
 
     def accuracy_for(self, step: str) -> Array:
-        """`[N]` the accuracy, NaN but for a trajectory's last turn; an error names the step that needs it."""
+        """`[N]` the response's accuracy at its last turn, NaN at earlier ones: a mean counts each response once."""
         if self.accuracy is None:
             raise ConfigurationError(
                 f"step {step!r} needs an accuracy in [0, 1] for each trajectory, but there is none"

@@ -62,8 +62,8 @@ class Step:
     not_after: ClassVar[Order] = {}
     """Steps that must not come before this one, each with the reason."""
     undoes: ClassVar[Order] = {}
-    """Steps, and settings that are on, that must not come before this one on the same values: per reward, or after the
-    sum."""
+    """Steps, or settings that are switched on, that must not come before this one on the same values: both before the
+    sum, or both after it."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         """Return new values `[N, K]`. NaN means "not scored": pass it on."""

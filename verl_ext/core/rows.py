@@ -126,9 +126,9 @@ def row_sums(values: torch.Tensor) -> Array:
 
 
 def broadcast(values: Array, mask: torch.Tensor, counts: Index | None = None) -> torch.Tensor:
-    """Broadcast `[B]` over a mask of floats `[B, L]` in place: the row's value inside the mask, exactly 0 outside.
+    """Write each row's value over a mask of floats `[B, L]`, in place: the value inside the mask, exactly 0 outside.
 
-    With `counts` each value is that of so many tokens, one row after another.
+    With `counts` each value is that of a span of so many tokens, row after row.
     """
     kind = mask.dtype
     if (np.abs(values) > torch.finfo(kind).max).any():

@@ -37,9 +37,9 @@ def by_turn(entries: Iterable[float]) -> str:
 def per_turn(
     key: str, labels: Sequence[Hashable], lists: Sequence[Any], counts: Index, cut: Bools, *, text: bool
 ) -> tuple[Array, Index]:
-    """The entries of responses with so many turns each, 0 where one is missing; and how many were given to each.
+    """Flatten each response's list to one entry per turn: pad with 0, or cut. Return the lists' lengths, too.
 
-    With `text` each must be what `by_turn` returns. Only a response that was cut may have more entries than turns.
+    With `text` a list must be what `by_turn` returns. Only a response that was cut may have more entries than turns.
 
     >>> per_turn("tool", ["p", "q"], ["[1.0]", "[2, 3]"], np.array([2, 1]), np.array([False, True]), text=True)
     (array([1., 0., 2.]), array([1, 2]))
@@ -125,7 +125,7 @@ class Turns:
         return returns
 
     def once(self, counted: Bools) -> Array:
-        """`[N]` the weight with which each response counts once: 1 by the number of its rows that are counted."""
+        """`[N]` weights with which each response counts once: 1/n for its n rows that are counted, 0 for the others."""
         if self.last.all():
             return counted.astype(np.float64)
         rows = np.bincount(self.response[counted], minlength=len(self.number))[self.response]
@@ -183,7 +183,10 @@ class Runs:
         return np.append(per_run, 0.0)[self.run]
 
     def spread(self, per_turn: Array, size: int) -> tuple[Array, Index]:
-        """The values of all tokens of the batch, so many, each with how often it comes; 0 between the runs."""
+        """Run-length code of the batch's tokens: the value of each span, 0 between spans, and the length of each.
+
+        `np.repeat(values, lengths)` has `size` tokens, row after row.
+        """
         values, kept = np.zeros(len(self.bounds) + 1), self.run >= 0
         values[1::2][self.run[kept]] = per_turn[kept]
         return values, np.diff(self.bounds, prepend=0, append=size)

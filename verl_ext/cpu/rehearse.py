@@ -108,7 +108,7 @@ def emptied(folder: Path) -> TextIO:
     with reading(place, ConfigurationError, "written"):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not (folder / MARKER).exists():
-            raise ConfigurationError(f"{place} is no rehearsal's, and would be emptied: move it away")
+            raise ConfigurationError(f"{place} is no rehearsal's folder and would be emptied: move it, or set another")
         lock = (folder / MARKER).open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,7 +186,11 @@ def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
         yield stage, OK if reached else FAILED, text if reached else run.failure(text)
         if not reached:
             if run.status is None and user.algorithm.filter_groups.enable:
-                yield stage, LOOK, "algorithm.filter_groups drops groups of equal answers for ever: try --answers"
+                yield (
+                    stage,
+                    LOOK,
+                    "filter_groups drops every group of equal scores: give --answers that differ",
+                )
             return
 
 

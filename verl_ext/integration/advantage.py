@@ -203,7 +203,7 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
 
 
 def log_rewards(run: Run, rewards: Components, batch: Batch | None = None, part: Index | None = None) -> None:
-    """Add the metrics of the rewards in `batch`, and of the others if all are logged: of all responses, or of a part."""
+    """Add the metrics of the rewards in `batch`, and of the others if all are logged; of a part of the responses."""
     if run.log == "none":
         return
     returned = dict(rewards.numbers()) if run.log == "all" else {}

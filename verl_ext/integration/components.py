@@ -67,7 +67,7 @@ class Components:
 
     @property
     def owner(self) -> Index:
-        """`[M]` the trajectory of each row of the core: of each turn, with rewards by turn."""
+        """`[M]` the trajectory of each row of `Batch`; by turn, that of each turn."""
         return np.arange(len(self.labels)) if self.runs is None else self.runs.owner
 
     @property
