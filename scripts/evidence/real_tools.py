@@ -25,7 +25,9 @@ import numpy as np
 import pandas as pd
 from markdown_table import markdown
 
+from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Groups
+from verl_ext.core.steps import WeighByVariation
 from verl_ext.tools.compare.measures import explained, normalised
 from verl_ext.tools.picture import COLOURS, dress
 from verl_ext.tools.tables import Table
@@ -38,6 +40,8 @@ STEPS = {"scarce": (1, 30), "mixed": (11, 40), "pure": (11, 40)}
 WIDTH, GOAL, STEPS_TO = 5, 0.8, "steps to .8"
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182}
 """97.5 % quantiles of Student's t, by the number of differences."""
+SPANS = (1, 5, 10, 20, 30, 40)
+"""The last steps of the spans over which SAW's weights are averaged."""
 PAIRS = (("scarce", "gdpo", "grpo"), ("scarce", "gdpo", "weighted"), ("mixed", "gdpo", "grpo"))
 LINES = dict(zip(("grpo", "gdpo", "weighted"), zip(COLOURS, ("-", "--", ":"), strict=False), strict=True))
 
@@ -123,7 +127,25 @@ def print_tables() -> None:
         rows.append((name, *map(", ".join, cells)))
         if name in REWARDS:
             rows.append((f"{name}, mean and its 95 %", *map(interval, columns)))
-    print(f"\n{markdown(rows)}")
+    print(f"\n{markdown(rows)}\n\n{markdown(saw_weights(runs))}")
+
+
+def saw_weights(runs: Sequence[Run]) -> Table:
+    """SAW's weight of format on the answers of each step, mean over the seeds; correctness has the rest of 2."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        for step, rows in run.answers.groupby("step"):
+            batch = Batch.of(rows[REWARDS].to_numpy(float), rows.name.tolist(), keys=REWARDS)
+            weights = WeighByVariation(lowest=(-3.0, 0.0)).update(batch.returns, batch, None).metrics
+            span = next(f"to {last}" for last in SPANS if step <= last)
+            found.setdefault((f"{run.start}-{run.arm}", span), []).append(weights["weight/format"])
+    arms = dict.fromkeys(arm for arm, _ in found)
+    cells = {key: f"{np.mean(values):.2f}" for key, values in found.items()}
+    spans = [f"to {last}" for last in SPANS]
+    return [
+        ("SAW's weight of format", *spans),
+        *((arm, *(cells.get((arm, span), "") for span in spans)) for arm in arms),
+    ]
 
 
 def number(name: str, value: float, sign: str = "") -> str:
