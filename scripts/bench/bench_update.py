@@ -1,9 +1,12 @@
 r"""Time the actor's update four ways: verl's, without rows of advantage 0, with each prompt once, and with both.
 
-verl's FSDP2 engine trains on the CPU, on each batch in all four ways, in turns; times are seconds of the CPU. A batch
-is drawn, in groups of 8 of which some have no advantage, or has the lengths and the groups of a step that a run stored
-(`trainer.rollout_data_dir`); its tokens are drawn. The goal for the ratio of a time to verl's is the share of the
-tokens that are computed, plus 15 %.
+verl's FSDP2 engine trains on a GPU if there is one, else on the CPU, on each batch in all ways, in turns; times on the
+CPU are seconds of the process. On a GPU verl's own way has torch's build of flash attention and this package's
+log-probabilities, and a fifth way, plain, is verl without flash-attn: padded, with a loop over tokens.
+
+A batch is drawn, in groups of 8 of which some have no advantage, or has the lengths and the groups of a step that a run
+stored (`trainer.rollout_data_dir`); its tokens are drawn. The goal for the ratio of a time to verl's is the share of
+the tokens that are computed, plus 15 %.
 
     python scripts/bench/bench_update.py                                # the quickstart's tiny model, two minutes
     python scripts/bench/bench_update.py --model outputs/real/base --tokens 910 \
@@ -19,21 +22,25 @@ import random
 import statistics
 import sys
 import tempfile
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="", MASTER_PORT="0")
-os.environ.update(VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES="")
+import torch
+
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="", MASTER_PORT="0")
+if not torch.cuda.is_available():
+    os.environ.update(VERL_PLATFORM="cpu")
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.quickstart import prepare_data
-from tests.integration.updates import Actor, rows
-from verl_ext.integration.update import SHARE, SKIP
+from tests.integration.updates import GPU, ROWS_IN_TURN, Actor, rows
+from verl_ext.integration.update import SHARE, SKIP, engine
 from verl_ext.tools import picture
 
 GROUP = 8
-WAYS = {"verl": (), "skip": (SKIP,), "share": (SHARE,), "both": (SKIP, SHARE)}
+WAYS = {"verl": (), "skip": (SKIP,), "share": (SHARE,), "both": (SKIP, SHARE)} | ({"plain": ()} if GPU else {})
 
 
 class Times(NamedTuple):
@@ -47,10 +54,11 @@ class Times(NamedTuple):
     tokens: dict[str, float]
     """By way, the share of the tokens that are computed."""
     memory: dict[str, float]
-    """By way, the GB that the process grew to at most during the update."""
+    """By way, the GB at most during the update: of the process, or of the GPU."""
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None, actor: Actor | None = None) -> list[Times]:
+    """Print a table, by default of an actor that is made, and return its rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a folder; the quickstart's model by default")
     parser.add_argument("--tokens", type=int, default=1024, help="of a micro-batch")
@@ -65,7 +73,7 @@ def main() -> None:
     stored = parser.add_argument_group("stored batches")
     stored.add_argument("--rollouts", type=Path, help="the folder that a run wrote, one file a step")
     stored.add_argument("--steps", type=int, nargs=2, default=[1, 10], metavar=("FIRST", "LAST"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["DIST_INIT_METHOD"] = f"file://{folder}/group"
         model = options.model
@@ -73,11 +81,11 @@ def main() -> None:
             model, tokenizer = Path(folder) / "model", prepare_data.make_tokenizer()
             prepare_data.make_model(tokenizer, seed=0).save_pretrained(model)
             tokenizer.save_pretrained(model)
-        actor = Actor(str(model))
+        actor = actor or Actor(str(model))
         measure(actor, options, "warm up", [True] * GROUP, 0)
         times = stored_batches(actor, model, options) if options.rollouts else drawn_batches(actor, options)
-    print("| batch | rows live | verl, s | skip | share | both |  peak GB of each |")
-    print("|---|---|---|---|---|---|---|")
+    print(f"| batch | rows live | verl, s | {' | '.join([*WAYS][1:])} | peak GB of each |")
+    print("|---|---|---|" + "---|" * len(WAYS))
     for row in times:
         cells = (f"{row.seconds[way] / row.seconds['verl']:.3f} of {row.tokens[way]:.3f}" for way in [*WAYS][1:])
         peaks = " ".join(f"{row.memory[way]:.2f}" for way in WAYS)
@@ -86,6 +94,7 @@ def main() -> None:
     print("all batches:", ", ".join(f"{way} {t:.1f} s, ratio {t / total['verl']:.3f}" for way, t in total.items()))
     if options.plot:
         draw(times, options.plot)
+    return times
 
 
 def draw(times: list[Times], path: Path) -> None:
@@ -154,22 +163,40 @@ def measure(actor: Actor, options: argparse.Namespace, name: str, live: list[boo
     count = len(live)
     found = Times(name, sum(live) / count, {}, {}, {})
     for way in random.Random(seed).sample([*WAYS], len(WAYS)):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins at the present size
-        found.seconds[way], metrics = actor.timed(
-            rows(count, live, seed=seed, nested=True, group=GROUP, **sizes),
-            {},
-            *WAYS[way],
-            mini_batch_size=count,
-            global_batch_size=count,
-            epochs=1,
-            use_dynamic_bsz=True,
-            max_token_len_per_gpu=options.tokens,
-        )
+        if GPU:
+            actor.attend_by("sdpa" if way == "plain" else ROWS_IN_TURN)
+            actor.pad(way == "plain")
+        with engine.marked_pass(actor.engine, share=False) if GPU and way == "verl" else nullcontext():
+            begin_peak()
+            found.seconds[way], metrics = actor.timed(
+                rows(count, live, seed=seed, nested=True, group=GROUP, **sizes),
+                {},
+                *WAYS[way],
+                mini_batch_size=count,
+                global_batch_size=count,
+                epochs=1,
+                use_dynamic_bsz=True,
+                max_token_len_per_gpu=options.tokens,
+            )
+        found.memory[way] = peak()
         kept, saved = (metrics.get(f"actor/{key}", [0.0])[0] for key in ("tokens_kept", "prompt_tokens_saved"))
         found.tokens[way] = (kept or 1.0) * (1 - saved)
-        status = Path("/proc/self/status").read_text()
-        found.memory[way] = int(status.split("VmHWM:")[1].split()[0]) / 2**20
     return found
+
+
+def begin_peak() -> None:
+    """Let the peak of the memory begin at its present size."""
+    if GPU:
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak() -> float:
+    """Return the largest size of the memory in GB."""
+    if GPU:
+        return torch.cuda.max_memory_allocated() / 2**30
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 2**20
 
 
 if __name__ == "__main__":

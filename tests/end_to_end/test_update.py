@@ -12,9 +12,12 @@ import torch
 
 from tests.end_to_end import in_order
 from tests.end_to_end.test_training import TIMEOUT, latest
+from tests.integration.configs import compose
+from verl_ext.integration.checks import judge, update
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow, pytest.mark.runs(2)]
 ACTOR = "actor_rollout_ref.actor"
+GRPO = "algorithm.adv_estimator=grpo"
 RAY = "trainer.use_v1=False"
 GSPO, EPOCHS = f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.ppo_epochs=2"
 FOUR = f"{ACTOR}.ppo_mini_batch_size=2"
@@ -25,6 +28,7 @@ TWO = "trainer.n_gpus_per_node=2"
 KILLED = "trainer.save_freq=1"
 CRITIC = ("critic.enable=True", "critic.model.path=${actor_rollout_ref.model.path}")  # trained, but without effect
 REFERENCE = ("algorithm.use_kl_in_reward=True",)
+ALONE = ("algorithm.adv_estimator=reinforce_plus_plus", "actor_rollout_ref.rollout.n=1")
 BOTH = ("skip_zero_advantage", "share_prompts")
 CASES = {
     "token-mean": (BOTH[:1], ()),
@@ -39,6 +43,7 @@ CASES = {
     "both, 2 ranks": (BOTH, (TWO,)),
     "both, killed": (BOTH, (KILLED,)),
     "both, norm, 4 mini-batches, 2 epochs": (BOTH, (*NORM, FOUR, EPOCHS)),
+    "both, one answer a prompt": (BOTH, ALONE),
     "RayPPOTrainer, both, gspo": (BOTH, (RAY, GSPO)),
     "RayPPOTrainer, each prompt once, 2 ranks, with a reference": (BOTH[1:], (RAY, TWO, *REFERENCE)),
 }
@@ -96,8 +101,28 @@ def test_the_weights_are_those_of_verl_s_update(train, case, record_property):
     weights = float((found - every).norm() / every.norm())
     usual_norms = usual.column("actor/grad_norm")[-len(norms) :]
     record_property("figures", f"rows {rows}, saved {saved}, weights {weights:.2e}, norms {norms} {usual_norms}")
-    assert (min(rows) < 1.0) == (BOTH[0] in names)
-    assert (max(saved, default=0.0) > 0.3) == (BOTH[1] in names)
+    alone = overrides[: len(ALONE)] == ALONE  # every prompt is computed once anyway, and every advantage counts
+    assert (min(rows) < 1.0) == (BOTH[0] in names and not alone)
+    assert (max(saved, default=0.0) > 0.3) == (BOTH[1] in names and not alone)
+    assert (len(saved) > 0) == (BOTH[1] in names)
+    config = next(run.folder.glob("checkpoints/global_step_3/actor/huggingface/config.json")).read_text()
+    assert "verl_ext" not in config
     # Rounding is far below, and what a row adds far above; AdamW hides a wrong divisor, the norm shows it.
     assert norms == pytest.approx(usual_norms, rel=1e-5)
     assert weights < 1e-5
+
+
+@pytest.mark.parametrize("refused", [(), (f"{ACTOR}.shuffle=True",)], ids=["packed", "padded"])
+def test_the_lines_that_check_proposes_without_flash_attn_train(start, monkeypatch, refused):
+    """Where a GPU is there and flash-attn is not; both are made up, the training is on the CPU."""
+    with monkeypatch.context() as patch:
+        patch.setattr(update, "find_spec", lambda name: None)
+        patch.setattr("torch.cuda.is_available", lambda: True)
+        [told] = [text for text in judge(compose(GRPO, *refused)).warnings if "flash-attn" in text]
+    proposed = told.rpartition("set ")[2].split()
+    run = start("run", GRPO, *refused, *proposed, steps=2)
+    assert run.wait(TIMEOUT) == 0, run.tail()
+    assert len(run.column("actor/grad_norm")) == 2
+    assert min(run.column("actor/grad_norm")) > 0
+    assert bool(run.column("actor/prompt_tokens_saved")) == (not refused)
+    assert ("fused kernels in" in run.log) == bool(refused)

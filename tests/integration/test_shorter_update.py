@@ -12,7 +12,7 @@ from tests.integration import update_tasks as tasks
 from tests.integration import updates
 from verl_ext.errors import IntegrationError
 from verl_ext.integration.run import Run
-from verl_ext.integration.update import SHARE, SKIP, mark, pack, split
+from verl_ext.integration.update import SHARE, SKIP, mark, split
 from verl_ext.integration.update.mark import order as order_of
 from verl_ext.settings import Settings
 
@@ -166,13 +166,6 @@ def test_a_rank_without_the_package_is_named_before_the_first_pass():
         mark.marked(run, SimpleNamespace(meta_info={})).__enter__()
 
 
-def test_dropout_of_the_attention_is_that_of_the_model():
-    parts = [torch.ones(1, 2, 9, 4) for _ in range(3)]
-    usual, dropped = (pack.attend(None, *parts, None, layout=[[5, 4, 0]], dropout=rate)[0] for rate in (0.0, 0.5))
-    torch.testing.assert_close(usual, parts[0].transpose(1, 2))
-    assert (dropped - usual).abs().max() > 0.1
-
-
 def test_each_layout_of_a_model(folder, record_property):
     """Gradients of an update, and the log-probabilities and entropies of a pass in the rows of their answers."""
     [found] = tasks.run("models", 1, folder)
@@ -189,3 +182,16 @@ def test_each_layout_of_a_model(folder, record_property):
 def test_the_first_pass_finds_a_wrong_mask_and_ends_all_ranks(folder):
     told = tasks.run("wrong", 2, folder)
     assert all("share_prompts" in text for text in told)
+
+
+def test_a_micro_batch_is_planned_once_although_its_layers_are_computed_twice(folder):
+    [told] = tasks.run("plans", 1, folder)
+    assert told["micro-batches"] > 1
+    assert told["layers"] == 2 * 2 * told["micro-batches"]  # of a model of 2, with gradient checkpointing
+    assert told["planned"] == told["seen"] == told["micro-batches"]
+
+
+def test_a_checkpoint_says_nothing_of_this_package(folder):
+    [config] = tasks.run("saved", 1, folder)
+    assert config["model_type"] == "qwen3"
+    assert "verl_ext" not in str(config)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import sys
@@ -182,7 +183,7 @@ def layouts() -> dict[str, Any]:
     }
 
 
-def saved(folder: Path, name: str, model: Any) -> str:
+def written(folder: Path, name: str, model: Any) -> str:
     """Write a model, with the tokenizer of the tiny one, and return its folder."""
     path = folder / name
     shutil.copytree(folder / "model", path, dirs_exist_ok=True)
@@ -193,10 +194,9 @@ def saved(folder: Path, name: str, model: Any) -> str:
 def models(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
     """For each layout the gradients of an update and the results of a pass, or the error."""
     found: dict[str, Any] = {}
-    usual = {"mini_batch_size": COUNT, "global_batch_size": COUNT, "epochs": 1, "use_dynamic_bsz": True}
-    usual |= {"temperature": 0.7}
+    usual = {**ONE_UPDATE, "temperature": 0.7}
     for name, (model, overrides) in layouts().items():
-        actor = Actor(saved(folder, name, model), *overrides, sgd=True)
+        actor = Actor(written(folder, name, model), *overrides, sgd=True)
         found[name] = {}
         for way, marks, limit in (("all", (), 128), ("control", (), 36), ("share", (SHARE,), 128)):
             actor.attend_by("eager" if way == "control" else "sdpa")
@@ -211,19 +211,67 @@ def models(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
     return found
 
 
+def checkpointed(folder: Path, name: str) -> Actor:
+    """An actor that computes its layers again in the backward pass."""
+    model, overrides = layouts()["checkpointed"]
+    return Actor(written(folder, name, model), *overrides)
+
+
+ONE_UPDATE = {"mini_batch_size": COUNT, "global_batch_size": COUNT, "epochs": 1, "use_dynamic_bsz": True}
+
+
+def plans(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
+    """How often an update plans its attention, how many plans its layers see, and how often they are computed."""
+    from transformers import AttentionInterface
+
+    from verl_ext.integration.update import pack, split
+
+    planned: list[Any] = []
+    seen: list[Any] = []
+    batches: list[Any] = []
+
+    def recorded(function: Any, into: list[Any], what: Any) -> Any:
+        def record(*values: Any, **named: Any) -> Any:
+            result = function(*values, **named)
+            into.append(what(result, named))
+            return result
+
+        return record
+
+    actor = checkpointed(folder, "plans")
+    data = [rows(COUNT, [True] * COUNT, seed=7, nested=True, group=5) for _ in range(2)]
+    actor.timed(data[0], {}, SHARE, **ONE_UPDATE, max_token_len_per_gpu=128)  # with the test of the first pass
+    attend = recorded(pack.attend, seen, lambda _result, named: named["plan"].keys)
+    AttentionInterface.register(pack.ATTENTION, attend)
+    pack.pack = recorded(pack.pack, planned, lambda result, _named: result)
+    split.same_number = recorded(split.same_number, batches, lambda result, _named: len(result))
+    actor.timed(data[1], {}, SHARE, **ONE_UPDATE, max_token_len_per_gpu=128)
+    told = {"planned": len(planned), "layers": len(seen), "seen": len({id(keys) for keys in seen})}
+    return {**told, "micro-batches": sum(batches)}
+
+
+def saved(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
+    """The configuration of the model in a checkpoint after a shared update."""
+    actor = checkpointed(folder, "saved")
+    data = rows(COUNT, [True] * COUNT, seed=7, nested=True, group=5)
+    actor.timed(data, {}, SHARE, **ONE_UPDATE, max_token_len_per_gpu=128)
+    actor.worker.save_checkpoint(str(folder / "checkpoint"))
+    return json.loads((folder / "checkpoint/huggingface/config.json").read_text())
+
+
 def wrong(rank: int, ranks: int, folder: Path, _cases: int) -> Any:
     """The error of each rank where the attention of the last one is wrong for one token in a hundred."""
     from verl_ext.integration.update import pack
 
-    actor, right = Actor(str(folder / "model")), pack.scaled_dot_product_attention
+    actor, right, masks = Actor(str(folder / "model")), pack.scaled_dot_product_attention, itertools.count()
 
-    def attention(query: Any, key: Any, value: Any, *, attn_mask: Any = None, **options: Any) -> Any:
-        if attn_mask is not None and rank == ranks - 1:
-            attn_mask = attn_mask.expand(len(query), 1, -1, -1).clone()
-            attn_mask[0, :, 1, :3] = False  # the second token of an answer does not see the prompt's first three
+    def attend(query: Any, key: Any, value: Any, *, attn_mask: Any = None, **options: Any) -> Any:
+        if attn_mask is not None and rank == ranks - 1 and next(masks) % 8 == 0:  # in one answer of each layer
+            attn_mask = attn_mask.clone()
+            attn_mask[1, :3] = False  # the second token of the answer does not see the prompt's first three
         return right(query, key, value, attn_mask=attn_mask, **options)
 
-    pack.scaled_dot_product_attention = attention
+    pack.scaled_dot_product_attention = attend
     data = rows(8, [True] * 8, seed=rank, nested=True, group=8, lengths=([9] * 8, [13] * 8))
     try:
         actor.infer(data, SHARE, max_token_len_per_gpu=200)
@@ -232,7 +280,16 @@ def wrong(rank: int, ranks: int, folder: Path, _cases: int) -> Any:
     return ""
 
 
-TASKS = {"equal": equal, "twenty": twenty, "splits": splits, "models": models, "wrong": wrong, "losses": losses}
+TASKS = {
+    "equal": equal,
+    "twenty": twenty,
+    "splits": splits,
+    "models": models,
+    "wrong": wrong,
+    "losses": losses,
+    "plans": plans,
+    "saved": saved,
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # the ranks share the cores

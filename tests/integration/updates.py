@@ -1,16 +1,48 @@
-"""verl's own actor without Ray, its FSDP2 engine on the CPU, and rows for its update."""
+"""verl's own actor without Ray, its FSDP2 engine on the CPU or on a GPU, and rows for its update."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from transformers import AttentionInterface
 
 from verl_ext.cpu import patches
 from verl_ext.integration.update.split import read
+
+GPU = torch.cuda.is_available()
+ROWS_IN_TURN = "rows_in_turn"
+ON_GPU = (
+    "actor_rollout_ref.actor.strategy=fsdp2",
+    "actor_rollout_ref.actor.use_torch_compile=False",  # it compiles anew for new sizes
+    "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+    "actor_rollout_ref.rollout.name=vllm",
+    f"++actor_rollout_ref.model.override_config.attn_implementation={ROWS_IN_TURN}",
+)
+
+
+@lru_cache(maxsize=1)
+def ends_of_rows(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """0 and where each row ends, and the longest: a row begins at position 0."""
+    begins = (position_ids.flatten() == 0).nonzero().flatten()
+    ends = torch.cat([begins, begins.new_tensor([position_ids.numel()])]).int()
+    return ends, int(ends.diff().max())
+
+
+def rows_in_turn(
+    _module: Any, query: Any, key: Any, value: Any, _mask: Any, *, position_ids: Any, scaling: Any, **_: Any
+) -> Any:
+    """What flash-attn computes for verl's rows without padding, by torch's build of it."""
+    ends, most = ends_of_rows(position_ids)
+    parts = (x[0].transpose(0, 1) for x in (query, key, value))
+    out = torch.ops.aten._flash_attention_forward(*parts, ends, ends, most, most, 0.0, True, False, scale=scaling)
+    return out[0][None], None
+
+
+AttentionInterface.register(ROWS_IN_TURN, rows_in_turn)
 
 WIDTHS = (12, 24)
 """Widths of prompts and responses."""
@@ -29,7 +61,7 @@ class Actor:
         from tests.integration.configs import compose
 
         self.config = compose(
-            "+verl_ext=cpu",
+            *(ON_GPU if GPU else ("+verl_ext=cpu",)),
             f"actor_rollout_ref.model.path={model}",
             "actor_rollout_ref.actor.ppo_mini_batch_size=8",
             "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1",
@@ -57,6 +89,10 @@ class Actor:
         """Choose the model's function of attention: another one sums in another order, as packing does."""
         self.engine.module.config._attn_implementation = name
 
+    def pad(self, padded: bool) -> None:
+        """Choose whether verl's own passes are padded."""
+        object.__setattr__(self.worker.model_config, "use_remove_padding", not padded)
+
     def train(self, data: Any, loss: dict[str, Any], *marks: str, **entries: Any) -> dict[str, Any]:
         """Train from the first weights; return the gradient of each mini-batch, the last weights, and the metrics."""
         gradients: list[torch.Tensor] = []
@@ -73,7 +109,7 @@ class Actor:
         return {"gradients": torch.stack(gradients), "weights": weights, "metrics": metrics}
 
     def timed(self, data: Any, loss: dict[str, Any], *marks: str, **entries: Any) -> tuple[float, dict[str, Any]]:
-        """Train from the first weights; return the seconds of the CPU, and the metrics."""
+        """Train from the first weights; return the seconds, without a GPU those of the CPU, and the metrics."""
         from verl.utils import tensordict_utils as tu
         from verl.utils.config import omega_conf_to_dataclass
         from verl.workers.utils.losses import ppo_loss
@@ -86,9 +122,9 @@ class Actor:
         self.worker.set_loss_fn(partial(ppo_loss, config=omega_conf_to_dataclass(config)))
         usual = {"temperature": 1.0, "calculate_entropy": False, "dataloader_kwargs": {"shuffle": False}, "seed": 1}
         tu.assign_non_tensor(data, **{**usual, **entries, **dict.fromkeys(marks, True)})
-        begin = time.process_time()
+        begin = clock()
         output = self.worker.train_mini_batch(data)
-        return time.process_time() - begin, dict(tu.get(output, "metrics"))
+        return clock() - begin, dict(tu.get(output, "metrics"))
 
     def infer(self, data: Any, *marks: str, **entries: Any) -> dict[str, list[torch.Tensor]]:
         """Return the log-probabilities and the entropy of each row's answer."""
@@ -101,9 +137,17 @@ class Actor:
         return {name: [row[-n - 1 : -1] for row, n in zip(output[name].unbind(), sizes, strict=True)] for name in names}
 
 
+def clock() -> float:
+    """Seconds; without a GPU those of this process, because others run beside it."""
+    if not GPU:
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def whole(parts: Iterable[Any]) -> torch.Tensor:
     """Collect the shards of all ranks."""
-    return torch.cat([part.full_tensor().flatten() for part in parts])
+    return torch.cat([part.full_tensor().flatten().cpu() for part in parts])
 
 
 def rows(

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from verl_ext import __version__
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import hooks
+from verl_ext.integration.checks.update import PACKED
 from verl_ext.registry import INSTALLED, load
 
 PLUGIN = "verl_ext.integration.plugin"
@@ -57,7 +58,8 @@ def _checks() -> Iterator[Line]:
         try:
             yield "note", f"{package} {version(package)}"
         except PackageNotFoundError:
-            yield "note", f"{package} is not installed"
+            remedy = f": on a GPU install it, or set {PACKED}" if package == "flash-attn" else ""
+            yield "note", f"{package} is not installed{remedy}"
     try:
         verl = importlib.import_module("verl")
         # A folder called verl has no version.

@@ -15,7 +15,7 @@ import verl_ext
 from tests.integration.configs import compose as composed_by_hydra
 from verl_ext.errors import Complaint, ConfigurationError, IntegrationError
 from verl_ext.integration import hooks
-from verl_ext.integration.checks import Verdict, check_run, judge, log_run, losses, rules
+from verl_ext.integration.checks import Verdict, check_run, judge, log_run, losses
 
 ACTOR = "actor_rollout_ref.actor"
 KEYS = "+algorithm.rewards.keys=[acc,format]"
@@ -285,19 +285,3 @@ def test_a_hook_that_failed_ends_runs_with_our_estimators_only(monkeypatch: pyte
     with pytest.raises(IntegrationError):
         judge(compose(*GDPO))
     assert judge(compose(GRPO, KEYS)).errors == ()
-
-
-@pytest.mark.parametrize("package", ["flash_attn", "kernels"])
-def test_a_gpu_without_flash_attention_is_named_before_the_model_is_loaded(monkeypatch, package):
-    sdpa = "++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
-
-    def said(*overrides: str) -> bool:
-        return any("attn_implementation" in text for text in judge(compose(GRPO, *overrides)).warnings)
-
-    monkeypatch.setattr(rules, "find_spec", lambda name: None)
-    assert not said()  # without a GPU the run is for another machine
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert said()
-    assert not said(sdpa)
-    monkeypatch.setattr(rules, "find_spec", lambda name: object() if name == package else None)
-    assert not said()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.checks.test_rules import compose
-from verl_ext.integration.checks import judge
+from tests.integration.configs import compose as hydra
+from verl_ext.integration.checks import judge, update
 from verl_ext.integration.checks.update import EXACT, NOT_EXACT, SHARE, SKIP
 
 ACTOR = "actor_rollout_ref.actor"
@@ -42,6 +43,8 @@ NOT_PACKED = {
     f"{REF}.pad_to_length": (f"++{REF}.pad_to_length=True",),
     f"{MODEL}.use_fused_kernels": (f"{MODEL}.use_fused_kernels=True",),
     f"{ACTOR}.shuffle": (f"{ACTOR}.shuffle=True",),
+    f"{ACTOR}.fsdp_config.full_determinism": (f"{ACTOR}.fsdp_config.full_determinism=True",),
+    f"{REF}.fsdp_config.full_determinism": (f"{REF}.fsdp_config.full_determinism=True",),
     "distillation.enabled": ("distillation.enabled=True",),
 }
 
@@ -101,3 +104,60 @@ def test_it_is_accepted_without_a_word(overrides, settings):
 def test_a_prompt_is_computed_once_with_a_loss_in_every_row():
     rows = (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.entropy_coeff=0.001", f"{ACTOR}.policy_loss.loss_mode=dro")
     assert judge(compose("algorithm.adv_estimator=grpo", *rows, *PACKED)).errors == ()
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Fakes a machine with a GPU, on which these packages alone are installed."""
+
+    def fake(*installed, gpu=True):
+        monkeypatch.setattr(update, "find_spec", lambda name: object() if name in installed else None)
+        monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+
+    return fake
+
+
+def lines(*overrides, compose=compose):
+    """What `check` says to set where flash-attn is missing."""
+    told = judge(compose("algorithm.adv_estimator=grpo", *overrides)).warnings
+    return [text.rpartition("set ")[2].split() for text in told if "flash-attn" in text]
+
+
+SDPA = f"++{MODEL}.override_config.attn_implementation=sdpa"
+KERNELS = f"{MODEL}.use_fused_kernels=True"
+
+
+@pytest.mark.parametrize("refused", [(), *NOT_PACKED.values()], ids=str)
+def test_a_gpu_without_flash_attn_is_named_with_lines_that_end_the_warning(without, refused):
+    """Packed where prompts can be shared, else padded, with verl's own log-probabilities."""
+    assert lines(*refused) == []  # without a GPU the run is for another machine
+    without()
+    [proposed] = lines(*refused)
+    assert SDPA in proposed
+    # The engine of another strategy, and a loss without a divisor, are refused without flash-attn, too.
+    assert (f"++{SHARE}=True" in proposed) == (not refused)
+    assert (KERNELS in proposed) == bool(refused)
+    verdict = judge(compose("algorithm.adv_estimator=grpo", *refused, *proposed))
+    assert (verdict.errors, [text for text in verdict.warnings if "flash-attn" in text]) == ((), [])
+
+
+def test_lines_for_a_gpu_without_flash_attn_depend_on_what_is_installed_and_set(without):
+    without("flash_attn")
+    assert lines() == lines(SDPA) == []
+    without("kernels")  # attention from a hub
+    [fused] = lines()
+    assert KERNELS in fused
+    without()
+    assert lines(SDPA) == [fused]
+    assert lines(SDPA, KERNELS) == lines(SDPA, ON) == lines(SDPA, *PACKED) == []
+    without(gpu=False)
+    assert lines() == []
+
+
+@pytest.mark.parametrize("refused", [(), (f"{ACTOR}.shuffle=True",)], ids=str)
+def test_the_lines_are_read_by_hydra(without, refused):
+    without()
+    [proposed] = lines(*refused, compose=hydra)
+    assert lines(*refused, *proposed, compose=hydra) == []
+    with_preset = ("+verl_ext=gdpo", "algorithm.adv_estimator=gdpo", "algorithm.rewards.keys=[a,b]")
+    assert judge(hydra(*with_preset, *refused, *proposed)).errors == ()

@@ -8,9 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import find_spec
-
-import torch
 
 from verl_ext.conf import GROUP, MARKER
 from verl_ext.core.steps import DivideByMean, ScaleByMad, ScaleByStd
@@ -28,7 +25,7 @@ from verl_ext.integration.checks.rewards import (
     wrong_components,
 )
 from verl_ext.integration.checks.trial import try_out
-from verl_ext.integration.checks.update import shorter_update
+from verl_ext.integration.checks.update import shorter_update, without_flash_attn
 from verl_ext.registry import BUILT_IN, ENTRY_POINTS, INSTALLED, TAKEN, load
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings, misspelt, sections
 
@@ -181,25 +178,13 @@ def trial(run: RunConfig) -> Iterator[Complaint]:
             yield Complaint(text)
 
 
-def attention(run: RunConfig) -> Iterator[Complaint]:
-    """verl's default attention on a machine with a GPU that lacks its package: the model cannot be loaded."""
-    model, default = "actor_rollout_ref.model", "flash_attention_2"
-    asked = run.select(f"{model}.override_config.attn_implementation") or default
-    installed = find_spec("flash_attn") or find_spec("kernels")
-    if asked == default and installed is None and torch.cuda.is_available():
-        yield _warning(
-            f"{default} needs flash-attn, which is not installed here: install it, or set "
-            f"++{model}.override_config.attn_implementation=sdpa {model}.use_remove_padding=False"
-        )
-
-
 def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
     """The rules that estimators have beside their formulas."""
     for name in run.used if run.chain is not None else ():
         yield from load(name).rule(run.settings, run.select)
 
 
-ALWAYS: tuple[Rule, ...] = (unknown_estimator, unread, other_preset, late_preset, attention)
+ALWAYS: tuple[Rule, ...] = (unknown_estimator, unread, other_preset, late_preset, without_flash_attn)
 """The rules for every configuration."""
 READ: tuple[Rule, ...] = (
     *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, without_turns),

@@ -1,15 +1,26 @@
-"""The rule about `skip_zero_advantage` and `share_prompts`: where they would change the update, or cannot work."""
+"""Rules about `skip_zero_advantage` and `share_prompts`: where they cannot work, and where they help."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+
+import torch
+from omegaconf import OmegaConf
 
 from verl_ext.errors import Complaint
-from verl_ext.integration.checks.read import ACTOR, RunConfig
+from verl_ext.integration.checks.read import ACTOR, RunConfig, read_settings
 
 SKIP = "algorithm.verl_ext.skip_zero_advantage"
 SHARE = "algorithm.verl_ext.share_prompts"
 BOTH = (SKIP, SHARE)
+MODEL = "actor_rollout_ref.model"
+ATTENTION = f"{MODEL}.override_config.attn_implementation"
+FUSED = f"{MODEL}.use_fused_kernels=True {MODEL}.fused_kernel_options.impl_backend=torch"
+PADDED = f"++{ATTENTION}=sdpa {MODEL}.use_remove_padding=False {FUSED}"
+PACKED = f"++{ATTENTION}=sdpa {MODEL}.use_remove_padding=False ++{SHARE}=True {ACTOR}.use_dynamic_bsz=True"
+"""Every pass of actor and reference is packed, with the attention and the log-probabilities of this package."""
 ENGINES = tuple(f"actor_rollout_ref.{part}" for part in ("actor", "actor.fsdp_config", "ref", "ref.fsdp_config"))
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 EXACT = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo", "bypass_mode")
@@ -31,7 +42,8 @@ NEEDS: tuple[tuple[tuple[str, ...], str, tuple[object, ...], str], ...] = (
     ((SHARE,), "actor_rollout_ref.ref.log_prob_use_dynamic_bsz", (True,), "fixes the rows of a micro-batch"),
     *(((SHARE,), f"{engine}.ulysses_sequence_parallel_size", (1,), "divides a sequence") for engine in ENGINES),
     *(((SHARE,), f"{engine}.pad_to_length", (False,), "fixes the length of a sequence") for engine in ENGINES),
-    ((SHARE,), "actor_rollout_ref.model.use_fused_kernels", (False,), "hides the logits of the model"),
+    *(((SHARE,), f"{engine}.full_determinism", (False,), "is not kept by flash attention") for engine in ENGINES),
+    ((SHARE,), f"{MODEL}.use_fused_kernels", (False,), "hides the logits of the model"),
     ((SHARE,), f"{ACTOR}.shuffle", (False,), "separates the rows of a prompt"),
 )
 """What must be so for which settings: an entry of verl's configuration, its valid values, and what others do."""
@@ -67,3 +79,18 @@ def shorter_update(run: RunConfig) -> Iterator[Complaint]:
             f"{LOSS}=vanilla, or {SKIP}=False",
             fatal=False,
         )
+
+
+def without_flash_attn(run: RunConfig) -> Iterator[Complaint]:
+    """On a GPU without flash-attn verl's defaults load no model, and compute log-probabilities in a loop."""
+    if find_spec("flash_attn") or not torch.cuda.is_available():
+        return
+    default, settings, missing = "flash_attention_2", run.settings.verl_ext, "flash-attn is not installed here"
+    if (run.select(ATTENTION) or default) == default and not find_spec("kernels"):
+        entries = OmegaConf.from_dotlist(PACKED.replace("+", "").split())
+        packed = OmegaConf.merge(OmegaConf.to_container(run.config), entries)
+        trial = shorter_update(replace(run, config=packed, settings=read_settings(packed)))
+        lines = PADDED if any(complaint.fatal for complaint in trial) else PACKED
+        yield Complaint(f"{missing}; {default} and a critic need it: install it, or set {lines}", fatal=False)
+    elif not (settings.skip_zero_advantage or settings.share_prompts or run.select(f"{MODEL}.use_fused_kernels")):
+        yield Complaint(f"{missing}, so verl computes log-probabilities token by token: set {FUSED}", fatal=False)

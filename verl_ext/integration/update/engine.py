@@ -5,17 +5,21 @@ Packing must change log-probabilities no more than verl's own micro-batches do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from itertools import accumulate
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import hooks
 from verl_ext.integration.update import FIGURES, SHARE, SKIP, entry, pack, split
+from verl_ext.integration.update.log_probs import log_probs
+from verl_ext.integration.update.mark import ENGINE
 
 CHECKED = "_verl_ext_checked"
 """The attribute of an engine whose first pass was checked."""
@@ -27,6 +31,7 @@ FLOOR = 1e-6
 
 def install(transformer_impl: ModuleType) -> None:
     """Wrap the FSDP engine, after the import of `verl.workers.engine.fsdp.transformer_impl`."""
+    hooks.require_parameters(transformer_impl, "logprobs_from_logits", ("logits", "labels", "inplace_backward"))
     hooks.wrap(transformer_impl, "prepare_micro_batches", split.wrap_prepare)
     hooks.wrap(hooks.member(transformer_impl, "FSDPEngine"), "forward_backward_batch", wrap_forward_backward)
     engine = hooks.member(transformer_impl, "FSDPEngineWithLMHead")
@@ -38,16 +43,31 @@ def wrap_forward_backward(
     original: Callable[..., Any], self: Any, data: Any, loss_function: Any, forward_only: bool = False
 ) -> Any:
     """`forward_backward_batch(self, data, ...)`: check the engine once, and return the figures of an update."""
-    share = entry(data, SHARE, False)
+    share, skip = entry(data, SHARE, False), entry(data, SKIP, False)
     if share and not hasattr(self, CHECKED):
         require_equal(self, data)
         setattr(self, CHECKED, True)
     # Until the backward pass is done: gradient checkpointing computes the layers again.
-    with pack.sharing(self.module) if share else nullcontext():
+    with marked_pass(self, share=share) if share or skip else nullcontext():
         output = original(self, data, loss_function, forward_only)
-    if not forward_only and (share or entry(data, SKIP, False)):
+    if not forward_only and (share or skip):
         output["metrics"] |= {f"actor/{name}": [value] for name, value in entry(data, FIGURES).items()}
     return output
+
+
+@contextmanager
+def marked_pass(engine: Any, *, share: bool) -> Iterator[None]:
+    """Let an engine compute with `pack.attend`, and without flash-attn log-probabilities with `log_probs`."""
+    config, module = engine.module.config, cast("Any", sys.modules[ENGINE])
+    usual = config._attn_implementation, module.logprobs_from_logits
+    if share:
+        config._attn_implementation = pack.ATTENTION
+    if not (find_spec("flash_attn") or find_spec("torch_npu")):
+        module.logprobs_from_logits = log_probs
+    try:
+        yield
+    finally:
+        config._attn_implementation, module.logprobs_from_logits = usual
 
 
 def require_equal(engine: Any, data: Any) -> None:
@@ -61,10 +81,10 @@ def require_equal(engine: Any, data: Any) -> None:
     sums = accumulate(lengths.apart([row]) for row in chosen)
     chosen = chosen[: max(1, sum(tokens <= limit for tokens in sums))]
     half = max(1, len(chosen) // 2)
-    whole = log_probs(engine, data, chosen)
-    in_two = torch.cat([log_probs(engine, data, part) for part in (chosen[:half], chosen[half:] or chosen)])
-    with pack.sharing(engine.module):
-        packed = log_probs(engine, data, chosen, share=True)
+    whole = of_answers(engine, data, chosen)
+    in_two = torch.cat([of_answers(engine, data, part) for part in (chosen[:half], chosen[half:] or chosen)])
+    with marked_pass(engine, share=True):
+        packed = of_answers(engine, data, chosen, share=True)
     rounding = torch.finfo(getattr(engine, "_autocast_dtype", torch.bfloat16)).eps
     floor = max(FLOOR * float(whole.abs().max()), 8 * rounding)
     excess = (change(packed, whole) / change(in_two[: len(whole)], whole).clamp(min=floor)).max()
@@ -77,8 +97,8 @@ def require_equal(engine: Any, data: Any) -> None:
         )
 
 
-def log_probs(engine: Any, data: Any, rows: Sequence[int], *, share: bool = False) -> torch.Tensor:
-    """Return those of the answers' tokens of some rows."""
+def of_answers(engine: Any, data: Any, rows: Sequence[int], *, share: bool = False) -> torch.Tensor:
+    """Return the log-probabilities of the answers' tokens of some rows."""
     from verl.utils import tensordict_utils as tu
 
     batch = tu.index_select_tensor_dict(data, list(rows))

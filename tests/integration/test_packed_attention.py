@@ -1,0 +1,187 @@
+"""The attention of packed rows is that of each row alone, by the loop and by one call of a kernel."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from tests.integration import updates
+from tests.integration.configs import compose
+from verl_ext.errors import IntegrationError
+from verl_ext.integration.update import pack, split
+
+
+def variable_lengths(
+    query, key, value, query_ends, key_ends, most_queries, most_keys, dropout, causal, debug, *, scale
+):
+    """What `torch.ops.aten._flash_attention_forward` computes: segments, causal and aligned at the end."""
+    assert query_ends.dtype == key_ends.dtype == torch.int32
+    assert (most_queries, most_keys) == (int(query_ends.diff().max()), int(key_ends.diff().max()))
+    assert (dropout, causal, debug) == (0.0, True, False)
+    assert query_ends[-1] == len(query)
+    assert key_ends[-1] == len(key) == len(value)
+    out = []
+    for begin, end, first, last in zip(query_ends, query_ends[1:], key_ends, key_ends[1:], strict=False):
+        places = torch.arange(int(last - first))
+        seen = places <= places[-int(end - begin) :, None]
+        parts = (x.transpose(0, 1) for x in (query[begin:end], key[first:last], value[first:last]))
+        out.append(scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale, enable_gqa=True).transpose(0, 1))
+    return torch.cat(out), *[None] * 4
+
+
+class Packed(NamedTuple):
+    rows: list[list[int]]
+    """Of each row the places of its tokens in the packed sequence, without its last one."""
+    taken: torch.Tensor
+    predict: torch.Tensor
+    plan: pack.Plan
+    data: object
+
+
+def packed(seed: int) -> Packed:
+    """Rows of drawn lengths, in groups of some rows to a prompt."""
+    draw = random.Random(seed)
+    count, group = draw.randint(1, 20), draw.randint(1, 9)
+    lengths = (
+        [draw.randint(1, 30) for _ in range(count)],
+        [draw.choice([1, 1, 2, draw.randint(3, 40)]) for _ in range(count)],
+    )
+    data = updates.rows(count, [True] * count, seed=seed, nested=seed % 2 == 0, lengths=lengths, group=group)
+    read, places, end = split.read(data, share=True), {}, 0
+    for members in read.by_prompt():
+        prompt = [*range(end, end + read.prompt[members[0]])]
+        end += len(prompt)
+        for row in members:
+            size = read.answer[row] - 1
+            places[row] = [*prompt, *range(end, end + size)]
+            end += size
+    return Packed([places[row] for row in range(count)], *pack.pack(data), data)
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in (0, 50, 100, 150)], ids=str)
+@pytest.mark.parametrize("way", ["loop", "kernel"])
+def test_output_and_gradients_are_those_of_each_row_alone(monkeypatch, way, seeds):
+    monkeypatch.setattr(pack, "flash", lambda *_: way == "kernel")
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", variable_lengths)
+    for seed in seeds:
+        rows, taken, _, plan, _ = packed(seed)
+        heads, grouped = random.Random(seed).choice([(4, 2), (14, 2), (12, 2), (3, 3), (6, 1)])
+        generator = torch.Generator().manual_seed(seed)
+
+        def drawn(*shape: int, generator=generator) -> torch.Tensor:
+            return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+        inputs = [drawn(1, number, len(taken), 8).requires_grad_() for number in (heads, grouped, grouped)]
+        slope = drawn(len(rows), 80, heads, 8)
+        found, _ = pack.attend(None, *inputs, None, plan=plan, scaling=0.3)
+        results = []
+        for alone in (False, True):
+            outputs = []
+            for row in rows:
+                if alone:
+                    parts = (x[:, :, row] for x in inputs)
+                    own = scaled_dot_product_attention(*parts, is_causal=True, scale=0.3, enable_gqa=True)
+                    outputs.append(own[0].transpose(0, 1))
+                else:
+                    outputs.append(found[0, row])
+            loss = sum((output * slope[row, : len(output)]).sum() for row, output in enumerate(outputs))
+            results.append([torch.cat(outputs), *torch.autograd.grad(loss, inputs)])
+        for one, other in zip(*results, strict=True):
+            assert (one - other).abs().max() <= 1e-12 * other.abs().max()
+
+
+def test_the_packed_sequence_is_that_of_the_rows_and_each_token_of_an_answer_is_predicted():
+    for seed in range(20):
+        rows, taken, predict, _, data = packed(seed)
+        sequence, answers = data["input_ids"].values()[taken], split.read(data, share=False).answer
+        for places, whole in zip(rows, data["input_ids"].unbind(), strict=True):
+            assert sequence[places].tolist() == whole[:-1].tolist()
+        # The token before the first of an answer is the prompt's last.
+        wanted = [place for places, size in zip(rows, answers, strict=True) for place in places[len(places) - size :]]
+        assert predict.tolist() == wanted
+
+
+def inputs(plan, heads=(4, 2), size=64, **options):
+    count = int(plan.query_ends[-1])
+    return [torch.ones(1, number, count, size, **options).requires_grad_() for number in (*heads, heads[1])]
+
+
+@pytest.mark.parametrize("heads", [(14, 2), (12, 2), (4, 4)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_torch_s_kernel_takes_the_plan_forward_and_backward(heads, dtype):
+    plan = packed(2).plan
+    values = inputs(plan, heads, device="meta", dtype=dtype)
+    plan = plan._replace(**{name: part.to("meta") for name, part in plan._asdict().items() if torch.is_tensor(part)})
+    found, _ = pack.attend(None, *values, None, plan=plan, scaling=0.1, dropout=0.1)
+    assert found.shape == (1, values[0].shape[2], heads[0], 64)
+    found.sum().backward()
+    assert [x.grad.shape for x in values] == [x.shape for x in values]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({}, None),
+        ({"dtype": torch.float32}, "float32"),
+        ({"size": 60}, "60"),
+        ({"size": 264}, "264"),
+        ({"of_values": 128}, "64"),
+        ({"card": (7, 5)}, "card"),
+        ({"hip": "6.4"}, "card"),
+    ],
+)
+def test_what_torch_s_kernel_cannot_compute_is_said_once_on_a_gpu(monkeypatch, caplog, changed, why):
+    case = {"dtype": torch.bfloat16, "size": 64, "of_values": 64, "card": (8, 0), "hip": None} | changed
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: case["card"])
+    monkeypatch.setattr("torch.version.hip", case["hip"])
+    pack.flash.cache_clear()
+    for _ in range(2):
+        assert pack.flash("cuda", case["dtype"], case["size"], case["of_values"]) == (why is None)
+    pack.flash.cache_clear()
+    assert [why in record.getMessage() for record in caplog.records] == [True] * (why is not None)
+    assert not pack.flash("cpu", torch.bfloat16, 64, 64)
+
+
+def test_queries_in_fp32_are_cast_under_autocast():
+    """As in transformers: a norm of the queries may return fp32, which torch's kernel does not take."""
+    plan = packed(2).plan
+    query, key, value = inputs(plan)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, _ = pack.attend(None, query, key.bfloat16(), value.bfloat16(), None, plan=plan)
+    assert found.dtype == torch.bfloat16
+
+
+def test_dropout_of_the_attention_is_that_of_the_model():
+    plan = packed(2).plan
+    values = inputs(plan)
+    usual, dropped = (pack.attend(None, *values, None, plan=plan, dropout=rate)[0] for rate in (0.0, 0.5))
+    torch.testing.assert_close(usual, values[0].transpose(1, 2))
+    assert (dropped - usual).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("needs", [{"plan": None}, {"sliding_window": 64}, {"s_aux": torch.ones(4)}])
+def test_a_model_that_needs_more_than_a_plan_is_refused(needs):
+    plan = packed(2).plan
+    with pytest.raises(IntegrationError, match="share_prompts=False"):
+        pack.attend(None, *inputs(plan), None, **{"plan": plan, **needs})
+
+
+def test_the_rows_of_verl_on_a_gpu_in_these_tests_are_those_of_each_row_alone(monkeypatch):
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", variable_lengths)
+    sizes, generator = [5, 1, 9], torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 15, 8, generator=generator) for heads in (4, 2, 2))
+    positions = torch.cat([torch.arange(size) for size in sizes])[None]
+    found, _ = updates.rows_in_turn(None, query, key, value, None, position_ids=positions, scaling=0.3)
+    alone = zip(*(x.split(sizes, dim=2) for x in (query, key, value)), strict=True)
+    rows = [scaled_dot_product_attention(*row, is_causal=True, scale=0.3, enable_gqa=True) for row in alone]
+    torch.testing.assert_close(found, torch.cat(rows, dim=2).transpose(1, 2))
+
+
+def test_the_settings_of_an_actor_on_a_gpu_compose():
+    config = compose(*updates.ON_GPU, "actor_rollout_ref.model.path=a/model")
+    assert config.actor_rollout_ref.model.use_remove_padding
+    assert config.actor_rollout_ref.model.override_config.attn_implementation == updates.ROWS_IN_TURN
