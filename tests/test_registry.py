@@ -10,8 +10,7 @@ from tests.facts import facts
 from verl_ext import Settings, build
 from verl_ext.conf import preset
 from verl_ext.errors import ConfigurationError
-from verl_ext.registry import ESTIMATORS
-from verl_ext.settings import sections
+from verl_ext.registry import ESTIMATORS, changed, sections
 
 
 @pytest.mark.parametrize(("source", "told"), [("raise RuntimeError('on purpose')", "on purpose"), ("", "'broken'")])
@@ -31,7 +30,7 @@ def test_an_estimator_without_settings_takes_none(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(ESTIMATORS, "bare", "bare")
     with pytest.raises(ConfigurationError, match=facts("algorithm.bare", "'limit'")):
-        Settings.parse({"bare": {"limit": 1}})
+        changed(Settings.parse({"bare": {"limit": 1}}))
 
 
 @pytest.fixture

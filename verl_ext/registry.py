@@ -15,16 +15,20 @@ process of a run reads this list.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from verl_ext.errors import Complaint, ConfigurationError, unknown
+from verl_ext.core.typed import make
+from verl_ext.errors import Complaint, ConfigurationError, nearest, unknown
+from verl_ext.settings import COMMON, VERL_NAMES, Settings
 
 if TYPE_CHECKING:
     from verl_ext.core.chain import Chain
-    from verl_ext.settings import Settings
+
+T = TypeVar("T")
 
 BUILT_IN = (
     "compose",
@@ -49,6 +53,11 @@ ESTIMATORS: Mapping[str, str] = {
 """Name to module."""
 INSTALLED = tuple(name for name in ESTIMATORS if name != "grpo")
 """The names by which verl's trainers call this package; `grpo` there is verl's own."""
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """The section of an estimator that has no settings."""
 
 
 @dataclass(frozen=True)
@@ -89,3 +98,49 @@ def used(name: str, settings: Settings) -> tuple[str, ...]:
     if estimator.section is None or not estimator.bases():
         return (name,)
     return name, settings.of(name, estimator.section).base
+
+
+def sections() -> dict[str, type[Any]]:
+    """The dataclass of every section of `algorithm` that this package reads, by the section's name."""
+    kinds: dict[str, type[Any] | None] = {**COMMON}
+    for name in ESTIMATORS:
+        with suppress(ConfigurationError):  # one of another package may be broken: a run with it raises
+            kinds[name] = load(name).section
+    return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def defaults(kind: type[T]) -> T | None:
+    """A section in which nothing is set; None if it needs a setting."""
+    with suppress(ConfigurationError):
+        return make(kind, None, kind.__name__)
+    return None
+
+
+def changed(settings: Settings) -> dict[str, Any]:
+    """The sections of estimators in which something is set that is not its default; raise if one is wrong."""
+    kinds = {name: load(name).section or NoSettings for name in ESTIMATORS if name in settings.given}
+    made = {name: settings.of(name, kind) for name, kind in kinds.items()}
+    return {name: section for name, section in made.items() if section != defaults(kinds[name])}
+
+
+def entries() -> tuple[str, ...]:
+    """The entries of `algorithm` that this package reads."""
+    return (*COMMON, *ESTIMATORS, *VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward")
+
+
+def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[Complaint]:
+    """Complain about each entry of `algorithm` that looks like one of ours; `known` are verl's.
+
+    A name that only resembles one of our settings may be another package's: a warning.
+
+    >>> [(complaint.text, complaint.fatal) for complaint in misspelt(["gdop", "gamma"])]
+    [('algorithm.gdop is unknown and would be ignored: did you mean algorithm.gdpo?', True)]
+    """
+    kinds = sections()
+    places = {item.name: f"{name}.{item.name}" for name, kind in kinds.items() for item in fields(kind)}
+    places |= {name: name for name in (*kinds, *VERL_NAMES.values())}
+    for key in map(str, names):
+        near = None if key in known or places.get(key) == key else nearest(key, places, cutoff=0.75)
+        if near is not None:
+            text = f"algorithm.{key} is unknown and would be ignored: did you mean algorithm.{places[near]}?"
+            yield Complaint(text, fatal=near in (key, places[near]))

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from verl_ext.core.batch import Requirement
 from verl_ext.core.typed import LARGEST_WEIGHT, limited, make, value_of
-from verl_ext.errors import Complaint, ConfigurationError, listed, nearest, unknown
-from verl_ext.registry import ESTIMATORS, load
+from verl_ext.errors import ConfigurationError, listed
 
 VERL_NAMES: Mapping[str, str] = {"keys": "gdpo_reward_keys", "weights": "gdpo_reward_weights"}
 """Settings of `algorithm.rewards` to the settings of verl under `algorithm` that mean the same."""
@@ -71,16 +69,16 @@ class RewardsSettings:
                 f"{where}.weights={list(self.weights)} are all 0, and so would be every advantage: give at least one "
                 "reward a weight"
             )
-        if missing := set(self.by_turn or ()) - set(keys):
-            raise ConfigurationError(f"{where}.by_turn names {listed(missing)}: add it to {where}.keys={list(keys)}")
-        for key, needed in (self.conditions or {}).items():
-            for name in (key, needed.on):
-                if name not in keys:
-                    raise ConfigurationError(f"{where}.conditions: {unknown('reward', name, keys)} ({where}.keys)")
-            if needed.on in (self.by_turn or ()):
+        by_turn, on = set(self.by_turn or ()), {needed.on for needed in (self.conditions or {}).values()}
+        for setting, names in {"by_turn": by_turn, "conditions": on.union(self.conditions or ())}.items():
+            if missing := names - set(keys):
                 raise ConfigurationError(
-                    f"{where}.conditions.{key}.on={needed.on} is in {where}.by_turn: name one of the whole response"
+                    f"{where}.{setting} names {listed(missing)}: add it to {where}.keys={list(keys)}"
                 )
+        if wrong := on & by_turn:
+            raise ConfigurationError(
+                f"{where}.conditions depend on {listed(wrong)}, of {where}.by_turn: name a reward of the whole response"
+            )
         if self.by_turn and self.token_scores:
             raise ConfigurationError(
                 f"{where}.token_scores=True writes no rewards by turn: remove it, or {where}.by_turn"
@@ -120,29 +118,8 @@ class VerlExtSettings:
     """Whether log-probabilities and the actor's update compute each prompt once for all its responses."""
 
 
-@dataclass(frozen=True)
-class NoSettings:
-    """The section of an estimator that has no settings."""
-
-
 COMMON: Mapping[str, type[Any]] = {"rewards": RewardsSettings, "verl_ext": VerlExtSettings}
 """The sections that all estimators share."""
-
-
-def sections() -> dict[str, type[Any]]:
-    """The dataclass of every section of `algorithm` that this package reads, by the section's name."""
-    kinds: dict[str, type[Any] | None] = {**COMMON}
-    for name in ESTIMATORS:
-        with suppress(ConfigurationError):  # one of another package may be broken: a run with it raises
-            kinds[name] = load(name).section
-    return {name: kind for name, kind in kinds.items() if kind is not None}
-
-
-def defaults(kind: type[T]) -> T | None:
-    """A section in which nothing is set; None if it needs a setting."""
-    with suppress(ConfigurationError):
-        return make(kind, None, kind.__name__)
-    return None
 
 
 @dataclass(frozen=True)
@@ -151,8 +128,6 @@ class Settings:
 
     rewards: RewardsSettings = field(default_factory=RewardsSettings)
     verl_ext: VerlExtSettings = field(default_factory=VerlExtSettings)
-    estimators: Mapping[str, Any] = field(default_factory=dict)
-    """Estimator to its section, if it differs from the defaults; read it with `of`."""
     norm_by_std: bool = True
     """verl's `algorithm.norm_adv_by_std_in_grpo`."""
     kl_in_reward: bool = False
@@ -162,7 +137,7 @@ class Settings:
     verl_names: bool = False
     """Whether verl's own `algorithm.gdpo_reward_keys` or `gdpo_reward_weights` are set."""
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """The entries of `algorithm` from which `parse` read all this, as JSON can hold them."""
+    """The entries of `algorithm` that are set, as JSON can hold them; `of` reads an estimator's section from them."""
 
     @classmethod
     def parse(cls, algorithm: Mapping[str, Any], *, loss_agg_mode: str = "token-mean") -> Settings:
@@ -171,18 +146,12 @@ class Settings:
         >>> Settings.parse({"rewards": {"keys": ["format"]}}).rewards.keys
         ('format',)
         """
-        given = {name: _as_json(algorithm[name]) for name in entries() if algorithm.get(name) is not None}
+        given = {name: _as_json(value) for name, value in algorithm.items() if value is not None}
         if isinstance(given.get("gdpo"), Mapping) and "conditions" in given["gdpo"]:
             raise ConfigurationError("algorithm.gdpo.conditions does not exist: write algorithm.rewards.conditions=...")
-        estimators = {
-            name: make(load(name).section or NoSettings, given[name], f"algorithm.{name}")
-            for name in ESTIMATORS
-            if name in given
-        }
         return cls(
             rewards=make(RewardsSettings, _with_verl_names(given), "algorithm.rewards"),
             verl_ext=make(VerlExtSettings, given.get("verl_ext"), "algorithm.verl_ext"),
-            estimators={name: section for name, section in estimators.items() if section != defaults(type(section))},
             norm_by_std=_verl_boolean(given, "norm_adv_by_std_in_grpo", default=cls.norm_by_std),
             kl_in_reward=_verl_boolean(given, "use_kl_in_reward", default=cls.kl_in_reward),
             loss_agg_mode=loss_agg_mode,
@@ -191,37 +160,13 @@ class Settings:
         )
 
     def of(self, name: str, kind: type[T]) -> T:
-        """The section of an estimator, whose dataclass is `kind`; the defaults if nothing is set.
+        """The section of an estimator, whose dataclass is `kind`; the defaults where nothing is set.
 
         >>> from verl_ext.estimators.gdpo import GdpoSettings
         >>> Settings.parse({"gdpo": {"whiten": "token"}}).of("gdpo", GdpoSettings).whiten
         'token'
         """
-        section: T = self.estimators[name] if name in self.estimators else make(kind, None, f"algorithm.{name}")
-        return section
-
-
-def entries() -> tuple[str, ...]:
-    """The entries of `algorithm` that this package reads."""
-    return (*COMMON, *ESTIMATORS, *VERL_NAMES.values(), "norm_adv_by_std_in_grpo", "use_kl_in_reward")
-
-
-def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[Complaint]:
-    """Complain about each entry of `algorithm` that looks like one of ours; `known` are verl's.
-
-    A name that only resembles one of our settings may be another package's: a warning.
-
-    >>> [(complaint.text, complaint.fatal) for complaint in misspelt(["gdop", "gamma"])]
-    [('algorithm.gdop is unknown and would be ignored: did you mean algorithm.gdpo?', True)]
-    """
-    kinds = sections()
-    places = {item.name: f"{name}.{item.name}" for name, kind in kinds.items() for item in fields(kind)}
-    places |= {name: name for name in (*kinds, *VERL_NAMES.values())}
-    for key in map(str, names):
-        near = None if key in known or places.get(key) == key else nearest(key, places, cutoff=0.75)
-        if near is not None:
-            text = f"algorithm.{key} is unknown and would be ignored: did you mean algorithm.{places[near]}?"
-            yield Complaint(text, fatal=near in (key, places[near]))
+        return make(kind, self.given.get(name), f"algorithm.{name}")
 
 
 def _as_json(value: Any) -> Any:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_ext.settings import sections
+from verl_ext.registry import sections
 
 PAGE = Path(__file__).parents[2] / "docs/pages/settings.md"
 MADE = "<!-- Made by scripts/quality/make_docs.py: change the dataclasses that it reads. -->"

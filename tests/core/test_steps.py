@@ -67,12 +67,6 @@ def test_the_kl_part_may_be_left_out_of_groups_that_do_not_vary():
     assert found.tolist() == [[1], [1], [1.75], [3.25]]
 
 
-def test_a_wrong_number_of_weights_names_the_keys():
-    batch = Batch.of([[1, 2]], ["g"], keys=("speed", "style"))
-    with pytest.raises(ConfigurationError, match=facts("3 weights", "2 values", "2 reward keys", "'speed', 'style'")):
-        WeighAndSum((1.0, 2.0, 3.0)).apply(batch.rewards, batch)
-
-
 @pytest.mark.parametrize("step", [Balance("token"), Balance("sequence"), WeighByDifficulty(), Whiten()])
 def test_a_step_for_one_value_refuses_several(step):
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"), accuracy=[1.0])

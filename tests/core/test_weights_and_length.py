@@ -9,11 +9,11 @@ import pytest
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain
+from verl_ext.core.lists import check_order
 from verl_ext.core.steps import Centre, WeighAndSum, WeighByVariation
 from verl_ext.core.totals import Shorten
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, DataError
-from verl_ext.estimators.compose import check_order
 
 NAN = math.nan
 

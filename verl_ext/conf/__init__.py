@@ -55,8 +55,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def preset(name: str) -> dict[str, Any]:
     """The preset of an estimator: its settings and those of the estimators that it can build on, and its `PRESET`."""
-    from verl_ext.registry import load
-    from verl_ext.settings import COMMON, defaults, sections
+    from verl_ext.registry import defaults, load, sections
+    from verl_ext.settings import COMMON
 
     declared = load(name)
     shown = {*COMMON, name, *declared.bases()}

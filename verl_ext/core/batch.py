@@ -118,11 +118,7 @@ class Batch:
         what belongs to the response is repeated. `lengths`, the tokens in the loss, and `outputs` default to 1 each.
         """
         size = len(labels)
-
-        def counts(name: str, values: Counts) -> Array:
-            return _within(name, values, size, LARGEST_COUNT)
-
-        raw = _shaped("rewards", rewards, (size, len(keys)))
+        raw = _shaped("rewards", rewards, (size, len(keys))).copy()
         check_finite(raw, keys, labels)
         matrix = raw.copy()
         for key, needed in (conditions or {}).items():
@@ -133,10 +129,13 @@ class Batch:
         groups = prompts
         if not turns.last.all():
             groups = Groups.of(zip(prompts.ids.tolist(), turns.number.tolist(), strict=True))
+        returns = turns.returns(matrix)
+        for values in (raw, matrix, returns):
+            values.setflags(write=False)
         return cls(
-            raw=_read_only(raw),
-            rewards=_read_only(matrix),
-            returns=_read_only(turns.returns(matrix)),
+            raw=raw,
+            rewards=matrix,
+            returns=returns,
             keys=tuple(keys),
             conditions=conditions or {},
             groups=groups,
@@ -144,16 +143,10 @@ class Batch:
             turns=turns,
             accuracy=None if accuracy is None else _within("accuracy", accuracy, size, 1.0, nan=True),
             kl_reward=None if kl_reward is None else _kl_reward(kl_reward, matrix, labels),
-            outputs=np.ones(size) if outputs is None else counts("outputs", outputs),
-            lengths=np.ones(size) if lengths is None else counts("lengths", lengths),
+            outputs=_within("outputs", np.ones(size) if outputs is None else outputs, size, LARGEST_COUNT),
+            lengths=_within("lengths", np.ones(size) if lengths is None else lengths, size, LARGEST_COUNT),
             fields=fields or {},
         )
-
-
-def _read_only(values: Array) -> Array:
-    view: Array = values.view()
-    view.setflags(write=False)
-    return view
 
 
 def check_finite(matrix: Array, keys: Sequence[str], labels: Sequence[Hashable]) -> None:

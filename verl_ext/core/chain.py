@@ -157,8 +157,13 @@ class Chain:
         values = batch.returns
         for step in self.steps:
             update = step.update(values, batch, old.get(step.name))
-            _check_shape(step, update.values, (len(values), 1 if step.name == SUM else values.shape[1]))
+            shape = (len(values), 1 if step.name == SUM else values.shape[1])
             values = update.values
+            if not isinstance(values, np.ndarray) or values.shape != shape:
+                raise ConfigurationError(
+                    f"step {step.name!r} returns {type(values).__name__} {getattr(values, 'shape', '')}, expected an "
+                    f"array of the shape {shape}, that of the values that it gets"
+                )
             metrics |= update.metrics
             warnings |= update.warnings
             if update.state is not None:
@@ -170,14 +175,6 @@ class Chain:
             )
         advantages = values[:, 0]
         return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, warnings)
-
-
-def _check_shape(step: Step, values: object, shape: tuple[int, int]) -> None:
-    if not isinstance(values, np.ndarray) or values.shape != shape:
-        raise ConfigurationError(
-            f"step {step.name!r} returns {type(values).__name__} {getattr(values, 'shape', '')}, expected an array of "
-            f"the shape {shape}, that of the values that it gets"
-        )
 
 
 def plain_state(state: State) -> dict[str, Any]:

@@ -7,25 +7,16 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_ext.core import steps, totals
 from verl_ext.core.chain import SUM, Chain, Step
 from verl_ext.core.history import WeighByHistory
-from verl_ext.core.steps import (
-    Centre,
-    DivideByBatchStd,
-    DivideByMean,
-    DropConflicts,
-    ScaleByMad,
-    ScaleByStd,
-    WeighAndSum,
-    WeighByVariation,
-)
-from verl_ext.core.totals import Balance, Shorten, WeighByDifficulty, WeighByFocal, Whiten
 from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, unknown
 
 _KINDS: tuple[type[Step], ...] = (
-    *(DivideByMean, DivideByBatchStd, Centre, ScaleByStd, ScaleByMad, DropConflicts),
-    *(WeighByVariation, WeighAndSum, Shorten, Whiten, Balance, WeighByDifficulty, WeighByFocal, WeighByHistory),
+    *(steps.DivideByMean, steps.DivideByBatchStd, steps.Centre, steps.ScaleByStd, steps.ScaleByMad),
+    *(steps.DropConflicts, steps.WeighByVariation, steps.WeighAndSum, totals.Shorten, totals.Whiten, totals.Balance),
+    *(totals.WeighByDifficulty, totals.WeighByFocal, WeighByHistory),
 )
 STEPS: Mapping[str, type[Step]] = {kind.name: kind for kind in _KINDS}
 """The steps that a list may name."""
@@ -74,17 +65,17 @@ def _own(path: str, where: str) -> type[Step]:
     return kind
 
 
-def check_order(steps: Sequence[Step], where: str) -> None:
+def check_order(chosen: Sequence[Step], where: str) -> None:
     """Raise unless there is one sum, and each step makes sense after those before it."""
-    names = [step.name for step in steps]
+    names = [step.name for step in chosen]
     if names.count(SUM) != 1:
         raise ConfigurationError(
             f"{where} must have {SUM} once, found {names.count(SUM)}: put it first to work on the total, or later to "
             "apply steps to each reward before"
         )
-    for index, step in enumerate(steps):
-        before = {*names[:index], *(Centre.name for earlier in steps[:index] if earlier.centres)}
-        alike = steps[names.index(SUM) if SUM in before else 0 : index]
+    for index, step in enumerate(chosen):
+        before = {*names[:index], *(steps.Centre.name for earlier in chosen[:index] if earlier.centres)}
+        alike = chosen[names.index(SUM) if SUM in before else 0 : index]
         switched_on = {name for earlier in alike for name, value in vars(earlier).items() if value is True}
         words = switched_on.union(earlier.name for earlier in alike)
         for needed, reason in step.after.items():
@@ -99,7 +90,7 @@ def check_order(steps: Sequence[Step], where: str) -> None:
 def as_list(chain: Chain) -> list[str | dict[str, Any]]:
     """The list that describes a chain; settings at their defaults are left out.
 
-    >>> as_list(Chain((WeighAndSum(), Centre(), ScaleByMad(0.5))))
+    >>> as_list(Chain((steps.WeighAndSum(), steps.Centre(), steps.ScaleByMad(0.5))))
     ['weigh_and_sum', 'centre', {'step': 'scale_by_mad', 'epsilon': 0.5}]
     """
     described: list[str | dict[str, Any]] = []

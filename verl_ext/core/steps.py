@@ -14,7 +14,7 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.chain import SUM, Order, Step, Update
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, divide
 from verl_ext.core.metrics import metric_name
-from verl_ext.core.typed import limited, same_as
+from verl_ext.core.typed import limited
 from verl_ext.errors import ConfigurationError, DataError, listed
 
 _UNDOES: Order = dict.fromkeys(
@@ -25,7 +25,6 @@ _DIVIDED: Order = dict.fromkeys(
     ("divide_by_mean", "divide_by_batch_std", "leave_one_out", "scale_by_std", "scale_by_mad", "weigh_by_variation"),
     "dividing afterwards undoes it",
 )
-_CENTRED: Order = {"centre": "it divides values that are centred in their group"}
 _RAW: Order = {"centre": "it takes the rewards before they are centred"}
 
 
@@ -103,7 +102,7 @@ class ScaleByStd(Step):
     """`x / (std_g(x) + epsilon)` of centred values, std with n - 1; 0 where the divisor is 0."""
 
     name: ClassVar[str] = "scale_by_std"
-    after: ClassVar[Order] = _CENTRED
+    after: ClassVar[Order] = {"centre": "it divides values that are centred in their group"}
     not_after: ClassVar[Order] = _UNDOES
     undoes: ClassVar[Order] = _DIVIDED
     epsilon: float = limited(0.0, low=0.0)
@@ -116,14 +115,10 @@ class ScaleByStd(Step):
 
 
 @dataclass(frozen=True)
-class ScaleByMad(Step):
+class ScaleByMad(ScaleByStd):
     """`n_g x / (sum_g |x| + epsilon)` of centred values: divided by the mean absolute deviation (DGPO, DGAE)."""
 
     name: ClassVar[str] = "scale_by_mad"
-    after: ClassVar[Order] = _CENTRED
-    not_after: ClassVar[Order] = _UNDOES
-    undoes: ClassVar[Order] = _DIVIDED
-    epsilon: float = same_as(ScaleByStd, "epsilon")
 
     def apply(self, values: Array, batch: Batch) -> Array:
         deviations, count = batch.groups.sum(np.abs(values)), batch.groups.count(values)
@@ -226,11 +221,6 @@ class WeighAndSum(Step):
 
     def apply(self, values: Array, batch: Batch) -> Array:
         weights = np.ones(len(batch.keys)) if self.weights is None else np.array(self.weights)
-        if not values.shape[1] == len(weights) == len(batch.keys):
-            raise ConfigurationError(
-                f"{SUM} needs a weight and a value for each reward, found {len(weights)} weights and {values.shape[1]} "
-                f"values for {len(batch.keys)} reward keys: {listed(batch.keys)}"
-            )
         unscored = np.isnan(values)
         total: Array = np.where(unscored, 0.0, values) @ weights
         total[unscored.all(axis=1)] = np.nan

@@ -65,8 +65,7 @@ class Rule:
             raise IntegrationError(f"finished groups without a trajectory, or without scores: {sorted(missing)[:5]}")
         named = tuple(key for key in settings.keys or () if key not in (settings.by_turn or ()))
         names = named or (SCORE,)
-        # What a condition depends on is no reward by turn.
-        conditions = {key: needed for key, needed in (settings.conditions or {}).items() if key in names}
+        conditions = settings.conditions if self.metric == ANY_REWARD else None
         batch = Batch.of(rewards.matrix(names), rewards.labels, keys=names, conditions=conditions)
         counts: dict[str, Bools] = {}
         groups = batch.groups

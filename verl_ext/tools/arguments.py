@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verl_ext.errors import ConfigurationError, unknown
-from verl_ext.settings import VERL_NAMES, Settings, entries
+from verl_ext.registry import changed, entries
+from verl_ext.settings import VERL_NAMES, Settings
 
 LOSS = "actor_rollout_ref.actor.loss_agg_mode"
 ALGORITHM = "algorithm."
@@ -32,7 +33,9 @@ def parse_settings(
     for key, value in given.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     section: Any = OmegaConf.to_container(config.algorithm)
-    return Settings.parse(section, loss_agg_mode=mode)
+    settings = Settings.parse(section, loss_agg_mode=mode)
+    changed(settings)
+    return settings
 
 
 def _override(text: str) -> tuple[str, Any]:

@@ -13,7 +13,7 @@ from verl_ext.core.chain import Chain
 from verl_ext.core.lists import as_list, settings_of
 from verl_ext.estimators import build
 from verl_ext.files import say
-from verl_ext.registry import ESTIMATORS, load, used
+from verl_ext.registry import ESTIMATORS, changed, load, used
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import LOSS, parse_settings
 
@@ -39,7 +39,7 @@ def show(options: argparse.Namespace) -> int:
     chain = build(name, settings)
     heading, *rest = _about(name)
     formula = [f"  {line.strip()}" for line in rest if line.startswith("    ") and name != "compose"]
-    usual = not settings.estimators and settings.norm_by_std  # else the formulas of the steps tell
+    usual = not changed(settings) and settings.norm_by_std  # else the formulas of the steps tell
     lines = [heading, *(["", "formula", *formula] if formula and usual else [])]
     lines += ["", "steps", *_steps(chain), "", "settings in force", *_settings(name, settings)]
     say("\n".join([*lines, "", "the same as a list", _as_overrides(chain, settings)]))

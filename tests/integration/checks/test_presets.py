@@ -17,8 +17,8 @@ from verl_ext.conf import store_presets
 from verl_ext.estimators.hadw import bases
 from verl_ext.integration.checks import Verdict, judge
 from verl_ext.integration.checks.read import read_settings
-from verl_ext.registry import INSTALLED
-from verl_ext.settings import COMMON, Settings, sections
+from verl_ext.registry import INSTALLED, sections
+from verl_ext.settings import COMMON, Settings
 
 
 @pytest.mark.parametrize("name", INSTALLED)

@@ -26,7 +26,7 @@ from verl_ext.integration.checks.describe import describe
 from verl_ext.integration.checks.read import select
 from verl_ext.integration.checks.rewards import FUNCTION, dropped, known_components, mains_of_file
 from verl_ext.integration.checks.try_reward import try_reward
-from verl_ext.settings import entries
+from verl_ext.registry import entries
 
 VERL = "verl.trainer.config"
 """The module with the configurations of verl's entry point."""

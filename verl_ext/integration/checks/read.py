@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, reading
-from verl_ext.registry import INSTALLED, used
-from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings, entries, sections
+from verl_ext.registry import INSTALLED, changed, entries, sections, used
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
 
 ACTOR = "actor_rollout_ref.actor"
 FILTER = "algorithm.filter_groups"
@@ -57,7 +57,9 @@ def read_settings(config: Any) -> Settings:
         with reading(f"algorithm.{name}", ConfigurationError):
             algorithm[name] = resolved(config.algorithm.get(name))
     loss = select(config, f"{ACTOR}.loss_agg_mode")
-    return Settings.parse(algorithm, loss_agg_mode=str(loss or Settings.loss_agg_mode))
+    settings = Settings.parse(algorithm, loss_agg_mode=str(loss or Settings.loss_agg_mode))
+    changed(settings)
+    return settings
 
 
 def resolved(value: Any) -> Any:

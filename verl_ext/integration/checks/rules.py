@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from verl_ext.conf import GROUP, MARKER
-from verl_ext.core.steps import DivideByMean, ScaleByMad, ScaleByStd
+from verl_ext.core.steps import DivideByMean, ScaleByStd
 from verl_ext.errors import Complaint, listed, nearest, unknown
-from verl_ext.estimators import build
 from verl_ext.integration.checks.losses import loss_of_verl
 from verl_ext.integration.checks.presets import late_preset, other_preset
 from verl_ext.integration.checks.read import ACTOR, FILTER, RunConfig
@@ -24,10 +22,10 @@ from verl_ext.integration.checks.rewards import (
     wrong_accuracy,
     wrong_components,
 )
-from verl_ext.integration.checks.trial import try_out
+from verl_ext.integration.checks.trial import trial
 from verl_ext.integration.checks.update import shorter_update, without_flash_attn
-from verl_ext.registry import BUILT_IN, ENTRY_POINTS, INSTALLED, TAKEN, load
-from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings, misspelt, sections
+from verl_ext.registry import ENTRY_POINTS, INSTALLED, TAKEN, changed, load, misspelt, sections
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
 Rule = Callable[[RunConfig], Iterator[Complaint]]
 
@@ -95,7 +93,7 @@ def experimental(run: RunConfig) -> Iterator[Complaint]:
 
 def without_effect(run: RunConfig) -> Iterator[Complaint]:
     """Settings that the estimator in force does not read."""
-    for section in sorted(run.settings.estimators.keys() - {*run.used}):
+    for section in sorted(changed(run.settings).keys() - {*run.used}):
         yield _warning(
             f"algorithm.{section} is set, but algorithm.adv_estimator={run.name} does not use it: remove it, or set "
             f"algorithm.adv_estimator={section}"
@@ -161,21 +159,12 @@ def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:
             f"keep a KL term, {ACTOR}.use_kl_loss=True"
         )
     for step in run.chain.steps:
-        if isinstance(step, ScaleByStd | ScaleByMad) and not run.settings.norm_by_std:
+        if isinstance(step, ScaleByStd) and not run.settings.norm_by_std:
             yield Complaint(
                 f"algorithm.norm_adv_by_std_in_grpo=False contradicts the step {step.name} of {run.name}: set "
                 "norm_adv_by_std_in_grpo=True, or algorithm.gdpo.scale=none, algorithm.dgpo.dgae=False, or leave it "
                 "out of the list"
             )
-
-
-def trial(run: RunConfig) -> Iterator[Complaint]:
-    """A step of the user, or an estimator of another package, that fails on a made-up batch."""
-    written = run.name == "compose" or run.name not in BUILT_IN
-    if written and run.chain is not None and not any(missing_keys(run)):
-        text = try_out(partial(build, run.name), run.settings)
-        if text is not None:
-            yield Complaint(text)
 
 
 def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:

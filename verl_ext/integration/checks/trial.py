@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -12,8 +13,20 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array
 from verl_ext.core.steps import DropConflicts, WeighByVariation
-from verl_ext.errors import listed
+from verl_ext.errors import Complaint, listed
+from verl_ext.estimators import build
+from verl_ext.integration.checks.read import RunConfig
+from verl_ext.registry import BUILT_IN
 from verl_ext.settings import Settings
+
+
+def trial(run: RunConfig) -> Iterator[Complaint]:
+    """A step of the user, or an estimator of another package, that fails on a made-up batch."""
+    written = run.name == "compose" or run.name not in BUILT_IN
+    if written and run.chain is not None and not (run.chain.per_reward and run.settings.rewards.keys is None):
+        text = try_out(partial(build, run.name), run.settings)
+        if text is not None:
+            yield Complaint(text)
 
 
 def try_out(build: Callable[[Settings], Chain], settings: Settings) -> str | None:
@@ -29,7 +42,8 @@ def try_out(build: Callable[[Settings], Chain], settings: Settings) -> str | Non
         if chain.needs_fields:  # nobody can make them up
             return None
         advantages, rounding = _trial(chain, keys)
-        results = [_trial(build(_weighed(settings, tilt)), keys)[0] for tilt in (tilted, tilted[::-1]) if weights]
+        others = [replace(settings.rewards, weights=tilt) for tilt in (tilted, tilted[::-1]) if weights]
+        results = [_trial(build(replace(settings, rewards=other)), keys)[0] for other in others]
     except Exception as error:  # noqa: BLE001 - user code may raise anything
         place = traceback.extract_tb(error.__traceback__)[-1]
         return (
@@ -46,10 +60,6 @@ def try_out(build: Callable[[Settings], Chain], settings: Settings) -> str | Non
     if len(keys) > 1 and results and np.allclose(results[0], results[1], rtol=1e-9, atol=1e-12):
         return "algorithm.rewards.weights has no effect on this estimator: sum the rewards with WeighAndSum(weights)"
     return None
-
-
-def _weighed(settings: Settings, weights: tuple[float, ...]) -> Settings:
-    return dataclasses.replace(settings, rewards=dataclasses.replace(settings.rewards, weights=weights))
 
 
 def _trial(chain: Chain, keys: tuple[str, ...]) -> tuple[Array, list[str]]:
