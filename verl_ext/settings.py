@@ -137,7 +137,9 @@ class Settings:
     verl_names: bool = False
     """Whether verl's own `algorithm.gdpo_reward_keys` or `gdpo_reward_weights` are set."""
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """The entries of `algorithm` that are set, as JSON can hold them; `of` reads an estimator's section from them."""
+    """The entries of `algorithm` that are set, as JSON can hold them; `of` reads an estimator's section from them.
+
+    Not compared, because defaults may be written out: what an estimator's section says is in its chain."""
 
     @classmethod
     def parse(cls, algorithm: Mapping[str, Any], *, loss_agg_mode: str = "token-mean") -> Settings:

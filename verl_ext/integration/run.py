@@ -77,7 +77,8 @@ class Run:
     def computes_as(self, other: Run) -> bool:
         """Whether it does not matter which of two runs computes a batch."""
         alone = (self.chain is not None and self.chain.stateful) or self.settings.verl_ext.dump_dir is not None
-        return not alone and (self.name, self.settings, self.needs) == (other.name, other.settings, other.needs)
+        mine, theirs = ((run.name, run.settings, run.chain, run.needs) for run in (self, other))
+        return not alone and mine == theirs
 
     @property
     def step(self) -> int:
