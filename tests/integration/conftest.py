@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_ext.integration.run import CURRENT, RUNS
+from verl_ext.integration.run import CURRENT, TRAINERS
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -36,7 +36,7 @@ def _no_trainer_before() -> Iterator[None]:
     """The trainers of another test are no others of this process."""
     yield
     CURRENT.set(None)
-    RUNS.clear()
+    TRAINERS.clear()
 
 
 @pytest.fixture

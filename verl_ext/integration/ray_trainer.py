@@ -15,7 +15,7 @@ import torch
 
 from verl_ext.integration import components, hooks
 from verl_ext.integration.advantage import watch
-from verl_ext.integration.run import CURRENT, RUNS, computing, passing
+from verl_ext.integration.run import CURRENT, TRAINERS, computed, computing, passing
 from verl_ext.integration.trainer import WithEstimators
 from verl_ext.integration.update import mark
 
@@ -32,11 +32,15 @@ def install(ray_trainer: ModuleType) -> None:
 class RayTrainer(WithEstimators):
     """`RayPPOTrainer` with this package's part."""
 
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Any:
+        """Count a trainer whose `__init__` calls no other as well: it is none of the others."""
+        trainer = super().__new__(cls)
+        TRAINERS[id(trainer)] = trainer
+        return trainer
+
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         CURRENT.set(self._verl_ext)
-        if self._verl_ext is not None:
-            RUNS[id(self._verl_ext)] = self._verl_ext
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Put the rows of a prompt together."""
@@ -78,8 +82,7 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
 
 def wrap_compute_data_metrics(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
     """`compute_data_metrics(batch, ...)`: add our metrics, since those of the step are local to `fit`."""
-    metrics = original(batch, *args, **kwargs)
-    run = next((run for run in RUNS.values() if run.batch() is batch), CURRENT.get())
+    metrics, run = original(batch, *args, **kwargs), computed(batch)
     if run is not None:
         run.add_metrics(metrics)
     return metrics

@@ -125,8 +125,8 @@ class Run:
 
 CURRENT: ContextVar[Run | None] = ContextVar("verl_ext_run", default=None)
 """The run whose batch is computed, or was computed last; that of a `RayPPOTrainer` from its start on."""
-RUNS: WeakValueDictionary[int, Run] = WeakValueDictionary()
-"""The run of each `RayPPOTrainer` in this process, the newest last: verl's functions get no trainer."""
+TRAINERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""Every `RayPPOTrainer` of this process, the newest last: verl's functions get no trainer."""
 
 
 def computing() -> bool:
@@ -141,16 +141,28 @@ def passing(algorithm: Any) -> Run | None:
     It is the trainer's own section, or else one with the same entries; if a trainer passes None, any run's.
     """
     for _ in range(2):
-        sections = [(run, run.trainer.config.algorithm) for run in RUNS.values()]
-        found = [run for run, own in sections if own is algorithm]
+        sections = [(trainer._verl_ext, _section(trainer)) for trainer in TRAINERS.values()]
+        found = [run for run, own in sections if own is algorithm is not None]
         found = found or [run for run, own in sections if algorithm is None or own == algorithm]
-        if not found or all(run is found[0] or run.computes_as(found[0]) for run in found):
+        first, *others = found or [None]
+        if all(run is first or (run and first and run.computes_as(first)) for run in others):
             return found[-1] if found else None
         count = len(found)
-        sections, found = [], []
+        del sections, found, first, others
         CURRENT.set(None)
         gc.collect()  # trainers that nobody uses any more
     raise IntegrationError(
         f"{count} trainers of this process cannot be told apart: give each its own configuration, "
         "copy.deepcopy(config), and pass config=self.config.algorithm to compute_advantage"
     )
+
+
+def _section(trainer: Any) -> Any:
+    """Return the section `algorithm` of a trainer, which may be of no use for this package."""
+    return getattr(getattr(trainer, "config", None), "algorithm", None)
+
+
+def computed(batch: Any) -> Run | None:
+    """Return the run that computed a batch; if the batch is not known, the run that computed last."""
+    runs = (trainer._verl_ext for trainer in TRAINERS.values())
+    return next((run for run in runs if run is not None and run.batch() is batch), CURRENT.get())

@@ -78,6 +78,18 @@ def test_each_has_a_history_of_its_own() -> None:
     assert [trainer._verl_ext.state["weigh_by_history"]["ticks"] for trainer in (first, second)] == [3, 1]
 
 
+@pytest.mark.parametrize("base", [OwnFit, Copies])
+def test_one_that_was_not_checked_is_not_taken_for_another_with_the_same_entries(base: type[Any]) -> None:
+    """Its `__init__` calls no other."""
+    own_init = type("OwnInit", (base,), {"__init__": lambda self, config: setattr(self, "config", config)})
+    checked, other = OwnFit(compose(*HADW)), own_init(compose(*HADW))
+    for _ in range(2):
+        with pytest.raises(IntegrationError):
+            other.fit()
+        checked.fit()
+    assert checked._verl_ext.state["weigh_by_history"]["ticks"] == 2
+
+
 def test_each_logs_the_metrics_of_its_own_batch() -> None:
     trainers = [OwnFit(compose(*HADW)), OwnFit(compose(*GDPO)), OwnFit(compose(*GRPO))]
     computed = [trainer.advantages() for trainer in trainers]
