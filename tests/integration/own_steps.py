@@ -48,8 +48,7 @@ class Middle(Step):
     centres = True
 
     def apply(self, values, batch):
-        mean, varies = batch.groups.variation(values)
-        return (values - batch.groups.broadcast(mean)) * batch.groups.broadcast(varies)
+        return values - batch.groups.broadcast(batch.groups.mean(values))
 
 
 class Broken(Step):

@@ -52,7 +52,8 @@ class Step:
     name: ClassVar[str]
     """The name of the step in a list of steps."""
     centres: ClassVar[bool] = False
-    """Whether the mean of each group is 0 after the step: it then counts as `centre` in the rules of order."""
+    """Whether the mean of each group is 0 after the step: it then counts as `centre` in the rules of order, and the
+    chain makes all of a group exactly 0 that did not vary before."""
     needs_accuracy: ClassVar[bool] = False
     """Whether the step reads `batch.accuracy`."""
     needs_fields: ClassVar[tuple[str, ...]] = ()
@@ -157,13 +158,16 @@ class Chain:
         values = batch.returns
         for step in self.steps:
             update = step.update(values, batch, old.get(step.name))
-            shape = (len(values), 1 if step.name == SUM else values.shape[1])
-            values = update.values
-            if not isinstance(values, np.ndarray) or values.shape != shape:
+            after, shape = update.values, (len(values), 1 if step.name == SUM else values.shape[1])
+            if not isinstance(after, np.ndarray) or after.shape != shape:
                 raise ConfigurationError(
-                    f"step {step.name!r} returns {type(values).__name__} {getattr(values, 'shape', '')}, expected an "
+                    f"step {step.name!r} returns {type(after).__name__} {getattr(after, 'shape', '')}, expected an "
                     f"array of the shape {shape}, that of the values that it gets"
                 )
+            if step.centres:  # a division would blow up what rounding leaves of a group without variance
+                varies = batch.groups.broadcast(batch.groups.varies(values))
+                after = np.where(varies | np.isnan(after), after, 0.0)
+            values = after
             metrics |= update.metrics
             warnings |= update.warnings
             if update.state is not None:

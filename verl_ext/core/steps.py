@@ -77,7 +77,7 @@ class DivideByBatchStd(Step):
 
 @dataclass(frozen=True)
 class Centre(Step):
-    """`x - mean_g(x)`, exactly 0 in a group without variance and in a group of one.
+    """`x - mean_g(x)`, in a chain exactly 0 in a group without variance and in a group of one.
 
     A group whose range is at most `1e-6 max(1, |mean|)` has no variance. With `leave_one_out` the mean is that of the
     other responses: `n / (n - 1) (x - mean_g(x))`, with n scored responses in the group (RLOO).
@@ -89,12 +89,11 @@ class Centre(Step):
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups = batch.groups
-        mean, varies = groups.variation(values)
-        centred = values - groups.broadcast(mean)
+        centred: Array = values - groups.broadcast(groups.mean(values))
         if self.leave_one_out:
             count = groups.count(values)
             centred = centred * groups.broadcast(divide(count, count - 1))
-        return np.where(groups.broadcast(varies) | np.isnan(centred), centred, 0.0)
+        return centred
 
 
 @dataclass(frozen=True)
