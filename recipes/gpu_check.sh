@@ -32,6 +32,7 @@ for task in ${RECIPES:-tool_calling}; do
       actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.rollout.n=4 \
       actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048 actor_rollout_ref.rollout.gpu_memory_utilization=0.4 \
       data.train_batch_size=8 data.max_prompt_length=512 data.max_response_length=256 \
+      actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.ref.strategy=fsdp2 \
       trainer.n_gpus_per_node=1 trainer.val_before_train=False trainer.test_freq=-1 trainer.save_freq=2 \
       trainer.total_epochs=5 "${own[@]}" "${lines[@]}" "$@" trainer.total_training_steps=$steps
   done

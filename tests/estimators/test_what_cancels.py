@@ -35,14 +35,15 @@ def run(name: str, config: dict[str, Any], columns: np.ndarray, uids: list[str],
 
 @st.composite
 def cancelling(draw: st.DrawFn) -> tuple[np.ndarray, list[str], np.ndarray]:
-    """Groups of 4 or 8 of which each response earns one of two rewards: `[N, 2]` of float32, uids, accuracies."""
+    """Groups of 4 or 8 in which the second reward is what the first lacks: `[N, 2]` of float32, uids, accuracies."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    low = rng.choice([0.0, -1.0, 0.5], 2)
+    low, steps = rng.choice([0.0, -1.0, 0.5, 10.0], 2), int(rng.choice([1, 3, 10]))
     scales = 10 ** rng.uniform(-3, 3, 2)
     size, groups = int(rng.choice([4, 8])), draw(st.integers(1, 6))
-    first = np.concatenate([rng.permutation(np.arange(size) < rng.integers(1, size)) for _ in range(groups)])
-    columns = scales * (low + np.stack([first, ~first], axis=1))
-    return columns.astype(np.float32), np.repeat([f"p{group}" for group in range(groups)], size).tolist(), first * 1.0
+    drawn = [[0, steps, *rng.integers(0, steps + 1, size - 2)] for _ in range(groups)]
+    first = np.concatenate([rng.permutation(levels) for levels in drawn]) / steps
+    columns = scales * (low + np.stack([first, 1 - first], axis=1))
+    return columns.astype(np.float32), np.repeat([f"p{group}" for group in range(groups)], size).tolist(), first
 
 
 @EVERY

@@ -89,11 +89,11 @@ class Groups:
         """Whether a group has variance: `max - min > 1e-6 * max(1, |mean|)`; never for a single scored value."""
         return self.variation(x)[1]
 
-    def variation(self, x: Array) -> tuple[Array, Bools]:
-        """Mean of the scored values, and whether they vary (see `varies`)."""
+    def variation(self, x: Array, rounding: Array | float = 0.0) -> tuple[Array, Bools]:
+        """Mean of the scored values, and whether they vary (see `varies`), by more than `rounding`."""
         mean, in_order = self.mean(x), x[self.order]
         width = np.fmax.reduceat(in_order, self.starts) - np.fmin.reduceat(in_order, self.starts)
-        return mean, np.asarray(width > TOLERANCE * np.fmax(1.0, np.abs(mean)))
+        return mean, np.asarray(width > np.fmax(TOLERANCE * np.fmax(1.0, np.abs(mean)), rounding))
 
     def broadcast(self, per_group: npt.NDArray[D]) -> npt.NDArray[D]:
         """Broadcast one value per group to its trajectories: `[G, ...] -> [N, ...]`."""

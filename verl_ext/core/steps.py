@@ -190,7 +190,7 @@ class WeighByVariation(Step):
             )
         whole = np.isin(np.arange(size), turns.columns)
         rewards = np.where(whole, batch.returns[turns.number == 0], batch.returns[turns.last]) - lowest
-        if (below := rewards < -TOLERANCE).any():
+        if (below := rewards < -TOLERANCE * np.maximum(1.0, np.abs(lowest))).any():
             row, column = np.argwhere(below)[0]
             raise DataError(
                 f"reward {batch.keys[column]!r} is {rewards[row, column] + lowest[column]:g}, below {self.name}'s "
@@ -223,19 +223,29 @@ class WeighAndSum(Step):
         unscored = np.isnan(values)
         total: Array = np.where(unscored, 0.0, values) @ weights
         total[unscored.all(axis=1)] = np.nan
-        total, _ = without_rounding(total, batch)
+        total, _ = without_rounding(total, batch, _rounding(values, weights, batch))
         if batch.kl_reward is not None:
             varies = batch.groups.broadcast(batch.groups.varies(total))
             total = total + np.where(varies | (not self.kl_where_varying), batch.kl_reward, 0.0)
         return total[:, None]
 
 
-def without_rounding(values: Array, batch: Batch) -> tuple[Array, bool]:
+def _rounding(values: Array, weights: Array, batch: Batch) -> Array:
+    """`[G]` the range that the rounding of rewards to float32 can give the sums of a group in which they cancel."""
+    groups, returns = batch.groups, batch.returns
+    deviations = np.where(np.isnan(values), np.nan, returns - groups.broadcast(groups.mean(returns)))
+    scale = divide(groups.sum(np.abs(values)), groups.sum(np.abs(deviations)))
+    largest = np.fmax.reduceat(np.abs(returns)[groups.order], groups.starts)
+    rounding: Array = 2.0**-21 * np.nansum(np.abs(weights) * scale * largest, axis=1)
+    return rounding
+
+
+def without_rounding(values: Array, batch: Batch, rounding: Array | float = 0.0) -> tuple[Array, bool]:
     """The values, and whether all groups are centred: groups without variance then get exactly 0.
 
     They are if the mean of each is 0, to within 1e-6 of the largest value of the batch, or of 1.
     """
-    mean, varies = batch.groups.variation(values)
+    mean, varies = batch.groups.variation(values, rounding)
     if (np.abs(mean) > TOLERANCE * np.fmax.reduce(np.abs(values), axis=None, initial=1.0)).any():
         return values, False
     return np.where(batch.groups.broadcast(varies) | np.isnan(values), values, 0.0), True

@@ -39,7 +39,7 @@ class Shorten(Step):
     name: ClassVar[str] = "shorten"
     needs_accuracy: ClassVar[bool] = True
     after: ClassVar[Order] = SUMMED
-    undoes: ClassVar[Order] = {"centre": "values that it lowers must be centred afterwards"}
+    not_after: ClassVar[Order] = {"centre": "values that it lowers must be centred afterwards"}
     weight: float = limited(dataclasses.MISSING, above=0.0)
     above: float = limited(0.5, low=0.0, high=1.0)
 
