@@ -1,7 +1,7 @@
 """Batched sampling from a transformers model, with settings and a random stream per request.
 
-    prefill   one pass over each different prompt
-    decode    one token a row and step; rows of one prompt share its keys and values (`shared_prompt`)
+    prefill   one pass over the different prompts
+    decode    one token a row and step
     draw      one uniform number a token from the request's own generator, through the inverse of the distribution
 
 A row that has ended leaves the batch. A row's random numbers depend only on its request, so the result does not depend
@@ -10,19 +10,20 @@ on the rest of the batch.
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from torch.nn.functional import pad
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from verl_ext.cpu.shared_prompt import ATTENTION, SharedPromptCache
 from verl_ext.errors import ConfigurationError, IntegrationError
 
-PASS_TOKENS = 4096
-"""Tokens, padding included, that one pass over prompts takes: a bound on its memory."""
+LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+"""A model's cache has these. The state of any other layer depends on the padding of a prompt."""
 
 
 @dataclass(frozen=True)
@@ -111,101 +112,56 @@ class _Draw:
         return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
 
 
-def _prefill(
-    model: Any, prompts: Sequence[Sequence[int]]
-) -> tuple[torch.Tensor, list[DynamicCache], list[torch.Tensor]]:
-    """The logits after each prompt; a cache and a mask for each pass, of prompts that follow each other."""
-    logits, caches, masks = [], [], []
-    for part in _passes(prompts):
-        width = max(len(prompt) for prompt in part)
-        input_ids = torch.zeros(len(part), width, dtype=torch.long)  # padded with any token: the mask hides it
-        mask = torch.zeros(len(part), width, dtype=torch.bool)
-        for row, prompt in enumerate(part):
-            input_ids[row, width - len(prompt) :] = torch.tensor(list(prompt))
-            mask[row, width - len(prompt) :] = True
-        cache = DynamicCache(config=model.config)
-        output = model(
-            input_ids,
-            attention_mask=mask,
-            position_ids=(mask.cumsum(dim=-1) - 1).clamp(min=0),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits.append(output.logits[:, -1])
-        caches.append(cache)
-        masks.append(mask)
-    return torch.cat(logits), caches, masks
-
-
-def _passes(prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
-    """Neighbours whose padded size is at most `PASS_TOKENS`, but at least one prompt."""
-    start = width = 0
-    for end, prompt in enumerate(prompts):
-        width = max(width, len(prompt))
-        if end > start and width * (end + 1 - start) > PASS_TOKENS:
-            yield prompts[start:end]
-            start, width = end, len(prompt)
-    yield prompts[start:]
-
-
 @torch.inference_mode()
 def generate(
     model: Any, requests: Sequence[Request], *, eos: Sequence[int], abort: threading.Event
 ) -> list[Completion]:
     """Continue every prompt; a completion includes its end token. The model's own sampling settings are not used."""
-    # By length, so that a pass has little padding.
-    prompts = sorted({tuple(request.prompt) for request in requests}, key=lambda prompt: (len(prompt), prompt))
-    numbers = {prompt: number for number, prompt in enumerate(prompts)}
+    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(tuple(r.prompt) for r in requests))}
     prompt_of = torch.tensor([numbers[tuple(request.prompt)] for request in requests])
-    rows = prompt_of.argsort(stable=True)  # the requests still running, those of a prompt side by side
-    start = torch.tensor([len(request.prompt) for request in requests])
+    width = max(map(len, numbers))
+    # Padded on the left with any token: the mask hides it.
+    input_ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in numbers])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in numbers])
     limit = torch.tensor([request.sampling.max_tokens for request in requests])
     ignore = torch.tensor([request.sampling.ignore_eos and not request.given for request in requests])
     ends = torch.tensor(list(eos))
     tokens: list[list[int]] = [[] for _ in requests]
     log_probs: list[list[float]] = [[] for _ in requests]
     draw = _Draw(requests)
+    cache = DynamicCache(config=model.config)
 
-    logits, caches, masks = _prefill(model, prompts)
-    shared = SharedPromptCache(caches, masks, prompt_of[rows])
-    logits = logits[prompt_of[rows]]
-    usual = model.config._attn_implementation
-    model.config._attn_implementation = ATTENTION
-    try:
-        while True:
-            drawn, probabilities = draw(logits, rows, shared.length)
-            for row, token, log_prob in zip(rows.tolist(), drawn.tolist(), probabilities.tolist(), strict=True):
-                tokens[row].append(token)
-                log_probs[row].append(log_prob)
-            running = ~(torch.isin(drawn, ends) & ~ignore[rows]) & (shared.length + 1 < limit[rows])
-            if abort.is_set() or not bool(running.any()):
-                break
-            if not bool(running.all()):
-                shared.keep(running.nonzero()[:, 0])
-                rows, drawn = rows[running], drawn[running]
-            logits = model(
-                drawn[:, None],
-                position_ids=(start[rows] + shared.length)[:, None],
-                past_key_values=shared,
-                use_cache=True,
-                shared=shared,
-            ).logits[:, -1]
-            shared.length += 1
-    finally:
-        model.config._attn_implementation = usual
+    def forward(input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        settings = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+        logits: torch.Tensor = model(input_ids, attention_mask=mask, position_ids=positions, **settings).logits
+        return logits[:, -1]
+
+    logits = forward(input_ids, (mask.cumsum(dim=-1) - 1).clamp(min=0))[prompt_of]
+    if any(type(layer) not in LAYERS for layer in cache.layers) or cache.get_seq_length() != width:
+        raise IntegrationError("its layers do not keep the keys and values of each token")
+    cache.batch_select_indices(prompt_of)
+    mask = mask[prompt_of]
+    rows = torch.arange(len(requests))  # those still running
+    for step in itertools.count():
+        drawn, probabilities = draw(logits, rows, step)
+        for row, token, log_prob in zip(rows.tolist(), drawn.tolist(), probabilities.tolist(), strict=True):
+            tokens[row].append(token)
+            log_probs[row].append(log_prob)
+        running = ~(torch.isin(drawn, ends) & ~ignore[rows]) & (step + 1 < limit[rows])
+        if abort.is_set() or not bool(running.any()):
+            break
+        if not bool(running.all()):
+            cache.batch_select_indices(running)
+            rows, drawn, mask = rows[running], drawn[running], mask[running]
+        mask = pad(mask, (0, 1), value=1)
+        logits = forward(drawn[:, None], mask.sum(dim=-1, keepdim=True) - 1)
     aborted = set(rows[running].tolist())
     return [Completion(tokens[row], log_probs[row], aborted=row in aborted) for row in range(len(requests))]
 
 
-def check_model(model: Any, longest: int) -> None:
-    """Generate two tokens: a model whose attention the rollout cannot compute is refused at the start."""
-    config = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    limited = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+def check_model(model: Any) -> None:
+    """Generate two tokens: a model that the rollout cannot generate from is refused at the start."""
     try:
-        if window is not None and limited and window < longest:
-            raise IntegrationError(f"it attends to {window} tokens, fewer than a prompt and its answer ({longest})")
         greedy = Sampling(temperature=0.0, max_tokens=2, ignore_eos=True)
         generate(model, [Request((0, 0), greedy, seed=0)], eos=(), abort=threading.Event())
     except Exception as error:

@@ -79,7 +79,7 @@ class EmbeddedServer:
         self._answers = _answers(config, tokenizer)
         # By the tokens of a session: what each session that has them answers next.
         self._turns: defaultdict[tuple[int, ...], list[list[list[int]]]] = defaultdict(list)
-        check_model(self._model, config.prompt_length + config.response_length)
+        check_model(self._model)
         self._parameters: dict[str, torch.Tensor] = self._model.state_dict(keep_vars=True)
         self._received: set[str] = set()
         self._ready = False
