@@ -40,11 +40,11 @@ BUILT_IN = (
     "hadw",
     "maxrl",
 )
-GROUP = "verl_ext.estimators"
+ENTRY_POINT_GROUP = "verl_ext.estimators"
 """The entry-point group in which other packages register their estimators."""
 TAKEN = frozenset({"gae", *BUILT_IN})
 """Names that other packages cannot use: verl computes `gae` and `grpo` without a look into its registry."""
-ENTRY_POINTS = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+ENTRY_POINTS = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)}
 """What installed packages register, by name."""
 ESTIMATORS: Mapping[str, str] = {
     **{name: f"verl_ext.estimators.{name}" for name in BUILT_IN},
@@ -81,7 +81,7 @@ def load(name: str) -> Estimator:
     except Exception as error:  # a module of another package may raise anything
         raise ConfigurationError(
             f"the estimator {name!r} cannot be loaded: {type(error).__name__}: {error}; install its package again, or "
-            f"name a module with a function {name!r} in the group {GROUP}, found {ESTIMATORS[name]}"
+            f"name a module with a function {name!r} in the group {ENTRY_POINT_GROUP}, found {ESTIMATORS[name]}"
         ) from error
     return Estimator(
         chain,

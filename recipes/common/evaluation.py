@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that the script runs from every folder
-from verl_ext.tools.compare.read import read
+from verl_ext.tools.compare.read import read_rollouts
 
 
 def pass_at_k(right: int, samples: int, k: int) -> float:
@@ -40,7 +40,7 @@ def passes(prompts: Collection[Sequence[bool]]) -> dict[int, float]:
 
 def summary(path: Path, right: str | None, above: float) -> dict[str, Any]:
     """Return counts, the mean of every reward, and pass@k by the reward `right`."""
-    answers = read(path)
+    answers = read_rollouts(path)
     means = {name: float(np.nanmean(values)) for name, values in answers.rewards.items()}
     found = {"answers": len(answers.table), "prompts": len(answers.groups), "mean": means}
     if right is None:

@@ -23,10 +23,10 @@ def test_padding_rows_are_no_trajectories():
     assert rows.scored.tolist() == [0, 2]
     assert rows.owner.tolist() == [0, -1, 1]
     assert not rows.one_to_one
-    assert rows.take(np.array([5.0, 6.0, 7.0])).tolist() == [5, 7]
+    assert rows.gather(np.array([5.0, 6.0, 7.0])).tolist() == [5, 7]
     assert rows.labels(["a", "pad", "b"]) == ["a", "b"]
     assert rows.total(np.array([1.0, 9.0, 2.0])).tolist() == [1, 2]
-    assert rows.give(np.array([0.5, -0.5])).tolist() == [0.5, 0, -0.5]
+    assert rows.scatter(np.array([0.5, -0.5])).tolist() == [0.5, 0, -0.5]
 
 
 def test_the_last_output_of_a_session_speaks_for_the_others():
@@ -36,7 +36,7 @@ def test_the_last_output_of_a_session_speaks_for_the_others():
     assert rows.owner.tolist() == [0, 0, 1, 0, 2]
     assert rows.outputs.tolist() == [3, 1, 1]
     assert rows.total(np.array([1.0, 2.0, 4.0, 8.0, 16.0])).tolist() == [11, 4, 16]
-    assert rows.give(np.array([0.5, -0.5, 0.25])).tolist() == [0.5, 0.5, -0.5, 0.5, 0.25]
+    assert rows.scatter(np.array([0.5, -0.5, 0.25])).tolist() == [0.5, 0.5, -0.5, 0.5, 0.25]
 
 
 @pytest.mark.parametrize(

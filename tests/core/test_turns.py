@@ -132,7 +132,7 @@ def test_a_conflict_of_one_prompt_moves_no_turn_of_another():
 def test_whitening_subtracts_nothing_because_the_mean_would_depend_on_the_decision_to_stop():
     def less_the_mean(values, labels, turns):
         found = by_turn("centre", "weigh_and_sum")(values, labels, turns)
-        prompts, once = Groups.of(labels), turns.once(np.full(len(labels), True))
+        prompts, once = Groups.of(labels), turns.response_weights(np.full(len(labels), True))
         return found - prompts.broadcast(prompts.sum(once * found) / prompts.sum(once))
 
     assert spread(ratios(less_the_mean, 2)) > 0.01

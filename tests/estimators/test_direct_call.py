@@ -74,7 +74,7 @@ def test_a_real_response_without_tokens_stays_in_the_statistics(name):
 def test_a_batch_in_which_every_row_is_rejected_is_counted():
     config = {"rewards": {"rejected": "leave_out"}}
     metrics = metrics_of("drgrpo", [1.0, 0.0, 1.0, 0.0], list("aabb"), lengths=[0] * 4, config=config)
-    assert metrics == {"advantage/rejected_rows": 4}
+    assert metrics == {"advantage/rejected_responses": 4}
 
 
 def test_lengths_are_those_of_the_rows_that_are_left():

@@ -12,7 +12,7 @@ import torch
 
 from recipes.quickstart import prepare_data
 from tests.integration import updates
-from verl_ext.integration.update import SHARE, SKIP, engine, pack
+from verl_ext.integration.update import SHARE_MARK, SKIP_MARK, engine, pack
 from verl_ext.integration.update.log_probs import log_probs
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts/bench"))
@@ -93,7 +93,8 @@ def test_log_probabilities_are_those_of_fp32():
 def test_gradients_are_as_near_to_verl_s_as_with_other_micro_batches(actor, capsys):
     """The limit is twice the distance that verl's own smaller micro-batches make."""
     usual = {"mini_batch_size": COUNT, "global_batch_size": COUNT, "epochs": 1, "use_dynamic_bsz": True}
-    ways = {"smaller": ((), 1024), "skip": ((SKIP,), 4096), "share": ((SHARE,), 4096), "both": ((SKIP, SHARE), 4096)}
+    ways: dict[str, tuple[tuple[str, ...], int]] = {"smaller": ((), 1024)}
+    ways |= {"skip": ((SKIP_MARK,), 4096), "share": ((SHARE_MARK,), 4096), "both": ((SKIP_MARK, SHARE_MARK), 4096)}
 
     def gradient(marks, limit):
         with engine.marked_pass(actor.engine, share=False):  # one function of log-probabilities

@@ -51,7 +51,7 @@ def packed(seed: int) -> Packed:
         [draw.choice([1, 1, 2, draw.randint(3, 40)]) for _ in range(count)],
     )
     data = updates.rows(count, [True] * count, seed=seed, nested=seed % 2 == 0, lengths=lengths, group=group)
-    read, places, end = split.read(data, share=True), {}, 0
+    read, places, end = split.row_lengths(data, share=True), {}, 0
     for members in read.by_prompt():
         prompt = [*range(end, end + read.prompt[members[0]])]
         end += len(prompt)
@@ -97,7 +97,7 @@ def test_output_and_gradients_are_those_of_each_row_alone(monkeypatch, way, seed
 def test_the_packed_sequence_is_that_of_the_rows_and_each_token_of_an_answer_is_predicted():
     for seed in range(20):
         rows, taken, predict, _, data = packed(seed)
-        sequence, answers = data["input_ids"].values()[taken], split.read(data, share=False).answer
+        sequence, answers = data["input_ids"].values()[taken], split.row_lengths(data, share=False).answer
         for places, whole in zip(rows, data["input_ids"].unbind(), strict=True):
             assert sequence[places].tolist() == whole[:-1].tolist()
         # The token before the first of an answer is the prompt's last.

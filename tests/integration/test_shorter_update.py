@@ -12,7 +12,7 @@ from tests.integration import update_tasks as tasks
 from tests.integration import updates
 from verl_ext.errors import IntegrationError
 from verl_ext.integration.run import Run
-from verl_ext.integration.update import SHARE, SKIP, mark, split
+from verl_ext.integration.update import SHARE_MARK, SKIP_MARK, mark, split
 from verl_ext.integration.update.mark import order as order_of
 from verl_ext.settings import Settings
 
@@ -90,7 +90,7 @@ def test_no_split_hangs(tmp_path, ranks, cases):
 def test_a_row_without_tokens_in_the_loss_comes_last_whatever_its_advantages(nested):
     data = updates.rows(4, [True, True, False, True], seed=0, nested=nested, lengths=([6] * 4, [3, 4, 5, 9]))
     updates.no_tokens(data, (0, 1, 3))  # padding, or rejected
-    rows = split.read(data, share=False)
+    rows = split.row_lengths(data, share=False)
     live, others = split.live_rows(data, rows, skip=True)
     assert (live, others[0]) == ([], 2)
     live, others = split.live_rows(data, rows, skip=False)
@@ -145,8 +145,8 @@ def run_with(group, **settings):
     ("settings", "marks"),
     [
         ({}, {}),
-        ({"skip_zero_advantage": True}, {SKIP: True}),
-        ({"share_prompts": True, "skip_zero_advantage": True}, {SKIP: True, SHARE: True}),
+        ({"skip_zero_advantage": True}, {SKIP_MARK: True}),
+        ({"share_prompts": True, "skip_zero_advantage": True}, {SKIP_MARK: True, SHARE_MARK: True}),
     ],
 )
 @pytest.mark.parametrize("name", ["extra_info", "meta_info"])

@@ -20,7 +20,7 @@ from tests.estimators.every import EVERY, components, started
 from tests.estimators.every import run as computed
 from verl_ext import DataError, Settings, build, by_turn
 from verl_ext.core.rows import Rows, broadcast
-from verl_ext.core.turns import Runs
+from verl_ext.core.turns import TurnSpans
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration.advantage import estimator_function
 from verl_ext.integration.components import of_batch
@@ -100,9 +100,9 @@ def test_turns_are_the_runs_of_ones_and_outputs_of_a_session_follow_one_another(
     keys, padding = [keys[at] for at in order], [padding[at] for at in order]
     mask = torch.tensor(np.array([masks[at] for at in order]))
     rows = Rows.of_sessions(keys, np.array(padding))
-    runs = Runs.of(mask, rows)
-    per_turn = rng.normal(size=len(runs.owner))
-    values, counts = runs.spread(per_turn, mask.numel())
+    spans = TurnSpans.of(mask, rows)
+    per_turn = rng.normal(size=len(spans.owner))
+    values, counts = spans.span_values(per_turn, mask.numel())
     spread = broadcast(values, mask.double(), counts)
     at = 0
     for trajectory, row in enumerate(rows.scored):
@@ -117,13 +117,13 @@ def test_turns_are_the_runs_of_ones_and_outputs_of_a_session_follow_one_another(
             counted += bool(found)
         empty = len(outputs) - counted
         for number, (row, tokens, first) in enumerate(turns or [(None, [], True)]):
-            assert runs.owner[at] == trajectory
-            assert runs.tokens(mask.double())[at] == len(tokens)
-            assert runs.outputs[at] == first + (number == 0) * (empty if turns else empty - 1)
+            assert spans.owner[at] == trajectory
+            assert spans.tokens(mask.double())[at] == len(tokens)
+            assert spans.outputs[at] == first + (number == 0) * (empty if turns else empty - 1)
             assert all(spread[row, token] == per_turn[at] for token in tokens)
             at += 1
-    assert at == len(runs.owner)
-    assert runs.outputs.sum() == len(rows.order)
+    assert at == len(spans.owner)
+    assert spans.outputs.sum() == len(rows.order)
 
 
 @EVERY
@@ -174,7 +174,7 @@ def test_a_rejected_response_keeps_its_turns_or_leaves(rejected):
     assert found[:2].any()
     assert not found[2].any()
     assert found[3, 0] == pytest.approx(0.125 if rejected == "keep" else 0.0)
-    assert run.metrics["advantage/rejected_rows"] == 1
+    assert run.metrics["advantage/rejected_responses"] == 1
     assert run.metrics["advantage/turns"] == (7 / 4 if rejected == "keep" else 4 / 3)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from verl_ext.core.rows import Rows
-from verl_ext.integration.advantage import watch
+from verl_ext.integration.advantage import log_and_dump
 from verl_ext.integration.components import Components
 from verl_ext.integration.run import Run
 from verl_ext.settings import Settings
@@ -32,7 +32,7 @@ def watched(folder: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
     settings = Settings.parse({"rewards": {"keys": ["acc"]}, "verl_ext": {"dump_dir": str(folder)}})
     run = Run("gae", settings, None, SimpleNamespace(global_steps=3))
     given = {"advantages": ADVANTAGES, "response_mask": MASK, "token_level_scores": SCORES}
-    watch(run, rewards, lambda: given)
+    log_and_dump(run, rewards, lambda: given)
     return run.metrics, [row for path in sorted(folder.rglob("*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
@@ -48,12 +48,12 @@ def test_each_trajectory_has_its_own_reward_tokens_score_and_mean_advantage(tmp_
 
 def test_a_batch_of_padding_alone_has_nothing_to_show() -> None:
     run = Run("grpo", Settings.parse({"rewards": {"keys": ["acc"]}}), None)
-    watch(run, Components(rows=Rows.of_sessions(["pad_0_0"], np.array([True])), labels=[]), None)
+    log_and_dump(run, Components(rows=Rows.of_sessions(["pad_0_0"], np.array([True])), labels=[]), None)
     assert run.metrics == {}
 
 
 def test_a_reward_that_only_gets_a_curve_may_be_missing() -> None:
     run = Run("grpo", Settings.parse({"rewards": {"keys": ["acc"]}}), None)
     rows = Rows.of_padding(np.zeros(3, dtype=bool))
-    watch(run, Components(rows=rows, labels=["a", "a", "b"], fields={"acc": [1.0, None, np.inf]}), None)
+    log_and_dump(run, Components(rows=rows, labels=["a", "a", "b"], fields={"acc": [1.0, None, np.inf]}), None)
     assert (run.metrics["reward/acc/mean"], run.metrics["reward/acc/unscored"]) == (1.0, 2.0)

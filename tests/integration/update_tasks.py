@@ -19,8 +19,8 @@ from tests import fresh
 from tests.integration.updates import WIDTHS, Actor, no_tokens, rows
 from verl_ext.errors import IntegrationError
 from verl_ext.integration.checks.update import EXACT
-from verl_ext.integration.update import FIGURES, SHARE, SKIP, entry
-from verl_ext.integration.update.split import read
+from verl_ext.integration.update import FIGURES, SHARE_MARK, SKIP_MARK, entry
+from verl_ext.integration.update.split import row_lengths
 
 
 def run(task: str, ranks: int, folder: Path, *, cases: int = 1000) -> list[Any]:
@@ -74,7 +74,7 @@ def twenty(rank: int, ranks: int, folder: Path, _cases: int) -> Any:
     return every_way(Actor(str(folder / "model")), (rank, ranks, 0), {}, True, 4, 5)
 
 
-WAYS = {"all": (), "control": (), "skip": (SKIP,), "share": (SHARE,), "both": (SKIP, SHARE)}
+WAYS = {"all": (), "control": (), "skip": (SKIP_MARK,), "share": (SHARE_MARK,), "both": (SKIP_MARK, SHARE_MARK)}
 
 
 def every_way(actor: Actor, place: tuple[int, int, int], options: Any, dynamic: bool, batches: int, epochs: int) -> Any:
@@ -94,7 +94,7 @@ def every_way(actor: Actor, place: tuple[int, int, int], options: Any, dynamic: 
     other = {"micro_batch_size_per_gpu": 1, "max_token_len_per_gpu": sum(WIDTHS)}
     results = {}
     for way, marks in WAYS.items():
-        if dynamic or SHARE not in marks:
+        if dynamic or SHARE_MARK not in marks:
             # Of 6 rows of a prompt some are in another mini-batch.
             data = rows(COUNT, live, seed=100 * number + rank, nested=number % 2 == 0, group=6)
             actor.attend_by("eager" if way == "control" else "sdpa")
@@ -135,7 +135,7 @@ def splits(rank: int, ranks: int, _folder: Path, cases: int) -> Any:
         data = rows(count, live, seed=number * ranks + rank, nested=bool(size), group=group)
         no_tokens(data, empty)
         data["number"] = torch.arange(count)
-        marks = [name for name, wanted in ((SKIP, skip or not share), (SHARE, share)) if wanted]
+        marks = [name for name, wanted in ((SKIP_MARK, skip or not share), (SHARE_MARK, share)) if wanted]
         limit = (36, 40, 60, 200)[number % 4]
         tu.assign_non_tensor(
             data,
@@ -145,9 +145,9 @@ def splits(rank: int, ranks: int, _folder: Path, cases: int) -> Any:
         )
         batches, places = transformer_impl.prepare_micro_batches(data=data, dp_group=dist.group.WORLD)
         ran = [batch["number"].tolist() for batch in batches]
-        largest = max(read(batch, share=bool(share)).packed(range(len(batch))) for batch in batches)
+        largest = max(row_lengths(batch, share=bool(share)).packed(range(len(batch))) for batch in batches)
         counted = [row not in empty for row in range(count)]
-        live = [row and (alive or SKIP not in marks) for row, alive in zip(counted, live, strict=True)]
+        live = [row and (alive or SKIP_MARK not in marks) for row, alive in zip(counted, live, strict=True)]
         told = {"ran": ran, "places": places, "live": live, "counted": counted}
         fits = largest <= limit or not entry(data, "use_dynamic_bsz")
         found.append({**told, "fits": fits, **entry(data, FIGURES)})
@@ -198,7 +198,7 @@ def models(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
     for name, (model, overrides) in layouts().items():
         actor = Actor(written(folder, name, model), *overrides, sgd=True)
         found[name] = {}
-        for way, marks, limit in (("all", (), 128), ("control", (), 36), ("share", (SHARE,), 128)):
+        for way, marks, limit in (("all", (), 128), ("control", (), 36), ("share", (SHARE_MARK,), 128)):
             actor.attend_by("eager" if way == "control" else "sdpa")
             data = [rows(COUNT, [True] * COUNT, seed=7, nested=True, group=5) for _ in range(2)]
             try:
@@ -240,12 +240,12 @@ def plans(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
 
     actor = checkpointed(folder, "plans")
     data = [rows(COUNT, [True] * COUNT, seed=7, nested=True, group=5) for _ in range(2)]
-    actor.timed(data[0], {}, SHARE, **ONE_UPDATE, max_token_len_per_gpu=128)  # with the test of the first pass
+    actor.timed(data[0], {}, SHARE_MARK, **ONE_UPDATE, max_token_len_per_gpu=128)  # with the test of the first pass
     attend = recorded(pack.attend, seen, lambda _result, named: named["plan"].keys)
     AttentionInterface.register(pack.ATTENTION, attend)
     pack.pack = recorded(pack.pack, planned, lambda result, _named: result)
     split.same_number = recorded(split.same_number, batches, lambda result, _named: len(result))
-    actor.timed(data[1], {}, SHARE, **ONE_UPDATE, max_token_len_per_gpu=128)
+    actor.timed(data[1], {}, SHARE_MARK, **ONE_UPDATE, max_token_len_per_gpu=128)
     told = {"planned": len(planned), "layers": len(seen), "seen": len({id(keys) for keys in seen})}
     return {**told, "micro-batches": sum(batches)}
 
@@ -254,7 +254,7 @@ def saved(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
     """The configuration of the model in a checkpoint after a shared update."""
     actor = checkpointed(folder, "saved")
     data = rows(COUNT, [True] * COUNT, seed=7, nested=True, group=5)
-    actor.timed(data, {}, SHARE, **ONE_UPDATE, max_token_len_per_gpu=128)
+    actor.timed(data, {}, SHARE_MARK, **ONE_UPDATE, max_token_len_per_gpu=128)
     actor.worker.save_checkpoint(str(folder / "checkpoint"))
     return json.loads((folder / "checkpoint/huggingface/config.json").read_text())
 
@@ -274,7 +274,7 @@ def wrong(rank: int, ranks: int, folder: Path, _cases: int) -> Any:
     pack.scaled_dot_product_attention = attend
     data = rows(8, [True] * 8, seed=rank, nested=True, group=8, lengths=([9] * 8, [13] * 8))
     try:
-        actor.infer(data, SHARE, max_token_len_per_gpu=200)
+        actor.infer(data, SHARE_MARK, max_token_len_per_gpu=200)
     except IntegrationError as error:
         return str(error)
     return ""

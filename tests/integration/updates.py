@@ -11,7 +11,7 @@ import torch
 from transformers import AttentionInterface
 
 from verl_ext.cpu import patches
-from verl_ext.integration.update.split import read
+from verl_ext.integration.update.split import row_lengths
 
 GPU = torch.cuda.is_available()
 ROWS_IN_TURN = "rows_in_turn"
@@ -132,7 +132,7 @@ class Actor:
 
         usual = {"temperature": 0.7, "calculate_entropy": True, "compute_loss": False, "use_dynamic_bsz": True}
         tu.assign_non_tensor(data, **{**usual, **entries, **dict.fromkeys(marks, True)})
-        output, sizes = self.worker.infer_batch(data), read(data, share=False).answer
+        output, sizes = self.worker.infer_batch(data), row_lengths(data, share=False).answer
         names = ("log_probs", "entropy")
         return {name: [row[-n - 1 : -1] for row, n in zip(output[name].unbind(), sizes, strict=True)] for name in names}
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-GROUP = "verl_ext"
+PRESETS = "verl_ext"
 """Hydra's group of the presets, which is also the name of their folder."""
-FILES = Path(__file__).parent / GROUP
+FILES = Path(__file__).parent / PRESETS
 """The folder of the presets that are files."""
-MARKER = "verl_ext_presets"
+PRESET_NAMES = "verl_ext_presets"
 """The top-level entry to which the preset of an estimator adds its name.
 
 Hydra's `runtime.choices` lacks presets in a list (`[cpu,gdpo]`).
@@ -31,7 +31,7 @@ def store_presets(config_store: ModuleType) -> None:
 
     store = config_store.ConfigStore.instance()
     for path in FILES.glob("*.yaml"):
-        _store(store, path.stem, read(path))
+        _store(store, path.stem, read_yaml(path))
     for name in INSTALLED:
         try:
             _store(store, name, preset(name))
@@ -40,10 +40,10 @@ def store_presets(config_store: ModuleType) -> None:
 
 
 def _store(store: Any, name: str, body: dict[str, Any]) -> None:
-    store.store(group=GROUP, name=name, package="_global_", node=body, provider=GROUP)
+    store.store(group=PRESETS, name=name, package="_global_", node=body, provider=PRESETS)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
     """Read a file."""
     import yaml
 
@@ -62,4 +62,4 @@ def preset(name: str) -> dict[str, Any]:
     shown = {*COMMON, name, *declared.bases()}
     known = {section: defaults(kind) for section, kind in sections().items() if section in shown}
     algorithm = {section: dataclasses.asdict(values) for section, values in known.items() if values is not None}
-    return {"algorithm": {"adv_estimator": name, **algorithm}, MARKER: {name: True}, **declared.preset}
+    return {"algorithm": {"adv_estimator": name, **algorithm}, PRESET_NAMES: {name: True}, **declared.preset}

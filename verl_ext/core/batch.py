@@ -73,7 +73,7 @@ class Batch:
     kl_reward: Array | None
     """`[N]` the KL part of the reward; it is added to the combined reward only."""
     outputs: Array
-    """`[N]` rows of verl's batch of each trajectory; by turn a row counts at the turn that begins it."""
+    """`[N]` rows of verl's batch that belong to each trajectory; by turn, those that begin with the turn."""
     lengths: Array
     """`[N]` response tokens that count in the loss, over all outputs of the trajectory."""
     fields: Mapping[str, Sequence[Any]]

@@ -63,8 +63,8 @@ class Step:
     not_after: ClassVar[Order] = {}
     """Steps that must not come before this one, each with the reason."""
     undoes: ClassVar[Order] = {}
-    """Steps, or settings that are switched on, that must not come before this one on the same values: both before the
-    sum, or both after it."""
+    """Steps, or settings that are switched on, whose effect this step cancels, each with the reason: an error where
+    such a step comes before this one and no sum stands between the two."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         """Return new values `[N, K]`. NaN means "not scored": pass it on."""

@@ -76,7 +76,7 @@ class Rows:
         owner[order] = owners
         return cls(order[np.diff(owners, append=-1) != 0], owner, order)
 
-    def take(self, per_row: Array) -> Array:
+    def gather(self, per_row: Array) -> Array:
         """Select the values of the scored rows: `[B, ...] -> [N, ...]`."""
         return per_row[self.scored]
 
@@ -89,7 +89,7 @@ class Rows:
         real = self.owner >= 0
         return np.bincount(self.owner[real], weights=per_row[real]).astype(np.float64)
 
-    def give(self, per_trajectory: Array) -> Array:
+    def scatter(self, per_trajectory: Array) -> Array:
         """Broadcast the value of each trajectory to its rows, 0 to padding: `[N] -> [B]`."""
         return np.append(per_trajectory, 0.0)[self.owner]
 

@@ -67,7 +67,7 @@ class DivideByBatchStd(Step):
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        weights = np.apply_along_axis(batch.turns.once, 0, ~np.isnan(values))
+        weights = np.apply_along_axis(batch.turns.response_weights, 0, ~np.isnan(values))
         count = weights.sum(axis=0).round(6)  # thirds add up to a whole number only up to rounding
         mean = divide(np.nansum(weights * values, axis=0), count)
         std = np.sqrt(divide(np.nansum(weights * np.square(values - mean), axis=0), count - 1))

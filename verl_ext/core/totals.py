@@ -80,7 +80,7 @@ class Whiten(Step):
         column = single(values)
         scored = ~np.isnan(column)
         x = column[scored]
-        weights = (batch.lengths if self.over == "token" else batch.turns.once(scored))[scored]
+        weights = (batch.lengths if self.over == "token" else batch.turns.response_weights(scored))[scored]
         total = float(weights.sum().round(6))  # thirds add up to a whole number only up to rounding
         if not total:
             return Update(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})

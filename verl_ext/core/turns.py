@@ -37,9 +37,10 @@ def by_turn(entries: Iterable[float]) -> str:
 def per_turn(
     key: str, labels: Sequence[Hashable], lists: Sequence[Any], counts: Index, cut: Bools, *, text: bool
 ) -> tuple[Array, Index]:
-    """Flatten each response's list to one entry per turn: pad with 0, or cut. Return the lists' lengths, too.
+    """Pad each response's list with 0 to its number of turns, and concatenate; also return the lengths before padding.
 
-    With `text` a list must be what `by_turn` returns. Only a response that was cut may have more entries than turns.
+    With `text` a list must be what `by_turn` returns. The list of a response cut at its length limit may be longer
+    than its turns, and is truncated; any other longer list is an error.
 
     >>> per_turn("tool", ["p", "q"], ["[1.0]", "[2, 3]"], np.array([2, 1]), np.array([False, True]), text=True)
     (array([1., 0., 2.]), array([1, 2]))
@@ -124,8 +125,8 @@ class Turns:
         returns[:, self.columns] = summed
         return returns
 
-    def once(self, counted: Bools) -> Array:
-        """`[N]` weights with which each response counts once: 1/n for its n rows that are counted, 0 for the others."""
+    def response_weights(self, counted: Bools) -> Array:
+        """`[N]` weights that add up to 1 per response: 1/n for each of its n rows in `counted`, 0 for the others."""
         if self.last.all():
             return counted.astype(np.float64)
         rows = np.bincount(self.response[counted], minlength=len(self.number))[self.response]
@@ -133,29 +134,29 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Runs:
-    """The turns of `N` trajectories in the rows of a batch: each is a maximal run of ones in the response mask.
+class TurnSpans:
+    """Where the turns of `N` trajectories are in a batch: each is a span, a maximal run of ones in the response mask.
 
     A trajectory without any has one turn without tokens.
     """
 
     bounds: Index
-    """`[2 R]` where each run begins and ends, in the rows written one after another."""
-    run: Index
-    """`[M]` the run of each turn, -1 for one without tokens."""
+    """`[2 S]` where each of the `S` spans begins and ends, in the flattened mask."""
+    span: Index
+    """`[M]` the span of each turn, -1 for one without tokens."""
     owner: Index
     """`[M]` the trajectory of each turn; the turns of a trajectory follow one another."""
     outputs: Array
-    """`[M]` rows that begin with the turn. Those without tokens are counted with the first turn."""
+    """`[M]` rows that begin with the turn: a sum counts each row once. A row without tokens is the first turn's."""
 
     @classmethod
-    def of(cls, mask: torch.Tensor, rows: Rows) -> Runs:
-        """Read the mask `[B, L]`; the outputs of a session follow one another.
+    def of(cls, mask: torch.Tensor, rows: Rows) -> TurnSpans:
+        """Read the mask `[B, L]`; the rows of a trajectory are taken in the order in which they were written.
 
         >>> import torch
         >>> from verl_ext.core.rows import Rows
-        >>> runs = Runs.of(torch.tensor([[1, 0, 1], [0, 1, 1]]), Rows.of_padding(np.zeros(2, dtype=bool)))
-        >>> runs.bounds.tolist(), runs.owner
+        >>> spans = TurnSpans.of(torch.tensor([[1, 0, 1], [0, 1, 1]]), Rows.of_padding(np.zeros(2, dtype=bool)))
+        >>> spans.bounds.tolist(), spans.owner
         ([0, 1, 2, 3, 4, 6], array([0, 0, 1]))
         """
         size, width = mask.shape
@@ -164,29 +165,29 @@ class Runs:
         place, column = (inside[:, 1:] != inside[:, :-1]).nonzero().cpu().numpy().T
         rank = np.full(len(rows.owner), -1)
         rank[rows.order] = np.arange(len(rows.order))
-        row = place[::2]  # of each run
-        run = np.argsort(rank[row], kind="stable")[np.count_nonzero(rank[row] < 0) :]
-        owner, first = rows.owner[row[run]], np.diff(row[run], prepend=-1) != 0
+        row = place[::2]  # of each span
+        span = np.argsort(rank[row], kind="stable")[np.count_nonzero(rank[row] < 0) :]
+        owner, first = rows.owner[row[span]], np.diff(row[span], prepend=-1) != 0
         empty = np.setdiff1d(np.arange(len(rows.scored)), owner)
         places = np.searchsorted(owner, empty)
-        run, owner = np.insert(run, places, -1), np.insert(owner, places, empty)
+        span, owner = np.insert(span, places, -1), np.insert(owner, places, empty)
         outputs = np.insert(first, places, True).astype(np.float64)
         starts = np.flatnonzero(np.diff(owner, prepend=-1))
         if len(starts):
             outputs[starts] += rows.outputs - np.add.reduceat(outputs, starts)
-        return cls(place * width + column, run, owner, outputs)
+        return cls(place * width + column, span, owner, outputs)
 
     def tokens(self, mask: torch.Tensor) -> Array:
-        """`[M]` the tokens of each turn that count, in a mask of floats `[B, L]`, which may have lost ones since."""
+        """`[M]` the tokens of each turn in the loss. The mask of floats `[B, L]` may have fewer ones than the first."""
         flat, starts = mask.float().reshape(-1).cpu().numpy(), self.bounds[:-1]
-        per_run = np.add.reduceat(flat, starts)[::2] if len(starts) else np.zeros(0)
-        return np.append(per_run, 0.0)[self.run]
+        per_span = np.add.reduceat(flat, starts)[::2] if len(starts) else np.zeros(0)
+        return np.append(per_span, 0.0)[self.span]
 
-    def spread(self, per_turn: Array, size: int) -> tuple[Array, Index]:
-        """Run-length code of the batch's tokens: the value of each span, 0 between spans, and the length of each.
+    def span_values(self, per_turn: Array, size: int) -> tuple[Array, Index]:
+        """Run-length encoding of the turns' values over the `size` tokens of the flattened mask: `(values, lengths)`.
 
-        `np.repeat(values, lengths)` has `size` tokens, row after row.
+        `np.repeat(values, lengths)` has a turn's value on each of its tokens and 0 between the turns.
         """
-        values, kept = np.zeros(len(self.bounds) + 1), self.run >= 0
-        values[1::2][self.run[kept]] = per_turn[kept]
+        values, kept = np.zeros(len(self.bounds) + 1), self.span >= 0
+        values[1::2][self.span[kept]] = per_turn[kept]
         return values, np.diff(self.bounds, prepend=0, append=size)

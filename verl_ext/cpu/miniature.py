@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_ext.conf import FILES, read
+from verl_ext.conf import FILES, read_yaml
 from verl_ext.errors import ConfigurationError, reading
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
@@ -62,7 +62,7 @@ def rehearsed(config: Any, folder: Path, answers: Path | None) -> tuple[Any, lis
     engine = config.actor_rollout_ref.actor.strategy
     if engine not in ("fsdp", "fsdp2"):
         raise ConfigurationError(f"a run on {engine} cannot be rehearsed: set model_engine=dp, without its settings")
-    layer = read(Path(__file__).with_name("rehearsal.yaml"))
+    layer = read_yaml(Path(__file__).with_name("rehearsal.yaml"))
     config = OmegaConf.create(OmegaConf.to_container(config))
     left_out = []
     for path, value in layer["left_out"].items():
@@ -72,7 +72,7 @@ def rehearsed(config: Any, folder: Path, answers: Path | None) -> tuple[Any, lis
     validate_config(config, need_reference_policy(config), need_critic(config))  # its sizes, before they are small
     OmegaConf.resolve(config.reward)
     apart = OmegaConf.select(config, "trainer.v1.trainer_mode") == "separate_async"
-    presets = [read(FILES / f"{name}.yaml") for name in ("cpu", "separate_async")[: 1 + apart]]
+    presets = [read_yaml(FILES / f"{name}.yaml") for name in ("cpu", "separate_async")[: 1 + apart]]
     config = OmegaConf.merge(config, *presets, layer["replaced"])
     rollout = config.actor_rollout_ref.rollout
     rollout.n = min(rollout.n, 4)

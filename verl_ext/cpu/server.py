@@ -77,7 +77,7 @@ class EmbeddedServer:
         self.global_steps: int | None = None
         self._model, self._eos, tokenizer = _build(omega_conf_to_dataclass(model_config), config.dtype)
         self._answers = _answers(config, tokenizer)
-        # By the tokens of a session: what each session that has them answers next.
+        # The tokens of a conversation so far -> what it answers next, for each session with these tokens.
         self._turns: defaultdict[tuple[int, ...], list[list[list[int]]]] = defaultdict(list)
         check_model(self._model)
         self._parameters: dict[str, torch.Tensor] = self._model.state_dict(keep_vars=True)
@@ -114,7 +114,10 @@ class EmbeddedServer:
         return self._output(await future, log_probs=bool(sampling_params.get("logprobs", False)))
 
     def _given(self, prompt: tuple[int, ...]) -> list[int]:
-        """The next answer: a prompt's tokens choose its first line, its other answers are the lines behind it."""
+        """The next answer of the file: a prompt's tokens choose the line of its first answer, the others follow it.
+
+        A prompt that begins with a conversation's tokens is that conversation's next turn.
+        """
         begun = [tokens for tokens, left in self._turns.items() if left and prompt[: len(tokens)] == tokens]
         line = self._answers[(sum(prompt) + self._seen[prompt]) % len(self._answers)]
         turns = self._turns[max(begun, key=len)].pop(0) if begun else line

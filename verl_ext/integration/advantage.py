@@ -30,7 +30,7 @@ def install(core_algos: ModuleType) -> None:
     attribute `replaced`. `register_adv_est` is not used because it raises for a name that exists.
     """
     registry = hooks.member(core_algos, "ADV_ESTIMATOR_REGISTRY")
-    new = {name: estimator_function(name) for name in INSTALLED if not hasattr(registry.get(name), hooks.MARK)}
+    new = {name: estimator_function(name) for name in INSTALLED if not hasattr(registry.get(name), hooks.OURS)}
     for name, function in new.items():
         function.replaced = registry.get(name)  # type: ignore[attr-defined]
     registry.update(new)
@@ -44,7 +44,7 @@ def estimator_function(name: str) -> Callable[..., Any]:
         return advantages, advantages
 
     compute_advantage.__name__ = compute_advantage.__qualname__ = f"compute_{name}_advantage"
-    setattr(compute_advantage, hooks.MARK, True)
+    setattr(compute_advantage, hooks.OURS, True)
     return compute_advantage
 
 
@@ -59,25 +59,25 @@ def compute(name: str, token_level_rewards: torch.Tensor, response_mask: torch.T
         )
     run.computed_at, run.called = run.step, True
     mask = float_mask(response_mask, token_level_rewards.dtype)  # becomes the result
-    runs, owner = rewards.runs, rewards.owner
-    tokens = rows.total(row_sums(mask)) if runs is None else runs.tokens(mask)
+    spans, owner = rewards.spans, rewards.owner
+    tokens = rows.total(row_sums(mask)) if spans is None else spans.tokens(mask)
     rejected = np.bincount(owner, tokens) == 0
     part: Index | slice = slice(None)
     if run.settings.rewards.rejected == "leave_out" and rejected.any():
         part = np.flatnonzero(~rejected[owner])
     advantages = np.zeros(len(owner))
     if len(advantages[part]):
-        total = rows.take(scores(token_level_rewards, mask))  # with the KL term, if there is one
+        total = rows.gather(scores(token_level_rewards, mask))  # with the KL term, if there is one
         if not run.settings.kl_in_reward:
             rewards = replace(rewards, score=total)
         batch = _batch(run, chain, rewards, total, tokens, part)
         advantages[part] = _run_chain(run, chain, batch)
         log_rewards(run, rewards, batch, np.unique(owner[part]))
     if len(rejected):
-        run.metrics["advantage/rejected_rows"] = float(np.count_nonzero(rejected))
-    if runs is None:
-        return broadcast(rows.give(advantages), mask)
-    values, counts = runs.spread(advantages, mask.numel())
+        run.metrics["advantage/rejected_responses"] = float(np.count_nonzero(rejected))
+    if spans is None:
+        return broadcast(rows.scatter(advantages), mask)
+    values, counts = spans.span_values(advantages, mask.numel())
     return broadcast(values, mask, counts)
 
 
@@ -124,7 +124,7 @@ def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Ar
         )
     matrix = score[:, None] if keys is None else np.stack([_column(run, rewards, key) for key in keys], axis=1)
     turns = None
-    if rewards.runs is not None:
+    if rewards.spans is not None:
         by_turn = tuple(column for column, key in enumerate(keys or ()) if key in (settings.by_turn or ()))
         turns = Turns.of_counts(np.unique(owner, return_counts=True)[1], by_turn, settings.turn_discount)
     whole = turns is None and isinstance(part, slice)
@@ -172,7 +172,7 @@ def _accuracy(run: Run, chain: Chain, rewards: Components) -> Array:
     return unit_accuracy(values, rewards.labels, key=key, threshold=threshold)
 
 
-def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torch.Tensor]] | None) -> None:
+def log_and_dump(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torch.Tensor]] | None) -> None:
     """Log the named rewards of a run with an estimator of verl's own, and dump them with verl's advantages.
 
     Call it after the estimator. `tensors` returns `advantages`, `response_mask` and `token_level_scores`, each
@@ -198,7 +198,7 @@ def watch(run: Run, rewards: Components, tensors: Callable[[], Mapping[str, torc
         tokens = row_sums(mask)
         # A critic's advantages differ from token to token: the mean over the tokens.
         sums = (given["advantages"].float() * mask).sum(dim=-1).double().cpu().numpy()
-        advantages, total = rows.take(divide(sums, tokens)), rows.take(scores(given["token_level_scores"], mask))
+        advantages, total = rows.gather(divide(sums, tokens)), rows.gather(scores(given["token_level_scores"], mask))
         dump.write(run, replace(batch, lengths=rows.total(tokens)), advantages, total=total)
 
 

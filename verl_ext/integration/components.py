@@ -14,7 +14,7 @@ import torch
 from verl_ext.core.batch import LARGEST_REWARD
 from verl_ext.core.groups import Array, Bools, Groups, Index
 from verl_ext.core.rows import Rows, row_sums, scores
-from verl_ext.core.turns import Runs, per_turn
+from verl_ext.core.turns import TurnSpans, per_turn
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 
 SCORE = "score"
@@ -60,20 +60,20 @@ class Components:
     """Those of the fields that the reward function returned."""
     score: Array | None = None
     """`[N]` the score before any KL term; None if it was not read."""
-    runs: Runs | None = None
-    """Their turns; None without rewards by turn."""
+    spans: TurnSpans | None = None
+    """Where their turns are; None without rewards by turn."""
     cut: Bools | None = None
     """`[N]` whether the response was cut at its longest, so that entries by turn may be left over; None: none was."""
 
     @property
     def owner(self) -> Index:
         """`[M]` the trajectory of each row of `Batch`; by turn, that of each turn."""
-        return np.arange(len(self.labels)) if self.runs is None else self.runs.owner
+        return np.arange(len(self.labels)) if self.spans is None else self.spans.owner
 
     @property
     def outputs(self) -> Array:
         """`[M]` rows of the batch that begin with each of them."""
-        return self.rows.outputs if self.runs is None else self.runs.outputs
+        return self.rows.outputs if self.spans is None else self.spans.outputs
 
     def __contains__(self, key: object) -> bool:
         return key in self.token_scores or key in self.fields
@@ -130,7 +130,7 @@ class Components:
         for key in keys:
             if key not in self.token_scores:
                 column = np.nan_to_num(self.column(key, "algorithm.rewards.keys"), nan=0.0)
-                values = torch.from_numpy(self.rows.give(column)).float()
+                values = torch.from_numpy(self.rows.scatter(column)).float()
                 flat = torch.zeros(int(lengths.sum()))
                 flat[ends[lengths > 0] - 1] = values[lengths > 0]
                 yield TOKEN_FIELD + key, torch.nested.nested_tensor_from_jagged(flat, offsets)
@@ -180,14 +180,14 @@ def of_batch(
     cut = None
     if needs.turns and "attention_mask" in present:
         width = mask.shape[1]
-        cut = rows.take(row_sums(tensors["attention_mask"][:, -width:].float())) >= (needs.longest or width)
+        cut = rows.gather(row_sums(tensors["attention_mask"][:, -width:].float())) >= (needs.longest or width)
 
     def total(name: str) -> Array:
-        return rows.take(scores(tensors[name], mask))
+        return rows.gather(scores(tensors[name], mask))
 
     return Components(
         rows=rows,
-        runs=Runs.of(mask, rows) if needs.turns else None,
+        spans=TurnSpans.of(mask, rows) if needs.turns else None,
         labels=uids if rows.one_to_one else rows.labels(uids),
         groups=groups if rows.one_to_one else None,
         token_scores={name: total(TOKEN_FIELD + name) for name in needs.names if TOKEN_FIELD + name in present},

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from verl_ext.integration import hooks, queue, sampling
-from verl_ext.integration.advantage import watch
+from verl_ext.integration.advantage import log_and_dump
 from verl_ext.integration.components import Components
 from verl_ext.integration.run import Run
 from verl_ext.integration.trainer import WithEstimators
@@ -52,7 +52,7 @@ class DefaultTrainer(WithEstimators):
         with run.computing(rewards):
             result = verl._compute_advantage(batch, metrics)
         if run.chain is None:
-            watch(run, rewards, lambda: _tensors(batch))
+            log_and_dump(run, rewards, lambda: _tensors(batch))
         run.metrics[MISSING] = missing
         run.add_metrics(metrics)
         return result
@@ -87,13 +87,13 @@ def missing_responses(trainer: Any, arrived: int) -> float:
 
 def _tensors(batch: Any) -> dict[str, torch.Tensor]:
     """Return the advantages of a batch, its mask and scores, padded."""
-    data = queue.read(batch.keys, batch.partition_id, ["advantages", "response_mask", "rm_scores"])
+    data = queue.fetch(batch.keys, batch.partition_id, ["advantages", "response_mask", "rm_scores"])
     names = {"advantages": "advantages", "response_mask": "response_mask", "token_level_scores": "rm_scores"}
     return {name: queue.dense(data[stored]) for name, stored in names.items()}
 
 
 def _write_token_scores(batch: Any, rewards: Components, run: Run) -> None:
     """Write `token_level_scores_<key>` into the batch."""
-    lengths = queue.read(batch.keys, batch.partition_id, ["response_mask"])["response_mask"].offsets().diff()
+    lengths = queue.fetch(batch.keys, batch.partition_id, ["response_mask"])["response_mask"].offsets().diff()
     if fields := dict(rewards.token_fields(run.settings.rewards.keys or (), lengths)):
         queue.write(batch.keys, batch.partition_id, fields)

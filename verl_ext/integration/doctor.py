@@ -116,4 +116,4 @@ def _registry() -> Iterator[Line]:
             yield _fail(f"{name} is broken: {error}", "mend or uninstall its package")
         else:
             missing = _fail(f"{name} is not registered", "see the plugin and the hooks above")
-            yield ("ok", f"{name} by verl_ext") if hasattr(registry.get(name), hooks.MARK) else missing
+            yield ("ok", f"{name} by verl_ext") if hasattr(registry.get(name), hooks.OURS) else missing

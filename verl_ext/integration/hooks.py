@@ -32,7 +32,7 @@ logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO").upper())
 
 TESTED = ("0.9.0", "0.9.1")
 """The releases of verl that this package is tested with; the first is the oldest one that has plugins."""
-MARK = "__verl_ext__"
+OURS = "__verl_ext__"
 """The attribute by which a function of ours is known: a wrapper, or an estimator in verl's registry."""
 RULES: list[Callable[[Any], Iterable[Complaint]]] = []
 """Rules about a run's configuration that other plugins add; `check` and the start of a run judge by them."""
@@ -147,7 +147,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     Raise unless the original's first parameters are those that `around` has after `original`.
     """
     original = member(owner, name)
-    if getattr(original, MARK, None) is original:  # a wrapper of another plugin may have copied our attributes
+    if getattr(original, OURS, None) is original:  # a wrapper of another plugin may have copied our attributes
         return
     require_parameters(owner, name, _positional(around)[1:])
 
@@ -155,7 +155,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
-    setattr(wrapper, MARK, wrapper)
+    setattr(wrapper, OURS, wrapper)
     replace(owner, name, wrapper)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from verl_ext.core.rows import Rows, scores
-from verl_ext.core.turns import Runs
+from verl_ext.core.turns import TurnSpans
 from verl_ext.integration.components import TOKEN_FIELD, Components, Needs
 
 
@@ -34,15 +34,16 @@ def rewards_of(
     names = dict.fromkeys(needs.names)
     per_token = [TOKEN_FIELD + name for name in names] + ["rm_scores"] * needs.score
     wanted = ["extra_fields", *names, *per_token] if names or needs.everything else per_token
-    data = read(scored, partition_id, wanted) if wanted else {}
+    data = fetch(scored, partition_id, wanted) if wanted else {}
     present = set(data.keys())
-    totals, runs, cut = {}, None, None
+    totals, spans, cut = {}, None, None
     if not present.isdisjoint(per_token):
-        mask = dense(read(scored, partition_id, ["response_mask"])["response_mask"])
+        mask = dense(fetch(scored, partition_id, ["response_mask"])["response_mask"])
         totals = {name: scores(dense(data[name]), mask) for name in per_token if name in present}
     if needs.turns:
-        masks = read(keys, partition_id, ["response_mask"])["response_mask"]
-        runs, cut = Runs.of(dense(masks), rows), rows.take(masks.offsets().diff().cpu().numpy()) >= needs.longest
+        masks = fetch(keys, partition_id, ["response_mask"])["response_mask"]
+        spans = TurnSpans.of(dense(masks), rows)
+        cut = rows.gather(masks.offsets().diff().cpu().numpy()) >= needs.longest
     fields = {name: data.pop(name) for name in names if name in present}
     fields = {name: x if isinstance(x, torch.Tensor) else x.tolist() for name, x in fields.items()}
     extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
@@ -51,7 +52,7 @@ def rewards_of(
     returned = list(dict.fromkeys(name for info in infos for name in info))
     return Components(
         rows=rows,
-        runs=runs,
+        spans=spans,
         labels=labels,
         token_scores={name: totals[TOKEN_FIELD + name] for name in names if TOKEN_FIELD + name in totals},
         fields=fields | {name: [info.get(name) for info in infos] for name in returned},
@@ -70,7 +71,7 @@ def uids_of(keys: Sequence[str]) -> list[str]:
     return [key.rsplit("_", 2)[0] for key in keys]
 
 
-def read(keys: Sequence[str], partition_id: str, fields: Sequence[str]) -> Any:
+def fetch(keys: Sequence[str], partition_id: str, fields: Sequence[str]) -> Any:
     """Read a TensorDict with one row per key."""
     import transfer_queue
 

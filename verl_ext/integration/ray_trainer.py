@@ -14,7 +14,7 @@ from weakref import ref
 import torch
 
 from verl_ext.integration import components, hooks
-from verl_ext.integration.advantage import watch
+from verl_ext.integration.advantage import log_and_dump
 from verl_ext.integration.run import CURRENT, TRAINERS, computed, computing, passing
 from verl_ext.integration.trainer import WithEstimators
 from verl_ext.integration.update import mark
@@ -75,7 +75,7 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
         result = original(data, *args, **kwargs)
     if run.chain is None:
         # `use_pf_ppo` returns a new batch of rows drawn from this one.
-        watch(run, rewards, None if result is not data else lambda: data.batch)
+        log_and_dump(run, rewards, None if result is not data else lambda: data.batch)
     run.batch = ref(result)
     return result
 

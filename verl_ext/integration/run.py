@@ -92,7 +92,7 @@ class Run:
 
     @contextmanager
     def computing(self, rewards: Components) -> Iterator[None]:
-        """Compute a batch with these rewards: an estimator that verl calls meanwhile computes for this run."""
+        """Make this the current run, with the rewards of its batch: the estimators read both from `CURRENT`."""
         token = CURRENT.set(self)
         self.rewards = rewards
         try:

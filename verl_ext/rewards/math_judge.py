@@ -143,11 +143,12 @@ def main(pipe: Connection, path: str) -> None:
 def are_equal(gold: str, answer: str) -> bool:
     """Return whether math-verify reads both and finds them equal. It catches its own exceptions and returns False."""
     library = import_module("math_verify")
-    return bool(library.verify(read(gold), read(answer), timeout_seconds=None))  # an empty list is equal to nothing
+    wanted, given = parse_answer(gold), parse_answer(answer)  # an empty list is equal to nothing
+    return bool(library.verify(wanted, given, timeout_seconds=None))
 
 
 @lru_cache(maxsize=1024)  # a group's answers share their gold, and many of them are the same
-def read(answer: str) -> list[Any]:
+def parse_answer(answer: str) -> list[Any]:
     r"""Return the expression that math-verify reads, or the text if it cannot, as with `0.\overline{72}`."""
     library = import_module("math_verify")
     target = library.LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)

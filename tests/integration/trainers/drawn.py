@@ -189,7 +189,7 @@ def assert_same(name: str, drawn: Drawn, found: torch.Tensor, metrics: dict[str,
     torch.testing.assert_close(found.double(), field, atol=1e-5, rtol=1e-6)
     assert (found[drawn.mask == 0] == 0).all()
     rejected = sum(not drawn.mask[rows].any() for rows in drawn.trajectories)
-    assert metrics.get("advantage/rejected_rows", 0) == rejected
+    assert metrics.get("advantage/rejected_responses", 0) == rejected
     for short, value in ({} if result is None else result.metrics).items():
         assert abs(metrics[f"{name}/{short}"] - value) <= 1e-9 * max(1.0, abs(value)), short
 

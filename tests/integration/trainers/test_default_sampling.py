@@ -122,7 +122,7 @@ def asked(monkeypatch):
     """The keys whose scores the rule has read, from a queue in this process."""
     found = []
 
-    def read(keys, partition_id, fields):
+    def fetch(keys, partition_id, fields):
         jagged = {"layout": torch.jagged}
         stored = {
             "rm_scores": torch.nested.nested_tensor([torch.tensor([0.0, sum(REWARDS[key])]) for key in keys], **jagged),
@@ -132,7 +132,7 @@ def asked(monkeypatch):
             found.extend(keys)
         return {name: stored[name] for name in fields if name in stored}
 
-    monkeypatch.setattr(queue, "read", read)
+    monkeypatch.setattr(queue, "fetch", fetch)
     return found
 
 

@@ -70,7 +70,7 @@ def test_turns_are_those_before_a_hook_masks_a_group(pipeline: Pipeline) -> None
     for key, advantage in wanted(update, CASES["steps"]).items():
         expected = 0.0 if key.startswith(f"{uid}_") else advantage
         assert update.advantage(update.keys.index(key)) == pytest.approx(expected, abs=1e-6)
-    assert result.metrics[1]["advantage/rejected_rows"] == 4
+    assert result.metrics[1]["advantage/rejected_responses"] == 4
 
 
 def test_turns_are_those_before_rollout_correction_rejects_a_token(pipeline: Pipeline) -> None:
@@ -79,7 +79,7 @@ def test_turns_are_those_before_rollout_correction_rejects_a_token(pipeline: Pip
     given = (*DRGRPO, BY_TURN % ("steps", "steps"), "actor_rollout_ref.rollout.calculate_log_probs=True")
     plain = pipeline.run("several", *given)
     result = pipeline.run("several", *given, reject)
-    assert result.metrics[1]["advantage/rejected_rows"] == 12
+    assert result.metrics[1]["advantage/rejected_responses"] == 12
     for name in ("advantage/turns", "advantage/std", "reward/steps/mean"):
         assert result.metrics[1][name] == pytest.approx(plain.metrics[1][name])
     assert not any(row.any() for row in result.updates[0].advantages)

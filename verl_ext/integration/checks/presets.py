@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from verl_ext.conf import GROUP, MARKER
+from verl_ext.conf import PRESET_NAMES, PRESETS
 from verl_ext.errors import Complaint
 from verl_ext.integration.checks.read import RunConfig
 from verl_ext.registry import load
@@ -20,22 +20,22 @@ from verl_ext.registry import load
 
 def other_preset(run: RunConfig) -> Iterator[Complaint]:
     """A preset of an estimator that is not the one in force."""
-    for name in run.select(MARKER) or ():
+    for name in run.select(PRESET_NAMES) or ():
         if name != run.name:
             yield Complaint(
                 f"the preset {name} and algorithm.adv_estimator={run.name} are both set: keep one of them. In a file's "
-                f"`defaults`, {GROUP}: {name} stands after ppo_trainer"
+                f"`defaults`, {PRESETS}: {name} stands after ppo_trainer"
             )
 
 
 def late_preset(run: RunConfig) -> Iterator[Complaint]:
     """Settings of the user's files that a preset replaces, because it comes after them."""
-    if not HydraConfig.initialized() or not run.select(MARKER):  # in the trainer's process, or without a preset
+    if not HydraConfig.initialized() or not run.select(PRESET_NAMES):  # in the trainer's process, or without a preset
         return
     hydra, loader = HydraConfig.get(), GlobalHydra.instance().config_loader()
     name, overrides = hydra.job.config_name, [*hydra.overrides.hydra, *hydra.overrides.task]
     homes = [source.path for source in hydra.runtime.config_sources if source.schema == "file"]
-    beside = tuple(path for preset in run.select(MARKER) for path, _ in leaves(dict(load(preset).preset)))
+    beside = tuple(path for preset in run.select(PRESET_NAMES) for path, _ in leaves(dict(load(preset).preset)))
     written: dict[str, Any] = {}
     for part in loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults:
         files = (Path(home, f"{part.config_path}".removesuffix(".yaml") + ".yaml") for home in homes)
@@ -54,7 +54,7 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
     ]
     if lost:
         yield Complaint(
-            f"a preset replaces {', '.join(lost)} of {name}, because it comes later: write `{GROUP}: NAME` before "
+            f"a preset replaces {', '.join(lost)} of {name}, because it comes later: write `{PRESETS}: NAME` before "
             "`_self_` in its `defaults`, or set them on the command line"
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from verl_ext.conf import GROUP, MARKER
+from verl_ext.conf import PRESET_NAMES, PRESETS
 from verl_ext.core.steps import DivideByMean, ScaleByStd
 from verl_ext.errors import Complaint, listed, nearest, unknown
 from verl_ext.integration.checks.losses import loss_of_verl
@@ -56,10 +56,10 @@ def unread(run: RunConfig) -> Iterator[Complaint]:
     for complaint in misspelt(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)}):
         yield complaint._replace(fatal=complaint.fatal and run.ours)
     for key in map(str, run.config):
-        if key in sections() and key != GROUP:
+        if key in sections() and key != PRESETS:
             yield Complaint(f"{key} is not read at the top of the configuration: write algorithm.{key}")
-        elif key != MARKER and nearest(key, [GROUP], cutoff=0.75) is not None:
-            yield Complaint(f"{key} is no setting: a preset is +{GROUP}=NAME, or `{GROUP}: NAME` in `defaults`")
+        elif key != PRESET_NAMES and nearest(key, [PRESETS], cutoff=0.75) is not None:
+            yield Complaint(f"{key} is no setting: a preset is +{PRESETS}=NAME, or `{PRESETS}: NAME` in `defaults`")
 
 
 def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:

@@ -27,7 +27,7 @@ from verl_ext.core.groups import Groups
 from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed, reading
 from verl_ext.files import say
-from verl_ext.integration.advantage import compute, watch
+from verl_ext.integration.advantage import compute, log_and_dump
 from verl_ext.integration.checks import Verdict
 from verl_ext.integration.checks.read import select
 from verl_ext.integration.checks.rewards import FUNCTION, MANAGERS
@@ -155,7 +155,7 @@ def _wrong(columns: Mapping[str, Any], answers: Sequence[str], verdict: Verdict,
     try:
         with run.computing(rewards):
             if run.chain is None:
-                watch(run, rewards, None)
+                log_and_dump(run, rewards, None)
             else:
                 compute(run.name, scores, torch.ones(size, 1))
         if settings.rewards.accuracy_between is not None:

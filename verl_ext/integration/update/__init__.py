@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-SKIP = "verl_ext_skip"
+SKIP_MARK = "verl_ext_skip"
 """The key in a pass's data that asks to leave out rows whose advantages are all 0."""
-SHARE = "verl_ext_share"
+SHARE_MARK = "verl_ext_share"
 """The key that asks to compute a prompt once."""
 FIGURES = "verl_ext_figures"
 """The key under which the split of an update returns its metrics."""

@@ -17,7 +17,7 @@ import torch
 
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import hooks
-from verl_ext.integration.update import FIGURES, SHARE, SKIP, entry, pack, split
+from verl_ext.integration.update import FIGURES, SHARE_MARK, SKIP_MARK, entry, pack, split
 from verl_ext.integration.update.log_probs import log_probs
 from verl_ext.integration.update.mark import ENGINE
 
@@ -43,7 +43,7 @@ def wrap_forward_backward(
     original: Callable[..., Any], self: Any, data: Any, loss_function: Any, forward_only: bool = False
 ) -> Any:
     """`forward_backward_batch(self, data, ...)`: check the engine once, and return the figures of an update."""
-    share, skip = entry(data, SHARE, False), entry(data, SKIP, False)
+    share, skip = entry(data, SHARE_MARK, False), entry(data, SKIP_MARK, False)
     if share and not hasattr(self, CHECKED):
         require_equal(self, data)
         setattr(self, CHECKED, True)
@@ -71,20 +71,20 @@ def marked_pass(engine: Any, *, share: bool) -> Iterator[None]:
 
 
 def require_equal(engine: Any, data: Any) -> None:
-    """Raise on all ranks if a model computes other log-probabilities when a prompt is computed once.
+    """Raise on all ranks if packing changes log-probabilities more than rounding does.
 
-    Rows that fit into a micro-batch run by verl's engine in one and in two, and packed; those of the prompts with the
-    most rows are taken.
+    Some rows of the batch, as many as fit into one micro-batch, are computed by verl's engine in one micro-batch and
+    in two, which gives the size of rounding, and packed. The prompts with the most rows are taken.
     """
-    lengths, limit = split.read(data, share=True), split.token_limit(data)
+    lengths, limit = split.row_lengths(data, share=True), split.token_limit(data)
     chosen = [row for group in sorted(lengths.by_prompt(), key=len, reverse=True) for row in group]
     sums = accumulate(lengths.apart([row]) for row in chosen)
     chosen = chosen[: max(1, sum(tokens <= limit for tokens in sums))]
     half = max(1, len(chosen) // 2)
-    whole = of_answers(engine, data, chosen)
-    in_two = torch.cat([of_answers(engine, data, part) for part in (chosen[:half], chosen[half:] or chosen)])
+    whole = answer_log_probs(engine, data, chosen)
+    in_two = torch.cat([answer_log_probs(engine, data, part) for part in (chosen[:half], chosen[half:] or chosen)])
     with marked_pass(engine, share=True):
-        packed = of_answers(engine, data, chosen, share=True)
+        packed = answer_log_probs(engine, data, chosen, share=True)
     rounding = torch.finfo(getattr(engine, "_autocast_dtype", torch.bfloat16)).eps
     floor = max(FLOOR * float(whole.abs().max()), 8 * rounding)
     excess = (change(packed, whole) / change(in_two[: len(whole)], whole).clamp(min=floor)).max()
@@ -97,12 +97,12 @@ def require_equal(engine: Any, data: Any) -> None:
         )
 
 
-def of_answers(engine: Any, data: Any, rows: Sequence[int], *, share: bool = False) -> torch.Tensor:
-    """Return the log-probabilities of the answers' tokens of some rows."""
+def answer_log_probs(engine: Any, data: Any, rows: Sequence[int], *, share: bool = False) -> torch.Tensor:
+    """Return the log-probabilities of the answers in some rows, `[tokens]`; with `share` the rows are packed."""
     from verl.utils import tensordict_utils as tu
 
     batch = tu.index_select_tensor_dict(data, list(rows))
-    tu.assign_non_tensor(batch, **{SHARE: share, SKIP: False, "calculate_entropy": False})
+    tu.assign_non_tensor(batch, **{SHARE_MARK: share, SKIP_MARK: False, "calculate_entropy": False})
     with torch.no_grad():
         _, output = engine.forward_step(batch, loss_function=None, forward_only=True)
     values: torch.Tensor = output["model_output"]["log_probs"].values()
@@ -110,6 +110,6 @@ def of_answers(engine: Any, data: Any, rows: Sequence[int], *, share: bool = Fal
 
 
 def change(values: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
-    """Return the mean difference, and the mean of the largest of each hundred."""
+    """Return the mean absolute difference, and the mean of its top 1 %."""
     difference = (values - usual).abs()
     return torch.stack([difference.mean(), difference.topk(-(-len(difference) // 100)).values.mean()])

@@ -9,7 +9,7 @@ from typing import Any
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import hooks
 from verl_ext.integration.run import Run
-from verl_ext.integration.update import SHARE, SKIP
+from verl_ext.integration.update import SHARE_MARK, SKIP_MARK
 from verl_ext.settings import VerlExtSettings
 
 Row = tuple[Hashable, int, int]
@@ -22,7 +22,8 @@ def marked(run: Run | None, batch: Any) -> Iterator[None]:
     """Mark the batch of a pass of the actor or the reference, of the default trainer or `RayPPOTrainer`."""
     entries = batch.extra_info if hasattr(batch, "extra_info") else batch.meta_info
     settings = run.settings.verl_ext if run is not None else VerlExtSettings()
-    marks = {mark: True for mark, on in ((SKIP, settings.skip_zero_advantage), (SHARE, settings.share_prompts)) if on}
+    asked = {SKIP_MARK: settings.skip_zero_advantage, SHARE_MARK: settings.share_prompts}
+    marks = {mark: True for mark, on in asked.items() if on}
     if run is not None and marks and not run.ranks_checked:
         require_ranks(run.trainer)
         run.ranks_checked = True

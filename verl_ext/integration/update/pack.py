@@ -21,8 +21,8 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from verl_ext.errors import IntegrationError, listed
-from verl_ext.integration.update import SHARE, entry
-from verl_ext.integration.update.split import read
+from verl_ext.integration.update import SHARE_MARK, entry
+from verl_ext.integration.update.split import row_lengths
 
 logger = logging.getLogger("verl_ext")
 ATTENTION = "verl_ext_share_prompts"
@@ -48,7 +48,7 @@ def pack(data: Any) -> tuple[torch.Tensor, torch.Tensor, Plan]:
 
     The last token of an answer predicts nothing and is left out.
     """
-    lengths, starts = read(data, share=True), data["input_ids"].offsets().tolist()
+    lengths, starts = row_lengths(data, share=True), data["input_ids"].offsets().tolist()
     device, end = data["input_ids"].device, 0
     taken, keys, sizes = [], [], []
     predict: dict[int, list[tuple[int, int]]] = {}
@@ -129,14 +129,14 @@ AttentionInterface.register(ATTENTION, attend)
 
 def answer_places(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the places of the answers' tokens in the rows, and where each answer begins and ends among them."""
-    ids, sizes = data["input_ids"], read(data, share=False).answer
+    ids, sizes = data["input_ids"], row_lengths(data, share=False).answer
     spans = ((end - size, end) for end, size in zip(ids.offsets()[1:].tolist(), sizes, strict=True))
     return within(spans, ids.device), torch.tensor([0, *sizes], device=ids.device).cumsum(0)
 
 
 def wrap_inputs(original: Callable[..., Any], self: Any, micro_batch: Any) -> Any:
     """`prepare_model_inputs(self, micro_batch)`: the packed sequence, and logits for the answers' tokens only."""
-    if not entry(micro_batch, SHARE, False):
+    if not entry(micro_batch, SHARE_MARK, False):
         return original(self, micro_batch)
     from verl.utils import tensordict_utils as tu
 

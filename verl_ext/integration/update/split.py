@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from verl_ext.integration.queue import dense
-from verl_ext.integration.update import FIGURES, SHARE, SKIP, entry
+from verl_ext.integration.update import FIGURES, SHARE_MARK, SKIP_MARK, entry
 
 
 class Lengths(NamedTuple):
@@ -45,7 +45,7 @@ class Lengths(NamedTuple):
         return sum(prompts.values()) + sum(self.answer[row] for row in rows)
 
 
-def read(data: Any, *, share: bool) -> Lengths:
+def row_lengths(data: Any, *, share: bool) -> Lengths:
     """Read the rows of a batch: with `share` those with equal tokens before the answer have one prompt."""
     whole, prompts = data["input_ids"].offsets().diff().cpu(), data["prompts"]
     if prompts.is_nested:
@@ -63,12 +63,12 @@ def read(data: Any, *, share: bool) -> Lengths:
 
 def wrap_prepare(original: Callable[..., Any], data: Any, dp_group: Any = None, **options: Any) -> Any:
     """`prepare_micro_batches(data, dp_group, ...)`: return the micro-batches, and the rows of each."""
-    skip, share = entry(data, SKIP, False), entry(data, SHARE, False)
+    skip, share = entry(data, SKIP_MARK, False), entry(data, SHARE_MARK, False)
     if not (share or (skip and "advantages" in data)):
         return original(data=data, dp_group=dp_group, **options)
     from verl.utils import tensordict_utils as tu
 
-    lengths = read(data, share=share)
+    lengths = row_lengths(data, share=share)
     everything = range(len(lengths.number))
     live, others = live_rows(data, lengths, skip=skip) if "advantages" in data else (everything, [])
     batches = same_number(fill(data, lengths, live), others, dp_group)
@@ -85,10 +85,10 @@ def wrap_prepare(original: Callable[..., Any], data: Any, dp_group: Any = None, 
 
 
 def live_rows(data: Any, lengths: Lengths, *, skip: bool) -> tuple[list[int], list[int]]:
-    """Return the rows of an update that have a gradient, and the others, the best to fill up with first.
+    """Split the rows of an update into those with a gradient and the others; the others fill up micro-batches.
 
-    Padding and other rows without a token in the loss have none; with `skip` those whose advantages are all 0 count as
-    such. Some losses of verl raise for a micro-batch without a token in the loss, so rows with tokens come first.
+    A row without a token in the loss has no gradient; with `skip` neither has one whose advantages are all 0. Among
+    the others those with tokens in the loss come first, because some losses of verl raise for a micro-batch without.
     """
     in_loss = dense(data["response_mask"]) != 0
     counts = in_loss.any(dim=-1).tolist()

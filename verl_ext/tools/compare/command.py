@@ -15,7 +15,7 @@ from verl_ext.files import say
 from verl_ext.settings import Settings
 from verl_ext.tools.compare import variants
 from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, measure, normalised
-from verl_ext.tools.compare.read import read
+from verl_ext.tools.compare.read import read_rollouts
 from verl_ext.tools.compare.rollouts import Rollouts
 from verl_ext.tools.compare.variants import GRPO, Outcome
 from verl_ext.tools.tables import Table, plain
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def compare(options: argparse.Namespace) -> int:
     """Print the tables, and write the advantages if asked to."""
     with reading(options.rollouts):
-        rollouts = read(options.rollouts, options.prompt)
+        rollouts = read_rollouts(options.rollouts, options.prompt)
         compared, common = variants.parse(options.variants, rollouts)
         rollouts = rollouts.scored(common.rewards)
         outcomes = [variants.outcome(variant, rollouts) for variant in compared]

@@ -23,7 +23,7 @@ DUMPS = "advantages-*.parquet"
 TABLES = (".parquet", ".jsonl")
 
 
-def read(path: Path, prompt: str | None = None) -> Rollouts:
+def read_rollouts(path: Path, prompt: str | None = None) -> Rollouts:
     """Read a file, or those of a folder: our dumps if it has some, else tables.
 
     `prompt` names the column of the prompt in a table; by default it is named as verl names it.
