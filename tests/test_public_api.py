@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 
 import pytest
 
 import verl_ext
-from verl_ext import Batch, Chain, Settings, build, errors
 
 
 def test_the_names_that_the_package_exports():
@@ -25,37 +23,6 @@ def test_the_names_that_the_package_exports():
         assert getattr(verl_ext, name) is not None
     with pytest.raises(AttributeError, match="'rewards_of'"):
         _ = verl_ext.rewards_of
-
-
-def test_an_error_is_ours_and_of_a_standard_type():
-    for kind in (errors.ConfigurationError, errors.DataError):
-        assert kind.__mro__[1:3] == (errors.VerlExtError, ValueError)
-    for kind in (errors.IntegrationError, errors.CheckpointError):
-        assert kind.__mro__[1:3] == (errors.VerlExtError, RuntimeError)
-
-
-@pytest.mark.parametrize(
-    ("function", "parameters"),
-    [
-        (build, ["name", "settings"]),
-        (Settings.parse, ["algorithm", "*loss_agg_mode"]),
-        (
-            Batch.of,
-            [
-                *("rewards", "labels", "*groups", "*turns", "*keys", "*conditions", "*lengths", "*accuracy"),
-                *("*kl_reward", "*outputs", "*fields"),
-            ],
-        ),
-        (Chain.__call__, ["self", "batch", "state"]),
-        (Chain.init, ["self"]),
-        (errors.Complaint, ["text", "fatal"]),
-    ],
-    ids=lambda value: getattr(value, "__qualname__", None),
-)
-def test_the_parameters_of_a_public_call(function, parameters):
-    marks = {inspect.Parameter.KEYWORD_ONLY: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    found = [marks.get(p.kind, "") + p.name for p in inspect.signature(function).parameters.values()]
-    assert found == parameters
 
 
 @pytest.mark.parametrize(

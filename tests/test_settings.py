@@ -16,7 +16,6 @@ from verl_ext.registry import ESTIMATORS, changed, sections
 from verl_ext.settings import RewardsSettings, Settings, VerlExtSettings
 
 SECTIONS = sections()
-TWO = {"keys": ["a", "b"]}
 NOT_A_STEP = {("compose", "steps"), ("drgrpo", "check_loss")}
 # A value other than the default, where the type does not give one.
 SPECIAL = {
@@ -52,19 +51,6 @@ def test_a_setting_reaches_the_steps(name: str, setting: str) -> None:
     assert build(name, Settings.parse(changed)).steps != build(name, Settings.parse(usual)).steps
 
 
-@pytest.mark.parametrize(
-    ("name", "algorithm"),
-    [
-        *((name, {"rewards": {**TWO, "weights": [1, 2]}}) for name in ("gdpo", "gd2po")),
-        *((name, {"norm_adv_by_std_in_grpo": False}) for name in ("gdpo", "gd2po", "grpo")),
-        ("hadw", {"hadw": {"base": "gdpo"}, "gdpo": {"scale": "none"}}),
-    ],
-)
-def test_what_estimators_share_reaches_the_steps(name: str, algorithm: dict[str, Any]) -> None:
-    usual = {part: algorithm[part] for part in ("hadw",) if part in algorithm}
-    assert build(name, Settings.parse(algorithm)).steps != build(name, Settings.parse(usual)).steps
-
-
 def test_defaults_may_be_written_out_or_left_out() -> None:
     whole = Settings()
     assert (whole.norm_by_std, whole.kl_in_reward, whole.loss_agg_mode) == (True, False, "token-mean")
@@ -72,11 +58,6 @@ def test_defaults_may_be_written_out_or_left_out() -> None:
     for nothing in (written, dict.fromkeys(SECTIONS), {name: {} for name in SECTIONS}):
         assert Settings.parse(nothing) == whole
         assert changed(Settings.parse(nothing)) == {}
-
-
-def test_gdpo_with_the_mad_divides_by_it() -> None:
-    chain = build("gdpo", Settings.parse({"gdpo": {"scale": "mad"}}))
-    assert [step.name for step in chain.steps] == ["centre", "scale_by_mad", "weigh_and_sum", "whiten"]
 
 
 def test_settings_are_read_again_from_what_they_were_read_from() -> None:

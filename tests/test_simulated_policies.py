@@ -1,4 +1,4 @@
-"""The simulated policies: gradients against enumeration, fair conditions, and a page with the stored figures."""
+"""The simulated policies: fair conditions, and a page with the stored figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 SCRIPTS = str(Path(__file__).parents[1] / "scripts/evidence")
@@ -17,45 +16,6 @@ sys.path.insert(0, SCRIPTS)
 policies = importlib.import_module("softmax_policies")
 simulate = importlib.import_module("simulate_policies")
 sys.path.remove(SCRIPTS)
-
-
-@pytest.fixture
-def one_prompt(monkeypatch):
-    """One prompt with accuracy .02, three answers of 10 or 30 tokens, two rollouts."""
-    monkeypatch.setattr(policies, "BATCH", 1)
-    return policies.World(policies.Study((), (), ((1, 0), (0, 0), (0, 0)), rollouts=2, lengths=(10, 30)), seed=3)
-
-
-def expected(world, arm):
-    """The mean gradient over all pairs of responses, weighed by their probability under the policy."""
-    learner, prompts = policies.Learner(world, arm), np.array([0])
-    odds = learner.policy.probabilities(prompts)[0]
-    return sum(
-        odds[list(pair)].prod() * learner.gradient_of(prompts, np.array([pair]))
-        for pair in itertools.product(range(len(odds)), repeat=2)
-    )
-
-
-def slope(world, function, size=1e-5):
-    """The gradient of a function of the policy, by central differences."""
-    policy, found = policies.Policy(world), []
-    for at in range(policy.size):
-        step = np.zeros(policy.size)
-        step[at] = size
-        policy.move(step)
-        above = function(policy)
-        policy.move(-2 * step)
-        found.append((above - function(policy)) / (2 * size))
-        policy.move(step)
-    return np.array(found)
-
-
-def test_drgrpos_expected_gradient_is_that_of_the_expected_reward(one_prompt):
-    # The mean of the group includes the response itself: a factor of (G - 1) / G = 1/2. The loss divides by 30 tokens.
-    truth = slope(one_prompt, lambda policy: policy.probabilities([0])[0] @ one_prompt.right)
-    found = expected(one_prompt, policies.Arm("", "drgrpo", loss=policies.CONSTANT))
-    assert np.abs(truth).max() > 0.005
-    assert found == pytest.approx(truth / 2 / 30, abs=1e-9)
 
 
 @pytest.fixture(scope="module")

@@ -32,10 +32,6 @@ def test_a_column_of_another_shape_is_refused(name):
         Batch.of([[1.0]] * 3, ["a", "a", "b"], **{name: np.ones(2)}).lengths  # noqa: B018
 
 
-def test_a_response_is_one_output_if_nothing_else_is_said():
-    assert Batch.of([[1.0]] * 2, ["a", "a"]).outputs.tolist() == [1, 1]
-
-
 @pytest.mark.parametrize("value", [INF, -INF, -1e160])
 def test_an_infinite_or_huge_reward_is_named_with_its_uid(value):
     with pytest.raises(DataError, match=facts("reward 'y'", "uid 'b'", value, "row 2", "2 such", "at most 1e+30")):
@@ -49,13 +45,6 @@ def test_a_kl_part_must_be_finite_where_a_component_is_scored(value):
     np.testing.assert_array_equal(batch.kl_reward, [-1e30, value, 0])
     with pytest.raises(DataError, match=facts("KL", "uid 'b'", value, "row 1")):
         Batch.of([[1.0, 2.0], [NAN, 0.0]], ["a", "b"], keys=keys, kl_reward=np.array([0.0, value]))
-
-
-def test_a_threshold_makes_an_accuracy_of_any_score():
-    values = np.array([-1.0, 0.0, 0.5, 1.0, NAN])
-    above = {threshold: unit_accuracy(values, LABELS, key="k", threshold=threshold) for threshold in (0.0, 0.5)}
-    np.testing.assert_array_equal(above[0.0], [0, 0, 1, 1, NAN])  # strictly above
-    np.testing.assert_array_equal(above[0.5], [0, 0, 0, 1, NAN])
 
 
 @pytest.mark.parametrize("threshold", [None, 0.5])

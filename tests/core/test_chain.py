@@ -13,7 +13,6 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain, Step, Update
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.steps import Centre, WeighAndSum
-from verl_ext.core.totals import WeighByFocal
 from verl_ext.errors import CheckpointError, ConfigurationError
 
 
@@ -32,17 +31,6 @@ class Count(Step):
 
 ALL = Chain((WeighAndSum(), Centre(), Count(), WeighByHistory()))
 SEEN = {"anchor": "soft", "value": 0.5, "window": [0.5], "ticks": 1}
-
-
-def test_a_chain_says_what_it_needs():
-    assert Chain((Centre(), WeighAndSum())).per_reward
-    assert not ALL.per_reward
-    assert ALL.needs_accuracy
-    assert Chain((WeighAndSum(), WeighByFocal())).needs_accuracy
-    assert ALL.stateful
-    plain = Chain((WeighAndSum(), Centre()))
-    assert not plain.needs_accuracy
-    assert not plain.stateful
 
 
 def test_a_state_of_the_same_steps_passes():

@@ -4,10 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
 
-from tests import reference
-from tests.batches import rollouts
 from verl_ext.core.groups import Groups, divide
 
 NAN = math.nan
@@ -39,36 +36,7 @@ def test_variance_is_relative_to_the_mean(values, varies):
     np.testing.assert_array_equal(mean, groups.mean(x))
 
 
-def test_an_empty_batch_has_no_groups():
-    groups = Groups.of([])
-    assert len(groups) == 0
-    assert groups.sum(np.zeros(0)).shape == (0,)
-    assert groups.mean(np.zeros((0, 2))).shape == (0, 2)
-    assert groups.varies(np.zeros((0, 2))).shape == (0, 2)
-
-
 def test_division_by_zero_is_zero_and_nan_stays():
     with np.errstate(all="raise"):
         found = divide(np.array([1.0, 0.0, NAN]), np.array([0.0, 0.0, 2.0]))
     np.testing.assert_array_equal(found, [0, 0, NAN])
-
-
-@given(rollouts())
-def test_statistics_agree_with_loops(rollout):
-    groups = Groups.of(rollout.uids)
-    for column in rollout.columns.values():
-        x = np.array(column)
-        members = list(reference.groups(rollout.uids).values())
-        known = [reference.scored([column[row] for row in rows]) for rows in members]
-        np.testing.assert_allclose(groups.sum(x), [math.fsum(values) for values in known], atol=1e-12)
-        assert groups.count(x).tolist() == [len(values) for values in known]
-        means = [math.fsum(values) / len(values) if values else NAN for values in known]
-        np.testing.assert_allclose(groups.mean(x), means, atol=1e-12)
-        varies = [reference.has_variance([column[row] for row in rows]) for rows in members]
-        assert groups.varies(x).tolist() == varies
-
-
-def test_a_group_that_is_nowhere_scored_divides_nothing_by_nothing():
-    groups = Groups.of(["a", "b", "b"])
-    with np.errstate(all="raise"):
-        np.testing.assert_array_equal(groups.mean(np.array([NAN, 1.0, 2.0])), [NAN, 1.5])

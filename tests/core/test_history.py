@@ -12,8 +12,6 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.history import WeighByHistory
 from verl_ext.errors import CheckpointError
 
-NAN = math.nan
-
 
 def batch(*levels: float) -> Batch:
     """One prompt a level, two responses each with that mean accuracy."""
@@ -31,32 +29,8 @@ def follow(step: WeighByHistory, accuracies: list[float], values: float = 1.0):
     return updates
 
 
-def test_the_window_anchor_is_the_mean_with_this_batch():
-    """Window 2, y = 0.2, 0.6, 1.0: C = 0.2, 0.4, 0.8; gap of the last is 0.2, easy."""
-    updates = follow(WeighByHistory("window", history_window=2), [0.2, 0.6, 1.0])
-    assert [u.state["value"] for u in updates] == pytest.approx([0.2, 0.4, 0.8])
-    np.testing.assert_allclose(updates[2].values, 1.3 * math.exp(-0.2))
-    assert [u.metrics["eta_t"] for u in updates] == [0, 0, 0]
-
-
 def test_the_usual_window_has_ten_batches():
     assert len(follow(WeighByHistory("window"), [0.5] * 12)[-1].state["window"]) == 10
-
-
-def test_the_soft_anchor_moves_by_eta_times_sigma():
-    """eta 0.5, eta_min 0, y = 0, 1, 1, 1.
-
-    C0 = 0. One posterior: sigma = 1, eta_1 = 0.5, C1 = 0.5. Posteriors 0, 0.5: population std 0.25, eta_2 = 0.125,
-    C2 = 0.875 * 0.5 + 0.125 = 0.5625. Posteriors 0, 0.5, 0.5625: mean 0.354167, std 0.251729, eta_3 = 0.125865,
-    C3 = 0.5625 + 0.125865 * 0.4375 = 0.617566.
-    """
-    updates = follow(WeighByHistory(eta=0.5, eta_min=0.0), [0.0, 1.0, 1.0, 1.0])
-    assert [u.state["value"] for u in updates] == pytest.approx([0, 0.5, 0.5625, 0.617566], abs=1e-6)
-    assert [u.metrics["eta_t"] for u in updates] == pytest.approx([1, 0.5, 0.125, 0.125865], abs=1e-6)
-    assert [u.metrics["capability_prior"] for u in updates] == pytest.approx([0, 0, 0.5, 0.5625], abs=1e-6)
-    assert [u.metrics["capability_posterior"] for u in updates] == pytest.approx([0, 0.5, 0.5625, 0.617566], abs=1e-6)
-    assert [u.metrics["batch_accuracy"] for u in updates] == [0, 1, 1, 1]
-    assert [u.metrics["tick"] for u in updates] == [1, 2, 3, 4]
 
 
 def test_without_a_floor_the_anchor_is_pinned_for_ever():
@@ -120,16 +94,6 @@ def test_each_group_has_its_own_gap_and_each_sign_its_own_factor():
     assert found.metrics["batch_accuracy"] == 0.625
     assert found.metrics["reweighting_mean"] == pytest.approx(np.mean(phi))
     assert found.metrics["reweighting_std"] == pytest.approx(np.std(phi))
-
-
-@pytest.mark.parametrize("anchor", ["soft", "window", "fixed"])
-def test_a_batch_without_accuracy_changes_nothing(anchor):
-    step = WeighByHistory(anchor)
-    state = {"anchor": anchor, "value": 0.5, "window": [] if anchor == "fixed" else [0.5], "ticks": 1}
-    update = step.update(np.ones((2, 1)), batch(NAN), state)
-    assert update.state == state
-    assert update.values.tolist() == [[1], [1]]
-    assert not update.metrics
 
 
 SOUND = {"anchor": "soft", "value": 0.5, "window": [0.25, 0.5], "ticks": 2}

@@ -45,24 +45,6 @@ def test_rewards_are_described_by_key():
     )
 
 
-def test_rewards_are_described_as_the_estimator_saw_them():
-    """A condition took all of a away: its group is dead, and the raw mean is told apart."""
-    batch = Batch.of([[1, 0], [3, 1]], ["g", "g"], keys=("a", "b"), conditions={"a": Requirement("b", 2.0)})
-    found = reward_metrics(batch)
-    assert (found["reward/a/mean"], found["reward/a/raw_mean"], found["reward/a/dead_groups"]) == (0, 2, 1)
-    assert (found["reward/b/mean"], found["reward/b/raw_mean"], found["reward/b/dead_groups"]) == (0.5, 0.5, 0)
-
-
-def test_how_often_a_condition_was_met_is_logged():
-    """Of the responses whose `on` is scored; the name is safe for verl's aggregation."""
-    conditions = {"max_length": Requirement("hard", 0.5)}
-    rows = [[1, 1.0], [2, 0.5], [3, 0.4], [4, NAN]]
-    batch = Batch.of(rows, ["g"] * 4, keys=("max_length", "hard"), conditions=conditions)
-    assert reward_metrics(batch)["reward/_x6d_ax_length/condition_met"] == 2 / 3
-    unscored = Batch.of([[1, NAN]], ["g"], keys=("max_length", "hard"), conditions=conditions)
-    assert not any("condition_met" in name for name in reward_metrics(unscored))
-
-
 def test_advantages_are_described():
     assert advantage_metrics(np.array([1.0, -1.0, 0.0, 0.0, 2.0])) == pytest.approx(
         {
@@ -131,3 +113,13 @@ def test_verl_combines_each_metric_as_its_last_word_says(keys):
         last = metric.rpartition("/")[2].rpartition("_")[2]
         wanted = last if last in ("min", "max") else "weighted_avg"
         assert aggregator._get_aggregation_type(metric) == wanted, metric
+
+
+def test_how_often_a_condition_was_met_is_logged():
+    """Of the responses whose `on` is scored; the name is safe for verl's aggregation."""
+    conditions = {"max_length": Requirement("hard", 0.5)}
+    rows = [[1, 1.0], [2, 0.5], [3, 0.4], [4, NAN]]
+    batch = Batch.of(rows, ["g"] * 4, keys=("max_length", "hard"), conditions=conditions)
+    assert reward_metrics(batch)["reward/_x6d_ax_length/condition_met"] == 2 / 3
+    unscored = Batch.of([[1, NAN]], ["g"], keys=("max_length", "hard"), conditions=conditions)
+    assert not any("condition_met" in name for name in reward_metrics(unscored))

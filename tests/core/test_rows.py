@@ -8,7 +8,7 @@ import torch
 
 from tests.facts import facts
 from verl_ext.core.groups import Groups
-from verl_ext.core.rows import Rows, broadcast, float_mask, row_sums, scores
+from verl_ext.core.rows import Rows, broadcast, float_mask, scores
 from verl_ext.errors import DataError
 
 NAN, INF = math.nan, math.inf
@@ -16,27 +16,6 @@ NAN, INF = math.nan, math.inf
 
 def none(count: int) -> np.ndarray:
     return np.zeros(count, dtype=bool)
-
-
-def test_padding_rows_are_no_trajectories():
-    rows = Rows.of_padding(np.array([False, True, False]))
-    assert rows.scored.tolist() == [0, 2]
-    assert rows.owner.tolist() == [0, -1, 1]
-    assert not rows.one_to_one
-    assert rows.gather(np.array([5.0, 6.0, 7.0])).tolist() == [5, 7]
-    assert rows.labels(["a", "pad", "b"]) == ["a", "b"]
-    assert rows.total(np.array([1.0, 9.0, 2.0])).tolist() == [1, 2]
-    assert rows.scatter(np.array([0.5, -0.5])).tolist() == [0.5, 0, -0.5]
-
-
-def test_the_last_output_of_a_session_speaks_for_the_others():
-    keys = ["u_0_1", "u_0_0", "u_1_0", "u_0_2", "x_y_0_0"]
-    rows = Rows.of_sessions(keys, none(5))
-    assert rows.scored.tolist() == [3, 2, 4]
-    assert rows.owner.tolist() == [0, 0, 1, 0, 2]
-    assert rows.outputs.tolist() == [3, 1, 1]
-    assert rows.total(np.array([1.0, 2.0, 4.0, 8.0, 16.0])).tolist() == [11, 4, 16]
-    assert rows.scatter(np.array([0.5, -0.5, 0.25])).tolist() == [0.5, 0.5, -0.5, 0.5, 0.25]
 
 
 @pytest.mark.parametrize(
@@ -61,17 +40,6 @@ def test_a_session_whose_output_has_no_number_is_named():
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 MASKS = [torch.int64, torch.int32, torch.uint8, torch.bool, *FLOATS]
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("kind", MASKS)
-def test_lengths_are_counted_in_the_mask(kind, dtype):
-    mask = float_mask(torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 1]]).to(kind), dtype)
-    assert row_sums(mask).tolist() == [2, 0, 2]
-    assert row_sums(mask).dtype == np.float64
-    assert row_sums(mask.t()).tolist() == [2, 1, 1]
-    assert row_sums(mask[:, :0]).tolist() == [0, 0, 0]
-    assert row_sums(mask[:0]).tolist() == []
 
 
 @pytest.mark.parametrize("junk", [NAN, INF, -INF])

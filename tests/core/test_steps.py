@@ -28,16 +28,6 @@ from verl_ext.core.totals import Balance, WeighByDifficulty, WeighByFocal, White
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError
 
-NAN = math.nan
-
-
-def test_by_turn_the_std_of_the_batch_counts_each_response_once():
-    """The values 4 and 4 of one response, 0 of another: mean 2, std 2 sqrt(2), as without turns."""
-    turns = Turns.of_counts([2, 1])
-    batch = Batch.of([[4.0], [4.0], [0.0]], ["p"] * 3, turns=turns)
-    found = DivideByBatchStd().update(batch.returns, batch, None).values[:, 0]
-    assert found == pytest.approx([math.sqrt(2), math.sqrt(2), 0], rel=1e-6)
-
 
 @pytest.mark.parametrize("epsilon", [1e-6, 5e-324, 0.0])
 @pytest.mark.parametrize("kind", [ScaleByStd, ScaleByMad, Whiten])
@@ -54,11 +44,6 @@ def test_defaults_are_those_of_the_specification():
     assert (DivideByMean().epsilon, DivideByBatchStd().epsilon, WeighByFocal().gamma) == (1e-6, 1e-6, 1.0)
     assert (DropConflicts().tau, Centre().leave_one_out) == (0.2, False)
     assert Centre.centres
-
-
-def test_the_kl_part_is_added_to_the_sum():
-    batch = Batch.of([[1, 10], [NAN, NAN]], ["g"] * 2, keys=("a", "b"), kl_reward=np.array([-0.25, -0.5]))
-    np.testing.assert_array_equal(WeighAndSum((2.0, 1.0)).apply(batch.rewards, batch), [[11.75], [NAN]])
 
 
 def test_the_kl_part_may_be_left_out_of_groups_that_do_not_vary():
@@ -99,3 +84,11 @@ def test_each_is_the_plain_loop(rollout, number):
     for step, wanted in pairs:
         found = step.update(batch.rewards[:, : len(wanted)], batch, None).values
         np.testing.assert_allclose(found, np.transpose(wanted), rtol=1e-9, atol=1e-9)
+
+
+def test_by_turn_the_std_of_the_batch_counts_each_response_once():
+    """The values 4 and 4 of one response, 0 of another: mean 2, std 2 sqrt(2), as without turns."""
+    turns = Turns.of_counts([2, 1])
+    batch = Batch.of([[4.0], [4.0], [0.0]], ["p"] * 3, turns=turns)
+    found = DivideByBatchStd().update(batch.returns, batch, None).values[:, 0]
+    assert found == pytest.approx([math.sqrt(2), math.sqrt(2), 0], rel=1e-6)

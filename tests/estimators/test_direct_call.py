@@ -48,14 +48,6 @@ def test_a_call_while_no_trainer_computes_is_refused_and_says_how_code_of_ones_o
 
 @EVERY
 @pytest.mark.filterwarnings("error")
-def test_an_empty_batch_gives_an_empty_result(name):
-    found = call_on_tensors(name, torch.zeros(0, 5), torch.zeros(0, 5), [], config=config_for(name), components={})
-    assert found.tensor.shape == (0, 5)
-    assert found.state is None
-
-
-@EVERY
-@pytest.mark.filterwarnings("error")
 def test_a_batch_of_padding_only_gives_zeros_and_does_not_tick(name):
     found = call(name, X, [f"pad{i}" for i in range(4)], [0] * 4, config=config_for(name), components=fields())
     assert found.tensor.tolist() == [[0]] * 4

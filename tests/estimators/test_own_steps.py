@@ -208,14 +208,6 @@ def test_what_rounding_leaves_after_a_step_that_centres_is_exactly_0(own):
         assert (composed(*steps)(batch).advantages != 0).tolist() == [False, False, True, True]
 
 
-@pytest.mark.parametrize("count", [2, 5, 9])
-@pytest.mark.parametrize("weight", [2.0, -2.0])
-def test_a_list_that_drops_responses_is_not_refused_for_its_weights(count, weight):
-    rewards = {"keys": [*"abcdefghi"[:count]], "weights": [weight, *[1.0] * (count - 1)]}
-    for last in ([], ["whiten"]):
-        assert trial("centre", "scale_by_std", "drop_conflicts", "weigh_and_sum", *last, rewards=rewards) is None
-
-
 def test_a_state_that_cannot_be_saved_is_refused_at_the_first_batch(own):
     steps = [*SUMMED, "own_steps:ByLength"]
     assert trial(*steps) is None

@@ -10,7 +10,6 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tests.integration import updates
-from tests.integration.configs import compose
 from verl_ext.errors import IntegrationError
 from verl_ext.integration.update import pack, split
 
@@ -168,20 +167,3 @@ def test_a_model_that_needs_more_than_a_plan_is_refused(needs):
     plan = packed(2).plan
     with pytest.raises(IntegrationError, match="share_prompts=False"):
         pack.attend(None, *inputs(plan), None, **{"plan": plan, **needs})
-
-
-def test_the_rows_of_verl_on_a_gpu_in_these_tests_are_those_of_each_row_alone(monkeypatch):
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", variable_lengths)
-    sizes, generator = [5, 1, 9], torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, heads, 15, 8, generator=generator) for heads in (4, 2, 2))
-    positions = torch.cat([torch.arange(size) for size in sizes])[None]
-    found, _ = updates.rows_in_turn(None, query, key, value, None, position_ids=positions, scaling=0.3)
-    alone = zip(*(x.split(sizes, dim=2) for x in (query, key, value)), strict=True)
-    rows = [scaled_dot_product_attention(*row, is_causal=True, scale=0.3, enable_gqa=True) for row in alone]
-    torch.testing.assert_close(found, torch.cat(rows, dim=2).transpose(1, 2))
-
-
-def test_the_settings_of_an_actor_on_a_gpu_compose():
-    config = compose(*updates.ON_GPU, "actor_rollout_ref.model.path=a/model")
-    assert config.actor_rollout_ref.model.use_remove_padding
-    assert config.actor_rollout_ref.model.override_config.attn_implementation == updates.ROWS_IN_TURN

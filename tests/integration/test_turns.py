@@ -178,12 +178,6 @@ def test_a_rejected_response_keeps_its_turns_or_leaves(rejected):
     assert run.metrics["advantage/turns"] == (7 / 4 if rejected == "keep" else 4 / 3)
 
 
-@pytest.mark.parametrize("lists", [TOOL, texts(TOOL)])
-def test_the_agent_loop_may_write_lists_or_text(lists):
-    found = advantages("drgrpo", MASKS, {"tool": lists, "right": RIGHT}, returned=("right",))
-    assert torch.equal(found, advantages("drgrpo", MASKS, {"tool": texts(TOOL), "right": RIGHT}))
-
-
 @pytest.mark.parametrize("lists", [[[1.0], [1.0], [0.0, 1.0], []], [[], [], [], []]])
 def test_a_missing_entry_at_the_end_is_0_and_counted_and_a_batch_without_any_is_warned_of_once(lists, caplog):
     full = [[*entries, *[0.0] * (len(turns) - len(entries))] for entries, turns in zip(lists, TOOL, strict=True)]

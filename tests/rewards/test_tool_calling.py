@@ -52,22 +52,6 @@ def test_edge_case(truth, answer, form, correctness):
     assert compute_score("rlla", answer, truth) == expected
 
 
-# f(a=1, b=9), f(a=1, b=2) against f(a=1, b=2), f(a=1, c=3): the first true call prefers the first predicted one.
-CROSSED = calls(call("f", a=1, b=9), call("f", a=1, b=2)), calls(call("f", a=1, b=2), call("f", a=1, c=3))
-
-
-def test_greedy_and_optimal_matching_differ_where_true_calls_compete():
-    assert correctness(*CROSSED) == pytest.approx(6 * (1 + 2 + 4 / 3) / 7 - 3)  # 0.714
-    assert correctness(*CROSSED, matching="optimal") == pytest.approx(6 * (1 + 4 / 3 + 3) / 7 - 3)  # 1.571
-
-
-def test_of_equally_good_predicted_calls_greedy_takes_the_first():
-    answer = calls(call("f", b=2), call("f", b=3))
-    # Both predicted calls are worth 1 + 0 to f(b=1), which takes f(b=2). That leaves f(b=3) 1 + 1, but f(b=2) 1 + 0.
-    assert correctness(calls(call("f", b=1), call("f", b=3)), answer) == pytest.approx(6 * (1 + 1 + 2) / 5 - 3)
-    assert correctness(calls(call("f", b=1), call("f", b=2)), answer) == pytest.approx(6 * (1 + 1 + 1) / 5 - 3)
-
-
 def test_a_call_inside_the_think_section_is_correct_but_not_in_the_format():
     score = compute_score("rlla", calls("nothing", think=f"<tool_call>\n{F}\n</tool_call>"), ONE)
     assert score == {"format": 0, "correctness": 3, "score": 3}

@@ -104,12 +104,6 @@ def test_a_learning_rate_keeps_its_figures(tmp_path, report):
     assert rows(report(path, "--metrics", "actor/lr"))[0] == "actor/lr run 1 1-2 1e-06 2e-06 2e-06 1.5e-06"
 
 
-def test_values_that_are_infinite_are_said_with_the_first_step(tmp_path, report):
-    values = [1.0, 2.0, float("inf"), -float("inf")]
-    path = made.log(tmp_path / "run.jsonl", *((step, {X: value}) for step, value in enumerate(values, 1)))
-    assert a_line_says(report(path), X, "infinite", "2 steps", "3")
-
-
 def test_a_folder_of_runs_is_told_with_the_runs_in_it(runs, report):
     assert says(report(runs, status=1), f"{runs}/gdpo-1", f"{runs}/grpo-1", f"{runs}/grpo-2")
 

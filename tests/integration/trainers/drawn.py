@@ -207,3 +207,16 @@ def config_for(name: str, algorithm: dict[str, Any]) -> Any:
     with open_dict(config):
         config.algorithm = OmegaConf.merge(section, algorithm, {"adv_estimator": name})
     return config
+
+
+def check(runs: Any, case: str, run: list[Drawn], *, hooked: bool = False, **how: Any) -> None:
+    """Compare a trainer with the core over the batches of a run; `hooked`: a hook masks the first prompt."""
+    name, algorithm = CASES[case]
+    trainer, state = runs.made(config_for(name, algorithm)), None
+    for drawn in run:
+        found, metrics = runs.step(trainer, drawn, hooked=hooked, **how)
+        seen = masked(drawn) if hooked else drawn
+        wanted = by_core(name, algorithm, seen, state)
+        state = state if wanted[1] is None else wanted[1].state
+        assert_same(name, seen, found, metrics, wanted)
+        assert trainer._verl_ext.state == state

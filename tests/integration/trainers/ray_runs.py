@@ -13,6 +13,7 @@ from verl.trainer.ppo import ray_trainer
 
 from tests.integration.configs import compose
 from tests.integration.hadw_runs import HADW
+from tests.integration.trainers.drawn import WIDTH, Drawn, mask_first_prompt
 from verl_ext.integration import hooks
 from verl_ext.integration.ray_trainer import RayTrainer
 
@@ -32,23 +33,23 @@ def batch() -> DataProto:
     return data_of(UIDS, LENGTHS, np.add(ACCURACY, FORMAT), fields)
 
 
-def data_of(uids: Any, lengths: Any, scores: Any, fields: dict[str, Any]) -> DataProto:
-    """A batch of responses of up to five tokens, the score on the last one, as verl's trainers pass it."""
+def data_of(
+    uids: Any, lengths: Any, scores: Any, fields: dict[str, Any], width: int = 5, **more: torch.Tensor
+) -> DataProto:
+    """A batch of responses of up to `width` tokens, the score on the last one, as verl's trainers pass it."""
     size = len(lengths)
-    mask = (torch.arange(5) < torch.as_tensor(lengths)[:, None]).long()
-    token_level = torch.zeros(size, 5)
+    mask = (torch.arange(width) < torch.as_tensor(lengths)[:, None]).long()
+    token_level = torch.zeros(size, width)
     token_level[torch.arange(size), torch.as_tensor(lengths) - 1] = torch.as_tensor(scores).float()
-    return DataProto.from_dict(
-        tensors={
-            "response_mask": mask,
-            "token_level_scores": token_level,
-            "token_level_rewards": token_level.clone(),
-            "prompts": torch.ones(size, 2, dtype=torch.long),
-            "responses": torch.ones(size, 5, dtype=torch.long),
-            "attention_mask": torch.cat([torch.ones(size, 2, dtype=torch.long), mask], dim=1),
-        },
-        non_tensors={"uid": np.array(uids, dtype=object), **fields},
-    )
+    tensors = {
+        "response_mask": mask,
+        "token_level_scores": token_level,
+        "token_level_rewards": token_level.clone(),
+        "prompts": torch.ones(size, 2, dtype=torch.long),
+        "responses": torch.ones(size, width, dtype=torch.long),
+        "attention_mask": torch.cat([torch.ones(size, 2, dtype=torch.long), mask], dim=1),
+    }
+    return DataProto.from_dict(tensors=tensors | more, non_tensors={"uid": np.array(uids, dtype=object), **fields})
 
 
 def per_row(data: DataProto) -> list[float]:
@@ -95,6 +96,31 @@ class OwnFit(Base):
 def own_fit(*overrides: str, steps: int = 1) -> tuple[OwnFit, list[tuple[DataProto, dict[str, Any]]]]:
     trainer = OwnFit(compose(*overrides))
     return trainer, trainer.fit(steps)
+
+
+SESSIONS = False
+"""Each row that is no padding is a trajectory."""
+made = OwnFit
+
+
+def step(trainer: OwnFit, drawn: Drawn, *, hooked: bool) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The advantages and the metrics of a drawn batch."""
+    kl = torch.from_numpy(drawn.kl).float()[:, None] * drawn.mask * bool(trainer.config.algorithm.use_kl_in_reward)
+    data = data_of(
+        drawn.uids,
+        drawn.length,
+        drawn.score,
+        {
+            name: np.array(values, dtype=object)
+            for name, values in (drawn.columns | {"data_source": drawn.source}).items()
+        },
+        width=WIDTH,
+        response_mask=drawn.mask.clone(),
+        token_level_rewards=drawn.ends(drawn.score) - kl,
+        token_level_scores_process=drawn.process_field,
+    )
+    [(data, metrics)] = trainer.fit(data=mask_first_prompt(data) if hooked else data)
+    return data.batch["advantages"], metrics
 
 
 def stub(folder: Path, *overrides: str) -> Any:

@@ -112,21 +112,6 @@ def test_a_damaged_file_is_named(content: bytes, folder: Path) -> None:
         checkpoint.load(run(folder.parent))
 
 
-@pytest.mark.parametrize("replace", [Path.mkdir, lambda path: path.symlink_to(path)], ids=["folder", "loop of links"])
-def test_what_is_no_file_is_named(replace: Any, folder: Path) -> None:
-    path = folder / checkpoint.FILE
-    replace(path)
-    with pytest.raises(CheckpointError, match=facts(path, "cannot be read", "delete the file")):
-        checkpoint.load(run(folder.parent))
-
-
-def test_a_tracker_that_is_a_folder_is_named(folder: Path) -> None:
-    path = folder.parent / checkpoint.TRACKER
-    path.mkdir()
-    with pytest.raises(CheckpointError, match=facts(path, "cannot be read", "step to resume from")):
-        checkpoint.check_tracker(run(folder.parent))
-
-
 @pytest.mark.parametrize("name", ["hadw", "dgpo"])
 def test_a_run_without_a_state_takes_away_that_of_the_checkpoint_it_writes_over(name: str, folder: Path) -> None:
     """Or the run whose state it was would resume from the other's weights with its own history."""

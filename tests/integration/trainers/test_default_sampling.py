@@ -164,22 +164,6 @@ def test_groups_are_judged_once_and_counted(asked):
     }
 
 
-@pytest.mark.parametrize(
-    ("rewards", "dropped", "hard", "easy"),
-    [
-        ({"accuracy_key": "y", "accuracy_between": [0.05, 0.95]}, {"q"}, 0, 1),
-        ({"accuracy_key": "y", "accuracy_between": [0.5, 1.0]}, set(), 0, 0),  # the bounds are within
-        ({"accuracy_key": "y", "accuracy_between": [0.6, 1.0]}, {"p"}, 1, 0),
-    ],
-)
-def test_groups_are_kept_by_their_accuracy(asked, rewards, dropped, hard, easy):
-    """`r`, a group of one, is kept."""
-    buffer, run = installed(GROUPS, "accuracy_between", **rewards)
-    assert buffer._dapo_filtered_keys("train")[0] == dropped
-    assert run.metrics["filter_groups/too_hard_total"] == hard
-    assert run.metrics["filter_groups/too_easy_total"] == easy
-
-
 def test_what_was_dropped_is_forgotten_and_a_new_group_is_judged(asked):
     buffer, _ = installed({"q": GROUPS["q"]})
     assert buffer._dapo_filtered_keys("train")[0] == {"q"}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.integration.pipeline import Pipeline, answers_to
+from tests.integration.trainers import default_runs
 from tests.integration.trainers.default_runs import ACC, HADW
+from tests.integration.trainers.drawn import CASES, Drawn, batches, check
 
 
 def test_a_reward_and_a_step_read_what_the_agent_loop_wrote(pipeline: Pipeline) -> None:
@@ -21,3 +25,9 @@ def test_an_asynchronous_step_of_two_updates_is_two_ticks(pipeline: Pipeline) ->
     result = pipeline.run("history", *HADW, ACC, "+trainer.v1.sync={parameter_sync_step: 2}", prompts=4)
     assert len(result.updates) == 2
     assert result.trainer._verl_ext.state["weigh_by_history"]["ticks"] == 2
+
+
+@settings(max_examples=3)
+@given(case=st.sampled_from(sorted(CASES)), run=st.lists(batches(sessions=True), min_size=2, max_size=2))
+def test_over_verls_queue_it_gives_what_the_core_gives(pipeline: Pipeline, case: str, run: list[Drawn]) -> None:
+    check(default_runs, case, run, empty=pipeline.empty)

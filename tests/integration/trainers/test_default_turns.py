@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-from unittest import mock
-
 import pytest
-import torch
-from verl.trainer.ppo.v1 import trainer_base
 
 from tests import reference
 from tests.integration.pipeline import Pipeline, Update
@@ -51,26 +46,6 @@ def test_each_output_of_a_session_is_a_turn_with_its_advantage(pipeline: Pipelin
     assert len({abs(value) for value in found.values()}) > 2
     assert result.metrics[1]["advantage/turns"] == pytest.approx(len(expected) / 12)
     assert f"reward/{key}/by_turn/1/mean" in result.metrics[1]
-
-
-def test_turns_are_those_before_a_hook_masks_a_group(pipeline: Pipeline) -> None:
-    """Also where responses with several turns are masked."""
-    original, masked = trainer_base.compute_advantage_for_multi_trajectories, set()
-
-    def hooked(data: Any, **more: Any) -> Any:
-        uids = data.non_tensor_batch["uid"]
-        masked.add(uids[0])
-        data.batch["response_mask"][torch.from_numpy(uids == uids[0])] = 0
-        return original(data, **more)
-
-    with mock.patch.object(trainer_base, "compute_advantage_for_multi_trajectories", hooked):
-        result = pipeline.run("several", *DRGRPO, BY_TURN % ("steps", "steps"))
-    (update,) = result.updates
-    (uid,) = masked
-    for key, advantage in wanted(update, CASES["steps"]).items():
-        expected = 0.0 if key.startswith(f"{uid}_") else advantage
-        assert update.advantage(update.keys.index(key)) == pytest.approx(expected, abs=1e-6)
-    assert result.metrics[1]["advantage/rejected_responses"] == 4
 
 
 def test_turns_are_those_before_rollout_correction_rejects_a_token(pipeline: Pipeline) -> None:

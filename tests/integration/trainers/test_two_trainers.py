@@ -128,13 +128,6 @@ def test_trainers_that_cannot_be_told_apart_raise_where_it_matters(cls: type[Any
     assert first.fit()[0][1]["hadw/tick"] == 3  # alone again
 
 
-def test_one_that_passes_no_configuration_is_not_taken_for_another() -> None:
-    first, second = Omits(compose(*GDPO)), Omits(compose(*GDPO, "+algorithm.gdpo.whiten=none"))
-    for trainer in (first, second):
-        with pytest.raises(IntegrationError, match=facts("2 trainers")):
-            trainer.fit()
-
-
 @pytest.mark.parametrize("overrides", [HADW, (*GDPO, "+algorithm.verl_ext.dump_dir={folder}")], ids=["history", "dump"])
 def test_two_that_share_a_configuration_are_refused_where_it_matters(overrides: tuple[str, ...], tmp_path: Any) -> None:
     config = compose(*(text.format(folder=tmp_path) for text in overrides))
