@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from verl_ext.integration.run import CURRENT, TRAINERS
-
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out the tests of verl's default trainer where verl, or this installation, does not have it."""
@@ -29,14 +27,6 @@ def has_default_trainer() -> bool:
     except ImportError:
         return False
     return True
-
-
-@pytest.fixture(autouse=True)
-def _no_trainer_before() -> Iterator[None]:
-    """The trainers of another test are no others of this process."""
-    yield
-    CURRENT.set(None)
-    TRAINERS.clear()
 
 
 @pytest.fixture

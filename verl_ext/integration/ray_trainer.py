@@ -6,16 +6,16 @@ The metrics of a step are a local variable of `fit`, which calls `compute_data_m
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
-from weakref import ref
 
 import torch
 
 from verl_ext.integration import components, hooks
 from verl_ext.integration.advantage import log_and_dump
-from verl_ext.integration.run import CURRENT, TRAINERS, computed, computing, passing
+from verl_ext.integration.run import CURRENT, Run
 from verl_ext.integration.trainer import WithEstimators
 from verl_ext.integration.update import mark
 
@@ -32,16 +32,6 @@ def install(ray_trainer: ModuleType) -> None:
 class RayTrainer(WithEstimators):
     """`RayPPOTrainer` with this package's part."""
 
-    def __new__(cls, *_args: Any, **_kwargs: Any) -> Any:
-        """Count a trainer whose `__init__` calls no other as well: it is none of the others."""
-        trainer = super().__new__(cls)
-        TRAINERS[id(trainer)] = trainer
-        return trainer
-
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
-        CURRENT.set(self._verl_ext)
-
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Put the rows of a prompt together."""
         verl: Any = super()
@@ -53,16 +43,24 @@ class RayTrainer(WithEstimators):
             batch.reorder(torch.tensor(mark.in_order(self, rows, metrics)))
 
 
+def of_caller() -> Run | None:
+    """Return the run of the trainer whose method calls: verl's functions get no trainer, so the stack names it."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        trainer = frame.f_locals.get("self")
+        if isinstance(trainer, RayTrainer):
+            return trainer._verl_ext
+        frame = frame.f_back
+    return None
+
+
 def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
-    """`compute_advantage(data, ..., config=algorithm)`: compute with the rewards of the batch, for the trainer's run.
+    """`compute_advantage(data, ...)`: compute with the rewards of the batch, for the run of the trainer that calls.
 
     The default trainer calls it, too; there the run reads the rewards from TransferQueue.
     """
-    if computing():
-        return original(data, *args, **kwargs)
-    run = passing(kwargs.get("config"))
-    CURRENT.set(run)
-    if run is None or "uid" not in data.non_tensor_batch:
+    run = of_caller()
+    if CURRENT.get() is not None or run is None or "uid" not in data.non_tensor_batch:
         return original(data, *args, **kwargs)
     fields, mask = data.non_tensor_batch, data.batch["response_mask"]
     returned = data.meta_info.get("reward_extra_keys", ())
@@ -76,13 +74,12 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
     if run.chain is None:
         # `use_pf_ppo` returns a new batch of rows drawn from this one.
         log_and_dump(run, rewards, None if result is not data else lambda: data.batch)
-    run.batch = ref(result)
     return result
 
 
 def wrap_compute_data_metrics(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
     """`compute_data_metrics(batch, ...)`: add our metrics, since those of the step are local to `fit`."""
-    metrics, run = original(batch, *args, **kwargs), computed(batch)
+    metrics, run = original(batch, *args, **kwargs), of_caller()
     if run is not None:
         run.add_metrics(metrics)
     return metrics

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 from verl_ext.core.chain import Chain, State
 from verl_ext.core.metrics import Metrics
@@ -46,8 +44,6 @@ class Run:
     """Whether the estimator computed advantages since the trainer was last asked."""
     rewards: Components | None = None
     """The rewards of the batch that is being computed."""
-    batch: Callable[[], Any] = lambda: None
-    """A weak reference to the batch of a `RayPPOTrainer` that was computed last."""
     metrics: Metrics = field(default_factory=dict)
     """Metrics of the last batch, until the trainer logs them."""
     ranks_checked: bool = False
@@ -73,12 +69,6 @@ class Run:
             longest=self.trainer.config.data.max_response_length if by_turn and self.trainer is not None else 0,
             everything=self.log == "all",
         )
-
-    def computes_as(self, other: Run) -> bool:
-        """Whether it does not matter which of two runs computes a batch."""
-        alone = (self.chain is not None and self.chain.stateful) or self.settings.verl_ext.dump_dir is not None
-        mine, theirs = ((run.name, run.settings, run.chain, run.needs) for run in (self, other))
-        return not alone and mine == theirs
 
     @property
     def step(self) -> int:
@@ -124,45 +114,4 @@ class Run:
 
 
 CURRENT: ContextVar[Run | None] = ContextVar("verl_ext_run", default=None)
-"""The run whose batch is computed, or was computed last; that of a `RayPPOTrainer` from its start on."""
-TRAINERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""Every `RayPPOTrainer` of this process, the newest last: verl's functions get no trainer."""
-
-
-def computing() -> bool:
-    """Whether a batch is being computed in this context."""
-    run = CURRENT.get()
-    return run is not None and run.rewards is not None
-
-
-def passing(algorithm: Any) -> Run | None:
-    """Return the run whose trainer passes this section `algorithm` to verl's functions; None if no run's does.
-
-    It is the trainer's own section, or else one with the same entries; if a trainer passes None, any run's.
-    """
-    for _ in range(2):
-        sections = [(trainer._verl_ext, _section(trainer)) for trainer in TRAINERS.values()]
-        found = [run for run, own in sections if own is algorithm is not None]
-        found = found or [run for run, own in sections if algorithm is None or own == algorithm]
-        first, *others = found or [None]
-        if all(run is first or (run and first and run.computes_as(first)) for run in others):
-            return found[-1] if found else None
-        count = len(found)
-        del sections, found, first, others
-        CURRENT.set(None)
-        gc.collect()  # trainers that nobody uses any more
-    raise IntegrationError(
-        f"{count} trainers of this process cannot be told apart: give each its own configuration, "
-        "copy.deepcopy(config), and pass config=self.config.algorithm to compute_advantage"
-    )
-
-
-def _section(trainer: Any) -> Any:
-    """Return the section `algorithm` of a trainer, which may be of no use for this package."""
-    return getattr(getattr(trainer, "config", None), "algorithm", None)
-
-
-def computed(batch: Any) -> Run | None:
-    """Return the run that computed a batch; if the batch is not known, the run that computed last."""
-    runs = (trainer._verl_ext for trainer in TRAINERS.values())
-    return next((run for run in runs if run is not None and run.batch() is batch), CURRENT.get())
+"""The run whose batch is being computed."""

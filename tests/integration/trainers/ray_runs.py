@@ -89,8 +89,11 @@ class OwnFit(Base):
         done = []
         for _ in range(steps):
             computed = self.advantages() if data is None else self.advantages(data)
-            done.append((computed, ray_trainer.compute_data_metrics(computed, use_critic=False)))
+            done.append((computed, self.logged(computed)))
         return done
+
+    def logged(self, data: DataProto) -> dict[str, Any]:
+        return ray_trainer.compute_data_metrics(data, use_critic=False)
 
 
 def own_fit(*overrides: str, steps: int = 1) -> tuple[OwnFit, list[tuple[DataProto, dict[str, Any]]]]:

@@ -22,7 +22,7 @@ class Bare(Light):
     """Over verl's own class, as a module has it that imported it by name before the plugin was loaded."""
 
     fit = OwnFit.fit
-    advantages = OwnFit.advantages
+    advantages, logged = OwnFit.advantages, OwnFit.logged
 
 
 class OwnInit(OwnFit):

@@ -94,15 +94,16 @@ def test_rejected_responses_that_are_left_out_are_in_no_curve() -> None:
 
 def test_rows_that_verl_draws_anew_are_not_dumped(tmp_path: Path) -> None:
     """As `use_pf_ppo` does: the rewards are those of the rows before."""
-    trainer = OwnFit(compose("algorithm.adv_estimator=grpo", KEYS, f"+algorithm.verl_ext.dump_dir={tmp_path}"))
+
+    class Draws(OwnFit):
+        def draw(self, rows: list[int] | None) -> None:
+            data = batch()
+            data.batch["advantages"] = data.batch["token_level_rewards"]
+            ours.wrap_compute_advantage(lambda data: data if rows is None else data.select_idxs(rows), data)
+
+    trainer = Draws(compose("algorithm.adv_estimator=grpo", KEYS, f"+algorithm.verl_ext.dump_dir={tmp_path}"))
     for rows, files in (([7, 6, 5, 4, 3, 2, 1, 0], 0), (None, 1)):
-        data = batch()
-        data.batch["advantages"] = data.batch["token_level_rewards"]
-
-        def compute(data: DataProto, config: Any, rows: list[int] | None = rows) -> DataProto:
-            return data if rows is None else data.select_idxs(rows)
-
-        ours.wrap_compute_advantage(compute, data, config=trainer.config.algorithm)
+        trainer.draw(rows)
         assert len(list(tmp_path.glob("from-0-0/*.parquet"))) == files
 
 

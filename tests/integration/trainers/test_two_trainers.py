@@ -1,4 +1,4 @@
-"""Several `RayPPOTrainer`s in one process: the configuration that verl's function gets says whose batch it is."""
+"""Several `RayPPOTrainer`s in one process: the trainer that calls verl's function says whose batch it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 from verl.trainer.ppo import ray_trainer
 
-from tests.facts import facts
 from tests.integration.configs import compose
 from tests.integration.hadw_runs import HADW
 from tests.integration.trainers.ray_runs import KEYS, VERLS, Light, OwnFit, batch, own_fit, per_row
@@ -93,7 +92,7 @@ def test_one_that_was_not_checked_is_not_taken_for_another_with_the_same_entries
 def test_each_logs_the_metrics_of_its_own_batch() -> None:
     trainers = [OwnFit(compose(*HADW)), OwnFit(compose(*GDPO)), OwnFit(compose(*GRPO))]
     computed = [trainer.advantages() for trainer in trainers]
-    logged = [ray_trainer.compute_data_metrics(data, use_critic=False) for data in computed]
+    logged = [trainer.logged(data) for trainer, data in zip(trainers, computed, strict=True)]
     assert [{"hadw/tick", "reward/format/mean"} & metrics.keys() for metrics in logged] == [
         {"hadw/tick"},
         {"reward/format/mean"},
@@ -101,7 +100,7 @@ def test_each_logs_the_metrics_of_its_own_batch() -> None:
     ]
 
 
-def test_a_trainer_of_verl_that_imported_the_function_by_name_is_told_by_its_configuration() -> None:
+def test_a_trainer_of_verl_that_imported_the_function_by_name_is_told_by_its_call() -> None:
     trainers = [ByName(compose(*HADW)) for _ in range(2)]
     ticks = [trainer.fit()[0][1]["hadw/tick"] for trainer in (*trainers, trainers[0])]
     assert ticks == [1, 1, 2]
@@ -114,32 +113,10 @@ def test_a_trainer_may_work_in_another_thread_than_it_was_made_in() -> None:
     assert [metrics["hadw/tick"] for _, metrics in steps] == [1, 2]
 
 
-@pytest.mark.parametrize("cls", [Copies, Omits])
-def test_trainers_that_cannot_be_told_apart_raise_where_it_matters(cls: type[Any]) -> None:
-    told = facts("2 trainers", "copy.deepcopy(config)", "config=self.config.algorithm")
-    first = cls(compose(*HADW))
-    assert [metrics["hadw/tick"] for _, metrics in first.fit(2)] == [1, 2]  # alone
-    second = cls(compose(*HADW))
-    for trainer in (first, second):
-        with pytest.raises(IntegrationError, match=told):
-            trainer.fit()
-    assert first._verl_ext.state["weigh_by_history"]["ticks"] == 2
-    del second, trainer
-    assert first.fit()[0][1]["hadw/tick"] == 3  # alone again
-
-
-@pytest.mark.parametrize("overrides", [HADW, (*GDPO, "+algorithm.verl_ext.dump_dir={folder}")], ids=["history", "dump"])
-def test_two_that_share_a_configuration_are_refused_where_it_matters(overrides: tuple[str, ...], tmp_path: Any) -> None:
-    config = compose(*(text.format(folder=tmp_path) for text in overrides))
-    first, second = OwnFit(config), OwnFit(config)
-    for trainer in (first, second):
-        with pytest.raises(IntegrationError, match=facts("2 trainers", "copy.deepcopy(config)")):
-            trainer.fit()
-    del first, trainer
-    second.fit()
-
-
-def test_without_a_history_trainers_may_share_a_configuration() -> None:
-    config = compose(*GDPO)
-    first, second = OwnFit(config), OwnFit(config)
-    assert per_row(first.fit()[0][0]) == per_row(second.fit()[0][0])
+@pytest.mark.parametrize("cls", [OwnFit, Copies, Omits])
+def test_two_that_share_a_configuration_have_histories_and_dumps_of_their_own(cls: type[Any], tmp_path: Any) -> None:
+    config = compose(*HADW, f"+algorithm.verl_ext.dump_dir={tmp_path}")
+    first, second = cls(config), cls(config)
+    ticks = [trainer.fit()[0][1]["hadw/tick"] for trainer in (first, second, first)]
+    assert ticks == [1, 1, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["from-0-0", "from-0-1"]
