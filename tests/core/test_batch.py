@@ -95,3 +95,7 @@ def test_a_column_outside_its_range_is_refused_with_the_value(name, values, foun
     Batch.of([[1.0], [0.0]], ["a", "a"], **{name: [0, high]})
     with pytest.raises(DataError, match=facts(name, f"[0, {high:g}]", f"found {found}")):
         Batch.of([[1.0], [0.0]], ["a", "a"], **{name: values}).lengths  # noqa: B018
+
+
+def test_a_response_is_one_output_if_nothing_else_is_said():
+    assert Batch.of([[1.0]] * 2, ["a", "a"]).outputs.tolist() == [1, 1]

@@ -140,3 +140,29 @@ def test_a_damaged_state_is_refused(wrong):
     step = WeighByHistory(state["anchor"])
     with pytest.raises(CheckpointError, match="damaged"):
         step.check_state(state)
+
+
+def test_the_soft_anchor_moves_by_eta_times_sigma():
+    """eta 0.5, eta_min 0, y = 0, 1, 1, 1.
+
+    C0 = 0. One posterior: sigma = 1, eta_1 = 0.5, C1 = 0.5. Posteriors 0, 0.5: population std 0.25, eta_2 = 0.125,
+    C2 = 0.875 * 0.5 + 0.125 = 0.5625. Posteriors 0, 0.5, 0.5625: mean 0.354167, std 0.251729, eta_3 = 0.125865,
+    C3 = 0.5625 + 0.125865 * 0.4375 = 0.617566.
+    """
+    updates = follow(WeighByHistory(eta=0.5, eta_min=0.0), [0.0, 1.0, 1.0, 1.0])
+    assert [u.state["value"] for u in updates] == pytest.approx([0, 0.5, 0.5625, 0.617566], abs=1e-6)
+    assert [u.metrics["eta_t"] for u in updates] == pytest.approx([1, 0.5, 0.125, 0.125865], abs=1e-6)
+    assert [u.metrics["capability_prior"] for u in updates] == pytest.approx([0, 0, 0.5, 0.5625], abs=1e-6)
+    assert [u.metrics["capability_posterior"] for u in updates] == pytest.approx([0, 0.5, 0.5625, 0.617566], abs=1e-6)
+    assert [u.metrics["batch_accuracy"] for u in updates] == [0, 1, 1, 1]
+    assert [u.metrics["tick"] for u in updates] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("anchor", ["soft", "window", "fixed"])
+def test_a_batch_without_accuracy_changes_nothing(anchor):
+    step = WeighByHistory(anchor)
+    state = {"anchor": anchor, "value": 0.5, "window": [] if anchor == "fixed" else [0.5], "ticks": 1}
+    update = step.update(np.ones((2, 1)), batch(math.nan), state)
+    assert update.state == state
+    assert update.values.tolist() == [[1], [1]]
+    assert not update.metrics

@@ -86,9 +86,9 @@ def test_each_is_the_plain_loop(rollout, number):
         np.testing.assert_allclose(found, np.transpose(wanted), rtol=1e-9, atol=1e-9)
 
 
-def test_by_turn_the_std_of_the_batch_counts_each_response_once():
-    """The values 4 and 4 of one response, 0 of another: mean 2, std 2 sqrt(2), as without turns."""
-    turns = Turns.of_counts([2, 1])
-    batch = Batch.of([[4.0], [4.0], [0.0]], ["p"] * 3, turns=turns)
-    found = DivideByBatchStd().update(batch.returns, batch, None).values[:, 0]
-    assert found == pytest.approx([math.sqrt(2), math.sqrt(2), 0], rel=1e-6)
+@pytest.mark.parametrize("first", [4.0, math.nan])
+def test_by_turn_the_std_of_the_batch_counts_each_response_once(first):
+    """The values 4 and 4 of one response, or 4 alone, 0 of another: mean 2, std 2 sqrt(2), as without turns."""
+    batch = Batch.of([[first], [4.0], [0.0]], ["p"] * 3, turns=Turns.of_counts([2, 1]))
+    found = DivideByBatchStd().update(batch.returns, batch, None).values[1:, 0]
+    assert found == pytest.approx([math.sqrt(2), 0], rel=1e-6)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from verl_ext.core.chain import Step
+from verl_ext import Step, Update, limited
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Clip(Step):
     """`x` between -limit and limit."""
 
     name: ClassVar[str] = "clip"
-    limit: float = 1.0
+    limit: float = limited(1.0, above=0.0)
 
     def apply(self, values, batch):
         return np.clip(values, -self.limit, self.limit)
@@ -56,3 +56,68 @@ class Broken(Step):
 
     def apply(self, values, batch):
         return {}["hard"]
+
+
+class Slower(Step):
+    """Divides by the number of batches so far."""
+
+    name = "slower"
+
+    def init(self):
+        return {"batches": 0}
+
+    def update(self, values, batch, state):
+        seen = state["batches"] + 1
+        return Update(values / seen, state={"batches": seen}, metrics={"batches": seen})
+
+
+class Pair(Slower):
+    name = "pair"
+
+    def update(self, values, batch, state):
+        return Update(values, state={"last": (1, 2)})
+
+
+class ByLength(Slower):
+    """Its state is in order on the made-up batch, which has more than four responses."""
+
+    name = "by_length"
+
+    def update(self, values, batch, state):
+        return Update(values, state={len(values) if len(values) == 4 else "more": 1})
+
+
+class Least(Step):
+    """Combines the rewards itself."""
+
+    name = "least"
+
+    def apply(self, values, batch):
+        return values.min(axis=1, keepdims=True)
+
+
+class Signs(Step):
+    """The weights are lost in it: it does not use the sum."""
+
+    name = "signs"
+
+    def apply(self, values, batch):
+        return batch.rewards[:, :1] - 0.5
+
+
+class Flat(Step):
+    name = "flat"
+
+    def apply(self, values, batch):
+        return values[:, 0]
+
+
+class Infinite(Step):
+    name = "infinite"
+
+    def apply(self, values, batch):
+        return np.where(np.arange(len(values))[:, None] == 0, np.inf, values)
+
+
+class Nameless(Step):
+    pass

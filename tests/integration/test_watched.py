@@ -50,10 +50,3 @@ def test_a_batch_of_padding_alone_has_nothing_to_show() -> None:
     run = Run("grpo", Settings.parse({"rewards": {"keys": ["acc"]}}), None)
     log_and_dump(run, Components(rows=Rows.of_sessions(["pad_0_0"], np.array([True])), labels=[]), None)
     assert run.metrics == {}
-
-
-def test_a_reward_that_only_gets_a_curve_may_be_missing() -> None:
-    run = Run("grpo", Settings.parse({"rewards": {"keys": ["acc"]}}), None)
-    rows = Rows.of_padding(np.zeros(3, dtype=bool))
-    log_and_dump(run, Components(rows=rows, labels=["a", "a", "b"], fields={"acc": [1.0, None, np.inf]}), None)
-    assert (run.metrics["reward/acc/mean"], run.metrics["reward/acc/unscored"]) == (1.0, 2.0)

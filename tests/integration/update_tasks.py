@@ -211,17 +211,14 @@ def models(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
     return found
 
 
-def checkpointed(folder: Path, name: str) -> Actor:
-    """An actor that computes its layers again in the backward pass."""
-    model, overrides = layouts()["checkpointed"]
-    return Actor(written(folder, name, model), *overrides)
-
-
 ONE_UPDATE = {"mini_batch_size": COUNT, "global_batch_size": COUNT, "epochs": 1, "use_dynamic_bsz": True}
 
 
 def plans(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
-    """How often an update plans its attention, how many plans its layers see, and how often they are computed."""
+    """How often an update plans its attention, how many plans its layers see, and how often they are computed.
+
+    The model computes its layers again in the backward pass. Then its configuration in a checkpoint.
+    """
     from transformers import AttentionInterface
 
     from verl_ext.integration.update import pack, split
@@ -238,7 +235,8 @@ def plans(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
 
         return record
 
-    actor = checkpointed(folder, "plans")
+    model, overrides = layouts()["checkpointed"]
+    actor = Actor(written(folder, "plans", model), *overrides)
     data = [rows(COUNT, [True] * COUNT, seed=7, nested=True, group=5) for _ in range(2)]
     actor.timed(data[0], {}, SHARE_MARK, **ONE_UPDATE, max_token_len_per_gpu=128)  # with the test of the first pass
     attend = recorded(pack.attend, seen, lambda _result, named: named["plan"].keys)
@@ -247,16 +245,9 @@ def plans(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
     split.same_number = recorded(split.same_number, batches, lambda result, _named: len(result))
     actor.timed(data[1], {}, SHARE_MARK, **ONE_UPDATE, max_token_len_per_gpu=128)
     told = {"planned": len(planned), "layers": len(seen), "seen": len({id(keys) for keys in seen})}
-    return {**told, "micro-batches": sum(batches)}
-
-
-def saved(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
-    """The configuration of the model in a checkpoint after a shared update."""
-    actor = checkpointed(folder, "saved")
-    data = rows(COUNT, [True] * COUNT, seed=7, nested=True, group=5)
-    actor.timed(data, {}, SHARE_MARK, **ONE_UPDATE, max_token_len_per_gpu=128)
     actor.worker.save_checkpoint(str(folder / "checkpoint"))
-    return json.loads((folder / "checkpoint/huggingface/config.json").read_text())
+    config = json.loads((folder / "checkpoint/huggingface/config.json").read_text())
+    return {**told, "micro-batches": sum(batches), "config": config}
 
 
 def wrong(rank: int, ranks: int, folder: Path, _cases: int) -> Any:
@@ -288,7 +279,6 @@ TASKS = {
     "wrong": wrong,
     "losses": losses,
     "plans": plans,
-    "saved": saved,
 }
 
 if __name__ == "__main__":

@@ -67,18 +67,9 @@ def scored_by_verl(module: str, answer: str, truth: str):
 
 
 @pytest.mark.parametrize("module", SCORERS)
-def test_verl_loads_the_function(module):
-    answer, truth, expected = SCORERS[module]
-    score = get_custom_reward_fn(reward_config(module))
-    call = {"data_source": "data", "solution_str": answer, "ground_truth": truth, "extra_info": {"index": 0}}
-    assert score(**call) == expected
-    assert score(**call, reward_router_address="host:1", reward_model_tokenizer=object()) == expected
-    with pytest.raises(ConfigurationError, match=facts("reward_kwargs", "'reward_router_adress'")):
-        score(**call, reward_router_adress="host:1")
-
-
-@pytest.mark.parametrize("module", SCORERS)
 def test_verl_reward_manager_passes_the_components_on(module):
     answer, truth, expected = SCORERS[module]
     result = scored_by_verl(module, answer, truth)
     assert result == {"reward_score": expected["score"], "reward_extra_info": expected}
+    with pytest.raises(ConfigurationError, match=facts("reward_kwargs", "'reward_router_adress'")):
+        get_custom_reward_fn(reward_config(module))("data", answer, truth, reward_router_adress="host:1")
