@@ -10,7 +10,7 @@ import pytest
 
 from tests.facts import facts
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import Chain, Step, Update
+from verl_ext.core.chain import Chain, Step, Update, plain_state
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.steps import Centre, WeighAndSum
 from verl_ext.errors import CheckpointError, ConfigurationError
@@ -112,3 +112,26 @@ def test_a_chain_must_end_with_one_value():
 def test_a_chain_holds_a_step_with_a_state_once():
     with pytest.raises(ConfigurationError, match=facts("once", "['weigh_by_history', 'weigh_by_history']")):
         Chain((WeighAndSum(), WeighByHistory(), WeighByHistory("window")))
+
+
+KEPT = {"none": None, "flag": True, "big": 10**30, "number": np.float64(0.1), "list": [[1], {"a": "\ud800"}], "": {}}
+
+
+def test_what_json_gives_back_as_it_was_may_be_a_state():
+    assert plain_state({"mine": KEPT}) == {"mine": KEPT}
+
+
+REFUSED = {
+    "nan": {"mean": [0.5, float("nan")]},
+    "infinity": float("-inf"),
+    "set": {"seen": {1}},
+    "tuple": {"last": (1, 2)},
+    "key": {"by_prompt": {"a": {3: 0.5}}},
+    "an integer of numpy": {"n": np.int64(3)},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_state_that_json_would_refuse_or_change_is_an_error_that_names_the_step(case):
+    with pytest.raises(CheckpointError, match=facts("'mine'", "str, list, and dict")):
+        plain_state({"mine": REFUSED[case]})

@@ -13,7 +13,7 @@ from verl_ext.registry import BUILT_IN
 
 KEYS = {"rewards": {"keys": ["a", "b"], "weights": [1.0, 0.5]}}
 OWN_LIST = "compose"  # has no steps by default
-# `maxrl` refuses the negative rewards of a random batch; tests/estimators/test_maxrl_and_gd2po.py has its own.
+# `maxrl` refuses the negative rewards of a random batch; tests/estimators/test_against_reference.py has its own.
 BASES = sorted(set(BUILT_IN) - {OWN_LIST, "hadw", "maxrl"})
 # Every estimator of the package, and hadw on every base in the middle of a run, where Phi is not 1.
 ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.calls import call, object_array
+from tests.calls import call, metrics_of, object_array
 from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
 from tests.facts import facts, says
 from verl_ext import Settings, build
@@ -127,3 +127,38 @@ def test_token_scores_of_a_key_win_over_the_component():
     np.testing.assert_allclose(found.rows, gdpo().rows)
     alone = gdpo(lengths=[2] * 4, batch={"token_level_scores_y": token_scores}, components={"x": np.array(X)})
     np.testing.assert_allclose(alone.rows, gdpo().rows)
+
+
+@pytest.mark.parametrize("name", ["dgpo", "hadw"])
+def test_the_accuracy_is_acc_else_the_score_else_what_is_named(name):
+    def of(**given):
+        return metrics_of(name, [1.0, 0.0, 0.0, 0.0], UIDS, **given)
+
+    watched = "dgpo/all_wrong_groups" if name == "dgpo" else "hadw/batch_accuracy"
+    # score: a 1/2, b 0; acc: a 1/2, b 1/2; x scaled: a 1/2 and b 1.
+    columns = {"acc": np.array([1.0, 0, 1, 0]), "mine": np.array([1.0, 0, 1, 1])}
+    found = [
+        of()[watched],
+        of(components=columns)[watched],
+        of(components=columns, config={"rewards": {"accuracy_key": "mine"}})[watched],
+        of(components=columns, config={"rewards": {"accuracy_key": "score"}})[watched],
+    ]
+    assert found == ([1, 0, 0, 1] if name == "dgpo" else [0.25, 0.5, 0.75, 0.25])
+
+
+@pytest.mark.parametrize("name", ["dgpo", "hadw"])
+def test_a_single_key_is_the_accuracy(name):
+    columns = {"right": np.array([1.0, 0, 1, 1]), "score": np.array([5.0, -3, 5, 5])}
+    key = {"rewards": {"keys": ["right"]}}
+    found, named = (
+        metrics_of(name, [5.0, -3, 5, 5], UIDS, components=columns, config={"rewards": key["rewards"] | more})
+        for more in ({}, {"accuracy_key": "right"})
+    )
+    assert found == named
+    columns |= {"acc": np.array([0.0, 0, 0, 0])}
+    assert metrics_of(name, [5.0, -3, 5, 5], UIDS, components=columns, config=key) != named
+
+
+def test_components_with_kl_need_the_scores_before_it():
+    with pytest.raises(DataError, match=facts("KL", "batch['token_level_scores']")):
+        call("drgrpo", X, UIDS, config={"use_kl_in_reward": True} | GDPO, components=fields())

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
+import numpy as np
 import pytest
+import transfer_queue as tq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.integration.pipeline import Pipeline, answers_to
+from tests import reference
+from tests.facts import a_line_says, facts, says
+from tests.integration.pipeline import Pipeline, Update, answers_to
+from tests.integration.stand_ins import REWARDS
 from tests.integration.trainers import default_runs
-from tests.integration.trainers.default_runs import ACC, HADW
+from tests.integration.trainers.default_runs import (
+    ACC,
+    DRGRPO,
+    HADW,
+    PADDED,
+)
 from tests.integration.trainers.drawn import CASES, Drawn, batches, check
+from verl_ext.errors import DataError
 
 
 def test_a_reward_and_a_step_read_what_the_agent_loop_wrote(pipeline: Pipeline) -> None:
@@ -31,3 +45,121 @@ def test_an_asynchronous_step_of_two_updates_is_two_ticks(pipeline: Pipeline) ->
 @given(case=st.sampled_from(sorted(CASES)), run=st.lists(batches(sessions=True), min_size=2, max_size=2))
 def test_over_verls_queue_it_gives_what_the_core_gives(pipeline: Pipeline, case: str, run: list[Drawn]) -> None:
     check(default_runs, case, run, empty=pipeline.empty)
+
+
+def test_a_colocated_reward_model_s_fields_are_components(pipeline: Pipeline) -> None:
+    def put(batch: Any) -> None:
+        from verl.utils import tensordict_utils as tu
+
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses"])
+        lengths = [float(len(row)) for row in data["responses"].unbind()]
+        tq.kv_batch_put(
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            fields=tu.get_tensordict({"depth": np.array(lengths, dtype=object)}),
+        )
+
+    result = pipeline.run("worked", *DRGRPO, "+algorithm.rewards.keys=[depth]", before_advantage=put)
+    # Lengths [4231 | 2253 | 3331], as the worked example has them.
+    assert result.updates[0].by_answer()[("B", "axxxx")] == pytest.approx(5 - 3)
+    assert result.metrics[1]["reward/depth/mean"] == pytest.approx(32 / 12)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (("algorithm.adv_estimator=grpo", "+algorithm.rewards.log=all"), {"acc", "format", "score"}),
+        (("algorithm.adv_estimator=grpo", "+algorithm.rewards.keys=[acc]"), {"acc"}),
+        (("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc]"), {"acc", "format", "score"}),
+        (("algorithm.adv_estimator=gdpo", "+algorithm.rewards={keys:[acc],log:keys}"), {"acc"}),
+    ],
+)
+def test_which_rewards_are_logged(pipeline: Pipeline, overrides: tuple[str, ...], names: set[str]) -> None:
+    metrics = pipeline.run("pair", *overrides).metrics[1]
+    assert {name.split("/")[1] for name in metrics if name.startswith("reward/") and name.endswith("/std")} == names
+
+
+MISSING = "advantage/missing_responses"
+
+
+LOST: dict[str, tuple[int, int, dict[str, list[float]]]] = {
+    # Groups of 4, 2 and 1.
+    "uneven": (5, 12, {"A": [0.75, -0.25, -0.25, -0.25], "B": [0.5, -0.5], "C": [0.0]}),
+    # A prompt without any response.
+    "gone": (4, 8, {"A": [0.75, -0.25, -0.25, -0.25], "B": []}),
+}
+
+
+@pytest.mark.parametrize("scene", LOST)
+def test_responses_that_did_not_come_are_left_out_counted_and_said(
+    pipeline: Pipeline, scene: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing, expected, advantages = LOST[scene]
+    with caplog.at_level(logging.WARNING, "verl_ext"):
+        result = pipeline.run(scene, *DRGRPO, ACC)
+    (update,) = result.updates
+    assert len(update.rows()) == expected - missing
+    found = {
+        name: sorted(update.advantage(row) for row in update.rows() if update.prompts[row] == name)
+        for name in advantages
+    }
+    assert found == {name: pytest.approx(sorted(values)) for name, values in advantages.items()}
+    assert result.metrics[1][MISSING] == missing
+    assert a_line_says(caplog.text, "step 1", f"{missing} of {expected} responses")
+    assert says(caplog.text, MISSING, "sync_refill_failed_groups=True")
+
+
+def test_a_key_that_one_sample_lacks_stops_the_run_and_names_it(pipeline: Pipeline) -> None:
+    with pytest.raises(DataError, match=facts("reward 'acc'", "missing", "uid")):
+        pipeline.run("other keys", *DRGRPO, ACC)
+
+
+BY_TURN = "+algorithm.rewards={keys:[%s,acc],by_turn:[%s]}"
+
+
+def wanted(update: Update, entries) -> dict[str, float]:
+    """The advantage of each row by its key: outputs are the turns of a session."""
+    sessions: dict[str, list[tuple[int, int]]] = {}
+    for row, key in enumerate(update.keys):
+        session, _, index = key.rpartition("_")
+        if not update.padding[row]:
+            sessions.setdefault(session, []).append((int(index), row))
+    labels, returns, keys = [], [], []
+    for turns in map(sorted, sessions.values()):
+        accuracy = REWARDS[update.answers[turns[-1][1]][0]][0]
+        given = entries(len(turns) - 1, accuracy)
+        for turn, row in turns:
+            labels.append((update.prompts[row], turn))
+            returns.append(sum(given[turn:]) + accuracy)
+            keys.append(update.keys[row])
+    return dict(zip(keys, reference.drgrpo(returns, labels), strict=True))
+
+
+CASES = {
+    "steps": lambda drafts, accuracy: [1.0] * drafts + [accuracy],  # text of the reward function
+    "tool_rewards": lambda drafts, _: [1.0] * drafts,  # a list of the agent loop, shorter by a turn
+}
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_each_output_of_a_session_is_a_turn_with_its_advantage(pipeline: Pipeline, key: str) -> None:
+    result = pipeline.run("several", *DRGRPO, BY_TURN % (key, key), PADDED)
+    (update,) = result.updates
+    expected = wanted(update, CASES[key])
+    found = {name: update.advantage(row) for row, name in enumerate(update.keys) if not update.padding[row]}
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert len({abs(value) for value in found.values()}) > 2
+    assert result.metrics[1]["advantage/turns"] == pytest.approx(len(expected) / 12)
+    assert f"reward/{key}/by_turn/1/mean" in result.metrics[1]
+
+
+def test_turns_are_those_before_rollout_correction_rejects_a_token(pipeline: Pipeline) -> None:
+    """Every token is rejected; the responses count with the turns that they had."""
+    reject = "+algorithm.rollout_correction={rollout_rs:token_k1,rollout_rs_threshold:0.999_1.001}"
+    given = (*DRGRPO, BY_TURN % ("steps", "steps"), "actor_rollout_ref.rollout.calculate_log_probs=True")
+    plain = pipeline.run("several", *given)
+    result = pipeline.run("several", *given, reject)
+    assert result.metrics[1]["advantage/rejected_responses"] == 12
+    for name in ("advantage/turns", "advantage/std", "reward/steps/mean"):
+        assert result.metrics[1][name] == pytest.approx(plain.metrics[1][name])
+    assert not any(row.any() for row in result.updates[0].advantages)
