@@ -56,3 +56,10 @@ def test_a_module_that_imported_the_name_before_gets_the_new_function(monkeypatc
     hooks.wrap(defining, "check", lambda original, config: ("ours", original(config)))
     assert defining.check(1) == holding.check(1) == ("ours", 1)
     assert other.check(1) == 1
+
+
+def test_a_class_under_a_mixin_keeps_its_name_and_is_made_once():
+    mixed = hooks.under(Ours, Verls)
+    assert (mixed.__name__, mixed.__module__, mixed.__qualname__) == ("Verls", __name__, "Verls")
+    assert hooks.under(Ours, Verls) is hooks.under(Ours, mixed) is mixed
+    assert mixed({"a": 1}).update(1) == ("ours", 1)

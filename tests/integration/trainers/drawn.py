@@ -31,7 +31,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gd2po": ("gd2po", {"rewards": KEYS}),
     "drgrpo on the score, with KL": ("drgrpo", {"drgrpo": {"check_loss": False}, "use_kl_in_reward": True}),
     "drgrpo on a process reward": ("drgrpo", {"drgrpo": {"check_loss": False}, "rewards": {"keys": ["process"]}}),
-    "dgpo": ("dgpo", {"rewards": {**KEYS, "accuracy_key": "a", "accuracy_threshold": 0.5}}),
+    "dgpo": (
+        "dgpo",
+        {"rewards": {**KEYS, "accuracy_key": "a", "accuracy_threshold": 0.5}, "dgpo": {"balance": "sequence"}},
+    ),
     "hadw on the score, with KL": (
         "hadw",
         {"rewards": {"accuracy_key": "score", "accuracy_threshold": 0.25}, "use_kl_in_reward": True},

@@ -188,3 +188,19 @@ def test_a_buffer_without_the_method_or_of_another_shape_is_refused():
     for buffer in (Other(GROUPS), Without()):
         with pytest.raises(IntegrationError, match=facts("_dapo_filtered_keys", "0.9.0 and 0.9.1")):
             sampling.replace_rule(trainer_of(buffer), Run("gdpo", Settings(), None))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "dropped", "hard", "easy"),
+    [
+        ({"accuracy_key": "y", "accuracy_between": [0.05, 0.95]}, {"q"}, 0, 1),
+        ({"accuracy_key": "y", "accuracy_between": [0.5, 1.0]}, set(), 0, 0),  # the bounds are within
+        ({"accuracy_key": "y", "accuracy_between": [0.6, 1.0]}, {"p"}, 1, 0),
+    ],
+)
+def test_groups_are_kept_by_their_accuracy(asked, rewards, dropped, hard, easy):
+    """`r`, a group of one, is kept."""
+    buffer, run = installed(GROUPS, "accuracy_between", **rewards)
+    assert buffer._dapo_filtered_keys("train")[0] == dropped
+    assert run.metrics["filter_groups/too_hard_total"] == hard
+    assert run.metrics["filter_groups/too_easy_total"] == easy

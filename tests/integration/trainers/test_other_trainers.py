@@ -113,8 +113,9 @@ class Polite(OwnFit):
 
 
 def test_a_subclass_whose_checkpoints_would_lack_the_state_is_refused_as_it_is_made() -> None:
-    with pytest.raises(IntegrationError, match=facts("OwnSave._save_checkpoint", "super()._save_checkpoint")):
-        OwnSave(compose(*HADW))
+    for lost in (OwnSave, type("Below", (OwnSave,), {})):
+        with pytest.raises(IntegrationError, match=facts("OwnSave._save_checkpoint", "super()._save_checkpoint")):
+            lost(compose(*HADW))
     for cls, overrides in ((Polite, HADW), (OwnSave, DRGRPO), (OwnSave, ("algorithm.adv_estimator=grpo",))):
         cls(compose(*overrides))
 
