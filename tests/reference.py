@@ -226,33 +226,6 @@ class History:
         return prior
 
 
-def left_one_out(values: Sequence[float], uids: Sequence[Hashable]) -> list[float]:
-    """Each value minus the mean of the others of its group."""
-    out = [NAN if math.isnan(value) else 0.0 for value in values]
-    for rows in groups(uids).values():
-        if has_variance([values[row] for row in rows]):
-            for row in rows:
-                others = scored([values[other] for other in rows if other != row])
-                out[row] = values[row] - statistics.fmean(others) if not math.isnan(values[row]) else NAN
-    return out
-
-
-def over_batch_std(values: Sequence[float], epsilon: float = 1e-6) -> list[float]:
-    known = scored(values)
-    return [value / ((statistics.stdev(known) if len(known) > 1 else 0.0) + epsilon) for value in values]
-
-
-def focal(
-    base: Sequence[float], uids: Sequence[Hashable], accuracy: Sequence[float], gamma: float = 1.0
-) -> list[float]:
-    out = list(base)
-    for rows in groups(uids).values():
-        known = scored([accuracy[row] for row in rows])
-        for row in rows:
-            out[row] *= (1 - statistics.fmean(known)) ** gamma if known else 1.0
-    return out
-
-
 def maxrl(total: Sequence[float], uids: Sequence[Hashable], epsilon: float = 1e-6) -> list[float]:
     out = centred(total, uids)
     for rows in groups(uids).values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,31 @@ LISTS = {
     title: yaml.safe_load(re.search(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1])["algorithm"]
     for title, text in SECTIONS.items()
 }
+
+
+def left_one_out(values: Sequence[float], uids: Sequence[Hashable]) -> list[float]:
+    """Each value minus the mean of the others of its group."""
+    out = [math.nan if math.isnan(value) else 0.0 for value in values]
+    for rows in reference.groups(uids).values():
+        if reference.has_variance([values[row] for row in rows]):
+            for row in rows:
+                others = reference.scored([values[other] for other in rows if other != row])
+                out[row] = values[row] - statistics.fmean(others) if not math.isnan(values[row]) else math.nan
+    return out
+
+
+def over_batch_std(values: Sequence[float]) -> list[float]:
+    known = reference.scored(values)
+    return [value / ((statistics.stdev(known) if len(known) > 1 else 0.0) + 1e-6) for value in values]
+
+
+def focal(base: Sequence[float], uids: Sequence[Hashable], accuracy: Sequence[float]) -> list[float]:
+    out = list(base)
+    for rows in reference.groups(uids).values():
+        known = reference.scored([accuracy[row] for row in rows])
+        for row in rows:
+            out[row] *= (1 - statistics.fmean(known)) if known else 1.0
+    return out
 
 
 def gd2po(rollout: Rollout) -> list[float]:
@@ -55,11 +81,11 @@ def shorter(rollout: Rollout, rewards: list[float]) -> list[float]:
 
 # The rewards that a list takes, and the same in plain loops.
 PLAIN = {
-    "RLOO": lambda it, r: reference.left_one_out(r, it.uids),
-    "Lite PPO": lambda it, r: reference.centred(reference.over_batch_std(r), it.uids),
+    "RLOO": lambda it, r: left_one_out(r, it.uids),
+    "Lite PPO": lambda it, r: reference.centred(over_batch_std(r), it.uids),
     "REINFORCE++-baseline": lambda it, r: reference.whitened(reference.centred(r, it.uids), it.lengths, "token", 1e-6),
     "MaxRL": lambda it, r: reference.maxrl(r, it.uids),
-    "F-GRPO": lambda it, r: reference.focal(reference.grpo(r, it.uids), it.uids, it.accuracy),
+    "F-GRPO": lambda it, r: focal(reference.grpo(r, it.uids), it.uids, it.accuracy),
     "GD2PO": lambda it, r: gd2po(it),
     "SAW": lambda it, r: saw(it),
     "Shorter right answers": shorter,

@@ -6,11 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests import reference
-from tests.batches import rollouts
 from tests.core.columns import apply, column
 from tests.facts import facts
 from verl_ext.core.batch import Batch
@@ -71,24 +67,14 @@ def test_a_field_that_is_not_known_is_an_error():
     assert Batch.of([[1.0]], ["g"], fields=lambda name: [name]).fields("x") == ["x"]
 
 
-@given(rollouts(), st.sampled_from([0.0, 0.5, 2.0]))
-def test_each_is_the_plain_loop(rollout, number):
-    (a, b), uids = rollout.columns.values(), rollout.uids
-    batch = Batch.of(rollout.rewards, uids, keys=("a", "b"), accuracy=rollout.accuracy)
-    left, std = reference.left_one_out, reference.over_batch_std
-    pairs = [
-        (Centre(leave_one_out=True), [left(a, uids), left(b, uids)]),
-        (DivideByBatchStd(number + 1e-6), [std(a, number + 1e-6), std(b, number + 1e-6)]),
-        (WeighByFocal(number), [reference.focal(a, uids, rollout.accuracy, number)]),
-    ]
-    for step, wanted in pairs:
-        found = step.update(batch.rewards[:, : len(wanted)], batch, None).values
-        np.testing.assert_allclose(found, np.transpose(wanted), rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("first", [4.0, math.nan])
 def test_by_turn_the_std_of_the_batch_counts_each_response_once(first):
     """The values 4 and 4 of one response, or 4 alone, 0 of another: mean 2, std 2 sqrt(2), as without turns."""
     batch = Batch.of([[first], [4.0], [0.0]], ["p"] * 3, turns=Turns.of_counts([2, 1]))
     found = DivideByBatchStd().update(batch.returns, batch, None).values[1:, 0]
     assert found == pytest.approx([math.sqrt(2), 0], rel=1e-6)
+
+
+@pytest.mark.parametrize(("gamma", "factor"), [(0.0, 1.0), (0.5, 0.5), (2.0, 0.0625)])
+def test_the_focal_weight_has_an_exponent(gamma, factor):
+    assert apply(WeighByFocal(gamma), [1.0, -2.0], accuracy=[1.0, 0.5]).tolist() == [factor, -2 * factor]

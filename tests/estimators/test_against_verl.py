@@ -78,17 +78,6 @@ def test_gdpo_is_as_near_to_verls_as_its_docstring_says(mean, distance):
         torch.testing.assert_close(found.tensor, verl_gdpo(rollout, None), atol=distance, rtol=0)
 
 
-def test_verl_whitens_the_rounding_of_constant_groups_and_we_do_not():
-    """Two prompts without variance: 0.3 and 0.2, six responses each, have a std of about 1e-8 in float32."""
-    rollout = Rollout(list("aaaaaabbbbbb"), {"x": [0.3] * 6 + [0.2] * 6}, [1] * 12, [0.0] * 12)
-    assert verl_gdpo(rollout, None).abs().max() > 0.5
-    found = call(
-        "gdpo", [0.0] * 12, rollout.uids, config={"rewards": {"keys": ["x"]}, "gdpo": {"whiten": "token"}},
-        components={"x": np.array(rollout.columns["x"], dtype=np.float32)},
-    )  # fmt: skip
-    assert found.rows.tolist() == [0.0] * 12
-
-
 @given(rollout=rollouts(**COMPARABLE), norm_by_std=st.booleans())
 def test_the_base_of_hadw_is_verls_grpo(rollout, norm_by_std):
     """lambda 1, and an anchor that no weighing can differ from: the first batch of the soft one."""

@@ -69,18 +69,6 @@ def test_a_batch_in_which_every_row_is_rejected_is_counted():
     assert metrics == {"advantage/rejected_responses": 4}
 
 
-def test_lengths_are_those_of_the_rows_that_are_left():
-    """With `leave_out` the second row, which rollout correction rejected, changes nothing for the others."""
-    config = config_for("gdpo", rewards={"keys": ["x"], "rejected": "leave_out"}, gdpo={"whiten": "token"})
-    scores, lengths = [1.0, 7.0, 0.0, 3.0, 5.0], [1, 0, 4, 2, 3]
-    found = call("gdpo", scores, list("aaabb"), lengths, config=config, components={"x": scores})
-    left = [0, 2, 3, 4]
-    kept = [scores[row] for row in left]
-    wanted = call("gdpo", kept, list("aabb"), [lengths[row] for row in left], config=config, components={"x": kept})
-    assert found.rows[left].tolist() == wanted.rows.tolist()
-    assert found.rows[1] == 0
-
-
 def test_a_trainer_that_passes_a_part_of_the_batch_is_named():
     rows = Rows.of_sessions(["a_0_0", "a_0_1"], np.zeros(2, dtype=bool))
     with pytest.raises(IntegrationError, match=facts("drgrpo", "3 rows", "batch of 2")):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.calls import call
 from tests.estimators.test_compose import SUMMED, composed
-from tests.facts import facts, says
+from tests.facts import a_line_says, facts, says
+from tests.integration import own_steps
+from tests.tools import made
 from verl_ext import Batch, Settings, build
 from verl_ext.core.chain import plain_state
 from verl_ext.errors import CheckpointError, ConfigurationError
@@ -107,3 +111,21 @@ def test_a_state_that_cannot_be_saved_is_refused_at_the_first_batch():
     assert trial(*steps) is None
     with pytest.raises(CheckpointError, match=facts("'by_length'", "JSON")):
         call("compose", [1.0, 0.0, 1.0, 1.0], list("aabb"), config={"compose": {"steps": steps}})
+
+
+def test_only_the_command_line_says_what_code_compare_imports(capsys, tmp_path, monkeypatch):
+    compare = partial(made.call, capsys, "compare")
+    (tmp_path / "mine.py").write_text(Path(own_steps.__file__).read_text())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    steps = ["weigh_and_sum", "centre", {"step": "mine:Clip", "limit": 0.5}]
+    folder, _ = made.dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})
+    named = "[weigh_and_sum,centre,{step:mine:Clip,limit:0.5}]"
+    del sys.modules["mine"]
+    assert "compose" in compare(folder, "gdpo", made.KEYS)
+    assert a_line_says(compare(folder, "compose", status=1), "'algorithm.compose.steps=[...]'")
+    assert "mine" not in sys.modules
+    for arguments in ([named], ["compose", f"algorithm.compose.steps={named}"]):
+        assert a_line_says(compare(folder, *arguments), "its advantages equal those that the run recorded")
+    del sys.modules["mine"]
+    (tmp_path / "mine.py").unlink()
+    assert a_line_says(compare(folder, "gdpo", made.KEYS), "gdpo")

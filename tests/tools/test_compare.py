@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,8 +10,6 @@ import pyarrow.parquet
 import pytest
 
 from tests.facts import a_line_says, says
-from tests.fresh import TIMEOUT
-from tests.integration import own_steps
 from tests.tools import made
 from verl_ext import Settings, build
 from verl_ext.core.chain import Chain
@@ -110,13 +105,8 @@ def test_groups_are_prompts_whatever_names_them(advantages, tmp_path):
 
 # What a dump says of its run.
 ACCURACY = {"rewards": {"keys": ["right", "form"], "accuracy_key": "right"}}
-WEIGHTED = {
-    "rewards": {
-        "keys": ["right", "form"],
-        "weights": [3.0, 1.0],
-        "conditions": {"form": {"on": "right", "at_least": 1.0}},
-    }
-}
+CONDITIONS = {"form": {"on": "right", "at_least": 1.0}}
+WEIGHTED = {"rewards": {"keys": ["right", "form"], "weights": [3.0, 1.0], "conditions": CONDITIONS}}
 
 
 @pytest.mark.parametrize("over", ["token", "sequence"])
@@ -125,23 +115,6 @@ def test_a_run_that_counts_tokens_or_rows_is_repeated(advantages, tmp_path, over
     folder, recorded = made.dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})
     found = advantages(folder, f"[weigh_and_sum,centre,{{step:balance,over:{over}}}]")
     np.testing.assert_allclose(found.iloc[:, -1], recorded, atol=1e-12)
-
-
-def test_only_the_command_line_says_what_code_is_imported(compare, tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(Path(own_steps.__file__).read_text())
-    monkeypatch.syspath_prepend(str(tmp_path))
-    steps = ["weigh_and_sum", "centre", {"step": "mine:Clip", "limit": 0.5}]
-    folder, _ = made.dump(tmp_path / "dump", [1], name="compose", algorithm={"compose": {"steps": steps}})
-    named = "[weigh_and_sum,centre,{step:mine:Clip,limit:0.5}]"
-    del sys.modules["mine"]
-    assert "compose" in compare(folder, "gdpo", made.KEYS)
-    assert a_line_says(compare(folder, "compose", status=1), "'algorithm.compose.steps=[...]'")
-    assert "mine" not in sys.modules
-    for arguments in ([named], ["compose", f"algorithm.compose.steps={named}"]):
-        assert a_line_says(compare(folder, *arguments), "its advantages equal those that the run recorded")
-    del sys.modules["mine"]
-    (tmp_path / "mine.py").unlink()
-    assert a_line_says(compare(folder, "gdpo", made.KEYS), "gdpo")
 
 
 @pytest.mark.parametrize("step", [1.1, np.inf, None, "1"])
@@ -173,7 +146,6 @@ PROMPTS = {
     "long lists": [LONG, OTHER, [*LONG, 7]],
     "lists in structs": [{"role": "user", "ids": ids} for ids in (LONG, OTHER, [])],
     "large integers": [2**53, 2**53 + 1, 2**53 + 2],
-    "lists with a gap": [[2**53, None], [2**53 + 1, None], [None]],
 }
 
 
@@ -213,11 +185,11 @@ def test_a_dump_of_0_3_0_has_its_conditions_in_the_section_of_gdpo(
 ):
     """With another estimator they had no effect."""
     algorithm = {"rewards": {**ACCURACY["rewards"], "weights": [3.0, 1.0]}} | ({"hadw": {"base": base}} if base else {})
-    conditions = WEIGHTED["rewards"]["conditions"] if "gdpo" in (name, base) else None
+    conditions = CONDITIONS if "gdpo" in (name, base) else None
     written = made.writer.save
 
     def as_it_was(path, columns, about):
-        gdpo = {"whiten": "sequence", "conditions": WEIGHTED["rewards"]["conditions"]}
+        gdpo = {"whiten": "sequence", "conditions": CONDITIONS}
         rewards = {key: value for key, value in about["algorithm"]["rewards"].items() if key != "conditions"}
         written(path, columns, about | {"algorithm": about["algorithm"] | {"gdpo": gdpo, "rewards": rewards}})
 
@@ -301,7 +273,6 @@ def test_torn_lines_missing_rewards_and_single_answers_are_said(compare, tmp_pat
 ENTRIES = made.entries()
 REFUSED = [
     (ENTRIES, [], ("'gdpo'",)),
-    (ENTRIES, ["gdop"], ("did you mean 'gdpo'",)),
     (ENTRIES, ["gdpo", "algorithm.rewards.keys=[rihgt,form]"], ("did you mean 'right'",)),
     (ENTRIES, ["gdpo"], ("algorithm.rewards.keys", "'form'", "'right'")),
     (ENTRIES, ["grpo"], ("'grpo'", "twice")),
@@ -321,14 +292,3 @@ def test_mistakes_are_refused_with_what_is_valid(lines, arguments, told, compare
 def test_a_folder_with_the_log_of_a_run_alone_is_refused(compare, tmp_path):
     folder = made.rollouts(tmp_path / "r", [{"step": 1, "data": {}}], name="metrics")
     assert says(compare(folder, "gdpo", status=1), "*.jsonl", "advantages-*.parquet")
-
-
-def test_nothing_of_verl_is_imported(tmp_path):
-    folder = made.rollouts(tmp_path / "r", made.entries())
-    program = (
-        "import sys; from verl_ext.cli import main; main(sys.argv[1:]); "
-        "print('LOADED', {'verl', 'ray', 'torch', 'matplotlib'} & set(sys.modules))"
-    )
-    command = [sys.executable, "-c", program, "compare", folder, "dgpo"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-    assert done.stdout.splitlines()[-1] == "LOADED set()", done.stdout + done.stderr

@@ -23,11 +23,11 @@ KEYS = {"keys": ["a", "b"], "weights": [1.0, 0.5]}
 STEPS = ["weigh_and_sum", "tests.integration.own_steps:BySource", "centre"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gdpo": ("gdpo", {"rewards": KEYS}),
-    "gdpo over tokens, conditioned": (
+    "gdpo, conditioned": ("gdpo", {"rewards": {**KEYS, "conditions": {"b": {"on": "a", "at_least": 0.5}}}}),
+    "gdpo over tokens without the rejected": (
         "gdpo",
-        {"rewards": {**KEYS, "conditions": {"b": {"on": "a", "at_least": 0.5}}}, "gdpo": {"whiten": "token"}},
+        {"rewards": {**KEYS, "rejected": "leave_out", "token_scores": True}, "gdpo": {"whiten": "token"}},
     ),
-    "gdpo without the rejected": ("gdpo", {"rewards": {**KEYS, "rejected": "leave_out", "token_scores": True}}),
     "gd2po": ("gd2po", {"rewards": KEYS}),
     "drgrpo on the score, with KL": ("drgrpo", {"drgrpo": {"check_loss": False}, "use_kl_in_reward": True}),
     "drgrpo on a process reward": ("drgrpo", {"drgrpo": {"check_loss": False}, "rewards": {"keys": ["process"]}}),
