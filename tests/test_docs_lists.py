@@ -43,7 +43,7 @@ def left_one_out(values: Sequence[float], uids: Sequence[Hashable]) -> list[floa
 
 def over_batch_std(values: Sequence[float]) -> list[float]:
     known = reference.scored(values)
-    return [value / ((statistics.stdev(known) if len(known) > 1 else 0.0) + 1e-6) for value in values]
+    return [value / statistics.stdev(known) for value in values] if reference.has_variance(known) else list(values)
 
 
 def focal(base: Sequence[float], uids: Sequence[Hashable], accuracy: Sequence[float]) -> list[float]:

@@ -149,7 +149,7 @@ class Settings:
         ('format',)
         """
         given = {name: _as_json(value) for name, value in algorithm.items() if value is not None}
-        if isinstance(given.get("gdpo"), Mapping) and "conditions" in given["gdpo"]:
+        if isinstance(gdpo := given.get("gdpo"), dict) and gdpo.pop("conditions", None) is not None:
             raise ConfigurationError("algorithm.gdpo.conditions does not exist: write algorithm.rewards.conditions=...")
         return cls(
             rewards=make(RewardsSettings, _with_verl_names(given), "algorithm.rewards"),

@@ -29,7 +29,7 @@ from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Groups
 from verl_ext.core.steps import WeighByVariation
 from verl_ext.tools.compare.measures import explained, normalised
-from verl_ext.tools.picture import COLOURS, dress
+from verl_ext.tools.report.plot import COLOURS, dress
 from verl_ext.tools.tables import Table
 
 STORED = Path(__file__).with_name("real_tools.parquet")

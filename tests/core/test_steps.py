@@ -37,7 +37,7 @@ def test_zeros_stay_zero_whatever_epsilon(kind, epsilon):
 def test_defaults_are_those_of_the_specification():
     assert (ScaleByStd().epsilon, ScaleByMad().epsilon, Whiten().epsilon) == (0, 0, 1e-6)
     assert (Whiten().over, Balance().over, WeighByDifficulty().dqw_temp) == ("sequence", "token", 2.0)
-    assert (DivideByMean().epsilon, DivideByBatchStd().epsilon, WeighByFocal().gamma) == (1e-6, 1e-6, 1.0)
+    assert (DivideByMean().epsilon, DivideByBatchStd().epsilon, WeighByFocal().gamma) == (1e-6, 0, 1.0)
     assert (DropConflicts().tau, Centre().leave_one_out) == (0.2, False)
     assert Centre.centres
 
@@ -65,6 +65,14 @@ def test_a_field_that_is_not_known_is_an_error():
     with pytest.raises(ConfigurationError, match=facts("'data_source'")):
         Batch.of([[1.0]], ["g"]).field("data_source")
     assert Batch.of([[1.0]], ["g"], fields=lambda name: [name]).fields("x") == ["x"]
+
+
+def test_rewards_of_different_scale_that_cancel_leave_nothing_behind_the_std_of_the_batch():
+    values = np.array([[3.0, -0.5, 1.0], [-3.0, 0.5, 1.0], [0.0, 0.0, 1.0 + 1e-9]])
+    batch = Batch.of(values, ["p"] * 3, keys=("a", "b", "c"))
+    found = DivideByBatchStd().update(batch.returns, batch, None).values
+    assert np.abs(found[:, 0] + found[:, 1]).max() < 1e-12
+    assert found[:, 2] == pytest.approx(1.0)  # it does not vary
 
 
 @pytest.mark.parametrize("first", [4.0, math.nan])

@@ -124,6 +124,11 @@ def test_prompts_stay_whole_where_there_is_room(ranks, seed):
     assert max(tokens) < 1.2 * min(tokens)
 
 
+def test_rows_that_ranks_cannot_share_equally_are_refused():
+    with pytest.raises(IntegrationError, match=r"3 rows.*2 ranks.*share_prompts=False"):
+        order_of([("a", 5, 1)] * 3, ranks=2, mini_batch=2)
+
+
 class Workers:
     """Stands in for a group of workers."""
 
@@ -164,6 +169,11 @@ def test_a_rank_without_the_package_is_named_before_the_first_pass():
     run = run_with(Workers("holds", "pending"), share_prompts=True)
     with pytest.raises(IntegrationError, match=r"\[1\]"):
         mark.marked(run, SimpleNamespace(meta_info={})).__enter__()
+
+
+def test_a_rank_whose_plugin_is_off_is_named_as_well(monkeypatch):
+    monkeypatch.delitem(mark.hooks.HOOKS, mark.ENGINE, raising=False)
+    assert mark.state_of_hook() != "holds"
 
 
 def test_each_layout_of_a_model(folder, record_property):

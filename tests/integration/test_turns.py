@@ -22,8 +22,9 @@ from verl_ext import DataError, Settings, build, by_turn
 from verl_ext.core.rows import Rows, broadcast
 from verl_ext.core.turns import TurnSpans
 from verl_ext.errors import ConfigurationError
+from verl_ext.integration import queue
 from verl_ext.integration.advantage import estimator_function
-from verl_ext.integration.components import of_batch
+from verl_ext.integration.components import Needs, of_batch
 from verl_ext.integration.run import Run
 
 CONFIG = {"rewards": {"keys": ["tool", "right"], "by_turn": ["tool"], "turn_discount": 0.5}}
@@ -251,3 +252,11 @@ def test_entries_of_a_response_that_was_cut_are_dropped_and_counted():
     fields["tool"][1] = "[1.0, 0.0]"  # its response was not cut
     with pytest.raises(DataError, match="'p'"):
         advantages("drgrpo", MASKS, fields, attention=attention)
+
+
+def test_a_session_was_cut_if_any_of_its_outputs_has_the_longest_length(monkeypatch):
+    """A short output may follow one that was cut."""
+    masks = torch.nested.nested_tensor([torch.ones(size) for size in (5, 2, 3)], layout=torch.jagged)
+    monkeypatch.setattr(queue, "fetch", lambda *_: {"response_mask": masks})
+    rewards = queue.rewards_of(["p_0_0", "p_0_1", "p_1_0"], "train", Needs(turns=True, longest=5))
+    assert rewards.cut.tolist() == [True, False]

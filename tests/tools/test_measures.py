@@ -75,3 +75,8 @@ def test_prompts_are_sorted_by_accuracy():
     assert bins.ids.tolist() == [0, 2, 1, 3, 4, 5, 6]
     assert bins.counts.tolist() == [1] * 7
     assert len(bins.labels) == 7
+
+
+def test_what_twenty_rewards_explain_is_not_computed():
+    rewards = STREAM.normal(size=(40, 20))
+    assert np.isnan(measures.explained(rewards.sum(axis=1), rewards)).all()

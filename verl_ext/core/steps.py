@@ -58,20 +58,21 @@ class DivideByMean(Step):
 class DivideByBatchStd(Step):
     """`x / (std(x) + epsilon)` before centring, std with n - 1 over the whole batch (Lite PPO).
 
-    By turn each response counts once: each of its T turns has weight 1 / T.
+    A reward whose std is at most `1e-6 max(1, |mean|)` is not divided. By turn each response counts once: each of its T
+    turns has weight 1 / T.
     """
 
     name: ClassVar[str] = "divide_by_batch_std"
     not_after: ClassVar[Order] = {**_RAW, "balance": "dividing by the batch's std undoes its factor"}
     undoes: ClassVar[Order] = {"weigh_by_variation": "dividing by the batch's std undoes it"}
-    epsilon: float = limited(1e-6, above=0.0)
+    epsilon: float = limited(0.0, low=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
         weights = np.apply_along_axis(batch.turns.response_weights, 0, ~np.isnan(values))
         count = weights.sum(axis=0).round(6)  # thirds add up to a whole number only up to rounding
         mean = divide(np.nansum(weights * values, axis=0), count)
         std = np.sqrt(divide(np.nansum(weights * np.square(values - mean), axis=0), count - 1))
-        divided: Array = values / (std + self.epsilon)
+        divided: Array = values / np.where(std > TOLERANCE * np.maximum(1.0, np.abs(mean)), std + self.epsilon, 1.0)
         return divided
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from verl_ext.errors import ConfigurationError
 from verl_ext.registry import load
 
 if TYPE_CHECKING:
@@ -18,4 +19,9 @@ def build(name: str, settings: Settings) -> Chain:
     >>> [step.name for step in build("drgrpo", Settings()).steps]
     ['weigh_and_sum', 'centre']
     """
-    return load(name).chain(settings)
+    chain = load(name).chain(settings)
+    if not chain.steps:
+        raise ConfigurationError(
+            f"algorithm.adv_estimator={name} builds a chain without steps: add weigh_and_sum to it"
+        )
+    return chain

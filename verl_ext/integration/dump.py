@@ -48,7 +48,7 @@ def write(run: Run, batch: Batch, advantages: Array, *, total: Array | None = No
         if run.dumps is None:
             run.dumps = new_folder(Path(dump_dir), run.start)
         save(run.dumps / f"advantages-{run.step:08d}-{run.update:03d}.parquet", values, about)
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - pyarrow raises its own; no failure of a dump may end a run
         run.warn_once(FAILED, f"algorithm.verl_ext.dump_dir={dump_dir}: {error}; this run dumps no more advantages")
 
 

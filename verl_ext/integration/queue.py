@@ -43,7 +43,7 @@ def rewards_of(
     if needs.turns:
         masks = fetch(keys, partition_id, ["response_mask"])["response_mask"]
         spans = TurnSpans.of(dense(masks), rows)
-        cut = rows.gather(masks.offsets().diff().cpu().numpy()) >= needs.longest
+        cut = rows.total(masks.offsets().diff().cpu().numpy() >= needs.longest) > 0
     fields = {name: data.pop(name) for name in names if name in present}
     fields = {name: x if isinstance(x, torch.Tensor) else x.tolist() for name, x in fields.items()}
     extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []

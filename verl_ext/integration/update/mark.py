@@ -49,7 +49,7 @@ def require_ranks(trainer: Any) -> None:
 
 def state_of_hook() -> str:
     """Return `holds` if this package is at work in verl's engine of this process."""
-    return hooks.HOOKS[ENGINE].state
+    return hooks.HOOKS[ENGINE].state if ENGINE in hooks.HOOKS else "missing"
 
 
 def in_order(trainer: Any, rows: Sequence[Row], metrics: dict[str, Any]) -> list[int]:
@@ -80,6 +80,10 @@ def order(rows: Sequence[Row], *, ranks: int, mini_batch: int) -> tuple[list[lis
     >>> order([a, a, a, b], ranks=2, mini_batch=4)
     ([[0, 1], [2, 3]], 1)
     """
+    if len(rows) % ranks:
+        raise IntegrationError(
+            f"{len(rows)} rows cannot be divided among {ranks} ranks: set algorithm.verl_ext.share_prompts=False"
+        )
     per_rank, size = len(rows) // ranks, mini_batch // ranks
     # A place for each mini-batch of each rank; the ranks of a mini-batch wait for each other.
     room = [min(size, per_rank - start) for start in range(0, per_rank, size) for _ in range(ranks)]

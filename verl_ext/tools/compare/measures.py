@@ -10,6 +10,8 @@ import numpy as np
 from verl_ext.core.groups import Array, Groups, Index, divide
 
 QUARTERS = ("to 0.25", "to 0.5", "to 0.75", "below 1")
+MOST_REWARDS = 12
+"""With more rewards, what each explains is not computed."""
 _SAME = 1e-9
 """Means that differ by less count as equal."""
 
@@ -105,7 +107,8 @@ def explained(advantages: Array, rewards: Array) -> Array:
 
     The R^2 of a linear regression, over all trajectories, of the advantage on the rewards normalised in their groups,
     split by Shapley value: the gain in R^2 when the reward is added, averaged over all orders of adding them. The
-    shares add up to the R^2 of all rewards; no weighted sum of them with fixed weights explains the rest.
+    shares add up to the R^2 of all rewards; no weighted sum of them with fixed weights explains the rest. NaN for an
+    advantage that does not vary, and for more than 12 rewards.
 
     >>> explained(np.array([1.0, -1.0, 1.0, -1.0]), np.array([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]]))
     array([1., 0.])
@@ -113,7 +116,7 @@ def explained(advantages: Array, rewards: Array) -> Array:
     count = rewards.shape[1]
     covariance = np.atleast_2d(np.cov(np.column_stack([rewards, advantages]), rowvar=False))
     within, against, variance = covariance[:-1, :-1], covariance[:-1, -1], covariance[-1, -1]
-    if not variance > 0:
+    if not variance > 0 or count > MOST_REWARDS:  # 2^K regressions
         return np.full(count, np.nan)
     fit = np.zeros(2**count)
     for chosen in range(1, 2**count):

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from verl_ext.tools.picture import COLOURS, STYLES, dress, new_figure
+from verl_ext.errors import ConfigurationError
 from verl_ext.tools.report.curves import Experiments, curve, title, unit
 
+# Okabe and Ito's colours without yellow, which is faint on white. The line styles also work without colours.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
+STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 SMOOTH = 5
 """Steps that each point averages."""
 
 
 def plot(experiments: Experiments, metrics: Sequence[str]) -> Any:
     """Return the figure, with the panels side by side so that the fewest gaps are left."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigurationError("a picture needs matplotlib: pip install 'matplotlib>=3.7'") from error
+    if len(experiments) > len(COLOURS):
+        raise ConfigurationError(f"{len(experiments)} names are too many for one picture, at most {len(COLOURS)}")
     across = min(len(metrics), min((4, 3), key=lambda count: -len(metrics) % count))
     down = -(-len(metrics) // across)
-    figure = new_figure(4.6 * across, 3.0 * down + 0.9, len(experiments))
+    figure: Any = Figure(figsize=(4.6 * across, 3.0 * down + 0.9), layout="constrained")
     axes = figure.subplots(down, across, squeeze=False).ravel()
     lines: dict[str, Any] = {}
     for metric, ax in zip(metrics, axes, strict=False):
@@ -58,3 +68,21 @@ def _finish(ax: Any, metric: str) -> None:
     ax.set_xlabel("training step")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     ax.ticklabel_format(axis="y", useOffset=False)
+
+
+def dress(ax: Any, heading: str, scale: str) -> None:
+    """Give a panel its title, its unit, and a grid."""
+    ax.set_title(heading)
+    ax.set_ylabel(scale)
+    ax.grid(alpha=0.25)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write the picture, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        figure.savefig(path, dpi=130)
+    except ValueError as error:  # matplotlib lists the endings that it knows
+        raise ConfigurationError(f"{path}: {error}") from error
