@@ -78,36 +78,28 @@ def test_what_is_not_of_its_type_is_refused(kind, given, told):
         value_of("x", given, kind)
 
 
-@pytest.mark.parametrize("kind", [int, float, int | None, tuple[int, ...]])
-def test_limits_hold_for_whole_numbers_and_for_each_of_a_list(kind):
-    limits = {"low": 1, "above": None, "high": 3}
-    where = "x" if kind in (int, float, int | None) else "x[0]"
-    for value, valid in ((0, "at least 1"), (4, "at most 3"), (1, None), (3, None)):
-        given = value if where == "x" else [value]
-        if valid is None:
-            assert value_of("x", given, kind, limits) in (value, (value,))
-            continue
-        with pytest.raises(ConfigurationError, match=facts(where, valid, value)):
-            value_of("x", given, kind, limits)
-
-
 @pytest.mark.parametrize(
-    ("limits", "within", "beyond", "valid"),
+    ("kind", "limits", "within", "beyond", "valid"),
     [
-        ({"low": 1}, 1, 1 - 1e-9, "at least 1"),
-        ({"above": 1}, 1 + 1e-9, 1, "above 1"),
-        ({"high": 1}, 1, 1 + 1e-9, "at most 1"),
-        ({}, -1e300, math.nan, "finite"),
-        ({}, 1e300, -math.inf, "finite"),
-        ({}, 0, 10**400, "finite"),
-        ({}, 1, True, "finite"),
+        (float, {"low": 1}, 1, 1 - 1e-9, "at least 1"),
+        (float, {"above": 1}, 1 + 1e-9, 1, "above 1"),
+        (float | None, {"high": 1}, 1, 1 + 1e-9, "at most 1"),
+        (int, {"low": 1}, 1, 0, "at least 1"),
+        (int | None, {"high": 3}, 3, 4, "at most 3"),
+        (float, {}, -1e300, math.nan, "finite"),
+        (float, {}, 1e300, -math.inf, "finite"),
+        (float, {}, 0, 10**400, "finite"),
+        (float, {}, 1, True, "finite"),
     ],
 )
-def test_numbers_have_limits(limits, within, beyond, valid):
-    assert value_of("x", within, float, limits) == within
+def test_numbers_have_limits_each_of_a_list_as_well(kind, limits, within, beyond, valid):
+    assert value_of("x", within, kind, limits) == within
+    assert value_of("x", [within], tuple[kind, ...], limits) == (within,)
     shown = repr(beyond) if valid == "finite" else f"{beyond:g}"
     with pytest.raises(ConfigurationError, match=facts("x", valid, shown)):
-        value_of("x", beyond, float, limits)
+        value_of("x", beyond, kind, limits)
+    with pytest.raises(ConfigurationError, match=facts("x[0]", valid, shown)):
+        value_of("x", [beyond], tuple[kind, ...], limits)
 
 
 @pytest.mark.parametrize(("value", "kind", "advised"), [(10.0, int, True), (10.5, int, False), (1.0, str, False)])

@@ -4,14 +4,14 @@ import functools
 import importlib
 import os
 import shutil
-import signal
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
+
+from tests.end_to_end.run import MARK, end_all
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -43,35 +43,13 @@ def cluster() -> Iterator[None]:
 
     # Ray's socket paths must be short.
     folder = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / f"ve-{uuid.uuid4().hex[:8]}"
-    # Slots, not cores.
-    ray.init(address="local", num_cpus=16, include_dashboard=False, _temp_dir=str(folder), log_to_driver=False)
+    with mock.patch.dict(os.environ, {MARK: folder.name}):
+        # Slots, not cores.
+        ray.init(address="local", num_cpus=16, include_dashboard=False, _temp_dir=str(folder), log_to_driver=False)
     yield
     ray.shutdown()
-    end(folder)
+    end_all(folder.name)  # one of Ray's workers may hang on its way out
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def end(folder: Path, patience: float = 10.0) -> None:
-    """Kill what still writes into a cluster's folder after a while: one of Ray's workers may hang on its way out."""
-    deadline = time.monotonic() + patience
-    while (left := writing_into(folder)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    for pid in left:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def writing_into(folder: Path) -> list[int]:
-    """Processes with an open file under the folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if any(os.readlink(file).startswith(f"{folder}/") for file in (entry / "fd").iterdir()):
-                    found.append(int(entry.name))
-            except OSError:  # gone meanwhile, or another user's
-                continue
-    return found
 
 
 @pytest.fixture(scope="session")

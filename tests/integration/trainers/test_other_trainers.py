@@ -1,18 +1,22 @@
-"""`RayPPOTrainer` reached in other ways than verl's: the estimators work, or raise before the first update."""
+"""`RayPPOTrainer` reached in other ways than verl's, and several in one process: the estimators work, or raise."""
 
 from __future__ import annotations
 
+import copy
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 from verl.trainer.ppo import core_algos, ray_trainer
 
 from tests.facts import facts
 from tests.integration.configs import compose
 from tests.integration.hadw_runs import HADW
-from tests.integration.trainers.ray_runs import DRGRPO_ON_ACC, Base, Light, OwnFit, batch, per_row
+from tests.integration.trainers.ray_runs import DRGRPO_ON_ACC, KEYS, VERLS, Base, Light, OwnFit, batch, own_fit, per_row
 from verl_ext.errors import IntegrationError
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", "+algorithm.rewards.keys=[acc]")
@@ -144,3 +148,109 @@ def test_another_plugin_may_wrap_our_methods_and_verls_functions(
     assert calls == ["compute_advantage", "_save_checkpoint", "_save_checkpoint"]
     assert (tmp_path / "global_step_0/verl_ext.json").exists()
     assert per_row(OwnFit(compose(*DRGRPO)).fit(steps=1)[0][0]) == DRGRPO_ON_ACC
+
+
+GDPO = ("algorithm.adv_estimator=gdpo", KEYS)
+GRPO = ("algorithm.adv_estimator=grpo",)
+
+
+class Copies(OwnFit):
+    """Passes a copy of its section."""
+
+    def section(self) -> Any:
+        return {"config": copy.deepcopy(self.config.algorithm)}
+
+    def advantages(self, data: Any = None) -> Any:
+        given, name = batch() if data is None else data, self.config.algorithm.adv_estimator
+        return ray_trainer.compute_advantage(given, adv_estimator=name, **self.section())
+
+
+class Omits(Copies):
+    """Passes no configuration, as some recipes of verl."""
+
+    def section(self) -> Any:
+        return {}
+
+
+class ByName(SeparateRayPPOTrainer):
+    """verl's trainer that has imported the functions by their names, without workers."""
+
+    def __init__(self, config: Any) -> None:
+        with mock.patch.object(VERLS, "__init__", lambda self, config, *_: Light.__init__(self, config)):
+            super().__init__(config, None, {}, None)
+
+    def fit(self, steps: int = 1) -> list[Any]:
+        done = []
+        for _ in range(steps):
+            data = batch()
+            self.reward_tensor = data.batch["token_level_scores"]
+            computed = self._fit_compute_advantage(data)
+            done.append((computed, ray_trainer.compute_data_metrics(batch=computed, use_critic=False)))
+        return done
+
+
+@pytest.mark.parametrize("cls", [OwnFit, Copies])
+def test_each_computes_with_its_own_settings_whichever_was_made_last(cls: type[Any]) -> None:
+    plain = ("+algorithm.gdpo.whiten=none",)
+    wanted = [per_row(own_fit(*GDPO, *more)[1][0][0]) for more in ((), plain)]
+    assert wanted[0] != wanted[1]
+    first, second = cls(compose(*GDPO)), cls(compose(*GDPO, *plain))
+    for trainer, advantages in ((first, wanted[0]), (second, wanted[1]), (first, wanted[0])):
+        assert per_row(trainer.fit()[0][0]) == advantages
+
+
+def test_each_has_a_history_of_its_own() -> None:
+    """Also where two configurations have the same entries."""
+    config = compose(*HADW)
+    first, second, plain = OwnFit(config), OwnFit(copy.deepcopy(config)), OwnFit(compose(*GRPO))
+    ticks = []
+    for trainer in (first, first, second, plain, first):
+        [(_, metrics)] = trainer.fit()
+        ticks.append(metrics.get("hadw/tick"))
+    assert ticks == [1, 2, 1, None, 3]
+    assert [trainer._verl_ext.state["weigh_by_history"]["ticks"] for trainer in (first, second)] == [3, 1]
+
+
+@pytest.mark.parametrize("base", [OwnFit, Copies])
+def test_one_that_was_not_checked_is_not_taken_for_another_with_the_same_entries(base: type[Any]) -> None:
+    """Its `__init__` calls no other."""
+    own_init = type("OwnInit", (base,), {"__init__": lambda self, config: setattr(self, "config", config)})
+    checked, other = OwnFit(compose(*HADW)), own_init(compose(*HADW))
+    for _ in range(2):
+        with pytest.raises(IntegrationError):
+            other.fit()
+        checked.fit()
+    assert checked._verl_ext.state["weigh_by_history"]["ticks"] == 2
+
+
+def test_each_logs_the_metrics_of_its_own_batch() -> None:
+    trainers = [OwnFit(compose(*HADW)), OwnFit(compose(*GDPO)), OwnFit(compose(*GRPO))]
+    computed = [trainer.advantages() for trainer in trainers]
+    logged = [trainer.logged(data) for trainer, data in zip(trainers, computed, strict=True)]
+    assert [{"hadw/tick", "reward/format/mean"} & metrics.keys() for metrics in logged] == [
+        {"hadw/tick"},
+        {"reward/format/mean"},
+        set(),
+    ]
+
+
+def test_a_trainer_of_verl_that_imported_the_function_by_name_is_told_by_its_call() -> None:
+    trainers = [ByName(compose(*HADW)) for _ in range(2)]
+    ticks = [trainer.fit()[0][1]["hadw/tick"] for trainer in (*trainers, trainers[0])]
+    assert ticks == [1, 1, 2]
+
+
+def test_a_trainer_may_work_in_another_thread_than_it_was_made_in() -> None:
+    trainer = OwnFit(compose(*HADW))
+    with ThreadPoolExecutor(1) as pool:
+        steps = pool.submit(trainer.fit, 2).result()
+    assert [metrics["hadw/tick"] for _, metrics in steps] == [1, 2]
+
+
+@pytest.mark.parametrize("cls", [OwnFit, Copies, Omits])
+def test_two_that_share_a_configuration_have_histories_and_dumps_of_their_own(cls: type[Any], tmp_path: Any) -> None:
+    config = compose(*HADW, f"+algorithm.verl_ext.dump_dir={tmp_path}")
+    first, second = cls(config), cls(config)
+    ticks = [trainer.fit()[0][1]["hadw/tick"] for trainer in (first, second, first)]
+    assert ticks == [1, 1, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["from-0-0", "from-0-1"]
