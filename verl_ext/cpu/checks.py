@@ -17,38 +17,19 @@ def asks_for_cpu(config: Any) -> bool:
     """Whether this run trains on the CPU: see `verl_ext.cpu.plugin`."""
     if "actor_rollout_ref" not in config:  # another program of verl, for example supervised training
         return False
-    return "cpu" in (_platform(os.environ), _platform(_environment(config)))
-
-
-def _platform(variables: Any) -> str:
-    return str(variables.get("VERL_PLATFORM", "")).strip().lower()
-
-
-def _environment(config: Any) -> Any:
-    """The environment variables of Ray's workers."""
-    return OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
+    of_workers = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
+    return any(str(known.get("VERL_PLATFORM", "")).strip().lower() == "cpu" for known in (os.environ, of_workers))
 
 
 def complaints(config: Any) -> Iterator[Complaint]:
-    """Complain about what cannot run without an accelerator."""
-    yield from map(Complaint, _values(config))
-
-
-def _models(config: Any) -> Iterator[tuple[str, str]]:
-    """The engine and the model, by their paths in the configuration, of each model that this run trains or asks."""
+    """Settings of which only one value, or few, work without an accelerator."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
-    yield "actor_rollout_ref.actor", "actor_rollout_ref.model"
-    if need_reference_policy(config):
-        yield "actor_rollout_ref.ref", "actor_rollout_ref.model"
-    if need_critic(config):
-        yield "critic", "critic.model"
-
-
-def _values(config: Any) -> Iterator[str]:
-    """Settings of which only one value, or few, work on the CPU."""
+    models = {"actor_rollout_ref.actor": "actor_rollout_ref.model"}
+    models |= {"actor_rollout_ref.ref": "actor_rollout_ref.model"} if need_reference_policy(config) else {}
+    models |= {"critic": "critic.model"} if need_critic(config) else {}
     rows: dict[str, tuple[tuple[Any, ...], str]] = {}
-    for engine, model in _models(config):
+    for engine, model in models.items():
         attention = f"{model}.override_config.attn_implementation"
         rows[f"{engine}.strategy"] = ("fsdp2",), "other engines refuse parameters on the CPU"
         rows[attention] = ("sdpa", "eager"), "flash attention needs a GPU"
@@ -60,4 +41,5 @@ def _values(config: Any) -> Iterator[str]:
     for path, (valid, reason) in rows.items():
         value = OmegaConf.select(config, path)
         if value not in valid:
-            yield f"{path} is {value!r}, but {reason}; valid on the CPU: {listed(valid)}; set ++{path}={valid[0]}"
+            text = f"{path} is {value!r}, but {reason}; valid on the CPU: {listed(valid)}; set ++{path}={valid[0]}"
+            yield Complaint(text)
