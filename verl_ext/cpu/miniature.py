@@ -56,9 +56,6 @@ def make_model(config: Any, place: str, folder: Path) -> Any:
 
 def rehearsed(config: Any, folder: Path, answers: Path | None) -> tuple[Any, list[str]]:
     """The configuration of the miniature, and what of the run it leaves out."""
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
-
     engine = config.actor_rollout_ref.actor.strategy
     if engine not in ("fsdp", "fsdp2"):
         raise ConfigurationError(f"a run on {engine} cannot be rehearsed: set model_engine=dp, without its settings")
@@ -69,7 +66,6 @@ def rehearsed(config: Any, folder: Path, answers: Path | None) -> tuple[Any, lis
         if (given := OmegaConf.select(config, path)) not in (None, value):
             left_out.append(f"{path}={given}")
             OmegaConf.update(config, path, value)
-    validate_config(config, need_reference_policy(config), need_critic(config))  # its sizes, before they are small
     OmegaConf.resolve(config.reward)
     apart = OmegaConf.select(config, "trainer.v1.trainer_mode") == "separate_async"
     presets = [read_yaml(FILES / f"{name}.yaml") for name in ("cpu", "separate_async")[: 1 + apart]]

@@ -175,7 +175,9 @@ def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
     if step := run.steps.get(1):
         answers += ": score {critic/score/min:g} to {critic/score/max:g}, mean {critic/score/mean:.3g}".format(**step)
         if select(user, "actor_rollout_ref.rollout.multi_turn.enable") and step.get("num_turns/max", 0) <= 2:
-            answers += "; no answer called a tool: give --answers that do"
+            loop = select(user, "actor_rollout_ref.rollout.agent.default_agent_loop")
+            answers += f"; no answer called a tool: agent_name of the rows, else default_agent_loop={loop}, must be "
+            answers += "tool_agent, and --answers must call one"
     for stage, reached, text in (
         ("data", started or len(counts) > 1, prompts),
         ("start", started, "models, engine and rollout"),
@@ -186,11 +188,7 @@ def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
         yield stage, OK if reached else FAILED, text if reached else run.failure(text)
         if not reached:
             if run.status is None and user.algorithm.filter_groups.enable:
-                yield (
-                    stage,
-                    LOOK,
-                    "filter_groups drops every group of equal scores: give --answers that differ",
-                )
+                yield stage, LOOK, "filter_groups drops groups of equal scores: give --answers that differ in theirs"
             return
 
 
@@ -201,7 +199,8 @@ def of_answers(run: Rehearsal, user: Any, *, given: bool) -> Iterator[tuple[str,
         for row in filter(None, json_lines(file)):
             scores.setdefault((row["step"], row["input"]), []).append(row["score"])
     if user.actor_rollout_ref.rollout.n > 1 and scores and all(min(group) == max(group) for group in scores.values()):
-        yield "groups", LOOK, "all answers to a prompt earn the same: give --answers that earn different rewards"
+        cause = "if check says it of the ground truth, too, mend the reward function; else give --answers that differ"
+        yield "groups", LOOK, f"all answers to a prompt earn the same: {cause}"
     if given and run.steps and all(step["response_length/clip_ratio"] == 1 for step in run.steps.values()):
         yield "answers", LOOK, f"all are cut at data.max_response_length={user.data.max_response_length}"
 
@@ -235,8 +234,10 @@ def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[tuple[str
     # A tool may answer otherwise, and asynchronous trainers take other prompts.
     same = select(user, "actor_rollout_ref.rollout.agent.default_agent_loop") == "single_turn_agent"
     same &= select(user, "trainer.v1.trainer_mode") in (None, "sync")
-    state = (FAILED if same else LOOK) if differ else OK
+    still = all(step.get("actor/grad_norm") == 0 for step in whole.steps.values())
+    state = (FAILED if same else LOOK) if differ else LOOK if still else OK
     text = "the metrics of step 3 are as without a break" + (f", but for {', '.join(differ)}" if differ else "")
+    text += ", but actor/grad_norm is 0 in each step, so it proves nothing: see groups" if still else ""
     yield "repeat", state, text
     scores = (f"{name}={value:g}" for name, value in run.steps[3].items() if name.startswith("val-core"))
     yield "validate", OK, ", ".join(scores)

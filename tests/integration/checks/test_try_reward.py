@@ -46,6 +46,10 @@ def copied(solution_str, ground_truth, **given):
     right = float(solution_str == ground_truth)
     return {"score": right, "correct": right, "format": right}
 
+def never(solution_str, ground_truth, **given):
+    right = float(solution_str == "#### " + ground_truth)
+    return {"score": right, "correct": right, "format": 1.0}
+
 calls = iter(range(100))
 
 def returns(score=None, **given):
@@ -246,7 +250,8 @@ def test_a_null_is_found_in_any_row_by_its_file_and_row(given, tmp_path: Path) -
     for wrong in ([{"role": "system", "content": None}, user], [{"role": None, "content": "a"}], [None, user], None):
         status, out = given(["1"] * 20, contents=[[user]] * 13 + [wrong] + [[user]] * 6)
         assert status == 1
-        assert a_line_says(out, place, "prompt", "null")
+        assert a_line_says(out, place, "data.prompt_key=prompt", "None", "role", "content")
+    assert a_line_says(given(["1"], contents=["2+3"])[1], "row 0 of", "data.prompt_key=prompt", "'2+3'", "messages")
     called = [user, {"role": "assistant", "content": None}]
     assert given(["1"] * 20, contents=[[user]] * 13 + [called] * 7)[0] == 0
 
@@ -293,3 +298,34 @@ def test_a_slow_function_shows_how_far_it_is(tried, monkeypatch) -> None:
     monkeypatch.setattr("verl_ext.integration.checks.try_reward.time.monotonic", lambda: next(clock))
     _, out = tried("algorithm.rewards.keys=[correct,format]")
     assert a_line_says(out, "2 of 4")
+
+
+def test_an_empty_truth_beside_others_is_said(given, tmp_path: Path) -> None:
+    status, out = given(["1"] * 13 + [""] + ["1"] * 6)
+    assert status == 0
+    assert a_line_says(out, "look", f"row 13 of {tmp_path}/train.parquet", "reward_model.ground_truth", "empty")
+
+
+def test_a_function_that_not_even_the_ground_truth_satisfies_is_said(given, tmp_path: Path) -> None:
+    words = (f"{FUNCTION}.name=never",)
+    _, out = given(["1", "2"], words=words)
+    assert a_line_says(out, "look", "ground truth", "score=0.0", f"{tmp_path}/reward.py", "reward_model.ground_truth")
+    assert a_line_says(out, "look", "ground truth", "correct=0.0")
+    assert not a_line_says(out, "accuracy", "'correct'")
+    (tmp_path / "answers.jsonl").write_text('"#### 1"\n"1"\n')
+    _, out = given(["1", "2"], words=(*words, "--answers", str(tmp_path / "answers.jsonl")))
+    assert not a_line_says(out, "look", "score=0.0")
+
+
+def test_a_function_that_the_file_does_not_have_is_named_with_the_near_one(tried) -> None:
+    status, out = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=compute_scores")
+    assert status == 1
+    assert a_line_says(out, f"{FUNCTION}.name", "'compute_scores'", "'compute_score'")
+
+
+@pytest.mark.parametrize(("loop", "said"), [("single_turn_agent", True), ("tool_agent", False)])
+def test_tools_that_the_agent_loop_does_not_know_are_said(tried, loop: str, said: bool) -> None:
+    rollout = "actor_rollout_ref.rollout"
+    words = (f"{rollout}.multi_turn.tool_config_path=tools.yaml", f"{rollout}.agent.default_agent_loop={loop}")
+    _, out = tried("algorithm.rewards.keys=[correct,format]", *words)
+    assert a_line_says(out, "look", f"{rollout}.multi_turn.tool_config_path", "agent_name", "tool_agent") == said

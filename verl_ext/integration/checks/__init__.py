@@ -15,7 +15,7 @@ from verl_ext.integration.checks import rules
 from verl_ext.integration.checks.describe import describe
 from verl_ext.integration.checks.read import RunConfig, estimator_name, read_settings
 from verl_ext.integration.checks.rewards import dropped
-from verl_ext.registry import INSTALLED
+from verl_ext.registry import INSTALLED, changed
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
@@ -62,6 +62,7 @@ def judge(config: Any) -> Verdict:
     complaints: list[Complaint] = []
     try:
         run = replace(run, settings=read_settings(config))
+        changed(run.settings)
         judging += rules.READ
         run = replace(run, chain=build(name, run.settings) if name in INSTALLED else None)
     except ConfigurationError as error:

@@ -1,16 +1,18 @@
 """`verl-ext check`: print every error and warning of a configuration, without a run.
 
 The configuration is composed as by `python -m verl.trainer.main_ppo`, with the same command line and presets. Neither
-Ray nor a model is started. The exit status is 1 if the run would be refused.
+Ray nor a model is started. The exit status is 1 if verl_ext refuses the run.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
+import io
 import re
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +54,10 @@ def check(options: argparse.Namespace, *, rehearsed: bool = False) -> int:
     """Print what the run would do and be told; return 1 if it would be refused. `rehearsed`: main_ppo runs it next."""
     with composed(options) as config:
         lines, refused = _judged(config, options, () if rehearsed else mains_of_file())
-    own = "" if rehearsed else "; verl's own checks did not run"
-    lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run{own}")
+        of_verl = None if refused else _refusal_of_verl(config)
+    lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run{of_verl or ''}")
     say("\n".join(lines))
-    return int(refused)
+    return int(refused or (rehearsed and of_verl is not None))
 
 
 @contextmanager
@@ -73,12 +75,14 @@ def composed(options: argparse.Namespace) -> Iterator[Any]:
         if folder is not None and not folder.is_dir():  # Hydra begins where verl's entry point is
             folder = Path(verl.__file__).parent / "trainer" / folder
         home = module(VERL, version_base=None) if folder is None else files(str(folder.resolve()), version_base=None)
-        with home, reading(name, ConfigurationError):
-            try:
-                config = hydra.compose(name, overrides=options.overrides, return_hydra_config=True)
-            except ConfigCompositionException as error:
-                _refuse_gone(str(error), hydra.compose(name))
-                raise
+        with home:
+            with reading(name, ConfigurationError):
+                try:
+                    config = hydra.compose(name, overrides=options.overrides, return_hydra_config=True)
+                except ConfigCompositionException as error:
+                    for text in _gone(r"Could not override '()([\w.]+)\.(\w+)'", [str(error)], name):
+                        raise ConfigurationError(text) from error
+                    raise
             HydraConfig.instance().set_config(config)
             try:
                 with open_dict(config):
@@ -92,21 +96,32 @@ def composed(options: argparse.Namespace) -> Iterator[Any]:
                 HydraConfig.instance().cfg = None
 
 
-def _refuse_gone(said: str, known: Any) -> None:
-    """Raise for a setting whose name is nowhere in this verl, nor ours: Hydra advises to append it."""
+def _gone(pattern: str, texts: Iterable[str], name: str) -> Iterator[str]:
+    """Name the settings of these texts whose last name is nowhere in this verl, nor ours, though their section is."""
     import verl
 
-    found = re.match(r"Could not override '([\w.]+)\.(\w+)'", said)
-    if found is None or found[1].removeprefix("algorithm.") in entries():
-        return
-    files = (file for kind in ("py", "yaml") for file in Path(verl.__file__).parent.rglob(f"*.{kind}"))
-    if not any(re.search(rf"\b{found[2]}\b", file.read_text("utf-8")) for file in files):
-        near = nearest(found[2], map(str, select(known, found[1]) or ()), cutoff=0.75)
-        hint = "" if near is None else f" (did you mean {near}?)"
-        raise ConfigurationError(
-            f"verl {verl.__version__} has no setting {found[1]}.{found[2]}{hint}: remove it, or put + before it if "
-            "code of yours reads it"
-        )
+    for plus, section, setting in re.findall(pattern, "\n".join(texts), re.M):
+        if section.removeprefix("algorithm.") in entries() or not (known := select(hydra.compose(name), section)):
+            continue
+        files = (file for kind in ("py", "yaml") for file in Path(verl.__file__).parent.rglob(f"*.{kind}"))
+        if not any(re.search(rf"\b{setting}\b", file.read_text("utf-8")) for file in files):
+            near = nearest(setting, map(str, known), cutoff=0.75)
+            hint = "" if near is None else f" (did you mean {near}?)"
+            path = f"{plus}{section}.{setting}"
+            yield f"verl {verl.__version__} has no setting {path}{hint}: remove it; + is for what code of yours reads"
+
+
+def _refusal_of_verl(config: Any) -> str | None:
+    """What verl's own check, before Ray starts, has against the configuration."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    try:
+        with redirect_stdout(io.StringIO()), suppress(ImportError):  # for LoRA it asks vLLM, which may not be here
+            inspect.unwrap(validate_config)(config, need_reference_policy(config), need_critic(config))
+    except Exception as error:  # noqa: BLE001 - its errors are of many kinds
+        return f"; verl refuses it: {type(error).__name__}: {' '.join(str(error).split())}"
+    return None
 
 
 def _judged(config: Any, options: argparse.Namespace, mains: Iterable[str]) -> tuple[list[str], bool]:
@@ -119,7 +134,8 @@ def _judged(config: Any, options: argparse.Namespace, mains: Iterable[str]) -> t
     elif verdict.settings.rewards.keys and not errors and known_components(config) is None:
         function = select(config, f"{FUNCTION}.path") or "the reward function"
         lines.append(f"untried    whether {function} returns these rewards: add --try-reward")
-    for kind, texts in (("error", errors), ("warning", verdict.warnings)):
+    gone = _gone(r"^(\+{1,2})(?!.*kwargs)([\w.]+)\.(\w+)=", options.overrides, str(HydraConfig.get().job.config_name))
+    for kind, texts in (("error", errors), ("warning", [*verdict.warnings, *gone])):
         lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
         lines += [f"  - {text}" for text in texts]
     return lines, bool(errors)

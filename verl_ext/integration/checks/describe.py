@@ -30,7 +30,8 @@ def describe(run: RunConfig) -> Iterator[str]:
     by_turn = dict.fromkeys(rewards.by_turn or (), " by turn")
     named = [f"{weights[key]:g} {key}{by_turn.get(key, '')}{conditions.get(key, '')}" for key in keys]
     only = "" if run.name in INSTALLED else f" (only logged: verl's {run.name} uses the score)"
-    yield f"rewards    {', '.join(named) + only if named else 'the score'}"
+    if named or not run.select("algorithm.rewards.keys"):  # else an error says why they cannot be read
+        yield f"rewards    {', '.join(named) + only if named else 'the score'}"
     if chain is not None and chain.needs_accuracy:
         bound = rewards.accuracy_threshold
         key = accuracy_of(run.settings)

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, reading
-from verl_ext.registry import INSTALLED, changed, entries, sections, used
+from verl_ext.registry import INSTALLED, entries, sections, used
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
 
 ACTOR = "actor_rollout_ref.actor"
@@ -57,9 +57,7 @@ def read_settings(config: Any) -> Settings:
         with reading(f"algorithm.{name}", ConfigurationError):
             algorithm[name] = resolved(config.algorithm.get(name))
     loss = select(config, f"{ACTOR}.loss_agg_mode")
-    settings = Settings.parse(algorithm, loss_agg_mode=str(loss or Settings.loss_agg_mode))
-    changed(settings)
-    return settings
+    return Settings.parse(algorithm, loss_agg_mode=str(loss or Settings.loss_agg_mode))
 
 
 def resolved(value: Any) -> Any:

@@ -125,6 +125,20 @@ def single_response(run: RunConfig) -> Iterator[Complaint]:
         )
 
 
+def unlike_meant(run: RunConfig) -> Iterator[Complaint]:
+    """Settings with which any run learns nothing, or resumes as another one."""
+    n, greedy = run.select("actor_rollout_ref.rollout.n"), "actor_rollout_ref.rollout.temperature"
+    if n != 1 and run.select(greedy) == 0:
+        yield _warning(
+            f"{greedy}=0: the {n} answers to a prompt are the same, and so are their rewards: set {greedy}=1"
+        )
+    for part in ("save_contents", "load_contents"):
+        contents = run.select(f"{ACTOR}.checkpoint.{part}")
+        if contents is not None and "optimizer" not in contents:
+            where = f"{ACTOR}.checkpoint.{part}={[*contents]}"
+            yield _warning(f"{where} lacks optimizer: a resumed run starts with an empty one; add it")
+
+
 def _warning(text: str) -> Complaint:
     return Complaint(text, fatal=False)
 
@@ -173,7 +187,7 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
         yield from load(name).rule(run.settings, run.select)
 
 
-ALWAYS: tuple[Rule, ...] = (unknown_estimator, unread, other_preset, late_preset, without_flash_attn)
+ALWAYS: tuple[Rule, ...] = (unknown_estimator, unread, other_preset, late_preset, without_flash_attn, unlike_meant)
 """The rules for every configuration."""
 READ: tuple[Rule, ...] = (
     *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, without_turns),

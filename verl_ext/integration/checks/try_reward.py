@@ -8,6 +8,7 @@ first rollout.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from omegaconf import OmegaConf
 from verl_ext.core.batch import LARGEST_REWARD
 from verl_ext.core.groups import Groups
 from verl_ext.core.rows import Rows
-from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed, reading
+from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed, reading, unknown
 from verl_ext.files import say
 from verl_ext.integration.advantage import compute, log_and_dump
 from verl_ext.integration.checks import Verdict
@@ -38,6 +39,8 @@ from verl_ext.integration.sampling import outside
 from verl_ext.settings import VerlExtSettings
 
 MANAGER = "reward.reward_manager"
+TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+SINGLE_TURN = "single_turn_agent"
 IN_PROCESS = ("naive", "dapo", "gdpo")
 """verl's reward managers that need neither Ray nor a service; `naive` calls the function for the others."""
 ROLLOUT = {"min_global_steps": 0, "max_global_steps": 0, "turn_scores": [], "tool_rewards": []}
@@ -49,7 +52,7 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
     if select(config, "reward.reward_model.enable") and select(config, f"{FUNCTION}.path") is None:
         raise ConfigurationError(f"a reward model scores this run: to try or rehearse it, set {FUNCTION}.path=FILE")
     given = ["\n".join(turns) for turns in read_answers(answers)] if answers is not None else []
-    samples, problems = rows_of(config, "data.train_files", rows, spread=not given)
+    samples, lacks = rows_of(config, "data.train_files", rows, spread=not given)
     if rows < 1 or not samples:
         raise DataError(f"there is nothing to try: --rows={rows} of data.train_files")
     validated, _ = rows_of(config, "data.val_files", 1)
@@ -59,7 +62,8 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
         kinds = {"the ground truth": truth if isinstance(truth, str) else json.dumps(truth), "an empty answer": ""}
         kinds |= {"the answer of the file": given[number]} if number < min(len(given), len(samples)) else {}
         tried += [(f"{place}, {kind}", place in samples, row, text) for kind, text in kinds.items()]
-    answer, looks = "", []
+    problems, looks = ([text for text, fatal in lacks if fatal is kind] for kind in (True, False))
+    answer = ""
     results: dict[str, dict[str, Any]] = {}
     manager = _manager(config, SimpleNamespace(decode=lambda *_tokens, **_options: answer))
     begun = told = time.monotonic()
@@ -75,7 +79,7 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
         first = results.setdefault(where, result)
         if differ := [name for name in result if repr(result[name]) != repr(first.get(name))]:
             twice = ", ".join(f"{name}={first.get(name)} and {result[name]}" for name in differ)
-            looks.append(f"look       {where}, scored twice: {twice}; a resumed run cannot repeat")
+            looks.append(f"{where}, scored twice: {twice}; a resumed run cannot repeat")
     each = (time.monotonic() - begun) / (len(tried) + 1)
     trained = {where: results[where] for where, training, _, _ in tried if training and where in results}
     names = dict.fromkeys(name for result in trained.values() for name in result)
@@ -84,13 +88,24 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
         problems += _wrong(columns, list(trained), verdict, more=select(config, f"{MANAGER}.name") not in MANAGERS)
     for one, other in combinations(verdict.settings.rewards.keys or (), 2):
         if len({*map(str, columns.get(one, ()))}) > 1 and columns[one] == columns.get(other):
-            looks.append(f"look       algorithm.rewards.keys: {one} and {other} are equal in all answers")
+            looks.append(f"algorithm.rewards.keys: {one} and {other} are equal in all answers")
+    for key in (SCORE, *(verdict.settings.rewards.keys or ())):
+        if len(values := {*map(str, columns.get(key, ()))}) == 1:
+            looks.append(
+                f"the ground truth itself earns {key}={values.pop()}, as every answer: look at what "
+                f"{select(config, f'{FUNCTION}.path')} compares with reward_model.ground_truth, or give --answers"
+            )
+    default = select(config, "actor_rollout_ref.rollout.agent.default_agent_loop")
+    loops = {row.get("agent_name") or default for row in samples.values()}
+    if select(config, TOOLS) and loops == {SINGLE_TURN}:
+        looks.append(
+            f"{TOOLS} is set, but {SINGLE_TURN} calls no tool: set agent_name in the rows, or "
+            "actor_rollout_ref.rollout.agent.default_agent_loop, to tool_agent"
+        )
     more = f" ({len(samples) - rows} more than --rows, for their data_source)" if len(samples) > rows else ""
-    title = (
-        f"the reward function on {len(samples)} rows of data.train_files{more}, {len(validated)} of data.val_files: "
-    )
-    title += f"{len(results)} answers (ground truths, empty ones), {each:.2g} s each"
-    return [title, *_lines(columns, verdict), *looks], problems
+    where = f"{len(samples)} rows of data.train_files{more}, {len(validated)} of data.val_files"
+    title = f"the reward function on {where}: {len(results)} answers (ground truths, empty ones), {each:.2g} s each"
+    return [title, *_lines(columns, verdict), *(f"look       {text}" for text in looks)], problems
 
 
 def _manager(config: Any, tokenizer: Any) -> Any:
@@ -100,6 +115,11 @@ def _manager(config: Any, tokenizer: Any) -> Any:
     name = select(config, f"{MANAGER}.name")
     called: Any = OmegaConf.merge(config, {"reward": {"reward_manager": {"source": "register"}}})
     called.reward.reward_manager.name = name if name in IN_PROCESS else "naive"
+    file, function = Path(f"{select(config, f'{FUNCTION}.path')}"), f"{select(config, f'{FUNCTION}.name')}"
+    source = file.read_text("utf-8", "replace") if file.is_file() else function
+    if not re.search(rf"\b{function}\b", source):
+        valid = re.findall(r"^(?:async )?def (\w+)", source, re.M)
+        raise ConfigurationError(f"{FUNCTION}.name: {unknown('function', function, valid)}, of {file}")
     with reading("the reward function", ConfigurationError):
         manager = load_reward_manager(called, tokenizer)
     # Without this Python before 3.12 waits for ever for a function that raises StopIteration.
@@ -178,6 +198,6 @@ def _lines(columns: Mapping[str, Sequence[Any]], verdict: Verdict) -> Iterator[s
         words = [f"{min(numbers):g} to {max(numbers):g}"] if numbers else []
         words += [f"{rest} NaN, missing or no number"] if (rest := len(values) - len(numbers)) else []
         yield f"  {key}  {listed({type(value).__name__ for value in values})}{turns}  {', '.join(words)}"
-        if numbers and min(numbers) >= 0 and max(numbers) <= 1 and not turns:
+        if numbers and 0 <= min(numbers) < max(numbers) <= 1 and not turns:
             accuracies.append(key)
-    yield f"  in [0, 1], as an accuracy must be: {listed(accuracies)}"
+    yield f"  in [0, 1] and not constant, as an accuracy: {listed(accuracies)}"
