@@ -133,6 +133,8 @@ def test_a_time_out_is_told_first_with_its_stage_whatever_error_the_log_has(left
     (text,) = [text for _, state, text in findings if state == FAILED]
     assert re.match(f"--minutes.*{stage}", text)
     assert text.index(stage) < text.index("ValueError: harmless")
+    assert findings[-1][1] == LOOK
+    assert "filter_groups" in findings[-1][2]  # on in this run
 
 
 @pytest.mark.parametrize(("scores", "dead"), [([1, 1, 0, 0], True), ([1, 0, 0, 0], False)])
@@ -227,12 +229,6 @@ def test_a_second_rehearsal_is_refused_and_a_killed_one_leaves_no_lock(tmp_path)
         first.kill()
     emptied(tmp_path).close()
     assert not (tmp_path / "train").exists()
-
-
-def test_a_step_that_does_not_end_hints_at_the_filter_of_groups(left):
-    findings = list(of_training(left(STARTED, status=None), USER))
-    assert findings[-1][:2] == ("train", LOOK)
-    assert "filter_groups" in findings[-1][2]
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,11 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         (*VERLS, "+algorithm.gdpo.whiten=token", STD),
         ("norm_adv_by_std_in_grpo",),
     ),
+    ("greedy answers", (GRPO, "actor_rollout_ref.rollout.temperature=0"), ("rollout.temperature=1", "8 answers")),
+    *(
+        (f"{part} without an optimizer", (GRPO, f"{ACTOR}.checkpoint.{part}=[model]"), (f"{part}=", "lacks optimizer"))
+        for part in ("save_contents", "load_contents")
+    ),
     ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
 ]  # fmt: skip
 ACCEPTED: dict[str, tuple[str, ...]] = {

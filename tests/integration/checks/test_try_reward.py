@@ -103,6 +103,8 @@ def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> N
     assert "'corect'" in out
     assert "'correct'" in out
     assert a_line_says(out, f"row 1 of {tmp_path}/train.parquet", "answer of the file", "KeyError")
+    _, error = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=compute_scores")
+    assert a_line_says(error, f"{FUNCTION}.name", "'compute_scores'", "'compute_score'")
     assert "0 errors" not in out
 
 
@@ -168,12 +170,9 @@ def test_what_verl_does_not_await_or_survive_is_refused(tried, function: str) ->
     assert tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name={function}")[0] == 1
 
 
-def test_no_row_is_no_trial(tried, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_row_or_no_function_is_no_trial(tried) -> None:
     assert tried("algorithm.rewards.keys=[correct,format]", "--rows", "0")[0] == 1
-
-
-def test_a_run_that_only_a_reward_model_scores_has_no_function_to_try(tried) -> None:
-    status, out = tried("reward.custom_reward_function.path=null", "reward.reward_model.enable=True")
+    status, out = tried(f"{FUNCTION}.path=null", "reward.reward_model.enable=True")
     assert status == 1
     assert "NotImplementedError" not in out
 
@@ -244,20 +243,18 @@ def test_with_answers_the_first_rows_are_tried(given, tmp_path: Path) -> None:
 
 def test_a_null_is_found_in_any_row_by_its_file_and_row(given, tmp_path: Path) -> None:
     user, place = {"role": "user", "content": "a"}, f"row 13 of {tmp_path}/train.parquet"
-    status, out = given(["1"] * 13 + [None] + ["1"] * 6)
-    assert status == 1
-    assert a_line_says(out, place, "reward_model.ground_truth", "null")
+    for truth, kind in ((None, "null"), ("", "empty")):
+        status, out = given(["1"] * 13 + [truth] + ["1"] * 6)
+        assert status == (truth is None)
+        assert a_line_says(out, place, "reward_model.ground_truth", kind)
     for wrong in ([{"role": "system", "content": None}, user], [{"role": None, "content": "a"}], [None, user], None):
         status, out = given(["1"] * 20, contents=[[user]] * 13 + [wrong] + [[user]] * 6)
         assert status == 1
         assert a_line_says(out, place, "data.prompt_key=prompt", "None", "role", "content")
     assert a_line_says(given(["1"], contents=["2+3"])[1], "row 0 of", "data.prompt_key=prompt", "'2+3'", "messages")
+    assert given(["1"] * 5 + [None] * 5, ["x"] * 5 + ["judged"] * 5)[0] == 0  # it has a function that needs none
     called = [user, {"role": "assistant", "content": None}]
     assert given(["1"] * 20, contents=[[user]] * 13 + [called] * 7)[0] == 0
-
-
-def test_a_source_without_any_truth_has_a_function_that_needs_none(given) -> None:
-    assert given(["1"] * 5 + [None] * 5, ["x"] * 5 + ["judged"] * 5)[0] == 0
 
 
 def test_rows_of_validation_fail_only_where_scoring_does(given, tmp_path: Path) -> None:
@@ -300,12 +297,6 @@ def test_a_slow_function_shows_how_far_it_is(tried, monkeypatch) -> None:
     assert a_line_says(out, "2 of 4")
 
 
-def test_an_empty_truth_beside_others_is_said(given, tmp_path: Path) -> None:
-    status, out = given(["1"] * 13 + [""] + ["1"] * 6)
-    assert status == 0
-    assert a_line_says(out, "look", f"row 13 of {tmp_path}/train.parquet", "reward_model.ground_truth", "empty")
-
-
 def test_a_function_that_not_even_the_ground_truth_satisfies_is_said(given, tmp_path: Path) -> None:
     words = (f"{FUNCTION}.name=never",)
     _, out = given(["1", "2"], words=words)
@@ -317,15 +308,9 @@ def test_a_function_that_not_even_the_ground_truth_satisfies_is_said(given, tmp_
     assert not a_line_says(out, "look", "score=0.0")
 
 
-def test_a_function_that_the_file_does_not_have_is_named_with_the_near_one(tried) -> None:
-    status, out = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=compute_scores")
-    assert status == 1
-    assert a_line_says(out, f"{FUNCTION}.name", "'compute_scores'", "'compute_score'")
-
-
-@pytest.mark.parametrize(("loop", "said"), [("single_turn_agent", True), ("tool_agent", False)])
-def test_tools_that_the_agent_loop_does_not_know_are_said(tried, loop: str, said: bool) -> None:
-    rollout = "actor_rollout_ref.rollout"
-    words = (f"{rollout}.multi_turn.tool_config_path=tools.yaml", f"{rollout}.agent.default_agent_loop={loop}")
-    _, out = tried("algorithm.rewards.keys=[correct,format]", *words)
-    assert a_line_says(out, "look", f"{rollout}.multi_turn.tool_config_path", "agent_name", "tool_agent") == said
+def test_tools_that_the_agent_loop_does_not_know_are_said(tried) -> None:
+    rollout, keys = "actor_rollout_ref.rollout", "algorithm.rewards.keys=[correct,format]"
+    tools = f"{rollout}.multi_turn.tool_config_path"
+    assert a_line_says(tried(keys, f"{tools}=tools.yaml")[1], "look", tools, "agent_name", "tool_agent")
+    _, out = tried(keys, f"{tools}=tools.yaml", f"{rollout}.agent.default_agent_loop=tool_agent")
+    assert not a_line_says(out, "look", tools)

@@ -101,7 +101,8 @@ def _gone(pattern: str, texts: Iterable[str], name: str) -> Iterator[str]:
     import verl
 
     for plus, section, setting in re.findall(pattern, "\n".join(texts), re.M):
-        if section.removeprefix("algorithm.") in entries() or not (known := select(hydra.compose(name), section)):
+        known = select(hydra.compose(name), section) or ()
+        if section.removeprefix("algorithm.") in entries() or (plus and not known):
             continue
         files = (file for kind in ("py", "yaml") for file in Path(verl.__file__).parent.rglob(f"*.{kind}"))
         if not any(re.search(rf"\b{setting}\b", file.read_text("utf-8")) for file in files):

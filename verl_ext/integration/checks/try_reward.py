@@ -91,9 +91,10 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
             looks.append(f"algorithm.rewards.keys: {one} and {other} are equal in all answers")
     for key in (SCORE, *(verdict.settings.rewards.keys or ())):
         if len(values := {*map(str, columns.get(key, ()))}) == 1:
+            advice = "compares with reward_model.ground_truth, or give --answers in the format that it wants"
+            path = select(config, f"{FUNCTION}.path") or "verl"
             looks.append(
-                f"the ground truth itself earns {key}={values.pop()}, as every answer: look at what "
-                f"{select(config, f'{FUNCTION}.path')} compares with reward_model.ground_truth, or give --answers"
+                f"the ground truth itself earns {key}={values.pop()}, as every answer: look what {path} {advice}"
             )
     default = select(config, "actor_rollout_ref.rollout.agent.default_agent_loop")
     loops = {row.get("agent_name") or default for row in samples.values()}
