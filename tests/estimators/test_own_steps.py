@@ -129,11 +129,3 @@ def test_only_the_command_line_says_what_code_compare_imports(capsys, tmp_path, 
     del sys.modules["mine"]
     (tmp_path / "mine.py").unlink()
     assert a_line_says(compare(folder, "gdpo", made.KEYS), "gdpo")
-
-
-@pytest.mark.parametrize("count", [2, 5, 9])
-@pytest.mark.parametrize("weight", [2.0, -2.0])
-def test_a_list_that_drops_responses_is_not_refused_for_its_weights(count, weight):
-    rewards = {"keys": [*"abcdefghi"[:count]], "weights": [weight, *[1.0] * (count - 1)]}
-    for last in ([], ["whiten"]):
-        assert trial("centre", "scale_by_std", "drop_conflicts", "weigh_and_sum", *last, rewards=rewards) is None
