@@ -107,11 +107,7 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("loss_mode=sapo", "vanilla"),
     ),
     ("KL", (*GDPO, "algorithm.use_kl_in_reward=True"), ("algorithm.use_kl_in_reward", "use_kl_loss")),
-    (
-        "std against mad",
-        (*GDPO, "+algorithm.gdpo.scale=mad", STD),
-        ("norm_adv_by_std_in_grpo", "algorithm.gdpo.scale"),
-    ),
+    ("std against mad", (*GDPO, "+algorithm.gdpo.scale=mad", STD), ("norm_adv_by_std_in_grpo", "algorithm.gdpo.scale")),
     (
         "std against a list",
         (COMPOSE, "+algorithm.compose.steps=[weigh_and_sum,centre,scale_by_std]", STD),
@@ -127,11 +123,7 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     ("other preset", ("+verl_ext=hadw", GRPO), ("hadw", GRPO)),
     ("step", (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{OWN}:Broken]"), ("KeyError", "own_steps.py")),
-    (
-        "filter elsewhere",
-        (*GDPO, FILTER, ANY_REWARD, "trainer.use_v1=False"),
-        ("trainer.use_v1",),
-    ),
+    ("filter elsewhere", (*GDPO, FILTER, ANY_REWARD, "trainer.use_v1=False"), ("trainer.use_v1",)),
     ("filter without bounds", (*GDPO, FILTER, BETWEEN, ACC), ("accuracy_between",)),
     ("filter without an accuracy", (GRPO, FILTER, BETWEEN, BOUNDS), ("rewards.accuracy_key",)),
     ("bounds of grpo", (GRPO, FILTER, BETWEEN, ACC, "+algorithm.rewards.accuracy_between=[5]"), ("accuracy_between",)),
@@ -159,11 +151,7 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("algorithm.adv_estimator=dgpo", f"{ACTOR}.policy_loss.loss_mode=sapo"),
         ("loss_mode=sapo", "balance=sequence"),
     ),
-    (
-        "std of verl's gdpo",
-        (*VERLS, "+algorithm.gdpo.whiten=token", STD),
-        ("norm_adv_by_std_in_grpo",),
-    ),
+    ("std of verl's gdpo", (*VERLS, "+algorithm.gdpo.whiten=token", STD), ("norm_adv_by_std_in_grpo",)),
     ("greedy answers", (GRPO, "actor_rollout_ref.rollout.temperature=0"), ("rollout.temperature=1", "8 answers")),
     *(
         (f"{part} without an optimizer", (GRPO, f"{ACTOR}.checkpoint.{part}=[model]"), (f"{part}=", "lacks optimizer"))

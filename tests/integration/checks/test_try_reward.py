@@ -151,11 +151,6 @@ def test_what_the_reward_manager_adds_is_not_missing(tried) -> None:
 FUNCTION = "reward.custom_reward_function"
 
 
-def test_the_function_is_called_as_the_run_calls_it(tried) -> None:
-    status, out = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=reads_the_rollout")
-    assert status == 0, out
-
-
 @pytest.mark.parametrize("score", ["null", "'1.0'", "infinity", "[1.0]", "float32", "long"])
 def test_a_score_that_verl_cannot_store_is_refused(tried, score: str) -> None:
     kwargs = f"+{FUNCTION}.reward_kwargs.score={score}"
@@ -165,9 +160,12 @@ def test_a_score_that_verl_cannot_store_is_refused(tried, score: str) -> None:
     assert "0 errors" not in out
 
 
-@pytest.mark.parametrize("function", ["leaves", "finds_nothing", "returns_a_coroutine"])
-def test_what_verl_does_not_await_or_survive_is_refused(tried, function: str) -> None:
-    assert tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name={function}")[0] == 1
+@pytest.mark.parametrize(
+    ("function", "status"), [("leaves", 1), ("finds_nothing", 1), ("returns_a_coroutine", 1), ("reads_the_rollout", 0)]
+)
+def test_the_function_is_called_as_the_run_calls_it(tried, function: str, status: int) -> None:
+    """What verl does not await or survive is refused."""
+    assert tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name={function}")[0] == status
 
 
 def test_no_row_or_no_function_is_no_trial(tried) -> None:
@@ -212,14 +210,11 @@ def given(tried, tmp_path: Path):
     return run
 
 
-def test_rows_are_spread_over_the_file(given, tmp_path: Path) -> None:
+def test_rows_are_spread_over_the_files(given, tmp_path: Path) -> None:
     status, out = given(["1"] * 10 + ["raise"] * 10)
     assert status == 1
     assert a_line_says(out, f"row 10 of {tmp_path}/train.parquet", "KeyError")
     assert "row 0 of" not in out
-
-
-def test_rows_of_each_training_file_are_tried(given, tmp_path: Path) -> None:
     given(["raise"] * 3, file="more")
     files = f"data.train_files=[{tmp_path}/train.parquet,{tmp_path}/more.parquet]"
     status, out = given(["1"] * 3, words=(files,))
