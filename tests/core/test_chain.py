@@ -26,7 +26,7 @@ class Count(Step):
         return 0
 
     def update(self, values, batch, state):
-        return Update(values, state + 1, {"rows": 1.0, "reward/max": 3.0}, {"count": "a warning"})
+        return Update(values, state + 1, {"rows": 1.0, "reward/max": 3.0})
 
 
 ALL = Chain((WeighAndSum(), Centre(), Count(), WeighByHistory()))
@@ -60,7 +60,6 @@ def test_each_step_gets_its_own_state_back():
     second = ALL(batch, first.state)
     assert [result.state["count"] for result in (first, second)] == [1, 2]
     assert second.state["weigh_by_history"]["ticks"] == 2
-    assert first.warnings == {"count": "a warning"}
     assert {"rows", "reward/max", "capability_prior"} <= set(first.metrics)
 
 

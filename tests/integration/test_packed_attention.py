@@ -227,3 +227,10 @@ def test_a_marked_pass_without_a_kernel_leaves_verl_s_own_function(monkeypatch, 
         assert (transformer_impl.logprobs_from_logits is usual) == (package is not None)
         assert model.config._attn_implementation == "sdpa"
     assert transformer_impl.logprobs_from_logits is usual
+
+
+@pytest.mark.parametrize(("apart", "fails"), [(0.0, False), (0.03, False), (0.3, True)])
+def test_a_change_of_every_token_beyond_bf16_s_rounding_is_refused(apart, fails):
+    whole = -torch.rand(200)
+    excess = engine.excess_of(whole + apart, whole, whole, torch.finfo(torch.bfloat16).eps)
+    assert (float(excess) > engine.FACTOR) == fails

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -6,6 +8,7 @@ from tests.facts import facts
 from tests.linear import is_linear
 from verl_ext.errors import ConfigurationError, DataError
 from verl_ext.rewards.boxed_math import Options, check_ground_truth, compute_score, last_boxed
+from verl_ext.rewards.math_judge import NoVerdictError
 
 
 def accuracy(solution: str, gold: str, **kwargs: object) -> float:
@@ -157,3 +160,18 @@ def test_time_is_linear_in_the_length_of_the_answer(block):
             accuracy(solution, "5")
 
     assert is_linear(score, lambda size: block * (size // len(block)))
+
+
+def test_a_judge_that_failed_is_asked_again(monkeypatch):
+    verdicts = iter([NoVerdictError("its process died"), True])
+
+    def ask(*_):
+        verdict = next(verdicts)
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
+    monkeypatch.setattr("verl_ext.rewards.boxed_math.JUDGE", SimpleNamespace(ask=ask))
+    with pytest.raises(DataError):
+        check_ground_truth("17.25")
+    assert check_ground_truth("17.25") == "17.25"

@@ -276,6 +276,7 @@ REFUSED = [
     (ENTRIES, ["gdpo", "algorithm.rewards.keys=[rihgt,form]"], ("did you mean 'right'",)),
     (ENTRIES, ["gdpo"], ("algorithm.rewards.keys", "'form'", "'right'")),
     (ENTRIES, ["grpo"], ("'grpo'", "twice")),
+    (ENTRIES, ["gdpo", made.KEYS, "algorithm.rewards.rejected=leave_out"], ("rewards.rejected", "leave it out")),
     (made.without(ENTRIES, "acc"), ["gdpo", made.KEYS], ("algorithm.rewards.accuracy_key", "'form'", "'right'")),
     (made.without(ENTRIES, "right", "form", "acc"), ["gdpo", made.KEYS], ("'right'", "'score'")),
     (made.entries(right=10**400), ["gdpo", made.KEYS], ("cannot be read",)),

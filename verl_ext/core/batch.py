@@ -102,7 +102,7 @@ class Batch:
         rewards: Sequence[Sequence[float]] | Array,
         labels: Sequence[Hashable],
         *,
-        groups: Groups | None = None,
+        prompts: Groups | None = None,
         turns: Turns | None = None,
         keys: Sequence[str] = ("score",),
         conditions: Mapping[str, Requirement] | None = None,
@@ -114,7 +114,7 @@ class Batch:
     ) -> Batch:
         """Check the shapes and that the rewards are finite, apply the conditions, then build the batch.
 
-        `labels` are the prompts' uids. Pass `groups` if they are already grouped. With `turns`, each of them is a row;
+        `labels` are the prompts' uids. Pass `prompts` if they are already grouped. With `turns`, each of them is a row;
         what belongs to the response is repeated. `lengths`, the tokens in the loss, and `outputs` default to 1 each.
         """
         size = len(labels)
@@ -124,7 +124,7 @@ class Batch:
         for key, needed in (conditions or {}).items():
             column, met = keys.index(key), needed.met(raw[:, keys.index(needed.on)])
             matrix[:, column] = np.where(np.isnan(raw[:, column] + met), np.nan, np.where(met > 0, raw[:, column], 0.0))
-        prompts = Groups.of(labels) if groups is None else groups
+        prompts = Groups.of(labels) if prompts is None else prompts
         turns = Turns(np.zeros(size, dtype=np.intp)) if turns is None else turns
         groups = prompts
         if not turns.last.all():

@@ -23,13 +23,12 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Update:
-    """What a step returns: new values `[N, K]`, its new state, metrics, and warnings, each logged once per run."""
+    """What a step returns: new values `[N, K]`, its new state, and metrics."""
 
     values: Array
     state: Any = None
     metrics: Metrics = field(default_factory=dict)
     """By short name; in the logs the name of the estimator comes before it."""
-    warnings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Step:
         raise NotImplementedError(f"the step {type(self).__name__} defines neither apply nor update")
 
     def update(self, values: Array, batch: Batch, state: Any) -> Update:
-        """Return new values, the new state, metrics and warnings."""
+        """Return new values, the new state and metrics."""
         return Update(self.apply(values, batch))
 
     def init(self) -> Any:
@@ -91,8 +90,6 @@ class Result:
     state: State
     """The state for the next batch."""
     metrics: Metrics
-    warnings: Mapping[str, str]
-    """Each is logged once per run."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,6 @@ class Chain:
         old = self.init() if state is None else state
         new: dict[str, Any] = {}
         metrics: Metrics = {}
-        warnings: dict[str, str] = {}
         values = batch.returns
         for step in self.steps:
             update = step.update(values, batch, old.get(step.name))
@@ -169,7 +165,6 @@ class Chain:
                 after = np.where(varies | np.isnan(after), after, 0.0)
             values = after
             metrics |= update.metrics
-            warnings |= update.warnings
             if update.state is not None:
                 new[step.name] = update.state
         if values.shape[1] != 1:
@@ -178,7 +173,7 @@ class Chain:
                 f"return {values.shape[1]}: add {SUM}"
             )
         advantages = values[:, 0]
-        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, warnings)
+        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics)
 
 
 def plain_state(state: State) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class WeighByHistory(Anchor, Step):
         used = phi[~np.isnan(values)]
         if used.size:
             metrics |= {"reweighting_mean": float(used.mean()), "reweighting_std": float(used.std())}
-        return Update(values * phi, new, metrics, self._warnings(new["window"], y))
+        return Update(values * phi, new, metrics)
 
     def _move(self, old: dict[str, Any], y: float) -> tuple[float, dict[str, Any], float]:
         """Return the anchor for this batch, the new state, and the step size of `soft`."""
@@ -115,22 +115,6 @@ class WeighByHistory(Anchor, Step):
             value = (1 - eta_t) * centre + eta_t * y
             window = [*past, value][-self.history_window :]
         return centre, {"anchor": self.anchor, "value": value, "window": window, "ticks": old["ticks"] + 1}, eta_t
-
-    def _warnings(self, window: list[float], y: float) -> dict[str, str]:
-        """Warn if the soft anchor stands still although the batch accuracy is far from it.
-
-        With the default `eta_min` or a larger one the anchor cannot stand still, and only an outlier among the batches
-        would cause the warning.
-        """
-        still = len(window) == self.history_window > 1 and max(window) - min(window) < 0.01
-        # With `window` the last value is y, and `fixed` has no window: neither warns.
-        if self.eta_min >= Anchor.eta_min or not still or abs(y - window[-1]) < 0.1:
-            return {}
-        return {
-            "hadw_frozen": f"hadw's anchor has stood still near {window[-1]:.3f} over the last {self.history_window} "
-            f"batches while batch accuracy is {y:.3f}: set algorithm.hadw.eta_min=0.05 (eta_min is {self.eta_min:g}), "
-            "or {step: weigh_by_history, eta_min: 0.05} in algorithm.compose.steps"
-        }
 
 
 def _is_sound(state: Any) -> bool:

@@ -99,7 +99,7 @@ class Balance(Step):
     `over="token"`: `z = sum_all len / sum_valid len`; `over="sequence"`: `z = B / B_valid`, rows of verl's batch, over
     which the loss averages. A group is valid if its values vary, a row with several turns if one of them is in a valid
     group; `z = 1` when none is. z is logged as `balance_z` (`zero_mask_ratio` in the authors' code and TRL);
-    `dead_share` is the share of trajectories that are not valid.
+    `dead_share` is the share of rows, trajectories or turns, that are not valid.
     """
 
     name: ClassVar[str] = "balance"

@@ -7,9 +7,9 @@ The advantage is the centred reward, not divided by the group's std:
 The method also changes the loss: the sum over a response's tokens is divided by a *constant*, not by the response's
 length, and then averaged over responses. In verl:
 
-    actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm
-    actor_rollout_ref.actor.loss_scale_factor=<data.max_response_length>
-    actor_rollout_ref.actor.use_kl_loss=False
+- actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm
+- actor_rollout_ref.actor.loss_scale_factor=<data.max_response_length>
+- actor_rollout_ref.actor.use_kl_loss=False
 
 Degenerate cases: a group of one, or with a range of at most 1e-6 max(1, |mean|), has advantage 0. Rewards are not
 rescaled: doubling them doubles the advantages, unless the range crosses that limit: [8e-7, 0] gives 0, [1.6e-6, 0]

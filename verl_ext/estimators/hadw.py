@@ -12,8 +12,9 @@ HA-DW weighs any base advantage A by the distance of the prompt's accuracy from 
     anchor=window   C = mean of y over the last batches, including this one
     anchor=fixed    C = fixed_anchor
 
-`eta_min` is not in the paper, whose formula is `eta_min=0`: sigma_t then collapses and C stands still, and a warning
-says so. The default, 0.05, remembers about 20 batches; `eta` shortens that while the capability moves.
+`eta_min` is not in the paper, whose formula is `eta_min=0`: sigma_t then collapses and C stands still, as the metric
+`capability_posterior` shows. The default, 0.05, remembers about 20 batches; `eta` shortens that while the capability
+moves.
 
 Degenerate cases: a group of one, or with a range of at most 1e-6 max(1, |mean|), has A = 0. Phi > 0, so no sign flips
 and 0 stays 0; groups no longer add up to 0; the first batch of the soft anchor sets C and has Phi = 1. The state is C,

@@ -100,8 +100,6 @@ def _run_chain(run: Run, chain: Chain, batch: Batch) -> Array:
     if run.state is None:
         plain_state(result.state)  # raise now, not at the first checkpoint
     run.state = result.state
-    for kind, text in result.warnings.items():
-        run.warn_once(kind, text)
     if run.settings.verl_ext.dump_dir is not None:
         dump.write(run, batch, result.advantages)
     run.metrics |= advantage_metrics(result.advantages)
@@ -135,7 +133,7 @@ def _batch(run: Run, chain: Chain, rewards: Components, total: Array, tokens: Ar
     return Batch.of(
         matrix[part],
         selected(rewards.labels),
-        groups=rewards.groups if whole else None,
+        prompts=rewards.groups if whole else None,
         turns=turns,
         keys=(SCORE,) if keys is None else keys,
         conditions=settings.conditions,
@@ -187,7 +185,7 @@ def log_and_dump(run: Run, rewards: Components, tensors: Callable[[], Mapping[st
     batch = Batch.of(
         rewards.matrix(keys, counts=False),
         rewards.labels,
-        groups=rewards.groups,
+        prompts=rewards.groups,
         keys=keys,
         outputs=rows.outputs,
     )

@@ -85,7 +85,10 @@ def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float 
     if boxed is None and re.search(_BOX, text):
         raise bad_truth(row, "has a box that cannot be read", ground_truth, r"\boxed{...}")
     gold = text if boxed is None else boxed
-    problem = _why_unreadable(gold, GOLD_PATIENCE * timeout)
+    try:
+        problem = _why_unreadable(gold, GOLD_PATIENCE * timeout)
+    except NoVerdictError as error:  # not cached: the next sample asks again
+        problem = f"cannot be read: {error}"
     if problem:
         raise bad_truth(row, problem, ground_truth, "an answer in LaTeX")
     return gold
@@ -95,10 +98,7 @@ def check_ground_truth(ground_truth: object, row: str = "a row", timeout: float 
 def _why_unreadable(gold: str, timeout: float) -> str | None:
     if last_boxed(rf"\boxed{{{gold}}}") != gold:
         return "has unbalanced braces"
-    try:
-        return None if JUDGE.ask(gold, gold, timeout) else "cannot be read by math-verify"
-    except NoVerdictError as error:
-        return f"cannot be read: {error}"
+    return None if JUDGE.ask(gold, gold, timeout) else "cannot be read by math-verify"
 
 
 def compute_score(

@@ -45,7 +45,7 @@ def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
     yield Complaint(
         f"algorithm.adv_estimator: {unknown('estimator', run.name, ADV_ESTIMATOR_REGISTRY)}; register one of your own "
         "in the trainer's process, by VERL_USE_EXTERNAL_MODULES or an entry point",
-        fatal=near is not None,
+        fatal=near in INSTALLED,
     )
 
 

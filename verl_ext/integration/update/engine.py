@@ -27,6 +27,8 @@ FACTOR = 5
 """How much more packing may change than the size of verl's own micro-batches does."""
 FLOOR = 1e-6
 """The least change that counts, of the largest log-probability: verl's own may change none at all."""
+ROUNDING = (1.0, 8.0)
+"""The same in units of the format's rounding, in the mean and in the top 1 %."""
 
 
 def install(transformer_impl: ModuleType) -> None:
@@ -86,8 +88,7 @@ def require_equal(engine: Any, data: Any) -> None:
     with marked_pass(engine, share=True):
         packed = answer_log_probs(engine, data, chosen, share=True)
     rounding = torch.finfo(getattr(engine, "_autocast_dtype", torch.bfloat16)).eps
-    floor = max(FLOOR * float(whole.abs().max()), 8 * rounding)
-    excess = (change(packed, whole) / change(in_two[: len(whole)], whole).clamp(min=floor)).max()
+    excess = excess_of(packed, in_two[: len(whole)], whole, rounding)
     torch.distributed.all_reduce(excess, op=torch.distributed.ReduceOp.MAX, group=engine.get_data_parallel_group())
     if not excess <= FACTOR:
         raise IntegrationError(
@@ -107,6 +108,12 @@ def answer_log_probs(engine: Any, data: Any, rows: Sequence[int], *, share: bool
         _, output = engine.forward_step(batch, loss_function=None, forward_only=True)
     values: torch.Tensor = output["model_output"]["log_probs"].values()
     return values[pack.answer_places(batch)[0] - 1].float()
+
+
+def excess_of(packed: torch.Tensor, in_two: torch.Tensor, whole: torch.Tensor, rounding: float) -> torch.Tensor:
+    """Return how many times as much packing changes log-probabilities as the size of micro-batches does."""
+    floor = (rounding * whole.new_tensor(ROUNDING)).clamp(min=FLOOR * float(whole.abs().max()))
+    return (change(packed, whole) / change(in_two, whole).maximum(floor)).max()
 
 
 def change(values: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:

@@ -57,22 +57,22 @@ def compare(options: argparse.Namespace) -> int:
     """Print the tables, and write the advantages if asked to."""
     with reading(options.rollouts):
         rollouts = read_rollouts(options.rollouts, options.prompt)
-        compared, common = variants.parse(options.variants, rollouts)
-        rollouts = rollouts.scored(common.rewards)
-        outcomes = [variants.outcome(variant, rollouts) for variant in compared]
-        named = [key for variant in compared[1:] for key in variant.settings.rewards.keys or ()]
-        keys = tuple(dict.fromkeys(named)) or (rollouts.total,)
-        raw = {key: rollouts.reward(key, "algorithm.rewards.keys") for key in keys}
-        lines = [*_notes(rollouts, outcomes, common)]
-        key, accuracies = variants.accuracy(common, rollouts)
-        level = by_accuracy(rollouts.of_prompts(accuracies), f"accuracy of the prompt ({key})")
-        measured: Measured = {}
-        for outcome in outcomes:
-            seen = np.stack([outcome.seen.get(key, raw[key]) for key in keys], axis=1)
-            scaled = normalised(seen, rollouts.groups)
-            measured[outcome.variant.text] = measure(
-                outcome.advantages, outcomes[0].advantages, rollouts.groups, scaled, level
-            )
+    compared, common = variants.parse(options.variants, rollouts)
+    rollouts = rollouts.scored(common.rewards)
+    outcomes = [variants.outcome(variant, rollouts) for variant in compared]
+    named = [key for variant in compared[1:] for key in variant.settings.rewards.keys or ()]
+    keys = tuple(dict.fromkeys(named)) or (rollouts.total,)
+    raw = {key: rollouts.reward(key, "algorithm.rewards.keys") for key in keys}
+    lines = [*_notes(rollouts, outcomes, common)]
+    key, accuracies = variants.accuracy(common, rollouts)
+    level = by_accuracy(rollouts.of_prompts(accuracies), f"accuracy of the prompt ({key})")
+    measured: Measured = {}
+    for outcome in outcomes:
+        seen = np.stack([outcome.seen.get(key, raw[key]) for key in keys], axis=1)
+        scaled = normalised(seen, rollouts.groups)
+        measured[outcome.variant.text] = measure(
+            outcome.advantages, outcomes[0].advantages, rollouts.groups, scaled, level
+        )
     missing = {key: int(np.isnan(values).sum()) for key, values in raw.items()}
     lines += [f"{key} is not scored in {count:,} trajectories" for key, count in missing.items() if count]
     for title, remark, table in _tables(rollouts, measured, keys, level):

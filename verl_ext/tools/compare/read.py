@@ -47,7 +47,7 @@ def _dumps(path: Path) -> list[Path]:
 
 
 def _as_today(about: About) -> About:
-    """Return what a dump says of its run; in 0.3.0 conditions were a setting of gdpo, and counted with it alone."""
+    """Return what a dump says of its run; once conditions were a setting of gdpo, and counted with it alone."""
     gdpo, hadw, rewards = (dict(about.algorithm.get(name) or {}) for name in ("gdpo", "hadw", "rewards"))
     if "conditions" not in gdpo:
         return about

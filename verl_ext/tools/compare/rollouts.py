@@ -49,7 +49,7 @@ class Rollouts:
     rewards: Mapping[str, Array]
     """Each reward as it was scored, NaN where it was not; the score is one of them."""
     total: str
-    """The reward that verl's grpo works on."""
+    """The reward that verl's grpo works on: the score; in a dump of this package the total that the run trained on."""
     counts: Mapping[str, Any]
     """`[N]` each, named as in `Batch.of`: `lengths`, and `outputs` where they are known."""
     unit: str

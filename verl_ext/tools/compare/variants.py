@@ -21,6 +21,8 @@ from verl_ext.tools.arguments import parse_settings
 from verl_ext.tools.compare.rollouts import TOKENS, Rollouts
 
 GRPO = "grpo"
+UNUSED = tuple(f"algorithm.rewards.{name}=" for name in ("accuracy_between", "log", "rejected", "token_scores"))
+"""Settings without effect on rollouts that are stored."""
 _SETTING = re.compile(r"\s+(?=[+~]*[\w.@/]+=)")
 """Where a setting begins. Spaces inside `[...]` and `{...}` are followed by no `KEY=`."""
 _ROUNDING = 1e-4
@@ -67,6 +69,9 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
             named.append((first, overrides, argument))
     if not named:
         raise ConfigurationError(f"name an estimator to compare with grpo: {listed(INSTALLED)}, or a list in [...]")
+    for text in (*shared, *(text for _, overrides, _ in named for text in overrides)):
+        if text.startswith(UNUSED):
+            raise ConfigurationError(f"compare computes the same advantages whatever {text} is: leave it out")
     common = settings_of(rollouts, shared)
     plain = Settings(norm_by_std=common.norm_by_std)
     variants = [Variant(GRPO, GRPO, plain, build(GRPO, plain))]
@@ -112,7 +117,6 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     uids = rollouts.table["uid"].to_numpy()
     state: Mapping[str, Any] = chain.init()
     advantages, seen = np.zeros(len(rewards)), rewards.copy()
-    notes: dict[str, str] = {}
     for rows in rollouts.updates.values():
         batch = Batch.of(
             rewards[rows],
@@ -125,8 +129,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
         )
         result = chain(batch, state)
         state, advantages[rows], seen[rows] = result.state, result.advantages, batch.returns
-        notes |= result.warnings
-    said = [*notes.values(), *_odd(chain, rollouts)]
+    said = [*_odd(chain, rollouts)]
     if rollouts.run is not None and rollouts.run.estimator == variant.name:
         apart = float(np.abs(advantages - rollouts.table["advantage"].to_numpy(float)).max())
         same = "equal" if apart < _ROUNDING else f"differ by up to {apart:.3g} from"
