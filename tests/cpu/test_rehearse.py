@@ -46,8 +46,10 @@ USER = OmegaConf.create(
         "actor_rollout_ref": {"rollout": {"agent": {"default_agent_loop": "single_turn_agent"}}},
     }
 )
-LOADED = ["dataset len: 100", "filter dataset len: 90", "dataset len: 10", "filter dataset len: 10"]
-STARTED = [*LOADED, "Training Progress:   0%|          | 0/3"]
+LOADED = {"prompts": "100 90\n10 10\n"}
+STARTED = {**LOADED, "started": "\n"}
+TRAINED = {**STARTED, "checkpoints/global_step_2/data.pt": ""}
+SAVED = {**TRAINED, "checkpoints/latest_checkpointed_iteration.txt": "2"}
 RAISED = [
     "ERROR:2026-01-01 00:00:00,000:Error in _run_prompt for uid=1",
     "Traceback (most recent call last):",
@@ -61,11 +63,14 @@ RAISED = [
 
 @pytest.fixture
 def left(tmp_path):
-    """What a run left: its log as Ray writes it, and metrics of each step."""
+    """What a run left: its files, its log as Ray writes it, and metrics of each step."""
 
-    def write(lines, steps=(), *, name="run", status=0, **metrics):
+    def write(files, lines=(), steps=(), *, name="run", status=0, **metrics):
         folder = tmp_path / name
         folder.mkdir()
+        for file, text in files.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text)
         worker = "\x1b[36m(TaskRunnerV1 pid=1)\x1b[0m "
         (folder / "log.txt").write_text("".join(f"{worker}{line}\n" for line in lines))
         rewards = {"critic/score/min": 0.0, "critic/score/mean": 0.5, "critic/score/max": 1.0}
@@ -104,32 +109,32 @@ def test_a_message_that_the_chat_template_drops_is_said(tiny, tmp_path):
 
 
 def test_a_run_that_ends_reaches_every_stage(left):
-    findings = list(of_training(left(STARTED, (1, 2, 3)), USER))
+    findings = list(of_training(left(SAVED, (), (1, 2, 3)), USER))
     assert set(states(findings).values()) == {OK}
     assert states(findings).keys() == {"data", "start", "train", "save"}
 
 
 @pytest.mark.parametrize(
-    ("lines", "steps", "stage"),
+    ("files", "steps", "stage"),
     [
-        (["", "FileNotFoundError: no.parquet"], (), "data"),
-        ([*LOADED, "ValueError: no such model"], (), "start"),
-        ([*STARTED, "RuntimeError: no"], (), "train"),
-        ([*STARTED, "INFO:Saving checkpoint to x", "PermissionError: x"], (1,), "save"),
-        ([*STARTED, "RuntimeError: no"], (1, 2), "train"),
+        ({}, (), "data"),
+        (LOADED, (), "start"),
+        (STARTED, (), "train"),
+        (TRAINED, (1,), "save"),
+        (SAVED, (1, 2), "train"),
     ],
 )
-def test_the_first_stage_that_is_not_reached_fails_with_its_error(left, lines, steps, stage):
-    findings = list(of_training(left(lines, steps, status=1), USER))
+def test_the_first_stage_that_is_not_reached_fails_with_its_error(left, files, steps, stage):
+    findings = list(of_training(left(files, ["", "RuntimeError: no"], steps, status=1), USER))
     assert next(name for name, state, _ in findings if state == FAILED) == stage
-    assert lines[-1] in text_of(findings, stage)
+    assert "RuntimeError: no" in text_of(findings, stage)
 
 
 @pytest.mark.parametrize(
-    ("lines", "steps", "stage"), [((), (), "Ray"), (STARTED, (), "step 1"), (STARTED, (1, 2), "3 steps")]
+    ("files", "steps", "stage"), [({}, (), "Ray"), (STARTED, (), "step 1"), (SAVED, (1, 2), "3 steps")]
 )
-def test_a_time_out_is_told_first_with_its_stage_whatever_error_the_log_has(left, lines, steps, stage):
-    findings = list(of_training(left([*lines, "ValueError: harmless"], steps, status=None), USER))
+def test_a_time_out_is_told_first_with_its_stage_whatever_error_the_log_has(left, files, steps, stage):
+    findings = list(of_training(left(files, ["ValueError: harmless"], steps, status=None), USER))
     (text,) = [text for _, state, text in findings if state == FAILED]
     assert re.match(f"--minutes.*{stage}", text)
     assert text.index(stage) < text.index("ValueError: harmless")
@@ -139,7 +144,7 @@ def test_a_time_out_is_told_first_with_its_stage_whatever_error_the_log_has(left
 
 @pytest.mark.parametrize(("scores", "dead"), [([1, 1, 0, 0], True), ([1, 0, 0, 0], False)])
 def test_groups_without_a_difference_are_said(left, scores, dead):
-    run = left(STARTED, (1, 2, 3))
+    run = left(SAVED, (), (1, 2, 3))
     (run.folder / "rollouts").mkdir()
     rows = [{"step": 1, "input": "ab"[at // 2], "output": "x", "score": score} for at, score in enumerate(scores)]
     (run.folder / "rollouts/1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -151,7 +156,7 @@ def test_groups_without_a_difference_are_said(left, scores, dead):
 def test_given_answers_that_are_all_cut_are_said_with_the_setting(left):
     user = OmegaConf.merge(USER, {"actor_rollout_ref": {"rollout": {"n": 1}}, "data": {"max_response_length": 32}})
     cut, whole = (
-        left(STARTED, (1, 2), name=f"{share}", **{"response_length/clip_ratio": share}) for share in (1.0, 0.9)
+        left(SAVED, (), (1, 2), name=f"{share}", **{"response_length/clip_ratio": share}) for share in (1.0, 0.9)
     )
     assert says([*of_answers(cut, user, given=True)], "data.max_response_length", 32)
     assert not [*of_answers(cut, user, given=False)]
@@ -159,13 +164,12 @@ def test_given_answers_that_are_all_cut_are_said_with_the_setting(left):
 
 
 def test_fewer_prompts_than_a_batch_of_the_run_fail_although_the_miniature_needs_less(left):
-    few = ["dataset len: 100", "filter dataset len: 7", *STARTED[2:]]
-    findings = list(of_training(left(few, (1, 2, 3)), USER))
+    findings = list(of_training(left({**SAVED, "prompts": "100 7\n"}, (), (1, 2, 3)), USER))
     assert "7 of 100" in text_of(findings, "data")
 
 
 def test_the_error_of_an_answer_is_said_with_the_users_line_although_verl_goes_on(left):
-    findings = list(of_training(left([*STARTED, *RAISED, *RAISED], (1, 2, 3)), USER))
+    findings = list(of_training(left(SAVED, [*RAISED, *RAISED], (1, 2, 3)), USER))
     text = text_of(findings, "reward")
     assert text.startswith("2 answers")
     assert "KeyError: 'answer'" in text
@@ -189,13 +193,12 @@ PACKAGE = str(Path(verl_ext.__file__).parent)
 )
 def test_the_line_of_an_error_is_the_last_of_the_users_own(left, file, place, shown):
     lines = [
-        *STARTED,
         '  File "/home/user/first.py", line 3, in f',
         f'  File "{file}", line 7, in {place}',
         "KeyError: 1",
     ]
     expected = f"({file}:7)" if shown else "(/home/user/first.py:3)"
-    assert expected in left(lines, status=1).failure("train")
+    assert expected in left(STARTED, lines, status=1).failure("train")
 
 
 def test_the_folder_of_a_rehearsal_is_emptied_and_another_is_left_alone(tmp_path):
@@ -243,13 +246,13 @@ def test_a_second_rehearsal_is_refused_and_a_killed_one_leaves_no_lock(tmp_path)
 )
 def test_the_resumed_step_is_compared_metric_by_metric(left, again, state):
     both = {"nan/in both": float("nan"), "actor/grad_norm": 1.0}
-    whole = left(STARTED, (1, 2, 3), name="whole", **both)
-    findings = list(of_resume(left(STARTED, (3,), **{**both, **again}), whole, USER))
+    whole = left(SAVED, (), (1, 2, 3), name="whole", **both)
+    findings = list(of_resume(left(SAVED, (), (3,), **{**both, **again}), whole, USER))
     assert states(findings) == {"resume": OK, "repeat": state, "validate": OK}
 
 
 def test_steps_without_a_gradient_prove_nothing_of_a_resumed_run(left):
-    runs = [left(STARTED, steps, name=f"{steps}", **{"actor/grad_norm": 0.0}) for steps in ((1, 2, 3), (3,))]
+    runs = [left(SAVED, (), steps, name=f"{steps}", **{"actor/grad_norm": 0.0}) for steps in ((1, 2, 3), (3,))]
     findings = list(of_resume(runs[1], runs[0], USER))
     assert states(findings)["repeat"] == LOOK
     assert says(findings, "actor/grad_norm", 0)
@@ -262,28 +265,28 @@ TOOLS = {"agent": {"default_agent_loop": "tool_agent"}, "multi_turn": {"enable":
     "settings", [{"actor_rollout_ref": {"rollout": TOOLS}}, {"trainer": {"v1": {"trainer_mode": "colocate_async"}}}]
 )
 def test_tools_and_asynchronous_trainers_may_answer_otherwise_in_the_resumed_step(left, settings):
-    whole = left(STARTED, (1, 2, 3), name="whole")
+    whole = left(SAVED, (), (1, 2, 3), name="whole")
     user = OmegaConf.merge(USER, settings)
-    again = left(STARTED, (3,), **{"critic/score/mean": 0.6})
+    again = left(SAVED, (), (3,), **{"critic/score/mean": 0.6})
     assert states(of_resume(again, whole, user))["repeat"] == LOOK
 
 
 def test_tools_that_fail_or_are_never_called_are_said_although_verl_goes_on(left):
     user = OmegaConf.merge(USER, {"actor_rollout_ref": {"rollout": TOOLS}})
     raised = "WARNING:2026-01-01 00:00:00,000:Error executing tool 'search': 'query'"
-    run = left([*STARTED, raised, raised], (1, 2, 3), **{"num_turns/max": 4})
+    run = left(SAVED, [raised, raised], (1, 2, 3), **{"num_turns/max": 4})
     looks = [(stage, text) for stage, state, text in of_training(run, user) if state == LOOK]
     assert [(stage, text[:1]) for stage, text in looks] == [("tools", "2")]
     assert "Error executing tool 'search': 'query'" in looks[0][1]
-    silent = left(STARTED, (1, 2, 3), name="silent", **{"num_turns/max": 2})
+    silent = left(SAVED, (), (1, 2, 3), name="silent", **{"num_turns/max": 2})
     assert says([*of_training(silent, user)], "no answer called a tool", "agent_name", "default_agent_loop=tool_agent")
     assert not any("called a tool" in text for _, _, text in of_training(run, user))
 
 
 def test_an_error_of_the_validation_is_its_own_stage(left):
-    whole = left(STARTED, (1, 2, 3), name="whole")
-    lines = [*STARTED, *RAISED, "INFO:Saving checkpoint to x", '  File "a.py", line 1, in _validate', "ValueError: x"]
-    findings = list(of_resume(left(lines, status=1), whole, USER))
+    whole = left(SAVED, (), (1, 2, 3), name="whole")
+    lines = [*RAISED, "INFO:Saving checkpoint to global_step_3", "ValueError: x"]
+    findings = list(of_resume(left(SAVED, lines, status=1), whole, USER))
     assert states(findings) == {"resume": OK, "validate": FAILED}
     text = text_of(findings, "validate")
     assert "data.val_files" in text

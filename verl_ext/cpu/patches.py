@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from verl_ext.integration.hooks import wrap
 
 Function = Callable[..., Any]
+REHEARSAL = "VERL_EXT_REHEARSAL"
+"""The folder of a rehearsal, to which verl's processes write how far they came."""
+
+
+def reached(name: str, text: str = "") -> None:
+    """In a rehearsal, add a line to a file of its folder."""
+    if folder := os.environ.get(REHEARSAL):
+        with (Path(folder) / name).open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+
+
+def filtered(original: Function, self: Any, dataframe: Any = None) -> Any:
+    """Write how many prompts a dataset had and has."""
+    kept = original(self, dataframe)
+    reached("prompts", f"{len(dataframe)} {len(kept)}")
+    return kept
 
 
 def process_group(original: Function, timeout_second: int | None = None, backend: str | None = None) -> None:
@@ -68,6 +86,7 @@ PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "verl.utils.distributed": lambda module: wrap(module, "initialize_global_process_group_ray", process_group),
     "verl.trainer.ppo.v1.replay_buffer": lambda module: wrap(module.ReplayBuffer, "__init__", replay_buffer),
     "verl.workers.engine.fsdp.transformer_impl": offload_policy,
+    "verl.utils.dataset.rl_dataset": lambda module: wrap(module.RLHFDataset, "maybe_filter_out_long_prompts", filtered),
     "verl.utils.model": lambda module: wrap(module, "load_valuehead_model", value_model),
     "verl.utils.attention_utils": padding,
 }

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 import verl_ext
 from verl_ext.cpu import session
 from verl_ext.cpu.miniature import make_model, rehearsed
+from verl_ext.cpu.patches import REHEARSAL
 from verl_ext.errors import ConfigurationError, listed, reading
 from verl_ext.files import say
 from verl_ext.integration.checks.command import add_configuration, check, composed
@@ -131,6 +132,7 @@ class Rehearsal:
         (folder / METRICS).touch()
         self.steps = {row["step"]: row["data"] for row in json_lines(folder / METRICS) if row}
         self.done = status == 0 and 3 in self.steps
+        self.saved = (folder / "checkpoints/latest_checkpointed_iteration.txt").exists()
 
     def failure(self, stage: str) -> str:
         """What failed, and the first error of the log with the line of the user's that raised it."""
@@ -146,7 +148,7 @@ def start(folder: Path, config: Any, minutes: float) -> Rehearsal:
     """Start verl's entry point with this configuration, and wait for it."""
     folder.mkdir()
     variables = config.ray_kwargs.ray_init.runtime_env.env_vars
-    variables.VERL_FILE_LOGGER_PATH = str(folder / METRICS)
+    variables.update({"VERL_FILE_LOGGER_PATH": str(folder / METRICS), REHEARSAL: str(folder)})
     config.trainer.default_local_dir = str(folder / "checkpoints")
     OmegaConf.save(config, folder / "run.yaml")
     command = [sys.executable, "-u", "-m", "verl.trainer.main_ppo", f"--config-path={folder}", "--config-name=run"]
@@ -161,13 +163,12 @@ def start(folder: Path, config: Any, minutes: float) -> Rehearsal:
 def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
     """The stages of the uninterrupted run, up to the first that it did not reach."""
     yield from of_sessions(run)
-    started, data = "Training Progress" in run.log, user.data
-    counts = list(map(int, re.findall(r"^(?:filter )?dataset len: (\d+)", run.log, re.M)))
-    prompts = "Ray and the data"
-    if len(counts) > 1:  # a dataset of the user's own may be silent
-        left = counts[bool(data.filter_overlong_prompts)]
+    started, data = (run.folder / "started").exists(), user.data
+    counted, prompts = run.folder / "prompts", "Ray and the data"
+    if counted.exists():  # a dataset of the user's own may write none
+        total, left = map(int, counted.read_text(encoding="utf-8").split()[:2])
         names = ("max_prompt_length", "filter_overlong_prompts", "train_batch_size")
-        prompts = f"{left} of {counts[0]} prompts stay; data: {', '.join(f'{name}={data[name]}' for name in names)}"
+        prompts = f"{left} of {total} prompts stay; data: {', '.join(f'{name}={data[name]}' for name in names)}"
         if left < data.train_batch_size:
             yield "data", FAILED, prompts
             return
@@ -179,10 +180,10 @@ def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
             answers += f"; no answer called a tool: agent_name of the rows, else default_agent_loop={loop}, must be "
             answers += "tool_agent, and --answers must call one"
     for stage, reached, text in (
-        ("data", started or len(counts) > 1, prompts),
+        ("data", started or counted.exists(), prompts),
         ("start", started, "models, engine and rollout"),
-        ("train", 2 in run.steps or "Saving checkpoint to" in run.log, answers),
-        ("save", 2 in run.steps, "step 2"),
+        ("train", (run.folder / "checkpoints/global_step_2").exists(), answers),
+        ("save", run.saved, "step 2"),
         ("train", run.done, f"3 steps, {run.seconds:.0f} s"),
     ):
         yield stage, OK if reached else FAILED, text if reached else run.failure(text)
@@ -216,12 +217,12 @@ def of_sessions(run: Rehearsal) -> Iterator[tuple[str, str, str]]:
 
 def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
     """Whether the resumed run repeats the third step of the uninterrupted one, and validates."""
-    if not run.done and not re.search("in _validate\n|Saving checkpoint to", run.log):
+    if not (run.done or run.saved):
         yield "resume", FAILED, run.failure("from step 2")
         return
     yield "resume", OK, f"from step 2, {run.seconds:.0f} s"
     if not run.done:
-        run.log = run.log.rpartition("Saving checkpoint to")[2]
+        run.log = run.log.rpartition("global_step_3")[2]
         yield "validate", FAILED, run.failure("on data.val_files")
         return
     yield from of_sessions(run)

@@ -15,6 +15,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_ext.cpu.generation import Completion, Request, Sampling, check_model, generate
+from verl_ext.cpu.patches import reached
 from verl_ext.errors import ConfigurationError, IntegrationError, unknown
 from verl_ext.integration.checks.samples import read_answers
 
@@ -107,6 +108,7 @@ class EmbeddedServer:
         seed = seed_of(self.config.seed, self.replica_rank, self.global_steps, self._seen[prompt], prompt)
         self._seen[prompt] += 1
         if self._loop is None:
+            reached("started")
             self._loop = asyncio.create_task(self._serve())
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((Request(prompt, sampling, seed, given), future))

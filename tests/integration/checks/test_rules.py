@@ -97,8 +97,6 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("algorithm.rewards.accuracy_key", "empty"),
     ),
     ("accuracy of one key", ("algorithm.adv_estimator=dgpo", TOOLS, ONE), ("'correctness'", "accuracy_threshold")),
-    ("negative score", (MAXRL, TOOLS), ("maxrl", "'score'", "algorithm.rewards.keys")),
-    ("negative component", (MAXRL, TOOLS, ONE), ("maxrl", "'correctness'")),
     ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),
     ("loss of drgrpo", ("algorithm.adv_estimator=drgrpo",), (DRGRPO[0], f"{ACTOR}.loss_scale_factor=", "check_loss")),
     (

@@ -19,7 +19,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from verl_ext import rewards
-from verl_ext.core.steps import DivideByMean
 from verl_ext.errors import Complaint, ConfigurationError, listed, reading, unknown
 from verl_ext.integration.checks.presets import leaves
 from verl_ext.integration.checks.read import FILTER, RunConfig, resolved, select
@@ -117,20 +116,6 @@ def wrong_components(run: RunConfig) -> Iterator[Complaint]:
         if valid is not None and key not in (*valid, TOOL_REWARDS):
             message = f"{unknown('reward component', key, valid)}, of {FUNCTION}.path={run.select(f'{FUNCTION}.path')}"
             yield Complaint(f"algorithm.rewards.{setting}: {message}")
-
-
-def negative_rewards(run: RunConfig) -> Iterator[Complaint]:
-    """Rewards of a scorer of this package that may be below 0, where a step divides by a group's mean."""
-    options = scorer(run.config)
-    if options is None or run.chain is None or not any(isinstance(step, DivideByMean) for step in run.chain.steps):
-        return
-    signed = {*options.components} - {*options.accuracies}
-    for key in run.settings.rewards.keys or (SCORE,):
-        if key in signed or (key == SCORE and signed):
-            yield Complaint(
-                f"{DivideByMean.name} ({run.name}) needs rewards of at least 0; {key!r} may be less: name others in "
-                "algorithm.rewards.keys"
-            )
 
 
 def lost_penalty(run: RunConfig) -> Iterator[Complaint]:

@@ -17,7 +17,6 @@ from verl_ext.integration.checks.read import ACTOR, FILTER, RunConfig
 from verl_ext.integration.checks.rewards import (
     FUNCTION,
     lost_penalty,
-    negative_rewards,
     without_turns,
     wrong_accuracy,
     wrong_components,
@@ -190,7 +189,7 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
 ALWAYS: tuple[Rule, ...] = (unknown_estimator, unread, other_preset, late_preset, without_flash_attn, unlike_meant)
 """The rules for every configuration."""
 READ: tuple[Rule, ...] = (
-    *(wrong_components, negative_rewards, lost_penalty, wrong_accuracy, filter_of_groups, without_turns),
+    *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_turns),
     *(without_effect, shorter_update, experimental, missing_keys, single_response, contradicted_by_verl, trial),
     *(rule_of_estimator, loss_of_verl),
 )
