@@ -63,16 +63,16 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
         kinds |= {"the answer of the file": given[number]} if number < min(len(given), len(samples)) else {}
         tried += [(f"{place}, {kind}", place in samples, row, text) for kind, text in kinds.items()]
     problems, looks = ([text for text, fatal in lacks if fatal is kind] for kind in (True, False))
-    answer = ""
     results: dict[str, dict[str, Any]] = {}
-    manager = _manager(config, SimpleNamespace(decode=lambda *_tokens, **_options: answer))
+    # A response is one token, the number of the answer.
+    manager = _manager(config, SimpleNamespace(decode=lambda tokens, **_options: tried[int(tokens[0])][-1]))
     begun = told = time.monotonic()
-    for done, (where, _, row, answer) in enumerate([*tried, tried[0]]):  # noqa: B007 - the tokenizer decodes to it
+    for done, (where, _, row, _) in enumerate([*tried, tried[0]]):
         if time.monotonic() - told > 10:
             told = time.monotonic()
             say(f"{done} of {len(tried)} answers are scored, {(told - begun) / done:.2g} s each", sys.stderr)
         try:
-            result = _scored(manager, row, verdict)
+            result = _scored(manager, row, done % len(tried), verdict)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
             problems.append(f"{where}: scoring raises {type(error).__name__}: {error}")
             continue
@@ -134,14 +134,14 @@ def _stop(loop: Any, context: dict[str, Any]) -> None:
     loop.stop()
 
 
-def _scored(manager: Any, row: Mapping[str, Any], verdict: Verdict) -> dict[str, Any]:
-    """Score the answer, and store the score as verl's rollout does; raise where a run would end."""
+def _scored(manager: Any, row: Mapping[str, Any], number: int, verdict: Verdict) -> dict[str, Any]:
+    """Score an answer, and store the score as verl's rollout does; raise where a run would end."""
     from tensordict import TensorDict
     from verl import DataProto
 
     fields = {**row, "extra_info": dict(row.get("extra_info") or {})}
     fields |= {"tool_extra_fields": dict(ROLLOUT), "__num_turns__": 2, "reward_scores": {}}
-    token = torch.ones(1, 1, dtype=torch.long)
+    token = torch.full((1, 1), number)
     tensors = {"prompts": token, "responses": token, "attention_mask": torch.ones(1, 2, dtype=torch.long)}
     data = DataProto(
         batch=TensorDict(tensors, [1]),
