@@ -142,25 +142,17 @@ def test_a_time_out_is_told_first_with_its_stage_whatever_error_the_log_has(left
     assert "filter_groups" in findings[-1][2]  # on in this run
 
 
-@pytest.mark.parametrize(("scores", "dead"), [([1, 1, 0, 0], True), ([1, 0, 0, 0], False)])
-def test_groups_without_a_difference_are_said(left, scores, dead):
-    run = left(SAVED, (), (1, 2, 3))
-    (run.folder / "rollouts").mkdir()
-    rows = [{"step": 1, "input": "ab"[at // 2], "output": "x", "score": score} for at, score in enumerate(scores)]
-    (run.folder / "rollouts/1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    user = OmegaConf.merge(USER, {"actor_rollout_ref": {"rollout": {"n": 2}}})
-    looks = [stage for stage, state, _ in of_answers(run, user, given=False) if state == LOOK]
-    assert looks == ["groups"] * dead
-
-
-def test_given_answers_that_are_all_cut_are_said_with_the_setting(left):
-    user = OmegaConf.merge(USER, {"actor_rollout_ref": {"rollout": {"n": 1}}, "data": {"max_response_length": 32}})
-    cut, whole = (
-        left(SAVED, (), (1, 2), name=f"{share}", **{"response_length/clip_ratio": share}) for share in (1.0, 0.9)
-    )
-    assert says([*of_answers(cut, user, given=True)], "data.max_response_length", 32)
-    assert not [*of_answers(cut, user, given=False)]
-    assert not [*of_answers(whole, user, given=True)]
+@pytest.mark.parametrize("given", [True, False])
+def test_groups_without_a_difference_and_answers_that_are_all_cut_are_said(left, given):
+    user = OmegaConf.merge(USER, {"data": {"max_response_length": 32}})
+    dead = dict.fromkeys(("critic/advantages/min", "critic/advantages/max"), 0.0)
+    for name, metrics, said in (
+        ("dead", {**dead, "response_length/min": 3}, ["groups"]),
+        ("live", {"response_length/min": 31}, []),
+        ("cut", {"response_length/min": 32}, ["answers"] * given),
+    ):
+        run = left(SAVED, (), (1, 2, 3), name=name, **metrics)
+        assert [stage for stage, state, _ in of_answers(run, user, given=given) if state == LOOK] == said
 
 
 def test_fewer_prompts_than_a_batch_of_the_run_fail_although_the_miniature_needs_less(left):
@@ -251,11 +243,10 @@ def test_the_resumed_step_is_compared_metric_by_metric(left, again, state):
     assert states(findings) == {"resume": OK, "repeat": state, "validate": OK}
 
 
-def test_steps_without_a_gradient_prove_nothing_of_a_resumed_run(left):
-    runs = [left(SAVED, (), steps, name=f"{steps}", **{"actor/grad_norm": 0.0}) for steps in ((1, 2, 3), (3,))]
-    findings = list(of_resume(runs[1], runs[0], USER))
-    assert states(findings)["repeat"] == LOOK
-    assert says(findings, "actor/grad_norm", 0)
+@pytest.mark.parametrize(("gradient", "state"), [(0.0, LOOK), (0.5, OK)])
+def test_a_step_without_a_gradient_proves_little_of_a_resumed_run(left, gradient, state):
+    runs = [left(SAVED, (), steps, name=f"{steps}", **{"actor/grad_norm": gradient}) for steps in ((1, 2, 3), (3,))]
+    assert states(of_resume(runs[1], runs[0], USER))["repeat"] == state
 
 
 TOOLS = {"agent": {"default_agent_loop": "tool_agent"}, "multi_turn": {"enable": True}}

@@ -55,11 +55,12 @@ def rehearse(options: argparse.Namespace) -> int:
     """Check the run, and rehearse it if it is not refused, with a line for each stage; return 1 if one failed."""
     if check(argparse.Namespace(**vars(options), try_reward=options.rows > 0), rehearsed=True):
         return 1
-    failed = False
+    states = []
     for stage, state, text in _stages(options):
         say(f"{stage:9} {state:6}  {text}")
-        failed |= state == FAILED
-    say(f"the rehearsal {'failed' if failed else 'passed'}")
+        states.append(state)
+    failed, looks = FAILED in states, states.count(LOOK)
+    say(f"the rehearsal {'failed' if failed else 'passed'}" + (f", with {looks} to look at" if looks else ""))
     return int(failed)
 
 
@@ -195,15 +196,12 @@ def of_training(run: Rehearsal, user: Any) -> Iterator[tuple[str, str, str]]:
 
 def of_answers(run: Rehearsal, user: Any, *, given: bool) -> Iterator[tuple[str, str, str]]:
     """What the answers of all steps show."""
-    scores: dict[tuple[Any, Any], list[Any]] = {}
-    for file in (run.folder / "rollouts").glob("*.jsonl"):
-        for row in filter(None, json_lines(file)):
-            scores.setdefault((row["step"], row["input"]), []).append(row["score"])
-    if user.actor_rollout_ref.rollout.n > 1 and scores and all(min(group) == max(group) for group in scores.values()):
-        cause = "if check says it of the ground truth, too, mend the reward function; else give --answers that differ"
-        yield "groups", LOOK, f"all answers to a prompt earn the same: {cause}"
-    if given and run.steps and all(step["response_length/clip_ratio"] == 1 for step in run.steps.values()):
-        yield "answers", LOOK, f"all are cut at data.max_response_length={user.data.max_response_length}"
+    steps, limit = run.steps.values(), user.data.max_response_length
+    if steps and all(step["critic/advantages/min"] == step["critic/advantages/max"] == 0 for step in steps):
+        cause = "is the reward function right (check says what ground truths earn)?" if given else "give --answers"
+        yield "groups", LOOK, f"every advantage is 0, as all answers to a prompt earn the same: {cause}"
+    if given and steps and all(step["response_length/min"] >= limit for step in steps):
+        yield "answers", LOOK, f"all are cut at data.max_response_length={limit}"
 
 
 def of_sessions(run: Rehearsal) -> Iterator[tuple[str, str, str]]:
@@ -235,10 +233,10 @@ def of_resume(run: Rehearsal, whole: Rehearsal, user: Any) -> Iterator[tuple[str
     # A tool may answer otherwise, and asynchronous trainers take other prompts.
     same = select(user, "actor_rollout_ref.rollout.agent.default_agent_loop") == "single_turn_agent"
     same &= select(user, "trainer.v1.trainer_mode") in (None, "sync")
-    still = all(step.get("actor/grad_norm") == 0 for step in whole.steps.values())
+    still = whole.steps[3].get("actor/grad_norm") == 0
     state = (FAILED if same else LOOK) if differ else LOOK if still else OK
     text = "the metrics of step 3 are as without a break" + (f", but for {', '.join(differ)}" if differ else "")
-    text += ", but actor/grad_norm is 0 in each step, so it proves nothing: see groups" if still else ""
+    text += ", but its actor/grad_norm is 0, so it proves little: give --answers that earn differently" if still else ""
     yield "repeat", state, text
     scores = (f"{name}={value:g}" for name, value in run.steps[3].items() if name.startswith("val-core"))
     yield "validate", OK, ", ".join(scores)

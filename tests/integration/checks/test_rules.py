@@ -152,9 +152,11 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     ("std of verl's gdpo", (*VERLS, "+algorithm.gdpo.whiten=token", STD), ("norm_adv_by_std_in_grpo",)),
     ("greedy answers", (GRPO, "actor_rollout_ref.rollout.temperature=0"), ("rollout.temperature=1", "8 answers")),
+    ("the best token", (GRPO, "actor_rollout_ref.rollout.top_k=1"), ("rollout.top_k=-1", "8 answers")),
     *(
-        (f"{part} without an optimizer", (GRPO, f"{ACTOR}.checkpoint.{part}=[model]"), (f"{part}=", "lacks optimizer"))
+        (f"{part} {kept}", (GRPO, f"{ACTOR}.checkpoint.{part}=[{kept}]"), (f"{part}=", f"lacks {lost}"))
         for part in ("save_contents", "load_contents")
+        for kept, lost in (("model", "'optimizer'"), ("hf_model", "'model', 'optimizer'"), ("optimizer", "'model'"))
     ),
     ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
 ]  # fmt: skip

@@ -309,3 +309,10 @@ def test_tools_that_the_agent_loop_does_not_know_are_said(tried) -> None:
     assert a_line_says(tried(keys, f"{tools}=tools.yaml")[1], "look", tools, "agent_name", "tool_agent")
     _, out = tried(keys, f"{tools}=tools.yaml", f"{rollout}.agent.default_agent_loop=tool_agent")
     assert not a_line_says(out, "look", tools)
+
+
+def test_a_threshold_that_no_ground_truth_exceeds_is_said(tried) -> None:
+    named = ("algorithm.rewards.keys=[correct,format]", "algorithm.rewards.accuracy_key=correct")
+    _, out = tried(*named, "algorithm.rewards.accuracy_threshold=9")
+    assert a_line_says(out, "look", "ground truth", "correct above 9=False")
+    assert "above" not in tried(*named, "algorithm.rewards.accuracy_threshold=0.5")[1]

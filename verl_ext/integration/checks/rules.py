@@ -126,16 +126,17 @@ def single_response(run: RunConfig) -> Iterator[Complaint]:
 
 def unlike_meant(run: RunConfig) -> Iterator[Complaint]:
     """Settings with which any run learns nothing, or resumes as another one."""
-    n, greedy = run.select("actor_rollout_ref.rollout.n"), "actor_rollout_ref.rollout.temperature"
-    if n != 1 and run.select(greedy) == 0:
-        yield _warning(
-            f"{greedy}=0: the {n} answers to a prompt are the same, and so are their rewards: set {greedy}=1"
-        )
+    n, rollout = run.select("actor_rollout_ref.rollout.n"), "actor_rollout_ref.rollout"
+    for name, greedy, usual in (("temperature", 0, 1), ("top_k", 1, -1)):
+        if n != 1 and run.select(f"{rollout}.{name}") == greedy:
+            same = f"the {n} answers to a prompt are the same, and so are their rewards"
+            yield _warning(f"{rollout}.{name}={greedy}: {same}: set {rollout}.{name}={usual}")
     for part in ("save_contents", "load_contents"):
         contents = run.select(f"{ACTOR}.checkpoint.{part}")
-        if contents is not None and "optimizer" not in contents:
+        lost = [name for name in ("model", "optimizer") if contents is not None and name not in contents]
+        if lost:
             where = f"{ACTOR}.checkpoint.{part}={[*contents]}"
-            yield _warning(f"{where} lacks optimizer: a resumed run starts with an empty one; add it")
+            yield _warning(f"{where} lacks {listed(lost)}: a resumed run begins anew with it; add it")
 
 
 def _warning(text: str) -> Complaint:

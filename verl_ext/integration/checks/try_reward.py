@@ -31,7 +31,7 @@ from verl_ext.files import say
 from verl_ext.integration.advantage import compute, log_and_dump
 from verl_ext.integration.checks import Verdict
 from verl_ext.integration.checks.read import select
-from verl_ext.integration.checks.rewards import FUNCTION, MANAGERS
+from verl_ext.integration.checks.rewards import FUNCTION, MANAGERS, accuracy_of
 from verl_ext.integration.checks.samples import read_answers, rows_of
 from verl_ext.integration.components import SCORE, Components, is_number
 from verl_ext.integration.run import Run
@@ -39,7 +39,7 @@ from verl_ext.integration.sampling import outside
 from verl_ext.settings import VerlExtSettings
 
 MANAGER = "reward.reward_manager"
-TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+TOOLS = [f"actor_rollout_ref.rollout.multi_turn.{name}" for name in ("tool_config_path", "function_tool_path")]
 SINGLE_TURN = "single_turn_agent"
 IN_PROCESS = ("naive", "dapo", "gdpo")
 """verl's reward managers that need neither Ray nor a service; `naive` calls the function for the others."""
@@ -83,14 +83,19 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
     each = (time.monotonic() - begun) / (len(tried) + 1)
     trained = {where: results[where] for where, training, _, _ in tried if training and where in results}
     names = dict.fromkeys(name for result in trained.values() for name in result)
-    columns = {name: [result.get(name) for result in trained.values()] for name in names}
+    columns: dict[str, list[Any]] = {name: [result.get(name) for result in trained.values()] for name in names}
     if trained:
         problems += _wrong(columns, list(trained), verdict, more=select(config, f"{MANAGER}.name") not in MANAGERS)
     for one, other in combinations(verdict.settings.rewards.keys or (), 2):
         if len({*map(str, columns.get(one, ()))}) > 1 and columns[one] == columns.get(other):
-            looks.append(f"algorithm.rewards.keys: {one} and {other} are equal in all answers")
-    for key in (SCORE, *(verdict.settings.rewards.keys or ())):
-        if len(values := {*map(str, columns.get(key, ()))}) == 1:
+            tell = "give --answers in which they differ" if answers is None else "one of them may be superfluous"
+            looks.append(f"algorithm.rewards.keys: {one} and {other} are equal in all answers: {tell}")
+    judged, threshold = dict(columns), verdict.settings.rewards.accuracy_threshold
+    if threshold is not None and (key := accuracy_of(verdict.settings)) in columns:
+        bound = float(threshold)
+        judged[f"{key} above {bound:g}"] = [is_number(value) and value > bound for value in columns[key]]
+    for key in (*(verdict.settings.rewards.keys or ()), *judged.keys() - columns.keys(), SCORE):
+        if len(values := {*map(str, judged.get(key, ()))}) == 1:
             advice = "compares with reward_model.ground_truth, or give --answers in the format that it wants"
             path = select(config, f"{FUNCTION}.path") or "verl"
             looks.append(
@@ -98,14 +103,15 @@ def try_reward(config: Any, verdict: Verdict, *, rows: int, answers: Path | None
             )
     default = select(config, "actor_rollout_ref.rollout.agent.default_agent_loop")
     loops = {row.get("agent_name") or default for row in samples.values()}
-    if select(config, TOOLS) and loops == {SINGLE_TURN}:
+    if (tools := [name for name in TOOLS if select(config, name)]) and loops == {SINGLE_TURN}:
         looks.append(
-            f"{TOOLS} is set, but {SINGLE_TURN} calls no tool: set agent_name in the rows, or "
+            f"{tools[0]} is set, but {SINGLE_TURN} calls no tool: set agent_name in the rows, or "
             "actor_rollout_ref.rollout.agent.default_agent_loop, to tool_agent"
         )
     more = f" ({len(samples) - rows} more than --rows, for their data_source)" if len(samples) > rows else ""
     where = f"{len(samples)} rows of data.train_files{more}, {len(validated)} of data.val_files"
-    title = f"the reward function on {where}: {len(results)} answers (ground truths, empty ones), {each:.2g} s each"
+    sources = "ground truths, empty ones, those of the file" if given else "ground truths, empty ones"
+    title = f"the reward function on {where}: {len(results)} answers ({sources}), {each:.2g} s each"
     return [title, *_lines(columns, verdict), *(f"look       {text}" for text in looks)], problems
 
 
