@@ -186,7 +186,7 @@ class Learner:
         batch = Batch.of(
             world.rewards[rows],
             world.groups.ids,
-            groups=world.groups,
+            prompts=world.groups,
             keys=study.keys,
             lengths=world.length[rows],
             accuracy=world.right[rows],
