@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import verl_ext
 from tests.fresh import TIMEOUT
 from tests.tools import made
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = [path for folder in ("scripts", "recipes") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def test_the_names_that_the_package_exports():
@@ -48,3 +53,11 @@ def test_compare_imports_nothing_of_verl(tmp_path):
     command = [sys.executable, "-c", program, "compare", folder, "dgpo"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.stdout.splitlines()[-1] == "LOADED set()", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_what_a_script_takes_from_the_package_is_there(script):
+    for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("verl_ext"):
+            for name in node.names:
+                exec(f"from {node.module} import {name.name}", {})

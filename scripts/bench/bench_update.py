@@ -36,11 +36,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.quickstart import prepare_data
 from tests.integration.updates import GPU, ROWS_IN_TURN, Actor, rows
-from verl_ext.integration.update import SHARE, SKIP, engine
-from verl_ext.tools import picture
+from verl_ext.integration.update import SHARE_MARK, SKIP_MARK, engine
+from verl_ext.tools.report.plot import COLOURS
 
 GROUP = 8
-WAYS = {"verl": (), "skip": (SKIP,), "share": (SHARE,), "both": (SKIP, SHARE)} | ({"plain": ()} if GPU else {})
+WAYS = {"verl": (), "skip": (SKIP_MARK,), "share": (SHARE_MARK,), "both": (SKIP_MARK, SHARE_MARK)}
+WAYS |= {"plain": ()} if GPU else {}
 
 
 class Times(NamedTuple):
@@ -99,15 +100,17 @@ def main(arguments: list[str] | None = None, actor: Actor | None = None) -> list
 
 def draw(times: list[Times], path: Path) -> None:
     """Draw the ratio of the times of each batch over the share of its tokens that are computed."""
-    figure = picture.new_figure(5.0, 3.8, 1)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.0, 3.8), layout="constrained")
     ax = figure.add_subplot()
     ax.plot([0, 1], [0, 1], color="0.6", label="time falls as the tokens do")
     ax.plot([0, 0.85], [0.15, 1], color="0.6", linestyle="--", label="the goal: 15 % above")
-    for way, colour in zip([*WAYS][1:], picture.COLOURS, strict=False):
+    for way, colour in zip([*WAYS][1:], COLOURS, strict=False):
         ratios = [row.seconds[way] / row.seconds["verl"] for row in times]
         ax.plot([row.tokens[way] for row in times], ratios, "o", color=colour, label=way)
-    picture.dress(ax, "Time of the update, by the tokens that it computes", "time, as a share of verl's")
-    ax.set_xlabel("tokens computed, as a share of all")
+    ax.set_title("Time of the update, by the tokens that it computes")
+    ax.set(xlabel="tokens computed, as a share of all", ylabel="time, as a share of verl's")
     ax.legend(frameon=False)
     figure.savefig(path, dpi=130)
 
