@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.batches import Rollout, rollouts
 from tests.calls import Call, call
-from verl_ext import Settings, build
+from verl_ext import Batch, Settings, build
 
 KEYS = ("a", "b")
 REWARDS = {"rewards": {"keys": list(KEYS), "accuracy_key": "acc"}}
@@ -78,3 +78,56 @@ def test_the_scale_of_one_reward_changes_nothing(name, config, rollout: Rollout,
     chain = build(name, Settings.parse(REWARDS | config))
     found, wanted = (chain(each.batch()).advantages for each in (scaled, rollout))
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+SUM_FIRST = {
+    "grpo": ("grpo", {}),
+    "drgrpo": ("drgrpo", {}),
+    "dgpo": ("dgpo", {}),
+    "RLOO": ("compose", {"compose": {"steps": ["weigh_and_sum", {"step": "centre", "leave_one_out": True}]}}),
+}
+OFFSETS = pytest.mark.parametrize(
+    ("name", "config"), [*SUM_FIRST.values(), CHAINS["gdpo"]], ids=[*SUM_FIRST.keys(), "gdpo"]
+)
+
+
+@st.composite
+def centred_totals(draw: st.DrawFn) -> tuple[np.ndarray, list[str]]:
+    """Groups of 3 or 4 whose totals have mean exactly 0; the second reward is 0 or varies: `[N, 2]` of eighths."""
+    size, groups = draw(st.sampled_from([3, 4])), draw(st.integers(1, 4))
+    levels = st.lists(st.integers(-3, 3), min_size=size, max_size=size)
+    columns = []
+    for _ in range(groups):
+        first = size * np.array(draw(levels))
+        second = np.array(draw(st.one_of(st.just([0] * size), levels)))
+        columns.append(np.stack([first - first.mean() - second.mean(), second], axis=1) / 8)
+    return np.concatenate(columns), np.repeat(np.arange(groups), size).tolist()
+
+
+@OFFSETS
+@given(drawn=centred_totals(), constant=st.sampled_from([8000, -8000, 7777, 100]))
+def test_a_constant_that_one_reward_gains_and_another_loses_changes_nothing(name, config, drawn, constant):
+    """In eighths, which floats hold exactly: no total changes."""
+    columns, labels = drawn
+    chain = build(name, Settings.parse(REWARDS | config))
+    moved = columns + np.array([1, -1]) * constant / 8
+    accuracy = (np.arange(len(labels)) % 2).astype(float)
+    found, wanted = (
+        chain(Batch.of(each, labels, keys=KEYS, accuracy=accuracy)).advantages for each in (moved, columns)
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "config"), SUM_FIRST.values(), ids=SUM_FIRST.keys())
+@pytest.mark.parametrize(
+    "rewards", [[[0.9, 0.1], [-0.1, 0.1], [-1.1, 0.1]], [[1000.3, -1000], [1000, -1000], [999.7, -1000]]]
+)
+def test_beside_a_constant_reward_differences_are_no_rounding(name, config, rewards):
+    """1 0 -1 and .3 0 -.3 keep their order and their size to each other, in float64 and in verl's float32."""
+    accuracy = np.array([1.0, 0.0, 0.0])
+    batch = Batch.of(rewards, ["p"] * 3, keys=KEYS, accuracy=accuracy)
+    exact = build(name, Settings.parse(REWARDS | config))(batch).advantages
+    in_float32 = run(name, config, np.array(rewards, np.float32), ["p"] * 3, accuracy).rows
+    for found in (exact, in_float32):
+        assert found[0] > 0.1
+        np.testing.assert_allclose(found, [found[0], 0, -found[0]], atol=1e-3)

@@ -235,7 +235,8 @@ def _rounding(values: Array, weights: Array, batch: Batch) -> Array:
     """`[G]` the range that the rounding of rewards to float32 can give the sums of a group in which they cancel."""
     groups, returns = batch.groups, batch.returns
     deviations = np.where(np.isnan(values), np.nan, returns - groups.broadcast(groups.mean(returns)))
-    scale = divide(groups.sum(np.abs(values)), groups.sum(np.abs(deviations)))
+    centred = values - groups.broadcast(groups.mean(values))  # a sum that comes first has values with offsets
+    scale = divide(groups.sum(np.abs(centred)), groups.sum(np.abs(deviations)))
     largest = np.fmax.reduceat(np.abs(returns)[groups.order], groups.starts)
     rounding: Array = 2.0**-21 * np.nansum(np.abs(weights) * scale * largest, axis=1)
     return rounding
