@@ -6,6 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Hashable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from tests.calls import object_array, tensors
 from tests.integration.configs import compose as configuration
 from verl_ext import Settings, build
 from verl_ext.integration.checks import judge
+from verl_ext.integration.checks.trial import try_out
 
 PAGE = (Path(__file__).parents[1] / "docs/pages/lists.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -124,6 +126,26 @@ def test_a_list_passes_the_check_of_a_run(title):
     overrides = [f"+algorithm.rewards.keys=[{','.join(keys)}]"] if keys else []
     verdict = judge(configuration("algorithm.adv_estimator=compose", f"+algorithm.compose.steps={flow}", *overrides))
     assert verdict.errors == ()
+
+
+MORE_LISTS = {
+    **{title: algorithm["compose"]["steps"] for title, algorithm in LISTS.items()},
+    "of the message without a list": ["weigh_and_sum", "centre", "scale_by_std"],
+    "with mad": ["weigh_and_sum", "centre", "scale_by_mad"],
+    "of README": ["centre", "scale_by_mad", "weigh_and_sum", "whiten", "weigh_by_difficulty"],
+}
+
+
+@pytest.mark.parametrize("title", MORE_LISTS)
+@pytest.mark.parametrize("count", range(1, 7))
+def test_the_trial_sees_the_effect_of_any_number_of_weights(title, count):
+    steps = [
+        step | {"lowest": [0.0] * count} if isinstance(step, dict) and "lowest" in step else step
+        for step in MORE_LISTS[title]
+    ]
+    rewards = {"keys": [f"r{number}" for number in range(count)], "weights": [1.0, 0.5, 2.0, 1.0, 0.7, 0.3][:count]}
+    settings = Settings.parse({"compose": {"steps": steps}, "rewards": rewards})
+    assert [*try_out(partial(build, "compose"), settings)] == []
 
 
 # Whole numbers of sixteenths, at least two responses to a prompt: float32 is exact, and no group is single.

@@ -61,7 +61,7 @@ def _trial(chain: Chain, keys: tuple[str, ...]) -> Array:
     """
     chain = Chain(tuple(step for step in chain.steps if not isinstance(step, DropConflicts)))
     draw = np.random.default_rng(0)
-    rewards = draw.integers(0, 2, (12, len(keys))).astype(np.float64)
+    rewards = draw.random((12, len(keys)))  # where rewards are 0 or 1, two sets of weights may give the same
     rewards[8:] = 0.3
     weighing = (step for step in chain.steps if isinstance(step, WeighByVariation))
     rewards += max((value for step in weighing for value in step.lowest or ()), default=0.0)
