@@ -38,7 +38,9 @@ class Complaint(NamedTuple):
 
 @contextmanager
 def reading(place: object, kind: type[VerlExtError] = DataError, done: str = "read") -> Iterator[None]:
-    """Turn whatever goes wrong with a user's file, which may hold anything, into an error that names the place.
+    """Turn what goes wrong with a user's file, which may hold anything, into an error that names the place.
+
+    A KeyError passes: it is a mistake of the code that reads.
 
     >>> with reading("a.txt:3"):
     ...     int("x")
@@ -48,7 +50,7 @@ def reading(place: object, kind: type[VerlExtError] = DataError, done: str = "re
     """
     try:
         yield
-    except VerlExtError:
+    except (VerlExtError, KeyError):
         raise
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())[:500]

@@ -10,7 +10,7 @@ import numpy as np
 
 from verl_ext.core.groups import TOLERANCE, Array, Groups
 from verl_ext.core.turns import Turns
-from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.errors import ConfigurationError, DataError, unknown
 
 # The square of a larger reward, or its advantage in float32, would overflow.
 LARGEST_REWARD = 1e30
@@ -121,6 +121,8 @@ class Batch:
         raw = _shaped("rewards", rewards, (size, len(keys))).copy()
         check_finite(raw, keys, labels)
         matrix = raw.copy()
+        for name in {*(conditions or {}), *(needed.on for needed in (conditions or {}).values())} - {*keys}:
+            raise ConfigurationError(f"conditions: {unknown('reward', name, keys)}")
         for key, needed in (conditions or {}).items():
             column, met = keys.index(key), needed.met(raw[:, keys.index(needed.on)])
             matrix[:, column] = np.where(np.isnan(raw[:, column] + met), np.nan, np.where(met > 0, raw[:, column], 0.0))

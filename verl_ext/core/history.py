@@ -92,7 +92,7 @@ class WeighByHistory(Anchor, Step):
             "eta_t": eta_t,
             "tick": float(new["ticks"]),
         }
-        used = phi[~np.isnan(values)]
+        used = phi[~np.isnan(values) & (values != 0)]
         if used.size:
             metrics |= {"reweighting_mean": float(used.mean()), "reweighting_std": float(used.std())}
         return Update(values * phi, new, metrics)

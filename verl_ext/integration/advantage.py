@@ -1,10 +1,9 @@
-"""Compute advantages in verl's convention, and register the estimators with verl."""
+"""Compute advantages in verl's convention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,20 +19,6 @@ from verl_ext.errors import DataError, IntegrationError
 from verl_ext.integration import checkpoint, dump, hooks
 from verl_ext.integration.components import SCORE, Components
 from verl_ext.integration.run import CURRENT, Run
-from verl_ext.registry import INSTALLED
-
-
-def install(core_algos: ModuleType) -> None:
-    """Put our functions into verl's `ADV_ESTIMATOR_REGISTRY`, all of them or none.
-
-    verl has its own `gdpo`, which cannot run on the default trainer. It is replaced, and kept as the new function's
-    attribute `replaced`. `register_adv_est` is not used because it raises for a name that exists.
-    """
-    registry = hooks.member(core_algos, "ADV_ESTIMATOR_REGISTRY")
-    new = {name: estimator_function(name) for name in INSTALLED if not hasattr(registry.get(name), hooks.OURS)}
-    for name, function in new.items():
-        function.replaced = registry.get(name)  # type: ignore[attr-defined]
-    registry.update(new)
 
 
 def estimator_function(name: str) -> Callable[..., Any]:
@@ -44,7 +29,6 @@ def estimator_function(name: str) -> Callable[..., Any]:
         return advantages, advantages
 
     compute_advantage.__name__ = compute_advantage.__qualname__ = f"compute_{name}_advantage"
-    setattr(compute_advantage, hooks.OURS, True)
     return compute_advantage
 
 
@@ -85,7 +69,7 @@ def _at_work(name: str) -> tuple[Run, Chain, Components]:
     """Return the run that computes a batch with this estimator, its steps, and the rewards of the batch."""
     run = CURRENT.get()
     if run is None or run.name != name or run.chain is None or run.rewards is None:
-        hooks.require()
+        hooks.require(*hooks.HOOKS)
         raise IntegrationError(
             f"the estimator {name!r} was called outside the advantage step of a trainer that verl_ext has checked: "
             "start a trainer of trainer.v1.trainer_mode, or RayPPOTrainer; in code of your own call "

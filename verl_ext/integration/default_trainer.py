@@ -73,7 +73,7 @@ def missing_responses(trainer: Any, arrived: int) -> float:
 
     In `sync` mode verl trains on the responses that are left when others fail: groups get smaller, or vanish.
     """
-    config, updates = trainer.config, getattr(trainer, "parameter_sync_step", 1)
+    config, updates = trainer.config, hooks.member(trainer, "parameter_sync_step")
     expected = config.data.train_batch_size // updates * config.actor_rollout_ref.rollout.n
     missing = max(0, expected - arrived)
     if missing:

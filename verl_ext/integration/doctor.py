@@ -10,11 +10,15 @@ import sys
 import warnings
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from verl_ext import __version__
+from verl_ext.conf import read_yaml
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import hooks
 from verl_ext.integration.checks.update import PACKED
+from verl_ext.integration.driver import TRAINERS
+from verl_ext.integration.names import CORE, owner
 from verl_ext.registry import INSTALLED, load
 
 PLUGIN = "verl_ext.integration.plugin"
@@ -22,8 +26,6 @@ POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 _PACKAGES = ("verl", "torch", "numpy", "ray", "TransferQueue", "tensordict", "transformers", "vllm", "flash-attn")
 _INSTALL = "pip install 'verl_ext[verl]'"
 _REINSTALL = "the installation of verl_ext is incomplete: pip install --force-reinstall --no-deps verl_ext"
-TRAINERS = ("verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer")
-"""Modules that this verl, or this installation, may lack: a run has one of these trainers."""
 
 Line = tuple[str, str]
 """What a check found: `ok`, `note` or `FAIL`, and the text; an empty word for a heading."""
@@ -42,7 +44,7 @@ def doctor(_options: argparse.Namespace) -> int:
         for word, text in _checks():
             print(f"  {word:4}  {text}" if word else text)
             failures += word == "FAIL"
-    verdict = f"{failures} problem(s): a run with these estimators would not work here"
+    verdict = f"{failures} problem(s): a run that needs one of these is refused"
     print(verdict if failures else "no problems found")
     return 1 if failures else 0
 
@@ -89,31 +91,34 @@ def _plugin() -> Line:
 
 
 def _hooks() -> Iterator[Line]:
-    """Import each module, which runs its hook."""
+    """Import each module, which runs its hook. verl may lack the trainer that its main does not start by default."""
+    default = Path(sys.modules["verl"].__file__ or "").with_name("trainer") / "config" / "ppo_trainer.yaml"
+    spare = TRAINERS[not read_yaml(default)["trainer"].get("use_v1")]
     for hook in hooks.HOOKS.values():
         place = f"{hook.module}: {hook.purpose}"
         try:
             importlib.import_module(hook.module)
         except Exception as error:  # noqa: BLE001 - report any failure
-            if isinstance(error, ImportError) and hook.module.startswith(TRAINERS):
-                yield "note", f"{hook.module}: not here ({error})"
-            else:
-                yield _fail(f"{hook.module} cannot be imported: {error!r}", hooks.versions())
-            continue
-        yield ("ok", place) if hook.state == "holds" else _fail(f"{place}: {hook.error}", hooks.versions())
-    holding = [hook for hook in hooks.HOOKS.values() if hook.module.startswith(TRAINERS) and hook.state == "holds"]
-    if hooks.HOOKS and not holding:
-        yield _fail("no trainer of this verl can be used", _INSTALL)
+            hook.state, hook.error = "failed", error
+        if hook.state == "holds":
+            yield "ok", place
+        elif hook.module == spare:
+            yield "note", f"{place}: not here ({hook.error})"
+        else:
+            yield _fail(f"{place}: {hook.error!r}", hooks.versions())
 
 
 def _registry() -> Iterator[Line]:
-    core_algos = sys.modules.get("verl.trainer.ppo.core_algos")
-    registry = getattr(core_algos, "ADV_ESTIMATOR_REGISTRY", {})
+    holds = CORE in hooks.HOOKS and hooks.HOOKS[CORE].state == "holds"
     for name in INSTALLED:
         try:
             load(name)
         except ConfigurationError as error:
             yield _fail(f"{name} is broken: {error}", "mend or uninstall its package")
         else:
-            missing = _fail(f"{name} is not registered", "see the plugin and the hooks above")
-            yield ("ok", f"{name} by verl_ext") if hasattr(registry.get(name), hooks.OURS) else missing
+            if not holds:
+                yield _fail(f"{name} is not registered", "see the plugin and the hooks above")
+            elif (other := owner(name)) is not None:
+                yield "note", f"{name} by {other}, which computes in the place of verl_ext"
+            else:
+                yield "ok", f"{name} by verl_ext"

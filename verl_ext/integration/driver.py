@@ -14,6 +14,8 @@ from typing import Any
 
 from verl_ext.integration import hooks
 
+TRAINERS = {True: "verl.trainer.ppo.v1.trainer_base", False: "verl.trainer.ppo.ray_trainer"}
+"""The module of the trainer that verl's main starts, by `trainer.use_v1`."""
 ENTRIES = {"verl.utils.config": "validate_config", "verl.trainer.main_ppo": "run_ppo"}
 """What verl's entry points call in the driver before Ray starts.
 
@@ -34,5 +36,8 @@ def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs
     from verl_ext.integration.checks import check_run
 
     main = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
-    check_run(config, "".join(linecache.getlines(str(main))) if main.name != WORKER else None)
+    verdict = check_run(config, "".join(linecache.getlines(str(main))) if main.name != WORKER else None)
+    # A main of others may start a trainer of its own.
+    if verdict is not None and verdict.ours and main.match("verl/trainer/main_ppo.py"):
+        hooks.require_hooked(TRAINERS[bool(config.trainer.get("use_v1"))])
     return original(config, *args, **kwargs)

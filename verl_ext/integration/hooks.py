@@ -2,7 +2,7 @@
 
 verl imports its plugins in every process, so the plugin itself imports nothing of verl: verl's `core_algos` takes
 0.4 s, a finder on `sys.meta_path` some microseconds. If this verl lacks what a hook needs, the hook logs an error and
-the estimators raise; the rest of verl works as before.
+the runs that need it raise; the rest of verl works as before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO").upper())
 TESTED = ("0.9.0", "0.9.1")
 """The releases of verl that this package is tested with; the first is the oldest one that has plugins."""
 OURS = "__verl_ext__"
-"""The attribute by which a function of ours is known: a wrapper, or an estimator in verl's registry."""
+"""The attribute by which a wrapper of ours is known."""
 RULES: list[Callable[[Any], Iterable[Complaint]]] = []
 """Rules about a run's configuration that other plugins add; `check` and the start of a run judge by them."""
 
@@ -118,13 +118,22 @@ def schedule(*hooks: Hook) -> None:
             after_import(hook.module, hook.run)
 
 
-def require() -> None:
-    """Raise if a hook failed: training would go on without a part of this package."""
-    if failed := [hook for hook in HOOKS.values() if hook.state == "failed"]:
+def require(*modules: str) -> None:
+    """Raise if a hook into one of these modules failed: training would go on without a part of this package."""
+    if failed := [hook for hook in HOOKS.values() if hook.module in modules and hook.state == "failed"]:
         lines = "".join(f"\n  {hook.module} ({hook.purpose}): {hook.error}" for hook in failed)
         raise IntegrationError(
             f"verl_ext is not fully installed into verl, run `python -m verl_ext doctor` for details:{lines}"
         ) from failed[0].error
+
+
+def require_hooked(module: str) -> None:
+    """Import a module, and raise unless its hook holds."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise IntegrationError(f"{module} cannot be imported: {error}; {versions()}") from error
+    require(module)
 
 
 def member(owner: Any, name: str) -> Any:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -18,6 +19,9 @@ from verl_ext.integration.advantage import log_and_dump
 from verl_ext.integration.run import CURRENT, Run
 from verl_ext.integration.trainer import WithEstimators
 from verl_ext.integration.update import mark
+
+RUNS: WeakSet[Run] = WeakSet()
+"""The runs of this process's trainers."""
 
 
 def install(ray_trainer: ModuleType) -> None:
@@ -32,6 +36,14 @@ def install(ray_trainer: ModuleType) -> None:
 class RayTrainer(WithEstimators):
     """`RayPPOTrainer` with this package's part."""
 
+    local_trigger_step = 0
+    """The update within a step, of which this trainer makes one."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        if self._verl_ext is not None:
+            RUNS.add(self._verl_ext)
+
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Put the rows of a prompt together."""
         verl: Any = super()
@@ -43,15 +55,19 @@ class RayTrainer(WithEstimators):
             batch.reorder(torch.tensor(mark.in_order(self, rows, metrics)))
 
 
-def of_caller() -> Run | None:
-    """Return the run of the trainer whose method calls: verl's functions get no trainer, so the stack names it."""
+def of_caller(*given: Any) -> Run | None:
+    """Return the run of the trainer whose method calls: verl's functions get no trainer, so the stack names it.
+
+    In another thread there is none: then it is the run whose section `algorithm` is among the arguments.
+    """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         trainer = frame.f_locals.get("self")
         if isinstance(trainer, RayTrainer):
             return trainer._verl_ext
         frame = frame.f_back
-    return None
+    runs = [run for run in RUNS if any(run.trainer.config.algorithm is value for value in given)]
+    return runs[0] if len(runs) == 1 else None
 
 
 def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +75,7 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
 
     The default trainer calls it, too; there the run reads the rewards from TransferQueue.
     """
-    run = of_caller()
+    run = of_caller(*args, *kwargs.values())
     if CURRENT.get() is not None or run is None or "uid" not in data.non_tensor_batch:
         return original(data, *args, **kwargs)
     fields, mask = data.non_tensor_batch, data.batch["response_mask"]

@@ -15,6 +15,7 @@ from verl_ext.core.chain import Chain, State
 from verl_ext.core.metrics import Metrics
 from verl_ext.errors import IntegrationError
 from verl_ext.integration.components import SCORE, Components, Needs
+from verl_ext.integration.hooks import member
 from verl_ext.settings import ACCURACY, Settings
 
 logger = logging.getLogger("verl_ext")
@@ -78,7 +79,7 @@ class Run:
     @property
     def update(self) -> int:
         """The number of the update within its step; verl's asynchronous trainers make several."""
-        return int(getattr(self.trainer, "local_trigger_step", 0))
+        return 0 if self.trainer is None else int(member(self.trainer, "local_trigger_step"))
 
     @contextmanager
     def computing(self, rewards: Components) -> Iterator[None]:

@@ -11,7 +11,6 @@ from typing import Any
 from verl_ext.integration import checkpoint, hooks
 from verl_ext.integration.run import Run
 from verl_ext.integration.update import mark
-from verl_ext.settings import RewardsSettings, VerlExtSettings
 
 
 class WithEstimators:
@@ -66,14 +65,15 @@ def start(trainer: Any, config: Any) -> Run | None:
     if verdict is None:
         return None
     log_run(verdict)
-    settings, chain = verdict.settings, verdict.chain
-    if not verdict.ours and (settings.rewards, settings.verl_ext) == (RewardsSettings(), VerlExtSettings()):
+    if not verdict.ours:
         return None
+    settings, chain = verdict.settings, verdict.chain
     if chain is not None:
         needed = ("_save_checkpoint", "_load_checkpoint") if chain.stateful else ()
         hooks.require_passed_on(type(trainer), WithEstimators, needed)
     passes = ("_balance_batch", "_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor")
     if settings.verl_ext.skip_zero_advantage or settings.verl_ext.share_prompts:
+        hooks.require(mark.ENGINE)
         hooks.require_passed_on(type(trainer), WithEstimators, passes)
     if settings.verl_ext.dump_dir is not None:
         Path(settings.verl_ext.dump_dir).mkdir(parents=True, exist_ok=True)  # raise now, not at the first step

@@ -77,9 +77,8 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("turns as the accuracy", (*HADW_GDPO, KEYS, ACCURACY_BY_TURN), ("by_turn", "'acc'", "rewards.accuracy_key")),
     ("no keys", ("algorithm.adv_estimator=gdpo",), ("gdpo", "'algorithm.rewards.keys=[...]'")),
     ("no keys of a list", (COMPOSE, "+algorithm.compose.steps=[centre,weigh_and_sum]"), ("rewards.keys",)),
-    ("settings of grpo", (GRPO, "+algorithm.rewards.keyz=[a]"), ("'keyz'", "'keys'")),
     ("setting of rloo", (RLOO, "+algorithm.verl_ext.skip_zero_advantge=True"), ("'skip_zero_advantage'",)),
-    ("section not in force", (RLOO, "+algorithm.dgpo.dqw_tmp=1"), ("algorithm.dgpo", "'dqw_temp'")),
+    ("section not in force", (*GDPO, "+algorithm.dgpo.dqw_tmp=1"), ("algorithm.dgpo", "'dqw_temp'")),
     ("section beside a setting", (RLOO, KEYS, "+algorithm.rewrds.log=all"), ("algorithm.rewrds", "algorithm.rewards")),
     ("component", (*GDPO, GSM8K), ("algorithm.rewards.keys", "'acc'", "'correctness'")),
     ("argument below grpo", (GRPO, GSM8K, f"{KWARGS}.strict=yes"), ("strict", "'yes'")),
@@ -131,6 +130,10 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("bounds the wrong way round", (*GDPO, "+algorithm.rewards.accuracy_between=[0.9,0.1]"), ("accuracy_between",)),
 ]  # fmt: skip
 WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+    ("settings of grpo", (GRPO, "+algorithm.rewards.keyz=[a]"), ("'keyz'", "'keys'")),
+    ("section of rloo", (RLOO, "+algorithm.dgpo.dqw_tmp=1"), ("algorithm.dgpo", "'dqw_temp'")),
+    ("weights of verl's PF-PPO", (*GDPO, "algorithm.use_pf_ppo=True"), ("use_pf_ppo=False", "no effect")),
+    ("PF-PPO on the default trainer", ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=True"), ("of others",)),
     ("rejected rows of grpo", (GRPO, KEYS, "+algorithm.rewards.rejected=leave_out"), ("rewards.rejected", "grpo")),
     ("estimator registered elsewhere", ("algorithm.adv_estimator=my_method",), ("'my_method'", "trainer's process")),
     ("estimator named as verl's", ("algorithm.adv_estimator=grpo2",), ("'grpo2'", "trainer's process")),
@@ -272,8 +275,8 @@ def test_rules_of_plugins_are_judged_too(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_hook_that_failed_ends_runs_with_our_estimators_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failed() -> None:
-        raise IntegrationError("not installed")
+    def failed(*modules: str) -> None:
+        raise IntegrationError(f"not installed: {modules}")
 
     monkeypatch.setattr(hooks, "require", failed)
     with pytest.raises(IntegrationError):

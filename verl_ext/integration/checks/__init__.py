@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +16,13 @@ from verl_ext.integration.checks import rules
 from verl_ext.integration.checks.describe import describe
 from verl_ext.integration.checks.read import RunConfig, estimator_name, read_settings
 from verl_ext.integration.checks.rewards import dropped
-from verl_ext.registry import INSTALLED, changed
+from verl_ext.registry import changed
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
+
+NEEDED = ("verl.trainer.ppo.core_algos", "verl.utils.config", "verl.trainer.main_ppo")
+"""What every estimator of ours needs: verl's lookup of estimators, and the starts at which a run is checked."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,11 @@ def check_run(config: Any, main: str | None = None) -> Verdict | None:
     """
     if not (OmegaConf.is_dict(config) and OmegaConf.is_dict(config.get("algorithm"))):
         return None
-    verdict, lost = judge(config), [] if main is None else [*dropped(config, [main])]
-    if errors := [*verdict.errors, *(lost if verdict.ours else ())]:
+    verdict = judge(config, thorough=False)
+    lost = dropped(config, [main]) if verdict.ours and main is not None else ()
+    if errors := [*verdict.errors, *lost]:
         lines = "".join(f"\n  - {text}" for text in errors)
         raise ConfigurationError(f"algorithm.adv_estimator={verdict.name} cannot run as configured:{lines}")
-    for text in lost:
-        logger.warning("%s", text)
     return verdict
 
 
@@ -53,26 +56,34 @@ def log_run(verdict: Verdict) -> None:
         logger.warning("%s", text)
 
 
-def judge(config: Any) -> Verdict:
-    """Collect the errors and warnings about a configuration."""
-    name = estimator_name(config)
-    if name in INSTALLED:
-        hooks.require()
-    run, judging = RunConfig(name, Settings(), None, config), rules.ALWAYS
-    complaints: list[Complaint] = []
-    try:
-        run = replace(run, settings=read_settings(config))
-        changed(run.settings)
-        judging += rules.READ
-        run = replace(run, chain=build(name, run.settings) if name in INSTALLED else None)
-    except ConfigurationError as error:
-        # Of a run without this package only verl's entries are read, in which verl may take other values.
-        complaints.append(Complaint(str(error), fatal=run.ours))
-    for judged in (*(rule(run) for rule in judging), *(rule(config) for rule in hooks.RULES)):
+def judge(config: Any, *, thorough: bool = True) -> Verdict:
+    """Collect the errors and warnings about a configuration.
+
+    About a run that uses nothing of this package they are mostly warnings, and few unless `thorough`.
+    """
+    run, judging = RunConfig(estimator_name(config), Settings(), None, config), rules.ALWAYS
+    if run.computes:
+        hooks.require(*NEEDED)
+    complaints, others = [*_of_rules(run, rules.MEANT)], list[Complaint]()
+    if run.ours or thorough:
         try:
-            complaints.extend(judged)
-        except ConfigurationError as error:  # an entry that the rule cannot read
-            complaints.append(Complaint(str(error)))
+            run = replace(run, settings=read_settings(config))
+            changed(run.settings)
+            judging += rules.READ
+            run = replace(run, chain=build(run.name, run.settings) if run.computes else None)
+        except ConfigurationError as error:
+            others.append(Complaint(str(error)))
+        others += _of_rules(run, judging)
+    complaints += (complaint._replace(fatal=complaint.fatal and run.ours) for complaint in others)
     texts = dict.fromkeys(complaints)
     errors = tuple(text for text, fatal in texts if fatal)
     return Verdict(**vars(run), errors=errors, warnings=tuple(text for text, fatal in texts if not fatal))
+
+
+def _of_rules(run: RunConfig, judging: tuple[rules.Rule, ...]) -> Iterator[Complaint]:
+    """Yield what rules have against a run."""
+    for judged in (rule(run) for rule in judging):
+        try:
+            yield from judged
+        except ConfigurationError as error:  # an entry that the rule cannot read
+            yield Complaint(str(error))

@@ -25,8 +25,8 @@ from verl_ext.errors import ConfigurationError, nearest, reading
 from verl_ext.files import say
 from verl_ext.integration.checks import judge
 from verl_ext.integration.checks.describe import describe
-from verl_ext.integration.checks.read import select
-from verl_ext.integration.checks.rewards import FUNCTION, dropped, known_components, mains_of_file
+from verl_ext.integration.checks.read import FUNCTION, select
+from verl_ext.integration.checks.rewards import dropped, known_components, mains_of_file
 from verl_ext.integration.checks.try_reward import try_reward
 from verl_ext.registry import entries
 
@@ -106,7 +106,7 @@ def _gone(pattern: str, texts: Iterable[str], name: str) -> Iterator[str]:
             continue
         files = (file for kind in ("py", "yaml") for file in Path(verl.__file__).parent.rglob(f"*.{kind}"))
         if not any(re.search(rf"\b{setting}\b", file.read_text("utf-8")) for file in files):
-            near = nearest(setting, map(str, known), cutoff=0.75)
+            near = nearest(setting, map(str, known), cutoff=0.85)
             hint = "" if near is None else f" (did you mean {near}?)"
             path = f"{plus}{section}.{setting}"
             yield f"verl {verl.__version__} has no setting {path}{hint}: remove it; + is for what code of yours reads"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from verl_ext import __version__
 from verl_ext.integration.checks.read import ACTOR, RunConfig
 from verl_ext.integration.checks.rewards import accuracy_of
+from verl_ext.integration.names import owner
 from verl_ext.registry import INSTALLED
 from verl_ext.settings import ACCURACY
 
@@ -18,7 +19,8 @@ def describe(run: RunConfig) -> Iterator[str]:
     rewards, chain = run.settings.rewards, run.chain
     steps = () if chain is None else chain.steps
     yield f"version    verl_ext {__version__}, verl {verl.__version__}"
-    yield f"estimator  {run.name}"
+    other = owner(run.name) if run.name in INSTALLED else None
+    yield f"estimator  {run.name}" + (f", registered by {other}: verl_ext computes nothing" if other else "")
     if steps:
         names = (f"{step.name} over {step.over}" if hasattr(step, "over") else step.name for step in steps)
         yield f"steps      {', '.join(names)}"
@@ -29,7 +31,7 @@ def describe(run: RunConfig) -> Iterator[str]:
     weights = dict(zip(keys, rewards.weights or [1.0] * len(keys), strict=True))
     by_turn = dict.fromkeys(rewards.by_turn or (), " by turn")
     named = [f"{weights[key]:g} {key}{by_turn.get(key, '')}{conditions.get(key, '')}" for key in keys]
-    only = "" if run.name in INSTALLED else f" (only logged: verl's {run.name} uses the score)"
+    only = "" if run.computes else f" (only logged: verl's {run.name} uses the score)"
     if named or not run.select("algorithm.rewards.keys"):  # else an error says why they cannot be read
         yield f"rewards    {', '.join(named) + only if named else 'the score'}"
     if chain is not None and chain.needs_accuracy:

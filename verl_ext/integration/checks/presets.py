@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from verl_ext.conf import PRESET_NAMES, PRESETS
 from verl_ext.errors import Complaint
 from verl_ext.integration.checks.read import RunConfig
+from verl_ext.integration.names import owner
 from verl_ext.registry import load
 
 
@@ -25,6 +26,11 @@ def other_preset(run: RunConfig) -> Iterator[Complaint]:
             yield Complaint(
                 f"the preset {name} and algorithm.adv_estimator={run.name} are both set: keep one of them. In a file's "
                 f"`defaults`, {PRESETS}: {name} stands after ppo_trainer"
+            )
+        elif not run.computes:
+            yield Complaint(
+                f"the preset {name} is verl_ext's, but {owner(name)} has registered the estimator {name}: remove the "
+                "preset, or rename that estimator"
             )
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from verl_ext import rewards
+from verl_ext.conf import PRESET_NAMES
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, reading
-from verl_ext.registry import INSTALLED, entries, sections, used
+from verl_ext.integration.names import is_ours
+from verl_ext.registry import defaults, entries, sections, used
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
 
 ACTOR = "actor_rollout_ref.actor"
 FILTER = "algorithm.filter_groups"
+FUNCTION = "reward.custom_reward_function"
 
 
 @dataclass(frozen=True)
@@ -35,19 +41,40 @@ class RunConfig:
         return self.select(f"{FILTER}.metric") if self.select(f"{FILTER}.enable") else None
 
     @property
+    def computes(self) -> bool:
+        """Whether this package computes the advantages."""
+        return is_ours(self.name)
+
+    @property
     def ours(self) -> bool:
-        """Whether the run uses this package: its estimator, its filter of groups, or a section of its settings."""
-        given = any(name in self.config.algorithm for name in sections())
-        return given or self.name in INSTALLED or self.filter in (ANY_REWARD, ACCURACY_BETWEEN)
+        """Whether the run uses this package: its estimator, a preset, a filter of groups, a scorer, or its settings."""
+        named = any(self.select(path) for path in (PRESET_NAMES, "algorithm.verl_ext"))
+        chosen = self.filter in (ANY_REWARD, ACCURACY_BETWEEN) or own_scorer(self.config) is not None
+        return self.computes or named or chosen or any(set_in(self.config.algorithm))
 
     @property
     def used(self) -> tuple[str, ...]:
         """The estimators whose settings and rules apply."""
-        return used(self.name, self.settings) if self.name in INSTALLED else (self.name,)
+        return used(self.name, self.settings) if self.computes else ()
 
     def select(self, path: str) -> Any:
         """Return an entry of the configuration, or None."""
         return select(self.config, path)
+
+
+def set_in(config: Any) -> Iterator[str]:
+    """Yield the sections of this package that a part of a configuration has: readable, and not at their defaults."""
+    for name, kind in sections().items():
+        with suppress(ConfigurationError), reading(name, ConfigurationError):
+            if Settings.parse({name: resolved(config.get(name))}).of(name, kind) != defaults(kind):
+                yield name
+
+
+def own_scorer(config: Any) -> str | None:
+    """Return the name of this package's reward module that a configuration names, if it does."""
+    path = str(select(config, f"{FUNCTION}.path"))
+    package, _, name = path.removeprefix("pkg://").replace("/", ".").rpartition(".")
+    return name if package == rewards.__name__ else None
 
 
 def read_settings(config: Any) -> Settings:

@@ -21,13 +21,12 @@ from omegaconf import OmegaConf
 from verl_ext import rewards
 from verl_ext.errors import Complaint, ConfigurationError, listed, reading, unknown
 from verl_ext.integration.checks.presets import leaves
-from verl_ext.integration.checks.read import FILTER, RunConfig, resolved, select
+from verl_ext.integration.checks.read import FILTER, FUNCTION, RunConfig, own_scorer, resolved, select
 from verl_ext.integration.components import SCORE
 from verl_ext.registry import INSTALLED
 from verl_ext.rewards.options import parse_options
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
 
-FUNCTION = "reward.custom_reward_function"
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
 TOOL_REWARDS = "tool_rewards"
 """The rewards of executed calls, as verl's tool agent loop writes them."""
@@ -47,13 +46,13 @@ READS = re.compile(rf"migrate_legacy_reward_impl|config(\.|\.get\(.|\[.)({'|'.jo
 
 def scorer(config: Any) -> Any:
     """Return the options of the configured reward function if it is one of ours, else None."""
-    path = str(select(config, f"{FUNCTION}.path"))
-    package, _, name = path.removeprefix("pkg://").replace("/", ".").rpartition(".")
-    if package != rewards.__name__:
+    name = own_scorer(config)
+    if name is None:
         return None
     valid = sorted(module.name for module in pkgutil.iter_modules(rewards.__path__))
-    module = import_module(f"{package}.{name}") if name in valid else None
+    module = import_module(f"{rewards.__name__}.{name}") if name in valid else None
     if module is None or not hasattr(module, "compute_score"):
+        path = select(config, f"{FUNCTION}.path")
         raise ConfigurationError(f"{FUNCTION}.path={path}: {unknown('reward module', name, valid)}")
     with reading(f"{FUNCTION}.reward_kwargs", ConfigurationError):
         kwargs = resolved(select(config, f"{FUNCTION}.reward_kwargs")) or {}
@@ -71,7 +70,7 @@ def dropped(config: Any, mains: Iterable[str]) -> Iterator[str]:
 
     # Each setting has its own path as value, so that it is known again in its new place.
     probe = OmegaConf.load(Path(verl.__file__).with_name("trainer") / "config/legacy_reward_impl.yaml")
-    probe.reward = OmegaConf.to_container(config.reward)
+    probe.reward = OmegaConf.to_container(config.get("reward") or OmegaConf.create())
     known = dict(leaves(OmegaConf.to_container(probe.reward), "reward"))
     for path in given:
         OmegaConf.update(probe, path, path, force_add=True)
@@ -137,7 +136,7 @@ def without_turns(run: RunConfig) -> Iterator[Complaint]:
     if not rewards.by_turn:
         return
     where = f"algorithm.rewards.by_turn={list(rewards.by_turn)}"
-    if run.name not in INSTALLED:
+    if not run.computes:
         yield Complaint(
             f"{where} has no effect on verl's {run.name}: set algorithm.adv_estimator to one of {listed(INSTALLED)}"
         )

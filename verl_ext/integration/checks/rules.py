@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from verl_ext.conf import PRESET_NAMES, PRESETS
+from omegaconf import OmegaConf
+
+from verl_ext.conf import PRESETS, names
 from verl_ext.core.steps import DivideByMean, ScaleByStd
-from verl_ext.errors import Complaint, listed, nearest, unknown
+from verl_ext.errors import Complaint, ConfigurationError, listed, nearest, unknown
+from verl_ext.integration import hooks
 from verl_ext.integration.checks.losses import loss_of_verl
 from verl_ext.integration.checks.presets import late_preset, other_preset
-from verl_ext.integration.checks.read import ACTOR, FILTER, RunConfig
+from verl_ext.integration.checks.read import ACTOR, FILTER, FUNCTION, RunConfig, read_settings, set_in
 from verl_ext.integration.checks.rewards import (
-    FUNCTION,
     lost_penalty,
     without_turns,
     wrong_accuracy,
@@ -23,42 +26,61 @@ from verl_ext.integration.checks.rewards import (
 )
 from verl_ext.integration.checks.trial import trial
 from verl_ext.integration.checks.update import shorter_update, without_flash_attn
-from verl_ext.registry import ENTRY_POINTS, INSTALLED, TAKEN, changed, load, misspelt, sections
+from verl_ext.registry import ENTRY_POINTS, INSTALLED, TAKEN, changed, load, misspelt
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
 Rule = Callable[[RunConfig], Iterator[Complaint]]
 
 
+def meant_preset(run: RunConfig) -> Iterator[Complaint]:
+    """A preset under a misspelt name: `+verl_ex=gdpo` would train with verl's own estimator."""
+    for key in map(str, run.config):
+        given: Any = run.select(key) if nearest(key, [PRESETS], cutoff=0.75) is not None else None
+        if names() & {*map(str, given if OmegaConf.is_list(given) else [given])}:
+            yield Complaint(f"{key} is no setting: a preset is +{PRESETS}=NAME, or `{PRESETS}: NAME` in `defaults`")
+
+
+def of_other_plugins(run: RunConfig) -> Iterator[Complaint]:
+    """The rules of other plugins, such as those for a run on the CPU."""
+    for rule in hooks.RULES:
+        yield from rule(run.config)
+
+
 def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
-    """A name that is misspelt, or not registered here, or that an entry point cannot have."""
+    """A name that an entry point cannot have, or that is not registered here; an error for ours with letters moved."""
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
     if run.name in TAKEN and run.name in ENTRY_POINTS:
         yield Complaint(
             f"the entry point {run.name}={ENTRY_POINTS[run.name]} has the name of another estimator, which would "
-            "compute instead: rename it, or uninstall its package"
+            "compute instead: rename it, or uninstall its package",
+            fatal=run.computes,
         )
-    if run.name in ADV_ESTIMATOR_REGISTRY:
-        return
-    near = nearest(run.name, ADV_ESTIMATOR_REGISTRY, cutoff=0.75)
-    yield Complaint(
-        f"algorithm.adv_estimator: {unknown('estimator', run.name, ADV_ESTIMATOR_REGISTRY)}; register one of your own "
-        "in the trainer's process, by VERL_USE_EXTERNAL_MODULES or an entry point",
-        fatal=near in INSTALLED,
-    )
+    known = {*ADV_ESTIMATOR_REGISTRY, *INSTALLED}
+    if run.name not in known:
+        yield Complaint(
+            f"algorithm.adv_estimator: {unknown('estimator', run.name, known)}; register one of your own "
+            "in the trainer's process, by VERL_USE_EXTERNAL_MODULES or an entry point",
+            fatal=sorted(run.name.casefold()) in map(sorted, INSTALLED),
+        )
+
+
+def unreadable(run: RunConfig) -> Iterator[Complaint]:
+    """A section with a name of ours that cannot be read: without this package it may be another package's."""
+    if not run.ours:
+        try:
+            changed(read_settings(run.config))
+        except ConfigurationError as error:
+            yield _warning(str(error))
 
 
 def unread(run: RunConfig) -> Iterator[Complaint]:
-    """Settings that nothing reads: a misspelt one of ours, one at the top level, a misspelt preset."""
+    """Settings that nothing reads: a misspelt one of ours, or one at the top level."""
     from verl.trainer.config import AlgoConfig
 
-    for complaint in misspelt(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)}):
-        yield complaint._replace(fatal=complaint.fatal and run.ours)
-    for key in map(str, run.config):
-        if key in sections() and key != PRESETS:
-            yield Complaint(f"{key} is not read at the top of the configuration: write algorithm.{key}")
-        elif key != PRESET_NAMES and nearest(key, [PRESETS], cutoff=0.75) is not None:
-            yield Complaint(f"{key} is no setting: a preset is +{PRESETS}=NAME, or `{PRESETS}: NAME` in `defaults`")
+    yield from misspelt(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)})
+    for key in set_in(run.config):
+        yield Complaint(f"{key} is not read at the top of the configuration: write algorithm.{key}")
 
 
 def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
@@ -98,7 +120,7 @@ def without_effect(run: RunConfig) -> Iterator[Complaint]:
             f"algorithm.adv_estimator={section}"
         )
     rewards, defaults = run.settings.rewards, RewardsSettings()
-    if run.name not in INSTALLED:
+    if not run.computes:
         settings = ("weights", "rejected", "conditions")
         for setting in (name for name in settings if getattr(rewards, name) != getattr(defaults, name)):
             yield Complaint(
@@ -126,6 +148,10 @@ def single_response(run: RunConfig) -> Iterator[Complaint]:
 
 def unlike_meant(run: RunConfig) -> Iterator[Complaint]:
     """Settings with which any run learns nothing, or resumes as another one."""
+    if run.select("algorithm.use_pf_ppo") and (run.name != "gae" or run.select("trainer.use_v1")):
+        mixes = "gives rows the returns of others on verl's default trainer"
+        effect = mixes if run.name == "gae" else f"has no effect on {run.name}"
+        yield _warning(f"algorithm.use_pf_ppo=True {effect}: set algorithm.use_pf_ppo=False")
     n, rollout = run.select("actor_rollout_ref.rollout.n"), "actor_rollout_ref.rollout"
     for name, greedy, usual in (("temperature", 0, 1), ("top_k", 1, -1)):
         if n != 1 and run.select(f"{rollout}.{name}") == greedy:
@@ -133,7 +159,7 @@ def unlike_meant(run: RunConfig) -> Iterator[Complaint]:
             yield _warning(f"{rollout}.{name}={greedy}: {same}: set {rollout}.{name}={usual}")
     for part in ("save_contents", "load_contents"):
         contents = run.select(f"{ACTOR}.checkpoint.{part}")
-        lost = [name for name in ("model", "optimizer") if contents is not None and name not in contents]
+        lost = [name for name in ("model", "optimizer") if OmegaConf.is_list(contents) and name not in contents]
         if lost:
             where = f"{ACTOR}.checkpoint.{part}={[*contents]}"
             yield _warning(f"{where} lacks {listed(lost)}: a resumed run begins anew with it; add it")
@@ -187,8 +213,10 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
         yield from load(name).rule(run.settings, run.select)
 
 
-ALWAYS: tuple[Rule, ...] = (unknown_estimator, unread, other_preset, late_preset, without_flash_attn, unlike_meant)
-"""The rules for every configuration."""
+MEANT: tuple[Rule, ...] = (unknown_estimator, meant_preset, unreadable, of_other_plugins)
+"""The rules for every run, also one that uses nothing of this package."""
+ALWAYS: tuple[Rule, ...] = (unread, other_preset, late_preset, without_flash_attn, unlike_meant)
+"""The rules for every run with this package."""
 READ: tuple[Rule, ...] = (
     *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_turns),
     *(without_effect, shorter_update, experimental, missing_keys, single_response, contradicted_by_verl, trial),

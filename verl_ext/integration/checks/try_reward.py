@@ -30,8 +30,8 @@ from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed,
 from verl_ext.files import say
 from verl_ext.integration.advantage import compute, log_and_dump
 from verl_ext.integration.checks import Verdict
-from verl_ext.integration.checks.read import select
-from verl_ext.integration.checks.rewards import FUNCTION, MANAGERS, accuracy_of
+from verl_ext.integration.checks.read import FUNCTION, select
+from verl_ext.integration.checks.rewards import MANAGERS, accuracy_of
 from verl_ext.integration.checks.samples import read_answers, rows_of
 from verl_ext.integration.components import SCORE, Components, is_number
 from verl_ext.integration.run import Run

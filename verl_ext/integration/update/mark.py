@@ -40,16 +40,18 @@ def require_ranks(trainer: Any) -> None:
     for name in ("actor_rollout_wg", "ref_policy_wg"):
         group = getattr(trainer, name, None)
         states = [] if group is None else group.execute_all_sync("execute_func_rank_zero", state_of_hook)
-        if ranks := [rank for rank, state in enumerate(states) if state != "holds"]:
+        if broken := {rank: state for rank, state in enumerate(states) if state != "holds"}:
             raise IntegrationError(
-                f"verl_ext is not at work on ranks {ranks} of {name}: install it there (doctor says whether it holds), "
-                "or set algorithm.verl_ext.skip_zero_advantage and share_prompts to False"
+                f"verl_ext is not at work on ranks {[*broken]} of {name} ({', '.join({*broken.values()})}): install it "
+                "there (doctor says whether it holds), or set algorithm.verl_ext.skip_zero_advantage and share_prompts "
+                "to False"
             )
 
 
 def state_of_hook() -> str:
-    """Return `holds` if this package is at work in verl's engine of this process."""
-    return hooks.HOOKS[ENGINE].state if ENGINE in hooks.HOOKS else "missing"
+    """Return `holds` if this package is at work in verl's engine of this process, else what is wrong."""
+    hook = hooks.HOOKS.get(ENGINE)
+    return "not installed" if hook is None else hook.state if hook.error is None else str(hook.error)
 
 
 def in_order(trainer: Any, rows: Sequence[Row], metrics: dict[str, Any]) -> list[int]:
