@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 
 import numpy as np
 
@@ -18,6 +20,7 @@ OUTPUTS = [1, 2, 1, 1, 1, 1, 3, 1, 1, 1, 1, 1]
 """Rows of the batch of each answer."""
 UIDS = [f"p{row // 4}" for row in range(12)]
 KEYS = "algorithm.rewards.keys=[right,form]"
+CLOCK = itertools.count(1)
 
 
 def call(capsys, *arguments, status=0):
@@ -34,15 +37,15 @@ def batch(keys=("right", "form"), right=RIGHT, **more):
     return Batch.of(matrix, UIDS, keys=keys, lengths=LENGTHS, accuracy=right, outputs=OUTPUTS, **more)
 
 
-def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None):
+def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None, times=CLOCK):
     """The folder of a run that starts after a step; return it and the advantages of all its steps.
 
-    Each step of `rights` has its own rewards; all steps up to the last are computed, those of `steps` are written.
+    Each step of `rights` has its own rewards; all steps up to the last are computed, those of `steps` are written, at
+    such times: without them later than all that was written before.
     """
     settings = Settings.parse({"rewards": {"keys": ["right", "form"]}} | (algorithm or {}))
     chain = build(name, settings)
-    where = folder / f"from-{start}-0"
-    where.mkdir(parents=True)
+    where, times = writer.new_folder(folder, start), iter(times)
     state, written = chain.init(), []
     for step in range(1, max(steps) + 1):
         given = batch(right=(rights or {}).get(step, RIGHT), conditions=settings.rewards.conditions)
@@ -56,6 +59,7 @@ def dump(folder, steps, *, name="gdpo", algorithm=None, start=0, rights=None):
         about |= {"step": step, "update": 0}
         path = where / f"advantages-{step:08d}-000.parquet"
         writer.save(path, first | writer.columns(settings, given), about)
+        os.utime(path, (time := next(times), time))
     return folder, np.concatenate(written)
 
 

@@ -228,14 +228,14 @@ def test_hadw_is_repeated_from_a_whole_dump(compare, advantages, tmp_path):
 
 def test_a_resume_counts_before_the_steps_that_it_repeats(compare, advantages, tmp_path):
     folder, _ = made.dump(tmp_path / "dump", [1, 2, 3])
-    made.dump(folder, [2], start=1, algorithm=WEIGHTED)
+    made.dump(folder, [3], start=2, algorithm=WEIGHTED)
     found = advantages(folder, "gdpo")
     first, second, third = np.split(found["advantage/grpo"].to_numpy(), 3)  # on the total, which has other weights
-    assert (first == third).all()
-    assert (first != second).any()
+    assert (first == second).all()
+    assert (first != third).any()
     assert found["reward/form"].tolist() == 3 * made.FORM  # as it was scored, with and without the condition
     text = compare(folder, "gdpo")
-    assert a_line_says(text, "1 of 3 updates", "other settings")
+    assert a_line_says(text, "2 of 3 updates", "other settings")
 
 
 def test_a_dump_that_cannot_be_read_is_left_out_and_said_so(compare, tmp_path):

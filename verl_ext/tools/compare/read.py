@@ -42,7 +42,7 @@ def read_rollouts(path: Path, prompt: str | None = None) -> Rollouts:
 def _dumps(path: Path) -> list[Path]:
     """Return the dumps in a folder and in its folders `from-<step>-<n>`, or the file itself if it is a dump."""
     if path.is_dir():
-        return [*path.glob(DUMPS), *path.glob(f"from-*/{DUMPS}")]
+        return [*path.glob(DUMPS), *path.glob(f"from-[0-9]*-*/{DUMPS}")]
     return [path] if path.match(DUMPS) else []
 
 
@@ -62,12 +62,12 @@ def _tables(folder: Path) -> list[Path]:
 
 
 def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
-    """Read dumps of advantages. An update that several folders hold is taken from the one that was written last."""
+    """Read dumps: those of the last start and, up to the step where it begins, of the start that it goes on from."""
     import pandas as pd
     import pyarrow
     import pyarrow.parquet
 
-    updates: dict[tuple[int, int], tuple[pd.DataFrame, About]] = {}
+    starts: dict[Path, dict[tuple[int, int], tuple[pd.DataFrame, About]]] = {}
     notes = []
     for file in sorted(files, key=lambda file: (file.stat().st_mtime_ns, file)):
         try:
@@ -78,10 +78,23 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
             continue
         with reading(file):
             about = _as_today(make(About, json.loads(metadata), f"{file}: verl_ext"))
-        updates[about.step, about.update] = table.to_pandas(), about
-    if not updates:
+        if file.parent in starts and (other := [*starts][-1]) != file.parent:
+            raise DataError(
+                f"by the times of their files {file.parent} and {other} are two runs at once: name one of them here, "
+                "and give each run its own algorithm.verl_ext.dump_dir"
+            )
+        starts.setdefault(file.parent, {})[about.step, about.update] = table.to_pandas(), about
+    if not starts:
         raise DataError("\n".join([f"no {DUMPS} can be read in {path}", *notes]))
-    updates = dict(sorted(updates.items()))
+    runs: list[dict[tuple[int, int], tuple[pd.DataFrame, About]]] = [{}]
+    for folder, own in starts.items():
+        begin = int(folder.name.split("-")[1]) if folder.parent == path else 0
+        reached = [run for run in runs if max(run, default=(0, 0))[0] >= begin]
+        runs.append({key: update for key, update in (reached or runs)[-1].items() if key[0] <= begin} | own)
+    updates = dict(sorted(runs[-1].items()))
+    for folder, own in starts.items():
+        if gone := sorted(key[0] for key, update in own.items() if updates.get(key) is not update):
+            notes.append(f"{folder}: steps {gone[0]} to {gone[-1]} are left out: no later start goes on from them")
     frame = pd.concat([table for table, _ in updates.values()], ignore_index=True)
     _require(path, frame.reindex(columns=["step", "update", "uid"]).isna().rename(columns=repr))
     last = updates[max(updates)][1]

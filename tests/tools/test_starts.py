@@ -1,0 +1,67 @@
+"""Several starts that dump into one folder are read as one run, and what is left out is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.facts import facts, says
+from tests.tools import made
+from verl_ext.errors import DataError
+from verl_ext.tools.compare.read import read_rollouts
+
+
+def started(folder, mark, steps, start=0, **more):
+    """A start that has reached such steps; the reward `right` of all its answers is the mark."""
+    made.dump(folder, steps, start=start, rights={step: [float(mark)] * 12 for step in steps}, **more)
+
+
+def read(folder):
+    """The mark of each step, and the notes."""
+    found = read_rollouts(folder)
+    return found.table.groupby("step")["reward/right"].unique().map(list).to_dict(), found.notes
+
+
+def test_a_second_start_from_scratch_replaces_all_of_the_first(tmp_path):
+    started(tmp_path, 0, [1, 2, 3, 4])
+    started(tmp_path, 1, [1, 2])
+    marks, (note,) = read(tmp_path)
+    assert marks == {1: [1], 2: [1]}
+    assert says(note, tmp_path / "from-0-0", "1 to 4", "left out")
+
+
+@pytest.mark.parametrize("steps", [[3, 4], [3]])
+def test_a_resume_replaces_all_later_steps_of_the_earlier_start(tmp_path, steps):
+    """Also those that the resume has not reached."""
+    started(tmp_path, 0, [1, 2, 3, 4])
+    started(tmp_path, 1, steps, start=2)
+    marks, (note,) = read(tmp_path)
+    assert marks == {1: [0], 2: [0], **{step: [1] for step in steps}}
+    assert says(note, tmp_path / "from-0-0", "3 to 4", "left out")
+
+
+@pytest.mark.parametrize(("start", "steps"), [(2, [3]), (0, [1, 2, 3])])
+def test_a_resume_goes_on_from_the_last_start_that_reached_its_step(tmp_path, start, steps):
+    """A start that died before its first save leaves the checkpoints of the earlier one."""
+    started(tmp_path, 0, [1, 2, 3, 4])
+    started(tmp_path, 1, steps, start=start)
+    started(tmp_path, 0.5, [5], start=4)
+    marks, (note,) = read(tmp_path)
+    assert marks == {1: [0], 2: [0], 3: [0], 4: [0], 5: [0.5]}
+    assert says(note, tmp_path / f"from-{start}-{int(start == 0)}", f"{steps[0]} to 3", "left out")
+
+
+def test_earlier_dumps_that_stop_short_of_a_resume_are_kept(tmp_path):
+    """A full disk ends the dumps and not the run."""
+    started(tmp_path, 0, [1, 2])
+    started(tmp_path, 1, [11], start=10)
+    assert read(tmp_path) == ({1: [0], 2: [0], 11: [1]}, ())
+
+
+def test_two_runs_at_the_same_time_are_refused_and_each_can_be_read(tmp_path):
+    started(tmp_path, 0, [1, 2, 3], times=[1, 3, 5])
+    started(tmp_path, 1, [1, 2], times=[2, 4])
+    first, second = tmp_path / "from-0-0", tmp_path / "from-0-1"
+    with pytest.raises(DataError, match=facts(first, second, "algorithm.verl_ext.dump_dir")):
+        read(tmp_path)
+    assert read(first) == ({1: [0], 2: [0], 3: [0]}, ())
+    assert read(second) == ({1: [1], 2: [1]}, ())
