@@ -89,6 +89,19 @@ def test_each_start_and_each_resume_has_a_folder_and_nothing_is_deleted(tmp_path
     assert files(tmp_path) == [f"{a}/advantages-{int(b):08d}-000.parquet" for a, b in map(str.split, expected)]
 
 
+def test_two_starts_at_once_have_a_folder_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdir = Path.mkdir
+
+    def second(path: Path, *args: Any, **more: Any) -> None:
+        if path.name == "from-0-0":  # the other start is a moment earlier
+            mkdir(path, parents=True, exist_ok=True)
+        mkdir(path, *args, **more)
+
+    monkeypatch.setattr(Path, "mkdir", second)
+    dumped(made(tmp_path / "new"))
+    assert files(tmp_path / "new") == ["from-0-1/advantages-00000007-000.parquet"]
+
+
 @pytest.mark.parametrize("kind", [OSError, ValueError])  # pyarrow's errors are of several kinds
 def test_a_disk_that_fails_stops_the_dump_and_not_the_run(
     kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

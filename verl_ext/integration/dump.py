@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -52,11 +51,13 @@ def write(run: Run, batch: Batch, advantages: Array, *, total: Array | None = No
         run.warn_once(FAILED, f"algorithm.verl_ext.dump_dir={dump_dir}: {error}; this run dumps no more advantages")
 
 
-def new_folder(home: Path, start: int) -> Path:
+def new_folder(home: Path, start: int, number: int = 0) -> Path:
     """Make the folder of a run that begins after the step `start`: `from-<start>-<first free number>`."""
-    folders = (home / f"from-{start}-{number}" for number in itertools.count())
-    folder = next(path for path in folders if not path.exists())
-    folder.mkdir(parents=True)
+    folder = home / f"from-{start}-{number}"
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return new_folder(home, start, number + 1)
     return folder
 
 
