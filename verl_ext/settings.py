@@ -18,7 +18,7 @@ VERL_NAMES: Mapping[str, str] = {"keys": "gdpo_reward_keys", "weights": "gdpo_re
 ACCURACY = "acc"
 """The component that is the accuracy unless a setting names another."""
 ANY_REWARD = "any_reward"
-"""The metric of `algorithm.filter_groups` that keeps a group while any reward varies."""
+"""The metric of `algorithm.filter_groups` that keeps a group whose rewards do not cancel in the estimator."""
 ACCURACY_BETWEEN = "accuracy_between"
 """The metric that keeps a group whose mean accuracy lies between two bounds."""
 T = TypeVar("T")

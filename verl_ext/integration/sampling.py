@@ -1,20 +1,23 @@
 """Dynamic sampling, `algorithm.filter_groups.metric=any_reward` and `accuracy_between`.
 
-verl's own rule looks at one number per response, so it drops a group whose rewards vary while their sum does not.
-`any_reward` keeps a group if any of its rewards varies, `accuracy_between` if its mean accuracy lies within two bounds.
+verl's own rule looks at one number per response, which need not be the sum from which the estimator learns.
+`any_reward` keeps a group if that sum varies in it, `accuracy_between` if its mean accuracy lies within two bounds.
 The rule replaces verl's in the replay buffer and counts the groups that each rule drops. verl still refills the batch.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 from verl_ext.core.batch import Batch, unit_accuracy
+from verl_ext.core.chain import Chain
 from verl_ext.core.groups import TOLERANCE, Bools, Groups
 from verl_ext.core.metrics import metric_name
+from verl_ext.core.steps import Centre, DivideByMean, DropConflicts, ScaleByMad, ScaleByStd, WeighAndSum
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import hooks, queue
 from verl_ext.integration.components import SCORE, Components, Needs
@@ -23,6 +26,8 @@ from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
 METHOD = "_dapo_filtered_keys"
 """The method of verl's replay buffer that returns the finished groups to drop."""
+WITHIN_GROUPS = (Centre, DivideByMean, DropConflicts, ScaleByMad, ScaleByStd, WeighAndSum)
+"""The steps that read the rewards of one group alone. Another one may read the batch, a field or a state."""
 
 
 def replace_rule(trainer: Any, run: Run) -> None:
@@ -71,7 +76,7 @@ class Rule:
         groups = batch.groups
         several = groups.sizes > 1  # a group of one response cannot vary; verl keeps it as well
         if self.metric == ANY_REWARD:
-            dropped = ~live(batch, settings.weights) & several
+            dropped = ~live(batch, self.run.chain, settings.weights) & several
         else:
             too_hard, too_easy = (part & several for part in outside(groups, rewards, settings))
             dropped = too_hard | too_easy
@@ -89,8 +94,14 @@ class Rule:
             self.run.metrics[metric] = self.run.metrics.get(metric, 0.0) + float(np.count_nonzero(counted))
 
 
-def live(batch: Batch, weights: tuple[float, ...] | None) -> Bools:
-    """Return `[G]` whether a reward with a weight varies after the conditions."""
+def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:
+    """Return `[G]` whether the centred sum of the rewards, as the estimator forms it, varies.
+
+    With another step before it, and with verl's estimators: whether a reward with a weight varies after the conditions.
+    """
+    steps = () if chain is None else tuple(takewhile(lambda step: type(step) in WITHIN_GROUPS, chain.steps))
+    if {Centre, WeighAndSum} <= {*map(type, steps)}:
+        return batch.groups.varies(Chain(steps)(batch).advantages)
     counts = np.ones(len(batch.keys), dtype=bool) if weights is None else np.asarray(weights) != 0
     return np.asarray((batch.groups.varies(batch.rewards) & counts).any(axis=1))
 

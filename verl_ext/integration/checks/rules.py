@@ -98,8 +98,8 @@ def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
         yield Complaint(f"{where} works on verl's default trainer only: remove trainer.use_v1=False, or the filter")
     if run.chain is not None and run.chain.per_reward and metric == "reward":
         yield _warning(
-            f"{where} drops groups whose total does not vary although single rewards do, from which {run.name} learns: "
-            f"set {FILTER}.metric={ANY_REWARD}"
+            f"{where} drops groups of equal scores, from which {run.name} learns unless their rewards cancel: set "
+            f"{FILTER}.metric={ANY_REWARD}"
         )
 
 
