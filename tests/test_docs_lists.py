@@ -45,7 +45,8 @@ def left_one_out(values: Sequence[float], uids: Sequence[Hashable]) -> list[floa
 
 def over_batch_std(values: Sequence[float]) -> list[float]:
     known = reference.scored(values)
-    return [value / statistics.stdev(known) for value in values] if reference.has_variance(known) else list(values)
+    divisor = statistics.stdev(known) + 1e-6 if reference.has_variance(known) else 1.0
+    return [value / divisor for value in values]
 
 
 def focal(base: Sequence[float], uids: Sequence[Hashable], accuracy: Sequence[float]) -> list[float]:
