@@ -54,7 +54,7 @@ def rule(settings: Settings, _select: Callable[[str], Any]) -> Iterator[Complain
     if settings.verl_names and settings.of("gdpo", GdpoSettings).whiten is None:
         yield Complaint(
             "algorithm.gdpo_reward_keys are verl's names, and verl's gdpo whitens over tokens: set "
-            "algorithm.gdpo.whiten=token for verl's numbers, or algorithm.gdpo.whiten=sequence for the paper's"
+            "++algorithm.gdpo.whiten=token for verl's numbers, or ++algorithm.gdpo.whiten=sequence for the paper's"
         )
     if settings.verl_names and not settings.norm_by_std:
         yield Complaint(

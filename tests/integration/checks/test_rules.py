@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -234,6 +235,15 @@ def test_it_is_warned_of(overrides: tuple[str, ...], words: tuple[str, ...]) -> 
     verdict = judge(compose(*overrides))
     assert verdict.errors == ()
     assert any(all(word in text for word in words) for text in verdict.warnings), verdict.warnings
+
+
+@pytest.mark.parametrize("preset", [(), ("+verl_ext=gdpo",)], ids=["without a preset", "with one"])
+def test_the_lines_that_are_offered_for_verls_names_are_accepted_by_hydra(preset: tuple[str, ...]) -> None:
+    (error,) = judge(composed_by_hydra(*preset, *VERLS)).errors
+    lines = re.findall(r"\S+=(?:token|sequence)\b", error)
+    assert len(lines) == 2
+    for line in lines:
+        assert judge(composed_by_hydra(*preset, *VERLS, line)).errors == ()
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
