@@ -8,8 +8,8 @@ An estimator is a module with a function of its name, from `Settings` to `Chain`
 - `bases()`, the estimators that it can build on; its setting `base` names the one in force.
 
 To add one to this package: a file in `verl_ext/estimators/` and a line in `BUILT_IN`. Another package registers
-`name = "module"` in the entry-point group `verl_ext.estimators`. A module is imported on first use, because every
-process of a run reads this list.
+`name = "module"` in the entry-point group `verl_ext.estimators`. Every process of a run reads this list, which
+imports none of the modules: `load` imports one, `sections` all.
 """
 
 from __future__ import annotations

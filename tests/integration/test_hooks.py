@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -10,6 +13,8 @@ import pytest
 from tests.facts import facts
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import hooks
+from verl_ext.integration.default_trainer import DefaultTrainer
+from verl_ext.integration.ray_trainer import RayTrainer
 
 
 class Ours:
@@ -63,3 +68,12 @@ def test_a_class_under_a_mixin_keeps_its_name_and_is_made_once():
     assert (mixed.__name__, mixed.__module__, mixed.__qualname__) == ("Verls", __name__, "Verls")
     assert hooks.under(Ours, Verls) is hooks.under(Ours, mixed) is mixed
     assert mixed({"a": 1}).update(1) == ("ours", 1)
+
+
+@pytest.mark.parametrize(("module", "ours"), [("v1.trainer_base", DefaultTrainer), ("ray_trainer", RayTrainer)])
+def test_the_page_names_the_methods_that_stand_over_a_trainers(module, ours):
+    page = (Path(__file__).parents[2] / "docs/pages/verl.md").read_text(encoding="utf-8")
+    (cell,) = re.findall(rf"^\| `verl.trainer.ppo.{module}` \| .*? methods of ours over ([^;|]*)", page, re.M)
+    methods = {name for cls in ours.__mro__ if cls is not object for name, _ in vars(cls).items()}
+    functions = {name for name in methods if inspect.isfunction(getattr(ours, name))}
+    assert set(re.findall("`(.*?)`", cell)) == functions

@@ -1,6 +1,6 @@
 """verl's TransferQueue, the store of the default trainer: read the named rewards of a batch, and write fields.
 
-Only this module calls TransferQueue, and only this module takes the names of its rows apart.
+Only this module calls TransferQueue. The names of its rows are taken apart here and in `core/rows.py`.
 """
 
 from __future__ import annotations
