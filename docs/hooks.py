@@ -31,12 +31,14 @@ def on_files(files: Any, *, config: Any) -> Any:
     """The start page is the README; what is not a page is linked to in the repository."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/pages/", "](")
     text = re.sub(r"\]\((?=docs/|recipes/|[A-Z])", f"]({config.repo_url}/blob/main/", text)
+    text = re.sub(_read("pyproject.toml", r"pattern = '(.*)', replacement = ''"), "", text)
     files.append(File.generated(config, "index.md", content=text))
     return files
 
 
 def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:
-    """A command that is to be copied needs the address itself."""
+    """A command that is to be copied needs the address itself, and the README is the start page."""
+    markdown = markdown.replace("../../README.md", "index.md")
     return markdown.replace("git clone REPOSITORY", f"git clone {config.repo_url}")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +18,8 @@ import pytest
 from verl_ext.cli import main
 
 ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+INSTALLS = re.findall(r"`(pip install [^`]*verl_ext[^`]*)`", README)
 # The files that verl imports: `verl_ext` and `verl_ext_cpu`.
 PLUGINS = """
 from importlib.metadata import entry_points
@@ -76,6 +80,30 @@ def test_the_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
     run(home / "bin" / "verl-ext", "recipes", "mine", cwd=tmp_path, env=clean)
     arms = subprocess.run([tmp_path / "mine/recipes/gsm8k/run.sh"], capture_output=True, text=True, env=clean)
     assert "gdpo" in arms.stderr  # it can be executed, and lists the arms
+
+
+@pytest.mark.parametrize("command", INSTALLS)
+def test_the_readmes_command_installs_a_clone(command, tmp_path):
+    """As far as pip goes without fetching or installing anything: the project in the folder, and its extras."""
+    (tmp_path / "verl_ext").symlink_to(ROOT)
+    program, action, project = shlex.split(command)
+    dry = ("--dry-run", "--ignore-installed", "--no-deps", "--no-index", "--no-build-isolation", "--quiet")
+    report = run(sys.executable, "-m", program, action, *dry, "--report", "-", project, cwd=tmp_path)
+    (found,) = json.loads(report)["install"]
+    assert found["metadata"]["name"] == "verl_ext"
+    assert set(found.get("requested_extras", ())) <= set(found["metadata"]["provides_extra"])
+
+
+def test_the_index_shows_its_own_commands_and_not_those_of_a_clone(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        description = archive.read(name).decode()
+    (of_clones,) = re.findall(r"^## Install\n\n(.*)\n\n\|", README, re.M)
+    assert len(INSTALLS) == 2
+    assert of_clones not in description
+    for command in INSTALLS:
+        assert command not in description
+        assert f"`{command.replace('./', '')}`" in description
 
 
 def test_the_links_of_copied_recipes_lead_somewhere(tmp_path):

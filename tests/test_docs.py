@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import doctest
 import importlib.util
+import os
 import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -165,3 +167,28 @@ def test_lists_on_command_lines_are_quoted() -> None:
     found = {path: commands(path.read_text(encoding="utf-8")) for path in DOCUMENTS}
     assert sum(map(len, found.values())) > 20
     assert [(path, word) for path, texts in found.items() for text in texts for word in unquoted(text)] == []
+
+
+INSTALL = r"pip install [^`\n]*verl_ext[^`\n]*"
+
+
+def test_only_the_readme_says_how_to_install_the_package() -> None:
+    told = {path: re.findall(INSTALL, path.read_text(encoding="utf-8")) for path in DOCUMENTS}
+    assert [path for path, commands in told.items() if commands] == [ROOT / "README.md"]
+
+
+def test_the_start_page_of_the_site_has_the_commands_of_the_index(monkeypatch) -> None:
+    pytest.importorskip("mkdocs")
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    monkeypatch.setattr(hooks, "File", SimpleNamespace(generated=lambda _config, _name, content: content))
+    (page,) = hooks.on_files([], config=SimpleNamespace(repo_url="ADDRESS"))
+    of_clones = re.findall(INSTALL, TEXTS[Path("README.md")])
+    assert re.findall(INSTALL, page) == [command.replace("./", "") for command in of_clones] != of_clones
+
+
+@pytest.mark.parametrize("script", ["scripts/quickstart.sh", "scripts/test.sh"])
+def test_the_readme_names_a_script_that_runs(script) -> None:
+    assert f"`{script}`" in TEXTS[Path("README.md")]
+    assert os.access(ROOT / script, os.X_OK)

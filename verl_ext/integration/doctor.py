@@ -25,7 +25,7 @@ PLUGIN = "verl_ext.integration.plugin"
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 _PACKAGES = ("verl", "torch", "numpy", "ray", "TransferQueue", "tensordict", "transformers", "vllm", "flash-attn")
 _INSTALL = "pip install 'verl_ext[verl]'"
-_REINSTALL = "the installation of verl_ext is incomplete: pip install --force-reinstall --no-deps verl_ext"
+_REINSTALL = "the installation of verl_ext is incomplete: repeat your pip install with --force-reinstall --no-deps"
 
 Line = tuple[str, str]
 """What a check found: `ok`, `note` or `FAIL`, and the text; an empty word for a heading."""
