@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,42 +26,61 @@ DATA = "data.pt"
 """The file that every trainer of verl writes into a checkpoint after the model and before the tracker."""
 
 
-def save(run: Run) -> None:
-    """Write the state of a run of ours into the checkpoint that verl is about to write.
+@contextmanager
+def saving(run: Run) -> Iterator[None]:
+    """Write the state of a run of ours into the checkpoint that verl writes in the block.
 
-    In a folder that exists, the checkpoint of an earlier run is overwritten. It loses `data.pt` first, so that it is
-    not whole until verl has written it anew: a run that is killed in between leaves no mixture of two runs.
+    An earlier run's `data.pt` is put aside, so that a kill leaves no mixture of two runs. If the block raises, it comes
+    back only where no other file has changed, nor will: of several ranks, some may still write after one has raised.
     """
-    if run.chain is None:
-        return
     folder = _folder(run)
-    path = folder / FILE
+    path, data = folder / FILE, folder / DATA
     state = plain_state(run.state) if run.state else None
-    overwrites = folder.is_dir()
+    overwrites, had_state, before = folder.is_dir(), path.exists(), None
+    aside: dict[Path, Path] = {}
     try:
-        if overwrites:
-            for old in (folder / DATA, path, *folder.glob(f".{FILE}.*.tmp")):
-                old.unlink(missing_ok=True)
-            sync_folder(folder)
-        if state is None:
-            return
-        data = {
-            "verl_ext": __version__,
-            "global_step": run.step,
-            "overwrites": overwrites,
-            "computed_at": run.computed_at,
-            "estimator": run.name,
-            "accuracy": run.accuracy,
-            "state": state,
-        }
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(data, indent=2, allow_nan=False), encoding="utf-8")
-    except OSError as error:  # a full disk's error names no file
-        raise CheckpointError(
-            f"the state of {run.name} at step {run.step} cannot be saved to {path}: {error}; the run can resume "
-            "from the previous checkpoint"
-        ) from error
-    logger.info("saved the state of %s to %s", run.name, path)
+        for old in filter(Path.exists, (data, path)):
+            aside[old] = old.rename(folder / f".{FILE}.{old.name}.tmp")
+        sync_folder(folder)
+        if state is not None:
+            content = {
+                "verl_ext": __version__,
+                "global_step": run.step,
+                "overwrites": overwrites,
+                "computed_at": run.computed_at,
+                "estimator": run.name,
+                "accuracy": run.accuracy,
+                "state": state,
+            }
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps(content, indent=2, allow_nan=False), encoding="utf-8")
+            logger.info("saved the state of %s to %s", run.name, path)
+        before = _files(folder)
+        yield
+    except Exception as error:
+        if before is not None and data not in aside:
+            raise
+        why = str(error).rpartition("\n")[2]  # a worker's traceback ends with it
+        left = "the folder may hold files of two runs: resume from another checkpoint"
+        if before is None or (run.trainer.actor_rollout_wg.world_size == 1 and before == _files(folder)):
+            left = "nothing was overwritten: a run can resume from the same checkpoint as before"
+            if not had_state:
+                path.unlink(missing_ok=True)
+            for old, kept in reversed(aside.items()):  # `data.pt` last: with it the checkpoint is whole
+                kept.rename(old)
+        raise CheckpointError(f"step {run.step} cannot be saved to {folder}: {why:.200}; {left}") from error
+    for stale in folder.glob(f".{FILE}.*.tmp"):
+        stale.unlink()
+
+
+def _files(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Return size and time of each file. Each is opened, so that a network file system asks its server."""
+    found = {}
+    for path in filter(Path.is_file, folder.rglob("*")):
+        with path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+        found[path] = stat.st_size, stat.st_mtime_ns
+    return found
 
 
 def load(run: Run) -> None:

@@ -27,9 +27,10 @@ class WithEstimators:
     def _save_checkpoint(self) -> Any:
         """Save our state first, so that the current checkpoint always has it."""
         verl: Any = super()
-        if self._verl_ext is not None:
-            checkpoint.save(self._verl_ext)
-        return verl._save_checkpoint()
+        if self._verl_ext is None or self._verl_ext.chain is None:
+            return verl._save_checkpoint()
+        with checkpoint.saving(self._verl_ext):
+            return verl._save_checkpoint()
 
     def _load_checkpoint(self) -> Any:
         """Load our state once verl knows the step from which it resumes."""

@@ -47,8 +47,8 @@ def folder(tmp_path: Path) -> Path:
 
 def save(folder: Path) -> None:
     """Save a state as ours and verl do."""
-    checkpoint.save(run(folder.parent, ticks=3))
-    (folder / checkpoint.DATA).touch()
+    with checkpoint.saving(run(folder.parent, ticks=3)):
+        (folder / checkpoint.DATA).touch()
 
 
 def test_what_was_saved_comes_back_exactly_and_is_plain_json(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +117,9 @@ def test_a_run_without_a_state_takes_away_that_of_the_checkpoint_it_writes_over(
     """Or the run whose state it was would resume from the other's weights with its own history."""
     save(folder)
     (folder / ".verl_ext.json.123.tmp").touch()  # left by a killed process
-    checkpoint.save(run(folder.parent, name=name))
+    with checkpoint.saving(run(folder.parent, name=name)):
+        assert not (folder / checkpoint.FILE).exists()
+        assert not (folder / checkpoint.DATA).exists()
     assert list(folder.iterdir()) == []
 
 
@@ -135,7 +137,8 @@ from tests.integration.trainers.test_checkpoints import run
 from verl_ext.integration import checkpoint
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 {KILLED_AT[moment]}
-checkpoint.save(run(pathlib.Path({str(tmp_path)!r}), ticks=3))
+with checkpoint.saving(run(pathlib.Path({str(tmp_path)!r}), ticks=3)):
+    die()
 """
     assert fresh.run(code).returncode == -signal.SIGKILL
     path = tmp_path / "global_step_7" / checkpoint.FILE
@@ -148,5 +151,5 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_of_a_file(tmp_path: Path) ->
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     told = facts("step 7", tmp_path, "No space")
     with mock.patch("os.fsync", side_effect=full), pytest.raises(CheckpointError, match=told):
-        checkpoint.save(run(tmp_path, ticks=3))
+        checkpoint.saving(run(tmp_path, ticks=3)).__enter__()
     assert list((tmp_path / "global_step_7").iterdir()) == []

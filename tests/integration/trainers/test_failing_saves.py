@@ -1,0 +1,205 @@
+"""A save over an older run's checkpoint that fails: the old one stays whole, or is not whole; never a mixture."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.facts import facts
+from tests.integration.configs import compose
+from tests.integration.hadw_runs import HADW, capability
+from tests.integration.trainers import default_runs, ray_runs
+from tests.integration.trainers.default_runs import DRGRPO
+from verl_ext.errors import CheckpointError
+from verl_ext.integration import checkpoint
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+KINDS: dict[str, Callable[[Any], Any]] = {"default": default_runs.made, "RayPPOTrainer": ray_runs.Base}
+
+
+composed = functools.cache(compose)
+
+
+class Workers:
+    """Worker groups that write two files, of the same size in each run, and may fail before one of them."""
+
+    def __init__(self, name: str, error: BaseException | None = None, written: int = 0, ranks: int = 1) -> None:
+        self.name, self.error, self.written, self.world_size = name, error, written, ranks
+        self.called = False
+
+    def save_checkpoint(self, local_path: str, *_: object, **__: object) -> None:
+        self.called = True
+        folder = Path(local_path)
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, file in enumerate(("model.pt", "optim.pt")):
+            if self.error is not None and number == self.written:
+                raise self.error
+            (folder / file).write_text(self.name)
+
+    def load_checkpoint(self, *_: object, **__: object) -> None: ...
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def trainer(kind: str, home: Path, *overrides: str, workers: Workers, ticks: int | None = None) -> Any:
+    """A trainer at step 5, whose state is that of some ticks."""
+    config = copy.deepcopy(composed(*HADW, "trainer.resume_mode=auto", *overrides))
+    config.trainer.default_local_dir = str(home)
+    made = KINDS[kind](config)
+    made.actor_rollout_wg, made.use_critic, made.trainer_mode = workers, False, "sync"
+    made.checkpoint_callback = mock.MagicMock()
+    made.train_dataloader = mock.MagicMock()
+    made.train_dataloader.state_dict.return_value = {"run": workers.name}
+    made.train_dataloader.__len__.return_value = 4
+    made.global_steps = made._verl_ext.computed_at = 5
+    if ticks is not None:
+        made._verl_ext.state = capability(ticks)
+        made._verl_ext.accuracy = {"key": "acc", "threshold": None}
+    return made
+
+
+def whole(kind: str, home: Path, *overrides: str, ticks: int | None = 9) -> dict[str, bytes]:
+    """Save the first run's checkpoint, and return its files."""
+    trainer(kind, home, *overrides, workers=Workers("first"), ticks=ticks)._save_checkpoint()
+    for path in home.rglob("*.pt"):  # long ago
+        os.utime(path, ns=(1, 1))
+    return files(home)
+
+
+def files(home: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(home)): path.read_bytes() for path in home.rglob("*") if path.is_file()}
+
+
+def resume(kind: str, home: Path) -> Any:
+    resumed = trainer(kind, home, workers=Workers("resumed"))
+    resumed._load_checkpoint()
+    return resumed
+
+
+def assert_not_whole(kind: str, home: Path) -> None:
+    assert not (home / "global_step_5/data.pt").exists()
+    with pytest.raises(CheckpointError, match=facts("'5'", "no whole checkpoint")):
+        resume(kind, home)
+
+
+# The settings of the first run and those of the second, and the ticks of their states.
+RUNS: dict[str, tuple[tuple[str, ...], int | None, tuple[str, ...], int | None]] = {
+    "both with a state": ((), 9, (), 3),
+    "the second without a state": ((), 9, DRGRPO, None),
+    "the first without a state": (DRGRPO, None, (), 3),
+}
+
+
+@pytest.mark.parametrize("runs", RUNS)
+def test_a_save_that_fails_before_it_writes_leaves_the_old_checkpoint_whole(
+    kind: str, runs: str, tmp_path: Path
+) -> None:
+    first, ticks, second, later = RUNS[runs]
+    before = whole(kind, tmp_path, *first, ticks=ticks)
+    failing = trainer(kind, tmp_path, *second, workers=Workers("second", FULL), ticks=later)
+    told = facts("step 5", tmp_path / "global_step_5", "No space", "resume", "same checkpoint")
+    with pytest.raises(CheckpointError, match=told) as raised:
+        failing._save_checkpoint()
+    assert raised.value.__cause__ is FULL
+    assert files(tmp_path) == before
+    resumed = resume(kind, tmp_path)
+    assert resumed.global_steps == 5
+    assert resumed._verl_ext.state == (None if ticks is None else capability(ticks))
+
+
+def test_a_save_that_fails_after_a_file_of_the_model_leaves_no_mixture(kind: str, tmp_path: Path) -> None:
+    whole(kind, tmp_path)
+    failing = trainer(kind, tmp_path, workers=Workers("again", FULL, written=1), ticks=3)  # as long as `first`
+    with pytest.raises(CheckpointError, match=facts(tmp_path, "No space", "another checkpoint")) as raised:
+        failing._save_checkpoint()
+    assert raised.value.__cause__ is FULL
+    assert_not_whole(kind, tmp_path)
+
+
+def test_one_of_several_ranks_may_still_write_when_another_has_failed(kind: str, tmp_path: Path) -> None:
+    whole(kind, tmp_path)
+    failing = trainer(kind, tmp_path, workers=Workers("second", FULL, ranks=2), ticks=3)
+    with pytest.raises(CheckpointError, match=facts("another checkpoint")):
+        failing._save_checkpoint()
+    assert_not_whole(kind, tmp_path)
+
+
+def test_a_save_that_fails_after_the_new_data_keeps_them(kind: str, tmp_path: Path) -> None:
+    whole(kind, tmp_path)
+    tracker = tmp_path / checkpoint.TRACKER
+    tracker.unlink()
+    tracker.mkdir()
+    old = (tmp_path / "global_step_5/data.pt").read_bytes()
+    with pytest.raises(CheckpointError, match=facts("another checkpoint")):
+        trainer(kind, tmp_path, workers=Workers("second"), ticks=3)._save_checkpoint()
+    assert (tmp_path / "global_step_5/data.pt").read_bytes() != old
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_what_a_killed_run_put_aside_never_comes_back(end: type[BaseException], kind: str, tmp_path: Path) -> None:
+    """Neither exception is handled: the files are those that a kill leaves."""
+    whole(kind, tmp_path)
+    with pytest.raises(end):
+        trainer(kind, tmp_path, workers=Workers("killed", end()), ticks=3)._save_checkpoint()
+    assert_not_whole(kind, tmp_path)
+    left = files(tmp_path)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            trainer(kind, tmp_path, workers=Workers("next", FULL), ticks=4)._save_checkpoint()
+        assert_not_whole(kind, tmp_path)
+        assert len(files(tmp_path)) <= len(left)
+    clean = whole(kind, tmp_path, ticks=6)
+    assert sorted(path for path in clean if "actor" not in path) == [
+        "global_step_5/data.pt",
+        "global_step_5/verl_ext.json",
+        checkpoint.TRACKER,
+    ]
+    assert resume(kind, tmp_path)._verl_ext.state == capability(6)
+
+
+# Which call fails, from which one on, and the ticks of the old state: the old `data.pt` is put aside, then the old
+# state; the new one is written to a temporary file and takes its name.
+OURS: dict[str, tuple[str, int, int | None]] = {
+    "to put data.pt aside": ("pathlib.Path.rename", 1, 9),
+    "to put the state aside": ("pathlib.Path.rename", 2, 9),
+    "to write the state": ("os.fsync", 1, 9),
+    "to name the state": ("os.replace", 1, 9),
+    "to write the first state": ("os.replace", 1, None),
+}
+
+
+@pytest.mark.parametrize("failing", OURS)
+def test_what_fails_before_verl_begins_leaves_the_old_checkpoint_whole(failing: str, kind: str, tmp_path: Path) -> None:
+    where, number, ticks = OURS[failing]
+    before = whole(kind, tmp_path, *(() if ticks else DRGRPO), ticks=ticks)
+    second = trainer(kind, tmp_path, workers=Workers("second"), ticks=3)
+    rename, calls = Path.rename, []
+
+    def fail(*args: Any) -> Any:
+        calls.append(args)
+        if where == "pathlib.Path.rename" and len(calls) != number:
+            return rename(*args)
+        raise FULL
+
+    told = facts("step 5", tmp_path, "No space", "same checkpoint")
+    with mock.patch(where, fail), pytest.raises(CheckpointError, match=told):
+        second._save_checkpoint()
+    assert not second.actor_rollout_wg.called
+    assert files(tmp_path) == before
+    assert resume(kind, tmp_path).global_steps == 5
+
+
+def test_the_error_of_a_save_into_a_new_folder_is_verls(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space"):
+        trainer(kind, tmp_path, workers=Workers("first", FULL), ticks=3)._save_checkpoint()
