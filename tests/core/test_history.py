@@ -50,12 +50,15 @@ def test_a_shorter_window_on_resume_counts_at_once():
 
 
 def test_each_group_has_its_own_gap_and_each_sign_its_own_factor():
-    """C = 0.5; prompts of 0.25 (hard) and 1.0 (easy), one response above and one below the mean each."""
+    """C = 0.5; prompts of 0.25 (hard) and 1.0 (easy), one response above and one below the mean each.
+
+    The metrics leave out the two responses to a third prompt, whose values are 0.
+    """
     step = WeighByHistory("fixed", fixed_anchor=0.5, lambda_scale=1.0)
-    values = np.array([[1.0], [-1.0], [1.0], [-1.0]])
-    found = step.update(values, batch(0.25, 1.0), step.init())
+    values = np.array([[1.0], [-1.0], [1.0], [-1.0], [0.0], [0.0]])
+    found = step.update(values, batch(0.25, 1.0, 0.625), step.init())
     phi = [math.exp(0.25), math.exp(-0.25), math.exp(-0.5), math.exp(0.5)]
-    np.testing.assert_allclose(found.values[:, 0], [phi[0], -phi[1], phi[2], -phi[3]])
+    np.testing.assert_allclose(found.values[:, 0], [phi[0], -phi[1], phi[2], -phi[3], 0, 0])
     assert found.metrics["batch_accuracy"] == 0.625
     assert found.metrics["reweighting_mean"] == pytest.approx(np.mean(phi))
     assert found.metrics["reweighting_std"] == pytest.approx(np.std(phi))

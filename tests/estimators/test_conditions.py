@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 
 from tests.calls import call
 from tests.estimators.every import EVERY, started
-from verl_ext import Batch, Settings, build
+from tests.facts import facts
+from verl_ext import Batch, ConfigurationError, Settings, build
+from verl_ext.core.batch import Requirement
 
 NAN = math.nan
 UIDS = list("aaaabbbbcccc")
@@ -52,3 +55,10 @@ def test_the_kl_of_a_response_whose_reward_does_not_count_is_kept():
         [[0, 1], [0, 1]], "aa", keys=("hard", "easy"), conditions=settings.rewards.conditions, kl_reward=kl
     )
     assert build("drgrpo", settings)(batch).advantages.tolist() == [0.25, -0.25]
+
+
+@pytest.mark.parametrize("names", [("easi", "hard"), ("easy", "hart")])
+def test_a_condition_on_what_is_no_reward_is_an_error_with_the_nearest_name(names):
+    key, on = names
+    with pytest.raises(ConfigurationError, match=facts("easy", "hard")):
+        Batch.of([[0, 1]], "a", keys=("hard", "easy"), conditions={key: Requirement(on, 1.0)})

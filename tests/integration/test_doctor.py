@@ -42,22 +42,27 @@ import importlib.abc, sys
 
 class Gone(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name.startswith({names}):
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        if name.startswith("verl.trainer.ppo.v1"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Gone())
 """
 V1, RAY = "verl.trainer.ppo.v1", "verl.trainer.ppo.ray_trainer"
 
 
-@pytest.mark.parametrize(
-    ("names", "status"),
-    [((V1, "transfer_queue"), 0), ((V1, RAY), 1)],
-)
-def test_a_trainer_that_this_verl_does_not_have_is_no_failure_unless_it_has_none(names: tuple[str, ...], status: int):
-    found, told = doctor(GONE.format(names=names))
-    assert found == status, told
-    assert a_line_says(told, "note", names[0], "not here")
+DROPPED = """
+from verl_ext.integration.hooks import after_import
+
+after_import("verl.trainer.ppo.ray_trainer", lambda module: delattr(module, "RayPPOTrainer"))
+"""
+
+
+@pytest.mark.parametrize(("before", "module", "default"), [(GONE, V1, True), (DROPPED, RAY, False)])
+def test_a_trainer_that_is_gone_is_a_failure_where_verls_main_starts_it(before: str, module: str, default: bool):
+    status, told = doctor(before)
+    fails = default == has_default_trainer()
+    assert status == int(fails), told
+    assert a_line_says(told, "FAIL" if fails else "note", module)
 
 
 # What happens before, an environment variable, and the failures that are named.
@@ -68,10 +73,10 @@ BROKEN = {
         [("VERL_USE_EXTERNAL_PLUGINS=none",), ("dgpo", "not registered")],
     ),
     "verl has moved": (
-        "import verl.trainer.ppo.ray_trainer as r\nfrom verl_ext.integration import hooks\n"
-        "hook = hooks.HOOKS[r.__name__]\ndel r.RayPPOTrainer\nhook.run(r)",
+        "import verl.utils.config as c\nfrom verl_ext.integration import hooks\n"
+        "hook = hooks.HOOKS[c.__name__]\ndel c.validate_config\nhook.run(c)",
         {},
-        [("verl.trainer.ppo.ray_trainer has no RayPPOTrainer", "is installed", "0.9.0 and 0.9.1")],
+        [("verl.utils.config has no validate_config", "is installed", "0.9.0 and 0.9.1")],
     ),
     "verl is missing": ("import sys\nsys.modules['verl'] = None", {}, [("verl", "imported")]),
 }

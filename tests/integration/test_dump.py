@@ -131,7 +131,7 @@ def watched(folder: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
     rows = Rows.of_sessions(KEYS, np.array([key.startswith("pad") for key in KEYS]))
     rewards = Components(rows=rows, labels=["a", "a", "b"], fields={"acc": np.array([1.0, 0.0, 1.0])})
     settings = Settings.parse({"rewards": {"keys": ["acc"]}, "verl_ext": {"dump_dir": str(folder)}})
-    run = Run("gae", settings, None, SimpleNamespace(global_steps=3))
+    run = Run("gae", settings, None, SimpleNamespace(global_steps=3, local_trigger_step=0))
     given = {"advantages": ADVANTAGES, "response_mask": MASK, "token_level_scores": SCORES}
     log_and_dump(run, rewards, lambda: given)
     return run.metrics, [row for path in sorted(folder.rglob("*.parquet")) for row in pq.read_table(path).to_pylist()]

@@ -25,13 +25,6 @@ Hydra's `runtime.choices` lacks presets in a list (`[cpu,gdpo]`).
 logger = logging.getLogger("verl_ext")
 
 
-def names() -> set[str]:
-    """Return the names of the presets."""
-    from verl_ext.registry import INSTALLED
-
-    return {*INSTALLED, *(path.stem for path in FILES.glob("*.yaml"))}
-
-
 def store_presets(config_store: ModuleType) -> None:
     """Put the presets into Hydra's ConfigStore."""
     from verl_ext.registry import INSTALLED

@@ -16,9 +16,9 @@ from verl_ext import __version__
 from verl_ext.conf import read_yaml
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import hooks
+from verl_ext.integration.advantage import CORE, owner
 from verl_ext.integration.checks.update import PACKED
 from verl_ext.integration.driver import TRAINERS
-from verl_ext.integration.names import CORE, owner
 from verl_ext.registry import INSTALLED, load
 
 PLUGIN = "verl_ext.integration.plugin"

@@ -11,7 +11,7 @@ from verl_ext.integration.hooks import Hook, schedule
 _HERE = "verl_ext.integration"
 
 schedule(
-    Hook("verl.trainer.ppo.core_algos", f"{_HERE}.names:install", "the estimators' names"),
+    Hook("verl.trainer.ppo.core_algos", f"{_HERE}.advantage:install", "the estimators' names"),
     Hook("verl.utils.config", f"{_HERE}.driver:install", "checks before Ray starts"),
     Hook("verl.trainer.main_ppo", f"{_HERE}.driver:install", "checks before Ray starts, other entry points"),
     Hook("verl.trainer.ppo.v1.trainer_base", f"{_HERE}.default_trainer:install", "the default (V1) trainer"),

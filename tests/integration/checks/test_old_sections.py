@@ -100,10 +100,10 @@ def test_a_main_that_reads_or_migrates_the_sections_is_left_alone(tmp_path, monk
         driver.wrap_checked(lambda config: config, compose(*GDPO, MANAGER))
 
 
-def test_a_run_with_an_estimator_of_verls_is_warned(caplog):
+def test_a_run_without_this_package_goes_on_without_a_word(caplog):
     config = compose(GRPO, MANAGER)
     assert driver.wrap_checked(lambda given: given, config) is config
-    assert any(says(text, MANAGER, "reward.reward_manager.name=dapo") for text in caplog.messages)
+    assert caplog.messages == []
 
 
 def test_a_worker_leaves_it_to_the_driver_which_knows_the_main(monkeypatch):

@@ -265,7 +265,8 @@ def test_the_log_of_a_training_begins_with_what_check_prints(caplog: pytest.LogC
 
 def test_a_training_without_this_package_has_no_line_of_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "verl_ext")
-    log_run(judge(compose(GRPO)))
+    for more in ((), ("actor_rollout_ref.rollout.top_k=1", "reward_model.reward_manager=dapo")):
+        log_run(check_run(compose(GRPO, *more)))
     assert caplog.records == []
 
 

@@ -247,6 +247,27 @@ def test_a_trainer_may_work_in_another_thread_than_it_was_made_in() -> None:
     assert [metrics["hadw/tick"] for _, metrics in steps] == [1, 2]
 
 
+class InAThread(OwnFit):
+    """Computes advantages in another thread, whose stack has no trainer."""
+
+    def advantages(self) -> Any:
+        algorithm = self.config.algorithm
+        given = {"adv_estimator": algorithm.adv_estimator, "config": algorithm}
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(ray_trainer.compute_advantage, batch(), **given).result()
+
+
+def test_in_another_thread_the_run_is_the_one_whose_section_is_passed() -> None:
+    first, second = InAThread(compose(*HADW)), InAThread(compose(*DRGRPO))
+    for trainer in (first, second, first):
+        [(_, metrics)] = trainer.fit(steps=1)
+    assert metrics["hadw/tick"] == 2
+    assert per_row(second.fit(steps=1)[0][0]) == DRGRPO_ON_ACC
+    twin = InAThread(first.config)  # nothing says which of the two calls
+    with pytest.raises(IntegrationError):
+        twin.fit(steps=1)
+
+
 @pytest.mark.parametrize("cls", [OwnFit, Copies, Omits])
 def test_two_that_share_a_configuration_have_histories_and_dumps_of_their_own(cls: type[Any], tmp_path: Any) -> None:
     config = compose(*HADW, f"+algorithm.verl_ext.dump_dir={tmp_path}")

@@ -61,21 +61,22 @@ def judge(config: Any, *, thorough: bool = True) -> Verdict:
 
     About a run that uses nothing of this package they are mostly warnings, and few unless `thorough`.
     """
-    run, judging = RunConfig(estimator_name(config), Settings(), None, config), rules.ALWAYS
+    run = RunConfig(estimator_name(config), Settings(), None, config)
     if run.computes:
         hooks.require(*NEEDED)
-    complaints, others = [*_of_rules(run, rules.MEANT)], list[Complaint]()
-    if run.ours or thorough:
-        try:
-            run = replace(run, settings=read_settings(config))
-            changed(run.settings)
-            judging += rules.READ
-            run = replace(run, chain=build(run.name, run.settings) if run.computes else None)
-        except ConfigurationError as error:
-            others.append(Complaint(str(error)))
-        others += _of_rules(run, judging)
-    complaints += (complaint._replace(fatal=complaint.fatal and run.ours) for complaint in others)
-    texts = dict.fromkeys(complaints)
+    judging, more = (rules.ALWAYS, rules.READ) if run.ours or thorough else ((), ())
+    complaints: list[Complaint] = []
+    try:
+        run = replace(run, settings=read_settings(config))
+        changed(run.settings)
+        judging += more
+        run = replace(run, chain=build(run.name, run.settings) if run.computes else None)
+    except ConfigurationError as error:
+        complaints.append(Complaint(str(error)))
+    complaints += _of_rules(run, judging)
+    if not run.ours:  # another package may read what looks like ours
+        complaints = [complaint._replace(fatal=False) for complaint in complaints]
+    texts = dict.fromkeys([*_of_rules(run, rules.MEANT), *complaints])
     errors = tuple(text for text, fatal in texts if fatal)
     return Verdict(**vars(run), errors=errors, warnings=tuple(text for text, fatal in texts if not fatal))
 

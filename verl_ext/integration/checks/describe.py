@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from verl_ext import __version__
+from verl_ext.integration.advantage import owner
 from verl_ext.integration.checks.read import ACTOR, RunConfig
 from verl_ext.integration.checks.rewards import accuracy_of
-from verl_ext.integration.names import owner
 from verl_ext.registry import INSTALLED
 from verl_ext.settings import ACCURACY
 

@@ -14,23 +14,19 @@ from omegaconf import OmegaConf
 
 from verl_ext.conf import PRESET_NAMES, PRESETS
 from verl_ext.errors import Complaint
+from verl_ext.integration.advantage import owner
 from verl_ext.integration.checks.read import RunConfig
-from verl_ext.integration.names import owner
 from verl_ext.registry import load
 
 
 def other_preset(run: RunConfig) -> Iterator[Complaint]:
     """A preset of an estimator that is not the one in force."""
     for name in run.select(PRESET_NAMES) or ():
-        if name != run.name:
+        if name != run.name or not run.computes:
+            other = "" if name != run.name else f", which {owner(name)} has registered,"
             yield Complaint(
-                f"the preset {name} and algorithm.adv_estimator={run.name} are both set: keep one of them. In a file's "
-                f"`defaults`, {PRESETS}: {name} stands after ppo_trainer"
-            )
-        elif not run.computes:
-            yield Complaint(
-                f"the preset {name} is verl_ext's, but {owner(name)} has registered the estimator {name}: remove the "
-                "preset, or rename that estimator"
+                f"the preset {name} and algorithm.adv_estimator={run.name}{other} are both set: keep one of them. In a "
+                f"file's `defaults`, {PRESETS}: {name} stands after ppo_trainer"
             )
 
 

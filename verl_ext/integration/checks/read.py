@@ -13,7 +13,7 @@ from verl_ext import rewards
 from verl_ext.conf import PRESET_NAMES
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, reading
-from verl_ext.integration.names import is_ours
+from verl_ext.integration.advantage import is_ours
 from verl_ext.registry import defaults, entries, sections, used
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
 

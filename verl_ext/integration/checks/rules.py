@@ -9,15 +9,16 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from verl_ext.conf import PRESETS, names
+from verl_ext.conf import PRESETS
 from verl_ext.core.steps import DivideByMean, ScaleByStd
-from verl_ext.errors import Complaint, ConfigurationError, listed, nearest, unknown
+from verl_ext.errors import Complaint, listed, nearest, unknown
 from verl_ext.integration import hooks
 from verl_ext.integration.checks.losses import loss_of_verl
 from verl_ext.integration.checks.presets import late_preset, other_preset
-from verl_ext.integration.checks.read import ACTOR, FILTER, FUNCTION, RunConfig, read_settings, set_in
+from verl_ext.integration.checks.read import ACTOR, FILTER, FUNCTION, RunConfig, set_in
 from verl_ext.integration.checks.rewards import (
     lost_penalty,
     without_turns,
@@ -34,9 +35,10 @@ Rule = Callable[[RunConfig], Iterator[Complaint]]
 
 def meant_preset(run: RunConfig) -> Iterator[Complaint]:
     """A preset under a misspelt name: `+verl_ex=gdpo` would train with verl's own estimator."""
+    presets = ConfigStore.instance().list(PRESETS)
     for key in map(str, run.config):
         given: Any = run.select(key) if nearest(key, [PRESETS], cutoff=0.75) is not None else None
-        if names() & {*map(str, given if OmegaConf.is_list(given) else [given])}:
+        if any(f"{name}.yaml" in presets for name in (given if OmegaConf.is_list(given) else [given])):
             yield Complaint(f"{key} is no setting: a preset is +{PRESETS}=NAME, or `{PRESETS}: NAME` in `defaults`")
 
 
@@ -56,22 +58,14 @@ def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
             "compute instead: rename it, or uninstall its package",
             fatal=run.computes,
         )
-    known = {*ADV_ESTIMATOR_REGISTRY, *INSTALLED}
+    known, word = {*ADV_ESTIMATOR_REGISTRY, *INSTALLED}, run.name.casefold()
     if run.name not in known:
+        same = (name for name in INSTALLED if sorted(name) == sorted(word))  # `gdpo2` is not a misspelt `gd2po`
         yield Complaint(
             f"algorithm.adv_estimator: {unknown('estimator', run.name, known)}; register one of your own "
             "in the trainer's process, by VERL_USE_EXTERNAL_MODULES or an entry point",
-            fatal=sorted(run.name.casefold()) in map(sorted, INSTALLED),
+            fatal=any(all(a == b or not a.isdigit() for a, b in zip(name, word, strict=True)) for name in same),
         )
-
-
-def unreadable(run: RunConfig) -> Iterator[Complaint]:
-    """A section with a name of ours that cannot be read: without this package it may be another package's."""
-    if not run.ours:
-        try:
-            changed(read_settings(run.config))
-        except ConfigurationError as error:
-            yield _warning(str(error))
 
 
 def unread(run: RunConfig) -> Iterator[Complaint]:
@@ -213,7 +207,7 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
         yield from load(name).rule(run.settings, run.select)
 
 
-MEANT: tuple[Rule, ...] = (unknown_estimator, meant_preset, unreadable, of_other_plugins)
+MEANT: tuple[Rule, ...] = (unknown_estimator, meant_preset, of_other_plugins)
 """The rules for every run, also one that uses nothing of this package."""
 ALWAYS: tuple[Rule, ...] = (unread, other_preset, late_preset, without_flash_attn, unlike_meant)
 """The rules for every run with this package."""

@@ -1,0 +1,99 @@
+"""What verl may lose: the run that does not need it goes on, the one that does is refused with the cause."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import fresh
+from tests.facts import a_line_says, says
+from verl_ext.errors import IntegrationError
+from verl_ext.integration.default_trainer import missing_responses
+from verl_ext.integration.run import Run
+from verl_ext.settings import Settings
+
+ENGINE = "verl.workers.engine.fsdp.transformer_impl"
+RAY = "verl.trainer.ppo.ray_trainer"
+# A module of verl or of its libraries, what it loses, and what the runs that need it are told.
+LOST = {
+    "RayPPOTrainer": (RAY, "del module.RayPPOTrainer", "RayPPOTrainer"),
+    "the engine's function": (ENGINE, "del module.prepare_micro_batches", "prepare_micro_batches"),
+    "attention functions": (ENGINE, "import transformers; transformers.AttentionInterface = None", "NoneType"),
+}
+STORY = """
+import logging, sys
+logging.basicConfig(level=logging.ERROR)
+from verl_ext.integration.hooks import after_import
+
+def lose(module):
+    {statement}
+
+after_import({module!r}, lose)
+import verl
+from tests.integration.configs import compose
+from verl_ext.errors import IntegrationError
+from verl_ext.integration.driver import TRAINERS
+from verl_ext.integration.hooks import require_hooked
+from verl_ext.integration.trainer import WithEstimators, start
+
+GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")
+SKIP = "+algorithm.verl_ext.skip_zero_advantage=True"
+use_v1 = bool(compose().trainer.use_v1)
+
+class Trainer(WithEstimators):
+    pass
+
+for name, overrides, v1 in (
+    ("DEFAULT", GDPO, use_v1), ("SKIP", (*GDPO, SKIP), use_v1), ("OTHER", GDPO, not use_v1),
+):
+    try:
+        require_hooked(TRAINERS[v1])  # as verl's main does
+        started = start(Trainer.__new__(Trainer), compose(*overrides))
+        print(name, "started", [step.name for step in started.chain.steps])
+    except IntegrationError as error:
+        print(name, "refused", str(error).replace(chr(10), " "))
+"""
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_a_run_needs_the_hooks_that_it_uses_and_no_others(case: str) -> None:
+    module, statement, told = LOST[case]
+    done = fresh.run(STORY.format(module=module, statement=statement), environment=dict(os.environ))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert a_line_says(done.stdout, "DEFAULT started", "whiten"), f"{done.stdout}\n{done.stderr}"
+    refused = "OTHER" if case == "RayPPOTrainer" else "SKIP"
+    assert a_line_says(done.stdout, f"{refused} refused", told), done.stdout
+
+
+MOVED = """
+import importlib.abc, runpy, sys
+
+class Moved(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Moved())
+sys.argv = ["main_ppo", *{arguments!r}]
+runpy.run_module("verl.trainer.main_ppo", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_run_whose_trainer_has_moved_is_refused_before_ray_starts(tmp_path: Path) -> None:
+    module = "verl.trainer.ppo.v1.trainer_base"
+    arguments = ["+verl_ext=gdpo", "algorithm.rewards.keys=[a]", "actor_rollout_ref.rollout.n=8", "trainer.use_v1=True"]
+    arguments.append(f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray")
+    done = fresh.run(MOVED.format(module=module, arguments=arguments), folder=tmp_path)
+    assert done.returncode == 1
+    assert says(done.stderr, "IntegrationError", module, "is installed"), done.stderr
+    assert not (tmp_path / "ray").exists()
+
+
+def test_names_that_verls_trainer_has_lost_have_no_default() -> None:
+    with pytest.raises(IntegrationError, match="local_trigger_step"):
+        _ = Run("gdpo", Settings(), None, SimpleNamespace(global_steps=1)).update
+    with pytest.raises(IntegrationError, match="parameter_sync_step"):
+        missing_responses(SimpleNamespace(config=None), 1)

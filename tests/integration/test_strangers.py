@@ -1,0 +1,232 @@
+"""Runs that use nothing of this package, in an environment that has it: their names, their settings, their trainers."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import hydra
+import pytest
+import verl
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from verl.trainer.ppo import core_algos
+
+from tests import fresh
+from tests.facts import a_line_says
+from tests.integration.configs import compose
+from tests.integration.trainers.ray_runs import OwnFit, per_row
+from verl_ext.conf import PRESET_NAMES, PRESETS
+from verl_ext.errors import ConfigurationError
+from verl_ext.integration.advantage import is_ours
+from verl_ext.integration.checks import check_run, judge
+from verl_ext.integration.checks.read import set_in
+from verl_ext.integration.trainer import start
+from verl_ext.registry import INSTALLED, entries
+
+HOME = Path(verl.__file__).parent
+REGISTRY = core_algos.ADV_ESTIMATOR_REGISTRY
+MAXRL = "algorithm.adv_estimator=maxrl"
+HIS = """
+from verl.trainer.ppo.core_algos import register_adv_est
+
+@register_adv_est("maxrl")
+def his_maxrl(token_level_rewards, response_mask, **_):
+    return 7 * response_mask, 7 * response_mask
+"""
+ASKED = """
+import verl
+{after}
+from verl.trainer.ppo import core_algos
+from verl_ext.cli import main
+print("FOUND", core_algos.get_adv_estimator_fn("maxrl").__name__)
+print("CHECK", main(["check", "algorithm.adv_estimator=maxrl", "actor_rollout_ref.rollout.n=8"]))
+print("PRESET", main(["check", "+verl_ext=maxrl", "actor_rollout_ref.rollout.n=8"]))
+print("DOCTOR", main(["doctor"]))
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_name_that_somebody_registers_stays_his(tmp_path: Path, when: str) -> None:
+    """Before: in a module of VERL_USE_EXTERNAL_MODULES. After: in the program, once verl has loaded the plugin."""
+    (tmp_path / "colleague.py").write_text(HIS)
+    code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+    code += ASKED.format(after="import colleague" if when == "after" else "")
+    more = {"VERL_USE_EXTERNAL_MODULES": "colleague"} if when == "before" else {}
+    done = fresh.run(textwrap.dedent(code), environment={**os.environ, **more})
+    assert "FOUND his_maxrl" in done.stdout, f"{done.stdout}\n{done.stderr}"
+    assert a_line_says(done.stdout, "estimator", "maxrl", "colleague")
+    assert not a_line_says(done.stdout, "steps", "divide_by_mean")
+    for line in ("CHECK 0", "PRESET 1", "DOCTOR 0"):
+        assert line in done.stdout, done.stdout
+    assert a_line_says(done.stdout, "the preset maxrl", "colleague")
+    assert a_line_says(done.stdout, "note", "maxrl", "colleague")
+    assert a_line_says(done.stdout, "ok", "dgpo by verl_ext")
+
+
+def his(token_level_rewards: Any, response_mask: Any, **_: Any) -> Any:
+    return 7.0 * response_mask, 7.0 * response_mask
+
+
+def test_his_run_trains_his_numbers_and_counts_as_one_without_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "maxrl", his)
+    trainer = OwnFit(compose(MAXRL, "algorithm.use_kl_in_reward=True"))  # our maxrl refuses it
+    assert trainer._verl_ext is None
+    [(data, metrics)] = trainer.fit(steps=1)
+    assert per_row(data) == [7] * 8
+    assert not [name for name in metrics if name.startswith(("maxrl", "reward/"))]
+
+
+def test_verls_registry_stays_as_it_is_and_only_its_gdpo_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {*INSTALLED} & {*REGISTRY} == {"gdpo"}
+    assert REGISTRY["gdpo"].__module__ == core_algos.__name__
+    assert is_ours("gdpo")
+    monkeypatch.setitem(REGISTRY, "gdpo", his)
+    assert core_algos.get_adv_estimator_fn("gdpo") is his
+
+
+TRIED: dict[str, tuple[str, ...]] = {
+    "a section at the top": ("algorithm.adv_estimator=grpo", "+rewards.foo=1"),
+    "an estimator that another package registers elsewhere": ("algorithm.adv_estimator=gdpo2",),
+    "a section with one of our names": ("algorithm.adv_estimator=grpo", "+algorithm.rewards={shaping: linear}"),
+    "an entry with one of our names": ("algorithm.adv_estimator=rloo", "+algorithm.compose=docker"),
+    "a name like the presets'": ("algorithm.adv_estimator=grpo", "+verl_exp=mine"),
+    "what verl reads otherwise": ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.checkpoint.save_contents=3"),
+    "no section of rewards": ("algorithm.adv_estimator=grpo", "~reward"),
+    "an experimental trainer": ("algorithm.adv_estimator=grpo", "+rollout.n=1", "+algorithm.rewards={}"),
+}
+
+
+@pytest.mark.parametrize("case", TRIED)
+def test_a_run_without_this_package_is_not_refused(case: str) -> None:
+    config = compose(*TRIED[case])
+    verdict = check_run(config)
+    assert verdict is not None
+    assert not verdict.ours
+    assert start(object(), config) is None
+    assert judge(config).errors == ()
+
+
+MEANT: dict[str, tuple[str, ...]] = {
+    "a preset under a misspelt name": ("+verl_ex=gdpo",),
+    "presets under a misspelt name": ("+verl_etx=[cpu,gdpo]",),
+    "a name with its letters in another order": ("algorithm.adv_estimator=gdop",),
+    "conditions of verl's grpo": (
+        "algorithm.adv_estimator=grpo",
+        "+algorithm.rewards={keys: [a, b], conditions: {a: {on: b, at_least: 1}}}",
+    ),
+    "a section that has our name": ("algorithm.adv_estimator=grpo", "+algorithm.verl_ext.skip_zero_advantge=True"),
+    "a filter of ours": (
+        *("algorithm.adv_estimator=grpo", "algorithm.filter_groups.enable=True"),
+        *("algorithm.filter_groups.metric=accuracy_between",),
+    ),
+    "a scorer of ours": (
+        *("algorithm.adv_estimator=grpo", "reward.custom_reward_function.path=pkg://verl_ext.rewards.gsm8k"),
+        *("+reward.custom_reward_function.reward_kwargs.strict=yes",),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MEANT)
+def test_what_is_meant_for_this_package_is_refused(case: str) -> None:
+    with pytest.raises(ConfigurationError):
+        check_run(compose(*MEANT[case]))
+
+
+def known_configurations() -> Iterator[tuple[str, str]]:
+    """The configurations that verl has: their folders in verl, and their names."""
+    for path in sorted([*HOME.glob("trainer/config/*.yaml"), *HOME.glob("experimental/*/config/*.yaml")]):
+        if not path.name.startswith("_"):
+            yield str(path.parent.relative_to(HOME)), path.stem
+
+
+@functools.cache
+def composed(folder: str, name: str) -> Any:
+    with hydra.initialize_config_dir(str(HOME / folder), version_base=None):
+        return hydra.compose(name, overrides=["hydra.searchpath=[pkg://verl.trainer.config]"])
+
+
+@pytest.mark.parametrize(("folder", "name"), [*known_configurations()])
+def test_every_configuration_of_verl_goes_on(folder: str, name: str) -> None:
+    config = copy.deepcopy(composed(folder, name))
+    if "algorithm" not in config:
+        assert check_run(config) is None
+        return
+    verdict = check_run(config)
+    assert verdict is not None
+    assert not verdict.ours
+
+
+NAMES = st.one_of(
+    st.sampled_from(["grpo", "rloo", "gae", "gdpo2", "gd2po_hard", "my_dgpo", "hadw_v2", "maxrl-x", "composer", "gd"]),
+    st.sampled_from(INSTALLED),
+    st.text("abcdghmoprwx2_", min_size=1, max_size=8),
+)
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 5), st.floats(-2, 2), st.sampled_from(["", "linear", "${nothing}", "???"])
+)
+WORDS = [
+    *entries(),
+    "rewrds",
+    "gdop",
+    "keys",
+    "keyz",
+    "weights",
+    "conditions",
+    "whiten",
+    "steps",
+    "on",
+    "log",
+    "shaping",
+]
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=3),
+    max_leaves=6,
+)
+PLACES = st.sampled_from(
+    [
+        *(f"algorithm.{word}" for word in WORDS),
+        *WORDS,
+        *("verl_exp", "verl_ex", "verlext", "reward", "rollout", "trainer.use_v1", "algorithm.filter_groups"),
+        *("algorithm.filter_groups.metric", "algorithm.use_pf_ppo", "reward.custom_reward_function.path"),
+        *("actor_rollout_ref.rollout.n", "actor_rollout_ref.actor.checkpoint.save_contents"),
+        *("actor_rollout_ref.actor.loss_agg_mode", "reward_model.reward_manager", "data.train_files"),
+    ]
+)
+
+
+@given(
+    name=NAMES,
+    registered=st.sets(st.sampled_from(INSTALLED), max_size=3),
+    entered=st.dictionaries(PLACES, VALUES, max_size=4),
+)
+def test_whatever_a_stranger_writes_and_registers_his_run_is_not_refused(
+    name: str, registered: set[str], entered: dict[str, Any]
+) -> None:
+    config = copy.deepcopy(composed("trainer/config", "ppo_trainer"))
+    OmegaConf.set_struct(config, False)
+    config.algorithm.adv_estimator = name
+    for place, value in entered.items():
+        OmegaConf.update(config, place, value, merge=False, force_add=True)
+    if not OmegaConf.is_dict(config.get("algorithm")):
+        return
+    with mock.patch.dict(REGISTRY, dict.fromkeys(registered, his)):
+        known = {*REGISTRY, *INSTALLED}
+        moved = name not in known and any(sorted(name) == sorted(ours) for ours in INSTALLED)
+        of_ours = [*set_in(config.algorithm), *filter(None, [config.algorithm.get("verl_ext")])]
+        if is_ours(name) or moved or of_ours:
+            return
+        verdict = check_run(config)
+        assert verdict is not None
+        assert not verdict.ours
+        assert PRESET_NAMES not in config
+        assert PRESETS not in config
+        judge(config)
