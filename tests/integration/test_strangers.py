@@ -123,8 +123,8 @@ MEANT: dict[str, tuple[str, ...]] = {
     ),
     "a section that has our name": ("algorithm.adv_estimator=grpo", "+algorithm.verl_ext.skip_zero_advantge=True"),
     "a filter of ours": (
-        *("algorithm.adv_estimator=grpo", "algorithm.filter_groups.enable=True"),
-        *("algorithm.filter_groups.metric=accuracy_between",),
+        "algorithm.adv_estimator=grpo",
+        "++algorithm.filter_groups={enable: True, metric: accuracy_between}",
     ),
     "a scorer of ours": (
         *("algorithm.adv_estimator=grpo", "reward.custom_reward_function.path=pkg://verl_ext.rewards.gsm8k"),
