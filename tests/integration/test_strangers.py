@@ -26,7 +26,7 @@ from tests.integration.trainers.ray_runs import OwnFit, per_row
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration.advantage import is_ours
 from verl_ext.integration.checks import check_run, judge
-from verl_ext.integration.checks.read import set_in
+from verl_ext.integration.checks.read import select, set_in
 from verl_ext.integration.trainer import start
 from verl_ext.registry import INSTALLED, entries
 
@@ -220,7 +220,7 @@ def test_whatever_a_stranger_writes_and_registers_his_run_is_not_refused(
     with mock.patch.dict(REGISTRY, dict.fromkeys(registered, his)):
         known = {*REGISTRY, *INSTALLED}
         moved = name not in known and any(sorted(name) == sorted(ours) for ours in INSTALLED)
-        of_ours = [*set_in(config.algorithm), *filter(None, [config.algorithm.get("verl_ext")])]
+        of_ours = [*set_in(config.algorithm), *filter(None, [select(config, "algorithm.verl_ext")])]
         if is_ours(name) or moved or of_ours:
             return
         verdict = check_run(config)

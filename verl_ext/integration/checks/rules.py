@@ -38,7 +38,8 @@ def meant_preset(run: RunConfig) -> Iterator[Complaint]:
     presets = ConfigStore.instance().list(PRESETS)
     for key in map(str, run.config):
         given: Any = run.select(key) if nearest(key, [PRESETS], cutoff=0.75) is not None else None
-        if any(f"{name}.yaml" in presets for name in (given if OmegaConf.is_list(given) else [given])):
+        named: Any = OmegaConf.to_container(given) if OmegaConf.is_list(given) else [given]
+        if any(f"{name}.yaml" in presets for name in named):
             yield Complaint(f"{key} is no setting: a preset is +{PRESETS}=NAME, or `{PRESETS}: NAME` in `defaults`")
 
 
