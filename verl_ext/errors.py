@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -40,7 +41,7 @@ class Complaint(NamedTuple):
 def reading(place: object, kind: type[VerlExtError] = DataError, done: str = "read") -> Iterator[None]:
     """Turn what goes wrong with a user's file, which may hold anything, into an error that names the place.
 
-    A KeyError passes: it is a mistake of the code that reads.
+    A KeyError of this package's own code passes: it is no mistake of the file.
 
     >>> with reading("a.txt:3"):
     ...     int("x")
@@ -50,9 +51,12 @@ def reading(place: object, kind: type[VerlExtError] = DataError, done: str = "re
     """
     try:
         yield
-    except (VerlExtError, KeyError):
+    except VerlExtError:
         raise
     except (Exception, SystemExit) as error:
+        frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if isinstance(error, KeyError) and frames[-1].startswith("verl_ext"):
+            raise
         text = " ".join(str(error).split())[:500]
         raise kind(f"{place} cannot be {done}: {type(error).__name__}: {text}") from error
 

@@ -16,10 +16,12 @@ from verl_ext.integration.default_trainer import missing_responses
 from verl_ext.integration.run import Run
 from verl_ext.settings import Settings
 
+CORE = "verl.trainer.ppo.core_algos"
 ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 RAY = "verl.trainer.ppo.ray_trainer"
 # A module of verl or of its libraries, what it loses, and what the runs that need it are told.
 LOST = {
+    "the registry": (CORE, "del module.ADV_ESTIMATOR_REGISTRY", "ADV_ESTIMATOR_REGISTRY"),
     "RayPPOTrainer": (RAY, "del module.RayPPOTrainer", "RayPPOTrainer"),
     "the engine's function": (ENGINE, "del module.prepare_micro_batches", "prepare_micro_batches"),
     "attention functions": (ENGINE, "import transformers; transformers.AttentionInterface = None", "NoneType"),
@@ -49,11 +51,13 @@ class Trainer(WithEstimators):
 
 for name, overrides, v1 in (
     ("DEFAULT", GDPO, use_v1), ("SKIP", (*GDPO, SKIP), use_v1), ("OTHER", GDPO, not use_v1),
+    ("VERLS", ("algorithm.adv_estimator=grpo",), None),
 ):
     try:
-        require_hooked(TRAINERS[v1])  # as verl's main does
+        if v1 is not None:
+            require_hooked(TRAINERS[v1])  # as verl's main does
         started = start(Trainer.__new__(Trainer), compose(*overrides))
-        print(name, "started", [step.name for step in started.chain.steps])
+        print(name, "started", [step.name for step in started.chain.steps] if started is not None else "")
     except IntegrationError as error:
         print(name, "refused", str(error).replace(chr(10), " "))
 """
@@ -64,7 +68,9 @@ def test_a_run_needs_the_hooks_that_it_uses_and_no_others(case: str) -> None:
     module, statement, told = LOST[case]
     done = fresh.run(STORY.format(module=module, statement=statement), environment=dict(os.environ))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    refused = {"OTHER" if has_default_trainer() else "DEFAULT"} if module == RAY else {"SKIP"}
+    of_ray = "OTHER" if has_default_trainer() else "DEFAULT"
+    refused = {"DEFAULT", "SKIP"} if module == CORE else {of_ray} if module == RAY else {"SKIP"}
+    assert a_line_says(done.stdout, "VERLS started"), f"{done.stdout}\n{done.stderr}"
     assert all(a_line_says(done.stdout, f"{name} refused", told) for name in refused), done.stdout
     for name in {"DEFAULT"} - refused:
         assert a_line_says(done.stdout, f"{name} started", "whiten"), f"{done.stdout}\n{done.stderr}"

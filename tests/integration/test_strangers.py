@@ -8,6 +8,7 @@ import os
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -23,7 +24,8 @@ from tests import fresh
 from tests.facts import a_line_says
 from tests.integration.configs import compose
 from tests.integration.trainers.ray_runs import OwnFit, per_row
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import ConfigurationError, IntegrationError
+from verl_ext.integration import driver, hooks
 from verl_ext.integration.advantage import is_ours
 from verl_ext.integration.checks import check_run, judge
 from verl_ext.integration.checks.read import select, set_in
@@ -89,6 +91,48 @@ def test_verls_registry_stays_as_it_is_and_only_its_gdpo_is_not_found(monkeypatc
     assert is_ours("gdpo")
     monkeypatch.setitem(REGISTRY, "gdpo", his)
     assert core_algos.get_adv_estimator_fn("gdpo") is his
+
+
+def test_a_function_that_names_no_module_is_somebodys_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Any] = {}
+    exec("def made(**_): ...", made)
+    for name in ("maxrl", "gdpo"):
+        monkeypatch.setitem(REGISTRY, name, made["made"])
+        assert not is_ours(name)
+
+
+def test_one_that_is_registered_after_the_trainer_was_made_ends_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = OwnFit(compose("+verl_ext=drgrpo", "algorithm.rewards.keys=[acc]"))
+    monkeypatch.setitem(REGISTRY, "drgrpo", his)
+    with pytest.raises(IntegrationError, match="drgrpo"):
+        trainer.advantages()
+
+
+def start_by(file: Path, config: Any) -> Any:
+    """Call what verl's mains call before Ray, from a function of this file."""
+    module = SimpleNamespace(check=lambda config: config)
+    hooks.wrap(module, "check", driver.wrap_checked)
+    names = {"module": module, "config": config}
+    exec(compile("found = module.check(config)", str(file), "exec"), names)
+    return names["found"]
+
+
+def test_in_the_driver_a_name_may_be_anothers_who_registers_it_where_his_trainer_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a main of his own, or by modules that Ray's processes import; `rollout.n=1` is verl's default."""
+    mine, verls = tmp_path / "main.py", HOME / "trainer/main_of_verl.py"
+    modules = "+ray_kwargs.ray_init.runtime_env.env_vars={VERL_USE_EXTERNAL_MODULES: colleague}"
+    alone = (MAXRL, "actor_rollout_ref.rollout.n=1")
+    for file, overrides in ((mine, alone), (verls, (*alone, modules))):
+        config = compose(*overrides)
+        assert start_by(file, config) is config
+        assert any("rollout.n=1" in text for text in caplog.messages)
+        with pytest.raises(ConfigurationError):
+            check_run(config)  # as the trainer, if nobody has registered the name there
+    for file, overrides in ((verls, alone), (mine, (*alone, "+algorithm.rewards.keys=[a]"))):
+        with pytest.raises(ConfigurationError):
+            start_by(file, compose(*overrides))
 
 
 TRIED: dict[str, tuple[str, ...]] = {

@@ -57,6 +57,13 @@ def test_earlier_dumps_that_stop_short_of_a_resume_are_kept(tmp_path):
     assert read(tmp_path) == ({1: [0], 2: [0], 11: [1]}, ())
 
 
+def test_a_folder_of_another_name_is_no_start(tmp_path):
+    started(tmp_path, 0, [1, 2])
+    started(tmp_path / "other", 1, [3])
+    (tmp_path / "other/from-0-0").rename(tmp_path / "from-2b-0")
+    assert read(tmp_path) == ({1: [0], 2: [0]}, ())
+
+
 def test_two_runs_at_the_same_time_are_refused_and_each_can_be_read(tmp_path):
     started(tmp_path, 0, [1, 2, 3], times=[1, 3, 5])
     started(tmp_path, 1, [1, 2], times=[2, 4])

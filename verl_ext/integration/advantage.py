@@ -51,9 +51,14 @@ def owner(name: str) -> str | None:
 
     verl's own `gdpo` does not count, because it cannot run on verl's default trainer.
     """
-    function = importlib.import_module(CORE).ADV_ESTIMATOR_REGISTRY.get(name)
-    module = getattr(function, "__module__", None)
-    return None if (name, module) == ("gdpo", CORE) else module
+    function = registered().get(name)
+    module = getattr(function, "__module__", None) or "another package"
+    return None if function is None or (name, module) == ("gdpo", CORE) else module
+
+
+def registered() -> Mapping[str, Any]:
+    """Return verl's estimators by name; none if this verl has no registry, for which the hook has an error."""
+    return getattr(importlib.import_module(CORE), "ADV_ESTIMATOR_REGISTRY", {})
 
 
 def estimator_function(name: str) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,14 +25,16 @@ TRACKER = "latest_checkpointed_iteration.txt"
 STEP_FOLDER = "global_step_"
 DATA = "data.pt"
 """The file that every trainer of verl writes into a checkpoint after the model and before the tracker."""
+QUEUE = "transfer_queue"
+"""The folder of answers under way, which verl's asynchronous trainers write after `data.pt`."""
 
 
 @contextmanager
 def saving(run: Run) -> Iterator[None]:
     """Write the state of a run of ours into the checkpoint that verl writes in the block.
 
-    An earlier run's `data.pt` is put aside, so that a kill leaves no mixture of two runs. If the block raises, it comes
-    back only where no other file has changed, nor will: of several ranks, some may still write after one has raised.
+    An earlier run's `data.pt` and queue are put aside, so that a kill leaves no mixture of two runs. If the block
+    raises, they come back only where no other file has changed, nor will: some ranks may still write after one raised.
     """
     folder = _folder(run)
     path, data = folder / FILE, folder / DATA
@@ -39,8 +42,9 @@ def saving(run: Run) -> Iterator[None]:
     overwrites, had_state, before = folder.is_dir(), path.exists(), None
     aside: dict[Path, Path] = {}
     try:
-        for old in filter(Path.exists, (data, path)):
-            aside[old] = old.rename(folder / f".{FILE}.{old.name}.tmp")
+        for old in filter(Path.exists, (data, path, folder / QUEUE)):
+            _remove(_aside(old))  # of a save that was killed
+            aside[old] = old.rename(_aside(old))
         sync_folder(folder)
         if state is not None:
             content = {
@@ -63,14 +67,25 @@ def saving(run: Run) -> Iterator[None]:
         why = str(error).rpartition("\n")[2]  # a worker's traceback ends with it
         left = "the folder may hold files of two runs: resume from another checkpoint"
         if before is None or (run.trainer.actor_rollout_wg.world_size == 1 and before == _files(folder)):
-            left = "nothing was overwritten: a run can resume from the same checkpoint as before"
+            left = "nothing was overwritten, its model is there: a run can resume from it as before"
             if not had_state:
                 path.unlink(missing_ok=True)
             for old, kept in reversed(aside.items()):  # `data.pt` last: with it the checkpoint is whole
                 kept.rename(old)
         raise CheckpointError(f"step {run.step} cannot be saved to {folder}: {why:.200}; {left}") from error
     for stale in folder.glob(f".{FILE}.*.tmp"):
-        stale.unlink()
+        _remove(stale)
+
+
+def _aside(old: Path) -> Path:
+    """Return where a part of an earlier run's checkpoint is while it is overwritten."""
+    return old.with_name(f".{FILE}.{old.name}.tmp")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> dict[Path, tuple[int, int]]:
@@ -92,9 +107,11 @@ def load(run: Run) -> None:
     if config.resume_mode == "disable" or run.step <= 0:
         return
     run.start = run.step
+    folder = Path(config.resume_from_path) if config.resume_mode == "resume_path" else _folder(run)
+    if run.chain is not None and _aside(folder / DATA).exists() and not (folder / DATA).exists():
+        raise CheckpointError(f"{folder} may hold files of two runs, a save over it failed: resume from another one")
     if run.chain is None or not run.chain.stateful:
         return
-    folder = Path(config.resume_from_path) if config.resume_mode == "resume_path" else _folder(run)
     path = folder / FILE
     try:
         data = json.loads(path.read_text(encoding="utf-8", errors="replace"))

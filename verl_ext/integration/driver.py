@@ -31,13 +31,24 @@ def install(module: ModuleType) -> None:
     hooks.wrap(module, ENTRIES[module.__name__], wrap_checked)
 
 
+def modules_of_trainer(config: Any) -> bool:
+    """Return whether modules are named that verl imports in Ray's processes, but not here."""
+    from omegaconf import OmegaConf
+
+    place = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
+    return OmegaConf.is_dict(config) and OmegaConf.select(config, place) is not None
+
+
 def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
     """`validate_config(config, ...)` or another function of the configuration: our checks come first."""
     from verl_ext.integration.checks import check_run
 
     main = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
-    verdict = check_run(config, "".join(linecache.getlines(str(main))) if main.name != WORKER else None)
-    # A main of others may start a trainer of its own.
-    if verdict is not None and verdict.ours and main.match("verl/trainer/main_ppo.py"):
+    caller = Path(sys._getframe(2).f_code.co_filename)  # beyond the wrapper
+    # Somebody's main may start a trainer's process that registers an estimator of his under a name of ours.
+    of_verl = Path(sys.modules["verl"].__file__ or "").parent in caller.parents and not modules_of_trainer(config)
+    text = "".join(linecache.getlines(str(main))) if main.name != WORKER else None
+    verdict = check_run(config, text, by_name=of_verl)
+    if verdict is not None and verdict.ours and caller.match("verl/trainer/main_ppo.py"):
         hooks.require_hooked(TRAINERS[bool(config.trainer.get("use_v1"))])
     return original(config, *args, **kwargs)

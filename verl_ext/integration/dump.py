@@ -51,14 +51,17 @@ def write(run: Run, batch: Batch, advantages: Array, *, total: Array | None = No
         run.warn_once(FAILED, f"algorithm.verl_ext.dump_dir={dump_dir}: {error}; this run dumps no more advantages")
 
 
-def new_folder(home: Path, start: int, number: int = 0) -> Path:
+def new_folder(home: Path, start: int) -> Path:
     """Make the folder of a run that begins after the step `start`: `from-<start>-<first free number>`."""
-    folder = home / f"from-{start}-{number}"
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        return new_folder(home, start, number + 1)
-    return folder
+    number = 0
+    while True:
+        folder = home / f"from-{start}-{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
 
 
 def columns(settings: Settings, batch: Batch) -> dict[str, Any]:

@@ -88,6 +88,7 @@ class Run:
         self.rewards = rewards
         try:
             yield
+            self.require_called()
         finally:
             self.rewards = None
             CURRENT.reset(token)
@@ -97,13 +98,13 @@ class Run:
         if self.chain is not None and not self.called:
             raise IntegrationError(
                 f"{type(self.trainer).__qualname__} did not call the estimator {self.name!r}: its advantages are "
-                "computed without verl's registry of estimators"
+                "computed by a function that was registered later, or without verl's lookup of estimators"
             )
-        self.called = False
 
     def add_metrics(self, metrics: dict[str, Any]) -> None:
         """Add the metrics of the last batch to those of verl, which keep their values, and forget them."""
         self.require_called()
+        self.called = False
         metrics |= self.metrics | metrics
         self.metrics = {}
 

@@ -7,6 +7,7 @@ import errno
 import functools
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -108,7 +109,7 @@ def test_a_save_that_fails_before_it_writes_leaves_the_old_checkpoint_whole(
     first, ticks, second, later = RUNS[runs]
     before = whole(kind, tmp_path, *first, ticks=ticks)
     failing = trainer(kind, tmp_path, *second, workers=Workers("second", FULL), ticks=later)
-    told = facts("step 5", tmp_path / "global_step_5", "No space", "resume", "same checkpoint")
+    told = facts("step 5", tmp_path / "global_step_5", "No space", "resume", "model is there")
     with pytest.raises(CheckpointError, match=told) as raised:
         failing._save_checkpoint()
     assert raised.value.__cause__ is FULL
@@ -192,7 +193,7 @@ def test_what_fails_before_verl_begins_leaves_the_old_checkpoint_whole(failing: 
             return rename(*args)
         raise FULL
 
-    told = facts("step 5", tmp_path, "No space", "same checkpoint")
+    told = facts("step 5", tmp_path, "No space", "model is there")
     with mock.patch(where, fail), pytest.raises(CheckpointError, match=told):
         second._save_checkpoint()
     assert not second.actor_rollout_wg.called
@@ -203,3 +204,32 @@ def test_what_fails_before_verl_begins_leaves_the_old_checkpoint_whole(failing: 
 def test_the_error_of_a_save_into_a_new_folder_is_verls(kind: str, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         trainer(kind, tmp_path, workers=Workers("first", FULL), ticks=3)._save_checkpoint()
+
+
+def test_answers_under_way_of_an_earlier_run_are_never_those_of_a_later_one(kind: str, tmp_path: Path) -> None:
+    """verl's asynchronous trainers write the folder after `data.pt`: between the two it must not be there."""
+    whole(kind, tmp_path)
+    queue = tmp_path / "global_step_5/transfer_queue/0"
+    queue.mkdir(parents=True)
+    (queue / "answers").write_text("first")
+    before = files(tmp_path)
+    with pytest.raises(CheckpointError):
+        trainer(kind, tmp_path, workers=Workers("second", FULL), ticks=3)._save_checkpoint()
+    assert files(tmp_path) == before
+    for written, error in ((1, KeyboardInterrupt()), (1, KeyboardInterrupt()), (2, None)):
+        workers = Workers("second", error, written)
+        with pytest.raises(KeyboardInterrupt) if error else nullcontext():
+            trainer(kind, tmp_path, workers=workers, ticks=3)._save_checkpoint()
+        assert not queue.parent.exists()
+    assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_half_of_a_checkpoint_is_not_resumed_by_its_path_either(kind: str, tmp_path: Path) -> None:
+    whole(kind, tmp_path, *DRGRPO, ticks=None)
+    with pytest.raises(CheckpointError):
+        trainer(kind, tmp_path, *DRGRPO, workers=Workers("second", FULL, written=1))._save_checkpoint()
+    folder = tmp_path / "global_step_5"
+    by_path = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}")
+    resumed = trainer(kind, tmp_path, *DRGRPO, *by_path, workers=Workers("resumed"))
+    with pytest.raises(CheckpointError, match=facts(folder, "two runs")):
+        resumed._load_checkpoint()

@@ -33,9 +33,10 @@ class Verdict(RunConfig):
     warnings: tuple[str, ...]
 
 
-def check_run(config: Any, main: str | None = None) -> Verdict | None:
+def check_run(config: Any, main: str | None = None, *, by_name: bool = True) -> Verdict | None:
     """Judge a configuration; raise one error that lists all errors. `main`: the source of what begins the run.
 
+    Without `by_name` a run whose estimator alone is ours is warned: in the trainer's process the name may be another's.
     None for a configuration without a section `algorithm`: estimators of this package do not compute for it.
     """
     if not (OmegaConf.is_dict(config) and OmegaConf.is_dict(config.get("algorithm"))):
@@ -44,7 +45,10 @@ def check_run(config: Any, main: str | None = None) -> Verdict | None:
     lost = dropped(config, [main]) if verdict.ours and main is not None else ()
     if errors := [*verdict.errors, *lost]:
         lines = "".join(f"\n  - {text}" for text in errors)
-        raise ConfigurationError(f"algorithm.adv_estimator={verdict.name} cannot run as configured:{lines}")
+        text = f"algorithm.adv_estimator={verdict.name} cannot run as configured:{lines}"
+        if by_name or verdict.asked or not verdict.computes:
+            raise ConfigurationError(text)
+        logger.warning("%s", text)
     return verdict
 
 

@@ -47,10 +47,15 @@ class RunConfig:
 
     @property
     def ours(self) -> bool:
-        """Whether the run uses this package: its estimator, a preset, a filter of groups, a scorer, or its settings."""
+        """Whether the run uses this package."""
+        return self.computes or self.asked
+
+    @property
+    def asked(self) -> bool:
+        """Whether a preset, a filter of groups, a scorer or a setting of this package is chosen."""
         named = any(self.select(path) for path in (PRESET_NAMES, "algorithm.verl_ext"))
         chosen = self.filter in (ANY_REWARD, ACCURACY_BETWEEN) or own_scorer(self.config) is not None
-        return self.computes or named or chosen or any(set_in(self.config.algorithm))
+        return named or chosen or any(set_in(self.config.algorithm))
 
     @property
     def used(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from verl_ext.conf import PRESETS
 from verl_ext.core.steps import DivideByMean, ScaleByStd
 from verl_ext.errors import Complaint, listed, nearest, unknown
 from verl_ext.integration import hooks
+from verl_ext.integration.advantage import registered
 from verl_ext.integration.checks.losses import loss_of_verl
 from verl_ext.integration.checks.presets import late_preset, other_preset
 from verl_ext.integration.checks.read import ACTOR, FILTER, FUNCTION, RunConfig, set_in
@@ -51,15 +52,13 @@ def of_other_plugins(run: RunConfig) -> Iterator[Complaint]:
 
 def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
     """A name that an entry point cannot have, or that is not registered here; an error for ours with letters moved."""
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-
     if run.name in TAKEN and run.name in ENTRY_POINTS:
         yield Complaint(
             f"the entry point {run.name}={ENTRY_POINTS[run.name]} has the name of another estimator, which would "
             "compute instead: rename it, or uninstall its package",
             fatal=run.computes,
         )
-    known, word = {*ADV_ESTIMATOR_REGISTRY, *INSTALLED}, run.name.casefold()
+    known, word = {*registered(), *INSTALLED}, run.name.casefold()
     if run.name not in known:
         same = (name for name in INSTALLED if sorted(name) == sorted(word))  # `gdpo2` is not a misspelt `gd2po`
         yield Complaint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,8 @@ def read_rollouts(path: Path, prompt: str | None = None) -> Rollouts:
 def _dumps(path: Path) -> list[Path]:
     """Return the dumps in a folder and in its folders `from-<step>-<n>`, or the file itself if it is a dump."""
     if path.is_dir():
-        return [*path.glob(DUMPS), *path.glob(f"from-[0-9]*-*/{DUMPS}")]
+        starts = path.glob(f"from-*/{DUMPS}")
+        return [*path.glob(DUMPS), *(file for file in starts if re.fullmatch(r"from-\d+-\d+", file.parent.name))]
     return [path] if path.match(DUMPS) else []
 
 
@@ -94,7 +96,10 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
     updates = dict(sorted(runs[-1].items()))
     for folder, own in starts.items():
         if gone := sorted(key[0] for key, update in own.items() if updates.get(key) is not update):
-            notes.append(f"{folder}: steps {gone[0]} to {gone[-1]} are left out: no later start goes on from them")
+            notes.append(
+                f"{folder}: steps {gone[0]} to {gone[-1]} are left out: by the times of the files no later start goes "
+                "on from them"
+            )
     frame = pd.concat([table for table, _ in updates.values()], ignore_index=True)
     _require(path, frame.reindex(columns=["step", "update", "uid"]).isna().rename(columns=repr))
     last = updates[max(updates)][1]
