@@ -12,7 +12,6 @@ from tests.facts import facts
 from verl_ext.core.batch import Requirement
 from verl_ext.errors import ConfigurationError
 from verl_ext.estimators import build
-from verl_ext.estimators.gdpo import GdpoSettings
 from verl_ext.registry import ESTIMATORS, changed, sections
 from verl_ext.settings import RewardsSettings, Settings, VerlExtSettings
 
@@ -119,7 +118,6 @@ def test_verls_names_name_the_same_rewards() -> None:
             {"rewards": {"keys": ["a"]}, "gdpo_reward_keys": ["a"]},
             ("algorithm.rewards.keys=['a']", "algorithm.gdpo_reward_keys=['a']"),
         ),
-        ({"gdpo": {"conditions": {}}}, ("algorithm.gdpo.conditions", "algorithm.rewards.conditions=")),
         *(
             ({"rewards": {"keys": ["x", "y"], "by_turn": ["y"], "conditions": conditions}}, words)
             for conditions, words in (
@@ -143,8 +141,3 @@ def test_what_is_wrong_is_refused_by_the_whole_name_of_its_setting(algorithm: di
     """What is valid by type and limits is the subject of tests/core/test_typed.py."""
     with pytest.raises(ConfigurationError, match=facts(*words)):
         changed(Settings.parse(algorithm))
-
-
-def test_null_means_that_conditions_are_not_set_at_their_old_place() -> None:
-    settings = Settings.parse({"gdpo": {"conditions": None, "whiten": "token"}})
-    assert settings.of("gdpo", GdpoSettings) == GdpoSettings(whiten="token")

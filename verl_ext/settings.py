@@ -149,8 +149,6 @@ class Settings:
         ('format',)
         """
         given = {name: _as_json(value) for name, value in algorithm.items() if value is not None}
-        if isinstance(gdpo := given.get("gdpo"), dict) and gdpo.pop("conditions", None) is not None:
-            raise ConfigurationError("algorithm.gdpo.conditions does not exist: write algorithm.rewards.conditions=...")
         return cls(
             rewards=make(RewardsSettings, _with_verl_names(given), "algorithm.rewards"),
             verl_ext=make(VerlExtSettings, given.get("verl_ext"), "algorithm.verl_ext"),

@@ -108,7 +108,7 @@ WRONG = [
     ),
     ([*SUMMED, {"step": "balance", "over": "rows"}], ("balance.over", "'rows'", "valid: 'sequence', 'token'")),
     ([{"step": "weigh_and_sum", "weights": [1]}, "centre"], ("weigh_and_sum", "algorithm.rewards.weights")),
-    ([{"step": "condition", "conditions": {}}, *SUMMED], ("steps[0]", "'condition'", "algorithm.rewards.conditions=")),
+    ([{"step": "condition", "conditions": {}}, *SUMMED], ("steps[0]", "'condition'")),
     (
         ["centre", {"step": "drop_conflicts", "tau": 0.5}, "weigh_and_sum"],
         ("steps[1]", "tau=0.5", "conflict=hard", "conflict=snr"),

@@ -179,27 +179,6 @@ def test_a_run_is_judged_with_its_own_settings(compare, advantages, tmp_path):
     assert a_line_says(compare(folder, "gdpo algorithm.gdpo.epsilon=0.5"), "epsilon=0.5", "differ", "recorded")
 
 
-@pytest.mark.parametrize(("name", "base"), [("gdpo", None), ("hadw", "gdpo"), ("drgrpo", None)])
-def test_a_dump_of_0_3_0_has_its_conditions_in_the_section_of_gdpo(
-    compare, advantages, tmp_path, monkeypatch, name, base
-):
-    """With another estimator they had no effect."""
-    algorithm = {"rewards": {**ACCURACY["rewards"], "weights": [3.0, 1.0]}} | ({"hadw": {"base": base}} if base else {})
-    conditions = CONDITIONS if "gdpo" in (name, base) else None
-    written = made.writer.save
-
-    def as_it_was(path, columns, about):
-        gdpo = {"whiten": "sequence", "conditions": CONDITIONS}
-        rewards = {key: value for key, value in about["algorithm"]["rewards"].items() if key != "conditions"}
-        written(path, columns, about | {"algorithm": about["algorithm"] | {"gdpo": gdpo, "rewards": rewards}})
-
-    monkeypatch.setattr(made.writer, "save", as_it_was)
-    algorithm["rewards"]["conditions"] = conditions
-    folder, recorded = made.dump(tmp_path / "dump", [1, 2], name=name, algorithm=algorithm)
-    np.testing.assert_allclose(advantages(folder, name)[f"advantage/{name}"], recorded, atol=1e-12)
-    assert a_line_says(compare(folder, name), name, "equal", "recorded")
-
-
 def test_an_argument_goes_before_the_setting_of_the_run(advantages, tmp_path):
     folder, _ = made.dump(tmp_path / "dump", [1], algorithm=WEIGHTED)
     alone = "algorithm.rewards.conditions=null"

@@ -28,8 +28,6 @@ def read_step(item: Any, where: str, weights: tuple[float, ...] | None) -> Step:
     name = given.pop("step", None)
     if not isinstance(name, str):
         raise ConfigurationError(f"{where} must be a step's name, or {{step: name, setting: value}}, found {item!r}")
-    if name == "condition":
-        raise ConfigurationError(f"{where}: 'condition' is no step: write algorithm.rewards.conditions=... instead")
     kind = _own(name, where) if ":" in name else STEPS.get(name)
     if kind is None:
         raise ConfigurationError(

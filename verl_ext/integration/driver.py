@@ -16,6 +16,8 @@ from verl_ext.integration import hooks
 
 TRAINERS = {True: "verl.trainer.ppo.v1.trainer_base", False: "verl.trainer.ppo.ray_trainer"}
 """The module of the trainer that verl's main starts, by `trainer.use_v1`."""
+EXTERNAL = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
+"""The setting that names modules for the processes that Ray starts."""
 ENTRIES = {"verl.utils.config": "validate_config", "verl.trainer.main_ppo": "run_ppo"}
 """What verl's entry points call in the driver before Ray starts.
 
@@ -31,22 +33,17 @@ def install(module: ModuleType) -> None:
     hooks.wrap(module, ENTRIES[module.__name__], wrap_checked)
 
 
-def modules_of_trainer(config: Any) -> bool:
-    """Return whether modules are named that verl imports in Ray's processes, but not here."""
-    from omegaconf import OmegaConf
-
-    place = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
-    return OmegaConf.is_dict(config) and OmegaConf.select(config, place) is not None
-
-
 def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
     """`validate_config(config, ...)` or another function of the configuration: our checks come first."""
+    from omegaconf import OmegaConf
+
     from verl_ext.integration.checks import check_run
 
     main = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
     caller = Path(sys._getframe(2).f_code.co_filename)  # beyond the wrapper
-    # Somebody's main may start a trainer's process that registers an estimator of his under a name of ours.
-    of_verl = Path(sys.modules["verl"].__file__ or "").parent in caller.parents and not modules_of_trainer(config)
+    # Somebody's main, or a module of his, may register an estimator of his in the trainer's process alone.
+    of_verl = Path(sys.modules["verl"].__file__ or "").parent in caller.parents
+    of_verl &= not (OmegaConf.is_config(config) and OmegaConf.select(config, EXTERNAL))
     text = "".join(linecache.getlines(str(main))) if main.name != WORKER else None
     verdict = check_run(config, text, by_name=of_verl)
     if verdict is not None and verdict.ours and caller.match("verl/trainer/main_ppo.py"):

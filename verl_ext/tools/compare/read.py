@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,17 +47,6 @@ def _dumps(path: Path) -> list[Path]:
     return [path] if path.match(DUMPS) else []
 
 
-def _as_today(about: About) -> About:
-    """Return what a dump says of its run; once conditions were a setting of gdpo, and counted with it alone."""
-    gdpo, hadw, rewards = (dict(about.algorithm.get(name) or {}) for name in ("gdpo", "hadw", "rewards"))
-    if "conditions" not in gdpo:
-        return about
-    conditions = gdpo.pop("conditions")
-    if "gdpo" in (about.estimator, hadw.get("base") if about.estimator == "hadw" else None):
-        rewards["conditions"] = conditions
-    return replace(about, algorithm={**about.algorithm, "gdpo": gdpo, "rewards": rewards})
-
-
 def _tables(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.iterdir()) if file.suffix in TABLES and file.name != METRICS]
 
@@ -79,7 +67,7 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
             notes.append(f"{file} is left out: {str(error).splitlines()[0]}")
             continue
         with reading(file):
-            about = _as_today(make(About, json.loads(metadata), f"{file}: verl_ext"))
+            about = make(About, json.loads(metadata), f"{file}: verl_ext")
         if file.parent in starts and (other := [*starts][-1]) != file.parent:
             raise DataError(
                 f"by the times of their files {file.parent} and {other} are two runs at once: name one of them here, "
