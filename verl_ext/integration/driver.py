@@ -43,7 +43,8 @@ def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs
     caller = Path(sys._getframe(2).f_code.co_filename)  # beyond the wrapper
     # Somebody's main, or a module of his, may register an estimator of his in the trainer's process alone.
     of_verl = Path(sys.modules["verl"].__file__ or "").parent in caller.parents
-    of_verl &= not (OmegaConf.is_config(config) and OmegaConf.select(config, EXTERNAL))
+    if OmegaConf.is_dict(config) and OmegaConf.select(config, EXTERNAL, throw_on_resolution_failure=False):
+        of_verl = False
     text = "".join(linecache.getlines(str(main))) if main.name != WORKER else None
     verdict = check_run(config, text, by_name=of_verl)
     if verdict is not None and verdict.ours and caller.match("verl/trainer/main_ppo.py"):

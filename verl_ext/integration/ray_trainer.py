@@ -87,6 +87,7 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
             data.batch[name] = values.to_padded_tensor(0.0, mask.shape)
     with run.computing(rewards):
         result = original(data, *args, **kwargs)
+    run.require_called()
     if run.chain is None:
         # `use_pf_ppo` returns a new batch of rows drawn from this one.
         log_and_dump(run, rewards, None if result is not data else lambda: data.batch)

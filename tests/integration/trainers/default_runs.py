@@ -35,7 +35,7 @@ class Light(PPOTrainer):
     """verl's trainer, with what its advantage step reads."""
 
     def __init__(self, config: Any) -> None:
-        self.config, self.global_steps = config, 1
+        self.config, self.global_steps, self.local_trigger_step, self.parameter_sync_step = config, 1, 0, 1
         self.kl_ctrl_in_reward = FixedKLController(1.0)
 
     def on_step_end(self) -> None: ...

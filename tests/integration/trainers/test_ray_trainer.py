@@ -142,9 +142,8 @@ def test_token_scores_are_there_when_advantages_are_computed_and_do_not_become_t
                 seen.append({name for name, _ in data.batch.items() if name.startswith("token_level_scores_")})
                 return original(*args, **kwargs)
 
-            registry = core_algos.ADV_ESTIMATOR_REGISTRY
-            original = registry["gdpo"]
-            with mock.patch.dict(registry, {"gdpo": look}):
+            original = core_algos.get_adv_estimator_fn("gdpo")
+            with mock.patch.object(core_algos, "get_adv_estimator_fn", return_value=look):
                 return self.advantages(data)
 
     with_fields = Looks(compose("algorithm.adv_estimator=gdpo", KEYS, "+algorithm.rewards.token_scores=True")).fit()
