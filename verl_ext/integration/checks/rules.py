@@ -210,7 +210,7 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
 MEANT: tuple[Rule, ...] = (unknown_estimator, meant_preset, of_other_plugins)
 """The rules for every run, also one that uses nothing of this package."""
 ALWAYS: tuple[Rule, ...] = (unread, other_preset, late_preset, without_flash_attn, unlike_meant)
-"""The rules for every run with this package."""
+"""The rules for every run with this package, and for `check`."""
 READ: tuple[Rule, ...] = (
     *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_turns),
     *(without_effect, shorter_update, experimental, missing_keys, single_response, contradicted_by_verl, trial),
