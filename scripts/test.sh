@@ -73,7 +73,7 @@ SHARE=(-n 2 --dist loadfile)
 export OMP_NUM_THREADS=1
 python -m pytest "${SHARE[@]}" -m "not slow and not end_to_end"
 
-OLDEST=$(python -c 'from verl_ext.integration.hooks import TESTED; print(TESTED[0])')
+OLDEST=$(python -c 'from verl_ext.hooks import TESTED; print(TESTED[0])')
 OLD=.venv/verl-$OLDEST
 if [ ! -d "$OLD/verl" ]; then
     python -m pip install --quiet --no-deps --target "$OLD" "verl==$OLDEST"

@@ -12,9 +12,9 @@ import torch
 from verl_ext.core.chain import State
 from verl_ext.core.rows import Rows
 from verl_ext.estimators import build
-from verl_ext.integration.advantage import estimator_function
-from verl_ext.integration.components import of_batch
+from verl_ext.integration.advantage import compute
 from verl_ext.integration.run import Run
+from verl_ext.integration.table import of_batch
 from verl_ext.settings import Settings
 
 
@@ -76,8 +76,8 @@ def call_on_tensors(
         fields = {name: [column[row] for row in rows.scored] for name, column in found.fields.items()}
         found = replace(found, rows=rows, labels=rows.labels(uids), groups=None, fields=fields)
     with run.computing(found):
-        advantages, returns = estimator_function(name)(
-            token_level_rewards=rewards, response_mask=mask, index=object_array(uids), config=None
+        advantages, returns = compute(
+            name, token_level_rewards=rewards, response_mask=mask, index=object_array(uids), config=None
         )
     per_row = advantages.gather(1, mask.long().argmax(dim=1, keepdim=True))[:, 0].tolist() if advantages.numel() else []
     return Call(np.array(per_row, dtype=float), advantages, returns, run.metrics, run.state)

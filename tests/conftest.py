@@ -34,3 +34,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests import tiny_model
 
     return tiny_model.write(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def folder(tiny: Path, tmp_path: Path) -> Path:
+    """A folder with the tiny model in it."""
+    (tmp_path / "model").symlink_to(tiny / "model")
+    return tmp_path

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from tests import reference
-from tests.integration.configs import compose as configuration
+from tests.configs import compose as configuration
 from verl_ext import Batch, Settings, build
+from verl_ext.checks.judge import check_run
 from verl_ext.cli import main
-from verl_ext.integration.checks import check_run
 from verl_ext.registry import ESTIMATORS, load
 
 PAGE = (Path(__file__).parents[1] / "docs" / "pages" / "compose.md").read_text()
@@ -46,7 +46,7 @@ def test_a_fifth_estimator_as_the_page_writes_it(my_steps):
     overrides = [word for word in words if "=" in word and not word.startswith("PYTHONPATH")]
     config = configuration(*overrides)
     check_run(config)
-    from verl_ext.integration.checks.read import read_settings
+    from verl_ext.run_config import read_settings
 
     found = build("compose", read_settings(config))(BATCH).advantages
     columns = [reference.over_std(list(column), UIDS, 0.0) for column in zip(*ROWS, strict=True)]

@@ -19,10 +19,10 @@ from omegaconf import OmegaConf
 from tests import reference
 from tests.batches import Rollout, rollouts
 from tests.calls import object_array, tensors
-from tests.integration.configs import compose as configuration
+from tests.configs import compose as configuration
 from verl_ext import Settings, build
-from verl_ext.integration.checks import judge
-from verl_ext.integration.checks.trial import try_out
+from verl_ext.checks.judge import judge
+from verl_ext.checks.trial import try_out
 
 PAGE = (Path(__file__).parents[1] / "docs/pages/lists.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))

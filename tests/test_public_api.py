@@ -21,8 +21,8 @@ def test_the_names_that_the_package_exports():
     assert set(verl_ext.__all__) <= set(dir(verl_ext))
     for name in verl_ext.__all__:
         assert getattr(verl_ext, name) is not None
-    with pytest.raises(AttributeError, match="'rewards_of'"):
-        _ = verl_ext.rewards_of
+    with pytest.raises(AttributeError, match="'table_of'"):
+        _ = verl_ext.table_of
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from verl_ext.errors import IntegrationError, VerlExtError
 from verl_ext.files import say
 
 COMMANDS = {
-    "check": ("verl_ext.integration.checks.command", "verl", "print every error and warning of a configuration"),
+    "check": ("verl_ext.checks.command", "verl", "print every error and warning of a configuration"),
     "compare": ("verl_ext.tools.compare.command", "pandas", "show what estimators would do to the rollouts of a run"),
-    "doctor": ("verl_ext.integration.doctor", "", "report whether verl loads this package, and what does not work"),
+    "doctor": ("verl_ext.doctor", "", "report whether verl loads this package, and what does not work"),
     "recipes": ("verl_ext.tools.recipes", "", "copy the recipes, to train them without a clone"),
     "rehearse": ("verl_ext.cpu.rehearse", "verl", "train, save, resume and validate a run in miniature, without a GPU"),
     "report": ("verl_ext.tools.report.command", "pandas", "make a table and a picture of the rewards of runs"),

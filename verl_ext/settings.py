@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from verl_ext.core.batch import Requirement
+from verl_ext.core.batch import SCORE, Requirement
 from verl_ext.core.typed import LARGEST_WEIGHT, limited, make, value_of
 from verl_ext.errors import ConfigurationError, listed
 
@@ -94,7 +94,7 @@ class RewardsSettings:
         if self.token_scores and not keys:
             raise ConfigurationError(f"{where}.token_scores=True needs '{where}.keys=[...]'")
 
-    def accuracy_in(self, names: Container[str], *, score: str = "score") -> str:
+    def accuracy_in(self, names: Container[str], *, score: str = SCORE) -> str:
         """The component that is the accuracy, where components of these names exist.
 
         >>> RewardsSettings().accuracy_in(["acc", "format"]), RewardsSettings().accuracy_in(["format"])

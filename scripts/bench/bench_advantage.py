@@ -22,6 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -77,9 +78,9 @@ def contenders(given: dict[str, object], turns: int) -> dict[str, Callable[[], o
     from verl.trainer.ppo import core_algos
 
     from verl_ext.estimators import build
-    from verl_ext.integration.advantage import estimator_function
-    from verl_ext.integration.components import of_batch
+    from verl_ext.integration.advantage import compute
     from verl_ext.integration.run import Run
+    from verl_ext.integration.table import of_batch
     from verl_ext.settings import Settings
 
     rewards, mask, uids = given["token_level_rewards"], given["response_mask"], given["index"]
@@ -107,7 +108,7 @@ def contenders(given: dict[str, object], turns: int) -> dict[str, Callable[[], o
         """One of ours as a trainer calls it: the settings are read once per run."""
         settings = Settings.parse(OmegaConf.to_container(algorithm(name, turns)))
         run = Run(name, settings, build(name, settings))
-        function = call(estimator_function(name), name)
+        function = call(partial(compute, name), name)
 
         def step() -> object:
             with run.computing(of_batch(components, {}, uids.tolist(), mask, run.needs)):

@@ -19,7 +19,7 @@ import sys, time, verl
 for name in [name for name in sys.modules if name.partition(".")[0] == "verl_ext"]:
     del sys.modules[name]
 start = time.perf_counter()
-import verl_ext.integration.plugin
+import verl_ext.plugin
 print(time.perf_counter() - start)
 """
 DRIVER = """

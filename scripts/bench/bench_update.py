@@ -35,9 +35,9 @@ if not torch.cuda.is_available():
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from recipes.quickstart import prepare_data
-from tests.integration.updates import GPU, ROWS_IN_TURN, Actor, rows
-from verl_ext.integration.update import SHARE_MARK, SKIP_MARK, engine
+from tests.update.updates import GPU, ROWS_IN_TURN, Actor, rows
 from verl_ext.tools.report.plot import COLOURS
+from verl_ext.update import SHARE_MARK, SKIP_MARK, engine
 
 GROUP = 8
 WAYS = {"verl": (), "skip": (SKIP_MARK,), "share": (SHARE_MARK,), "both": (SKIP_MARK, SHARE_MARK)}
@@ -169,7 +169,7 @@ def measure(actor: Actor, options: argparse.Namespace, name: str, live: list[boo
         if GPU:
             actor.attend_by("sdpa" if way == "plain" else ROWS_IN_TURN)
             actor.pad(way == "plain")
-        with engine.marked_pass(actor.engine, share=False) if GPU and way == "verl" else nullcontext():
+        with engine.computing(actor.engine, share=False) if GPU and way == "verl" else nullcontext():
             begin_peak()
             found.seconds[way], metrics = actor.timed(
                 rows(count, live, seed=seed, nested=True, group=GROUP, **sizes),

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from tests.configs import compose
 from tests.facts import says
-from tests.integration.configs import compose
 from verl_ext.cpu import checks, plugin
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 
 from tests.facts import facts
 from tests.recipes.launchers import RECIPES
+from verl_ext.checks.command import add_configuration, composed
 from verl_ext.cpu.miniature import cut_down, make_model, rehearsed
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration.checks.command import add_configuration, composed
 
 
 @pytest.fixture

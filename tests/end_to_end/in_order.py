@@ -6,7 +6,7 @@ servers it asks any that is free, and each draws from a generator of its own; he
 
 from __future__ import annotations
 
-from verl_ext.integration.hooks import after_import, wrap
+from verl_ext.hooks import after_import, wrap
 
 
 def sort_rows(original, tensordict, *args, **kwargs):

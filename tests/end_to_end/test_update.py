@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.configs import compose
 from tests.end_to_end import in_order
 from tests.end_to_end.test_training import TIMEOUT, latest
-from tests.integration.configs import compose
-from verl_ext.integration.checks import judge, update
+from verl_ext.checks.judge import judge
+from verl_ext.update import rule as update
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow, pytest.mark.runs(2)]
 ACTOR = "actor_rollout_ref.actor"

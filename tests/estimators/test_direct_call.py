@@ -14,9 +14,9 @@ from tests.facts import facts
 from verl_ext import Settings, build
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration.advantage import estimator_function
-from verl_ext.integration.components import of_batch
+from verl_ext.integration.advantage import compute
 from verl_ext.integration.run import Run
+from verl_ext.integration.table import of_batch
 from verl_ext.registry import INSTALLED
 
 EVERY = pytest.mark.parametrize("name", INSTALLED)
@@ -43,7 +43,7 @@ def test_a_call_while_no_trainer_computes_is_refused_and_says_how_code_of_ones_o
     rewards = of_batch(fields(), {}, UIDS, torch.ones(4, 1), run.needs)
     for state in (nullcontext(), run.computing(rewards)):
         with state, pytest.raises(IntegrationError, match=facts(f"'{name}'", f"build('{name}', settings)")):
-            estimator_function(name)(**given)
+            compute(name, **given)
 
 
 @EVERY

@@ -16,9 +16,9 @@ from tests.facts import a_line_says, facts, says
 from tests.integration import own_steps
 from tests.tools import made
 from verl_ext import Batch, Settings, build
+from verl_ext.checks.trial import try_out
 from verl_ext.core.chain import plain_state
 from verl_ext.errors import CheckpointError, ConfigurationError
-from verl_ext.integration.checks.trial import try_out
 
 OWN = "tests.integration.own_steps"
 BATCH = Batch.of([[1.0, 3.0], [0.0, 1.0], [2.0, 0.0], [5.0, 0.0]], list("aabb"), keys=("x", "y"))

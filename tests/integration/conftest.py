@@ -28,13 +28,6 @@ def has_default_trainer() -> bool:
     return bool(read_yaml(path)["trainer"].get("use_v1"))
 
 
-@pytest.fixture
-def folder(tiny: Path, tmp_path: Path) -> Path:
-    """A folder with the tiny model in it."""
-    (tmp_path / "model").symlink_to(tiny / "model")
-    return tmp_path
-
-
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """A Ray cluster of this test session's own."""

@@ -27,9 +27,9 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.utils.padding import response_to_nested
 
 from tests import tiny_model
+from tests.configs import compose
 from tests.end_to_end.run import metrics_of
 from tests.integration import stand_ins
-from tests.integration.configs import compose
 
 # Answers to each prompt. `worked` is the example of the specification: accuracy [1000 | 1110 | 0000], format
 # [1100 | 1011 | 0100], lengths [4231 | 2253 | 3331]; `pair` is its first two groups.

@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 from tests.facts import facts
+from verl_ext import hooks
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import hooks
 from verl_ext.integration.default_trainer import DefaultTrainer
 from verl_ext.integration.ray_trainer import RayTrainer
 

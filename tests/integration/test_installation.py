@@ -59,7 +59,7 @@ def story(*parts: str, **environment: str) -> Told:
 def breaking(module: str, statement: str) -> str:
     """A verl whose `module` differs by `statement`, run before any hook sees the module."""
     return f"""
-    from verl_ext.integration.hooks import after_import
+    from verl_ext.hooks import after_import
 
     def changed(module):
         {statement}

@@ -29,17 +29,16 @@ LOST = {
 STORY = """
 import logging, sys
 logging.basicConfig(level=logging.ERROR)
-from verl_ext.integration.hooks import after_import
+from verl_ext.hooks import after_import
 
 def lose(module):
     {statement}
 
 after_import({module!r}, lose)
 import verl
-from tests.integration.configs import compose
+from tests.configs import compose
 from verl_ext.errors import IntegrationError
-from verl_ext.integration.driver import TRAINERS
-from verl_ext.integration.hooks import require_hooked
+from verl_ext.hooks import TRAINERS, require_hooked
 from verl_ext.integration.trainer import WithEstimators, start
 
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")

@@ -21,16 +21,17 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 
 from tests import fresh
+from tests.configs import compose
 from tests.facts import a_line_says
-from tests.integration.configs import compose
 from tests.integration.trainers.ray_runs import OwnFit, per_row
+from verl_ext import hooks
+from verl_ext.checks import start as starts
+from verl_ext.checks.judge import check_run, judge
 from verl_ext.errors import ConfigurationError, IntegrationError
-from verl_ext.integration import driver, hooks
 from verl_ext.integration.advantage import is_ours
-from verl_ext.integration.checks import check_run, judge
-from verl_ext.integration.checks.read import select, set_in
-from verl_ext.integration.trainer import start
+from verl_ext.integration.trainer import WithEstimators, start
 from verl_ext.registry import INSTALLED, entries
+from verl_ext.run_config import select, set_in
 
 HOME = Path(verl.__file__).parent
 REGISTRY = core_algos.ADV_ESTIMATOR_REGISTRY
@@ -111,7 +112,7 @@ def test_one_that_is_registered_after_the_trainer_was_made_ends_the_step(monkeyp
 def start_by(file: Path, config: Any) -> Any:
     """Call what verl's mains call before Ray, from a function of this file."""
     module = SimpleNamespace(check=lambda config: config)
-    hooks.wrap(module, "check", driver.wrap_checked)
+    hooks.wrap(module, "check", starts.wrap_checked)
     names = {"module": module, "config": config}
     exec(compile("found = module.check(config)", str(file), "exec"), names)
     return names["found"]
@@ -153,7 +154,7 @@ def test_a_run_without_this_package_is_not_refused(case: str) -> None:
     verdict = check_run(config)
     assert verdict is not None
     assert not verdict.ours
-    assert start(object(), config) is None
+    assert start(WithEstimators.__new__(WithEstimators), config) is None
     assert judge(config).errors == ()
 
 

@@ -23,9 +23,9 @@ from verl_ext.core.rows import Rows, broadcast
 from verl_ext.core.turns import TurnSpans
 from verl_ext.errors import ConfigurationError
 from verl_ext.integration import queue
-from verl_ext.integration.advantage import estimator_function
-from verl_ext.integration.components import Needs, of_batch
+from verl_ext.integration.advantage import compute
 from verl_ext.integration.run import Run
+from verl_ext.integration.table import Needs, of_batch
 
 CONFIG = {"rewards": {"keys": ["tool", "right"], "by_turn": ["tool"], "turn_discount": 0.5}}
 # Two prompts; two turns, one, three with a tool's tokens between them, one.
@@ -62,7 +62,8 @@ def advantages(
     given_fields = {key: object_array(values) for key, values in fields.items()}
     rewards = of_batch(given_fields, tensors, uids, mask, run.needs, returned=returned)
     with run.computing(rewards):
-        found, _ = estimator_function(name)(
+        found, _ = compute(
+            name,
             token_level_rewards=torch.zeros(mask.shape, dtype=torch.float64),
             response_mask=mask,
             index=object_array(uids),
@@ -169,8 +170,8 @@ def test_a_rejected_response_keeps_its_turns_or_leaves(rejected):
     rewards = of_batch(fields, {}, UIDS, padded(MASKS), run.needs, returned=["tool", "right"])
     after = padded([MASKS[0], MASKS[1], [0] * 7, MASKS[3]])
     with run.computing(rewards):
-        found, _ = estimator_function("drgrpo")(
-            token_level_rewards=torch.zeros(4, 7), response_mask=after, index=object_array(UIDS)
+        found, _ = compute(
+            "drgrpo", token_level_rewards=torch.zeros(4, 7), response_mask=after, index=object_array(UIDS)
         )
     assert found[:2].any()
     assert not found[2].any()
@@ -258,5 +259,5 @@ def test_a_session_was_cut_if_any_of_its_outputs_has_the_longest_length(monkeypa
     """A short output may follow one that was cut."""
     masks = torch.nested.nested_tensor([torch.ones(size) for size in (5, 2, 3)], layout=torch.jagged)
     monkeypatch.setattr(queue, "fetch", lambda *_: {"response_mask": masks})
-    rewards = queue.rewards_of(["p_0_0", "p_0_1", "p_1_0"], "train", Needs(turns=True, longest=5))
+    rewards = queue.table_of(["p_0_0", "p_0_1", "p_1_0"], "train", Needs(turns=True, longest=5))
     assert rewards.cut.tolist() == [True, False]

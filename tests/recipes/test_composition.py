@@ -12,9 +12,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.recipes.launchers import ARMS, RECIPES, composed, estimator, on_the_cpu
+from verl_ext.checks import command as check_command
+from verl_ext.checks.judge import judge
 from verl_ext.cli import main
-from verl_ext.integration.checks import command as check_command
-from verl_ext.integration.checks import judge
 
 # Published as they are: several updates a step, and a filter of groups below HA-DW.
 WARNED = ("tool_calling/dgpo", "math/hadw-dapo")

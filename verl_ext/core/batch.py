@@ -15,6 +15,9 @@ from verl_ext.errors import ConfigurationError, DataError, unknown
 # The square of a larger reward, or its advantage in float32, would overflow.
 LARGEST_REWARD = 1e30
 
+SCORE = "score"
+"""The reward that every batch has: the one that the trainer would use without names."""
+
 # Floats count exactly up to this number.
 LARGEST_COUNT = 2.0**53
 
@@ -104,7 +107,7 @@ class Batch:
         *,
         prompts: Groups | None = None,
         turns: Turns | None = None,
-        keys: Sequence[str] = ("score",),
+        keys: Sequence[str] = (SCORE,),
         conditions: Mapping[str, Requirement] | None = None,
         lengths: Counts | None = None,
         accuracy: Counts | None = None,

@@ -94,6 +94,15 @@ class Rows:
         return np.append(per_trajectory, 0.0)[self.owner]
 
 
+def uids_of(keys: Sequence[str]) -> list[str]:
+    """The uid of each row, from its name `{uid}_{session}_{index}`.
+
+    >>> uids_of(["p_1_0_0"])
+    ['p_1']
+    """
+    return [key.rsplit("_", 2)[0] for key in keys]
+
+
 def float_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The mask as floats, in new memory: verl's masks are int64, which torch multiplies by floats very slowly."""
     return mask.to(dtype if dtype.is_floating_point else torch.float32, copy=True).detach()
@@ -116,6 +125,11 @@ def scores(token_level: torch.Tensor, mask: torch.Tensor) -> Array:
         hidden = torch.isinf(kept).any(dim=-1) & torch.isnan(sums)
         total[broken] = torch.where(hidden, torch.inf, sums).cpu().numpy()
     return total
+
+
+def dense(values: torch.Tensor) -> torch.Tensor:
+    """A field with one value per token, nested or padded, padded with 0."""
+    return values.to_padded_tensor(0) if values.is_nested else values
 
 
 def row_sums(values: torch.Tensor) -> Array:

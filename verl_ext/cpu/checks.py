@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_ext.errors import Complaint, listed
+from verl_ext.run_config import RunConfig
 
 ROLLOUT = "actor_rollout_ref.rollout"
 
@@ -19,6 +20,12 @@ def asks_for_cpu(config: Any) -> bool:
         return False
     of_workers = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
     return any(str(known.get("VERL_PLATFORM", "")).strip().lower() == "cpu" for known in (os.environ, of_workers))
+
+
+def rule(run: RunConfig) -> Iterator[Complaint]:
+    """Complain about what cannot run on the CPU, if the run is meant for it."""
+    if asks_for_cpu(run.config):
+        yield from complaints(run.config)
 
 
 def complaints(config: Any) -> Iterator[Complaint]:

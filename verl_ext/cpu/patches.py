@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from verl_ext.integration.hooks import wrap
+from verl_ext.hooks import wrap
 
 Function = Callable[..., Any]
 REHEARSAL = "VERL_EXT_REHEARSAL"

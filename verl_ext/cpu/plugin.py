@@ -11,12 +11,11 @@ Because every process imports this module, it does not import torch, ray or verl
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from verl_ext.errors import Complaint
-from verl_ext.integration.hooks import RULES, after_import, wrap
+from verl_ext.hooks import RULES, after_import, wrap
 
 HIDDEN = "VERL_EXT_CPU_GPUS_HIDDEN"
 """Set by a driver whose CUDA_VISIBLE_DEVICES was empty; the processes of its Ray cluster inherit it."""
@@ -48,14 +47,6 @@ def activate() -> None:
 
     for module_name, patch in PATCHES.items():
         after_import(module_name, patch)
-
-
-def rule(config: Any) -> Iterator[Complaint]:
-    """Complain about what cannot run on the CPU, if the run is meant for it."""
-    from verl_ext.cpu import checks
-
-    if checks.asks_for_cpu(config):
-        yield from checks.complaints(config)
 
 
 def _set_device(original: Callable[..., Any], config: Any) -> None:
@@ -96,7 +87,7 @@ def _register_checkpoint_engine(_module: ModuleType) -> None:
     import verl_ext.cpu.weights  # noqa: F401 - registers itself
 
 
-RULES.append(rule)
+RULES["verl_ext.cpu.checks:rule"] = True
 after_import("verl.utils.device", lambda module: wrap(module, "auto_set_device", _set_device))
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     activate()

@@ -22,14 +22,14 @@ import numpy as np
 from omegaconf import OmegaConf
 
 import verl_ext
+from verl_ext.checks.command import add_configuration, check, composed
+from verl_ext.checks.samples import rows_of
 from verl_ext.cpu import session
 from verl_ext.cpu.miniature import make_model, rehearsed
 from verl_ext.cpu.patches import REHEARSAL
 from verl_ext.errors import ConfigurationError, listed, reading
 from verl_ext.files import say
-from verl_ext.integration.checks.command import add_configuration, check, composed
-from verl_ext.integration.checks.read import select
-from verl_ext.integration.checks.samples import rows_of
+from verl_ext.run_config import select
 from verl_ext.tools.lines import METRICS, json_lines
 
 FAILED, LOOK, OK = "FAILED", "look", "ok"

@@ -14,10 +14,10 @@ import torch
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_ext.checks.samples import read_answers
 from verl_ext.cpu.generation import Completion, Request, Sampling, check_model, generate
 from verl_ext.cpu.patches import reached
 from verl_ext.errors import ConfigurationError, IntegrationError, unknown
-from verl_ext.integration.checks.samples import read_answers
 
 QUIET_SECONDS = 0.02
 """A batch starts when no request has arrived for this long: verl sends a step's requests in one burst."""

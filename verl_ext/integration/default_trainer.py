@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from verl_ext.integration import hooks, queue, sampling
+from verl_ext import hooks
+from verl_ext.core.rows import dense
+from verl_ext.integration import queue, sampling
 from verl_ext.integration.advantage import log_and_dump
-from verl_ext.integration.components import Components
 from verl_ext.integration.run import Run
+from verl_ext.integration.table import Table
 from verl_ext.integration.trainer import WithEstimators
-from verl_ext.integration.update import mark
 
 logger = logging.getLogger("verl_ext")
 
@@ -26,9 +27,8 @@ MISSING = "advantage/missing_responses"
 
 
 def install(trainer_base: ModuleType) -> None:
-    """Wrap the function by which verl chooses the class of a trainer: its own three, and those of other packages."""
-    hooks.require_methods(hooks.member(trainer_base, "PPOTrainer"), DefaultTrainer)
-    hooks.wrap(trainer_base, "get_trainer_cls", lambda original, name: hooks.under(DefaultTrainer, original(name)))
+    """Put our class over verl's."""
+    hooks.put_over(trainer_base, DefaultTrainer)
 
 
 class DefaultTrainer(WithEstimators):
@@ -45,27 +45,17 @@ class DefaultTrainer(WithEstimators):
         run = self._verl_ext
         if run is None:
             return verl._compute_advantage(batch, metrics)
-        rewards = queue.rewards_of(batch.keys, batch.partition_id, run.needs, tags=batch.tags)
-        missing = missing_responses(self, len(rewards.labels))
+        table = queue.table_of(batch.keys, batch.partition_id, run.needs, tags=batch.tags)
+        missing = missing_responses(self, len(table.labels))
         if run.settings.rewards.token_scores:
-            _write_token_scores(batch, rewards, run)
-        with run.computing(rewards):
+            _write_token_scores(batch, table, run)
+        with run.computing(table):
             result = verl._compute_advantage(batch, metrics)
         if run.chain is None:
-            log_and_dump(run, rewards, lambda: _tensors(batch))
+            log_and_dump(run, table, lambda: _tensors(batch))
         run.metrics[MISSING] = missing
         run.add_metrics(metrics)
         return result
-
-    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Put the rows of a prompt together."""
-        verl: Any = super()
-        batch = verl._balance_batch(batch, metrics, *args, **kwargs)
-        if self._verl_ext is not None and self._verl_ext.settings.verl_ext.share_prompts:
-            lengths = [(tag["prompt_len"], tag["seq_len"] - tag["prompt_len"]) for tag in batch.tags]
-            rows = [(uid, *pair) for uid, pair in zip(queue.uids_of(batch.keys), lengths, strict=True)]
-            batch.reorder(mark.in_order(self, rows, metrics))
-        return batch
 
 
 def missing_responses(trainer: Any, arrived: int) -> float:
@@ -89,11 +79,11 @@ def _tensors(batch: Any) -> dict[str, torch.Tensor]:
     """Return the advantages of a batch, its mask and scores, padded."""
     data = queue.fetch(batch.keys, batch.partition_id, ["advantages", "response_mask", "rm_scores"])
     names = {"advantages": "advantages", "response_mask": "response_mask", "token_level_scores": "rm_scores"}
-    return {name: queue.dense(data[stored]) for name, stored in names.items()}
+    return {name: dense(data[stored]) for name, stored in names.items()}
 
 
-def _write_token_scores(batch: Any, rewards: Components, run: Run) -> None:
+def _write_token_scores(batch: Any, table: Table, run: Run) -> None:
     """Write `token_level_scores_<key>` into the batch."""
     lengths = queue.fetch(batch.keys, batch.partition_id, ["response_mask"])["response_mask"].offsets().diff()
-    if fields := dict(rewards.token_fields(run.settings.rewards.keys or (), lengths)):
+    if fields := dict(table.token_fields(run.settings.rewards.keys or (), lengths)):
         queue.write(batch.keys, batch.partition_id, fields)

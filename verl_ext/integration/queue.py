@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_ext.core.rows import Rows, scores
+from verl_ext.core.rows import Rows, dense, scores, uids_of
 from verl_ext.core.turns import TurnSpans
-from verl_ext.integration.components import TOKEN_FIELD, Components, Needs
+from verl_ext.integration.table import TOKEN_FIELD, Needs, Table
 
 
-def rewards_of(
+def table_of(
     keys: Sequence[str], partition_id: str, needs: Needs, *, tags: Sequence[Mapping[str, Any]] | None = None
-) -> Components:
+) -> Table:
     """Read what a run needs from TransferQueue; `keys` name the rows: `{uid}_{session}_{part}`.
 
     A reward function's result is in `extra_fields["reward_extra_info"]`, what the agent loop wrote
@@ -30,7 +30,7 @@ def rewards_of(
     scored = [keys[row] for row in rows.scored.tolist()]
     labels = uids_of(scored)
     if not scored:
-        return Components(rows=rows, labels=labels)
+        return Table(rows=rows, labels=labels)
     names = dict.fromkeys(needs.names)
     per_token = [TOKEN_FIELD + name for name in names] + ["rm_scores"] * needs.score
     wanted = ["extra_fields", *names, *per_token] if names or needs.everything else per_token
@@ -50,7 +50,7 @@ def rewards_of(
     fields |= {name: [entry.get(name) for entry in extra] for name in names if any(name in entry for entry in extra)}
     infos = [entry.get("reward_extra_info") or {} for entry in extra]
     returned = list(dict.fromkeys(name for info in infos for name in info))
-    return Components(
+    return Table(
         rows=rows,
         spans=spans,
         labels=labels,
@@ -60,15 +60,6 @@ def rewards_of(
         score=totals.get("rm_scores"),
         cut=cut,
     )
-
-
-def uids_of(keys: Sequence[str]) -> list[str]:
-    """Return the uid of each row, from its name in TransferQueue.
-
-    >>> uids_of(["p_1_0_0"])
-    ['p_1']
-    """
-    return [key.rsplit("_", 2)[0] for key in keys]
 
 
 def fetch(keys: Sequence[str], partition_id: str, fields: Sequence[str]) -> Any:
@@ -86,8 +77,3 @@ def write(keys: Sequence[str], partition_id: str, fields: Mapping[str, Any]) -> 
     transfer_queue.kv_batch_put(
         keys=keys, partition_id=partition_id, fields=TensorDict(dict(fields), batch_size=len(keys))
     )
-
-
-def dense(values: torch.Tensor) -> torch.Tensor:
-    """Return a field with one value per token, padded with 0."""
-    return values.to_padded_tensor(0) if values.is_nested else values

@@ -6,29 +6,25 @@ The metrics of a step are a local variable of `fit`, which calls `compute_data_m
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType, ModuleType
+from contextvars import ContextVar
+from functools import partial
+from types import ModuleType
 from typing import Any
-from weakref import WeakSet
 
-import torch
-
-from verl_ext.integration import components, hooks
+from verl_ext import hooks
 from verl_ext.integration.advantage import log_and_dump
-from verl_ext.integration.run import CURRENT, Run
+from verl_ext.integration.run import Run
+from verl_ext.integration.table import of_batch
 from verl_ext.integration.trainer import WithEstimators
-from verl_ext.integration.update import mark
 
-RUNS: WeakSet[Run] = WeakSet()
-"""The runs of this process's trainers."""
+FITTING: ContextVar[Run | None] = ContextVar("verl_ext_fitting", default=None)
+"""The run of the trainer whose `fit` is at work: verl's functions get no trainer."""
 
 
 def install(ray_trainer: ModuleType) -> None:
     """Wrap the module's functions and put our class in the place of `RayPPOTrainer`."""
-    trainer = hooks.member(ray_trainer, "RayPPOTrainer")
-    hooks.require_methods(trainer, RayTrainer)
-    hooks.replace(ray_trainer, "RayPPOTrainer", hooks.under(RayTrainer, trainer))
+    hooks.put_over(ray_trainer, RayTrainer)
     hooks.wrap(ray_trainer, "compute_advantage", wrap_compute_advantage)
     hooks.wrap(ray_trainer, "compute_data_metrics", wrap_compute_data_metrics)
 
@@ -41,62 +37,45 @@ class RayTrainer(WithEstimators):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        if self._verl_ext is not None:
-            RUNS.add(self._verl_ext)
-
-    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Put the rows of a prompt together."""
-        verl: Any = super()
-        verl._balance_batch(batch, metrics, *args, **kwargs)
-        if self._verl_ext is not None and self._verl_ext.settings.verl_ext.share_prompts:
-            mask, width = batch.batch["attention_mask"], batch.batch["prompts"].shape[1]
-            before, answers = (part.sum(dim=1).tolist() for part in (mask[:, :width], mask[:, width:]))
-            rows = [*zip(batch.non_tensor_batch["uid"].tolist(), before, answers, strict=True)]
-            batch.reorder(torch.tensor(mark.in_order(self, rows, metrics)))
+        hooks.wrap(self, "fit", partial(wrap_fit, self._verl_ext))  # of this object: a subclass may have its own
 
 
-def of_caller(*given: Any) -> Run | None:
-    """Return the run of the trainer whose method calls: verl's functions get no trainer, so the stack names it.
-
-    In another thread there is none: then it is the run whose section `algorithm` is among the arguments.
-    """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        trainer = frame.f_locals.get("self")
-        if isinstance(trainer, RayTrainer):
-            return trainer._verl_ext
-        frame = frame.f_back
-    runs = [run for run in RUNS if any(run.trainer.config.algorithm is value for value in given)]
-    return runs[0] if len(runs) == 1 else None
+def wrap_fit(run: Run | None, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`fit()`: the run of its trainer computes until it returns."""
+    token = FITTING.set(run)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        FITTING.reset(token)
 
 
 def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
-    """`compute_advantage(data, ...)`: compute with the rewards of the batch, for the run of the trainer that calls.
+    """`compute_advantage(data, ...)`: compute with the rewards of the batch.
 
     The default trainer calls it, too; there the run reads the rewards from TransferQueue.
     """
-    run = of_caller(*args, *kwargs.values())
-    if CURRENT.get() is not None or run is None or "uid" not in data.non_tensor_batch:
+    run = FITTING.get()
+    if run is None or "uid" not in data.non_tensor_batch:
         return original(data, *args, **kwargs)
     fields, mask = data.non_tensor_batch, data.batch["response_mask"]
     returned = data.meta_info.get("reward_extra_keys", ())
-    rewards = components.of_batch(fields, data.batch, fields["uid"].tolist(), mask, run.needs, returned=returned)
+    table = of_batch(fields, data.batch, fields["uid"].tolist(), mask, run.needs, returned=returned)
     if run.settings.rewards.token_scores:
         lengths = data.batch["attention_mask"][:, -mask.shape[1] :].sum(dim=1)
-        for name, values in rewards.token_fields(run.settings.rewards.keys or (), lengths):
+        for name, values in table.token_fields(run.settings.rewards.keys or (), lengths):
             data.batch[name] = values.to_padded_tensor(0.0, mask.shape)
-    with run.computing(rewards):
+    with run.computing(table):
         result = original(data, *args, **kwargs)
     run.require_called()
     if run.chain is None:
         # `use_pf_ppo` returns a new batch of rows drawn from this one.
-        log_and_dump(run, rewards, None if result is not data else lambda: data.batch)
+        log_and_dump(run, table, None if result is not data else lambda: data.batch)
     return result
 
 
 def wrap_compute_data_metrics(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
     """`compute_data_metrics(batch, ...)`: add our metrics, since those of the step are local to `fit`."""
-    metrics, run = original(batch, *args, **kwargs), of_caller()
+    metrics, run = original(batch, *args, **kwargs), FITTING.get()
     if run is not None:
         run.add_metrics(metrics)
     return metrics

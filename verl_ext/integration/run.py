@@ -11,11 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from verl_ext.core.batch import SCORE
 from verl_ext.core.chain import Chain, State
 from verl_ext.core.metrics import Metrics
 from verl_ext.errors import IntegrationError
-from verl_ext.integration.components import SCORE, Components, Needs
-from verl_ext.integration.hooks import member
+from verl_ext.hooks import member
+from verl_ext.integration.table import Needs, Table
 from verl_ext.settings import ACCURACY, Settings
 
 logger = logging.getLogger("verl_ext")
@@ -43,16 +44,14 @@ class Run:
     """The step of the last batch."""
     called: bool = False
     """Whether the estimator computed advantages since the trainer was last asked."""
-    rewards: Components | None = None
+    table: Table | None = None
     """The rewards of the batch that is being computed."""
     metrics: Metrics = field(default_factory=dict)
     """Metrics of the last batch, until the trainer logs them."""
-    ranks_checked: bool = False
-    """Whether each worker said that this package is at work in it (see `update`)."""
     dumps: Path | None = None
     """The folder for the dumps of this start or resume."""
 
-    @property
+    @cached_property
     def log(self) -> str:
         """Which rewards have metrics: `all`, `keys` or `none`."""
         return self.settings.rewards.log or ("keys" if self.chain is None else "all")
@@ -82,14 +81,14 @@ class Run:
         return 0 if self.trainer is None else int(member(self.trainer, "local_trigger_step"))
 
     @contextmanager
-    def computing(self, rewards: Components) -> Iterator[None]:
-        """Make this the current run, with the rewards of its batch: the estimators read both from `CURRENT`."""
+    def computing(self, table: Table) -> Iterator[None]:
+        """Make this the current run, with the table of its batch: the estimators read both from `CURRENT`."""
         token = CURRENT.set(self)
-        self.rewards = rewards
+        self.table = table
         try:
             yield
         finally:
-            self.rewards = None
+            self.table = None
             CURRENT.reset(token)
 
     def require_called(self) -> None:

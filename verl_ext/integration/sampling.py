@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.core.batch import Batch, unit_accuracy
+from verl_ext import hooks
+from verl_ext.core.batch import SCORE, Batch
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import TOLERANCE, Bools, Groups
 from verl_ext.core.metrics import metric_name
+from verl_ext.core.rows import uids_of
 from verl_ext.core.steps import Centre, DivideByMean, DropConflicts, ScaleByMad, ScaleByStd, WeighAndSum
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import hooks, queue
-from verl_ext.integration.components import SCORE, Components, Needs
+from verl_ext.integration import queue
 from verl_ext.integration.run import Run
+from verl_ext.integration.table import Needs, Table
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
 METHOD = "_dapo_filtered_keys"
@@ -61,27 +63,26 @@ class Rule:
 
     def _decide(self, partition_id: str, uids: set[str]) -> None:
         every = list(self.buffer.partitions[partition_id])
-        keys = [key for key, uid in zip(every, queue.uids_of(every), strict=True) if uid in uids]
+        keys = [key for key, uid in zip(every, uids_of(every), strict=True) if uid in uids]
         settings = self.run.settings.rewards
         accuracy = () if settings.accuracy_key is None else (settings.accuracy_key,)
-        rewards = queue.rewards_of(keys, partition_id, Needs((*(settings.keys or ()), *accuracy), score=True))
-        missing = uids - set(map(str, rewards.labels))
-        if missing or rewards.score is None:
+        table = queue.table_of(keys, partition_id, Needs((*(settings.keys or ()), *accuracy), score=True))
+        missing = uids - set(map(str, table.labels))
+        if missing or table.score is None:
             raise IntegrationError(f"finished groups without a trajectory, or without scores: {sorted(missing)[:5]}")
         named = tuple(key for key in settings.keys or () if key not in (settings.by_turn or ()))
-        names = named or (SCORE,)
         conditions = settings.conditions if self.metric == ANY_REWARD else None
-        batch = Batch.of(rewards.matrix(names), rewards.labels, keys=names, conditions=conditions)
+        batch = table.batch(named or (SCORE,), conditions=conditions)
         counts: dict[str, Bools] = {}
         groups = batch.groups
         several = groups.sizes > 1  # a group of one response cannot vary; verl keeps it as well
         if self.metric == ANY_REWARD:
             dropped = ~live(batch, self.run.chain, settings.weights) & several
         else:
-            too_hard, too_easy = (part & several for part in outside(groups, rewards, settings))
+            too_hard, too_easy = (part & several for part in outside(groups, table, settings))
             dropped = too_hard | too_easy
             counts |= {"too_hard": too_hard, "too_easy": too_easy}
-        score, varies = groups.variation(rewards.score)
+        score, varies = groups.variation(table.score)
         constant = ~varies & several
         for uid, drop, mean in zip(groups.labels, dropped, score.tolist(), strict=True):
             self.decided[str(uid)] = mean if drop else None
@@ -106,14 +107,12 @@ def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -
     return np.asarray((batch.groups.varies(batch.rewards) & counts).any(axis=1))
 
 
-def outside(groups: Groups, rewards: Components, settings: RewardsSettings) -> tuple[Bools, Bools]:
+def outside(groups: Groups, table: Table, settings: RewardsSettings) -> tuple[Bools, Bools]:
     """Return `[G]` whether the mean accuracy of a group lies below and above the bounds of `accuracy_between`.
 
     A group without any scored accuracy counts as below.
     """
-    key = settings.accuracy_in(rewards, score=SCORE)
-    values = rewards.column(key, "algorithm.rewards.accuracy_key")
-    right = unit_accuracy(values, rewards.labels, key=key, threshold=settings.accuracy_threshold)
+    right = table.accuracy(settings.accuracy_in(table), settings.accuracy_threshold)
     low, high = settings.accuracy_between or ()
     means = groups.mean(right)
     return ~(means >= low - TOLERANCE), means > high + TOLERANCE

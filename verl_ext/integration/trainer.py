@@ -1,21 +1,28 @@
-"""What every trainer of verl gets: a check of its configuration before anything is built, and its state in checkpoints.
+"""What every trainer of verl gets: a run of this package, and its state in checkpoints.
 
 verl's default trainers get it over their class, `RayPPOTrainer` under its subclasses.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from verl_ext.integration import checkpoint, hooks
+from verl_ext import hooks
+from verl_ext.errors import IntegrationError, listed
+from verl_ext.integration import checkpoint
 from verl_ext.integration.run import Run
-from verl_ext.integration.update import mark
+from verl_ext.run_config import RunConfig
 
 
 class WithEstimators:
     """A trainer with this package's part; `verl` is the trainer without it."""
 
+    SERVES = ("dump_dir",)
+    """The settings of `algorithm.verl_ext` that this part obeys. Other rooms put classes with more over a trainer."""
+    _verl_ext_verdict: RunConfig | None = None
+    """The settings as the checks have judged them."""
     _verl_ext: Run | None = None
     """None for a run that uses nothing of this package: every method then does what verl's does."""
 
@@ -42,40 +49,31 @@ class WithEstimators:
         checkpoint.load(self._verl_ext)
         return result
 
-    def _compute_old_log_prob(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        verl: Any = super()
-        with mark.marked(self._verl_ext, batch):
-            return verl._compute_old_log_prob(batch, *args, **kwargs)
 
-    def _compute_ref_log_prob(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        verl: Any = super()
-        with mark.marked(self._verl_ext, batch):
-            return verl._compute_ref_log_prob(batch, *args, **kwargs)
-
-    def _update_actor(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        verl: Any = super()
-        with mark.marked(self._verl_ext, batch):
-            return verl._update_actor(batch, *args, **kwargs)
-
-
-def start(trainer: Any, config: Any) -> Run | None:
-    """Check the configuration of a trainer and return its run; None if it uses nothing of this package."""
-    from verl_ext.integration.checks import check_run, log_run
-
-    verdict = check_run(config)
-    if verdict is None:
-        return None
-    log_run(verdict)
-    if not verdict.ours:
+def start(trainer: WithEstimators, config: Any) -> Run | None:
+    """Return the run of a trainer; None if it uses nothing of this package. Raise if it lacks a part."""
+    verdict, unjudged = trainer._verl_ext_verdict, RunConfig.of(config)
+    if verdict is None and unjudged is not None and unjudged.ours:
+        raise missing("nothing has checked its configuration")
+    if verdict is None or not verdict.ours:
         return None
     settings, chain = verdict.settings, verdict.chain
+    given = settings.verl_ext
+    served = {name for base in type(trainer).__mro__ for name in vars(base).get("SERVES", ())}
+    asked = {item.name for item in fields(given) if getattr(given, item.name) != item.default}
+    if asked - served:
+        raise missing(f"algorithm.verl_ext has {listed(asked - served)}, which no part of this trainer obeys")
     if chain is not None:
         needed = ("_save_checkpoint", "_load_checkpoint") if chain.stateful else ()
         hooks.require_passed_on(type(trainer), WithEstimators, needed)
-    passes = ("_balance_batch", "_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor")
-    if settings.verl_ext.skip_zero_advantage or settings.verl_ext.share_prompts:
-        hooks.require(mark.ENGINE)
-        hooks.require_passed_on(type(trainer), WithEstimators, passes)
-    if settings.verl_ext.dump_dir is not None:
-        Path(settings.verl_ext.dump_dir).mkdir(parents=True, exist_ok=True)  # raise now, not at the first step
+    if given.dump_dir is not None:
+        Path(given.dump_dir).mkdir(parents=True, exist_ok=True)  # raise now, not at the first step
     return Run(verdict.name, settings, chain, trainer)
+
+
+def missing(what: str) -> IntegrationError:
+    """Return the error for a trainer without a part; raise that of its hook if it has one."""
+    hooks.require()
+    return IntegrationError(
+        f"a part of verl_ext is missing in this trainer: {what}; `python -m verl_ext doctor` says why"
+    )

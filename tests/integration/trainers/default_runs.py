@@ -17,7 +17,8 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from tests.integration.trainers.drawn import WIDTH, Drawn, mask_first_prompt
-from verl_ext.integration import hooks
+from verl_ext import hooks
+from verl_ext.checks.start import CheckedTrainer
 from verl_ext.integration.default_trainer import DefaultTrainer
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False")
@@ -104,7 +105,7 @@ def fields_of(drawn: Drawn) -> dict[str, Any]:
 
 
 def made(config: Any) -> Any:
-    return hooks.under(DefaultTrainer, Light)(config)
+    return hooks.under(CheckedTrainer, hooks.under(DefaultTrainer, Light))(config)
 
 
 def step(

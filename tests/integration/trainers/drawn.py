@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl import DataProto
 
-from tests.integration.configs import compose
+from tests.configs import compose
 from verl_ext import Batch, Settings, build
 from verl_ext.core.batch import unit_accuracy
 from verl_ext.core.chain import State

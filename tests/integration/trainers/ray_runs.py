@@ -11,10 +11,11 @@ import torch
 from verl import DataProto
 from verl.trainer.ppo import ray_trainer
 
-from tests.integration.configs import compose
+from tests.configs import compose
 from tests.integration.hadw_runs import HADW
 from tests.integration.trainers.drawn import WIDTH, Drawn, mask_first_prompt
-from verl_ext.integration import hooks
+from verl_ext import hooks
+from verl_ext.checks.start import CheckedTrainer
 from verl_ext.integration.ray_trainer import RayTrainer
 
 ACCURACY = [1, 0, 0, 0, 1, 1, 1, 0]
@@ -59,7 +60,7 @@ def per_row(data: DataProto) -> list[float]:
     return advantages[:, 0].tolist()
 
 
-VERLS: Any = ray_trainer.RayPPOTrainer.__bases__[1]
+VERLS: Any = ray_trainer.RayPPOTrainer.__mro__[-2]
 """verl's own class."""
 
 
@@ -72,7 +73,7 @@ class Light(VERLS):
         self.train_dataloader = mock.MagicMock(**{"state_dict.return_value": {}, "__len__.return_value": 4})
 
 
-Base: Any = hooks.under(RayTrainer, Light)
+Base: Any = hooks.under(CheckedTrainer, hooks.under(RayTrainer, Light))
 """As the module has it in the place of verl's."""
 
 

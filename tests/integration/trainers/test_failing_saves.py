@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
+from tests.configs import compose
 from tests.facts import facts
-from tests.integration.configs import compose
 from tests.integration.hadw_runs import HADW, capability
 from tests.integration.trainers import default_runs, ray_runs
 from tests.integration.trainers.default_runs import DRGRPO

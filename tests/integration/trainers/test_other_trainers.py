@@ -13,8 +13,8 @@ import pytest
 from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 from verl.trainer.ppo import core_algos, ray_trainer
 
+from tests.configs import compose
 from tests.facts import facts
-from tests.integration.configs import compose
 from tests.integration.hadw_runs import HADW
 from tests.integration.trainers.ray_runs import DRGRPO_ON_ACC, KEYS, VERLS, Base, Light, OwnFit, batch, own_fit, per_row
 from verl_ext.errors import IntegrationError

@@ -17,8 +17,8 @@ from verl import DataProto
 from verl.trainer.ppo import core_algos, ray_trainer
 
 from tests.calls import object_array
+from tests.configs import compose
 from tests.facts import facts
-from tests.integration.configs import compose
 from tests.integration.test_turns import MASKS, RIGHT, TOOL, UIDS, padded, texts
 from tests.integration.trainers.ray_runs import (
     ACCURACY,
@@ -30,9 +30,9 @@ from tests.integration.trainers.ray_runs import (
     own_fit,
     per_row,
 )
+from verl_ext.checks import start as starts
 from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError
-from verl_ext.integration import driver
 from verl_ext.integration import ray_trainer as ours
 from verl_ext.integration.run import CURRENT
 
@@ -42,12 +42,12 @@ def test_a_run_that_is_not_ours_passes_through_whatever_its_configuration_looks_
     for config in (None, {}, SimpleNamespace(), *map(OmegaConf.create, plain)):
         trainer = OwnFit(config)
         assert (trainer._verl_ext, CURRENT.get()) == (None, None)
-        assert driver.wrap_checked(lambda given: given, config) is config
+        assert starts.wrap_checked(lambda given: given, config) is config
     foreign = object()  # another trainer's data
     assert ours.wrap_compute_advantage(lambda given: given, foreign) is foreign
     unknown_here = {"reward": {"custom_reward_function": {"path": "${oc.env:ONLY_IN_THE_TRAINER}/reward.py"}}}
     unknown_here |= {"algorithm": {"adv_estimator": "grpo", "filter_groups": "${nothing}"}}
-    assert driver.wrap_checked(lambda given: given, OmegaConf.create(unknown_here)) is not None
+    assert starts.wrap_checked(lambda given: given, OmegaConf.create(unknown_here)) is not None
     algorithm = OmegaConf.create({"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": True})
     [(data, metrics)] = OwnFit(SimpleNamespace(algorithm=algorithm)).fit(steps=1)
     assert data.batch["advantages"].abs().max() > 0

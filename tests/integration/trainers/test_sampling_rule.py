@@ -21,7 +21,7 @@ from verl_ext.core.groups import Groups
 from verl_ext.core.rows import Rows
 from verl_ext.core.steps import Centre, DivideByBatchStd, WeighAndSum, WeighByVariation
 from verl_ext.errors import IntegrationError
-from verl_ext.integration import components, queue, sampling
+from verl_ext.integration import queue, sampling, table
 from verl_ext.integration.run import Run
 from verl_ext.registry import INSTALLED
 
@@ -276,7 +276,7 @@ def test_groups_are_kept_by_their_accuracy(asked, rewards, dropped, hard, easy):
 def test_a_mean_at_a_bound_of_accuracy_between_is_kept(values, bounds, kept):
     labels = ["a"] * len(values)
     rows = Rows.of_padding(np.zeros(len(values), dtype=bool))
-    rewards = components.Components(rows=rows, labels=labels, fields={"acc": values})
+    rewards = table.Table(rows=rows, labels=labels, fields={"acc": values})
     settings = Settings.parse({"rewards": {"accuracy_key": "acc", "accuracy_between": bounds}}).rewards
     below, above = sampling.outside(Groups.of(labels), rewards, settings)
     assert bool(below | above) != kept

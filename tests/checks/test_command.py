@@ -1,0 +1,168 @@
+"""`verl-ext check`: what a run would be told, and what it will do, without starting it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import verl_ext
+from tests import fresh
+from tests.checks.test_driver import main_ppo
+from tests.facts import says
+from verl_ext.cli import main
+
+GDPO = ("+verl_ext=gdpo", "algorithm.rewards.keys=[acc,format]", "actor_rollout_ref.rollout.n=8")
+MINE = """
+hydra: {searchpath: ['pkg://verl.trainer.config']}
+defaults: [ppo_trainer, verl_ext: gdpo, _self_]
+algorithm:
+  rewards: {keys: [acc, format], weights: [1, 0.5], conditions: {format: {on: acc, at_least: 0.5}}}
+  gdpo: {whiten: token}
+actor_rollout_ref: {rollout: {n: 8}}
+"""
+Check = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def check(capsys: pytest.CaptureFixture[str]) -> Check:
+    """Return the exit status, the output and the error output of one call."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(["check", *arguments])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+def test_it_prints_the_run_as_it_will_be(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE)
+    by_name = ("--config-path", str(tmp_path), "algorithm.use_kl_in_reward=False", "--config-name", "mine")
+    for arguments in (("--config", str(tmp_path / "mine.yaml")), by_name):
+        status, out, _ = check(*arguments)
+        lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines()}
+        assert status == 0
+        assert lines["estimator"] == "gdpo"
+        assert lines["steps"] == "centre, scale_by_std, weigh_and_sum, whiten over token"
+        assert lines["rewards"] == "1 acc, 0.5 format where acc is at least 0.5"
+        assert lines["loss"].startswith("vanilla, loss_agg_mode=token-mean")
+        assert "--try-reward" in lines["untried"]
+        assert lines["version"].startswith(f"verl_ext {verl_ext.__version__}")
+
+
+def test_a_relative_folder_and_an_ending_are_read_as_by_verl(check: Check) -> None:
+    words = ("--config-path=config", "--config-name=ppo_trainer.yaml", "algorithm.adv_estimator=grpo")
+    assert check(*words)[0] == 0
+
+
+def test_a_setting_that_is_gone_has_no_other_ones_name(check: Check) -> None:
+    """`param_offload` is no misspelt `grad_offload`."""
+    engine = "actor_rollout_ref.actor.fsdp_config"
+    _, _, err = check(f"{engine}.grad_offload=True")
+    assert says(err, "grad_offload")
+    assert "did you mean" not in err
+    _, _, err = check(f"{engine}.param_offlod=True")
+    assert says(err, "did you mean param_offload")
+
+
+def test_errors_are_printed_and_end_in_status_1(check: Check) -> None:
+    status, out, err = check(
+        "algorithm.adv_estimator=gdpo", "actor_rollout_ref.rollout.n=8", "+algorithm.gdop.whiten=token"
+    )
+    assert (status, err) == (1, "")
+    assert "2 errors" in out
+    assert "algorithm.gdpo" in out
+    assert "algorithm.rewards.keys" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ((*GDPO, "algorithm.gdpo.whitn=token"), "whitn"),
+        (("+verl_ext=gdpoo",), "gdpoo"),
+        (("--config", "no/such.yaml"), "such"),
+        (("key",), "key"),
+    ],
+)
+def test_what_hydra_cannot_compose_is_an_error(check: Check, arguments: tuple[str, ...], word: str) -> None:
+    status, out, err = check(*arguments)
+    assert (status, out) == (1, "")
+    assert err.startswith("ConfigurationError: ")
+    assert word in err
+
+
+@pytest.mark.parametrize(
+    ("setting", "facts"),
+    [
+        ("trainer.use_legacy_worker_impl=disable", ("trainer.use_legacy_worker_impl", "verl", "no setting")),
+        ("trainer.total_epoch=1", ("trainer.total_epoch", "no setting", "total_epochs")),
+        ("algorithm.rewards.accuracy_key=acc", ("+algorithm.rewards.accuracy_key=acc",)),
+        ("reward.reward_kwargs.max_resp_len=3", ("+reward.reward_kwargs.max_resp_len=3",)),
+        ("verl_ext=gdpo", ("+verl_ext=gdpo",)),
+    ],
+)
+def test_a_setting_that_this_verl_does_not_have_is_not_to_be_appended(
+    check: Check, setting: str, facts: tuple[str, ...]
+) -> None:
+    status, out, err = check("algorithm.adv_estimator=grpo", setting)
+    assert (status, out) == (1, "")
+    assert says(err, *facts)
+    assert says(err, "append") == facts[0].startswith("+")
+    assert says(check("algorithm.adv_estimator=grpo", f"+{setting}")[1], "no setting") == ("no setting" in facts)
+
+
+def test_what_verl_refuses_is_said_by_check_and_ends_a_rehearsal(check: Check) -> None:
+    given, refused = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_dynamic_bsz=True"], "verl refuses"
+    assert not says(check(*given)[1], refused)
+    given[1] = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"
+    status, out, _ = check(*given, "data.train_batch_size=8")
+    assert status == 0
+    assert says(out, refused, "ppo_mini_batch_size")
+    assert main(["rehearse", "--rows", "0", *given, "data.train_batch_size=8"]) == 1
+
+
+def test_the_rewards_of_a_run_with_a_wrong_setting_are_not_called_the_score(check: Check) -> None:
+    status, out, _ = check(*GDPO, "+algorithm.gdpo.nothing=1")
+    assert status == 1
+    assert says(out, "rewards ", "1 acc, 1 format")
+    assert not says(check(*GDPO, "+algorithm.rewards.nothing=1")[1], "the score")
+
+
+def test_an_error_of_ours_while_a_configuration_is_used_is_not_told_as_one_of_the_file(monkeypatch) -> None:
+    monkeypatch.setattr("verl_ext.checks.command.judge", lambda config: [].pop())
+    with pytest.raises(IndexError):
+        main(["check", *GDPO])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "algorithm: {",
+        "algorithm: grpo",
+        "\x1b",
+        "defaults: ppo_trainer",
+        "a: " + "[" * 2000,
+        MINE + "actor_rollout_ref:\n",
+        MINE.replace("algorithm:\n", "algorithm: 1\nx:\n"),
+    ],
+)
+def test_whatever_is_in_a_file_the_error_is_one_of_ours_and_names_it(check: Check, tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    status, _, err = check("--config", str(tmp_path / "mine.yaml"))
+    assert status == 1
+    assert "mine" in err
+
+
+def test_it_says_what_the_run_says_and_starts_no_ray(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE.replace("verl_ext: gdpo, _self_", "_self_, verl_ext: gdpo"))
+    given = ("--config-path", str(tmp_path), "--config-name", "mine", "algorithm.gdpo.epsilon=0")
+    ran = main_ppo(tmp_path, *given, f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray")
+    code = f"import sys; from verl_ext.cli import main; main(['check', *{given}]); import ray; "
+    judged = fresh.run(code + "sys.exit(ray.is_initialized())", folder=tmp_path)
+    assert (ran.returncode, judged.returncode) == (1, 0)
+    errors = [line for line in judged.stdout.splitlines() if line.startswith("  - ")]
+    assert len(errors) == 2  # the setting and the place of the preset
+    assert all(line in ran.stderr for line in errors)
+    assert not (tmp_path / "ray").exists()

@@ -1,0 +1,132 @@
+"""The old reward sections: what verl drops is named with the line that has its effect."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+from verl.experimental.reward_loop import migrate_legacy_reward_impl
+
+from tests.configs import compose
+from tests.facts import says
+from verl_ext.checks import start as starts
+from verl_ext.checks.judge import check_run
+from verl_ext.checks.rewards import dropped
+from verl_ext.cli import main
+from verl_ext.errors import ConfigurationError
+
+GRPO, N = "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8"
+GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")
+MANAGER = "reward_model.reward_manager=dapo"
+BUFFER = "+reward_model.reward_kwargs.overlong_buffer_cfg"
+SETTINGS = (
+    *(MANAGER, f"{BUFFER}.enable=True", f"{BUFFER}.len=4096", f"{BUFFER}.penalty_factor=1.0"),
+    *("+reward_model.reward_kwargs.max_resp_len=${data.max_response_length}", "reward_model.num_workers=2"),
+    *("custom_reward_function.path='a b.py'", "custom_reward_function.name=score", "sandbox_fusion.max_concurrent=3"),
+    "sandbox_fusion.url='http://host:8080/run?x=é,1'",
+    *("reward_model.enable=True", "reward_model.model.path=judge", "reward_model.rollout.name=vllm"),
+    *("reward_model.reward_loop_source=importlib", "reward_model.reward_loop_module_path=mine.py"),
+    "reward_model.rollout.cudagraph_capture_sizes=[1,2]",
+)
+READS = "score = load(config.reward_model.reward_manager)"
+MIGRATES = "config = migrate_legacy_reward_impl(config)"
+
+
+def plain(config):
+    return OmegaConf.to_container(config.reward, resolve=True)
+
+
+def lines(config):
+    return [shlex.split(text.rpartition(": write ")[2])[0] for text in dropped(config, [])]
+
+
+def test_every_setting_is_named_and_the_lines_to_write_do_what_verls_own_migration_does():
+    config = compose(GRPO, *SETTINGS)
+    texts = list(dropped(config, []))
+    assert len(texts) == len(SETTINGS)
+    for text, setting in zip(sorted(texts), sorted(SETTINGS, key=lambda word: word.lstrip("+")), strict=True):
+        assert says(text, setting.lstrip("+").partition("=")[0], "main_ppo")
+    written = compose(GRPO, *SETTINGS, *lines(config))
+    assert list(dropped(written, [])) == []
+    migrated = plain(migrate_legacy_reward_impl(compose(GRPO, *SETTINGS)))
+    # verl's own migration takes these two along although nobody has set them.
+    del migrated["reward_manager"]["module"]["name"]
+    expected = plain(written)
+    assert expected["reward_manager"]["module"].pop("name") == "custom_reward_manager"
+    assert {**expected, "sandbox_fusion": 0} == {**migrated, "sandbox_fusion": 0}
+    assert expected["sandbox_fusion"]["max_concurrent"] == migrated["sandbox_fusion"]["max_concurrent"] == 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "fact"),
+    [
+        ("+reward_model.overlong_buffer.len=4096", "no place"),
+        ("reward_model.model.trust_remote_code=True", "no place"),
+    ],
+)
+def test_the_line_to_write(setting, fact):
+    (text,) = dropped(compose(GRPO, setting), [])
+    assert says(text, setting.lstrip("+").partition("=")[0], fact)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("reward_model.enable=False", "reward_model.num_workers=8", "reward_model.reward_manager=naive"),
+        (MANAGER, "reward.reward_manager.name=dapo"),
+        (MANAGER, "+async_training.staleness_threshold=0.1"),
+        (),
+    ],
+)
+def test_what_is_in_force_and_what_verl_migrates_itself_are_left_alone(settings):
+    assert list(dropped(compose(GRPO, *settings), [])) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "count"), [(READS, 0), (MIGRATES, 0), ("x = config.reward.reward_model.enable", 1), ("", 1)]
+)
+def test_a_main_that_reads_or_migrates_the_sections_is_left_alone(tmp_path, monkeypatch, source, count):
+    file = tmp_path / "main.py"
+    file.write_text(source)
+    assert len(list(dropped(compose(GRPO, MANAGER), [source]))) == count
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(file)) if source else SimpleNamespace())
+    refused = pytest.raises(ConfigurationError, match=r"reward\.reward_manager\.name=dapo") if count else nullcontext()
+    with refused:
+        starts.wrap_checked(lambda config: config, compose(*GDPO, MANAGER))
+
+
+def test_a_run_without_this_package_goes_on_without_a_word(caplog):
+    config = compose(GRPO, MANAGER)
+    assert starts.wrap_checked(lambda given: given, config) is config
+    assert caplog.messages == []
+
+
+def test_a_worker_leaves_it_to_the_driver_which_knows_the_main(monkeypatch):
+    import ray
+
+    worker = Path(ray.__file__).parent / "_private/workers" / starts.WORKER
+    assert worker.is_file()
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(worker)))
+    assert starts.wrap_checked(lambda given: given, compose(*GDPO, MANAGER)) is not None
+    assert check_run(compose(*GDPO, MANAGER)) is not None
+
+
+@pytest.mark.parametrize(("source", "status"), [(READS, 0), (MIGRATES, 0), ("", 1)])
+def test_check_looks_at_the_main_that_names_the_file(tmp_path, capsys, source, status):
+    (tmp_path / "config").mkdir()
+    text = "hydra: {searchpath: ['pkg://verl.trainer.config']}\ndefaults: [ppo_trainer, _self_]\n"
+    (tmp_path / "config/mine.yaml").write_text(text)
+    (tmp_path / "main_mine.py").write_text(f'@hydra.main(config_path="config", config_name="mine")\n{source}')
+    (tmp_path / "main_other.py").write_text(f'@hydra.main(config_path="config", config_name="other")\n{MIGRATES}')
+    words = [GRPO, N, MANAGER, "--config", str(tmp_path / "config/mine.yaml")]
+    assert main(["check", *words]) == status
+    assert says(capsys.readouterr().out, MANAGER) == bool(status)
+    assert main(["rehearse", *words, "--rows", "0"]) == 1  # it starts main_ppo
+    out = capsys.readouterr().out
+    assert says(out, MANAGER)
+    assert not says(out, "verl's own checks")

@@ -1,0 +1,299 @@
+"""The rules for a run's configuration, one table: what is refused or warned of, and the words of its message."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+import verl_ext
+from tests.configs import compose as composed_by_hydra
+from verl_ext import hooks
+from verl_ext.checks import losses
+from verl_ext.checks.judge import Verdict, check_run, judge, log_run
+from verl_ext.errors import Complaint, ConfigurationError, IntegrationError
+from verl_ext.run_config import RunConfig
+
+ACTOR = "actor_rollout_ref.actor"
+KEYS = "+algorithm.rewards.keys=[acc,format]"
+GRPO = "algorithm.adv_estimator=grpo"
+GDPO = ("algorithm.adv_estimator=gdpo", KEYS)
+VERLS = ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[acc,format]")
+DRGRPO = (f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor=3000")
+PATH = "reward.custom_reward_function.path"
+KWARGS = "+reward.custom_reward_function.reward_kwargs"
+GSM8K, TOOLS = (f"{PATH}=pkg://verl_ext.rewards.{name}" for name in ("gsm8k", "tool_calling"))
+TWO = "+algorithm.rewards.keys=[correctness,format]"
+DAPO = ("reward.reward_manager.name=dapo", "+reward.reward_kwargs.overlong_buffer_cfg.enable=True")
+LOGGED = "+reward.reward_kwargs.overlong_buffer_cfg.log=True"
+OVERLONG = "+algorithm.rewards.keys=[acc,overlong_reward]"
+FILTER = "algorithm.filter_groups.enable=True"
+ANY_REWARD = "algorithm.filter_groups.metric=any_reward"
+BETWEEN = "algorithm.filter_groups.metric=accuracy_between"
+BOUNDS = "+algorithm.rewards.accuracy_between=[0.05,0.95]"
+NAMED = "+algorithm.rewards.accuracy_key=correctness"
+HADW_GDPO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gdpo")
+ACC = "+algorithm.rewards.accuracy_key=acc"
+MAXRL = "algorithm.adv_estimator=maxrl"
+ONE = "+algorithm.rewards.keys=[correctness]"
+STD = "algorithm.norm_adv_by_std_in_grpo=False"
+RLOO = "algorithm.adv_estimator=rloo"
+COMPOSE = "algorithm.adv_estimator=compose"
+TURNS = "+algorithm.rewards.by_turn=[format]"
+CALLS = (
+    "algorithm.rewards.keys=[acc,tool_rewards]",
+    "+algorithm.rewards.by_turn=[tool_rewards]",
+    "actor_rollout_ref.rollout.multi_turn.max_parallel_calls=2",
+)
+REJECTING = "+algorithm.rollout_correction.rollout_rs=token_k1"
+HOOKS = "+trainer.pre_advantage_hooks={mine:{hook_class:my_package.Mine}}"
+KL = "algorithm.use_kl_in_reward=True"
+ACCURACY_BY_TURN = "+algorithm.rewards.by_turn=[acc]"
+CONDITIONS = "+algorithm.rewards.conditions={format:{on:acc,at_least:1}}"
+SINGLE = "actor_rollout_ref.rollout.n=1"
+OWN = "tests.integration.own_steps"
+
+# Overrides, with the estimator first where it has no name, and the words of one message.
+ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+    ("estimator", ("algorithm.adv_estimator=gdop",), ("adv_estimator", "'gdop'", "'gdpo'", "'rloo'")),
+    ("section", (*GDPO, "+algorithm.gdop.whiten=token"), ("algorithm.gdop", "algorithm.gdpo")),
+    ("setting one level too high", (*GDPO, "+algorithm.whiten=token"), ("algorithm.whiten", "whiten?")),
+    ("section at the top", (*GDPO, "+gdpo.whiten=token"), ("algorithm.gdpo",)),
+    ("preset as an entry", (*GDPO, "+verl_etx=gdpo"), ("verl_etx", "+verl_ext=NAME")),
+    ("range", (*GDPO, "+algorithm.gdpo.epsilon=0"), ("algorithm.gdpo.epsilon", "above 0")),
+    ("interpolation", (*GDPO, "+algorithm.gdpo.epsilon=${nothing}"), ("algorithm.gdpo", "cannot be read")),
+    ("verl's names", VERLS, ("gdpo_reward_keys", "algorithm.gdpo.whiten=token", "algorithm.gdpo.whiten=sequence")),
+    ("verl's names under a preset", ("+verl_ext=gdpo", *VERLS), ("algorithm.gdpo.whiten=token",)),
+    ("verl's weights below hadw", (*HADW_GDPO, KEYS, "+algorithm.gdpo_reward_weights=[1,2]"), ("gdpo.whiten=token",)),
+    ("turns under verl's grpo", (GRPO, KEYS, TURNS), ("algorithm.rewards.by_turn", "grpo")),
+    ("turns of calls", (*GDPO, *CALLS), ("tool_rewards", "max_parallel_calls=1", "by_turn([...])")),
+    ("turns and rejection", (*GDPO, TURNS, REJECTING, "trainer.use_v1=False"), ("by_turn", "rollout_rs")),
+    ("turns and hooks", (*GDPO, TURNS, HOOKS, "trainer.use_v1=False"), ("by_turn", "pre_advantage_hooks")),
+    ("turns and any reward", (*GDPO, TURNS, FILTER, ANY_REWARD), ("by_turn", "any_reward", "accuracy_between")),
+    ("turns and KL", ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, TURNS, KL), ("use_kl_in_reward", "by turn")),
+    ("turns as the accuracy", (*HADW_GDPO, KEYS, ACCURACY_BY_TURN), ("by_turn", "'acc'", "rewards.accuracy_key")),
+    ("no keys", ("algorithm.adv_estimator=gdpo",), ("gdpo", "'algorithm.rewards.keys=[...]'")),
+    ("no keys of a list", (COMPOSE, "+algorithm.compose.steps=[centre,weigh_and_sum]"), ("rewards.keys",)),
+    ("setting of rloo", (RLOO, "+algorithm.verl_ext.skip_zero_advantge=True"), ("'skip_zero_advantage'",)),
+    ("section not in force", (*GDPO, "+algorithm.dgpo.dqw_tmp=1"), ("algorithm.dgpo", "'dqw_temp'")),
+    ("section beside a setting", (RLOO, KEYS, "+algorithm.rewrds.log=all"), ("algorithm.rewrds", "algorithm.rewards")),
+    ("component", (*GDPO, GSM8K), ("algorithm.rewards.keys", "'acc'", "'correctness'")),
+    ("argument below grpo", (GRPO, GSM8K, f"{KWARGS}.strict=yes"), ("strict", "'yes'")),
+    ("scorer", (*GDPO, f"{PATH}=pkg://verl_ext.rewards.gsm8"), ("'gsm8'", "'gsm8k'")),
+    (
+        "accuracy beyond [0, 1]",
+        ("algorithm.adv_estimator=hadw", TWO, TOOLS, NAMED),
+        ("'correctness'", "accuracy_threshold"),
+    ),
+    ("accuracy by default", ("algorithm.adv_estimator=dgpo", GSM8K), ("'score'", "accuracy_key", "correctness")),
+    ("accuracy of a sum", ("algorithm.adv_estimator=hadw", TWO), ("hadw", "algorithm.rewards.accuracy_key")),
+    (
+        "accuracy without a name",
+        ("algorithm.adv_estimator=dgpo", TWO, "+algorithm.rewards.accuracy_key="),
+        ("algorithm.rewards.accuracy_key", "empty"),
+    ),
+    ("accuracy of one key", ("algorithm.adv_estimator=dgpo", TOOLS, ONE), ("'correctness'", "accuracy_threshold")),
+    ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),
+    ("loss of drgrpo", ("algorithm.adv_estimator=drgrpo",), (DRGRPO[0], f"{ACTOR}.loss_scale_factor=", "check_loss")),
+    (
+        "loss that goes its own way",
+        ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.policy_loss.loss_mode=sapo"),
+        ("loss_mode=sapo", "vanilla"),
+    ),
+    ("KL", (*GDPO, "algorithm.use_kl_in_reward=True"), ("algorithm.use_kl_in_reward", "use_kl_loss")),
+    ("std against mad", (*GDPO, "+algorithm.gdpo.scale=mad", STD), ("norm_adv_by_std_in_grpo", "algorithm.gdpo.scale")),
+    (
+        "std against a list",
+        (COMPOSE, "+algorithm.compose.steps=[weigh_and_sum,centre,scale_by_std]", STD),
+        ("norm_adv_by_std_in_grpo", "scale_by_std"),
+    ),
+    ("KL against maxrl", (MAXRL, "algorithm.use_kl_in_reward=True"), ("algorithm.use_kl_in_reward", "negative")),
+    ("temperature", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo={dqw: False, dqw_temp: 5}"), ("dqw_temp", "dqw")),
+    ("conditions of verl's own", (GRPO, KEYS, CONDITIONS), ("algorithm.rewards.conditions", "verl's grpo")),
+    ("one response", ("algorithm.adv_estimator=hadw", "actor_rollout_ref.rollout.n=1"), ("rollout.n=1",)),
+    *(
+        (f"one by {step}", (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{step}]", SINGLE), ("rollout.n=1",))
+        for step in ("divide_by_mean", f"{OWN}:Middle")
+    ),
+    ("other preset", ("+verl_ext=hadw", GRPO), ("hadw", GRPO)),
+    ("step", (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{OWN}:Broken]"), ("KeyError", "own_steps.py")),
+    ("filter elsewhere", (*GDPO, FILTER, ANY_REWARD, "trainer.use_v1=False"), ("trainer.use_v1",)),
+    ("filter without bounds", (*GDPO, FILTER, BETWEEN, ACC), ("accuracy_between",)),
+    ("filter without an accuracy", (GRPO, FILTER, BETWEEN, BOUNDS), ("rewards.accuracy_key",)),
+    ("bounds of grpo", (GRPO, FILTER, BETWEEN, ACC, "+algorithm.rewards.accuracy_between=[5]"), ("accuracy_between",)),
+    ("negative weight of maxrl", (MAXRL, KEYS, "+algorithm.rewards.weights=[2,-1]"), ("maxrl", "weights")),
+    ("penalty of maxrl", (MAXRL, *DAPO), ("maxrl", "overlong_buffer_cfg.enable=False")),
+    ("bounds without the filter", (*GDPO, BETWEEN, BOUNDS), ("accuracy_between", "filter_groups.enable=True")),
+    ("bounds the wrong way round", (*GDPO, "+algorithm.rewards.accuracy_between=[0.9,0.1]"), ("accuracy_between",)),
+]  # fmt: skip
+WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+    ("settings of grpo", (GRPO, "+algorithm.rewards.keyz=[a]"), ("'keyz'", "'keys'")),
+    ("section of rloo", (RLOO, "+algorithm.dgpo.dqw_tmp=1"), ("algorithm.dgpo", "'dqw_temp'")),
+    ("weights of verl's PF-PPO", (*GDPO, "algorithm.use_pf_ppo=True"), ("use_pf_ppo=False", "no effect")),
+    ("PF-PPO on the default trainer", ("algorithm.adv_estimator=gae", "algorithm.use_pf_ppo=True"), ("of others",)),
+    ("rejected rows of grpo", (GRPO, KEYS, "+algorithm.rewards.rejected=leave_out"), ("rewards.rejected", "grpo")),
+    ("estimator registered elsewhere", ("algorithm.adv_estimator=my_method",), ("'my_method'", "trainer's process")),
+    ("estimator named as verl's", ("algorithm.adv_estimator=grpo2",), ("'grpo2'", "trainer's process")),
+    ("something like a setting", (*GDPO, "+algorithm.scales=[1]"), ("algorithm.scales", "gdpo.scale")),
+    ("something shorter", (*GDPO, "+algorithm.key=a"), ("algorithm.key", "rewards.keys")),
+    ("section of another", (*GDPO, "+algorithm.dgpo.dqw_temp=5"), ("algorithm.dgpo", "adv_estimator=dgpo")),
+    ("dump of grpo", (GRPO, "+algorithm.verl_ext.dump_dir=/tmp/x"), ("dump_dir", "keys")),
+    ("filter by the total", (*GDPO, FILTER, "algorithm.filter_groups.metric=reward"), ("metric=any_reward",)),
+    ("balance", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo.balance=sequence"), ("balance=sequence", "token")),
+    (
+        "balance of a list",
+        (COMPOSE, "+algorithm.compose.steps=[weigh_and_sum,centre,{step:balance,over:sequence}]"),
+        ("balance", "token"),
+    ),
+    (
+        "balance by a loss that goes its own way",
+        ("algorithm.adv_estimator=dgpo", f"{ACTOR}.policy_loss.loss_mode=sapo"),
+        ("loss_mode=sapo", "balance=sequence"),
+    ),
+    ("std of verl's gdpo", (*VERLS, "+algorithm.gdpo.whiten=token", STD), ("norm_adv_by_std_in_grpo",)),
+    ("greedy answers", (GRPO, "actor_rollout_ref.rollout.temperature=0"), ("rollout.temperature=1", "8 answers")),
+    ("the best token", (GRPO, "actor_rollout_ref.rollout.top_k=1"), ("rollout.top_k=-1", "8 answers")),
+    *(
+        (f"{part} {kept}", (GRPO, f"{ACTOR}.checkpoint.{part}=[{kept}]"), (f"{part}=", f"lacks {lost}"))
+        for part in ("save_contents", "load_contents")
+        for kept, lost in (("model", "'optimizer'"), ("hf_model", "'model', 'optimizer'"), ("optimizer", "'model'"))
+    ),
+    ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
+]  # fmt: skip
+ACCEPTED: dict[str, tuple[str, ...]] = {
+    "maxrl with a format": (MAXRL, TOOLS, "+algorithm.rewards.keys=[format]"),
+    "maxrl with its scorer": (MAXRL, GSM8K),
+    "dgpo with one key": ("algorithm.adv_estimator=dgpo", GSM8K, ONE),
+    "gdpo": GDPO,
+    "turns and hooks on the default trainer": (*GDPO, TURNS, HOOKS),
+    "hooks on the other trainer": (*GDPO, HOOKS, "trainer.use_v1=False"),
+    "gdpo by verl's names": (*VERLS, "+algorithm.gdpo.whiten=token"),
+    "drgrpo by verl's names": ("algorithm.adv_estimator=drgrpo", *DRGRPO, VERLS[1]),
+    "gdpo with its scorer": (*GDPO[:1], TWO, GSM8K),
+    "gdpo with dapo's penalty": (*GDPO[:1], OVERLONG, *DAPO, LOGGED),
+    "hadw": ("algorithm.adv_estimator=hadw",),
+    "hadw with a named accuracy": ("algorithm.adv_estimator=hadw", TWO, GSM8K, NAMED),
+    "dgpo with a threshold": (
+        *("algorithm.adv_estimator=dgpo", TWO, TOOLS, NAMED, "+algorithm.rewards.accuracy_threshold=0"),
+    ),
+    "drgrpo": ("algorithm.adv_estimator=drgrpo", *DRGRPO),
+    "KL of one combined reward": ("algorithm.adv_estimator=drgrpo", *DRGRPO, "algorithm.use_kl_in_reward=True"),
+    "the centre of a list without std": (COMPOSE, "+algorithm.compose.steps=[weigh_and_sum,centre]", STD),
+    "the preset of drgrpo": ("+verl_ext=drgrpo",),
+    "a preset beside another": ("+verl_ext=[separate_async,hadw]",),
+    "grpo with logged rewards": (GRPO, TWO, GSM8K),
+    "any_reward": (*GDPO[:1], "+algorithm.rewards.keys=[acc]", FILTER, ANY_REWARD),
+    "accuracy_between": (*GDPO, FILTER, BETWEEN, BOUNDS, ACC),
+    "somebody's reward function": (*GDPO, f"{PATH}=pkg://somebody.rewards", f"{KWARGS}.maching=x"),
+    "a file of the same name": (*GDPO, f"{PATH}=/nowhere/gsm8k.py", f"{KWARGS}.strict=yes"),
+}  # fmt: skip
+
+
+_composed_once = functools.cache(composed_by_hydra)
+
+
+def compose(*overrides: str) -> Any:
+    """verl's configuration with these overrides; only a preset needs Hydra."""
+    presets = [text for text in overrides if text.startswith("+verl_ext=")]
+    config = copy.deepcopy(_composed_once(*presets))
+    OmegaConf.set_struct(config, False)
+    for text in overrides:
+        if text not in presets:
+            override = OverridesParser.create().parse_override(text)
+            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
+    return config
+
+
+def names(table: list[tuple[str, tuple[str, ...], tuple[str, ...]]]) -> pytest.MarkDecorator:
+    cases = [pytest.param(overrides, words, id=name) for name, overrides, words in table]
+    return pytest.mark.parametrize(("overrides", "words"), cases)
+
+
+@pytest.fixture(autouse=True)
+def known_verl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a verl whose losses the package does not know, the rules are those of the last tested version."""
+    if losses.aggregates_itself("sapo") is None:
+        monkeypatch.setattr("verl.__version__", list(losses.SELF_AGGREGATING)[-1])
+
+
+@names(ERRORS)
+def test_it_is_refused(overrides: tuple[str, ...], words: tuple[str, ...]) -> None:
+    config = compose(*overrides)
+    errors = judge(config).errors
+    assert any(all(word in text for word in words) for text in errors), errors
+    with pytest.raises(ConfigurationError) as caught:
+        check_run(config)
+    assert all(text in str(caught.value) for text in errors)
+
+
+@names(WARNINGS)
+def test_it_is_warned_of(overrides: tuple[str, ...], words: tuple[str, ...]) -> None:
+    verdict = judge(compose(*overrides))
+    assert verdict.errors == ()
+    assert any(all(word in text for word in words) for text in verdict.warnings), verdict.warnings
+
+
+@pytest.mark.parametrize("preset", [(), ("+verl_ext=gdpo",)], ids=["without a preset", "with one"])
+def test_the_lines_that_are_offered_for_verls_names_are_accepted_by_hydra(preset: tuple[str, ...]) -> None:
+    (error,) = judge(composed_by_hydra(*preset, *VERLS)).errors
+    lines = re.findall(r"\S+=(?:token|sequence)\b", error)
+    assert len(lines) == 2
+    for line in lines:
+        assert judge(composed_by_hydra(*preset, *VERLS, line)).errors == ()
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_it_is_accepted_without_a_word(case: str) -> None:
+    verdict = check_run(compose(*ACCEPTED[case]))
+    assert (verdict.errors, verdict.warnings) == ((), ())
+
+
+def test_the_log_of_a_training_begins_with_what_check_prints(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "verl_ext")
+    log_run(judge(compose("algorithm.adv_estimator=dgpo", KEYS, NAMED, "+algorithm.dgpo.balance=sequence")))
+    said, warned = (record.getMessage() for record in caplog.records)
+    lines = {line.split()[0]: line for line in said.splitlines()}
+    for word, fact in (("version", verl_ext.__version__), ("estimator", "dgpo"), ("loss", "token-mean")):
+        assert fact in lines[word]
+    assert {"steps", "rewards", "accuracy"} <= lines.keys()
+    assert "balance=sequence" in warned
+
+
+def test_a_training_without_this_package_has_no_line_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "verl_ext")
+    for more in ((), ("actor_rollout_ref.rollout.top_k=1", "reward_model.reward_manager=dapo")):
+        log_run(check_run(compose(GRPO, *more)))
+    assert caplog.records == []
+
+
+def test_all_errors_are_said_at_once() -> None:
+    errors = judge(compose("algorithm.adv_estimator=gdpo", "+algorithm.gdop.x=1", GSM8K, f"{KWARGS}.x=1")).errors
+    assert len(errors) == 3
+
+
+def rule_of_a_plugin(run: RunConfig) -> Iterator[Complaint]:
+    yield Complaint(f"no GPU for {run.name}")
+    yield Complaint("slow", fatal=False)
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_rules_of_plugins_are_judged_too(every: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "RULES", {f"{__name__}:rule_of_a_plugin": every})
+    verdict: Verdict = judge(compose(*GDPO))
+    assert (verdict.errors, verdict.warnings) == (("no GPU for gdpo",), ("slow",))
+
+
+def test_a_hook_that_failed_ends_runs_with_our_estimators_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(*modules: str) -> None:
+        raise IntegrationError(f"not installed: {modules}")
+
+    monkeypatch.setattr(hooks, "require", failed)
+    with pytest.raises(IntegrationError):
+        judge(compose(*GDPO))
+    assert judge(compose(GRPO, KEYS)).errors == ()

@@ -1,0 +1,318 @@
+"""`verl-ext check --try-reward`: what a reward function returns, before anything else is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas
+import pytest
+
+from tests.facts import a_line_says
+from verl_ext.cli import main
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=1.0):
+    if solution_str.endswith("raise") or data_source == "unknown":
+        raise KeyError("boom")
+    right = float(solution_str == ground_truth)
+    nothing = None if not solution_str else float("nan")
+    rare = {"rare": 1.0} if right else {}
+    return rare | {"score": 2 * right, "correct": right, "format": bonus, "nothing": nothing, "long": 10**400}
+
+async def later(**given):
+    return compute_score(**given)
+
+def reads_the_rollout(data_source, solution_str, ground_truth, extra_info):
+    given = [extra_info["num_turns"], extra_info["max_global_steps"], len(extra_info["rollout_reward_scores"])]
+    return {"score": 0.0, "correct": float(min(given) == 0), "format": 1.0}
+
+def leaves(**given):
+    raise SystemExit(0)
+
+def finds_nothing(**given):
+    return next(iter([]))
+
+def returns_a_coroutine(**given):
+    return later(**given)
+
+def turns(data_source, solution_str, ground_truth, extra_info, plain=False):
+    entries = [float(word == ground_truth) for word in solution_str.split()]
+    return {"score": 0.0, "correct": 0.0, "format": entries if plain else str(entries)}
+
+def random(**given):
+    return {"score": next(calls), "correct": 1.0, "format": 1.0}
+
+def copied(solution_str, ground_truth, **given):
+    right = float(solution_str == ground_truth)
+    return {"score": right, "correct": right, "format": right}
+
+def never(solution_str, ground_truth, **given):
+    right = float(solution_str == "#### " + ground_truth)
+    return {"score": right, "correct": right, "format": 1.0}
+
+calls = iter(range(100))
+
+def returns(score=None, **given):
+    odd = {"infinity": float("inf"), "float32": __import__("numpy").float32(1), "long": 10**400}
+    return {"score": odd.get(score, score), "correct": 1.0, "format": 1.0}
+"""
+
+
+@pytest.fixture
+def tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Exit status and output of one call on two rows."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    (tmp_path / "answers.jsonl").write_text('"2"\n["ra", "raise"]\n')
+    rows = [{"data_source": "x", "prompt": [], "reward_model": {"ground_truth": str(at)}} for at in (1, 2, 3)]
+    pandas.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
+    given = [
+        *("check", "+verl_ext=gdpo", "actor_rollout_ref.rollout.n=8", f"data.train_files={tmp_path}/train.parquet"),
+        *(f"reward.custom_reward_function.path={tmp_path}/reward.py", "--try-reward", "--rows", "2"),
+    ]
+
+    def run(*arguments: str) -> tuple[int, str]:
+        status = main([*given, *arguments])
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("function", ["compute_score", "later"])
+def test_it_prints_what_the_components_are(tried, function: str) -> None:
+    status, out = tried(
+        "algorithm.rewards.keys=[correct,format]",
+        f"reward.custom_reward_function.name={function}",
+        "+reward.custom_reward_function.reward_kwargs.bonus=3",
+    )
+    lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
+    assert status == 0
+    assert "2 rows" in out
+    assert "4 answers" in out
+    assert "0 to 1" in lines["correct"]
+    assert "3 to 3" in lines["format"]
+    assert "4 NaN, missing or no number" in lines["nothing"]
+    assert "4 NaN, missing or no number" in lines["long"]
+    assert "'correct'" in lines["in"]
+    assert "'score'" not in lines["in"]
+
+
+def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> None:
+    status, out = tried("algorithm.rewards.keys=[corect,format]", "--answers", str(tmp_path / "answers.jsonl"))
+    assert status == 1
+    assert "'corect'" in out
+    assert "'correct'" in out
+    assert a_line_says(out, f"row 1 of {tmp_path}/train.parquet", "answer of the file", "KeyError")
+    _, error = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=compute_scores")
+    assert a_line_says(error, f"{FUNCTION}.name", "'compute_scores'", "'compute_score'")
+    assert "0 errors" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("algorithm.rewards.keys=[correct,nothing]",), "is missing or None"),
+        (("algorithm.rewards.keys=[correct,rare]",), "is missing or None"),
+        (("algorithm.adv_estimator=hadw", "algorithm.rewards.accuracy_key=corect"), "'corect'"),
+        (("algorithm.adv_estimator=hadw",), "accuracy must lie in [0, 1], but 'score'"),
+        (
+            (
+                *("algorithm.adv_estimator=maxrl", "algorithm.rewards.keys=[correct,format]"),
+                "+reward.custom_reward_function.reward_kwargs.bonus=-0.5",
+            ),
+            "found -0.5 for uid 'row 0 of ",
+        ),
+        (
+            (
+                "algorithm.adv_estimator=grpo",
+                "algorithm.filter_groups.enable=True",
+                "algorithm.filter_groups.metric=accuracy_between",
+                "algorithm.rewards.accuracy_between=[0.1,0.9]",
+                "algorithm.rewards.accuracy_key=corect",
+            ),
+            "'corect'",
+        ),
+    ],
+)
+def test_what_would_end_the_run_is_refused(tried, arguments: tuple[str, ...], word: str) -> None:
+    status, out = tried(*arguments)
+    assert status == 1
+    assert word in out
+
+
+def test_what_the_reward_manager_adds_is_not_missing(tried) -> None:
+    cfg = "reward.reward_kwargs.overlong_buffer_cfg"
+    dapo = ("reward.reward_manager.name=dapo", f"+{cfg}={{enable:True,log:True,len:4,penalty_factor:1.0}}")
+    dapo += ("+reward.reward_kwargs.max_resp_len=16",)
+    status, out = tried("algorithm.rewards.keys=[correct,overlong_reward]", *dapo)
+    assert status == 0, out
+
+
+FUNCTION = "reward.custom_reward_function"
+
+
+@pytest.mark.parametrize("score", ["null", "'1.0'", "infinity", "[1.0]", "float32", "long"])
+def test_a_score_that_verl_cannot_store_is_refused(tried, score: str) -> None:
+    kwargs = f"+{FUNCTION}.reward_kwargs.score={score}"
+    status, out = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=returns", kwargs)
+    assert status == 1
+    assert "the score is" in out
+    assert "0 errors" not in out
+
+
+@pytest.mark.parametrize(
+    ("function", "status"), [("leaves", 1), ("finds_nothing", 1), ("returns_a_coroutine", 1), ("reads_the_rollout", 0)]
+)
+def test_the_function_is_called_as_the_run_calls_it(tried, function: str, status: int) -> None:
+    """What verl does not await or survive is refused."""
+    assert tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name={function}")[0] == status
+
+
+def test_no_row_or_no_function_is_no_trial(tried) -> None:
+    assert tried("algorithm.rewards.keys=[correct,format]", "--rows", "0")[0] == 1
+    status, out = tried(f"{FUNCTION}.path=null", "reward.reward_model.enable=True")
+    assert status == 1
+    assert "NotImplementedError" not in out
+
+
+def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl").write_text('"1 0 1"\n"2 2"\n')
+    given = ("algorithm.rewards.keys=[correct,format]", "algorithm.rewards.by_turn=[format]")
+    given += ("reward.custom_reward_function.name=turns", "--answers", str(tmp_path / "answers.jsonl"))
+    status, out = tried(*given)
+    assert status == 0, out
+    (line,) = (line for line in out.splitlines() if line.strip().startswith("format"))
+    assert "by turn, 0 to 3 entries" in line
+    assert "0 to 1" in line
+    status, out = tried(*given, "+reward.custom_reward_function.reward_kwargs.plain=True")
+    assert status == 1
+    assert "by_turn([...])" in out
+
+
+@pytest.fixture
+def given(tried, tmp_path: Path):
+    """Exit status and output of one call on rows of these truths, sources and messages, of training or validation."""
+
+    def run(truths, sources=None, contents=None, *, words=(), file="train"):
+        rows = [
+            {
+                "data_source": "x" if sources is None else sources[at],
+                "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
+                if contents is None
+                else contents[at],
+                "reward_model": {"ground_truth": truth},
+            }
+            for at, truth in enumerate(truths)
+        ]
+        pandas.DataFrame(rows).to_parquet(tmp_path / f"{file}.parquet", row_group_size=7)
+        return tried("algorithm.rewards.keys=[correct,format]", f"data.val_files={tmp_path}/val.parquet", *words)
+
+    return run
+
+
+def test_rows_are_spread_over_the_files(given, tmp_path: Path) -> None:
+    status, out = given(["1"] * 10 + ["raise"] * 10)
+    assert status == 1
+    assert a_line_says(out, f"row 10 of {tmp_path}/train.parquet", "KeyError")
+    assert "row 0 of" not in out
+    given(["raise"] * 3, file="more")
+    files = f"data.train_files=[{tmp_path}/train.parquet,{tmp_path}/more.parquet]"
+    status, out = given(["1"] * 3, words=(files,))
+    assert status == 1
+    assert a_line_says(out, f"row 0 of {tmp_path}/more.parquet", "KeyError")
+
+
+def test_a_row_of_each_data_source_is_tried_and_more_than_asked_is_said(given, tmp_path: Path) -> None:
+    sources = ["x"] * 17 + ["unknown", "y", "x"]
+    status, out = given(["1"] * 20, sources)
+    assert status == 1
+    assert a_line_says(out, f"row 17 of {tmp_path}/train.parquet", "KeyError")
+    assert a_line_says(out, "4 rows", "data.train_files", "2 more", "--rows")
+
+
+def test_with_answers_the_first_rows_are_tried(given, tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl").write_text('"2"\n"2"\n')
+    words = ("--answers", str(tmp_path / "answers.jsonl"))
+    assert given(["1"] * 2 + ["raise"] * 8, ["x"] * 5 + ["unknown"] * 5, words=words)[0] == 0
+
+
+def test_a_null_is_found_in_any_row_by_its_file_and_row(given, tmp_path: Path) -> None:
+    user, place = {"role": "user", "content": "a"}, f"row 13 of {tmp_path}/train.parquet"
+    for truth, kind in ((None, "null"), ("", "empty")):
+        status, out = given(["1"] * 13 + [truth] + ["1"] * 6)
+        assert status == (truth is None)
+        assert a_line_says(out, place, "reward_model.ground_truth", kind)
+    for wrong in ([{"role": "system", "content": None}, user], [{"role": None, "content": "a"}], [None, user], None):
+        status, out = given(["1"] * 20, contents=[[user]] * 13 + [wrong] + [[user]] * 6)
+        assert status == 1
+        assert a_line_says(out, place, "data.prompt_key=prompt", "None", "role", "content")
+    assert a_line_says(given(["1"], contents=["2+3"])[1], "row 0 of", "data.prompt_key=prompt", "'2+3'", "messages")
+    assert given(["1"] * 5 + [None] * 5, ["x"] * 5 + ["judged"] * 5)[0] == 0  # it has a function that needs none
+    called = [user, {"role": "assistant", "content": None}]
+    assert given(["1"] * 20, contents=[[user]] * 13 + [called] * 7)[0] == 0
+
+
+def test_rows_of_validation_fail_only_where_scoring_does(given, tmp_path: Path) -> None:
+    status, out = given(["1"] * 3)
+    assert status == 0
+    assert a_line_says(out, "data.val_files", f"{tmp_path}/val.parquet", "missing")
+    assert given(["1", "1"], ["x", "unknown"], file="val")[0] == 1
+    status, out = given(["1", None, "3"], file="val")
+    assert status == 0, out
+
+
+def test_with_a_dataset_of_the_users_own_the_rows_of_its_file_are_no_fault(tried, tmp_path: Path) -> None:
+    pandas.DataFrame([{"question": "a"}]).to_parquet(tmp_path / "train.parquet")
+    status, out = tried("data.custom_cls.path=mine.py", "data.custom_cls.name=Mine")
+    assert status == 1
+    assert "--rows 0" in out
+    assert "--try-reward" in out
+
+
+def test_a_function_that_scores_otherwise_when_asked_again_is_said_without_asking_twice_for_each(
+    tried, tmp_path
+) -> None:
+    status, out = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=random")
+    assert status == 0
+    assert a_line_says(out, "look", f"row 0 of {tmp_path}/train.parquet", "score=0 and 4")
+    assert "scored twice" not in tried("algorithm.rewards.keys=[correct,format]")[1]
+
+
+def test_named_rewards_that_are_always_equal_are_said(tried) -> None:
+    keys = "algorithm.rewards.keys=[correct,format]"
+    assert a_line_says(tried(keys, f"{FUNCTION}.name=copied")[1], "look", "algorithm.rewards.keys", "correct", "format")
+    assert "are equal" not in tried(keys)[1]
+    assert "are equal" not in tried(keys, f"{FUNCTION}.name=random")[1]  # constants
+
+
+def test_a_slow_function_shows_how_far_it_is(tried, monkeypatch) -> None:
+    clock = iter(range(0, 10_000, 6))
+    monkeypatch.setattr("verl_ext.checks.try_reward.time.monotonic", lambda: next(clock))
+    _, out = tried("algorithm.rewards.keys=[correct,format]")
+    assert a_line_says(out, "2 of 4")
+
+
+def test_a_function_that_not_even_the_ground_truth_satisfies_is_said(given, tmp_path: Path) -> None:
+    words = (f"{FUNCTION}.name=never",)
+    _, out = given(["1", "2"], words=words)
+    assert a_line_says(out, "look", "ground truth", "score=0.0", f"{tmp_path}/reward.py", "reward_model.ground_truth")
+    assert a_line_says(out, "look", "ground truth", "correct=0.0")
+    assert not a_line_says(out, "accuracy", "'correct'")
+    (tmp_path / "answers.jsonl").write_text('"#### 1"\n"1"\n')
+    _, out = given(["1", "2"], words=(*words, "--answers", str(tmp_path / "answers.jsonl")))
+    assert not a_line_says(out, "look", "score=0.0")
+
+
+def test_tools_that_the_agent_loop_does_not_know_are_said(tried) -> None:
+    rollout, keys = "actor_rollout_ref.rollout", "algorithm.rewards.keys=[correct,format]"
+    tools = f"{rollout}.multi_turn.tool_config_path"
+    assert a_line_says(tried(keys, f"{tools}=tools.yaml")[1], "look", tools, "agent_name", "tool_agent")
+    _, out = tried(keys, f"{tools}=tools.yaml", f"{rollout}.agent.default_agent_loop=tool_agent")
+    assert not a_line_says(out, "look", tools)
+
+
+def test_a_threshold_that_no_ground_truth_exceeds_is_said(tried) -> None:
+    named = ("algorithm.rewards.keys=[correct,format]", "algorithm.rewards.accuracy_key=correct")
+    _, out = tried(*named, "algorithm.rewards.accuracy_threshold=9")
+    assert a_line_says(out, "look", "ground truth", "correct above 9=False")
+    assert "above" not in tried(*named, "algorithm.rewards.accuracy_threshold=0.5")[1]

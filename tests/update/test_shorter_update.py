@@ -1,0 +1,219 @@
+"""Rows without advantage are left out, and a prompt is computed once: the gradient stays, and all ranks agree."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.configs import compose
+from tests.update import update_tasks as tasks
+from tests.update import updates
+from verl_ext import hooks, update
+from verl_ext.errors import IntegrationError
+from verl_ext.update import SHARE_MARK, SKIP_MARK, split
+from verl_ext.update.order import order as order_of
+
+FIGURES = ("actor/rows_kept", "actor/tokens_kept", "actor/prompt_tokens_saved", "actor/prompts_cut")
+SLOW = pytest.mark.slow
+
+
+def difference(gradients, reference):
+    return float((gradients - reference).norm() / reference.norm())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("cases", [3, pytest.param(48, marks=SLOW, id="all")])
+def test_gradients_are_those_of_verl(folder, ranks, cases, record_property):
+    """No difference is more than twice the largest of the controls: verl's own, which sum in another order.
+
+    A control has other micro-batches, and another function of attention: other micro-batches leave most sums the same.
+    """
+    found = [case for rank in tasks.run("equal", ranks, folder, cases=cases) for case in rank.values()]
+    assert len(found) >= ranks * cases
+    largest = {
+        way: max(difference(case[way]["gradients"], case["all"]["gradients"]) for case in found if way in case)
+        for way in tasks.WAYS
+    }
+    record_property("largest", str(largest))
+    assert max(largest.values()) <= 2 * largest["control"]
+    assert largest["control"] < 1e-5
+    for case in found:
+        assert not any(name in FIGURES for name in case["all"]["metrics"])
+        metrics = {
+            way: {name: torch.tensor(value).double().mean() for name, value in case[way]["metrics"].items()}
+            for way in case
+        }
+        for way in case.keys() - {"all", "control"}:
+            assert (metrics[way]["actor/rows_kept"] < 0.8) == (way != "share")
+            assert ("actor/prompt_tokens_saved" in metrics[way]) == (way != "skip")
+
+
+@SLOW
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_twenty_updates_with_adamw(folder, ranks, record_property):
+    for found in tasks.run("twenty", ranks, folder):
+        assert len(found["all"]["gradients"]) == 20
+        for name in ("gradients", "weights"):
+            errors = {way: difference(found[way][name], found["all"][name]) for way in tasks.WAYS}
+            record_property(name, str(errors))
+            assert max(errors.values()) <= 2 * errors["control"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cases"), [(2, 50), pytest.param(2, 200, marks=SLOW), pytest.param(4, 200, marks=SLOW)]
+)
+def test_no_split_hangs(tmp_path, ranks, cases):
+    """All ranks have the same number of micro-batches, none of them empty, and every live row ran once."""
+    found = tasks.run("splits", ranks, tmp_path, cases=cases)
+    for splits in zip(*found, strict=True):
+        assert len({len(told["ran"]) for told in splits}) == 1
+        for told in splits:
+            assert told["fits"]
+            assert all(told["ran"])
+            with_tokens = sum(any(told["counted"][row] for row in batch) for batch in told["ran"])
+            assert with_tokens == min(len(told["ran"]), sum(told["counted"]))
+            ran = [row for batch in told["ran"] for row in batch]
+            assert len(set(ran)) == len(ran) == round(told["rows_kept"] * len(told["live"]))
+            assert {row for row, live in enumerate(told["live"]) if live} <= set(ran)
+            places = [place for batch in told["places"] for place in batch]
+            assert [sorted(ran)[place] for place in places] == ran
+    every = [told for splits in found for told in splits]
+    assert min(told["rows_kept"] for told in every) < 0.2
+    assert max(told.get("prompt_tokens_saved", 0) for told in every) > 0.2
+    assert max(told.get("prompts_cut", 0) for told in every) > 0
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_row_without_tokens_in_the_loss_comes_last_whatever_its_advantages(nested):
+    data = updates.rows(4, [True, True, False, True], seed=0, nested=nested, lengths=([6] * 4, [3, 4, 5, 9]))
+    updates.no_tokens(data, (0, 1, 3))  # padding, or rejected
+    rows = split.row_lengths(data, share=False)
+    live, others = split.live_rows(data, rows, skip=True)
+    assert (live, others[0]) == ([], 2)
+    live, others = split.live_rows(data, rows, skip=False)
+    assert (live, sorted(others)) == ([2], [0, 1, 3])
+
+
+def test_no_loss_waits_for_a_rank_without_live_rows_or_raises_for_a_prompt_without_tokens(folder):
+    """verl's bypass_mode raises for a micro-batch without a token, and the other ranks would wait for ever."""
+    for found in tasks.run("losses", 2, folder):
+        for (loss, way), gradients in found.items():
+            assert difference(gradients, found[loss, "all"]) < 1e-5, (loss, way)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_prompts_stay_whole_where_there_is_room(ranks, seed):
+    """Each rank has as many rows, and a prompt is in more than one mini-batch of a rank as often as the count says."""
+    draw = random.Random(seed)
+    size = draw.choice([4, 8, 12])  # of a rank's mini-batch
+    count = 3 * size * ranks
+    rows = [(draw.randrange(max(1, count // 4)), draw.choice([30, 31]), draw.randrange(1, 40)) for _ in range(count)]
+    order, divided = order_of(rows, ranks=ranks, mini_batch=size * ranks)
+    assert sorted(row for rank in order for row in rank) == list(range(count))
+    assert {len(rank) for rank in order} == {count // ranks}
+    places = {(rows[row][:2], rank, at // size) for rank, part in enumerate(order) for at, row in enumerate(part)}
+    assert len(places) - len({row[:2] for row in rows}) == divided
+    even = [(number // 4, 20 + number // 4, 1 + number % 7) for number in range(count)]
+    order, divided = order_of(even, ranks=ranks, mini_batch=size * ranks)
+    assert divided == 0
+    tokens = [sum(20 + row // 4 for row in part[::4]) for part in order]
+    assert max(tokens) < 1.2 * min(tokens)
+
+
+def test_rows_that_ranks_cannot_share_equally_are_refused():
+    with pytest.raises(IntegrationError, match=r"3 rows.*2 ranks.*share_prompts=False"):
+        order_of([("a", 5, 1)] * 3, ranks=2, mini_batch=2)
+
+
+class Workers:
+    """Stands in for a group of workers."""
+
+    def __init__(self, *states):
+        self.states, self.asked = states, 0
+
+    def execute_all_sync(self, method, function):
+        assert method == "execute_func_rank_zero"
+        assert function is update.state_of_engine
+        self.asked += 1
+        return list(self.states)
+
+
+class Passes:
+    """Stands in for verl's trainer: it keeps what an update is given."""
+
+    def __init__(self, config, group):
+        self.actor_rollout_wg, self.given = group, []
+
+    def _update_actor(self, batch):
+        self.given.append(dict(vars(batch).popitem()[1]))
+
+
+Trainer = hooks.under(update.UpdateTrainer, Passes)
+
+
+def trainer_with(group, *settings):
+    on = (f"+algorithm.verl_ext.{name}=True" for name in settings)
+    return Trainer(compose("actor_rollout_ref.actor.use_dynamic_bsz=True", *on), group)
+
+
+@pytest.mark.parametrize(
+    ("settings", "marks"),
+    [
+        ((), {}),
+        (("skip_zero_advantage",), {SKIP_MARK: True}),
+        (("share_prompts", "skip_zero_advantage"), {SKIP_MARK: True, SHARE_MARK: True}),
+    ],
+)
+@pytest.mark.parametrize("name", ["extra_info", "meta_info"])
+def test_a_pass_is_marked_and_its_data_does_not_stay_so(settings, marks, name):
+    group, entries = Workers("holds", "holds"), {"temperature": 1.0}
+    trainer = trainer_with(group, *settings)
+    for _ in range(2):
+        trainer._update_actor(SimpleNamespace(**{name: entries}))
+        assert entries == {"temperature": 1.0}
+    assert trainer.given == [{"temperature": 1.0, **marks}] * 2
+    assert group.asked == bool(marks)
+
+
+def test_a_rank_without_the_package_is_named_before_the_first_pass():
+    trainer = trainer_with(Workers("holds", "pending"), "share_prompts")
+    with pytest.raises(IntegrationError, match=r"\[1\]"):
+        trainer._update_actor(SimpleNamespace(meta_info={}))
+    assert trainer.given == []
+
+
+def test_a_rank_whose_plugin_is_off_is_named_as_well(monkeypatch):
+    monkeypatch.setattr(hooks, "HOOKS", [])
+    assert update.state_of_engine() != "holds"
+
+
+def test_each_layout_of_a_model(folder, record_property):
+    """Gradients of an update, and the log-probabilities and entropies of a pass in the rows of their answers."""
+    [found] = tasks.run("models", 1, folder)
+    assert "sliding_window" in found.pop("window")["share"]
+    for name, ways in found.items():
+        error = {way: difference(ways[way]["gradients"], ways["all"]["gradients"]) for way in ("control", "share")}
+        record_property(name, str(error))
+        assert error["share"] <= 2 * error["control"] < 1e-5, name
+        for kind in ("log_probs", "entropy"):
+            for row, wanted in zip(ways["share"][kind], ways["all"][kind], strict=True):
+                torch.testing.assert_close(row, wanted, atol=2e-6, rtol=0)
+
+
+def test_the_first_pass_finds_a_wrong_mask_and_ends_all_ranks(folder):
+    told = tasks.run("wrong", 2, folder)
+    assert all("share_prompts" in text for text in told)
+
+
+def test_a_micro_batch_is_planned_once_although_its_layers_are_computed_twice(folder):
+    """And a checkpoint says nothing of this package."""
+    [told] = tasks.run("plans", 1, folder)
+    assert told["micro-batches"] > 1
+    assert told["layers"] == 2 * 2 * told["micro-batches"]  # of a model of 2, with gradient checkpointing
+    assert told["planned"] == told["seen"] == told["micro-batches"]
+    assert told["config"]["model_type"] == "qwen3"
+    assert "verl_ext" not in str(told["config"])

@@ -1,0 +1,142 @@
+"""`verl-ext check`: print every error and warning of a configuration, without a run.
+
+The configuration is composed as by `python -m verl.trainer.main_ppo`, with the same command line and presets. Neither
+Ray nor a model is started. The exit status is 1 if verl_ext refuses the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import io
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException
+from omegaconf import open_dict
+
+from verl_ext.checks.describe import describe
+from verl_ext.checks.judge import judge
+from verl_ext.checks.rewards import dropped, known_components, mains_of_file
+from verl_ext.checks.try_reward import try_reward
+from verl_ext.errors import ConfigurationError, nearest, reading
+from verl_ext.files import say
+from verl_ext.registry import entries
+from verl_ext.run_config import FUNCTION, RunConfig, select
+
+VERL = "verl.trainer.config"
+"""The module with the configurations of verl's entry point."""
+
+
+def add_configuration(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of verl, so that a command line can be pasted."""
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings as on verl's command line")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the primary configuration: folder and name in one")
+    parser.add_argument("--config-path", "-cp", type=Path, metavar="FOLDER", help=f"{VERL} by default")
+    parser.add_argument("--config-name", "-cn", default="ppo_trainer", metavar="NAME", help="ppo_trainer by default")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_configuration(parser)
+    parser.add_argument("--try-reward", action="store_true", help="call the reward function on rows of training data")
+    parser.add_argument("--rows", type=int, default=8, help="how many, 8 by default")
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="JSON lines: an answer to each, or its turns")
+
+
+def check(options: argparse.Namespace, *, rehearsed: bool = False) -> int:
+    """Print what the run would do and be told; return 1 if it would be refused. `rehearsed`: main_ppo runs it next."""
+    with composed(options) as config:
+        lines, refused = _judged(config, options, () if rehearsed else mains_of_file())
+        of_verl = None if refused else _refusal_of_verl(config)
+    lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run{of_verl or ''}")
+    say("\n".join(lines))
+    return int(refused or (rehearsed and of_verl is not None))
+
+
+@contextmanager
+def composed(options: argparse.Namespace) -> Iterator[Any]:
+    """Compose the configuration within Hydra's global state, as in `hydra.main`."""
+    folder, name = options.config_path, options.config_name.removesuffix(".yaml")
+    if options.config is not None:
+        folder, name = options.config.parent, options.config.stem
+    module: Any = hydra.initialize_config_module
+    files: Any = hydra.initialize_config_dir
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl warns about engines that are not installed
+        import verl  # loads our plugin, which stores the presets
+
+        if folder is not None and not folder.is_dir():  # Hydra begins where verl's entry point is
+            folder = Path(verl.__file__).parent / "trainer" / folder
+        home = module(VERL, version_base=None) if folder is None else files(str(folder.resolve()), version_base=None)
+        with home:
+            with reading(name, ConfigurationError):
+                try:
+                    config = hydra.compose(name, overrides=options.overrides, return_hydra_config=True)
+                except ConfigCompositionException as error:
+                    for text in _gone(r"Could not override '()([\w.]+)\.(\w+)'", [str(error)], name):
+                        raise ConfigurationError(text) from error
+                    raise
+            HydraConfig.instance().set_config(config)
+            try:
+                with open_dict(config):
+                    del config["hydra"]
+                if RunConfig.of(config) is None:
+                    raise ConfigurationError(
+                        f"{name} has no section `algorithm`: it is not a configuration of verl's PPO"
+                    )
+                yield config
+            finally:
+                HydraConfig.instance().cfg = None
+
+
+def _gone(pattern: str, texts: Iterable[str], name: str) -> Iterator[str]:
+    """Name the settings of these texts whose last name is nowhere in this verl, nor ours, though their section is."""
+    import verl
+
+    for plus, section, setting in re.findall(pattern, "\n".join(texts), re.M):
+        known = select(hydra.compose(name), section) or ()
+        if section.removeprefix("algorithm.") in entries() or (plus and not known):
+            continue
+        files = (file for kind in ("py", "yaml") for file in Path(verl.__file__).parent.rglob(f"*.{kind}"))
+        if not any(re.search(rf"\b{setting}\b", file.read_text("utf-8")) for file in files):
+            near = nearest(setting, map(str, known), cutoff=0.85)
+            hint = "" if near is None else f" (did you mean {near}?)"
+            path = f"{plus}{section}.{setting}"
+            yield f"verl {verl.__version__} has no setting {path}{hint}: remove it; + is for what code of yours reads"
+
+
+def _refusal_of_verl(config: Any) -> str | None:
+    """What verl's own check, before Ray starts, has against the configuration."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    try:
+        with redirect_stdout(io.StringIO()), suppress(ImportError):  # for LoRA it asks vLLM, which may not be here
+            inspect.unwrap(validate_config)(config, need_reference_policy(config), need_critic(config))
+    except Exception as error:  # noqa: BLE001 - its errors are of many kinds
+        return f"; verl refuses it: {type(error).__name__}: {' '.join(str(error).split())}"
+    return None
+
+
+def _judged(config: Any, options: argparse.Namespace, mains: Iterable[str]) -> tuple[list[str], bool]:
+    verdict = judge(config)
+    lines, errors = [*describe(verdict)], [*verdict.errors, *dropped(config, mains)]
+    if options.try_reward:
+        tried, problems = try_reward(config, verdict, rows=options.rows, answers=options.answers)
+        more = [f"{len(problems) - 8} more of such answers"] if problems[8:] else []
+        lines, errors = [*lines, *tried], [*errors, *problems[:8], *more]
+    elif verdict.settings.rewards.keys and not errors and known_components(config) is None:
+        function = select(config, f"{FUNCTION}.path") or "the reward function"
+        lines.append(f"untried    whether {function} returns these rewards: add --try-reward")
+    gone = _gone(r"^(\+{1,2})(?!.*kwargs)([\w.]+)\.(\w+)=", options.overrides, str(HydraConfig.get().job.config_name))
+    for kind, texts in (("error", errors), ("warning", [*verdict.warnings, *gone])):
+        lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
+        lines += [f"  - {text}" for text in texts]
+    return lines, bool(errors)

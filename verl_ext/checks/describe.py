@@ -1,0 +1,45 @@
+"""The run as it will be, in a few lines: what `check` prints, and with what the log of a training begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from verl_ext import __version__
+from verl_ext.checks.rewards import accuracy_of
+from verl_ext.names import owner
+from verl_ext.registry import INSTALLED
+from verl_ext.run_config import ACTOR, RunConfig
+from verl_ext.settings import ACCURACY
+
+
+def describe(run: RunConfig) -> Iterator[str]:
+    """Yield a line for each part of the run that this package has a say in."""
+    import verl
+
+    rewards, chain = run.settings.rewards, run.chain
+    steps = () if chain is None else chain.steps
+    yield f"version    verl_ext {__version__}, verl {verl.__version__}"
+    other = owner(run.name) if run.name in INSTALLED else None
+    yield f"estimator  {run.name}" + (f", registered by {other}: verl_ext computes nothing" if other else "")
+    if steps:
+        names = (f"{step.name} over {step.over}" if hasattr(step, "over") else step.name for step in steps)
+        yield f"steps      {', '.join(names)}"
+    conditions = {
+        key: f" where {needed.on} is at least {needed.at_least:g}" for key, needed in (rewards.conditions or {}).items()
+    }
+    keys = rewards.keys or ()
+    weights = dict(zip(keys, rewards.weights or [1.0] * len(keys), strict=True))
+    by_turn = dict.fromkeys(rewards.by_turn or (), " by turn")
+    named = [f"{weights[key]:g} {key}{by_turn.get(key, '')}{conditions.get(key, '')}" for key in keys]
+    only = "" if run.computes else f" (only logged: verl's {run.name} uses the score)"
+    if named or not run.select("algorithm.rewards.keys"):  # else an error says why they cannot be read
+        yield f"rewards    {', '.join(named) + only if named else 'the score'}"
+    if chain is not None and chain.needs_accuracy:
+        bound = rewards.accuracy_threshold
+        key = accuracy_of(run.settings)
+        other = "" if key in (rewards.accuracy_key, ACCURACY) else ", or `acc` if the reward function returns it"
+        yield f"accuracy   {key}{other}{'' if bound is None else f' above {bound:g}'}"
+    loss = [f"{name}={run.select(f'{ACTOR}.{name}')}" for name in ("loss_agg_mode", "loss_scale_factor")]
+    yield f"loss       {run.select(f'{ACTOR}.policy_loss.loss_mode')}, {', '.join(loss)}"
+    if run.filter and rewards.accuracy_between:
+        yield "left out   groups whose mean accuracy is not between {:g} and {:g}".format(*rewards.accuracy_between)

@@ -1,0 +1,92 @@
+"""Judge the configuration of a run by the rules."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from verl_ext import hooks
+from verl_ext.checks import rules
+from verl_ext.checks.describe import describe
+from verl_ext.checks.rewards import dropped
+from verl_ext.errors import Complaint, ConfigurationError
+from verl_ext.estimators import build
+from verl_ext.registry import changed
+from verl_ext.run_config import RunConfig, estimator_name, read_settings
+from verl_ext.settings import Settings
+
+logger = logging.getLogger("verl_ext")
+
+NEEDED = ("verl.trainer.ppo.core_algos", "verl.utils.config", "verl.trainer.main_ppo")
+"""What every estimator of ours needs: verl's lookup of estimators, and the starts at which a run is checked."""
+
+
+@dataclass(frozen=True)
+class Verdict(RunConfig):
+    """The configuration of a run, and what the rules have against it."""
+
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def check_run(config: Any, main: str | None = None, *, by_name: bool = True) -> Verdict | None:
+    """Judge a configuration; raise one error that lists all errors. `main`: the source of what begins the run.
+
+    Without `by_name` a run whose estimator alone is ours is warned: in the trainer's process the name may be another's.
+    None for a configuration without a section `algorithm`.
+    """
+    if RunConfig.of(config) is None:
+        return None
+    verdict = judge(config, thorough=False)
+    lost = dropped(config, [main]) if verdict.ours and main is not None else ()
+    if errors := [*verdict.errors, *lost]:
+        lines = "".join(f"\n  - {text}" for text in errors)
+        text = f"algorithm.adv_estimator={verdict.name} cannot run as configured:{lines}"
+        if by_name or verdict.asked or not verdict.computes:
+            raise ConfigurationError(text)
+        logger.warning("%s", text)
+    return verdict
+
+
+def log_run(verdict: Verdict) -> None:
+    """Begin the log of a training: what it does, as `check` prints it, and the warnings."""
+    if verdict.ours:
+        logger.info("%s", "\n".join(["this training:", *describe(verdict)]))
+    for text in verdict.warnings:
+        logger.warning("%s", text)
+
+
+def judge(config: Any, *, thorough: bool = True) -> Verdict:
+    """Collect the errors and warnings about a configuration.
+
+    About a run that uses nothing of this package they are mostly warnings, and few unless `thorough`.
+    """
+    run = RunConfig(estimator_name(config), Settings(), None, config)
+    if run.computes:
+        hooks.require(*NEEDED)
+    judging, more = (rules.ALWAYS, rules.READ) if run.ours or thorough else ((), ())
+    complaints: list[Complaint] = []
+    try:
+        run = replace(run, settings=read_settings(run.config))
+        changed(run.settings)
+        judging += more
+        run = replace(run, chain=build(run.name, run.settings) if run.computes else None)
+    except ConfigurationError as error:
+        complaints.append(Complaint(str(error)))
+    complaints += _of_rules(run, judging)
+    if not run.ours:  # another package may read what looks like ours
+        complaints = [complaint._replace(fatal=False) for complaint in complaints]
+    texts = dict.fromkeys([*_of_rules(run, rules.MEANT), *complaints])
+    errors = tuple(text for text, fatal in texts if fatal)
+    return Verdict(**vars(run), errors=errors, warnings=tuple(text for text, fatal in texts if not fatal))
+
+
+def _of_rules(run: RunConfig, judging: tuple[rules.Rule, ...]) -> Iterator[Complaint]:
+    """Yield what rules have against a run."""
+    for judged in (rule(run) for rule in judging):
+        try:
+            yield from judged
+        except ConfigurationError as error:  # an entry that the rule cannot read
+            yield Complaint(str(error))

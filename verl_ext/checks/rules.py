@@ -1,0 +1,219 @@
+"""Rules about the configuration of a run; those about rewards and losses are in `rewards` and `losses`.
+
+A rule yields what it has against a run: an error, or a warning. An estimator has a rule of its own beside its formula.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from verl_ext import hooks
+from verl_ext.checks.losses import loss_of_verl
+from verl_ext.checks.presets import late_preset, other_preset
+from verl_ext.checks.rewards import (
+    lost_penalty,
+    without_turns,
+    wrong_accuracy,
+    wrong_components,
+)
+from verl_ext.checks.trial import trial
+from verl_ext.conf import PRESETS
+from verl_ext.core.steps import DivideByMean, ScaleByStd
+from verl_ext.errors import Complaint, listed, nearest, unknown
+from verl_ext.names import registered
+from verl_ext.registry import ENTRY_POINTS, INSTALLED, TAKEN, changed, load, misspelt
+from verl_ext.run_config import ACTOR, FILTER, FUNCTION, RunConfig, set_in
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
+
+Rule = Callable[[RunConfig], Iterator[Complaint]]
+
+
+def meant_preset(run: RunConfig) -> Iterator[Complaint]:
+    """A preset under a misspelt name: `+verl_ex=gdpo` would train with verl's own estimator."""
+    presets = ConfigStore.instance().list(PRESETS)
+    for key in map(str, run.config):
+        given: Any = run.select(key) if nearest(key, [PRESETS], cutoff=0.75) is not None else None
+        named: Any = OmegaConf.to_container(given) if OmegaConf.is_list(given) else [given]
+        if any(f"{name}.yaml" in presets for name in named):
+            yield Complaint(f"{key} is no setting: a preset is +{PRESETS}=NAME, or `{PRESETS}: NAME` in `defaults`")
+
+
+def of_other_rooms(run: RunConfig, *, every: bool) -> Iterator[Complaint]:
+    """The rules of other rooms and plugins: those for `every` run, such as one on the CPU, or the others."""
+    for target in (target for target, for_every in hooks.RULES.items() if for_every is every):
+        yield from hooks.resolve(target)(run)
+
+
+def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
+    """A name that an entry point cannot have, or that is not registered here; an error for ours with letters moved."""
+    if run.name in TAKEN and run.name in ENTRY_POINTS:
+        yield Complaint(
+            f"the entry point {run.name}={ENTRY_POINTS[run.name]} has the name of another estimator, which would "
+            "compute instead: rename it, or uninstall its package",
+            fatal=run.computes,
+        )
+    known, word = {*registered(), *INSTALLED}, run.name.casefold()
+    if run.name not in known:
+        same = (name for name in INSTALLED if sorted(name) == sorted(word))  # `gdpo2` is not a misspelt `gd2po`
+        yield Complaint(
+            f"algorithm.adv_estimator: {unknown('estimator', run.name, known)}; register one of your own "
+            "in the trainer's process, by VERL_USE_EXTERNAL_MODULES or an entry point",
+            fatal=any(all(a == b or not a.isdigit() for a, b in zip(name, word, strict=True)) for name in same),
+        )
+
+
+def unread(run: RunConfig) -> Iterator[Complaint]:
+    """Settings that nothing reads: a misspelt one of ours, or one at the top level."""
+    from verl.trainer.config import AlgoConfig
+
+    yield from misspelt(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)})
+    for key in set_in(run.config):
+        yield Complaint(f"{key} is not read at the top of the configuration: write algorithm.{key}")
+
+
+def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
+    """verl's filter of groups, by our metric or with an estimator that it does not fit."""
+    metric, rewards = run.filter, run.settings.rewards
+    where = f"{FILTER}.metric={metric}"
+    if metric == ACCURACY_BETWEEN and rewards.accuracy_key is None:
+        yield Complaint(f"{where} needs the name of the accuracy: set algorithm.rewards.accuracy_key=...")
+    if (metric == ACCURACY_BETWEEN) != (rewards.accuracy_between is not None):
+        yield Complaint(
+            f"{FILTER}.metric={ACCURACY_BETWEEN} and its bounds belong together: set both, with {FILTER}.enable=True "
+            f"and for example 'algorithm.rewards.{ACCURACY_BETWEEN}=[0.05,0.95]', or neither"
+        )
+    if metric in (ANY_REWARD, ACCURACY_BETWEEN) and run.select("trainer.use_v1") is False:
+        yield Complaint(f"{where} works on verl's default trainer only: remove trainer.use_v1=False, or the filter")
+    if run.chain is not None and run.chain.per_reward and metric == "reward":
+        yield _warning(
+            f"{where} drops groups of equal scores, from which {run.name} learns unless their rewards cancel: set "
+            f"{FILTER}.metric={ANY_REWARD}"
+        )
+
+
+def experimental(run: RunConfig) -> Iterator[Complaint]:
+    """verl's experimental trainers: their configurations alone have a section `rollout`, and they do not call us."""
+    if run.select("rollout") is not None and (run.ours or run.settings.rewards != RewardsSettings()):
+        yield Complaint(
+            f"{run.name} and algorithm.rewards do not work in verl's experimental trainers: start "
+            "verl.trainer.main_ppo, with trainer.v1.trainer_mode=separate_async"
+        )
+
+
+def without_effect(run: RunConfig) -> Iterator[Complaint]:
+    """Settings that the estimator in force does not read."""
+    for section in sorted(changed(run.settings).keys() - {*run.used}):
+        yield _warning(
+            f"algorithm.{section} is set, but algorithm.adv_estimator={run.name} does not use it: remove it, or set "
+            f"algorithm.adv_estimator={section}"
+        )
+    rewards, defaults = run.settings.rewards, RewardsSettings()
+    if not run.computes:
+        settings = ("weights", "rejected", "conditions")
+        for setting in (name for name in settings if getattr(rewards, name) != getattr(defaults, name)):
+            yield Complaint(
+                f"algorithm.rewards.{setting} has no effect on verl's {run.name}, which uses the score: remove it, or "
+                f"set algorithm.adv_estimator to one of {listed(INSTALLED)}",
+                fatal=setting == "conditions",
+            )
+        if run.settings.verl_ext.dump_dir is not None and rewards.keys is None:
+            yield _warning(
+                f"algorithm.verl_ext.dump_dir has no effect on verl's {run.name} without "
+                "'algorithm.rewards.keys=[...]': set the keys, or remove it"
+            )
+
+
+def single_response(run: RunConfig) -> Iterator[Complaint]:
+    """Groups of one response, verl's default: nothing would be learnt."""
+    steps = () if run.chain is None else run.chain.steps
+    compared = any(step.centres or isinstance(step, DivideByMean) for step in steps)
+    if compared and run.select("actor_rollout_ref.rollout.n") == 1:
+        yield Complaint(
+            "actor_rollout_ref.rollout.n=1: a single response to a prompt has nothing to be compared with, so every "
+            "advantage is 0: set actor_rollout_ref.rollout.n=8, for example"
+        )
+
+
+def unlike_meant(run: RunConfig) -> Iterator[Complaint]:
+    """Settings with which any run learns nothing, or resumes as another one."""
+    if run.select("algorithm.use_pf_ppo") and (run.name != "gae" or run.select("trainer.use_v1")):
+        mixes = "gives rows the returns of others on verl's default trainer"
+        effect = mixes if run.name == "gae" else f"has no effect on {run.name}"
+        yield _warning(f"algorithm.use_pf_ppo=True {effect}: set algorithm.use_pf_ppo=False")
+    n, rollout = run.select("actor_rollout_ref.rollout.n"), "actor_rollout_ref.rollout"
+    for name, greedy, usual in (("temperature", 0, 1), ("top_k", 1, -1)):
+        if n != 1 and run.select(f"{rollout}.{name}") == greedy:
+            same = f"the {n} answers to a prompt are the same, and so are their rewards"
+            yield _warning(f"{rollout}.{name}={greedy}: {same}: set {rollout}.{name}={usual}")
+    for part in ("save_contents", "load_contents"):
+        contents = run.select(f"{ACTOR}.checkpoint.{part}")
+        lost = [name for name in ("model", "optimizer") if OmegaConf.is_list(contents) and name not in contents]
+        if lost:
+            where = f"{ACTOR}.checkpoint.{part}={[*contents]}"
+            yield _warning(f"{where} lacks {listed(lost)}: a resumed run begins anew with it; add it")
+
+
+def _warning(text: str) -> Complaint:
+    return Complaint(text, fatal=False)
+
+
+def missing_keys(run: RunConfig) -> Iterator[Complaint]:
+    """An estimator that works on each reward needs their names."""
+    if run.chain is None or not run.chain.per_reward:
+        return
+    keys = run.settings.rewards.keys
+    if keys is None:
+        source = run.select(f"{FUNCTION}.path") or "your reward function"
+        yield Complaint(
+            f"{run.name} normalises each reward separately: set 'algorithm.rewards.keys=[...]' to the keys that "
+            f"{source} returns beside `score`"
+        )
+
+
+def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:
+    """Settings of verl's that the steps cannot follow: KL in the reward, no division by the std."""
+    if run.chain is None:
+        return
+    why = None
+    if run.chain.per_reward:
+        why = "which works on each reward separately: KL is added to one combined reward"
+    elif any(isinstance(step, DivideByMean) for step in run.chain.steps):
+        why = "which needs rewards of at least 0: KL may make them negative"
+    elif run.settings.rewards.by_turn:
+        why = "which gets rewards by turn: KL is added to the reward of a response"
+    if run.settings.kl_in_reward and why is not None:
+        yield Complaint(
+            f"algorithm.use_kl_in_reward=True does not work with {run.name}, {why}; set use_kl_in_reward=False and, to "
+            f"keep a KL term, {ACTOR}.use_kl_loss=True"
+        )
+    for step in run.chain.steps:
+        if isinstance(step, ScaleByStd) and not run.settings.norm_by_std:
+            yield Complaint(
+                f"algorithm.norm_adv_by_std_in_grpo=False contradicts the step {step.name} of {run.name}: set "
+                "norm_adv_by_std_in_grpo=True, or algorithm.gdpo.scale=none, algorithm.dgpo.dgae=False, or leave it "
+                "out of the list"
+            )
+
+
+def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
+    """The rules that estimators have beside their formulas."""
+    for name in run.used if run.chain is not None else ():
+        yield from load(name).rule(run.settings, run.select)
+
+
+MEANT: tuple[Rule, ...] = (unknown_estimator, meant_preset, partial(of_other_rooms, every=True))
+"""The rules for every run, also one that uses nothing of this package."""
+ALWAYS: tuple[Rule, ...] = (unread, other_preset, late_preset, unlike_meant)
+"""The rules for every run with this package, and for `check`."""
+READ: tuple[Rule, ...] = (
+    *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, without_turns),
+    *(without_effect, experimental, missing_keys, single_response, contradicted_by_verl, trial),
+    *(rule_of_estimator, loss_of_verl, partial(of_other_rooms, every=False)),
+)
+"""Those that need the settings."""

@@ -1,0 +1,73 @@
+"""Check a run where it starts: in the driver, before Ray starts, and in the trainer, before anything of it is built.
+
+Every process loads this module, so it imports the rules only when it judges by them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from verl_ext import hooks
+
+if TYPE_CHECKING:
+    from verl_ext.checks.judge import Verdict
+
+EXTERNAL = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
+"""The setting that names modules for the processes that Ray starts."""
+ENTRIES = {"verl.utils.config": "validate_config", "verl.trainer.main_ppo": "run_ppo"}
+"""What verl's entry points call in the driver before Ray starts.
+
+Those of other trainers import `run_ppo`; some call nothing else. `python -m verl.trainer.main_ppo` runs as `__main__`,
+which is not wrapped; that calls `validate_config`.
+"""
+WORKER = "default_worker.py"
+"""The file that begins Ray's workers: what began the run is known in the driver, which was there first."""
+
+
+def over_driver(module: ModuleType) -> None:
+    """Wrap the module's function of `ENTRIES`."""
+    hooks.wrap(module, ENTRIES[module.__name__], wrap_checked)
+
+
+def over_trainers(module: ModuleType) -> None:
+    """Put our class over the trainers of a module."""
+    hooks.put_over(module, CheckedTrainer)
+
+
+def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
+    """`validate_config(config, ...)` or another function of the configuration: our checks come first."""
+    from omegaconf import OmegaConf
+
+    from verl_ext.checks.judge import check_run
+
+    main = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    caller = Path(sys._getframe(2).f_code.co_filename)  # beyond the wrapper
+    # Somebody's main, or a module of his, may register an estimator of his in the trainer's process alone.
+    of_verl = Path(sys.modules["verl"].__file__ or "").parent in caller.parents
+    if OmegaConf.is_dict(config) and OmegaConf.select(config, EXTERNAL, throw_on_resolution_failure=False):
+        of_verl = False
+    text = "".join(linecache.getlines(str(main))) if main.name != WORKER else None
+    verdict = check_run(config, text, by_name=of_verl)
+    if verdict is not None and verdict.ours and caller.match("verl/trainer/main_ppo.py"):
+        hooks.require_hooked(hooks.TRAINERS[bool(config.trainer.get("use_v1"))])
+    return original(config, *args, **kwargs)
+
+
+class CheckedTrainer:
+    """A trainer whose configuration is judged first; the parts of other rooms read the verdict."""
+
+    _verl_ext_verdict: Verdict | None = None
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        from verl_ext.checks.judge import check_run, log_run
+
+        verl: Any = super()
+        self._verl_ext_verdict = check_run(config)
+        if self._verl_ext_verdict is not None:
+            log_run(self._verl_ext_verdict)
+        verl.__init__(config, *args, **kwargs)

@@ -1,0 +1,248 @@
+"""The base of all that touches verl: run a function after a module of verl was imported, and wrap what it has.
+
+verl imports its plugins in every process, so the plugin itself imports nothing of verl: verl's `core_algos` takes
+0.4 s, a finder on `sys.meta_path` some microseconds. If this verl lacks what a hook needs, the hook logs an error and
+the runs that need it raise; the rest of verl works as before.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.machinery
+import inspect
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+from typing import Any
+
+from verl_ext.errors import IntegrationError
+
+logger = logging.getLogger("verl_ext")
+# Like verl's own loggers: the root handler shows only warnings unless a logger sets its level.
+logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO").upper())
+
+TESTED = ("0.9.0", "0.9.1")
+"""The releases of verl that this package is tested with; the first is the oldest one that has plugins."""
+OURS = "__verl_ext__"
+"""The attribute by which a wrapper of ours is known."""
+TRAINERS = {True: "verl.trainer.ppo.v1.trainer_base", False: "verl.trainer.ppo.ray_trainer"}
+"""The module of the trainer that verl's main starts, by `trainer.use_v1`."""
+ENGINE = "verl.workers.engine.fsdp.transformer_impl"
+RULES: dict[str, bool] = {}
+"""Rules that rooms and other plugins add: `module:function` of a `RunConfig`, and whether it is for every run of verl.
+
+One that is not is for the runs with this package, and for `check`."""
+
+
+class _AfterImport(MetaPathFinder):
+    """A finder that asks the next finders and wraps the loader they return."""
+
+    def __init__(self) -> None:
+        self.callbacks: dict[str, list[Callable[[ModuleType], None]]] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self.callbacks:
+            return None
+        finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        specs = (finder.find_spec(fullname, path, target) for finder in finders)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                for callback in self.callbacks.get(fullname, ()):
+                    callback(module)
+
+            # Set on the instance, so that the loader keeps its type; importlib makes one loader per module.
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_finder = _AfterImport()
+
+
+def after_import(module_name: str, callback: Callable[[ModuleType], None]) -> None:
+    """Call `callback(module)` after the module's import, now if it is imported already, and after each reload."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _finder.callbacks.setdefault(module_name, []).append(callback)
+    module = sys.modules.get(module_name)
+    # A module that is being imported at this moment has `_initializing`; its loader will run the callback.
+    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        callback(module)
+
+
+@dataclass
+class Hook:
+    """One entry point into verl, in this process."""
+
+    module: str
+    """The hook runs after the import of this module."""
+    target: str
+    """`module:function` of this package, called with that module."""
+    purpose: str
+    state: str = "pending"
+    """`pending` until the module is imported, then `holds` or `failed`."""
+    error: Exception | None = None
+
+    def run(self, module: ModuleType) -> None:
+        """Call the target and store the outcome."""
+        try:
+            resolve(self.target)(module)
+        except Exception as error:
+            self.state, self.error = "failed", error
+            message = f"hook into {self.module} ({self.purpose}) failed: {error}"
+            logger.error("%s", message, exc_info=error)
+            # The log of some processes is not shown.
+            warnings.warn(f"verl_ext: {message}", RuntimeWarning, stacklevel=2)
+        else:
+            self.state, self.error = "holds", None
+
+
+HOOKS: list[Hook] = []
+
+
+def resolve(target: str) -> Callable[..., Any]:
+    """Return the function that `module:function` names."""
+    home, _, name = target.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(home), name)
+    return function
+
+
+def schedule(*hooks: Hook) -> None:
+    """Register hooks, each one once even if the plugin is loaded again."""
+    for hook in hooks:
+        if all((known.module, known.target) != (hook.module, hook.target) for known in HOOKS):
+            HOOKS.append(hook)
+            after_import(hook.module, hook.run)
+
+
+def require(*modules: str) -> None:
+    """Raise if a hook into one of these modules, by default any, failed: training would lack a part of this package."""
+    if failed := [hook for hook in HOOKS if (not modules or hook.module in modules) and hook.state == "failed"]:
+        lines = "".join(f"\n  {hook.module} ({hook.purpose}): {hook.error}" for hook in failed)
+        raise IntegrationError(
+            f"verl_ext is not fully installed into verl, run `python -m verl_ext doctor` for details:{lines}"
+        ) from failed[0].error
+
+
+def require_hooked(module: str) -> None:
+    """Import a module, and raise unless its hook holds."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise IntegrationError(f"{module} cannot be imported: {error}; {versions()}") from error
+    require(module)
+
+
+def member(owner: Any, name: str) -> Any:
+    """Return `owner.name`; if this verl has no such name, raise an error with the installed and the tested versions."""
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        raise IntegrationError(f"{_path(owner)} has no {name}; {versions()}") from error
+
+
+def versions() -> str:
+    """Return the installed and the tested versions of verl, for a message."""
+    installed = getattr(sys.modules.get("verl"), "__version__", "?")
+    return f"verl {installed} is installed, verl_ext is tested with {' and '.join(TESTED)}"
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace `owner.name` by `around(original, ...)` unless that is done; the original is kept as `__wrapped__`.
+
+    Raise unless the original's first parameters are those that `around` has after `original`.
+    """
+    original = layer = member(owner, name)
+    while (ours := getattr(layer, OURS, None)) and ours[0] is layer:  # another plugin's may have copied our attributes
+        if ours[1] is around:
+            return
+        layer = layer.__wrapped__
+    require_parameters(owner, name, _positional(around)[1:])
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(wrapper, OURS, (wrapper, around))
+    replace(owner, name, wrapper)
+
+
+def replace(owner: Any, name: str, new: Any) -> None:
+    """Put `new` in the place of `owner.name`, and where modules of the same package have imported it from a module."""
+    old = member(owner, name)
+    setattr(owner, name, new)
+    if isinstance(owner, ModuleType):
+        package = owner.__name__.partition(".")[0] + "."
+        for path, module in list(sys.modules.items()):
+            if path.startswith(package) and getattr(module, "__dict__", {}).get(name) is old:
+                setattr(module, name, new)
+
+
+def require_parameters(owner: Any, name: str, expected: Sequence[str]) -> None:
+    """Raise unless the first parameters of `owner.name` have these names, or it takes any."""
+    original = member(owner, name)
+    names = _positional(original)
+    any_name = any(item.kind is item.VAR_POSITIONAL for item in inspect.signature(original).parameters.values())
+    if names[: len(expected)] != list(expected) and not any_name:
+        raise IntegrationError(
+            f"{_path(owner)}.{name} takes {', '.join(names)}, expected {', '.join(expected)}; {versions()}"
+        )
+
+
+def _positional(function: Any) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [item.name for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD]
+
+
+@functools.cache
+def under(mixin: type, cls: type) -> type:
+    """Return the class with the methods of a mixin before its own, under its own name: always the same for a class."""
+    if issubclass(cls, mixin):
+        return cls
+    named = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(cls.__name__, (mixin, cls), named)
+
+
+def put_over(module: ModuleType, mixin: type) -> None:
+    """Put a mixin over the trainers of a module of `TRAINERS`; the last one that is put there runs first.
+
+    Raise unless verl's class has the methods of the mixin, with their parameters.
+    """
+    default = module.__name__ == TRAINERS[True]
+    trainer = member(module, "PPOTrainer" if default else "RayPPOTrainer")
+    for name, method in inspect.getmembers(mixin, inspect.isfunction):
+        require_parameters(trainer, name, _positional(method))
+    if default:  # the function by which verl chooses a class: its own three, and those of other packages
+        wrap(module, "get_trainer_cls", lambda original, name: under(mixin, original(name)))
+    else:
+        replace(module, "RayPPOTrainer", under(mixin, trainer))
+
+
+def require_passed_on(cls: type, mixin: type, names: Iterable[str]) -> None:
+    """Raise if a class before the mixin overrides one of these methods without calling the one that it overrides."""
+    for base in cls.__mro__[: cls.__mro__.index(mixin)]:
+        for name in names:
+            method = vars(base).get(name)
+            if method is None or hasattr(method, "__wrapped__"):  # or another plugin has wrapped it
+                continue
+            if name not in method.__code__.co_names:
+                raise IntegrationError(
+                    f"{_path(base)}.{name} does not call the method that it overrides, so the estimator's part of it "
+                    f"would be lost: call super().{name} in it"
+                )
+
+
+def _path(owner: Any) -> str:
+    kind = owner if isinstance(owner, ModuleType | type) else type(owner)
+    return kind.__name__ if isinstance(kind, ModuleType) else f"{kind.__module__}.{kind.__qualname__}"

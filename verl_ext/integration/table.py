@@ -1,0 +1,247 @@
+"""The table of a batch's rewards, however a trainer stores them; read from the batch of a `RayPPOTrainer`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_ext.core.batch import LARGEST_REWARD, SCORE, Batch, Requirement, unit_accuracy
+from verl_ext.core.groups import Array, Bools, Groups, Index
+from verl_ext.core.rows import Rows, broadcast, row_sums, scores
+from verl_ext.core.turns import Turns, TurnSpans, per_turn
+from verl_ext.errors import ConfigurationError, DataError, listed, unknown
+
+TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
+_NUMBER = (float, np.bool_, np.integer, np.floating)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run reads of each batch, beside what verl passes to an estimator."""
+
+    names: tuple[str, ...] = ()
+    """Rewards and fields."""
+    score: bool = False
+    """The score before any KL term."""
+    turns: bool = False
+    """The turns of each response, and whether it was cut."""
+    longest: int = 0
+    """Tokens at which a response is cut; 0 if that is not known."""
+    everything: bool = False
+    """All that the reward function returned."""
+
+
+@dataclass(kw_only=True)
+class Table:
+    """The rewards of a batch, one value per trajectory, however a trainer stores them.
+
+    A component comes from the first of these that exists: the sum over the response of the batch field
+    `token_level_scores_<key>` (of a process reward model), the reward function's result, a field of that name (of
+    the agent loop, or of a colocated reward model).
+    """
+
+    rows: Rows
+    """The rows of the batch by trajectory."""
+    labels: Sequence[Hashable]
+    """`N` uids."""
+    groups: Groups | None = None
+    """The trajectories by uid, if that is known."""
+    token_scores: Mapping[str, Array] = field(default_factory=dict)
+    fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """One entry per trajectory."""
+    returned: Collection[str] = ()
+    """Those of the fields that the reward function returned."""
+    score: Array | None = None
+    """`[N]` the score before any KL term; None until it is read, or the estimator is given it."""
+    spans: TurnSpans | None = None
+    """Where their turns are; None without rewards by turn."""
+    cut: Bools | None = None
+    """`[N]` whether the response was cut at its longest, so that entries by turn may be left over; None: none was."""
+    entries: dict[str, Index] = field(default_factory=dict)
+    """`[N]` the entries given for each reward by turn that was read."""
+
+    @property
+    def owner(self) -> Index:
+        """`[M]` the trajectory of each row of `Batch`; by turn, that of each turn."""
+        return np.arange(len(self.labels)) if self.spans is None else self.spans.owner
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.token_scores or key in self.fields
+
+    def batch(
+        self,
+        keys: Sequence[str],
+        part: Index | slice = slice(None),
+        *,
+        counts: bool = True,
+        by_turn: Collection[str] = (),
+        discount: float = 1.0,
+        conditions: Mapping[str, Requirement] | None = None,
+        tokens: Array | None = None,
+        accuracy: Array | None = None,
+        kl_reward: Array | None = None,
+        fields: Sequence[str] = (),
+    ) -> Batch:
+        """Return the core's `Batch` of some rewards, of all rows or a part: trajectories, or by turn their turns.
+
+        `tokens` `[M]` is one number per row, `accuracy` and `kl_reward` `[N]` one per trajectory.
+        """
+        every, turns = self.owner, None
+        owner, whole = every[part], self.spans is None and isinstance(part, slice)
+        columns = [self.turns_of(key) if key in by_turn else self.column(key, counts=counts)[every] for key in keys]
+        outputs = self.rows.outputs
+        if self.spans is not None:
+            outputs, places = self.spans.outputs, tuple(place for place, key in enumerate(keys) if key in by_turn)
+            turns = Turns.of_counts(np.unique(owner, return_counts=True)[1], places, discount)
+
+        def selected(values: Any) -> Any:
+            return values if whole else [values[trajectory] for trajectory in owner.tolist()]
+
+        return Batch.of(
+            np.stack(columns, axis=1)[part],
+            selected(self.labels),
+            prompts=self.groups if whole else None,
+            turns=turns,
+            keys=keys,
+            conditions=conditions,
+            lengths=None if tokens is None else tokens[part],
+            accuracy=None if accuracy is None else accuracy[owner],
+            kl_reward=None if kl_reward is None else kl_reward[owner],
+            outputs=outputs[part],
+            fields={name: selected(self._field(name)) for name in fields},
+        )
+
+    def column(self, key: str, setting: str = "keys", *, counts: bool = True) -> Array:
+        """Return `[N]` values; NaN means "not scored". `setting`, of `algorithm.rewards`, names the key.
+
+        `counts`: the values enter advantages, so a missing or infinite one is an error; for metrics alone it is NaN.
+        """
+        if key in self.token_scores:
+            return self.token_scores[key]
+        if key in self.fields:
+            return self._numbers(key, self.fields[key], counts=counts)
+        if key == SCORE and self.score is not None:
+            return self.score
+        numeric = [name for name, values in self.fields.items() if any(map(is_number, values))]
+        valid = {SCORE, *self.token_scores, *map(str, numeric)}
+        raise ConfigurationError(f"algorithm.rewards.{setting}: {unknown('reward component', key, valid)}")
+
+    def accuracy(self, key: str, threshold: float | None) -> Array:
+        """Return `[N]` the accuracy in [0, 1], NaN where it is not scored."""
+        return unit_accuracy(self.column(key, "accuracy_key"), self.labels, key=key, threshold=threshold)
+
+    def turns_of(self, key: str) -> Array:
+        """Return `[M]` what a reward gives for each turn, 0 where that is missing; keep the number of entries given."""
+        if key not in self.fields:
+            raise ConfigurationError(f"algorithm.rewards.by_turn: {unknown('reward component', key, self.fields)}")
+        cut = np.zeros(len(self.labels), dtype=bool) if self.cut is None else self.cut
+        turns, text = np.bincount(self.owner), key in self.returned
+        column, self.entries[key] = per_turn(key, self.labels, self.fields[key], turns, cut, text=text)
+        return column
+
+    def tokens(self, mask: torch.Tensor) -> Array:
+        """Return `[M]` the tokens of each row of `Batch` in the loss, from the mask of floats."""
+        return self.rows.total(row_sums(mask)) if self.spans is None else self.spans.tokens(mask)
+
+    def scatter(self, values: Array, mask: torch.Tensor) -> torch.Tensor:
+        """Write the values `[M]` over the mask of floats, in place: each on the tokens of its row of `Batch`."""
+        if self.spans is None:
+            return broadcast(self.rows.scatter(values), mask)
+        per_span, counts = self.spans.span_values(values, mask.numel())
+        return broadcast(per_span, mask, counts)
+
+    def token_fields(self, keys: Sequence[str], lengths: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the fields `token_level_scores_<key>` to write, as nested tensors: 0 where not scored.
+
+        Each reward is on the last token of its response; `lengths` has the tokens of each row. A field that exists
+        already, a process reward model's, is kept.
+        """
+        ends = lengths.cumsum(0)
+        offsets = torch.nn.functional.pad(ends, (1, 0))
+        for key in keys:
+            if key not in self.token_scores:
+                column = np.nan_to_num(self.column(key), nan=0.0)
+                values = torch.from_numpy(self.rows.scatter(column)).float()
+                flat = torch.zeros(int(lengths.sum()))
+                flat[ends[lengths > 0] - 1] = values[lengths > 0]
+                yield TOKEN_FIELD + key, torch.nested.nested_tensor_from_jagged(flat, offsets)
+
+    def _field(self, name: str) -> Sequence[Any]:
+        """Return the `N` entries of a field that a step reads."""
+        if name not in self.fields:
+            raise ConfigurationError(f"a step needs the field {name!r}, but the batch has {listed(self.fields)}")
+        return self.fields[name]
+
+    def _numbers(self, key: str, values: Any, *, counts: bool) -> Array:
+        """Return the values as floats, one per trajectory; NaN for what is no finite number if none `counts`."""
+        if len(values) != len(self.labels):
+            raise DataError(f"reward {key!r} has {len(values)} entries, expected {len(self.labels)}: one per response")
+        flat = math.prod(getattr(values, "shape", ())) == len(self.labels)
+        if flat and isinstance(values, torch.Tensor):
+            values = values.double().cpu().numpy()
+        elif not counts:
+            values = np.array([float(value) if is_number(value) else np.nan for value in values])
+        elif not (flat and isinstance(values, np.ndarray) and values.dtype.kind in "biuf"):
+            for label, value in zip(self.labels, values, strict=True):
+                if not is_number(value):
+                    said = "missing or None" if value is None else f"{value!r:.80} ({type(value).__name__})"
+                    raise DataError(
+                        f"reward {key!r} of uid {label!r} is {said}: return one number every time, NaN for 'not "
+                        f"scored'; for a list by turn set algorithm.rewards.by_turn=[{key}]"
+                    )
+            values = np.array(list(map(float, values)))
+        column: Array = values.astype(np.float64).reshape(len(self.labels))
+        return column if counts else np.where(np.abs(column) <= LARGEST_REWARD, column, np.nan)
+
+
+def of_batch(
+    fields: Mapping[str, Any],
+    tensors: Any,
+    uids: Sequence[Hashable],
+    mask: torch.Tensor,
+    needs: Needs,
+    *,
+    returned: Collection[str] = (),
+) -> Table:
+    """Read from verl's `non_tensor_batch` (`fields`) and `batch` (`tensors`), which have one entry per row.
+
+    `tensors` may read each field from another process, so only those that the run needs are read. `returned` are the
+    fields that the reward function returned.
+    """
+    groups = Groups.of(uids)
+    rows = Rows.of_groups(groups, mask)
+    present = set(tensors.keys())
+    cut = None
+    if needs.turns and "attention_mask" in present:
+        width = mask.shape[1]
+        cut = rows.gather(row_sums(tensors["attention_mask"][:, -width:].float())) >= (needs.longest or width)
+
+    def total(name: str) -> Array:
+        return rows.gather(scores(tensors[name], mask))
+
+    return Table(
+        rows=rows,
+        spans=TurnSpans.of(mask, rows) if needs.turns else None,
+        labels=uids if rows.one_to_one else rows.labels(uids),
+        groups=groups if rows.one_to_one else None,
+        token_scores={name: total(TOKEN_FIELD + name) for name in needs.names if TOKEN_FIELD + name in present},
+        fields=fields if rows.one_to_one else {name: rows.labels(values) for name, values in fields.items()},
+        returned=[name for name in returned if name in fields],
+        score=total("token_level_scores") if needs.score and "token_level_scores" in present else None,
+        cut=cut,
+    )
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is one number, as a component must be."""
+    if isinstance(value, np.ndarray | torch.Tensor) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, int):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, _NUMBER)

@@ -1,0 +1,119 @@
+"""The configuration of a run: read verl's objects. The rooms and the rules share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_ext import rewards
+from verl_ext.conf import PRESET_NAMES
+from verl_ext.core.chain import Chain
+from verl_ext.errors import ConfigurationError, reading
+from verl_ext.names import is_ours
+from verl_ext.registry import defaults, entries, sections, used
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
+
+ACTOR = "actor_rollout_ref.actor"
+FILTER = "algorithm.filter_groups"
+FUNCTION = "reward.custom_reward_function"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The configuration of one run, as the rules need it."""
+
+    name: str
+    """The estimator."""
+    settings: Settings
+    """The settings in force; the defaults if they cannot be read."""
+    chain: Chain | None
+    """The steps of the estimator; None if it is not ours, or cannot be built."""
+    config: Any
+    """verl's whole configuration."""
+
+    @classmethod
+    def of(cls, config: Any) -> RunConfig | None:
+        """Return the configuration of a run, its settings not read yet; None without a section `algorithm`.
+
+        Estimators of this package do not compute for a configuration without that section.
+        """
+        if not (OmegaConf.is_dict(config) and OmegaConf.is_dict(config.get("algorithm"))):
+            return None
+        return cls(estimator_name(config), Settings(), None, config)
+
+    @property
+    def filter(self) -> str | None:
+        """The metric by which verl filters groups; None if it does not."""
+        return self.select(f"{FILTER}.metric") if self.select(f"{FILTER}.enable") else None
+
+    @property
+    def computes(self) -> bool:
+        """Whether this package computes the advantages."""
+        return is_ours(self.name)
+
+    @property
+    def ours(self) -> bool:
+        """Whether the run uses this package."""
+        return self.computes or self.asked
+
+    @property
+    def asked(self) -> bool:
+        """Whether a preset, a filter of groups, a scorer or a setting of this package is chosen."""
+        named = any(self.select(path) for path in (PRESET_NAMES, "algorithm.verl_ext"))
+        chosen = self.filter in (ANY_REWARD, ACCURACY_BETWEEN) or own_scorer(self.config) is not None
+        return named or chosen or any(set_in(self.config.algorithm))
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The estimators whose settings and rules apply."""
+        return used(self.name, self.settings) if self.computes else ()
+
+    def select(self, path: str) -> Any:
+        """Return an entry of the configuration, or None."""
+        return select(self.config, path)
+
+
+def set_in(config: Any) -> Iterator[str]:
+    """Yield the sections of this package that a part of a configuration has: readable, and not at their defaults."""
+    for name, kind in sections().items():
+        with suppress(ConfigurationError), reading(name, ConfigurationError):
+            if Settings.parse({name: resolved(config.get(name))}).of(name, kind) != defaults(kind):
+                yield name
+
+
+def own_scorer(config: Any) -> str | None:
+    """Return the name of this package's reward module that a configuration names, if it does."""
+    path = str(select(config, f"{FUNCTION}.path"))
+    package, _, name = path.removeprefix("pkg://").replace("/", ".").rpartition(".")
+    return name if package == rewards.__name__ else None
+
+
+def read_settings(config: Any) -> Settings:
+    """Read the settings of a whole configuration of verl's, without interpolations."""
+    algorithm = {}
+    for name in entries():
+        with reading(f"algorithm.{name}", ConfigurationError):
+            algorithm[name] = resolved(config.algorithm.get(name))
+    loss = select(config, f"{ACTOR}.loss_agg_mode")
+    return Settings.parse(algorithm, loss_agg_mode=str(loss or Settings.loss_agg_mode))
+
+
+def resolved(value: Any) -> Any:
+    """Return a section of OmegaConf as plain data, and any other value as it is."""
+    return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
+
+
+def select(config: Any, path: str) -> Any:
+    """Return an entry of a configuration; None if there is none, or only the trainer's process can resolve it."""
+    with reading(path, ConfigurationError):
+        return OmegaConf.select(config, path, throw_on_resolution_failure=False)
+
+
+def estimator_name(config: Any) -> str:
+    """Return the name in `algorithm.adv_estimator`, which may be an enum."""
+    name = select(config, "algorithm.adv_estimator")
+    return str(getattr(name, "value", name))

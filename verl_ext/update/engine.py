@@ -1,0 +1,119 @@
+"""What the marks of a pass change in verl's FSDP engine, and a test of that at its first pass.
+
+Packing must change log-probabilities no more than verl's own micro-batches do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+
+from verl_ext import hooks
+from verl_ext.errors import IntegrationError
+from verl_ext.update import SHARE_MARK, SKIP_MARK, entry, pack, split
+from verl_ext.update.log_probs import log_probs
+from verl_ext.update.split import FIGURES
+
+CHECKED = "_verl_ext_checked"
+"""The attribute of an engine whose first pass was checked."""
+FACTOR = 5
+"""How much more packing may change than the size of verl's own micro-batches does."""
+FLOOR = 1e-6
+"""The least change that counts, of the largest log-probability: verl's own may change none at all."""
+ROUNDING = (1.0, 8.0)
+"""The same in units of the format's rounding, in the mean and in the top 1 %."""
+
+
+def install() -> None:
+    """Wrap what the marks of a pass change in verl's FSDP engine."""
+    transformer_impl = cast("Any", sys.modules[hooks.ENGINE])
+    hooks.require_parameters(transformer_impl, "logprobs_from_logits", ("logits", "labels", "inplace_backward"))
+    hooks.wrap(transformer_impl, "prepare_micro_batches", split.wrap_prepare)
+    engine = hooks.member(transformer_impl, "FSDPEngineWithLMHead")
+    hooks.wrap(engine, "prepare_model_inputs", pack.wrap_inputs)
+    hooks.wrap(engine, "prepare_model_outputs", pack.wrap_outputs)
+
+
+def marked_pass(original: Callable[..., Any], self: Any, data: Any, loss_function: Any, forward_only: bool) -> Any:
+    """`forward_backward_batch(self, data, ...)` with marks: check the engine once; return the figures of an update."""
+    share = entry(data, SHARE_MARK, False)
+    if share and not hasattr(self, CHECKED):
+        require_equal(self, data)
+        setattr(self, CHECKED, True)
+    # Until the backward pass is done: gradient checkpointing computes the layers again.
+    with computing(self, share=share):
+        output = original(self, data, loss_function, forward_only)
+    if not forward_only:
+        output["metrics"] |= {f"actor/{name}": [value] for name, value in entry(data, FIGURES).items()}
+    return output
+
+
+@contextmanager
+def computing(engine: Any, *, share: bool) -> Iterator[None]:
+    """Let an engine compute with `pack.attend`, and without flash-attn log-probabilities with `log_probs`."""
+    config, module = engine.module.config, cast("Any", sys.modules[hooks.ENGINE])
+    usual = config._attn_implementation, module.logprobs_from_logits
+    if share:
+        config._attn_implementation = pack.ATTENTION
+    if not (find_spec("flash_attn") or find_spec("torch_npu")):
+        module.logprobs_from_logits = log_probs
+    try:
+        yield
+    finally:
+        config._attn_implementation, module.logprobs_from_logits = usual
+
+
+def require_equal(engine: Any, data: Any) -> None:
+    """Raise on all ranks if packing changes log-probabilities more than rounding does.
+
+    Some rows of the batch, as many as fit into one micro-batch, are computed by verl's engine in one micro-batch and
+    in two, which gives the size of rounding, and packed. The prompts with the most rows are taken.
+    """
+    lengths, limit = split.row_lengths(data, share=True), split.token_limit(data)
+    chosen = [row for group in sorted(lengths.by_prompt(), key=len, reverse=True) for row in group]
+    sums = accumulate(lengths.apart([row]) for row in chosen)
+    chosen = chosen[: max(1, sum(tokens <= limit for tokens in sums))]
+    half = max(1, len(chosen) // 2)
+    whole = answer_log_probs(engine, data, chosen)
+    in_two = torch.cat([answer_log_probs(engine, data, part) for part in (chosen[:half], chosen[half:] or chosen)])
+    with computing(engine, share=True):
+        packed = answer_log_probs(engine, data, chosen, share=True)
+    rounding = torch.finfo(getattr(engine, "_autocast_dtype", torch.bfloat16)).eps
+    excess = excess_of(packed, in_two[: len(whole)], whole, rounding)
+    torch.distributed.all_reduce(excess, op=torch.distributed.ReduceOp.MAX, group=engine.get_data_parallel_group())
+    if not excess <= FACTOR:
+        raise IntegrationError(
+            f"{type(engine.module).__name__} computes other log-probabilities when a prompt is computed once: they "
+            f"change {float(excess):.0f} times as much as with verl's own micro-batches, {FACTOR} times is rounding: "
+            "set algorithm.verl_ext.share_prompts=False"
+        )
+
+
+def answer_log_probs(engine: Any, data: Any, rows: Sequence[int], *, share: bool = False) -> torch.Tensor:
+    """Return the log-probabilities of the answers in some rows, `[tokens]`; with `share` the rows are packed."""
+    from verl.utils import tensordict_utils as tu
+
+    batch = tu.index_select_tensor_dict(data, list(rows))
+    tu.assign_non_tensor(batch, **{SHARE_MARK: share, SKIP_MARK: False, "calculate_entropy": False})
+    with torch.no_grad():
+        _, output = engine.forward_step(batch, loss_function=None, forward_only=True)
+    values: torch.Tensor = output["model_output"]["log_probs"].values()
+    return values[pack.answer_places(batch)[0] - 1].float()
+
+
+def excess_of(packed: torch.Tensor, in_two: torch.Tensor, whole: torch.Tensor, rounding: float) -> torch.Tensor:
+    """Return how many times as much packing changes log-probabilities as the size of micro-batches does."""
+    floor = (rounding * whole.new_tensor(ROUNDING)).clamp(min=FLOOR * float(whole.abs().max()))
+    return (change(packed, whole) / change(in_two, whole).maximum(floor)).max()
+
+
+def change(values: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
+    """Return the mean absolute difference, and the mean of its top 1 %."""
+    difference = (values - usual).abs()
+    return torch.stack([difference.mean(), difference.topk(-(-len(difference) // 100)).values.mean()])
