@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
+from inspect import getmembers, isfunction
 from pathlib import Path
 from types import ModuleType
 
@@ -12,9 +12,11 @@ import pytest
 
 from tests.facts import facts
 from verl_ext import hooks
+from verl_ext.checks.start import CheckedTrainer
 from verl_ext.errors import IntegrationError
 from verl_ext.integration.default_trainer import DefaultTrainer
 from verl_ext.integration.ray_trainer import RayTrainer
+from verl_ext.update import UpdateTrainer
 
 
 class Ours:
@@ -46,8 +48,11 @@ class Short(Verls):
 
 @pytest.mark.parametrize(("cls", "named"), [(Renamed, "update"), (Short, "__init__")])
 def test_other_parameters_of_verls_class_are_refused(cls, named):
+    module = ModuleType("somewhere")
+    module.RayPPOTrainer = cls
     with pytest.raises(IntegrationError, match=facts(f"{cls.__name__}.{named}", "0.9.0 and 0.9.1")):
-        hooks.require_methods(cls, Ours)
+        hooks.put_over(module, Ours)
+    assert module.RayPPOTrainer is cls
 
 
 def test_a_module_that_imported_the_name_before_gets_the_new_function(monkeypatch):
@@ -74,6 +79,5 @@ def test_a_class_under_a_mixin_keeps_its_name_and_is_made_once():
 def test_the_page_names_the_methods_that_stand_over_a_trainers(module, ours):
     page = (Path(__file__).parents[2] / "docs/pages/verl.md").read_text(encoding="utf-8")
     (cell,) = re.findall(rf"^\| `verl.trainer.ppo.{module}` \| .*? methods of ours over ([^;|]*)", page, re.M)
-    methods = {name for cls in ours.__mro__ if cls is not object for name, _ in vars(cls).items()}
-    functions = {name for name in methods if inspect.isfunction(getattr(ours, name))}
+    functions = {name for part in (ours, UpdateTrainer, CheckedTrainer) for name, _ in getmembers(part, isfunction)}
     assert set(re.findall("`(.*?)`", cell)) == functions

@@ -37,16 +37,22 @@ def lose(module):
 after_import({module!r}, lose)
 import verl
 from tests.configs import compose
+from verl_ext import hooks
+from verl_ext.checks.start import CheckedTrainer
 from verl_ext.errors import IntegrationError
-from verl_ext.hooks import TRAINERS, require_hooked
-from verl_ext.integration.trainer import WithEstimators, start
+from verl_ext.integration.trainer import WithEstimators
+from verl_ext.update import UpdateTrainer
 
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")
 SKIP = "+algorithm.verl_ext.skip_zero_advantage=True"
 use_v1 = bool(compose().trainer.use_v1)
 
-class Trainer(WithEstimators):
-    pass
+class Trainer:
+    def __init__(self, config):
+        pass
+
+for part in (WithEstimators, UpdateTrainer, CheckedTrainer):
+    Trainer = hooks.under(part, Trainer)
 
 for name, overrides, v1 in (
     ("DEFAULT", GDPO, use_v1), ("SKIP", (*GDPO, SKIP), use_v1), ("OTHER", GDPO, not use_v1),
@@ -54,8 +60,8 @@ for name, overrides, v1 in (
 ):
     try:
         if v1 is not None:
-            require_hooked(TRAINERS[v1])  # as verl's main does
-        started = start(Trainer.__new__(Trainer), compose(*overrides))
+            hooks.require_hooked(hooks.TRAINERS[v1])  # as verl's main does
+        started = Trainer(compose(*overrides))._verl_ext
         print(name, "started", [step.name for step in started.chain.steps] if started is not None else "")
     except IntegrationError as error:
         print(name, "refused", str(error).replace(chr(10), " "))
@@ -73,6 +79,44 @@ def test_a_run_needs_the_hooks_that_it_uses_and_no_others(case: str) -> None:
     assert all(a_line_says(done.stdout, f"{name} refused", told) for name in refused), done.stdout
     for name in {"DEFAULT"} - refused:
         assert a_line_says(done.stdout, f"{name} started", "whiten"), f"{done.stdout}\n{done.stderr}"
+
+
+TAKEN = """
+import sys
+from pathlib import Path
+from types import ModuleType
+import verl_ext
+
+# The package without a room: neither its files nor its lines in the table of hooks.
+lines = Path(verl_ext.__file__).with_name("plugin.py").read_text().splitlines()
+plugin = sys.modules["verl_ext.plugin"] = ModuleType("verl_ext.plugin")
+exec("\\n".join(line for line in lines if {room!r} not in line), vars(plugin))
+sys.modules[{room!r}] = None
+
+from verl.trainer.ppo import ray_trainer
+from tests.configs import compose
+from verl_ext.errors import IntegrationError
+
+ray_trainer.RayPPOTrainer.__mro__[-2].__init__ = lambda self, config: None
+GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")
+SKIP = "+algorithm.verl_ext.skip_zero_advantage=True"
+for name, overrides in (("GDPO", GDPO), ("SKIP", (*GDPO, SKIP)), ("VERLS", ("algorithm.adv_estimator=grpo",))):
+    try:
+        run = ray_trainer.RayPPOTrainer(compose(*overrides))._verl_ext
+        print(name, "started", None if run is None else [step.name for step in run.chain.steps])
+    except IntegrationError as error:
+        print(name, "refused", error)
+"""
+
+
+@pytest.mark.parametrize(("room", "refused"), [("verl_ext.checks", {"GDPO", "SKIP"}), ("verl_ext.update", {"SKIP"})])
+def test_without_a_room_the_runs_that_need_it_are_refused(room: str, refused: set[str]) -> None:
+    done = fresh.run(TAKEN.format(room=room), environment=dict(os.environ))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert a_line_says(done.stdout, "VERLS started", "None"), done.stdout
+    for name in ("GDPO", "SKIP"):
+        wanted = ("refused", "doctor") if name in refused else ("started", "whiten")
+        assert a_line_says(done.stdout, name, *wanted), done.stdout
 
 
 MOVED = """
