@@ -17,6 +17,7 @@ from verl_ext.conf import read_yaml
 from verl_ext.errors import ConfigurationError
 from verl_ext.names import CORE, owner
 from verl_ext.registry import INSTALLED, load
+from verl_ext.update import make_ready
 from verl_ext.update.rule import PACKED
 
 PLUGIN = "verl_ext.plugin"
@@ -104,6 +105,8 @@ def _hooks() -> Iterator[Line]:
             yield "note", f"{place}: not here ({hook.error})"
         else:
             yield _fail(f"{place}: {hook.error!r}", hooks.versions())
+    place, problem = "verl's FSDP engine: a shorter update", make_ready()
+    yield _fail(f"{place}: {problem}", hooks.versions()) if problem else ("ok", place)
 
 
 def _registry() -> Iterator[Line]:

@@ -33,7 +33,6 @@ OURS = "__verl_ext__"
 """The attribute by which a wrapper of ours is known."""
 TRAINERS = {True: "verl.trainer.ppo.v1.trainer_base", False: "verl.trainer.ppo.ray_trainer"}
 """The module of the trainer that verl's main starts, by `trainer.use_v1`."""
-ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 RULES: dict[str, bool] = {}
 """Rules that rooms and other plugins add: `module:function` of a `RunConfig`, and whether it is for every run of verl.
 

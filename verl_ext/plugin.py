@@ -6,7 +6,7 @@ own failures. It does not import verl or torch. A run that needs a room which is
 
 from __future__ import annotations
 
-from verl_ext.hooks import ENGINE, RULES, TRAINERS, Hook, schedule
+from verl_ext.hooks import RULES, TRAINERS, Hook, schedule
 
 DEFAULT, RAY = TRAINERS[True], TRAINERS[False]
 
@@ -16,7 +16,6 @@ schedule(
     Hook(RAY, "verl_ext.integration.ray_trainer:install", "RayPPOTrainer"),
     Hook(DEFAULT, "verl_ext.update:over_trainers", "a shorter update, the default trainer"),
     Hook(RAY, "verl_ext.update:over_trainers", "a shorter update, RayPPOTrainer"),
-    Hook(ENGINE, "verl_ext.update:over_engine", "a shorter update"),
     # After the others, so that a trainer's configuration is checked before they read it.
     Hook(DEFAULT, "verl_ext.checks.start:over_trainers", "checks of the default trainer"),
     Hook(RAY, "verl_ext.checks.start:over_trainers", "checks of RayPPOTrainer"),

@@ -48,7 +48,7 @@ def test_a_component_that_is_only_logged_ends_nothing_and_is_named_once(name, ca
     settings = Settings.parse({"rewards": {"log": "all"}})
     run = Run(name, settings, build(name, settings) if name != "grpo" else None)
     rows = Rows.of_padding(np.zeros(4, dtype=bool))
-    rewards = Table(rows=rows, labels=UIDS, fields=ODD | FINE, returned=[*ODD, *FINE])
+    rewards = Table(settings=run.settings.rewards, rows=rows, labels=UIDS, fields=ODD | FINE, returned=[*ODD, *FINE])
     for _ in range(2):
         log_rewards(run, rewards)
     assert {metric.split("/")[1] for metric in run.metrics} == set(FINE)

@@ -129,7 +129,9 @@ SCORES = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0], [0.0, 
 def watched(folder: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """The metrics, and the rows of the dump."""
     rows = Rows.of_sessions(KEYS, np.array([key.startswith("pad") for key in KEYS]))
-    rewards = Table(rows=rows, labels=["a", "a", "b"], fields={"acc": np.array([1.0, 0.0, 1.0])})
+    rewards = Table(
+        settings=run.settings.rewards, rows=rows, labels=["a", "a", "b"], fields={"acc": np.array([1.0, 0.0, 1.0])}
+    )
     settings = Settings.parse({"rewards": {"keys": ["acc"]}, "verl_ext": {"dump_dir": str(folder)}})
     run = Run("gae", settings, None, SimpleNamespace(global_steps=3, local_trigger_step=0))
     given = {"advantages": ADVANTAGES, "response_mask": MASK, "token_level_scores": SCORES}
@@ -149,5 +151,7 @@ def test_each_trajectory_has_its_own_reward_tokens_score_and_mean_advantage(tmp_
 
 def test_a_batch_of_padding_alone_has_nothing_to_show() -> None:
     run = Run("grpo", Settings.parse({"rewards": {"keys": ["acc"]}}), None)
-    log_and_dump(run, Table(rows=Rows.of_sessions(["pad_0_0"], np.array([True])), labels=[]), None)
+    log_and_dump(
+        run, Table(settings=run.settings.rewards, rows=Rows.of_sessions(["pad_0_0"], np.array([True])), labels=[]), None
+    )
     assert run.metrics == {}

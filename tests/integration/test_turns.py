@@ -259,5 +259,5 @@ def test_a_session_was_cut_if_any_of_its_outputs_has_the_longest_length(monkeypa
     """A short output may follow one that was cut."""
     masks = torch.nested.nested_tensor([torch.ones(size) for size in (5, 2, 3)], layout=torch.jagged)
     monkeypatch.setattr(queue, "fetch", lambda *_: {"response_mask": masks})
-    rewards = queue.table_of(["p_0_0", "p_0_1", "p_1_0"], "train", Needs(turns=True, longest=5))
+    rewards = queue.table_of(["p_0_0", "p_0_1", "p_1_0"], "train", Needs(Settings().rewards, turns=True, longest=5))
     assert rewards.cut.tolist() == [True, False]

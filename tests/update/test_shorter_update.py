@@ -137,7 +137,7 @@ class Workers:
 
     def execute_all_sync(self, method, function):
         assert method == "execute_func_rank_zero"
-        assert function is update.state_of_engine
+        assert function is update.make_ready
         self.asked += 1
         return list(self.states)
 
@@ -170,7 +170,7 @@ def trainer_with(group, *settings):
 )
 @pytest.mark.parametrize("name", ["extra_info", "meta_info"])
 def test_a_pass_is_marked_and_its_data_does_not_stay_so(settings, marks, name):
-    group, entries = Workers("holds", "holds"), {"temperature": 1.0}
+    group, entries = Workers("", ""), {"temperature": 1.0}
     trainer = trainer_with(group, *settings)
     for _ in range(2):
         trainer._update_actor(SimpleNamespace(**{name: entries}))
@@ -180,15 +180,10 @@ def test_a_pass_is_marked_and_its_data_does_not_stay_so(settings, marks, name):
 
 
 def test_a_rank_without_the_package_is_named_before_the_first_pass():
-    trainer = trainer_with(Workers("holds", "pending"), "share_prompts")
+    trainer = trainer_with(Workers("", "no such module"), "share_prompts")
     with pytest.raises(IntegrationError, match=r"\[1\]"):
         trainer._update_actor(SimpleNamespace(meta_info={}))
     assert trainer.given == []
-
-
-def test_a_rank_whose_plugin_is_off_is_named_as_well(monkeypatch):
-    monkeypatch.setattr(hooks, "HOOKS", [])
-    assert update.state_of_engine() != "holds"
 
 
 def test_each_layout_of_a_model(folder, record_property):

@@ -18,9 +18,9 @@ import torch
 from tests import fresh
 from tests.update.updates import WIDTHS, Actor, no_tokens, rows
 from verl_ext.errors import IntegrationError
-from verl_ext.update import SHARE_MARK, SKIP_MARK, entry, split
+from verl_ext.update import SHARE_MARK, SKIP_MARK, split
 from verl_ext.update.rule import EXACT
-from verl_ext.update.split import row_lengths
+from verl_ext.update.split import entry, row_lengths
 
 
 def run(task: str, ranks: int, folder: Path, *, cases: int = 1000) -> list[Any]:

@@ -59,6 +59,7 @@ class Actor:
         from verl.workers.engine_workers import TrainingWorker
 
         from tests.configs import compose
+        from verl_ext.update import engine
 
         self.config = compose(
             *(ON_GPU if GPU else ("+verl_ext=cpu",)),
@@ -80,6 +81,7 @@ class Actor:
             )
         )
         self.worker.reset()
+        engine.install()
         self.engine = self.worker.engine
         if sgd:
             self.engine.optimizer = torch.optim.SGD(self.engine.module.parameters(), lr=1.0)

@@ -168,6 +168,7 @@ def _wrong(columns: Mapping[str, Any], answers: Sequence[str], verdict: Verdict,
     run, size = Run(verdict.name, settings, verdict.chain), len(answers)
     scores = torch.tensor(columns[SCORE], dtype=torch.float64)[:, None]
     table = Table(
+        settings=settings.rewards,
         rows=Rows.of_padding(np.zeros(size, dtype=bool)),
         labels=answers,
         fields=columns,
@@ -186,7 +187,7 @@ def _wrong(columns: Mapping[str, Any], answers: Sequence[str], verdict: Verdict,
             else:
                 compute(run.name, scores, torch.ones(size, 1))
         if settings.rewards.accuracy_between is not None:
-            outside(Groups.of(answers), table, settings.rewards)
+            outside(Groups.of(answers), table)
     except VerlExtError as error:
         yield str(error)
 

@@ -69,9 +69,6 @@ def compute(
         batch = table.batch(
             settings.keys or (SCORE,),
             part,
-            by_turn=settings.by_turn or (),
-            discount=settings.turn_discount,
-            conditions=settings.conditions,
             tokens=tokens,
             accuracy=_accuracy(run, chain, table) if chain.needs_accuracy else None,
             kl_reward=total - table.score if run.settings.kl_in_reward else None,
@@ -101,12 +98,11 @@ def _at_work(name: str) -> tuple[Run, Chain, Table]:
 def _accuracy(run: Run, chain: Chain, table: Table) -> Array:
     """Return the accuracy of each trajectory; raise if the history is that of another accuracy."""
     settings = run.settings.rewards
-    key, threshold = settings.accuracy_in(table), settings.accuracy_threshold
-    now = {"key": key, "threshold": threshold}
+    now = {"key": settings.accuracy_in(table), "threshold": settings.accuracy_threshold}
     if chain.stateful:
         checkpoint.require_same_accuracy(run.accuracy, now)
     run.accuracy = now
-    return table.accuracy(key, threshold)
+    return table.accuracy()
 
 
 def _run_chain(run: Run, chain: Chain, batch: Batch) -> Array:

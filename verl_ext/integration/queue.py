@@ -30,7 +30,7 @@ def table_of(
     scored = [keys[row] for row in rows.scored.tolist()]
     labels = uids_of(scored)
     if not scored:
-        return Table(rows=rows, labels=labels)
+        return Table(settings=needs.settings, rows=rows, labels=labels)
     names = dict.fromkeys(needs.names)
     per_token = [TOKEN_FIELD + name for name in names] + ["rm_scores"] * needs.score
     wanted = ["extra_fields", *names, *per_token] if names or needs.everything else per_token
@@ -51,6 +51,7 @@ def table_of(
     infos = [entry.get("reward_extra_info") or {} for entry in extra]
     returned = list(dict.fromkeys(name for info in infos for name in info))
     return Table(
+        settings=needs.settings,
         rows=rows,
         spans=spans,
         labels=labels,

@@ -63,6 +63,7 @@ class Run:
         keys, by_turn = rewards.keys or (), bool(rewards.by_turn)
         accuracy = (rewards.accuracy_key or ACCURACY,) if chain.needs_accuracy else ()
         return Needs(
+            rewards,
             names=(*keys, *accuracy, *chain.needs_fields),
             score=self.settings.kl_in_reward or SCORE in keys,
             turns=by_turn,

@@ -24,7 +24,7 @@ from verl_ext.errors import IntegrationError
 from verl_ext.integration import queue
 from verl_ext.integration.run import Run
 from verl_ext.integration.table import Needs, Table
-from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD
 
 METHOD = "_dapo_filtered_keys"
 """The method of verl's replay buffer that returns the finished groups to drop."""
@@ -66,20 +66,19 @@ class Rule:
         keys = [key for key, uid in zip(every, uids_of(every), strict=True) if uid in uids]
         settings = self.run.settings.rewards
         accuracy = () if settings.accuracy_key is None else (settings.accuracy_key,)
-        table = queue.table_of(keys, partition_id, Needs((*(settings.keys or ()), *accuracy), score=True))
+        table = queue.table_of(keys, partition_id, Needs(settings, (*(settings.keys or ()), *accuracy), score=True))
         missing = uids - set(map(str, table.labels))
         if missing or table.score is None:
             raise IntegrationError(f"finished groups without a trajectory, or without scores: {sorted(missing)[:5]}")
         named = tuple(key for key in settings.keys or () if key not in (settings.by_turn or ()))
-        conditions = settings.conditions if self.metric == ANY_REWARD else None
-        batch = table.batch(named or (SCORE,), conditions=conditions)
+        batch = table.batch(named or (SCORE,))
         counts: dict[str, Bools] = {}
         groups = batch.groups
         several = groups.sizes > 1  # a group of one response cannot vary; verl keeps it as well
         if self.metric == ANY_REWARD:
             dropped = ~live(batch, self.run.chain, settings.weights) & several
         else:
-            too_hard, too_easy = (part & several for part in outside(groups, table, settings))
+            too_hard, too_easy = (part & several for part in outside(groups, table))
             dropped = too_hard | too_easy
             counts |= {"too_hard": too_hard, "too_easy": too_easy}
         score, varies = groups.variation(table.score)
@@ -107,12 +106,11 @@ def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -
     return np.asarray((batch.groups.varies(batch.rewards) & counts).any(axis=1))
 
 
-def outside(groups: Groups, table: Table, settings: RewardsSettings) -> tuple[Bools, Bools]:
+def outside(groups: Groups, table: Table) -> tuple[Bools, Bools]:
     """Return `[G]` whether the mean accuracy of a group lies below and above the bounds of `accuracy_between`.
 
     A group without any scored accuracy counts as below.
     """
-    right = table.accuracy(settings.accuracy_in(table), settings.accuracy_threshold)
-    low, high = settings.accuracy_between or ()
-    means = groups.mean(right)
+    low, high = table.settings.accuracy_between or ()
+    means = groups.mean(table.accuracy())
     return ~(means >= low - TOLERANCE), means > high + TOLERANCE

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_ext.core.batch import LARGEST_REWARD, SCORE, Batch, Requirement, unit_accuracy
+from verl_ext.core.batch import LARGEST_REWARD, SCORE, Batch, unit_accuracy
 from verl_ext.core.groups import Array, Bools, Groups, Index
 from verl_ext.core.rows import Rows, broadcast, row_sums, scores
 from verl_ext.core.turns import Turns, TurnSpans, per_turn
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
+from verl_ext.settings import RewardsSettings
 
 TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
 _NUMBER = (float, np.bool_, np.integer, np.floating)
@@ -25,6 +26,7 @@ _NUMBER = (float, np.bool_, np.integer, np.floating)
 class Needs:
     """What a run reads of each batch, beside what verl passes to an estimator."""
 
+    settings: RewardsSettings
     names: tuple[str, ...] = ()
     """Rewards and fields."""
     score: bool = False
@@ -46,6 +48,7 @@ class Table:
     the agent loop, or of a colocated reward model).
     """
 
+    settings: RewardsSettings
     rows: Rows
     """The rows of the batch by trajectory."""
     labels: Sequence[Hashable]
@@ -80,9 +83,6 @@ class Table:
         part: Index | slice = slice(None),
         *,
         counts: bool = True,
-        by_turn: Collection[str] = (),
-        discount: float = 1.0,
-        conditions: Mapping[str, Requirement] | None = None,
         tokens: Array | None = None,
         accuracy: Array | None = None,
         kl_reward: Array | None = None,
@@ -90,15 +90,17 @@ class Table:
     ) -> Batch:
         """Return the core's `Batch` of some rewards, of all rows or a part: trajectories, or by turn their turns.
 
-        `tokens` `[M]` is one number per row, `accuracy` and `kl_reward` `[N]` one per trajectory.
+        `counts`: as an estimator gets them, with their conditions. `tokens` `[M]` is one number per row, `accuracy` and
+        `kl_reward` `[N]` one per trajectory.
         """
-        every, turns = self.owner, None
+        every, turns, by_turn = self.owner, None, self.settings.by_turn or ()
+        conditions = {key: needed for key, needed in (self.settings.conditions or {}).items() if key in keys and counts}
         owner, whole = every[part], self.spans is None and isinstance(part, slice)
         columns = [self.turns_of(key) if key in by_turn else self.column(key, counts=counts)[every] for key in keys]
         outputs = self.rows.outputs
         if self.spans is not None:
             outputs, places = self.spans.outputs, tuple(place for place, key in enumerate(keys) if key in by_turn)
-            turns = Turns.of_counts(np.unique(owner, return_counts=True)[1], places, discount)
+            turns = Turns.of_counts(np.unique(owner, return_counts=True)[1], places, self.settings.turn_discount)
 
         def selected(values: Any) -> Any:
             return values if whole else [values[trajectory] for trajectory in owner.tolist()]
@@ -132,8 +134,9 @@ class Table:
         valid = {SCORE, *self.token_scores, *map(str, numeric)}
         raise ConfigurationError(f"algorithm.rewards.{setting}: {unknown('reward component', key, valid)}")
 
-    def accuracy(self, key: str, threshold: float | None) -> Array:
+    def accuracy(self) -> Array:
         """Return `[N]` the accuracy in [0, 1], NaN where it is not scored."""
+        key, threshold = self.settings.accuracy_in(self), self.settings.accuracy_threshold
         return unit_accuracy(self.column(key, "accuracy_key"), self.labels, key=key, threshold=threshold)
 
     def turns_of(self, key: str) -> Array:
@@ -226,6 +229,7 @@ def of_batch(
         return rows.gather(scores(tensors[name], mask))
 
     return Table(
+        settings=needs.settings,
         rows=rows,
         spans=TurnSpans.of(mask, rows) if needs.turns else None,
         labels=uids if rows.one_to_one else rows.labels(uids),

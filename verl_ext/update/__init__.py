@@ -1,12 +1,13 @@
 """A shorter update: `skip_zero_advantage` leaves rows out, `share_prompts` computes a prompt once for its answers.
 
-The part over the trainers puts the rows in order and marks the data of a pass. The engine in the workers, which do not
-know the section `algorithm`, reads the marks. So every process loads this file, and the others where a run asks.
+The part over the trainers puts the rows in order and marks the data of a pass. verl's FSDP engine in the workers, which
+do not know the section `algorithm`, reads the marks: the trainer makes it ready before the first pass. A process whose
+run does not ask for any of this loads this file at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -26,45 +27,21 @@ def over_trainers(module: ModuleType) -> None:
     hooks.put_over(module, UpdateTrainer)
 
 
-def over_engine(transformer_impl: ModuleType) -> None:
-    """Wrap a pass of the FSDP engine; `engine.install` wraps the rest of it where a run has marks."""
-    hooks.wrap(hooks.member(transformer_impl, "FSDPEngine"), "forward_backward_batch", wrap_pass)
-
-
-def wrap_pass(
-    original: Callable[..., Any], self: Any, data: Any, loss_function: Any, forward_only: bool = False
-) -> Any:
-    """`forward_backward_batch(self, data, ...)`: a pass with marks is this package's."""
-    if not (entry(data, SKIP_MARK, False) or entry(data, SHARE_MARK, False)):
-        return original(self, data, loss_function, forward_only)
-    from verl_ext.update import engine
-
-    engine.install()
-    return engine.marked_pass(original, self, data, loss_function, forward_only)
-
-
-def entry(data: Any, name: str, default: Any = None) -> Any:
-    """Return an entry of a batch that has no row for each response."""
-    from verl.utils import tensordict_utils as tu
-
-    return tu.get_non_tensor_data(data=data, key=name, default=default)
-
-
 class UpdateTrainer:
     """A trainer whose update may be shorter."""
 
     SERVES = ("skip_zero_advantage", "share_prompts")
     _verl_ext_marks: tuple[str, ...] = ()
     """What the run asks for; empty: every method does what verl's does."""
-    _verl_ext_asked_ranks: bool = False
+    _verl_ext_ready: bool = False
+    """Whether the engines of all workers are."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         verl: Any = super()
         self._verl_ext_marks = marks_of(config)
         if self._verl_ext_marks:
-            hooks.require_hooked(hooks.ENGINE)
-            if (state := state_of_engine()) != "holds":
-                raise IntegrationError(f"verl_ext cannot shorten the update of this verl: {state}")
+            if problem := make_ready():
+                raise IntegrationError(f"verl_ext cannot shorten the update of this verl: {problem}")
             hooks.require_passed_on(type(self), UpdateTrainer, PASSES)
         verl.__init__(config, *args, **kwargs)
 
@@ -98,9 +75,9 @@ class UpdateTrainer:
 def marked(trainer: UpdateTrainer, batch: Any) -> Iterator[None]:
     """Mark the batch of a pass of the actor or the reference, of the default trainer or `RayPPOTrainer`."""
     marks = trainer._verl_ext_marks
-    if marks and not trainer._verl_ext_asked_ranks:
-        require_ranks(trainer)
-        trainer._verl_ext_asked_ranks = True
+    if marks and not trainer._verl_ext_ready:
+        make_workers_ready(trainer)
+        trainer._verl_ext_ready = True
     entries = batch.extra_info if hasattr(batch, "extra_info") else batch.meta_info
     entries.update(dict.fromkeys(marks, True))
     try:
@@ -121,28 +98,24 @@ def marks_of(config: Any) -> tuple[str, ...]:
     return (SKIP_MARK,) * asked.skip_zero_advantage + (SHARE_MARK,) * asked.share_prompts
 
 
-def require_ranks(trainer: Any) -> None:
-    """Raise if a worker runs verl's engine without this package: the others would wait for it for ever."""
+def make_workers_ready(trainer: Any) -> None:
+    """Make the engine of each worker ready; raise if one cannot be: the others would wait for it for ever."""
     for name in ("actor_rollout_wg", "ref_policy_wg"):
         group = getattr(trainer, name, None)
-        states = [] if group is None else group.execute_all_sync("execute_func_rank_zero", state_of_engine)
-        if broken := {rank: state for rank, state in enumerate(states) if state != "holds"}:
+        problems = [] if group is None else group.execute_all_sync("execute_func_rank_zero", make_ready)
+        if broken := {rank: problem for rank, problem in enumerate(problems) if problem}:
             raise IntegrationError(
-                f"verl_ext is not at work on ranks {[*broken]} of {name} ({', '.join({*broken.values()})}): install it "
-                "there (doctor says whether it holds), or set algorithm.verl_ext.skip_zero_advantage and share_prompts "
-                "to False"
+                f"verl_ext is not at work on ranks {[*broken]} of {name} ({', '.join({*broken.values()})}): mend that "
+                "there, or set algorithm.verl_ext.skip_zero_advantage and share_prompts to False"
             )
 
 
-def state_of_engine() -> str:
-    """Make verl's engine of this process ready for marks; return `holds`, else what is wrong."""
-    hook = next((hook for hook in hooks.HOOKS if hook.module == hooks.ENGINE), None)
-    if hook is None or hook.state != "holds":
-        return "not installed" if hook is None else str(hook.error or hook.state)
+def make_ready() -> str:
+    """Make verl's engine of this process read the marks; return what is wrong, or nothing."""
     try:
         from verl_ext.update import engine
 
         engine.install()
-    except Exception as error:  # noqa: BLE001 - it is told in the trainer
+    except Exception as error:  # noqa: BLE001 - the trainer tells it
         return str(error)
-    return hook.state
+    return ""

@@ -5,7 +5,6 @@ Packing must change log-probabilities no more than verl's own micro-batches do.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,12 +12,14 @@ from itertools import accumulate
 from typing import Any, cast
 
 import torch
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine.fsdp import transformer_impl
 
 from verl_ext import hooks
 from verl_ext.errors import IntegrationError
-from verl_ext.update import SHARE_MARK, SKIP_MARK, entry, pack, split
+from verl_ext.update import SHARE_MARK, SKIP_MARK, pack, split
 from verl_ext.update.log_probs import log_probs
-from verl_ext.update.split import FIGURES
+from verl_ext.update.split import FIGURES, entry
 
 CHECKED = "_verl_ext_checked"
 """The attribute of an engine whose first pass was checked."""
@@ -31,18 +32,22 @@ ROUNDING = (1.0, 8.0)
 
 
 def install() -> None:
-    """Wrap what the marks of a pass change in verl's FSDP engine."""
-    transformer_impl = cast("Any", sys.modules[hooks.ENGINE])
+    """Wrap what the marks of a pass change in verl's FSDP engine, once in a process."""
     hooks.require_parameters(transformer_impl, "logprobs_from_logits", ("logits", "labels", "inplace_backward"))
     hooks.wrap(transformer_impl, "prepare_micro_batches", split.wrap_prepare)
+    hooks.wrap(hooks.member(transformer_impl, "FSDPEngine"), "forward_backward_batch", wrap_forward_backward)
     engine = hooks.member(transformer_impl, "FSDPEngineWithLMHead")
     hooks.wrap(engine, "prepare_model_inputs", pack.wrap_inputs)
     hooks.wrap(engine, "prepare_model_outputs", pack.wrap_outputs)
 
 
-def marked_pass(original: Callable[..., Any], self: Any, data: Any, loss_function: Any, forward_only: bool) -> Any:
-    """`forward_backward_batch(self, data, ...)` with marks: check the engine once; return the figures of an update."""
-    share = entry(data, SHARE_MARK, False)
+def wrap_forward_backward(
+    original: Callable[..., Any], self: Any, data: Any, loss_function: Any, forward_only: bool = False
+) -> Any:
+    """`forward_backward_batch(self, data, ...)`: check the engine once, and return the figures of an update."""
+    share, skip = entry(data, SHARE_MARK, False), entry(data, SKIP_MARK, False)
+    if not (share or skip):
+        return original(self, data, loss_function, forward_only)
     if share and not hasattr(self, CHECKED):
         require_equal(self, data)
         setattr(self, CHECKED, True)
@@ -57,7 +62,7 @@ def marked_pass(original: Callable[..., Any], self: Any, data: Any, loss_functio
 @contextmanager
 def computing(engine: Any, *, share: bool) -> Iterator[None]:
     """Let an engine compute with `pack.attend`, and without flash-attn log-probabilities with `log_probs`."""
-    config, module = engine.module.config, cast("Any", sys.modules[hooks.ENGINE])
+    config, module = engine.module.config, cast("Any", transformer_impl)
     usual = config._attn_implementation, module.logprobs_from_logits
     if share:
         config._attn_implementation = pack.ATTENTION
@@ -97,8 +102,6 @@ def require_equal(engine: Any, data: Any) -> None:
 
 def answer_log_probs(engine: Any, data: Any, rows: Sequence[int], *, share: bool = False) -> torch.Tensor:
     """Return the log-probabilities of the answers in some rows, `[tokens]`; with `share` the rows are packed."""
-    from verl.utils import tensordict_utils as tu
-
     batch = tu.index_select_tensor_dict(data, list(rows))
     tu.assign_non_tensor(batch, **{SHARE_MARK: share, SKIP_MARK: False, "calculate_entropy": False})
     with torch.no_grad():

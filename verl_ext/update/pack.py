@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
+from verl.utils import tensordict_utils as tu
 
 from verl_ext.errors import IntegrationError, listed
-from verl_ext.update import SHARE_MARK, entry
-from verl_ext.update.split import row_lengths
+from verl_ext.update import SHARE_MARK
+from verl_ext.update.split import entry, row_lengths
 
 logger = logging.getLogger("verl_ext")
 ATTENTION = "verl_ext_share_prompts"
@@ -138,8 +139,6 @@ def wrap_inputs(original: Callable[..., Any], self: Any, micro_batch: Any) -> An
     """`prepare_model_inputs(self, micro_batch)`: the packed sequence, and logits for the answers' tokens only."""
     if not entry(micro_batch, SHARE_MARK, False):
         return original(self, micro_batch)
-    from verl.utils import tensordict_utils as tu
-
     names = ("input_ids", "position_ids")
     taken, predict, plan = pack(micro_batch)
     places, offsets = answer_places(micro_batch)

@@ -13,12 +13,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from verl.utils import tensordict_utils as tu
 
 from verl_ext.core.rows import dense
-from verl_ext.update import SHARE_MARK, SKIP_MARK, entry
+from verl_ext.update import SHARE_MARK, SKIP_MARK
 
 FIGURES = "verl_ext_figures"
 """The key under which the split of an update returns its metrics."""
+
+
+def entry(data: Any, name: str, default: Any = None) -> Any:
+    """Return an entry of a batch that has no row for each response."""
+    return tu.get_non_tensor_data(data=data, key=name, default=default)
 
 
 class Lengths(NamedTuple):
@@ -69,8 +75,6 @@ def wrap_prepare(original: Callable[..., Any], data: Any, dp_group: Any = None, 
     skip, share = entry(data, SKIP_MARK, False), entry(data, SHARE_MARK, False)
     if not (share or (skip and "advantages" in data)):
         return original(data=data, dp_group=dp_group, **options)
-    from verl.utils import tensordict_utils as tu
-
     lengths = row_lengths(data, share=share)
     everything = range(len(lengths.number))
     live, others = live_rows(data, lengths, skip=skip) if "advantages" in data else (everything, [])

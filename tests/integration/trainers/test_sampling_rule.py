@@ -276,7 +276,7 @@ def test_groups_are_kept_by_their_accuracy(asked, rewards, dropped, hard, easy):
 def test_a_mean_at_a_bound_of_accuracy_between_is_kept(values, bounds, kept):
     labels = ["a"] * len(values)
     rows = Rows.of_padding(np.zeros(len(values), dtype=bool))
-    rewards = table.Table(rows=rows, labels=labels, fields={"acc": values})
     settings = Settings.parse({"rewards": {"accuracy_key": "acc", "accuracy_between": bounds}}).rewards
-    below, above = sampling.outside(Groups.of(labels), rewards, settings)
+    rewards = table.Table(settings=settings, rows=rows, labels=labels, fields={"acc": values})
+    below, above = sampling.outside(Groups.of(labels), rewards)
     assert bool(below | above) != kept
