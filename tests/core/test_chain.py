@@ -10,7 +10,7 @@ import pytest
 
 from tests.facts import facts
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import Chain, Step, Update, plain_state
+from verl_ext.core.chain import Chain, Step, StepResult, plain_state
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.steps import Centre, WeighAndSum
 from verl_ext.errors import CheckpointError, ConfigurationError
@@ -25,8 +25,8 @@ class Count(Step):
     def init(self):
         return 0
 
-    def update(self, values, batch, state):
-        return Update(values, state + 1, {"rows": 1.0, "reward/max": 3.0})
+    def transform(self, values, batch, state):
+        return StepResult(values, state + 1, {"rows": 1.0, "reward/max": 3.0})
 
 
 ALL = Chain((WeighAndSum(), Centre(), Count(), WeighByHistory()))

@@ -52,13 +52,13 @@ def test_the_kl_part_may_be_left_out_of_groups_that_do_not_vary():
 def test_a_step_for_one_value_refuses_several(step):
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"), accuracy=[1.0])
     with pytest.raises(ConfigurationError, match=facts("one value", "found 2", "weigh_and_sum")):
-        step.update(batch.rewards, batch, None)
+        step.transform(batch.rewards, batch, None)
 
 
 @pytest.mark.parametrize("step", [WeighByDifficulty(), WeighByFocal(), WeighByHistory()])
 def test_a_step_without_the_accuracy_it_needs_says_so(step):
     with pytest.raises(ConfigurationError, match=facts(f"step '{step.name}'", "accuracy", "[0, 1]")):
-        step.update(*column([1.0]), step.init())
+        step.transform(*column([1.0]), step.init())
 
 
 def test_a_field_that_is_not_known_is_an_error():
@@ -70,7 +70,7 @@ def test_a_field_that_is_not_known_is_an_error():
 def test_rewards_of_different_scale_that_cancel_leave_nothing_behind_the_std_of_the_batch():
     values = np.array([[3.0, -0.5, 1.0], [-3.0, 0.5, 1.0], [0.0, 0.0, 1.0 + 1e-9]])
     batch = Batch.of(values, ["p"] * 3, keys=("a", "b", "c"))
-    found = DivideByBatchStd().update(batch.returns, batch, None).values
+    found = DivideByBatchStd().transform(batch.returns, batch, None).values
     assert np.abs(found[:, 0] + found[:, 1]).max() < 1e-12
     assert found[:, 2] == pytest.approx(1.0)  # it does not vary
 
@@ -79,7 +79,7 @@ def test_rewards_of_different_scale_that_cancel_leave_nothing_behind_the_std_of_
 def test_by_turn_the_std_of_the_batch_counts_each_response_once(first):
     """The values 4 and 4 of one response, or 4 alone, 0 of another: mean 2, std 2 sqrt(2), as without turns."""
     batch = Batch.of([[first], [4.0], [0.0]], ["p"] * 3, turns=Turns.of_counts([2, 1]))
-    found = DivideByBatchStd().update(batch.returns, batch, None).values[1:, 0]
+    found = DivideByBatchStd().transform(batch.returns, batch, None).values[1:, 0]
     assert found == pytest.approx([math.sqrt(2), 0], rel=1e-6)
 
 

@@ -22,7 +22,7 @@ State = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Update:
+class StepResult:
     """What a step returns: new values `[N, K]`, its new state, and metrics."""
 
     values: Array
@@ -35,7 +35,7 @@ class Update:
 class Step:
     """One small transformation of a batch's values; a subclass is a frozen dataclass whose fields are its settings.
 
-    A step needs only `name` and `apply`. One that logs metrics, warns, or keeps state from batch to batch has `update`
+    A step needs only `name` and `apply`. One that logs metrics or keeps state from batch to batch has `transform`
     instead. The state is an argument and a result; the step itself never changes.
 
     >>> @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Step:
     ...
     ...     def apply(self, values, batch):
     ...         return values / 2
-    >>> Halve().update(np.array([[4.0]]), Batch.of([[4.0]], ["g"]), None).values
+    >>> Halve().transform(np.array([[4.0]]), Batch.of([[4.0]], ["g"]), None).values
     array([[2.]])
     """
 
@@ -67,11 +67,11 @@ class Step:
 
     def apply(self, values: Array, batch: Batch) -> Array:
         """Return new values `[N, K]`. NaN means "not scored": pass it on."""
-        raise NotImplementedError(f"the step {type(self).__name__} defines neither apply nor update")
+        raise NotImplementedError(f"the step {type(self).__name__} defines neither apply nor transform")
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         """Return new values, the new state and metrics."""
-        return Update(self.apply(values, batch))
+        return StepResult(self.apply(values, batch))
 
     def init(self) -> Any:
         """Return the state before the first batch, plain data that JSON restores unchanged; None without a state."""
@@ -153,8 +153,8 @@ class Chain:
         metrics: Metrics = {}
         values = batch.returns
         for step in self.steps:
-            update = step.update(values, batch, old.get(step.name))
-            after, shape = update.values, (len(values), 1 if step.name == SUM else values.shape[1])
+            found = step.transform(values, batch, old.get(step.name))
+            after, shape = found.values, (len(values), 1 if step.name == SUM else values.shape[1])
             if not isinstance(after, np.ndarray) or after.shape != shape:
                 raise ConfigurationError(
                     f"step {step.name!r} returns {type(after).__name__} {getattr(after, 'shape', '')}, expected an "
@@ -164,9 +164,9 @@ class Chain:
                 varies = batch.groups.broadcast(batch.groups.varies(values))
                 after = np.where(varies | np.isnan(after), after, 0.0)
             values = after
-            metrics |= update.metrics
-            if update.state is not None:
-                new[step.name] = update.state
+            metrics |= found.metrics
+            if found.state is not None:
+                new[step.name] = found.state
         if values.shape[1] != 1:
             raise ConfigurationError(
                 f"a chain must end with one value per trajectory, but the steps {[step.name for step in self.steps]} "

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import LARGEST_COUNT, Batch
-from verl_ext.core.chain import SUM, Order, Step, Update
+from verl_ext.core.chain import SUM, Order, Step, StepResult
 from verl_ext.core.groups import Array
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.typed import LARGEST_WEIGHT, limited
@@ -70,14 +70,14 @@ class WeighByHistory(Anchor, Step):
                 f"algorithm.hadw.anchor={state['anchor']}, or start from a folder without that state"
             )
 
-    def update(self, values: Array, batch: Batch, state: dict[str, Any] | None) -> Update:
+    def transform(self, values: Array, batch: Batch, state: dict[str, Any] | None) -> StepResult:
         """Reweigh with the anchor, then move it."""
         old = self.init() if state is None else state
         self.check_state(old)
         accuracy = batch.accuracy_for(self.name)
         scored = accuracy[~np.isnan(accuracy)]
         if not len(scored):
-            return Update(values, old)
+            return StepResult(values, old)
         y = float(scored.mean())
         centre, new, eta_t = self._move(old, y)
         gap = batch.prompts.broadcast(batch.prompts.mean(accuracy) - centre)[:, None]
@@ -95,7 +95,7 @@ class WeighByHistory(Anchor, Step):
         used = phi[~np.isnan(values) & (values != 0)]
         if used.size:
             metrics |= {"reweighting_mean": float(used.mean()), "reweighting_std": float(used.std())}
-        return Update(values * phi, new, metrics)
+        return StepResult(values * phi, new, metrics)
 
     def _move(self, old: dict[str, Any], y: float) -> tuple[float, dict[str, Any], float]:
         """Return the anchor for this batch, the new state, and the step size of `soft`."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import SUM, Order, Step, Update
+from verl_ext.core.chain import SUM, Order, Step, StepResult
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, divide
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.typed import limited
@@ -146,7 +146,7 @@ class DropConflicts(Step):
     weights: tuple[float, ...] | None = None
     """One per component; default: 1 each."""
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         weights = np.ones(len(batch.keys)) if self.weights is None else np.array(self.weights)
         scored = ~np.isnan(values).all(axis=1)
         parts = np.where(np.isnan(values), 0.0, values * weights)
@@ -159,7 +159,8 @@ class DropConflicts(Step):
         kept = batch.groups.mean(np.where(scored, ~dropped, np.nan))
         out = np.where(dropped[:, None], np.nan, values * batch.groups.broadcast(kept)[:, None])
         shares = {"conflict_share": conflict, "dropped_share": dropped}
-        return Update(out, metrics={name: float(rows[scored].mean()) for name, rows in shares.items() if scored.any()})
+        metrics = {name: float(rows[scored].mean()) for name, rows in shares.items() if scored.any()}
+        return StepResult(out, metrics=metrics)
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ class WeighByVariation(Step):
 
     >>> batch = Batch.of([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0]], ["g"] * 3, keys=("correctness", "format"))
     >>> step = WeighByVariation(lowest=(-3.0, 0.0))
-    >>> {name: round(w, 3) for name, w in step.update(batch.returns, batch, None).metrics.items()}
+    >>> {name: round(w, 3) for name, w in step.transform(batch.returns, batch, None).metrics.items()}
     {'weight/correctness': 0.732, 'weight/format': 1.268}
     """
 
@@ -181,7 +182,7 @@ class WeighByVariation(Step):
     lowest: tuple[float, ...] | None = None
     """The least value of each reward, in the order of `algorithm.rewards.keys`; default: 0 each."""
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         size, turns = len(batch.keys), batch.turns
         lowest = np.zeros(size) if self.lowest is None else np.array(self.lowest)
         if len(lowest) != size:
@@ -202,7 +203,8 @@ class WeighByVariation(Step):
         variation = np.where(varies, everything.std(rewards - mean) / (np.abs(mean) + 1e-8), 0.0)
         weights = size * variation / (variation.sum(axis=1, keepdims=True) + 1e-8)
         named = zip(batch.keys, weights.sum(axis=0), strict=True)
-        return Update(values * weights, metrics={f"weight/{metric_name(key)}": float(weight) for key, weight in named})
+        metrics = {f"weight/{metric_name(key)}": float(weight) for key, weight in named}
+        return StepResult(values * weights, metrics=metrics)
 
 
 @dataclass(frozen=True)

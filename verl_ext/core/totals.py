@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import SUM, Order, Step, Update
+from verl_ext.core.chain import SUM, Order, Step, StepResult
 from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.steps import single, without_rounding
@@ -75,7 +75,7 @@ class Whiten(Step):
     over: Literal["sequence", "token"] = "sequence"
     epsilon: float = limited(1e-6, above=0.0, only_with={"over": ("sequence",)})
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         values, centred = without_rounding(values, batch)
         column = single(values)
         scored = ~np.isnan(column)
@@ -83,13 +83,13 @@ class Whiten(Step):
         weights = (batch.lengths if self.over == "token" else batch.turns.response_weights(scored))[scored]
         total = float(weights.sum().round(6))  # thirds add up to a whole number only up to rounding
         if not total:
-            return Update(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})
+            return StepResult(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})
         kept = self.over == "sequence" and (centred or not batch.turns.last.all())
         mean = 0.0 if kept else float((weights * x).sum()) / total
         variance = float((weights * np.square(x - mean)).sum()) / max(total - 1, 1.0)
         std = math.sqrt(variance)
         divisor = math.sqrt(variance + 1e-8) if self.over == "token" else std + self.epsilon
-        return Update((values - mean) / divisor, metrics={"whiten_shift": mean, "whiten_std": std})
+        return StepResult((values - mean) / divisor, metrics={"whiten_shift": mean, "whiten_std": std})
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Balance(Step):
     not_after: ClassVar[Order] = {"balance": "its factor would count twice"}
     over: Literal["token", "sequence"] = "token"
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         live = batch.groups.broadcast(_live(values, batch))
         share = batch.lengths
         if self.over == "sequence":
@@ -116,7 +116,7 @@ class Balance(Step):
         valid = float(share[live].sum())
         z = float(share.sum()) / valid if valid else 1.0
         dead_share = float((~live).mean()) if len(live) else 0.0
-        return Update(values * z, metrics={"balance_z": z, "dead_share": dead_share})
+        return StepResult(values * z, metrics={"balance_z": z, "dead_share": dead_share})
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class WeighByDifficulty(Step):
     dqw_temp: float = limited(2.0, low=1e-6)
     """Temperature T."""
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         live = batch.prompts.sum(batch.groups.broadcast(_live(values, batch)).astype(np.float64)) > 0
         accuracy = batch.prompts.mean(batch.accuracy_for(self.name))
         solved = np.where(accuracy > 0, accuracy, 1.0)[live]  # NaN is not above 0
@@ -149,7 +149,7 @@ class WeighByDifficulty(Step):
             lam *= len(lam) / lam.sum()
             weights[live] = lam
             metrics |= {"difficulty_weight_max": float(lam.max()), "difficulty_weight_min": float(lam.min())}
-        return Update(values * batch.prompts.broadcast(weights)[:, None], metrics=metrics)
+        return StepResult(values * batch.prompts.broadcast(weights)[:, None], metrics=metrics)
 
 
 @dataclass(frozen=True)
