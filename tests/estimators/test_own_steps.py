@@ -53,6 +53,23 @@ def test_a_step_of_one_s_own_may_be_the_centring():
         composed("weigh_and_sum", f"{OWN}:Middle", "divide_by_mean", **XY)
 
 
+class Lowest(own_steps.Least):
+    """The least reward, in the place of a sum."""
+
+    name = "lowest"
+    sums = True
+
+
+def test_a_step_of_one_s_own_may_be_the_sum():
+    chain = composed(f"{__name__}:Lowest", "centre", **XY)
+    assert chain(BATCH).advantages.tolist() == [0.5, -0.5, 0, 0]  # least: 1 0 | 0 0
+    assert not chain.per_reward
+    with pytest.raises(ConfigurationError, match=facts("once", "found 2")):
+        composed("weigh_and_sum", f"{__name__}:Lowest", "centre", **XY)
+    with pytest.raises(ConfigurationError, match=facts("drop_conflicts must not come after weigh_and_sum")):
+        composed("centre", f"{__name__}:Lowest", "drop_conflicts", **XY)
+
+
 def test_a_step_of_one_s_own_may_remember_something_that_is_saved_and_read():
     chain = composed(*SUMMED, f"{OWN}:Slower", **XY)
     first = chain(BATCH)

@@ -14,7 +14,6 @@ from verl_ext.core.groups import Array
 from verl_ext.core.metrics import Metrics
 from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
-SUM = "weigh_and_sum"
 Order = Mapping[str, str]
 """Names of other steps, each with the reason why it must, or must not, come before a step."""
 State = Mapping[str, Any]
@@ -53,6 +52,8 @@ class Step:
     centres: ClassVar[bool] = False
     """Whether the mean of each group is 0 after the step: it then counts as `centre` in the rules of order, and the
     chain makes all of a group exactly 0 that did not vary before."""
+    sums: ClassVar[bool] = False
+    """Whether the step makes one value of all rewards, with the KL part; it then counts as `weigh_and_sum` there."""
     needs_accuracy: ClassVar[bool] = False
     """Whether the step reads `batch.accuracy`."""
     needs_fields: ClassVar[tuple[str, ...]] = ()
@@ -122,7 +123,7 @@ class Chain:
     @property
     def per_reward(self) -> bool:
         """Whether a step works on each reward separately, before they are summed."""
-        return self.steps[0].name != SUM
+        return not self.steps[0].sums
 
     @property
     def stateful(self) -> bool:
@@ -154,11 +155,11 @@ class Chain:
         values = batch.returns
         for step in self.steps:
             found = step.transform(values, batch, old.get(step.name))
-            after, shape = found.values, (len(values), 1 if step.name == SUM else values.shape[1])
+            after, shape = found.values, (len(values), 1 if step.sums else values.shape[1])
             if not isinstance(after, np.ndarray) or after.shape != shape:
                 raise ConfigurationError(
                     f"step {step.name!r} returns {type(after).__name__} {getattr(after, 'shape', '')}, expected an "
-                    f"array of the shape {shape}, that of the values that it gets"
+                    f"array of the shape {shape}"
                 )
             if step.centres:  # a division would blow up what rounding leaves of a group without variance
                 varies = batch.groups.broadcast(batch.groups.varies(values))
@@ -170,7 +171,7 @@ class Chain:
         if values.shape[1] != 1:
             raise ConfigurationError(
                 f"a chain must end with one value per trajectory, but the steps {[step.name for step in self.steps]} "
-                f"return {values.shape[1]}: add {SUM}"
+                f"return {values.shape[1]}: add weigh_and_sum, or another step that sums"
             )
         advantages = values[:, 0]
         return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics)

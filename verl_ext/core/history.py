@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import LARGEST_COUNT, Batch
-from verl_ext.core.chain import SUM, Order, Step, StepResult
+from verl_ext.core.chain import Order, Step, StepResult
 from verl_ext.core.groups import Array
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.typed import LARGEST_WEIGHT, limited
@@ -47,7 +47,7 @@ class WeighByHistory(Anchor, Step):
     name: ClassVar[str] = "weigh_by_history"
     needs_accuracy: ClassVar[bool] = True
     after: ClassVar[Order] = {
-        SUM: "it takes one value per trajectory",
+        "weigh_and_sum": "it takes one value per trajectory",
         "centre": "it needs the sign of a value within its group",
     }
 

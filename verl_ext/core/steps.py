@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import SUM, Order, Step, StepResult
+from verl_ext.core.chain import Order, Step, StepResult
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, divide
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.typed import limited
@@ -140,7 +140,7 @@ class DropConflicts(Step):
 
     name: ClassVar[str] = "drop_conflicts"
     after: ClassVar[Order] = {"centre": "only centred values say which way a reward pulls"}
-    not_after: ClassVar[Order] = {SUM: "it compares the rewards of a response"}
+    not_after: ClassVar[Order] = {"weigh_and_sum": "it compares the rewards of a response"}
     conflict: Literal["hard", "snr"] = "hard"
     tau: float = limited(0.2, low=0.0, high=1.0, only_with={"conflict": ("snr",)})
     weights: tuple[float, ...] | None = None
@@ -178,7 +178,7 @@ class WeighByVariation(Step):
     """
 
     name: ClassVar[str] = "weigh_by_variation"
-    not_after: ClassVar[Order] = {SUM: "it weighs each reward"}
+    not_after: ClassVar[Order] = {"weigh_and_sum": "it weighs each reward"}
     lowest: tuple[float, ...] | None = None
     """The least value of each reward, in the order of `algorithm.rewards.keys`; default: 0 each."""
 
@@ -215,7 +215,8 @@ class WeighAndSum(Step):
     (see `without_rounding`), the sum is exactly 0.
     """
 
-    name: ClassVar[str] = SUM
+    name: ClassVar[str] = "weigh_and_sum"
+    sums: ClassVar[bool] = True
     weights: tuple[float, ...] | None = None
     """One per component; default: 1 each."""
     kl_where_varying: bool = False
@@ -258,5 +259,5 @@ def without_rounding(values: Array, batch: Batch, rounding: Array | float = 0.0)
 def single(values: Array) -> Array:
     """`[N]` the single value of each trajectory."""
     if values.shape[1] != 1:
-        raise ConfigurationError(f"this step takes one value per trajectory, found {values.shape[1]}: put {SUM} first")
+        raise ConfigurationError(f"this step takes one value per row, found {values.shape[1]}: put weigh_and_sum first")
     return values[:, 0]

@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import SUM, Order, Step, StepResult
+from verl_ext.core.chain import Order, Step, StepResult
 from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.steps import single, without_rounding
 from verl_ext.core.turns import Turns
 from verl_ext.core.typed import limited
 
-SUMMED: Order = {SUM: "it takes one value per trajectory"}
+SUMMED: Order = {"weigh_and_sum": "it takes one value per trajectory"}
 
 
 @dataclass(frozen=True)
