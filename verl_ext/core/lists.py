@@ -102,11 +102,11 @@ def as_list(chain: Chain) -> list[str | dict[str, Any]]:
         kind = type(step)
         name = step.name if STEPS.get(step.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
         defaults = {item.name: item.default for item in dataclasses.fields(step)}
-        given = {key: value for key, value in settings_of(step).items() if value != defaults[key]}
+        given = {key: value for key, value in step_settings(step).items() if value != defaults[key]}
         described.append({"step": name, **given} if given else name)
     return described
 
 
-def settings_of(step: Step) -> dict[str, Any]:
+def step_settings(step: Step) -> dict[str, Any]:
     """The settings of a step as plain data, without `weights`, which are `algorithm.rewards.weights`."""
     return {name: value for name, value in dataclasses.asdict(step).items() if name != "weights"}
