@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from tests.estimators.every import ESTIMATORS, KEYS
+from tests.estimators import every
+from tests.estimators.every import KEYS
 from tests.facts import facts
-from verl_ext import Chain, Settings, WeighAndSum, build
+from verl_ext import ESTIMATORS, Centre, Chain, Settings, WeighAndSum, build
 from verl_ext.core.lists import STEPS, as_list
 from verl_ext.errors import ConfigurationError
+from verl_ext.estimators.hadw import bases
 
 EVERY = [
-    *ESTIMATORS.values(),
+    *every.ESTIMATORS.values(),
     ("gdpo", KEYS | {"gdpo": {"scale": "mad", "whiten": "none"}}),
     ("gdpo", KEYS | {"gdpo": {"epsilon": 1e-4}}),
     ("gdpo", KEYS | {"norm_adv_by_std_in_grpo": False}),
@@ -132,11 +134,29 @@ def test_a_wrong_list_is_refused_with_the_reason(steps, found):
         composed(*steps)
 
 
-def test_hadw_refuses_a_base_that_does_not_centre(monkeypatch):
-    base = SimpleNamespace(chain=lambda settings: Chain((WeighAndSum(settings.rewards.weights),)))
-    monkeypatch.setattr(import_module("verl_ext.estimators.hadw"), "load", lambda name: base)
-    with pytest.raises(ConfigurationError, match=facts("algorithm.hadw.base=grpo", "weigh_by_history", "after centre")):
-        import_module("verl_ext.estimators.hadw").hadw(Settings())
+def test_hadw_takes_what_it_can_follow_whatever_other_packages_do(monkeypatch):
+    def raw(_settings):
+        return Chain((WeighAndSum(),))
+
+    def centred(settings):
+        return Chain((*raw(settings).steps, Centre())) if settings.norm_by_std else raw(settings)
+
+    def broken(_settings):
+        raise ArithmeticError
+
+    others = {"broken": {"broken": broken}, "raw": {"raw": raw}, "centred": {"centred": centred}}
+    others["building"] = {"building": centred, "bases": lambda: ["grpo"]}
+    for name, module in others.items():
+        monkeypatch.setitem(ESTIMATORS, name, name)
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**module))
+    assert bases() == ["dgpo", "drgrpo", "gd2po", "gdpo", "grpo", "maxrl", "centred"]
+    for base in ("compose", "hadw", "broken", "raw", "building"):
+        with pytest.raises(ConfigurationError, match=facts("algorithm.hadw.base", repr(base), "'centred', 'dgpo'")):
+            build("hadw", Settings.parse({"hadw": {"base": base}}))
+    on_centred = {"hadw": {"base": "centred"}}
+    assert build("hadw", Settings.parse(on_centred)).stateful
+    with pytest.raises(ConfigurationError, match=facts("algorithm.hadw.base=centred", "must come after centre")):
+        build("hadw", Settings.parse(on_centred | {"norm_adv_by_std_in_grpo": False}))
 
 
 def test_a_division_of_each_reward_and_one_of_the_sum_are_two_things():
