@@ -20,7 +20,7 @@ from verl_ext.core.steps import (
     ScaleByStd,
     WeighAndSum,
 )
-from verl_ext.core.totals import Balance, WeighByDifficulty, WeighByFocal, Whiten
+from verl_ext.core.totals import Balance, Shorten, WeighByDifficulty, WeighByFocal, Whiten
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError
 
@@ -48,7 +48,9 @@ def test_the_kl_part_may_be_left_out_of_groups_that_do_not_vary():
     assert found.tolist() == [[1], [1], [1.75], [3.25]]
 
 
-@pytest.mark.parametrize("step", [Balance("token"), Balance("sequence"), WeighByDifficulty(), Whiten()])
+@pytest.mark.parametrize(
+    "step", [Balance(), Balance("sequence"), WeighByDifficulty(), Whiten(), Shorten(weight=1.0), WeighByHistory()]
+)
 def test_a_step_for_one_value_refuses_several(step):
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"), accuracy=[1.0])
     with pytest.raises(ConfigurationError, match=facts("one value", "found 2", "weigh_and_sum")):

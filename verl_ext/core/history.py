@@ -11,6 +11,7 @@ from verl_ext.core.batch import LARGEST_COUNT, Batch
 from verl_ext.core.chain import Order, Step, StepResult
 from verl_ext.core.groups import Array
 from verl_ext.core.metrics import Metrics
+from verl_ext.core.steps import single
 from verl_ext.core.typed import LARGEST_WEIGHT, limited
 from verl_ext.errors import CheckpointError
 
@@ -47,7 +48,7 @@ class WeighByHistory(Anchor, Step):
     name: ClassVar[str] = "weigh_by_history"
     needs_accuracy: ClassVar[bool] = True
     after: ClassVar[Order] = {
-        "weigh_and_sum": "it takes one value per trajectory",
+        "weigh_and_sum": "it needs the sign of the sum",
         "centre": "it needs the sign of a value within its group",
     }
 
@@ -80,9 +81,9 @@ class WeighByHistory(Anchor, Step):
             return StepResult(values, old)
         y = float(scored.mean())
         centre, new, eta_t = self._move(old, y)
-        gap = batch.prompts.broadcast(batch.prompts.mean(accuracy) - centre)[:, None]
+        gap = batch.prompts.broadcast(batch.prompts.mean(accuracy) - centre)
         # D M = -sgn(x) (p_g - C)
-        phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(-np.sign(values) * gap))
+        phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(-np.sign(single(values)) * gap))[:, None]
         if self.anchor == "soft" and old["value"] is None:
             phi = np.ones_like(phi)
         metrics: Metrics = {

@@ -25,7 +25,6 @@ _DIVIDED: Order = dict.fromkeys(
     ("divide_by_mean", "divide_by_batch_std", "leave_one_out", "scale_by_std", "scale_by_mad", "weigh_by_variation"),
     "dividing afterwards undoes it",
 )
-_RAW: Order = {"centre": "it takes the rewards before they are centred"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class DivideByMean(Step):
     """
 
     name: ClassVar[str] = "divide_by_mean"
-    not_after: ClassVar[Order] = {**_RAW, **_UNDOES}
+    not_after: ClassVar[Order] = _UNDOES
     undoes: ClassVar[Order] = _DIVIDED
     epsilon: float = limited(1e-6, above=0.0)
 
@@ -46,7 +45,7 @@ class DivideByMean(Step):
             raise DataError(
                 f"{self.name} (maxrl) needs rewards of at least 0, found {values[row, column]:g} for uid "
                 f"{batch.prompts.labels[batch.prompts.ids[row]]!r}: map them in the reward function, for example from "
-                "[-1, 1] to [0, 1], and use no negative weight"
+                "[-1, 1] to [0, 1], use no negative weight, and centre afterwards"
             )
         mean, varies = batch.groups.variation(values)
         scale = np.divide(1.0, mean + self.epsilon, out=np.zeros(mean.shape), where=varies & (mean > 0))
@@ -63,7 +62,10 @@ class DivideByBatchStd(Step):
     """
 
     name: ClassVar[str] = "divide_by_batch_std"
-    not_after: ClassVar[Order] = {**_RAW, "balance": "dividing by the batch's std undoes its factor"}
+    not_after: ClassVar[Order] = {
+        "centre": "it takes the rewards before they are centred",
+        "balance": "dividing by the batch's std undoes its factor",
+    }
     undoes: ClassVar[Order] = {"weigh_by_variation": "dividing by the batch's std undoes it"}
     epsilon: float = limited(0.0, low=0.0)
 
@@ -178,7 +180,6 @@ class WeighByVariation(Step):
     """
 
     name: ClassVar[str] = "weigh_by_variation"
-    not_after: ClassVar[Order] = {"weigh_and_sum": "it weighs each reward"}
     lowest: tuple[float, ...] | None = None
     """The least value of each reward, in the order of `algorithm.rewards.keys`; default: 0 each."""
 

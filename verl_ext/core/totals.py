@@ -17,8 +17,6 @@ from verl_ext.core.steps import single, without_rounding
 from verl_ext.core.turns import Turns
 from verl_ext.core.typed import limited
 
-SUMMED: Order = {"weigh_and_sum": "it takes one value per trajectory"}
-
 
 @dataclass(frozen=True)
 class Shorten(Step):
@@ -38,7 +36,7 @@ class Shorten(Step):
 
     name: ClassVar[str] = "shorten"
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = SUMMED
+    after: ClassVar[Order] = {"weigh_and_sum": "it lowers the sum"}
     not_after: ClassVar[Order] = {"centre": "values that it lowers must be centred afterwards"}
     weight: float = limited(dataclasses.MISSING, above=0.0)
     above: float = limited(0.5, low=0.0, high=1.0)
@@ -69,7 +67,6 @@ class Whiten(Step):
     """
 
     name: ClassVar[str] = "whiten"
-    after: ClassVar[Order] = SUMMED
     not_after: ClassVar[Order] = {"balance": "dividing by the batch's std undoes its factor"}
     undoes: ClassVar[Order] = {"divide_by_batch_std": "dividing by the batch's std again undoes it"}
     over: Literal["sequence", "token"] = "sequence"
@@ -103,7 +100,6 @@ class Balance(Step):
     """
 
     name: ClassVar[str] = "balance"
-    after: ClassVar[Order] = SUMMED
     not_after: ClassVar[Order] = {"balance": "its factor would count twice"}
     over: Literal["token", "sequence"] = "token"
 
@@ -130,7 +126,6 @@ class WeighByDifficulty(Step):
 
     name: ClassVar[str] = "weigh_by_difficulty"
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = SUMMED
     dqw_temp: float = limited(2.0, low=1e-6)
     """Temperature T."""
 
@@ -161,7 +156,6 @@ class WeighByFocal(Step):
 
     name: ClassVar[str] = "weigh_by_focal"
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = SUMMED
     gamma: float = limited(1.0, low=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
