@@ -106,6 +106,9 @@ def test_a_chain_must_end_with_one_value():
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"))
     with pytest.raises(ConfigurationError, match=facts("['centre']", 2, "weigh_and_sum")):
         Chain((Centre(),))(batch)
+    with pytest.raises(ConfigurationError, match=facts("[]", "weigh_and_sum")):
+        Chain(())(Batch.of([[1]], ["g"]))
+    assert Chain(()).per_reward
 
 
 def test_a_chain_holds_a_step_with_a_state_once():

@@ -54,7 +54,7 @@ def test_the_kl_part_may_be_left_out_of_groups_that_do_not_vary():
 def test_a_step_for_one_value_refuses_several(step):
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"), accuracy=[1.0])
     with pytest.raises(ConfigurationError, match=facts("one value", "found 2", "weigh_and_sum")):
-        step.transform(batch.rewards, batch, None)
+        step.transform(batch.rewards, batch, step.init())
 
 
 @pytest.mark.parametrize("step", [WeighByDifficulty(), WeighByFocal(), WeighByHistory()])

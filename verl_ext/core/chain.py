@@ -123,7 +123,7 @@ class Chain:
     @property
     def per_reward(self) -> bool:
         """Whether a step works on each reward separately, before they are summed."""
-        return not self.steps[0].sums
+        return not (self.steps and self.steps[0].sums)
 
     @property
     def stateful(self) -> bool:
@@ -149,7 +149,7 @@ class Chain:
 
     def __call__(self, batch: Batch, state: State | None = None) -> Result:
         """Compute the advantages of one batch. `state` is not modified."""
-        old = self.init() if state is None else state
+        old = {**self.init(), **(state or {})}
         new: dict[str, Any] = {}
         metrics: Metrics = {}
         values = batch.returns
@@ -168,7 +168,7 @@ class Chain:
             metrics |= found.metrics
             if found.state is not None:
                 new[step.name] = found.state
-        if values.shape[1] != 1:
+        if values.shape[1] != 1 or not self.steps:
             raise ConfigurationError(
                 f"a chain must end with one value per trajectory, but the steps {[step.name for step in self.steps]} "
                 f"return {values.shape[1]}: add weigh_and_sum, or another step that sums"

@@ -47,19 +47,12 @@ class WeighByHistory(Anchor, Step):
 
     name: ClassVar[str] = "weigh_by_history"
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = {
-        "weigh_and_sum": "it needs the sign of the sum",
-        "centre": "it needs the sign of a value within its group",
-    }
+    after: ClassVar[Order] = {"weigh_and_sum": "it needs the sum's sign", "centre": "it needs a sign within the group"}
 
     def init(self) -> dict[str, Any]:
         """Return the state before the first batch."""
-        return {
-            "anchor": self.anchor,
-            "value": self.fixed_anchor if self.anchor == "fixed" else None,
-            "window": [],
-            "ticks": 0,
-        }
+        value = self.fixed_anchor if self.anchor == "fixed" else None
+        return {"anchor": self.anchor, "value": value, "window": [], "ticks": 0}
 
     def check_state(self, state: Any) -> None:
         """Raise if the state is damaged, or another anchor wrote it."""
@@ -71,20 +64,19 @@ class WeighByHistory(Anchor, Step):
                 f"algorithm.hadw.anchor={state['anchor']}, or start from a folder without that state"
             )
 
-    def transform(self, values: Array, batch: Batch, state: dict[str, Any] | None) -> StepResult:
+    def transform(self, values: Array, batch: Batch, state: dict[str, Any]) -> StepResult:
         """Reweigh with the anchor, then move it."""
-        old = self.init() if state is None else state
-        self.check_state(old)
+        self.check_state(state)
         accuracy = batch.accuracy_for(self.name)
         scored = accuracy[~np.isnan(accuracy)]
         if not len(scored):
-            return StepResult(values, old)
+            return StepResult(values, state)
         y = float(scored.mean())
-        centre, new, eta_t = self._move(old, y)
+        centre, new, eta_t = self._move(state, y)
         gap = batch.prompts.broadcast(batch.prompts.mean(accuracy) - centre)
         # D M = -sgn(x) (p_g - C)
         phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(-np.sign(single(values)) * gap))[:, None]
-        if self.anchor == "soft" and old["value"] is None:
+        if self.anchor == "soft" and state["value"] is None:
             phi = np.ones_like(phi)
         metrics: Metrics = {
             "capability_prior": centre,

@@ -7,19 +7,16 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_ext.core import steps, totals
+from verl_ext.core import history, steps, totals
 from verl_ext.core.chain import Chain, Step
-from verl_ext.core.history import WeighByHistory
 from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, unknown
 
-_KINDS: tuple[type[Step], ...] = (
-    *(steps.DivideByMean, steps.DivideByBatchStd, steps.Centre, steps.ScaleByStd, steps.ScaleByMad),
-    *(steps.DropConflicts, steps.WeighByVariation, steps.WeighAndSum, totals.Shorten, totals.Whiten, totals.Balance),
-    *(totals.WeighByDifficulty, totals.WeighByFocal, WeighByHistory),
-)
-STEPS: Mapping[str, type[Step]] = {kind.name: kind for kind in _KINDS}
-"""The steps that a list may name."""
+_FOUND = [found for module in (steps, totals, history) for found in vars(module).values() if isinstance(found, type)]
+STEPS: Mapping[str, type[Step]] = {
+    kind.name: kind for kind in _FOUND if issubclass(kind, Step) and hasattr(kind, "name")
+}
+"""The steps that a list may name: those of three modules."""
 
 
 def read_step(item: Any, where: str, weights: tuple[float, ...] | None) -> Step:

@@ -52,9 +52,8 @@ class DivideByMean(Step):
                 "[-1, 1] to [0, 1], use no negative weight, and centre afterwards"
             )
         mean, varies = batch.groups.variation(values)
-        scale = np.divide(1.0, mean + self.epsilon, out=np.zeros(mean.shape), where=varies & (mean > 0))
-        divided: Array = values * batch.groups.broadcast(scale)
-        return divided
+        scale: Array = np.divide(1.0, mean + self.epsilon, out=np.zeros(mean.shape), where=varies & (mean > 0))
+        return values * batch.groups.broadcast(scale)
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,7 @@ class DivideByBatchStd(Step):
     """
 
     name: ClassVar[str] = "divide_by_batch_std"
-    not_after: ClassVar[Order] = {
-        "centre": "it takes the rewards before they are centred",
-        "balance": "dividing by the batch's std undoes its factor",
-    }
+    not_after: ClassVar[Order] = {"centre": "it takes rewards as they are", "balance": "it undoes that factor"}
     undoes: ClassVar[Order] = {"weigh_by_variation": "dividing by the batch's std undoes it"}
     epsilon: float = limited(0.0, low=0.0)
 
@@ -78,8 +74,7 @@ class DivideByBatchStd(Step):
         count = weights.sum(axis=0).round(6)  # thirds add up to a whole number only up to rounding
         mean = divide(np.nansum(weights * values, axis=0), count)
         std = np.sqrt(divide(np.nansum(weights * np.square(values - mean), axis=0), count - 1))
-        divided: Array = values / np.where(std > TOLERANCE * np.maximum(1.0, np.abs(mean)), std + self.epsilon, 1.0)
-        return divided
+        return values / np.where(std > TOLERANCE * np.maximum(1.0, np.abs(mean)), std + self.epsilon, 1.0)
 
 
 @dataclass(frozen=True)
@@ -128,9 +123,8 @@ class ScaleByMad(ScaleByStd):
 
     def apply(self, values: Array, batch: Batch) -> Array:
         deviations, count = batch.groups.sum(np.abs(values)), batch.groups.count(values)
-        scale = np.divide(count, deviations + self.epsilon, out=np.zeros(count.shape), where=deviations > 0)
-        scaled: Array = values * batch.groups.broadcast(scale)
-        return scaled
+        scale: Array = np.divide(count, deviations + self.epsilon, out=np.zeros(count.shape), where=deviations > 0)
+        return values * batch.groups.broadcast(scale)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Order, Step, StepResult
-from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
+from verl_ext.core.groups import TOLERANCE, Array, divide
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.steps import single, without_rounding
 from verl_ext.core.turns import Turns
@@ -50,8 +50,7 @@ class Shorten(Step):
         longest = np.fmax.reduceat(length[prompts.order], prompts.starts)
         lost = divide(length - prompts.broadcast(shortest), prompts.broadcast(longest - shortest))
         earned = -self.weight * np.nan_to_num(lost)
-        shortened: Array = values + Turns(turns.number, (0,), turns.discount).returns(earned[:, None])
-        return shortened
+        return values + Turns(turns.number, (0,), turns.discount).returns(earned[:, None])
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Balance(Step):
     over: Literal["token", "sequence"] = "token"
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        live = batch.groups.broadcast(_live(values, batch))
+        live = batch.groups.broadcast(batch.groups.varies(single(values)))
         share = batch.lengths
         if self.over == "sequence":
             share, row = batch.outputs, (batch.outputs > 0).cumsum()
@@ -130,7 +129,8 @@ class WeighByDifficulty(Step):
     """Temperature T."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        live = batch.prompts.sum(batch.groups.broadcast(_live(values, batch)).astype(np.float64)) > 0
+        varies = batch.groups.broadcast(batch.groups.varies(single(values)))
+        live = batch.prompts.sum(varies.astype(np.float64)) > 0
         accuracy = batch.prompts.mean(batch.accuracy_for(self.name))
         solved = np.where(accuracy > 0, accuracy, 1.0)[live]  # NaN is not above 0
         weights = np.ones(len(live))
@@ -160,11 +160,5 @@ class WeighByFocal(Step):
 
     def apply(self, values: Array, batch: Batch) -> Array:
         accuracy = batch.prompts.mean(batch.accuracy_for(self.name))
-        weights = np.where(np.isnan(accuracy), 1.0, (1.0 - accuracy) ** self.gamma)
-        weighed: Array = values * batch.prompts.broadcast(weights)[:, None]
-        return weighed
-
-
-def _live(values: Array, batch: Batch) -> Bools:
-    """`[G]` whether the group's single value varies."""
-    return batch.groups.varies(single(values))
+        weights: Array = np.where(np.isnan(accuracy), 1.0, (1.0 - accuracy) ** self.gamma)
+        return values * batch.prompts.broadcast(weights)[:, None]

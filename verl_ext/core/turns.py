@@ -104,8 +104,7 @@ class Turns:
     @cached_property
     def response(self) -> Index:
         """`[N]` the response of each row."""
-        response: Index = (self.number == 0).cumsum() - 1
-        return response
+        return np.cumsum(self.number == 0) - 1
 
     @cached_property
     def last(self) -> Bools:
