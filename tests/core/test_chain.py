@@ -137,8 +137,3 @@ REFUSED = {
 def test_a_state_that_json_would_refuse_or_change_is_an_error_that_names_the_step(case):
     with pytest.raises(CheckpointError, match=facts("'mine'", "str, list, and dict")):
         plain_state({"mine": REFUSED[case]})
-
-
-def test_a_chain_needs_an_accuracy_if_one_of_its_steps_does():
-    assert ALL.needs_accuracy
-    assert not Chain((WeighAndSum(), Centre())).needs_accuracy
