@@ -4,8 +4,8 @@ Importing this package imports neither verl nor ray nor torch: every name below 
 
 - An estimator in code of your own: `build(name, Settings.parse({...}))(Batch.of(...), state)`, whose result has the
   advantages and the state for the next batch.
-- A step of your own: a frozen dataclass over `Step` with `apply`, or with `update` that returns an `Update`; `limited`
-  declares a number with limits. A named estimator is a module, see `verl_ext.registry`.
+- A step of your own: a frozen dataclass over `Step` with `apply`, or with `transform` that returns a `StepResult`;
+  `limited` declares a number with limits. A named estimator is a module, see `verl_ext.registry`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __version__ = "0.3.0"
 
 _NAMES = {
     "verl_ext.core.batch": ("Batch",),
-    "verl_ext.core.chain": ("Chain", "Step", "Update"),
+    "verl_ext.core.chain": ("Chain", "Step", "StepResult"),
     "verl_ext.core.history": ("WeighByHistory",),
     "verl_ext.core.steps": ("Centre", "ScaleByMad", "ScaleByStd", "WeighAndSum"),
     "verl_ext.core.totals": ("Balance", "WeighByDifficulty", "Whiten"),

@@ -68,7 +68,7 @@ class Estimator:
     section: type[Any] | None
     preset: Mapping[str, Any]
     rule: Callable[[Settings, Callable[[str], Any]], Iterable[Complaint]]
-    bases: Callable[[], Sequence[str]]
+    bases: Callable[[], Sequence[str]] | None
 
 
 def load(name: str) -> Estimator:
@@ -88,14 +88,14 @@ def load(name: str) -> Estimator:
         section=getattr(module, "SECTION", None),
         preset=getattr(module, "PRESET", {}),
         rule=getattr(module, "rule", lambda _settings, _select: ()),
-        bases=getattr(module, "bases", tuple),
+        bases=getattr(module, "bases", None),
     )
 
 
 def used(name: str, settings: Settings) -> tuple[str, ...]:
     """The estimator, and the one that it builds on: their settings and rules apply."""
     estimator = load(name)
-    if estimator.section is None or not estimator.bases():
+    if estimator.section is None or estimator.bases is None:
         return (name,)
     return name, settings.of(name, estimator.section).base
 

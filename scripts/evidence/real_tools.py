@@ -136,7 +136,7 @@ def saw_weights(runs: Sequence[Run]) -> Table:
     for run in runs:
         for step, rows in run.answers.groupby("step"):
             batch = Batch.of(rows[REWARDS].to_numpy(float), rows.name.tolist(), keys=REWARDS)
-            weights = WeighByVariation(lowest=(-3.0, 0.0)).update(batch.returns, batch, None).metrics
+            weights = WeighByVariation(lowest=(-3.0, 0.0)).transform(batch.returns, batch, None).metrics
             span = next(f"to {last}" for last in SPANS if step <= last)
             found.setdefault((f"{run.start}-{run.arm}", span), []).append(weights["weight/format"])
     arms = dict.fromkeys(arm for arm, _ in found)

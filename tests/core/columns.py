@@ -11,4 +11,4 @@ def column(values, uids=None, **given):
 
 
 def apply(step, values, uids=None, **given):
-    return step.update(*column(values, uids, **given), step.init()).values[:, 0]
+    return step.transform(*column(values, uids, **given), step.init()).values[:, 0]

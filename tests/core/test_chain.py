@@ -10,7 +10,7 @@ import pytest
 
 from tests.facts import facts
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import Chain, Step, Update, plain_state
+from verl_ext.core.chain import Chain, Step, StepResult, plain_state
 from verl_ext.core.history import WeighByHistory
 from verl_ext.core.steps import Centre, WeighAndSum
 from verl_ext.errors import CheckpointError, ConfigurationError
@@ -25,8 +25,8 @@ class Count(Step):
     def init(self):
         return 0
 
-    def update(self, values, batch, state):
-        return Update(values, state + 1, {"rows": 1.0, "reward/max": 3.0})
+    def transform(self, values, batch, state):
+        return StepResult(values, state + 1, {"rows": 1.0, "reward/max": 3.0})
 
 
 ALL = Chain((WeighAndSum(), Centre(), Count(), WeighByHistory()))
@@ -106,6 +106,9 @@ def test_a_chain_must_end_with_one_value():
     batch = Batch.of([[1, 2]], ["g"], keys=("a", "b"))
     with pytest.raises(ConfigurationError, match=facts("['centre']", 2, "weigh_and_sum")):
         Chain((Centre(),))(batch)
+    with pytest.raises(ConfigurationError, match=facts("[]", "weigh_and_sum")):
+        Chain(())(Batch.of([[1]], ["g"]))
+    assert Chain(()).per_reward
 
 
 def test_a_chain_holds_a_step_with_a_state_once():
@@ -134,8 +137,3 @@ REFUSED = {
 def test_a_state_that_json_would_refuse_or_change_is_an_error_that_names_the_step(case):
     with pytest.raises(CheckpointError, match=facts("'mine'", "str, list, and dict")):
         plain_state({"mine": REFUSED[case]})
-
-
-def test_a_chain_needs_an_accuracy_if_one_of_its_steps_does():
-    assert ALL.needs_accuracy
-    assert not Chain((WeighAndSum(), Centre())).needs_accuracy

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batches import Rollout, rollouts
-from verl_ext.core import history, steps, totals
+from verl_ext.core import lists, steps, totals
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import Step
 from verl_ext.core.history import WeighByHistory
 
 # Each step in each of its kinds, and how many columns it takes.
@@ -58,34 +57,27 @@ def values_of(step, columns: int, batch: Batch) -> np.ndarray:
 def run(step, columns: int, rollout: Rollout):
     batch = rollout.batch()
     values = values_of(step, columns, batch)
-    return values, step.update(values, batch, started(step))
+    return values, step.transform(values, batch, started(step))
 
 
 def test_every_step_there_is_is_in_this_suite():
-    defined = {
-        found
-        for module in (steps, totals, history)
-        for found in vars(module).values()
-        if isinstance(found, type) and issubclass(found, Step) and hasattr(found, "name")
-    }
-    assert defined == {type(step) for step, _ in STEPS.values()}
-    assert len({found.name for found in defined}) == len(defined)
+    assert {type(step) for step, _ in STEPS.values()} == set(lists.STEPS.values())
 
 
 @EVERY_STEP
 @given(rollout=rollouts())
 @pytest.mark.filterwarnings("error")
 def test_values_are_float64_and_nan_where_nothing_is_scored_and_metrics_are_finite(step, columns, rollout):
-    values, update = run(step, columns, rollout)
+    values, result = run(step, columns, rollout)
     missing = np.isnan(values)
     if isinstance(step, steps.WeighAndSum):
         missing = missing.all(axis=1, keepdims=True)
     elif isinstance(step, steps.DropConflicts):
-        missing = missing | np.isnan(update.values).all(axis=1, keepdims=True)
-    np.testing.assert_array_equal(np.isnan(update.values), missing)
-    assert update.values.dtype == np.float64
-    assert not np.isinf(update.values).any()
-    assert all(type(value) is float and math.isfinite(value) for value in update.metrics.values())
+        missing = missing | np.isnan(result.values).all(axis=1, keepdims=True)
+    np.testing.assert_array_equal(np.isnan(result.values), missing)
+    assert result.values.dtype == np.float64
+    assert not np.isinf(result.values).any()
+    assert all(type(value) is float and math.isfinite(value) for value in result.metrics.values())
 
 
 @EVERY_STEP
@@ -98,11 +90,11 @@ def test_inputs_are_not_written_to(step, columns, rollout):
     for array in watched:
         array.setflags(write=False)
     state = started(step)
-    first = step.update(values, batch, state)
+    first = step.transform(values, batch, state)
     for array, old in zip(watched, before, strict=True):
         np.testing.assert_array_equal(array, old)
     assert state == started(step)
-    second = step.update(values, batch, state)
+    second = step.transform(values, batch, state)
     np.testing.assert_array_equal(first.values, second.values)
     assert first.state == second.state
     assert first.metrics == second.metrics
@@ -112,15 +104,15 @@ def test_inputs_are_not_written_to(step, columns, rollout):
 @given(rollout=rollouts(), data=st.data())
 def test_the_order_of_rows_does_not_matter(step, columns, rollout, data):
     order = data.draw(st.permutations(range(len(rollout.uids))))
-    _, update = run(step, columns, rollout)
+    _, result = run(step, columns, rollout)
     _, moved = run(step, columns, rollout.reordered(order))
-    np.testing.assert_allclose(moved.values, update.values[order], rtol=1e-9, atol=1e-9)
-    assert moved.metrics == pytest.approx(update.metrics, rel=1e-9, abs=1e-9, nan_ok=False)
+    np.testing.assert_allclose(moved.values, result.values[order], rtol=1e-9, atol=1e-9)
+    assert moved.metrics == pytest.approx(result.metrics, rel=1e-9, abs=1e-9, nan_ok=False)
 
 
 @EVERY_STEP
 @pytest.mark.filterwarnings("error")
 def test_an_empty_batch_gives_an_empty_result(step, columns):
     batch = Batch.of([], [], keys=("a", "b"), accuracy=[])
-    update = step.update(batch.rewards[:, :columns], batch, step.init())
-    assert update.values.shape == (0, 1 if isinstance(step, steps.WeighAndSum) else columns)
+    result = step.transform(batch.rewards[:, :columns], batch, step.init())
+    assert result.values.shape == (0, 1 if isinstance(step, steps.WeighAndSum) else columns)

@@ -56,28 +56,28 @@ def test_a_group_is_centred_to_within_a_millionth_of_the_largest_value(mean, shi
 @pytest.mark.parametrize("over", ["sequence", "token"])
 @pytest.mark.filterwarnings("error")
 def test_whitening_of_one_value_is_zero(over):
-    update = Whiten(over).update(*column([5.0, NAN]), None)
-    np.testing.assert_array_equal(update.values[:, 0], [0, NAN])
-    assert update.metrics == {"whiten_shift": 5, "whiten_std": 0}
+    result = Whiten(over).transform(*column([5.0, NAN]), None)
+    np.testing.assert_array_equal(result.values[:, 0], [0, NAN])
+    assert result.metrics == {"whiten_shift": 5, "whiten_std": 0}
 
 
 @pytest.mark.filterwarnings("error")
 def test_whitening_over_no_tokens_leaves_values_alone():
-    update = Whiten("token").update(*column([1.0, -1.0], lengths=[0, 0]), None)
-    assert update.values[:, 0].tolist() == [1, -1]
-    assert update.metrics == {"whiten_shift": 0, "whiten_std": 0}
+    result = Whiten("token").transform(*column([1.0, -1.0], lengths=[0, 0]), None)
+    assert result.values[:, 0].tolist() == [1, -1]
+    assert result.metrics == {"whiten_shift": 0, "whiten_std": 0}
 
 
 def test_rounding_is_judged_by_the_largest_size_of_either_sign():
     # A mean of 1,500 is rounding beside -2e9, and would not be beside 1e9.
     values = np.array([[-2e9], [1e9 + 2250.0], [1e9 + 2250.0]])
-    update = Whiten().update(values, Batch.of(values, ["a", "a", "a"]), None)
-    assert update.metrics["whiten_shift"] == 0.0
+    result = Whiten().transform(values, Batch.of(values, ["a", "a", "a"]), None)
+    assert result.metrics["whiten_shift"] == 0.0
 
 
 @pytest.mark.parametrize(("values", "factor", "dead"), [([0.0, 0.0], 1.0, 1.0), ([], 1.0, 0.0)])
 def test_where_no_group_varies_nothing_is_balanced(values, factor, dead):
-    found = Balance("token").update(*column(values), None).metrics
+    found = Balance("token").transform(*column(values), None).metrics
     assert found == {"balance_z": factor, "dead_share": dead}
 
 
@@ -85,13 +85,13 @@ def test_where_no_group_varies_nothing_is_balanced(values, factor, dead):
 def test_difficulty_at_a_low_temperature_leaves_the_hardest_alone():
     """exp(-0.25 / 1e-4) alone would be 0 already."""
     values, batch = column([1.0, -1.0, 1.0, -1.0], list("aabb"), accuracy=[0.5, 0.0, 1.0, 0.5])
-    assert WeighByDifficulty(1e-4).update(values, batch, None).values[:, 0].tolist() == [2, -2, 0, 0]
+    assert WeighByDifficulty(1e-4).transform(values, batch, None).values[:, 0].tolist() == [2, -2, 0, 0]
 
 
 def weights(rewards, lowest=None, **more):
     keys = tuple("abc"[: len(rewards[0])])
     batch = Batch.of(rewards, list(range(len(rewards))), keys=keys, **more)
-    return list(WeighByVariation(lowest).update(batch.returns, batch, None).metrics.values())
+    return list(WeighByVariation(lowest).transform(batch.returns, batch, None).metrics.values())
 
 
 @pytest.mark.filterwarnings("error")
@@ -119,7 +119,7 @@ def test_a_value_below_the_lowest_names_its_reward_and_one_value_a_reward_is_nee
 
 def shortened(rewards, lengths, accuracy, labels=None, weight=0.5, **more):
     batch = Batch.of([[r] for r in rewards], labels or ["p"] * len(rewards), lengths=lengths, accuracy=accuracy, **more)
-    return Shorten(weight=weight).update(batch.returns, batch, None).values[:, 0].tolist()
+    return Shorten(weight=weight).transform(batch.returns, batch, None).values[:, 0].tolist()
 
 
 @pytest.mark.filterwarnings("error")

@@ -14,13 +14,6 @@ from verl_ext.core.turns import Turns
 NAN = math.nan
 
 
-def test_returns_are_what_is_still_to_come_and_not_scored_before_an_entry_that_is_not():
-    turns = Turns.of_counts([3, 1, 2], (0,), 0.5)
-    given_rewards = np.array([[1.0, 4], [NAN, 4], [4, 4], [3, NAN], [0, 6], [2, 6]])
-    wanted = [[NAN, 1], [NAN, 2], [4, 4], [3, NAN], [1, 3], [2, 6]]
-    np.testing.assert_array_equal(turns.returns(given_rewards), wanted)
-
-
 def test_a_conflict_of_one_prompt_moves_no_turn_of_another():
     """gd2po drops the conflict, so that its group is not centred; its scale alone reaches the others."""
     settings = Settings.parse({"gd2po": {"whiten": "sequence"}})

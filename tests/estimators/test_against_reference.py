@@ -144,22 +144,6 @@ def test_hadw_over_several_batches(batches, weights, base, anchor, scale, window
             assert math.isclose(state["weigh_by_history"]["value"], memory.capability, abs_tol=1e-12)
 
 
-# Small differences between tiny sums decide whether a group varies, which weights of three digits would bring about.
-@given(rollouts(keys=KEYS, nan=False), st.sampled_from([0.5, 2.0]))
-def test_gdpo_weighed_by_difficulty(rollout, temperature):
-    """`B_v softmax(-acc / T)` over the groups whose advantage varies."""
-    weights = [1.0, 0.5, 2.0]
-    wanted = reference.gdpo(rollout.columns, rollout.uids, rollout.lengths, weights=weights)
-    groups = reference.groups(rollout.uids).values()
-    valid = [rows for rows in groups if reference.has_variance([wanted[row] for row in rows])]
-    for rows, weight in zip(valid, reference.difficulty_weights(valid, rollout.accuracy, temperature), strict=True):
-        for row in rows:
-            wanted[row] *= weight
-    difficulty = {"step": "weigh_by_difficulty", "dqw_temp": temperature}
-    steps = ["centre", "scale_by_std", "weigh_and_sum", "whiten", difficulty]
-    check("compose", rollout, rewards(weights) | {"compose": {"steps": steps}}, wanted)
-
-
 def positive(rollout: Rollout) -> Rollout:
     columns = {key: np.abs(column).tolist() for key, column in rollout.columns.items()}
     return dataclasses.replace(rollout, columns=columns)

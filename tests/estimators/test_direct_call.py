@@ -54,15 +54,6 @@ def test_a_batch_of_padding_only_gives_zeros_and_does_not_tick(name):
     assert found.state is None
 
 
-@EVERY
-def test_a_real_response_without_tokens_stays_in_the_statistics(name):
-    """An empty mask alone is no padding: its reward counts, its own advantage is 0."""
-    with_tokens = call(name, X, UIDS, [1] * 4, config=config_for(name, dgpo={"balance": "none"}), components=fields())
-    without = call(name, X, UIDS, [0, 1, 1, 1], config=config_for(name, dgpo={"balance": "none"}), components=fields())
-    assert without.rows[0] == 0
-    np.testing.assert_array_equal(without.rows[1:], with_tokens.rows[1:])
-
-
 def test_a_batch_in_which_every_row_is_rejected_is_counted():
     config = {"rewards": {"rejected": "leave_out"}}
     metrics = metrics_of("drgrpo", [1.0, 0.0, 1.0, 0.0], list("aabb"), lengths=[0] * 4, config=config)

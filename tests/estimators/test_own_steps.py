@@ -49,8 +49,25 @@ def test_a_step_that_cannot_be_used_is_named_with_the_cause(step, told, tmp_path
 def test_a_step_of_one_s_own_may_be_the_centring():
     chain = composed("weigh_and_sum", f"{OWN}:Middle", "scale_by_mad", "weigh_by_history", **XY)
     assert [step.name for step in chain.steps][1] == "middle"
-    with pytest.raises(ConfigurationError, match=facts("divide_by_mean must not come after centre")):
-        composed("weigh_and_sum", f"{OWN}:Middle", "divide_by_mean", **XY)
+    with pytest.raises(ConfigurationError, match=facts("divide_by_batch_std must not come after centre")):
+        composed("weigh_and_sum", f"{OWN}:Middle", "divide_by_batch_std", **XY)
+
+
+class Lowest(own_steps.Least):
+    """The least reward, in the place of a sum."""
+
+    name = "lowest"
+    sums = True
+
+
+def test_a_step_of_one_s_own_may_be_the_sum():
+    chain = composed(f"{__name__}:Lowest", "centre", **XY)
+    assert chain(BATCH).advantages.tolist() == [0.5, -0.5, 0, 0]  # least: 1 0 | 0 0
+    assert not chain.per_reward
+    with pytest.raises(ConfigurationError, match=facts("once", "found 2")):
+        composed("weigh_and_sum", f"{__name__}:Lowest", "centre", **XY)
+    with pytest.raises(ConfigurationError, match=facts("drop_conflicts must not come after weigh_and_sum")):
+        composed("centre", f"{__name__}:Lowest", "drop_conflicts", **XY)
 
 
 def test_a_step_of_one_s_own_may_remember_something_that_is_saved_and_read():
@@ -78,6 +95,9 @@ def trial(*steps, **algorithm):
         ([*SUMMED, f"{OWN}:Pair"], ("'pair'", "[1, 2]")),
         ([f"{OWN}:Least", *SUMMED], ("'least'", "(12, 1)", "(12, 2)")),
         ([*SUMMED, f"{OWN}:Signs"], ("algorithm.rewards.weights", "no effect")),
+        (["whiten", *SUMMED], ("found 2", "weigh_and_sum first")),
+        (["weigh_and_sum", "weigh_by_variation", "centre"], ("'weigh_by_variation'", "(12, 2)", "(12, 1)")),
+        ([*SUMMED, "divide_by_mean"], ("divide_by_mean", "at least 0", "centre afterwards")),
     ],
 )
 def test_what_does_not_hold_is_found_on_a_made_up_batch(steps, told):

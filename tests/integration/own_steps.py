@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from verl_ext import Step, Update, limited
+from verl_ext import Step, StepResult, limited
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ class Slower(Step):
     def init(self):
         return {"batches": 0}
 
-    def update(self, values, batch, state):
+    def transform(self, values, batch, state):
         seen = state["batches"] + 1
-        return Update(values / seen, state={"batches": seen}, metrics={"batches": seen})
+        return StepResult(values / seen, state={"batches": seen}, metrics={"batches": seen})
 
 
 class Pair(Slower):
     name = "pair"
 
-    def update(self, values, batch, state):
-        return Update(values, state={"last": (1, 2)})
+    def transform(self, values, batch, state):
+        return StepResult(values, state={"last": (1, 2)})
 
 
 class ByLength(Slower):
@@ -83,8 +83,8 @@ class ByLength(Slower):
 
     name = "by_length"
 
-    def update(self, values, batch, state):
-        return Update(values, state={len(values) if len(values) == 4 else "more": 1})
+    def transform(self, values, batch, state):
+        return StepResult(values, state={len(values) if len(values) == 4 else "more": 1})
 
 
 class Least(Step):

@@ -27,7 +27,7 @@ MODULE = '''
 
 from dataclasses import dataclass
 
-from verl_ext import Centre, Chain, Step, Update, WeighAndSum, limited
+from verl_ext import Centre, Chain, Step, StepResult, WeighAndSum, limited
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Fade(Step):
     def init(self):
         return {"batches": 0}
 
-    def update(self, values, batch, state):
+    def transform(self, values, batch, state):
         seen = state or self.init()
         factor = self.rate ** seen["batches"]
-        return Update(values * factor, {"batches": seen["batches"] + 1}, {"fade_factor": factor})
+        return StepResult(values * factor, {"batches": seen["batches"] + 1}, {"fade_factor": factor})
 
 
 @dataclass(frozen=True)

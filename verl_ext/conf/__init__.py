@@ -59,7 +59,7 @@ def preset(name: str) -> dict[str, Any]:
     from verl_ext.settings import COMMON
 
     declared = load(name)
-    shown = {*COMMON, name, *declared.bases()}
+    shown = {*COMMON, name, *(declared.bases() if declared.bases else ())}
     known = {section: defaults(kind) for section, kind in sections().items() if section in shown}
     algorithm = {section: dataclasses.asdict(values) for section, values in known.items() if values is not None}
     return {"algorithm": {"adv_estimator": name, **algorithm}, PRESET_NAMES: {name: True}, **declared.preset}

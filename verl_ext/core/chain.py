@@ -14,7 +14,6 @@ from verl_ext.core.groups import Array
 from verl_ext.core.metrics import Metrics
 from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
-SUM = "weigh_and_sum"
 Order = Mapping[str, str]
 """Names of other steps, each with the reason why it must, or must not, come before a step."""
 State = Mapping[str, Any]
@@ -22,7 +21,7 @@ State = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Update:
+class StepResult:
     """What a step returns: new values `[N, K]`, its new state, and metrics."""
 
     values: Array
@@ -35,7 +34,7 @@ class Update:
 class Step:
     """One small transformation of a batch's values; a subclass is a frozen dataclass whose fields are its settings.
 
-    A step needs only `name` and `apply`. One that logs metrics, warns, or keeps state from batch to batch has `update`
+    A step needs only `name` and `apply`. One that logs metrics or keeps state from batch to batch has `transform`
     instead. The state is an argument and a result; the step itself never changes.
 
     >>> @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Step:
     ...
     ...     def apply(self, values, batch):
     ...         return values / 2
-    >>> Halve().update(np.array([[4.0]]), Batch.of([[4.0]], ["g"]), None).values
+    >>> Halve().transform(np.array([[4.0]]), Batch.of([[4.0]], ["g"]), None).values
     array([[2.]])
     """
 
@@ -53,6 +52,8 @@ class Step:
     centres: ClassVar[bool] = False
     """Whether the mean of each group is 0 after the step: it then counts as `centre` in the rules of order, and the
     chain makes all of a group exactly 0 that did not vary before."""
+    sums: ClassVar[bool] = False
+    """Whether the step makes one value of all rewards, with the KL part; it then counts as `weigh_and_sum` there."""
     needs_accuracy: ClassVar[bool] = False
     """Whether the step reads `batch.accuracy`."""
     needs_fields: ClassVar[tuple[str, ...]] = ()
@@ -67,11 +68,11 @@ class Step:
 
     def apply(self, values: Array, batch: Batch) -> Array:
         """Return new values `[N, K]`. NaN means "not scored": pass it on."""
-        raise NotImplementedError(f"the step {type(self).__name__} defines neither apply nor update")
+        raise NotImplementedError(f"the step {type(self).__name__} defines neither apply nor transform")
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         """Return new values, the new state and metrics."""
-        return Update(self.apply(values, batch))
+        return StepResult(self.apply(values, batch))
 
     def init(self) -> Any:
         """Return the state before the first batch, plain data that JSON restores unchanged; None without a state."""
@@ -122,7 +123,7 @@ class Chain:
     @property
     def per_reward(self) -> bool:
         """Whether a step works on each reward separately, before they are summed."""
-        return self.steps[0].name != SUM
+        return not (self.steps and self.steps[0].sums)
 
     @property
     def stateful(self) -> bool:
@@ -148,29 +149,29 @@ class Chain:
 
     def __call__(self, batch: Batch, state: State | None = None) -> Result:
         """Compute the advantages of one batch. `state` is not modified."""
-        old = self.init() if state is None else state
+        old = {**self.init(), **(state or {})}
         new: dict[str, Any] = {}
         metrics: Metrics = {}
         values = batch.returns
         for step in self.steps:
-            update = step.update(values, batch, old.get(step.name))
-            after, shape = update.values, (len(values), 1 if step.name == SUM else values.shape[1])
+            found = step.transform(values, batch, old.get(step.name))
+            after, shape = found.values, (len(values), 1 if step.sums else values.shape[1])
             if not isinstance(after, np.ndarray) or after.shape != shape:
                 raise ConfigurationError(
                     f"step {step.name!r} returns {type(after).__name__} {getattr(after, 'shape', '')}, expected an "
-                    f"array of the shape {shape}, that of the values that it gets"
+                    f"array of the shape {shape}"
                 )
             if step.centres:  # a division would blow up what rounding leaves of a group without variance
                 varies = batch.groups.broadcast(batch.groups.varies(values))
                 after = np.where(varies | np.isnan(after), after, 0.0)
             values = after
-            metrics |= update.metrics
-            if update.state is not None:
-                new[step.name] = update.state
-        if values.shape[1] != 1:
+            metrics |= found.metrics
+            if found.state is not None:
+                new[step.name] = found.state
+        if values.shape[1] != 1 or not self.steps:
             raise ConfigurationError(
                 f"a chain must end with one value per trajectory, but the steps {[step.name for step in self.steps]} "
-                f"return {values.shape[1]}: add {SUM}"
+                f"return {values.shape[1]}: add weigh_and_sum, or another step that sums"
             )
         advantages = values[:, 0]
         return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics)

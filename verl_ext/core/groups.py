@@ -67,13 +67,11 @@ class Groups:
 
     def sum(self, x: Array) -> Array:
         """Sum of the scored values."""
-        total: Array = np.add.reduceat(np.where(np.isnan(x), 0.0, x)[self.order], self.starts)
-        return total
+        return np.add.reduceat(np.where(np.isnan(x), 0.0, x)[self.order], self.starts)
 
     def count(self, x: Array) -> Array:
         """Number of the scored values."""
-        number: Array = np.add.reduceat((~np.isnan(x)).astype(np.float64)[self.order], self.starts)
-        return number
+        return np.add.reduceat((~np.isnan(x)).astype(np.float64)[self.order], self.starts)
 
     def mean(self, x: Array) -> Array:
         """Mean of the scored values; NaN for a group without any."""

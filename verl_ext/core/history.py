@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import LARGEST_COUNT, Batch
-from verl_ext.core.chain import SUM, Order, Step, Update
+from verl_ext.core.chain import Order, Step, StepResult
 from verl_ext.core.groups import Array
 from verl_ext.core.metrics import Metrics
+from verl_ext.core.steps import single
 from verl_ext.core.typed import LARGEST_WEIGHT, limited
 from verl_ext.errors import CheckpointError
 
@@ -46,19 +47,12 @@ class WeighByHistory(Anchor, Step):
 
     name: ClassVar[str] = "weigh_by_history"
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = {
-        SUM: "it takes one value per trajectory",
-        "centre": "it needs the sign of a value within its group",
-    }
+    after: ClassVar[Order] = {"weigh_and_sum": "it needs the sum's sign", "centre": "it needs a sign within the group"}
 
     def init(self) -> dict[str, Any]:
         """Return the state before the first batch."""
-        return {
-            "anchor": self.anchor,
-            "value": self.fixed_anchor if self.anchor == "fixed" else None,
-            "window": [],
-            "ticks": 0,
-        }
+        value = self.fixed_anchor if self.anchor == "fixed" else None
+        return {"anchor": self.anchor, "value": value, "window": [], "ticks": 0}
 
     def check_state(self, state: Any) -> None:
         """Raise if the state is damaged, or another anchor wrote it."""
@@ -70,20 +64,19 @@ class WeighByHistory(Anchor, Step):
                 f"algorithm.hadw.anchor={state['anchor']}, or start from a folder without that state"
             )
 
-    def update(self, values: Array, batch: Batch, state: dict[str, Any] | None) -> Update:
+    def transform(self, values: Array, batch: Batch, state: dict[str, Any]) -> StepResult:
         """Reweigh with the anchor, then move it."""
-        old = self.init() if state is None else state
-        self.check_state(old)
+        self.check_state(state)
         accuracy = batch.accuracy_for(self.name)
         scored = accuracy[~np.isnan(accuracy)]
         if not len(scored):
-            return Update(values, old)
+            return StepResult(values, state)
         y = float(scored.mean())
-        centre, new, eta_t = self._move(old, y)
-        gap = batch.prompts.broadcast(batch.prompts.mean(accuracy) - centre)[:, None]
+        centre, new, eta_t = self._move(state, y)
+        gap = batch.prompts.broadcast(batch.prompts.mean(accuracy) - centre)
         # D M = -sgn(x) (p_g - C)
-        phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(-np.sign(values) * gap))
-        if self.anchor == "soft" and old["value"] is None:
+        phi = np.where(np.isnan(gap), 1.0, self.lambda_scale * np.exp(-np.sign(single(values)) * gap))[:, None]
+        if self.anchor == "soft" and state["value"] is None:
             phi = np.ones_like(phi)
         metrics: Metrics = {
             "capability_prior": centre,
@@ -95,7 +88,7 @@ class WeighByHistory(Anchor, Step):
         used = phi[~np.isnan(values) & (values != 0)]
         if used.size:
             metrics |= {"reweighting_mean": float(used.mean()), "reweighting_std": float(used.std())}
-        return Update(values * phi, new, metrics)
+        return StepResult(values * phi, new, metrics)
 
     def _move(self, old: dict[str, Any], y: float) -> tuple[float, dict[str, Any], float]:
         """Return the anchor for this batch, the new state, and the step size of `soft`."""

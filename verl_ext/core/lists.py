@@ -7,19 +7,16 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_ext.core import steps, totals
-from verl_ext.core.chain import SUM, Chain, Step
-from verl_ext.core.history import WeighByHistory
+from verl_ext.core import history, steps, totals
+from verl_ext.core.chain import Chain, Step
 from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, unknown
 
-_KINDS: tuple[type[Step], ...] = (
-    *(steps.DivideByMean, steps.DivideByBatchStd, steps.Centre, steps.ScaleByStd, steps.ScaleByMad),
-    *(steps.DropConflicts, steps.WeighByVariation, steps.WeighAndSum, totals.Shorten, totals.Whiten, totals.Balance),
-    *(totals.WeighByDifficulty, totals.WeighByFocal, WeighByHistory),
-)
-STEPS: Mapping[str, type[Step]] = {kind.name: kind for kind in _KINDS}
-"""The steps that a list may name."""
+_FOUND = [found for module in (steps, totals, history) for found in vars(module).values() if isinstance(found, type)]
+STEPS: Mapping[str, type[Step]] = {
+    kind.name: kind for kind in _FOUND if issubclass(kind, Step) and hasattr(kind, "name")
+}
+"""The steps that a list may name: those of three modules."""
 
 
 def read_step(item: Any, where: str, weights: tuple[float, ...] | None) -> Step:
@@ -65,24 +62,30 @@ def _own(path: str, where: str) -> type[Step]:
 
 def check_order(chosen: Sequence[Step], where: str) -> None:
     """Raise unless there is one sum, and each step makes sense after those before it."""
-    names = [step.name for step in chosen]
-    if names.count(SUM) != 1:
+    sums = [index for index, step in enumerate(chosen) if step.sums]
+    if len(sums) != 1:
         raise ConfigurationError(
-            f"{where} must have {SUM} once, found {names.count(SUM)}: put it first to work on the total, or later to "
-            "apply steps to each reward before"
+            f"{where} must have weigh_and_sum once, found {len(sums)} steps that sum: put it first to work on the "
+            "total, or later to apply steps to each reward before"
         )
     for index, step in enumerate(chosen):
-        before = {*names[:index], *(steps.Centre.name for earlier in chosen[:index] if earlier.centres)}
-        alike = chosen[names.index(SUM) if SUM in before else 0 : index]
-        switched_on = {name for earlier in alike for name, value in vars(earlier).items() if value is True}
-        words = switched_on.union(earlier.name for earlier in alike)
+        place, before = f"{where}[{index}]: {step.name}", _words(chosen[:index])
+        alike = _words(chosen[sums[0] if index > sums[0] else 0 : index])
         for needed, reason in step.after.items():
             if needed not in before:
-                raise ConfigurationError(f"{where}[{index}]: {step.name} must come after {needed}, because {reason}")
-        undone = {word: reason for word, reason in step.undoes.items() if word in words}
-        for wrong, reason in {**step.not_after, **undone}.items():
-            if wrong in before or wrong in undone:
-                raise ConfigurationError(f"{where}[{index}]: {step.name} must not come after {wrong}, because {reason}")
+                raise ConfigurationError(f"{place} must come after {needed}, because {reason}")
+        for rules, words in ((step.not_after, before), (step.undoes, alike)):
+            for wrong, reason in rules.items():
+                if wrong in words:
+                    raise ConfigurationError(f"{place} must not come after {wrong}, because {reason}")
+
+
+def _words(chosen: Sequence[Step]) -> set[str]:
+    """What the rules of order call these steps: names, also those as which they count, and settings switched on."""
+    names = {step.name for step in chosen}
+    names |= {steps.Centre.name for step in chosen if step.centres}
+    names |= {steps.WeighAndSum.name for step in chosen if step.sums}
+    return names | {name for step in chosen for name, value in vars(step).items() if value is True}
 
 
 def as_list(chain: Chain) -> list[str | dict[str, Any]]:
@@ -96,11 +99,11 @@ def as_list(chain: Chain) -> list[str | dict[str, Any]]:
         kind = type(step)
         name = step.name if STEPS.get(step.name) is kind else f"{kind.__module__}:{kind.__qualname__}"
         defaults = {item.name: item.default for item in dataclasses.fields(step)}
-        given = {key: value for key, value in settings_of(step).items() if value != defaults[key]}
+        given = {key: value for key, value in step_settings(step).items() if value != defaults[key]}
         described.append({"step": name, **given} if given else name)
     return described
 
 
-def settings_of(step: Step) -> dict[str, Any]:
+def step_settings(step: Step) -> dict[str, Any]:
     """The settings of a step as plain data, without `weights`, which are `algorithm.rewards.weights`."""
     return {name: value for name, value in dataclasses.asdict(step).items() if name != "weights"}

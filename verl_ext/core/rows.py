@@ -135,8 +135,7 @@ def dense(values: torch.Tensor) -> torch.Tensor:
 def row_sums(values: torch.Tensor) -> Array:
     """`[B]` sum of each row; of a mask of floats, the number of its tokens."""
     narrow = values.dtype.itemsize < 4  # bfloat16 is exact only up to 256
-    sums: Array = values.sum(dim=-1, dtype=torch.float32 if narrow else None).cpu().numpy().astype(np.float64)
-    return sums
+    return values.sum(dim=-1, dtype=torch.float32 if narrow else None).cpu().numpy().astype(np.float64)
 
 
 def broadcast(values: Array, mask: torch.Tensor, counts: Index | None = None) -> torch.Tensor:

@@ -11,21 +11,24 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import SUM, Order, Step, Update
+from verl_ext.core.chain import Order, Step, StepResult
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, divide
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.typed import limited
 from verl_ext.errors import ConfigurationError, DataError, listed
 
-_UNDOES: Order = dict.fromkeys(
+# What divisions within a group must not come after. A step that multiplies whole groups belongs here: dividing by the
+# group's own mean or spread cancels its factor, in the rewards and in their sum.
+_GROUP_FACTORS: Order = dict.fromkeys(
     ("balance", "drop_conflicts", "weigh_by_difficulty", "weigh_by_focal", "weigh_by_history", "whiten"),
     "dividing within the group afterwards undoes it",
 )
-_DIVIDED: Order = dict.fromkeys(
+# What they undo unless a sum stands between. A step, or a setting that is True, that scales each reward belongs here:
+# dividing their sum keeps how they compare. A step that adds, clips or compares, such as `shorten`, is in neither.
+_REWARD_FACTORS: Order = dict.fromkeys(
     ("divide_by_mean", "divide_by_batch_std", "leave_one_out", "scale_by_std", "scale_by_mad", "weigh_by_variation"),
     "dividing afterwards undoes it",
 )
-_RAW: Order = {"centre": "it takes the rewards before they are centred"}
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class DivideByMean(Step):
     """
 
     name: ClassVar[str] = "divide_by_mean"
-    not_after: ClassVar[Order] = {**_RAW, **_UNDOES}
-    undoes: ClassVar[Order] = _DIVIDED
+    not_after: ClassVar[Order] = _GROUP_FACTORS
+    undoes: ClassVar[Order] = _REWARD_FACTORS
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -46,12 +49,11 @@ class DivideByMean(Step):
             raise DataError(
                 f"{self.name} (maxrl) needs rewards of at least 0, found {values[row, column]:g} for uid "
                 f"{batch.prompts.labels[batch.prompts.ids[row]]!r}: map them in the reward function, for example from "
-                "[-1, 1] to [0, 1], and use no negative weight"
+                "[-1, 1] to [0, 1], use no negative weight, and centre afterwards"
             )
         mean, varies = batch.groups.variation(values)
-        scale = np.divide(1.0, mean + self.epsilon, out=np.zeros(mean.shape), where=varies & (mean > 0))
-        divided: Array = values * batch.groups.broadcast(scale)
-        return divided
+        scale: Array = np.divide(1.0, mean + self.epsilon, out=np.zeros(mean.shape), where=varies & (mean > 0))
+        return values * batch.groups.broadcast(scale)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class DivideByBatchStd(Step):
     """
 
     name: ClassVar[str] = "divide_by_batch_std"
-    not_after: ClassVar[Order] = {**_RAW, "balance": "dividing by the batch's std undoes its factor"}
+    not_after: ClassVar[Order] = {"centre": "it takes rewards as they are", "balance": "it undoes that factor"}
     undoes: ClassVar[Order] = {"weigh_by_variation": "dividing by the batch's std undoes it"}
     epsilon: float = limited(0.0, low=0.0)
 
@@ -72,8 +74,7 @@ class DivideByBatchStd(Step):
         count = weights.sum(axis=0).round(6)  # thirds add up to a whole number only up to rounding
         mean = divide(np.nansum(weights * values, axis=0), count)
         std = np.sqrt(divide(np.nansum(weights * np.square(values - mean), axis=0), count - 1))
-        divided: Array = values / np.where(std > TOLERANCE * np.maximum(1.0, np.abs(mean)), std + self.epsilon, 1.0)
-        return divided
+        return values / np.where(std > TOLERANCE * np.maximum(1.0, np.abs(mean)), std + self.epsilon, 1.0)
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ class ScaleByStd(Step):
 
     name: ClassVar[str] = "scale_by_std"
     after: ClassVar[Order] = {"centre": "it divides values that are centred in their group"}
-    not_after: ClassVar[Order] = _UNDOES
-    undoes: ClassVar[Order] = _DIVIDED
+    not_after: ClassVar[Order] = _GROUP_FACTORS
+    undoes: ClassVar[Order] = _REWARD_FACTORS
     epsilon: float = limited(0.0, low=0.0)
     """With more than 0, rewards of different scale that should cancel leave a rest."""
 
@@ -122,9 +123,8 @@ class ScaleByMad(ScaleByStd):
 
     def apply(self, values: Array, batch: Batch) -> Array:
         deviations, count = batch.groups.sum(np.abs(values)), batch.groups.count(values)
-        scale = np.divide(count, deviations + self.epsilon, out=np.zeros(count.shape), where=deviations > 0)
-        scaled: Array = values * batch.groups.broadcast(scale)
-        return scaled
+        scale: Array = np.divide(count, deviations + self.epsilon, out=np.zeros(count.shape), where=deviations > 0)
+        return values * batch.groups.broadcast(scale)
 
 
 @dataclass(frozen=True)
@@ -140,13 +140,13 @@ class DropConflicts(Step):
 
     name: ClassVar[str] = "drop_conflicts"
     after: ClassVar[Order] = {"centre": "only centred values say which way a reward pulls"}
-    not_after: ClassVar[Order] = {SUM: "it compares the rewards of a response"}
+    not_after: ClassVar[Order] = {"weigh_and_sum": "it compares the rewards of a response"}
     conflict: Literal["hard", "snr"] = "hard"
     tau: float = limited(0.2, low=0.0, high=1.0, only_with={"conflict": ("snr",)})
     weights: tuple[float, ...] | None = None
     """One per component; default: 1 each."""
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         weights = np.ones(len(batch.keys)) if self.weights is None else np.array(self.weights)
         scored = ~np.isnan(values).all(axis=1)
         parts = np.where(np.isnan(values), 0.0, values * weights)
@@ -159,7 +159,8 @@ class DropConflicts(Step):
         kept = batch.groups.mean(np.where(scored, ~dropped, np.nan))
         out = np.where(dropped[:, None], np.nan, values * batch.groups.broadcast(kept)[:, None])
         shares = {"conflict_share": conflict, "dropped_share": dropped}
-        return Update(out, metrics={name: float(rows[scored].mean()) for name, rows in shares.items() if scored.any()})
+        metrics = {name: float(rows[scored].mean()) for name, rows in shares.items() if scored.any()}
+        return StepResult(out, metrics=metrics)
 
 
 @dataclass(frozen=True)
@@ -172,16 +173,15 @@ class WeighByVariation(Step):
 
     >>> batch = Batch.of([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0]], ["g"] * 3, keys=("correctness", "format"))
     >>> step = WeighByVariation(lowest=(-3.0, 0.0))
-    >>> {name: round(w, 3) for name, w in step.update(batch.returns, batch, None).metrics.items()}
+    >>> {name: round(w, 3) for name, w in step.transform(batch.returns, batch, None).metrics.items()}
     {'weight/correctness': 0.732, 'weight/format': 1.268}
     """
 
     name: ClassVar[str] = "weigh_by_variation"
-    not_after: ClassVar[Order] = {SUM: "it weighs each reward"}
     lowest: tuple[float, ...] | None = None
     """The least value of each reward, in the order of `algorithm.rewards.keys`; default: 0 each."""
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         size, turns = len(batch.keys), batch.turns
         lowest = np.zeros(size) if self.lowest is None else np.array(self.lowest)
         if len(lowest) != size:
@@ -202,7 +202,8 @@ class WeighByVariation(Step):
         variation = np.where(varies, everything.std(rewards - mean) / (np.abs(mean) + 1e-8), 0.0)
         weights = size * variation / (variation.sum(axis=1, keepdims=True) + 1e-8)
         named = zip(batch.keys, weights.sum(axis=0), strict=True)
-        return Update(values * weights, metrics={f"weight/{metric_name(key)}": float(weight) for key, weight in named})
+        metrics = {f"weight/{metric_name(key)}": float(weight) for key, weight in named}
+        return StepResult(values * weights, metrics=metrics)
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,8 @@ class WeighAndSum(Step):
     (see `without_rounding`), the sum is exactly 0.
     """
 
-    name: ClassVar[str] = SUM
+    name: ClassVar[str] = "weigh_and_sum"
+    sums: ClassVar[bool] = True
     weights: tuple[float, ...] | None = None
     """One per component; default: 1 each."""
     kl_where_varying: bool = False
@@ -232,7 +234,12 @@ class WeighAndSum(Step):
 
 
 def _rounding(values: Array, weights: Array, batch: Batch) -> Array:
-    """`[G]` the range that the rounding of rewards to float32 can give the sums of a group in which they cancel."""
+    """`[G]` the range that the rounding of rewards to float32 can give the sums of a group in which they cancel.
+
+    float32 has 24 bits: it moves a reward by at most 2^-24 of the group's largest, a difference of two by twice that.
+    The scale comes from the same rewards: the error in the std of n of them adds at most sqrt(2 n) times 2^-24. 2^-21
+    is 8 times 2^-24, enough for n = 18; of 280,000 drawn groups, of up to 256 and also with mad, none exceeded 2.4.
+    """
     groups, returns = batch.groups, batch.returns
     deviations = np.where(np.isnan(values), np.nan, returns - groups.broadcast(groups.mean(returns)))
     centred = values - groups.broadcast(groups.mean(values))  # a sum that comes first has values with offsets
@@ -256,5 +263,5 @@ def without_rounding(values: Array, batch: Batch, rounding: Array | float = 0.0)
 def single(values: Array) -> Array:
     """`[N]` the single value of each trajectory."""
     if values.shape[1] != 1:
-        raise ConfigurationError(f"this step takes one value per trajectory, found {values.shape[1]}: put {SUM} first")
+        raise ConfigurationError(f"this step takes one value per row, found {values.shape[1]}: put weigh_and_sum first")
     return values[:, 0]

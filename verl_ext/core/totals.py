@@ -10,14 +10,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import SUM, Order, Step, Update
-from verl_ext.core.groups import TOLERANCE, Array, Bools, divide
+from verl_ext.core.chain import Order, Step, StepResult
+from verl_ext.core.groups import TOLERANCE, Array, divide
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.steps import single, without_rounding
 from verl_ext.core.turns import Turns
 from verl_ext.core.typed import limited
-
-SUMMED: Order = {SUM: "it takes one value per trajectory"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Shorten(Step):
 
     name: ClassVar[str] = "shorten"
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = SUMMED
+    after: ClassVar[Order] = {"weigh_and_sum": "it lowers the sum"}
     not_after: ClassVar[Order] = {"centre": "values that it lowers must be centred afterwards"}
     weight: float = limited(dataclasses.MISSING, above=0.0)
     above: float = limited(0.5, low=0.0, high=1.0)
@@ -52,8 +50,7 @@ class Shorten(Step):
         longest = np.fmax.reduceat(length[prompts.order], prompts.starts)
         lost = divide(length - prompts.broadcast(shortest), prompts.broadcast(longest - shortest))
         earned = -self.weight * np.nan_to_num(lost)
-        shortened: Array = values + Turns(turns.number, (0,), turns.discount).returns(earned[:, None])
-        return shortened
+        return values + Turns(turns.number, (0,), turns.discount).returns(earned[:, None])
 
 
 @dataclass(frozen=True)
@@ -69,13 +66,12 @@ class Whiten(Step):
     """
 
     name: ClassVar[str] = "whiten"
-    after: ClassVar[Order] = SUMMED
     not_after: ClassVar[Order] = {"balance": "dividing by the batch's std undoes its factor"}
     undoes: ClassVar[Order] = {"divide_by_batch_std": "dividing by the batch's std again undoes it"}
     over: Literal["sequence", "token"] = "sequence"
     epsilon: float = limited(1e-6, above=0.0, only_with={"over": ("sequence",)})
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
+    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         values, centred = without_rounding(values, batch)
         column = single(values)
         scored = ~np.isnan(column)
@@ -83,13 +79,13 @@ class Whiten(Step):
         weights = (batch.lengths if self.over == "token" else batch.turns.response_weights(scored))[scored]
         total = float(weights.sum().round(6))  # thirds add up to a whole number only up to rounding
         if not total:
-            return Update(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})
+            return StepResult(values, metrics={"whiten_shift": 0.0, "whiten_std": 0.0})
         kept = self.over == "sequence" and (centred or not batch.turns.last.all())
         mean = 0.0 if kept else float((weights * x).sum()) / total
         variance = float((weights * np.square(x - mean)).sum()) / max(total - 1, 1.0)
         std = math.sqrt(variance)
         divisor = math.sqrt(variance + 1e-8) if self.over == "token" else std + self.epsilon
-        return Update((values - mean) / divisor, metrics={"whiten_shift": mean, "whiten_std": std})
+        return StepResult((values - mean) / divisor, metrics={"whiten_shift": mean, "whiten_std": std})
 
 
 @dataclass(frozen=True)
@@ -103,12 +99,11 @@ class Balance(Step):
     """
 
     name: ClassVar[str] = "balance"
-    after: ClassVar[Order] = SUMMED
     not_after: ClassVar[Order] = {"balance": "its factor would count twice"}
     over: Literal["token", "sequence"] = "token"
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
-        live = batch.groups.broadcast(_live(values, batch))
+    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
+        live = batch.groups.broadcast(batch.groups.varies(single(values)))
         share = batch.lengths
         if self.over == "sequence":
             share, row = batch.outputs, (batch.outputs > 0).cumsum()
@@ -116,7 +111,7 @@ class Balance(Step):
         valid = float(share[live].sum())
         z = float(share.sum()) / valid if valid else 1.0
         dead_share = float((~live).mean()) if len(live) else 0.0
-        return Update(values * z, metrics={"balance_z": z, "dead_share": dead_share})
+        return StepResult(values * z, metrics={"balance_z": z, "dead_share": dead_share})
 
 
 @dataclass(frozen=True)
@@ -130,12 +125,12 @@ class WeighByDifficulty(Step):
 
     name: ClassVar[str] = "weigh_by_difficulty"
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = SUMMED
     dqw_temp: float = limited(2.0, low=1e-6)
     """Temperature T."""
 
-    def update(self, values: Array, batch: Batch, state: Any) -> Update:
-        live = batch.prompts.sum(batch.groups.broadcast(_live(values, batch)).astype(np.float64)) > 0
+    def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
+        varies = batch.groups.broadcast(batch.groups.varies(single(values)))
+        live = batch.prompts.sum(varies.astype(np.float64)) > 0
         accuracy = batch.prompts.mean(batch.accuracy_for(self.name))
         solved = np.where(accuracy > 0, accuracy, 1.0)[live]  # NaN is not above 0
         weights = np.ones(len(live))
@@ -149,7 +144,7 @@ class WeighByDifficulty(Step):
             lam *= len(lam) / lam.sum()
             weights[live] = lam
             metrics |= {"difficulty_weight_max": float(lam.max()), "difficulty_weight_min": float(lam.min())}
-        return Update(values * batch.prompts.broadcast(weights)[:, None], metrics=metrics)
+        return StepResult(values * batch.prompts.broadcast(weights)[:, None], metrics=metrics)
 
 
 @dataclass(frozen=True)
@@ -161,16 +156,9 @@ class WeighByFocal(Step):
 
     name: ClassVar[str] = "weigh_by_focal"
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = SUMMED
     gamma: float = limited(1.0, low=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
         accuracy = batch.prompts.mean(batch.accuracy_for(self.name))
-        weights = np.where(np.isnan(accuracy), 1.0, (1.0 - accuracy) ** self.gamma)
-        weighed: Array = values * batch.prompts.broadcast(weights)[:, None]
-        return weighed
-
-
-def _live(values: Array, batch: Batch) -> Bools:
-    """`[G]` whether the group's single value varies."""
-    return batch.groups.varies(single(values))
+        weights: Array = np.where(np.isnan(accuracy), 1.0, (1.0 - accuracy) ** self.gamma)
+        return values * batch.prompts.broadcast(weights)[:, None]

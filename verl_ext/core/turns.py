@@ -104,8 +104,7 @@ class Turns:
     @cached_property
     def response(self) -> Index:
         """`[N]` the response of each row."""
-        response: Index = (self.number == 0).cumsum() - 1
-        return response
+        return np.cumsum(self.number == 0) - 1
 
     @cached_property
     def last(self) -> Bools:
@@ -163,18 +162,20 @@ class TurnSpans:
         inside = mask.bool().new_zeros(size, width + 2)
         inside[:, 1:-1] = mask
         place, column = (inside[:, 1:] != inside[:, :-1]).nonzero().cpu().numpy().T
-        rank = np.full(len(rows.owner), -1)
+        rank = np.zeros(size, dtype=np.intp)
         rank[rows.order] = np.arange(len(rows.order))
+        # Sort the spans, without those of padding, by trajectory, and within one as its rows were written.
         row = place[::2]  # of each span
-        span = np.argsort(rank[row], kind="stable")[np.count_nonzero(rank[row] < 0) :]
+        span = np.flatnonzero(rows.owner[row] >= 0)
+        span = span[np.argsort(rank[row[span]], kind="stable")]
         owner, first = rows.owner[row[span]], np.diff(row[span], prepend=-1) != 0
+        # A trajectory without tokens gets a turn, at its place among the others.
         empty = np.setdiff1d(np.arange(len(rows.scored)), owner)
         places = np.searchsorted(owner, empty)
         span, owner = np.insert(span, places, -1), np.insert(owner, places, empty)
-        outputs = np.insert(first, places, True).astype(np.float64)
-        starts = np.flatnonzero(np.diff(owner, prepend=-1))
-        if len(starts):
-            outputs[starts] += rows.outputs - np.add.reduceat(outputs, starts)
+        # A row belongs to the turn of its first span; one without tokens to its trajectory's first turn.
+        outputs = np.insert(first, places, False).astype(np.float64)
+        outputs[np.diff(owner, prepend=-1) != 0] += rows.outputs - np.bincount(owner, outputs)
         return cls(place * width + column, span, owner, outputs)
 
     def tokens(self, mask: torch.Tensor) -> Array:

@@ -70,9 +70,7 @@ def dgpo(settings: Settings) -> Chain:
 
 
 def balance_for(loss_agg_mode: str) -> Literal["token", "sequence", "none"]:
-    """The balancing that fits a loss: what the loss averages over.
-
-    `token-sum` does not average, so there is nothing to balance.
+    """The balancing that fits a loss: what the loss averages over; `token-sum` does not average.
 
     >>> balance_for("token-mean"), balance_for("seq-mean-token-sum"), balance_for("token-sum")
     ('token', 'sequence', 'none')

@@ -23,6 +23,7 @@ the window and the count of batches, saved with every checkpoint.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, fields
 
 from verl_ext.core.chain import Chain
@@ -32,12 +33,20 @@ from verl_ext.errors import ConfigurationError, unknown
 from verl_ext.registry import ESTIMATORS, load
 from verl_ext.settings import Settings
 
-_NO_BASE = ("compose", "hadw")  # compose has the step weigh_by_history
-
 
 def bases() -> list[str]:
     """The valid values of `algorithm.hadw.base`."""
-    return [name for name in ESTIMATORS if name not in _NO_BASE]
+    return [name for name in ESTIMATORS if _can_be_base(name)]
+
+
+def _can_be_base(name: str) -> bool:
+    """Whether the estimator builds on no other, and `weigh_by_history` may follow its steps, with default settings."""
+    with suppress(Exception):  # one of another package may raise anything
+        estimator = load(name)
+        if estimator.bases is None:
+            check_order((*estimator.chain(Settings()).steps, WeighByHistory()), name)
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class HadwSettings(Anchor):
     """The estimator whose advantage is reweighted."""
 
     def __post_init__(self) -> None:
-        if self.base not in bases():
+        if not _can_be_base(self.base):
             raise ConfigurationError(f"algorithm.hadw.base: {unknown('value', self.base, bases())}")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from verl_ext.core.chain import Chain
-from verl_ext.core.lists import as_list, settings_of
+from verl_ext.core.lists import as_list, step_settings
 from verl_ext.estimators import build
 from verl_ext.files import say
 from verl_ext.registry import ESTIMATORS, changed, load, used
@@ -55,7 +55,7 @@ def _about(name: str) -> list[str]:
 def _steps(chain: Chain) -> Iterator[str]:
     width = max(len(step.name) for step in chain.steps)
     for number, step in enumerate(chain.steps, start=1):
-        given = ", ".join(f"{key}={_text(value)}" for key, value in settings_of(step).items())
+        given = ", ".join(f"{key}={_text(value)}" for key, value in step_settings(step).items())
         says = " ".join((type(step).__doc__ or "").split("\n\n")[0].split())
         yield f"  {number}  {step.name.ljust(width)}  {says}"
         if given:
