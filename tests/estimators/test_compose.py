@@ -126,29 +126,30 @@ def test_a_wrong_list_is_refused_with_the_reason(steps, found):
         composed(*steps)
 
 
-def test_hadw_takes_what_it_can_follow_whatever_other_packages_do(monkeypatch):
+def test_hadw_takes_what_builds_on_no_other_and_can_be_followed(monkeypatch):
     def raw(_settings):
         return Chain((WeighAndSum(),))
 
     def centred(settings):
-        return Chain((*raw(settings).steps, Centre())) if settings.norm_by_std else raw(settings)
+        return Chain((WeighAndSum(), Centre()))
 
-    def broken(_settings):
-        raise ArithmeticError
-
-    others = {"broken": {"broken": broken}, "raw": {"raw": raw}, "centred": {"centred": centred}}
+    others = {"raw": {"raw": raw}, "centred": {"centred": centred}, "broken": {}}
     others["building"] = {"building": centred, "bases": lambda: ["grpo"]}
     for name, module in others.items():
         monkeypatch.setitem(ESTIMATORS, name, name)
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**module))
-    assert bases() == ["dgpo", "drgrpo", "gd2po", "gdpo", "grpo", "maxrl", "centred"]
-    for base in ("compose", "hadw", "broken", "raw", "building"):
-        with pytest.raises(ConfigurationError, match=facts("algorithm.hadw.base", repr(base), "'centred', 'dgpo'")):
+    assert bases() == ["compose", "dgpo", "drgrpo", "gd2po", "gdpo", "grpo", "maxrl", "raw", "centred"]
+    for base in ("hadw", "broken", "building"):
+        with pytest.raises(ConfigurationError, match=facts("algorithm.hadw.base", repr(base), "'centred', 'compose'")):
             build("hadw", Settings.parse({"hadw": {"base": base}}))
-    on_centred = {"hadw": {"base": "centred"}}
-    assert build("hadw", Settings.parse(on_centred)).stateful
-    with pytest.raises(ConfigurationError, match=facts("algorithm.hadw.base=centred", "must come after centre")):
-        build("hadw", Settings.parse(on_centred | {"norm_adv_by_std_in_grpo": False}))
+    with pytest.raises(ConfigurationError, match=facts("algorithm.hadw.base=raw", "must come after centre")):
+        build("hadw", Settings.parse({"hadw": {"base": "raw"}}))
+    assert build("hadw", Settings.parse({"hadw": {"base": "centred"}})).stateful
+    steps = ["weigh_and_sum", "centre"]
+    on_list = {"hadw": {"base": "compose"}, "compose": {"steps": steps}}
+    assert [step.name for step in build("hadw", Settings.parse(on_list)).steps] == [*steps, "weigh_by_history"]
+    with pytest.raises(ConfigurationError, match="only once"):
+        build("hadw", Settings.parse({**on_list, "compose": {"steps": [*steps, "weigh_by_history"]}}))
 
 
 def test_a_division_of_each_reward_and_one_of_the_sum_are_two_things():

@@ -129,10 +129,9 @@ SCORES = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0], [0.0, 
 def watched(folder: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """The metrics, and the rows of the dump."""
     rows = Rows.of_sessions(KEYS, np.array([key.startswith("pad") for key in KEYS]))
-    rewards = Table(
-        settings=run.settings.rewards, rows=rows, labels=["a", "a", "b"], fields={"acc": np.array([1.0, 0.0, 1.0])}
-    )
     settings = Settings.parse({"rewards": {"keys": ["acc"]}, "verl_ext": {"dump_dir": str(folder)}})
+    fields = {"acc": np.array([1.0, 0.0, 1.0])}
+    rewards = Table(settings=settings.rewards, rows=rows, labels=["a", "a", "b"], fields=fields)
     run = Run("gae", settings, None, SimpleNamespace(global_steps=3, local_trigger_step=0))
     given = {"advantages": ADVANTAGES, "response_mask": MASK, "token_level_scores": SCORES}
     log_and_dump(run, rewards, lambda: given)

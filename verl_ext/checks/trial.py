@@ -22,7 +22,7 @@ from verl_ext.settings import Settings
 
 def trial(run: RunConfig) -> Iterator[Complaint]:
     """A step of the user, or an estimator of another package, that fails on a made-up batch."""
-    written = run.name == "compose" or run.name not in BUILT_IN
+    written = "compose" in run.used or run.name not in BUILT_IN
     if written and run.chain is not None and not (run.chain.per_reward and run.settings.rewards.keys is None):
         yield from map(Complaint, try_out(partial(build, run.name), run.settings))
 
