@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return super()._split_scope(nodeid).partition("/test_default_")[0]
 
     return Scheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say for each room of the package how many of its tests ran, and in how many seconds of one process."""
+    tests: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+        if isinstance(report, pytest.TestReport):
+            place = Path(report.nodeid.partition("::")[0]).parts
+            room = place[1] if len(place) > 2 else "the whole"
+            tests[room] += report.when == "call"
+            seconds[room] += report.duration
+    terminalreporter.section("rooms")
+    for room in sorted(tests):
+        terminalreporter.write_line(f"{room:12} {tests[room]:5} tests  {seconds[room]:6.0f} s")
 
 
 @pytest.fixture(scope="session")

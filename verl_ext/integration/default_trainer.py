@@ -37,7 +37,7 @@ class DefaultTrainer(WithEstimators):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         if self._verl_ext is not None:
-            sampling.replace_rule(self, self._verl_ext)
+            sampling.replace_filter(self, self._verl_ext)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Compute with the rewards of the batch, and log our metrics."""

@@ -1,8 +1,8 @@
 """Dynamic sampling, `algorithm.filter_groups.metric=any_reward` and `accuracy_between`.
 
-verl's own rule looks at one number per response, which need not be the sum from which the estimator learns.
+verl's own filter looks at one number per response, which need not be the sum from which the estimator learns.
 `any_reward` keeps a group if that sum varies in it, `accuracy_between` if its mean accuracy lies within two bounds.
-The rule replaces verl's in the replay buffer and counts the groups that each rule drops. verl still refills the batch.
+This filter takes the place of verl's in the replay buffer and counts the groups that it drops. verl still refills the batch.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ WITHIN_GROUPS = (Centre, DivideByMean, DropConflicts, ScaleByMad, ScaleByStd, We
 """The steps that read the rewards of one group alone. Another one may read the batch, a field or a state."""
 
 
-def replace_rule(trainer: Any, run: Run) -> None:
-    """Replace the rule of a trainer's replay buffer if the configuration asks for one of ours."""
+def replace_filter(trainer: Any, run: Run) -> None:
+    """Replace the filter of a trainer's replay buffer if the configuration asks for one of ours."""
     chosen = trainer.config.algorithm.get("filter_groups")
     metric = chosen.metric if chosen is not None and chosen.enable else None
     if metric in (ANY_REWARD, ACCURACY_BETWEEN):
-        rule = Rule(trainer.replay_buffer, run, metric)
-        hooks.wrap(trainer.replay_buffer, METHOD, lambda _, partition_id: rule.dropped(partition_id))
+        groups = GroupFilter(trainer.replay_buffer, run, metric)
+        hooks.wrap(trainer.replay_buffer, METHOD, lambda _, partition_id: groups.dropped(partition_id))
 
 
-class Rule:
+class GroupFilter:
     """Decides once for each finished group of a replay buffer whether to keep it."""
 
     def __init__(self, buffer: Any, run: Run, metric: str) -> None:

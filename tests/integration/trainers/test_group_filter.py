@@ -183,7 +183,7 @@ def dropped(estimator, groups, *, chain=None, **algorithm):
     settings = settings_of(algorithm)
     if chain is None and estimator in INSTALLED:
         chain = build(estimator, settings)
-    sampling.replace_rule(trainer_of(buffer), Run(estimator, settings, chain))
+    sampling.replace_filter(trainer_of(buffer), Run(estimator, settings, chain))
     with queue_of(stored, []):
         return buffer._dapo_filtered_keys("train")[0]
 
@@ -196,7 +196,7 @@ def installed(groups, metric="any_reward", **rewards):
     buffer = Buffer(groups)
     settings = settings_of({"rewards": rewards})
     run = Run("gdpo", settings, build("gdpo", settings))
-    sampling.replace_rule(trainer_of(buffer, metric), run)
+    sampling.replace_filter(trainer_of(buffer, metric), run)
     return buffer, run
 
 
@@ -243,7 +243,7 @@ def test_a_buffer_without_the_method_or_of_another_shape_is_refused():
 
     for buffer in (Other(GROUPS), Without()):
         with pytest.raises(IntegrationError, match=facts("_dapo_filtered_keys", "0.9.0 and 0.9.1")):
-            sampling.replace_rule(trainer_of(buffer), Run("gdpo", Settings(), None))
+            sampling.replace_filter(trainer_of(buffer), Run("gdpo", Settings(), None))
 
 
 @pytest.mark.parametrize(
