@@ -2,7 +2,7 @@
 
 verl's own filter looks at one number per response, which need not be the sum from which the estimator learns.
 `any_reward` keeps a group if that sum varies in it, `accuracy_between` if its mean accuracy lies within two bounds.
-This filter takes the place of verl's in the replay buffer and counts the groups that it drops. verl still refills the batch.
+It takes the place of verl's filter in the replay buffer and counts the groups that it drops; verl refills the batch.
 """
 
 from __future__ import annotations
