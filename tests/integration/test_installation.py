@@ -76,11 +76,11 @@ def test_verl_finds_all_and_its_registry_keeps_what_it_had() -> None:
         from verl.trainer.ppo import core_algos
         from verl_ext.registry import INSTALLED
         for name in (*INSTALLED, core_algos.AdvantageEstimator.GDPO):
-            print(core_algos.get_adv_estimator_fn(name).__name__)
+            print(core_algos.get_adv_estimator_fn(name).args)
         print(core_algos.ADV_ESTIMATOR_REGISTRY["gdpo"].__name__)
         """
     )
-    found = [*(f"compute_{name}_advantage" for name in (*INSTALLED, "gdpo")), "compute_gdpo_outcome_advantage"]
+    found = [*(f"({name!r},)" for name in (*INSTALLED, "gdpo")), "compute_gdpo_outcome_advantage"]
     assert told.out.splitlines()[: len(found)] == found
 
 

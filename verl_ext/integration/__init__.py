@@ -1,1 +1,1 @@
-"""All that touches verl. Only this folder and `verl_ext.cpu` import verl."""
+"""What brings rewards into the core and advantages out of it, on verl's default trainer and on `RayPPOTrainer`."""

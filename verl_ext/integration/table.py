@@ -188,17 +188,15 @@ class Table:
         flat = math.prod(getattr(values, "shape", ())) == len(self.labels)
         if flat and isinstance(values, torch.Tensor):
             values = values.double().cpu().numpy()
-        elif not counts:
-            values = np.array([float(value) if is_number(value) else np.nan for value in values])
         elif not (flat and isinstance(values, np.ndarray) and values.dtype.kind in "biuf"):
             for label, value in zip(self.labels, values, strict=True):
-                if not is_number(value):
+                if counts and not is_number(value):
                     said = "missing or None" if value is None else f"{value!r:.80} ({type(value).__name__})"
                     raise DataError(
                         f"reward {key!r} of uid {label!r} is {said}: return one number every time, NaN for 'not "
                         f"scored'; for a list by turn set algorithm.rewards.by_turn=[{key}]"
                     )
-            values = np.array(list(map(float, values)))
+            values = np.array([float(value) if counts or is_number(value) else np.nan for value in values])
         column: Array = values.astype(np.float64).reshape(len(self.labels))
         return column if counts else np.where(np.abs(column) <= LARGEST_REWARD, column, np.nan)
 
