@@ -6,20 +6,23 @@ The metrics of a step are a local variable of `fit`, which calls `compute_data_m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 from verl_ext import hooks
 from verl_ext.integration.advantage import log_and_dump
-from verl_ext.integration.run import Run
+from verl_ext.integration.run import CURRENT, Run
 from verl_ext.integration.table import of_batch
 from verl_ext.integration.trainer import WithEstimators
 
 FITTING: ContextVar[Run | None] = ContextVar("verl_ext_fitting", default=None)
 """The run of the trainer whose `fit` is at work: verl's functions get no trainer."""
+RUNS: WeakSet[Run] = WeakSet()
+"""The runs of this process's trainers."""
 
 
 def install(ray_trainer: ModuleType) -> None:
@@ -38,6 +41,8 @@ class RayTrainer(WithEstimators):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         hooks.wrap(self, "fit", partial(wrap_fit, self._verl_ext))  # of this object: a subclass may have its own
+        if self._verl_ext is not None:
+            RUNS.add(self._verl_ext)
 
 
 def wrap_fit(run: Run | None, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -50,11 +55,10 @@ def wrap_fit(run: Run | None, original: Callable[..., Any], *args: Any, **kwargs
 
 
 def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
-    """`compute_advantage(data, ...)`: compute with the rewards of the batch.
-
-    The default trainer calls it, too; there the run reads the rewards from TransferQueue.
-    """
-    run = FITTING.get()
+    """`compute_advantage(data, ...)`: compute with the rewards of the batch."""
+    if CURRENT.get() is not None:  # the default trainer calls it, too; its run has a table already
+        return original(data, *args, **kwargs)
+    run = FITTING.get() or of_section([*args, *kwargs.values()])
     if run is None or "uid" not in data.non_tensor_batch:
         return original(data, *args, **kwargs)
     fields, mask = data.non_tensor_batch, data.batch["response_mask"]
@@ -71,6 +75,12 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
         # `use_pf_ppo` returns a new batch of rows drawn from this one.
         log_and_dump(run, table, None if result is not data else lambda: data.batch)
     return result
+
+
+def of_section(given: Sequence[Any]) -> Run | None:
+    """Return the run whose section `algorithm` is among the arguments: in a thread of its own nothing else says whose."""
+    runs = [run for run in RUNS if any(run.trainer.config.algorithm is value for value in given)]
+    return runs[0] if len(runs) == 1 else None
 
 
 def wrap_compute_data_metrics(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:

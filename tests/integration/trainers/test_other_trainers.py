@@ -59,16 +59,6 @@ class OfRegistry(OwnFit):
         )
 
 
-class InAThread(OwnFit):
-    """Computes advantages in another thread than its `fit`: nothing says whose they are."""
-
-    def advantages(self) -> Any:
-        algorithm = self.config.algorithm
-        given = {"adv_estimator": algorithm.adv_estimator, "config": algorithm}
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(ray_trainer.compute_advantage, batch(), **given).result()
-
-
 class OtherEstimator(OwnFit):
     """Asks for another estimator than its configuration."""
 
@@ -76,7 +66,7 @@ class OtherEstimator(OwnFit):
         return ray_trainer.compute_advantage(batch(), adv_estimator="dgpo", config=self.config.algorithm)
 
 
-@pytest.mark.parametrize("cls", [Bare, OwnInit, BareFunction, OfRegistry, OtherEstimator, InAThread])
+@pytest.mark.parametrize("cls", [Bare, OwnInit, BareFunction, OfRegistry, OtherEstimator])
 def test_an_estimator_that_our_part_does_not_call_raises(cls: type[Any]) -> None:
     called = "dgpo" if cls is OtherEstimator else "hadw"
     with pytest.raises(IntegrationError, match=facts(f"'{called}'", f"build('{called}', settings)")):
@@ -259,6 +249,27 @@ def test_a_trainer_may_work_in_another_thread_than_it_was_made_in() -> None:
     with ThreadPoolExecutor(1) as pool:
         steps = pool.submit(trainer.fit, 2).result()
     assert [metrics["hadw/tick"] for _, metrics in steps] == [1, 2]
+
+
+class InAThread(OwnFit):
+    """Computes advantages in another thread than its `fit`."""
+
+    def advantages(self) -> Any:
+        algorithm = self.config.algorithm
+        given = {"adv_estimator": algorithm.adv_estimator, "config": algorithm}
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(ray_trainer.compute_advantage, batch(), **given).result()
+
+
+def test_in_another_thread_the_run_is_the_one_whose_section_is_passed() -> None:
+    first, second = InAThread(compose(*HADW)), InAThread(compose(*DRGRPO))
+    for trainer in (first, second, first):
+        [(_, metrics)] = trainer.fit(steps=1)
+    assert metrics["hadw/tick"] == 2
+    assert per_row(second.fit(steps=1)[0][0]) == DRGRPO_ON_ACC
+    twin = InAThread(first.config)  # nothing says which of the two calls
+    with pytest.raises(IntegrationError):
+        twin.fit(steps=1)
 
 
 @pytest.mark.parametrize("cls", [OwnFit, Copies, Omits])
