@@ -78,7 +78,7 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
 
 
 def of_section(given: Sequence[Any]) -> Run | None:
-    """Return the run whose section `algorithm` is among the arguments: in a thread of its own nothing else says whose."""
+    """Return the run whose section `algorithm` is among the arguments: in another thread nothing else says whose."""
     runs = [run for run in RUNS if any(run.trainer.config.algorithm is value for value in given)]
     return runs[0] if len(runs) == 1 else None
 
