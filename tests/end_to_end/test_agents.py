@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pandas
 import pytest
 
 from tests.end_to_end import agents
+from tests.end_to_end.run import FINDS_TESTS
 from tests.end_to_end.test_async import ESTIMATORS, history
 from tests.end_to_end.test_training import TIMEOUT
 from verl_ext import Batch, Settings, build
 from verl_ext.core.history import WeighByHistory
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
-ROOT = str(Path(__file__).parents[2])
 SESSIONS = 32
 
 
@@ -23,7 +20,6 @@ SESSIONS = 32
 def begin(start, tmp_path):
     """Starts a run whose sessions are `agents.Attempts`."""
     (tmp_path / "agents.yaml").write_text(f"- name: attempts\n  _target_: {agents.__name__}.Attempts\n")
-    path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
 
     def run(name, estimator, *overrides, steps):
         return start(
@@ -39,7 +35,7 @@ def begin(start, tmp_path):
             *overrides,
             steps=steps,
             configuration=f"[cpu,{estimator}]",
-            env={"PYTHONPATH": path},
+            env=FINDS_TESTS,
         )
 
     return run
