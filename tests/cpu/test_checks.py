@@ -48,11 +48,8 @@ def complaints(*overrides, group="cpu"):
     ("group", "overrides"),
     [
         ("cpu", []),
-        ("cpu", ["trainer.n_gpus_per_node=4"]),
-        ("cpu", ["trainer.use_v1=False"]),
         ("cpu", ["~transfer_queue", "~trainer.v1", "trainer.use_v1=False"]),  # as in a verl without V1
         ("cpu", ["algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=True"]),
-        ("cpu", ["trainer.v1.trainer_mode=colocate_async"]),
         ("[cpu,separate_async]", []),
         (None, []),  # no run for the CPU
     ],

@@ -56,16 +56,6 @@ def test_first_tokens_follow_the_models_distribution(model):
     assert bool(((frequency - expected).abs() < 4.5 * (expected * (1 - expected) / count).sqrt()).all())
 
 
-def test_an_end_token_is_kept_and_ends_its_row_only(model):
-    ends = tuple(range(3, 53))  # half of the vocabulary, so that rows end early at different lengths
-    completions = run(model, requests_of(8, max_tokens=10), eos=ends)
-    for completion in completions:
-        assert not completion.aborted
-        assert not any(token in ends for token in completion.tokens[:-1])
-        assert completion.tokens[-1] in ends or len(completion.tokens) == 10
-    assert len({len(c.tokens) for c in completions}) > 1
-
-
 def test_an_abort_returns_what_there_is_and_leaves_a_row_that_has_ended_complete(model):
     abort = threading.Event()
     abort.set()  # seen after the first token
@@ -156,13 +146,17 @@ def llama():
     return make("llama")
 
 
-def test_rows_that_end_leave_the_others_as_they_are(llama):
+def test_an_end_token_is_kept_and_ends_its_row_and_leaves_the_others_as_they_are(llama):
     requests = mixed(max_tokens=12)
     ends = tuple(range(3, 18))  # so that rows end at different steps, and whole prompts before others
     together = run(llama, requests, eos=ends)
     alone = [run(llama, [request], eos=ends)[0] for request in requests]
     assert [c.tokens for c in together] == [c.tokens for c in alone]
     assert len({len(c.tokens) for c in together}) > 3
+    for completion in together:
+        assert not completion.aborted
+        assert not any(token in ends for token in completion.tokens[:-1])
+        assert completion.tokens[-1] in ends or len(completion.tokens) == 12
 
 
 def test_a_prompt_is_computed_once_and_ended_rows_are_not_computed(llama, monkeypatch):

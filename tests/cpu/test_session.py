@@ -73,9 +73,10 @@ def test_a_killed_process_leaves_none(running):
     assert gone(pids)
 
 
-def test_the_time_ends_all_processes(running):
-    process, pids = running(seconds=2)
-    assert process.stdout.readline() == "ended None\n"
+@pytest.mark.parametrize(("kind", "seconds", "status"), [("mild", 2, None), ("ends", 60, 0)])
+def test_its_time_or_its_own_end_ends_all_processes(running, kind, seconds, status):
+    process, pids = running(kind, seconds)
+    assert process.stdout.readline() == f"ended {status}\n"
     assert gone(pids, seconds=1)
 
 
@@ -83,12 +84,6 @@ def test_what_ignores_the_first_signal_is_killed(running):
     process, pids = running("stubborn")
     process.terminate()
     assert process.wait(60) == 128 + signal.SIGTERM
-    assert gone(pids, seconds=1)
-
-
-def test_what_a_command_leaves_is_ended(running):
-    process, pids = running("ends")
-    assert process.stdout.readline() == "ended 0\n"
     assert gone(pids, seconds=1)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import hydra
 
-from tests.integration import configs  # noqa: F401 - reads verl's files once, and loads the presets
+from tests import configs  # noqa: F401 - reads verl's files once, and loads the presets
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ARMS = sorted(
