@@ -90,7 +90,6 @@ def test_verls_names_name_the_same_rewards() -> None:
     [
         ({"rewards": {"weight": 1}}, ("algorithm.rewards", "'weight'", "'weights'")),
         ({"gdpo": {"whitten": 1}}, ("algorithm.gdpo", "'whiten'", "'epsilon', 'scale', 'whiten'")),
-        ({"hadw": {"accuracy_key": "acc"}}, ("algorithm.hadw", "'accuracy_key'")),
         *(({name: 3}, (f"algorithm.{name}", "section")) for name in SECTIONS),
         ({"gdpo": {"whiten": "tokens"}}, ("algorithm.gdpo.whiten", "'tokens'", "'token'", "'sequence'")),
         ({"dgpo": {"balance": None}}, ("algorithm.dgpo.balance", "None", "'sequence'")),
@@ -103,7 +102,6 @@ def test_verls_names_name_the_same_rewards() -> None:
         *(({"rewards": {"keys": keys}}, ("algorithm.rewards.keys",)) for keys in ("a", [], ["a", "a"], [""])),
         ({"rewards": {"accuracy_key": ""}}, ("algorithm.rewards.accuracy_key", "empty")),
         ({"verl_ext": {"dump_dir": ""}}, ("algorithm.verl_ext.dump_dir", "empty")),
-        ({"gdpo_reward_keys": ["a", "a"]}, ("algorithm.rewards.keys",)),
         *(
             ({"rewards": {"keys": ["a"], "weights": weights}}, ("algorithm.rewards.weights",))
             for weights in (1.0, [1e300], [0], [1, 2])

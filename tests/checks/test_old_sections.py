@@ -62,16 +62,9 @@ def test_every_setting_is_named_and_the_lines_to_write_do_what_verls_own_migrati
     assert expected["sandbox_fusion"]["max_concurrent"] == migrated["sandbox_fusion"]["max_concurrent"] == 3
 
 
-@pytest.mark.parametrize(
-    ("setting", "fact"),
-    [
-        ("+reward_model.overlong_buffer.len=4096", "no place"),
-        ("reward_model.model.trust_remote_code=True", "no place"),
-    ],
-)
-def test_the_line_to_write(setting, fact):
-    (text,) = dropped(compose(GRPO, setting), [])
-    assert says(text, setting.lstrip("+").partition("=")[0], fact)
+def test_a_setting_that_has_no_place_any_more_is_said():
+    (text,) = dropped(compose(GRPO, "reward_model.model.trust_remote_code=True"), [])
+    assert says(text, "reward_model.model.trust_remote_code", "no place")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from tests.configs import compose
 from tests.facts import says
-from verl_ext.cpu import checks, plugin
+from verl_ext.cpu import checks
+from verl_ext.run_config import RunConfig
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 ATTENTION = "override_config.attn_implementation"
@@ -41,7 +42,7 @@ def configuration(*overrides, group="cpu"):
 
 
 def complaints(*overrides, group="cpu"):
-    return [complaint.text for complaint in plugin.rule(configuration(*overrides, group=group))]
+    return [complaint.text for complaint in checks.rule(RunConfig.of(configuration(*overrides, group=group)))]
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,8 @@ FORMATS = {
     "well-formed": (answer("18"), 1, 1, 1),
     "a line break at the end": (f"{answer('18')}\n", 1, 1, 1),
     "no tags": ("18", 1, 0, 0),
-    "text before": (f"So: {answer('18')}", 1, 0, 0),
-    "unclosed": ("<think></think>\n<answer>18", 1, 0, 0),
     "two answers, the last right": (f"{answer('17')}<answer>18</answer>", 1, 0, 0),
     "two answers, the first right": (f"{answer('18')}<answer>17</answer>", 0, 0, 0),
-    "the tags of think are not counted": ("<think><think></think></think>\n<answer>18</answer>", 1, 1, 1),
     # Space around the answer costs the format in the reference alone.
     "space at the start": (f" {answer('18')}", 1, 0, 1),
     "space at the end": (f"{answer('18')} ", 1, 0, 1),

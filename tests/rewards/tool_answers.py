@@ -1,10 +1,8 @@
-"""Answers with tool calls, and how correct they are found."""
+"""Answers with tool calls."""
 
 from __future__ import annotations
 
 import json
-
-from verl_ext.rewards.tool_calling import compute_score
 
 
 def call(name: str, **parameters: object) -> str:
@@ -21,7 +19,3 @@ ONE, TWO = calls(F), calls(F, G)
 RESPONSE = "<think> t </think>\n<response> hello </response>"
 BOTH = f"{ONE}\n<response> hello </response>"
 THINK = "<think> t </think>"
-
-
-def correctness(truth: str, answer: str, **kwargs: object) -> float:
-    return compute_score("rlla", answer, truth, **kwargs)["correctness"]
