@@ -1,7 +1,5 @@
 """verl's own configuration, composed as its command line does."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from pathlib import Path

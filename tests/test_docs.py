@@ -1,10 +1,7 @@
 """The documents: generated pages are fresh, links lead somewhere, and the contributor's page works as it is written."""
 
-from __future__ import annotations
-
 import doctest
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -172,11 +169,6 @@ def test_lists_on_command_lines_are_quoted() -> None:
 INSTALL = r"pip install [^`\n]*verl_ext[^`\n]*"
 
 
-def test_only_the_readme_says_how_to_install_the_package() -> None:
-    told = {path: re.findall(INSTALL, path.read_text(encoding="utf-8")) for path in DOCUMENTS}
-    assert [path for path, commands in told.items() if commands] == [ROOT / "README.md"]
-
-
 def test_the_start_page_of_the_site_has_the_commands_of_the_index(monkeypatch) -> None:
     pytest.importorskip("mkdocs")
     spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/hooks.py")
@@ -186,9 +178,3 @@ def test_the_start_page_of_the_site_has_the_commands_of_the_index(monkeypatch) -
     (page,) = hooks.on_files([], config=SimpleNamespace(repo_url="ADDRESS"))
     of_clones = re.findall(INSTALL, TEXTS[Path("README.md")])
     assert re.findall(INSTALL, page) == [command.replace("./", "") for command in of_clones] != of_clones
-
-
-@pytest.mark.parametrize("script", ["scripts/quickstart.sh", "scripts/test.sh"])
-def test_the_readme_names_a_script_that_runs(script) -> None:
-    assert f"`{script}`" in TEXTS[Path("README.md")]
-    assert os.access(ROOT / script, os.X_OK)

@@ -1,7 +1,5 @@
 """The page on composing, followed to the letter."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

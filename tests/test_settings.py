@@ -1,7 +1,5 @@
 """Settings: each reaches the steps, what is valid for each, and what an error says."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any, Literal, get_args, get_origin, get_type_hints

@@ -1,7 +1,5 @@
 """`verl-ext check`: what a run would be told, and what it will do, without starting it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,9 +98,7 @@ def test_what_hydra_cannot_compose_is_an_error(check: Check, arguments: tuple[st
         ("verl_ext=gdpo", ("+verl_ext=gdpo",)),
     ],
 )
-def test_a_setting_that_this_verl_does_not_have_is_not_to_be_appended(
-    check: Check, setting: str, facts: tuple[str, ...]
-) -> None:
+def test_a_setting_that_this_verl_does_not_have_is_not_to_be_appended(check, setting, facts) -> None:
     status, out, err = check("algorithm.adv_estimator=grpo", setting)
     assert (status, out) == (1, "")
     assert says(err, *facts)

@@ -1,7 +1,5 @@
 """verl's own command lines: what is wrong stops them in the driver, before Ray starts."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The old reward sections: what verl drops is named with the line that has its effect."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from contextlib import nullcontext

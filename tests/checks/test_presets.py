@@ -1,7 +1,5 @@
 """The presets: they hold the defaults, choose their estimator, and let nothing in the user's own file be replaced."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rules for a run's configuration, one table: what is refused or warned of, and the words of its message."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import re

@@ -1,7 +1,5 @@
 """`verl-ext check --try-reward`: what a reward function returns, before anything else is loaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas
@@ -10,6 +8,7 @@ import pytest
 from tests.facts import a_line_says
 from verl_ext.cli import main
 
+FUNCTION = "reward.custom_reward_function"
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=1.0):
     if solution_str.endswith("raise") or data_source == "unknown":
@@ -70,8 +69,9 @@ def tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         *(f"reward.custom_reward_function.path={tmp_path}/reward.py", "--try-reward", "--rows", "2"),
     ]
 
-    def run(*arguments: str) -> tuple[int, str]:
-        status = main([*given, *arguments])
+    def run(*arguments: str, keys: str = "correct,format") -> tuple[int, str]:
+        named = [f"algorithm.rewards.keys=[{keys}]"] if keys else []
+        status = main([*given, *named, *arguments])
         captured = capsys.readouterr()
         return status, captured.out + captured.err
 
@@ -80,11 +80,7 @@ def tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize("function", ["compute_score", "later"])
 def test_it_prints_what_the_components_are(tried, function: str) -> None:
-    status, out = tried(
-        "algorithm.rewards.keys=[correct,format]",
-        f"reward.custom_reward_function.name={function}",
-        "+reward.custom_reward_function.reward_kwargs.bonus=3",
-    )
+    status, out = tried(f"{FUNCTION}.name={function}", f"+{FUNCTION}.reward_kwargs.bonus=3")
     lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
     assert status == 0
     assert "2 rows" in out
@@ -98,12 +94,12 @@ def test_it_prints_what_the_components_are(tried, function: str) -> None:
 
 
 def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> None:
-    status, out = tried("algorithm.rewards.keys=[corect,format]", "--answers", str(tmp_path / "answers.jsonl"))
+    status, out = tried("--answers", str(tmp_path / "answers.jsonl"), keys="corect,format")
     assert status == 1
     assert "'corect'" in out
     assert "'correct'" in out
     assert a_line_says(out, f"row 1 of {tmp_path}/train.parquet", "answer of the file", "KeyError")
-    _, error = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=compute_scores")
+    _, error = tried(f"{FUNCTION}.name=compute_scores")
     assert a_line_says(error, f"{FUNCTION}.name", "'compute_scores'", "'compute_score'")
     assert "0 errors" not in out
 
@@ -135,7 +131,7 @@ def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> N
     ],
 )
 def test_what_would_end_the_run_is_refused(tried, arguments: tuple[str, ...], word: str) -> None:
-    status, out = tried(*arguments)
+    status, out = tried(*arguments, keys="")
     assert status == 1
     assert word in out
 
@@ -144,17 +140,13 @@ def test_what_the_reward_manager_adds_is_not_missing(tried) -> None:
     cfg = "reward.reward_kwargs.overlong_buffer_cfg"
     dapo = ("reward.reward_manager.name=dapo", f"+{cfg}={{enable:True,log:True,len:4,penalty_factor:1.0}}")
     dapo += ("+reward.reward_kwargs.max_resp_len=16",)
-    status, out = tried("algorithm.rewards.keys=[correct,overlong_reward]", *dapo)
+    status, out = tried(*dapo, keys="correct,overlong_reward")
     assert status == 0, out
-
-
-FUNCTION = "reward.custom_reward_function"
 
 
 @pytest.mark.parametrize("score", ["null", "'1.0'", "infinity", "[1.0]", "float32", "long"])
 def test_a_score_that_verl_cannot_store_is_refused(tried, score: str) -> None:
-    kwargs = f"+{FUNCTION}.reward_kwargs.score={score}"
-    status, out = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=returns", kwargs)
+    status, out = tried(f"{FUNCTION}.name=returns", f"+{FUNCTION}.reward_kwargs.score={score}")
     assert status == 1
     assert "the score is" in out
     assert "0 errors" not in out
@@ -165,26 +157,30 @@ def test_a_score_that_verl_cannot_store_is_refused(tried, score: str) -> None:
 )
 def test_the_function_is_called_as_the_run_calls_it(tried, function: str, status: int) -> None:
     """What verl does not await or survive is refused."""
-    assert tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name={function}")[0] == status
+    assert tried(f"{FUNCTION}.name={function}")[0] == status
 
 
 def test_no_row_or_no_function_is_no_trial(tried) -> None:
-    assert tried("algorithm.rewards.keys=[correct,format]", "--rows", "0")[0] == 1
-    status, out = tried(f"{FUNCTION}.path=null", "reward.reward_model.enable=True")
+    assert tried("--rows", "0")[0] == 1
+    status, out = tried(f"{FUNCTION}.path=null", "reward.reward_model.enable=True", keys="")
     assert status == 1
     assert "NotImplementedError" not in out
 
 
 def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path: Path) -> None:
     (tmp_path / "answers.jsonl").write_text('"1 0 1"\n"2 2"\n')
-    given = ("algorithm.rewards.keys=[correct,format]", "algorithm.rewards.by_turn=[format]")
-    given += ("reward.custom_reward_function.name=turns", "--answers", str(tmp_path / "answers.jsonl"))
+    given = (
+        "algorithm.rewards.by_turn=[format]",
+        f"{FUNCTION}.name=turns",
+        "--answers",
+        str(tmp_path / "answers.jsonl"),
+    )
     status, out = tried(*given)
     assert status == 0, out
     (line,) = (line for line in out.splitlines() if line.strip().startswith("format"))
     assert "by turn, 0 to 3 entries" in line
     assert "0 to 1" in line
-    status, out = tried(*given, "+reward.custom_reward_function.reward_kwargs.plain=True")
+    status, out = tried(*given, f"+{FUNCTION}.reward_kwargs.plain=True")
     assert status == 1
     assert "by_turn([...])" in out
 
@@ -205,7 +201,7 @@ def given(tried, tmp_path: Path):
             for at, truth in enumerate(truths)
         ]
         pandas.DataFrame(rows).to_parquet(tmp_path / f"{file}.parquet", row_group_size=7)
-        return tried("algorithm.rewards.keys=[correct,format]", f"data.val_files={tmp_path}/val.parquet", *words)
+        return tried(f"data.val_files={tmp_path}/val.parquet", *words)
 
     return run
 
@@ -263,32 +259,29 @@ def test_rows_of_validation_fail_only_where_scoring_does(given, tmp_path: Path) 
 
 def test_with_a_dataset_of_the_users_own_the_rows_of_its_file_are_no_fault(tried, tmp_path: Path) -> None:
     pandas.DataFrame([{"question": "a"}]).to_parquet(tmp_path / "train.parquet")
-    status, out = tried("data.custom_cls.path=mine.py", "data.custom_cls.name=Mine")
+    status, out = tried("data.custom_cls.path=mine.py", "data.custom_cls.name=Mine", keys="")
     assert status == 1
     assert "--rows 0" in out
     assert "--try-reward" in out
 
 
-def test_a_function_that_scores_otherwise_when_asked_again_is_said_without_asking_twice_for_each(
-    tried, tmp_path
-) -> None:
-    status, out = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=random")
+def test_a_function_that_scores_otherwise_when_asked_again_is_said(tried, tmp_path: Path) -> None:
+    status, out = tried(f"{FUNCTION}.name=random")
     assert status == 0
     assert a_line_says(out, "look", f"row 0 of {tmp_path}/train.parquet", "score=0 and 4")
-    assert "scored twice" not in tried("algorithm.rewards.keys=[correct,format]")[1]
+    assert "scored twice" not in tried()[1]
 
 
 def test_named_rewards_that_are_always_equal_are_said(tried) -> None:
-    keys = "algorithm.rewards.keys=[correct,format]"
-    assert a_line_says(tried(keys, f"{FUNCTION}.name=copied")[1], "look", "algorithm.rewards.keys", "correct", "format")
-    assert "are equal" not in tried(keys)[1]
-    assert "are equal" not in tried(keys, f"{FUNCTION}.name=random")[1]  # constants
+    assert a_line_says(tried(f"{FUNCTION}.name=copied")[1], "look", "algorithm.rewards.keys", "correct", "format")
+    assert "are equal" not in tried()[1]
+    assert "are equal" not in tried(f"{FUNCTION}.name=random")[1]  # constants
 
 
 def test_a_slow_function_shows_how_far_it_is(tried, monkeypatch) -> None:
     clock = iter(range(0, 10_000, 6))
     monkeypatch.setattr("verl_ext.checks.try_reward.time.monotonic", lambda: next(clock))
-    _, out = tried("algorithm.rewards.keys=[correct,format]")
+    _, out = tried()
     assert a_line_says(out, "2 of 4")
 
 
@@ -304,15 +297,15 @@ def test_a_function_that_not_even_the_ground_truth_satisfies_is_said(given, tmp_
 
 
 def test_tools_that_the_agent_loop_does_not_know_are_said(tried) -> None:
-    rollout, keys = "actor_rollout_ref.rollout", "algorithm.rewards.keys=[correct,format]"
+    rollout = "actor_rollout_ref.rollout"
     tools = f"{rollout}.multi_turn.tool_config_path"
-    assert a_line_says(tried(keys, f"{tools}=tools.yaml")[1], "look", tools, "agent_name", "tool_agent")
-    _, out = tried(keys, f"{tools}=tools.yaml", f"{rollout}.agent.default_agent_loop=tool_agent")
+    assert a_line_says(tried(f"{tools}=tools.yaml")[1], "look", tools, "agent_name", "tool_agent")
+    _, out = tried(f"{tools}=tools.yaml", f"{rollout}.agent.default_agent_loop=tool_agent")
     assert not a_line_says(out, "look", tools)
 
 
 def test_a_threshold_that_no_ground_truth_exceeds_is_said(tried) -> None:
-    named = ("algorithm.rewards.keys=[correct,format]", "algorithm.rewards.accuracy_key=correct")
-    _, out = tried(*named, "algorithm.rewards.accuracy_threshold=9")
+    named = "algorithm.rewards.accuracy_key=correct"
+    _, out = tried(named, "algorithm.rewards.accuracy_threshold=9")
     assert a_line_says(out, "look", "ground truth", "correct above 9=False")
-    assert "above" not in tried(*named, "algorithm.rewards.accuracy_threshold=0.5")[1]
+    assert "above" not in tried(named, "algorithm.rewards.accuracy_threshold=0.5")[1]

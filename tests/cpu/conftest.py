@@ -1,7 +1,5 @@
 """A tiny model, and the embedded rollout's server without Ray, as tests ask it."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from types import SimpleNamespace

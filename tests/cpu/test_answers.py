@@ -1,7 +1,5 @@
 """A rollout that returns the answers of a file."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """In processes of their own: what the plugin does at import cannot be undone in this one."""
 
-from __future__ import annotations
-
 import os
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """What is read from what the runs of a rehearsal left."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A command whose processes end with the process that runs it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -10,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from tests.signals import as_from_a_terminal
+from tests.fresh import as_from_a_terminal
 from verl_ext.cpu import session
 
 RUNS = """

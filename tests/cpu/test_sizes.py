@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 
@@ -85,8 +83,6 @@ def test_tokens_of_a_micro_batch(filled, overrides, changes, tokens):
         (["actor_rollout_ref.model.path=somebody/model"], {}, VERLS_OWN),
     ],
 )
-def test_the_rollout_generates_as_many_answers_at_once_as_their_keys_and_values_fit(
-    overrides, changes, expected, filled
-):
+def test_the_rollout_generates_as_many_answers_at_once_as_fit(overrides, changes, expected, filled):
     config = filled("data.max_prompt_length=320", "data.max_response_length=160", *overrides, **changes)
     assert config.actor_rollout_ref.rollout.max_num_seqs == expected

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tests.end_to_end import run as runs

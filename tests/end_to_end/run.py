@@ -4,8 +4,6 @@ Every process of a run inherits a mark in its environment, Ray's included, and i
 the machine is touched.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -21,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests import tiny_model
-from tests.signals import as_from_a_terminal
+from tests.fresh import as_from_a_terminal
 
 MARK = "VERL_EXT_TEST_RUN"
 ROOT = str(Path(__file__).parents[2])

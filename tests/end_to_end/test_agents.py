@@ -1,7 +1,5 @@
 """Sessions of several turns and several outputs through verl's own pipeline, with a model."""
 
-from __future__ import annotations
-
 import pandas
 import pytest
 

@@ -4,8 +4,6 @@ What a step trains on depends on which answers were ready, so no two runs are al
 count and by the values that a resumed run carries on. `test_agents` and `test_turns` have the other trainers.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.end_to_end.test_training import TIMEOUT, state

@@ -1,7 +1,5 @@
 """What ends, what goes on and what is refused when a run is disturbed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

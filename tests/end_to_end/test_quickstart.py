@@ -1,7 +1,5 @@
 """The quickstart from its shell script, in the environment of the tests."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -12,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.run import MARK, end_all
-from tests.fresh import TIMEOUT
-from tests.signals import as_from_a_terminal
+from tests.fresh import TIMEOUT, as_from_a_terminal
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 SCRIPT = Path(__file__).parents[2] / "scripts/quickstart.sh"

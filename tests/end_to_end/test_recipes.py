@@ -1,7 +1,5 @@
 """The recipes' scripts in verl's pipeline, with tiny models and made-up data, on the CPU."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -146,9 +144,7 @@ def test_an_arm_is_rehearsed(launch: Launch, tmp_path: Path, arm: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.runs(5)
-def test_a_checkpoint_is_evaluated_merged_and_evaluated_again(
-    launch: Launch, task: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_checkpoint_is_evaluated_merged_and_evaluated_again(launch: Launch, task, tmp_path: Path) -> None:
     """From a sharded checkpoint and from Hugging Face's format: about the same greedy answers, and pass@k."""
     settings = (GDPO, *SMALL, *task[1:])
     launch("tool_calling/run.sh", "gdpo", GDPO, *SMALL, *task, "trainer.total_training_steps=2")

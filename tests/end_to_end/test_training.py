@@ -4,8 +4,6 @@ Rollout and trainer compute the same log-probabilities in fp32 by different ways
 against one padded pass. Differences of 1e-6 in a log-probability are rounding; the metrics below average them.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

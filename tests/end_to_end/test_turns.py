@@ -1,7 +1,5 @@
 """Rewards by turn through verl's own tool agent loop, with a model, on both trainers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

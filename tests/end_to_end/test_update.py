@@ -1,7 +1,5 @@
 """A shorter update in whole runs of verl: the weights are those of verl's own update."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -31,9 +29,6 @@ ALONE = ("algorithm.adv_estimator=reinforce_plus_plus", "actor_rollout_ref.rollo
 BOTH = ("skip_zero_advantage", "share_prompts")
 CASES = {
     "token-mean": (BOTH[:1], ()),
-    "seq-mean-token-mean, static, 4 mini-batches, gspo": (BOTH[:1], (PER_SEQUENCE, *STATIC, FOUR, GSPO)),
-    "static, 2 epochs, gspo": (BOTH[:1], (*STATIC, EPOCHS, GSPO)),
-    "2 ranks, seq-mean-token-mean, static": (BOTH[:1], (TWO, PER_SEQUENCE, *STATIC)),
     "killed, norm, static, 4 mini-batches": (BOTH[:1], (KILLED, *NORM, *STATIC, FOUR)),
     "RayPPOTrainer, static, 4 mini-batches, 2 epochs": (BOTH[:1], (RAY, *STATIC, FOUR, EPOCHS)),
     "RayPPOTrainer, 2 ranks, seq-mean-token-mean": (BOTH[:1], (RAY, TWO, PER_SEQUENCE)),

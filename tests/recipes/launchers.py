@@ -1,7 +1,5 @@
 """The recipes' scripts and configurations, as a user starts them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

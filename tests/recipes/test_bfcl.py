@@ -1,7 +1,5 @@
 """The BFCL evaluation: prompts, reading of calls, the format figure, and bfcl-eval itself where it is installed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

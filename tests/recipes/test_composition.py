@@ -1,7 +1,5 @@
 """Every arm of the recipes: what it composes to; and the parts of the recipe of rewards by turn."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -38,9 +36,7 @@ def values_of(config: Any) -> dict[str, Any]:
     # A variant differs from the arm that it varies in nothing that the CPU changes.
     [*((arm, False) for arm in ARMS), *((arm, True) for arm in ARMS if "-" not in arm)],
 )
-def test_every_arm_is_named_like_its_file_and_passes_the_check(
-    arm: str, cpu: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_arm_is_named_like_its_file_and_passes_the_check(arm, cpu, capsys, monkeypatch) -> None:
     judged: list[Any] = []
     monkeypatch.setattr(check_command, "judge", lambda config: judged.append(config) or judge(config))
     status = main(["check", "--config-path", str(RECIPES), "--config-name", arm, *([on_the_cpu(arm)] if cpu else [])])

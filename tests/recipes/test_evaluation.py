@@ -1,7 +1,5 @@
 """Summaries of what verl dumps while it validates, and pass@k."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import combinations

@@ -1,7 +1,5 @@
 """`prepare_data.py` of each recipe, on small files with the columns of the published data sets."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

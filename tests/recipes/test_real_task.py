@@ -1,7 +1,5 @@
 """The two real tasks of scripts/evidence: parts of the data, examples, and the page."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Answers with tool calls."""
 
-from __future__ import annotations
-
 import json
 
 

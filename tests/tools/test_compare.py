@@ -1,7 +1,5 @@
 """The advantages are those that the estimators give in a run, and what differs from a run is said."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

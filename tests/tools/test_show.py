@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 import sys
 
@@ -8,9 +6,10 @@ import pytest
 
 from tests.facts import says
 from tests.tools import made
-from verl_ext import Settings, build
+from verl_ext import build
 from verl_ext.cli import main
 from verl_ext.registry import ESTIMATORS
+from verl_ext.settings import RewardsSettings
 from verl_ext.tools.arguments import parse_settings
 
 
@@ -99,3 +98,8 @@ def test_an_estimator_of_ones_own_without_a_docstring_is_listed_by_its_module(mo
     monkeypatch.setattr("tests.facts.__doc__", None)
     assert main(["show"]) == 0
     assert any(line.split()[:2] == ["ranked", "tests.facts,"] for line in capsys.readouterr().out.splitlines())
+
+
+def test_other_keys_than_those_of_a_run_do_not_take_its_weights():
+    theirs = {"gdpo_reward_keys": ["a", "b"], "gdpo_reward_weights": [2.0, 1.0]}
+    assert parse_settings(["algorithm.rewards.keys=[b]"], theirs).rewards == RewardsSettings(("b",))

@@ -1,7 +1,5 @@
 """The update on a GPU, in this process: `pytest -m gpu -n0 tests/update/test_gpu.py`. Nothing is downloaded."""
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import partial

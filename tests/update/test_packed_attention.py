@@ -1,7 +1,5 @@
 """Packed rows: attention is that of each row alone, by the loop and by a kernel. Log-probabilities are log_softmax."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -16,13 +14,11 @@ from verl_ext.update import engine, pack, split
 from verl_ext.update.log_probs import log_probs
 
 
-def variable_lengths(
-    query, key, value, query_ends, key_ends, most_queries, most_keys, dropout, causal, debug, *, scale
-):
+def variable_lengths(query, key, value, query_ends, key_ends, most_queries, most_keys, *options, scale):
     """What `torch.ops.aten._flash_attention_forward` computes: segments, causal and aligned at the end."""
     assert query_ends.dtype == key_ends.dtype == torch.int32
     assert (most_queries, most_keys) == (int(query_ends.diff().max()), int(key_ends.diff().max()))
-    assert (dropout, causal, debug) == (0.0, True, False)
+    assert options == (0.0, True, False)  # dropout, causal, debug
     assert query_ends[-1] == len(query)
     assert key_ends[-1] == len(key) == len(value)
     out = []

@@ -1,7 +1,5 @@
 """Where a shorter update would be another one, it is refused with the line to change."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.checks.test_rules import compose

@@ -3,8 +3,6 @@
 `python -m tests.update.update_tasks RANK RANKS FOLDER TASK CASES` is one rank; `run` starts them all.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """verl's own actor without Ray, its FSDP2 engine on the CPU or on a GPU, and rows for its update."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from functools import lru_cache, partial
