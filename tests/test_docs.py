@@ -93,28 +93,14 @@ def test_the_contributors_page_draws_the_layers_of_the_contract():
     assert "\n".join(re.findall('"(.*)"', layers)) in TEXTS[Path("docs/pages/contributing.md")]
 
 
-def examples() -> list[str]:
-    """The estimator of the contributor's page, and its test."""
+def test_the_estimator_of_the_contributors_page_works(tmp_path, monkeypatch):
     page = TEXTS[Path("docs/pages/contributing.md")]
-    return [textwrap.dedent(block) for block in re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S)]
-
-
-@pytest.fixture
-def clipped(tmp_path, monkeypatch):
-    """The estimator of the contributor's page, as a module that the list names."""
-    source, test = examples()
+    blocks = re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S)
+    source, test = map(textwrap.dedent, blocks)
     (tmp_path / "clipped_example.py").write_text(source)
-    spec = importlib.util.spec_from_file_location("clipped_example", tmp_path / "clipped_example.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "clipped_example", module)
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(ESTIMATORS, "clipped", "clipped_example")
-    return module, test
-
-
-def test_the_estimator_of_the_contributors_page_works(clipped):
-    module, test = clipped
-    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(importlib.import_module("clipped_example")).failed == 0
     names: dict[str, object] = {}
     exec(test, names)
     (function,) = (value for name, value in names.items() if name.startswith("test_"))

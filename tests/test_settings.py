@@ -16,10 +16,7 @@ from verl_ext.settings import RewardsSettings, Settings, VerlExtSettings
 SECTIONS = sections()
 NOT_A_STEP = {("compose", "steps"), ("drgrpo", "check_loss")}
 # A value other than the default, where the type does not give one.
-SPECIAL = {
-    ("gdpo", "epsilon"): 1e-4,
-    ("hadw", "base"): "gdpo",
-}
+SPECIAL = {("gdpo", "epsilon"): 1e-4, ("hadw", "base"): "gdpo"}
 PLACES = [
     (name, item.name)
     for name, kind in SECTIONS.items()

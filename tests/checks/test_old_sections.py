@@ -13,7 +13,7 @@ from verl.experimental.reward_loop import migrate_legacy_reward_impl
 from tests.configs import compose
 from tests.facts import says
 from verl_ext.checks import start as starts
-from verl_ext.checks.judge import check_run
+from verl_ext.checks.judge import check_run, log_run
 from verl_ext.checks.rewards import dropped
 from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError
@@ -92,8 +92,10 @@ def test_a_main_that_reads_or_migrates_the_sections_is_left_alone(tmp_path, monk
 
 
 def test_a_run_without_this_package_goes_on_without_a_word(caplog):
-    config = compose(GRPO, MANAGER)
+    caplog.set_level("INFO", "verl_ext")
+    config = compose(GRPO, MANAGER, "actor_rollout_ref.rollout.top_k=1")
     assert starts.wrap_checked(lambda given: given, config) is config
+    log_run(check_run(config))
     assert caplog.messages == []
 
 

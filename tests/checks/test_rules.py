@@ -241,13 +241,6 @@ def test_the_log_of_a_training_begins_with_what_check_prints(caplog: pytest.LogC
     assert "balance=sequence" in warned
 
 
-def test_a_training_without_this_package_has_no_line_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "verl_ext")
-    for more in ((), ("actor_rollout_ref.rollout.top_k=1", "reward_model.reward_manager=dapo")):
-        log_run(check_run(compose(GRPO, *more)))
-    assert caplog.records == []
-
-
 def test_all_errors_are_said_at_once() -> None:
     errors = judge(compose("algorithm.adv_estimator=gdpo", "+algorithm.gdop.x=1", GSM8K, f"{KWARGS}.x=1")).errors
     assert len(errors) == 3

@@ -4,7 +4,6 @@ Rollout and trainer compute the same log-probabilities in fp32 by different ways
 against one padded pass. Differences of 1e-6 in a log-probability are rounding; the metrics below average them.
 """
 
-import functools
 import importlib.util
 import json
 import shutil
@@ -28,15 +27,10 @@ def agrees(run):
     return bool(kl) and max(map(abs, kl)) < 1e-6 and max(difference) < 1e-5
 
 
-@pytest.fixture
-def two_ranks(start):
-    """Starts a run of dgpo on two ranks."""
+def test_two_ranks_train_and_leave_out_the_rows_without_advantage(start):
     dgpo = ("algorithm.adv_estimator=dgpo", "algorithm.rewards.accuracy_threshold=0")
-    return functools.partial(start, "run", *dgpo, "trainer.n_gpus_per_node=2", configuration="[cpu,dgpo]")
-
-
-def test_two_ranks_train_and_leave_out_the_rows_without_advantage(two_ranks):
-    run = two_ranks("algorithm.verl_ext.skip_zero_advantage=True", "trainer.save_freq=2", steps=2)
+    more = ("trainer.n_gpus_per_node=2", "algorithm.verl_ext.skip_zero_advantage=True", "trainer.save_freq=2")
+    run = start("run", *dgpo, *more, steps=2, configuration="[cpu,dgpo]")
     assert run.wait(TIMEOUT) == 0, run.tail()
     check_estimator("dgpo", run.metrics, steps=(1, 2))
     assert agrees(run)
