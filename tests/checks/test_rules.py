@@ -3,8 +3,6 @@
 import copy
 import functools
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -14,9 +12,8 @@ import verl_ext
 from tests.configs import compose as composed_by_hydra
 from verl_ext import hooks
 from verl_ext.checks import losses
-from verl_ext.checks.judge import Verdict, check_run, judge, log_run
+from verl_ext.checks.judge import check_run, judge, log_run
 from verl_ext.errors import Complaint, ConfigurationError, IntegrationError
-from verl_ext.run_config import RunConfig
 
 ACTOR = "actor_rollout_ref.actor"
 KEYS = "+algorithm.rewards.keys=[acc,format]"
@@ -174,7 +171,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
 _composed_once = functools.cache(composed_by_hydra)
 
 
-def compose(*overrides: str) -> Any:
+def compose(*overrides):
     """verl's configuration with these overrides; only a preset needs Hydra."""
     presets = [text for text in overrides if text.startswith("+verl_ext=")]
     config = copy.deepcopy(_composed_once(*presets))
@@ -186,20 +183,20 @@ def compose(*overrides: str) -> Any:
     return config
 
 
-def names(table: list[tuple[str, tuple[str, ...], tuple[str, ...]]]) -> pytest.MarkDecorator:
+def names(table):
     cases = [pytest.param(overrides, words, id=name) for name, overrides, words in table]
     return pytest.mark.parametrize(("overrides", "words"), cases)
 
 
 @pytest.fixture(autouse=True)
-def known_verl(monkeypatch: pytest.MonkeyPatch) -> None:
+def known_verl(monkeypatch):
     """On a verl whose losses the package does not know, the rules are those of the last tested version."""
     if losses.aggregates_itself("sapo") is None:
         monkeypatch.setattr("verl.__version__", list(losses.SELF_AGGREGATING)[-1])
 
 
 @names(ERRORS)
-def test_it_is_refused(overrides: tuple[str, ...], words: tuple[str, ...]) -> None:
+def test_it_is_refused(overrides, words):
     config = compose(*overrides)
     errors = judge(config).errors
     assert any(all(word in text for word in words) for text in errors), errors
@@ -209,14 +206,14 @@ def test_it_is_refused(overrides: tuple[str, ...], words: tuple[str, ...]) -> No
 
 
 @names(WARNINGS)
-def test_it_is_warned_of(overrides: tuple[str, ...], words: tuple[str, ...]) -> None:
+def test_it_is_warned_of(overrides, words):
     verdict = judge(compose(*overrides))
     assert verdict.errors == ()
     assert any(all(word in text for word in words) for text in verdict.warnings), verdict.warnings
 
 
 @pytest.mark.parametrize("preset", [(), ("+verl_ext=gdpo",)], ids=["without a preset", "with one"])
-def test_the_lines_that_are_offered_for_verls_names_are_accepted_by_hydra(preset: tuple[str, ...]) -> None:
+def test_the_lines_that_are_offered_for_verls_names_are_accepted_by_hydra(preset):
     (error,) = judge(composed_by_hydra(*preset, *VERLS)).errors
     lines = re.findall(r"\S+=(?:token|sequence)\b", error)
     assert len(lines) == 2
@@ -225,12 +222,12 @@ def test_the_lines_that_are_offered_for_verls_names_are_accepted_by_hydra(preset
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
-def test_it_is_accepted_without_a_word(case: str) -> None:
+def test_it_is_accepted_without_a_word(case):
     verdict = check_run(compose(*ACCEPTED[case]))
     assert (verdict.errors, verdict.warnings) == ((), ())
 
 
-def test_the_log_of_a_training_begins_with_what_check_prints(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_of_a_training_begins_with_what_check_prints(caplog):
     caplog.set_level("INFO", "verl_ext")
     log_run(judge(compose("algorithm.adv_estimator=dgpo", KEYS, NAMED, "+algorithm.dgpo.balance=sequence")))
     said, warned = (record.getMessage() for record in caplog.records)
@@ -241,25 +238,25 @@ def test_the_log_of_a_training_begins_with_what_check_prints(caplog: pytest.LogC
     assert "balance=sequence" in warned
 
 
-def test_all_errors_are_said_at_once() -> None:
+def test_all_errors_are_said_at_once():
     errors = judge(compose("algorithm.adv_estimator=gdpo", "+algorithm.gdop.x=1", GSM8K, f"{KWARGS}.x=1")).errors
     assert len(errors) == 3
 
 
-def rule_of_a_plugin(run: RunConfig) -> Iterator[Complaint]:
+def rule_of_a_plugin(run):
     yield Complaint(f"no GPU for {run.name}")
     yield Complaint("slow", fatal=False)
 
 
 @pytest.mark.parametrize("every", [True, False])
-def test_rules_of_plugins_are_judged_too(every: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_of_plugins_are_judged_too(every, monkeypatch):
     monkeypatch.setattr(hooks, "RULES", {f"{__name__}:rule_of_a_plugin": every})
-    verdict: Verdict = judge(compose(*GDPO))
+    verdict = judge(compose(*GDPO))
     assert (verdict.errors, verdict.warnings) == (("no GPU for gdpo",), ("slow",))
 
 
-def test_a_hook_that_failed_ends_runs_with_our_estimators_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failed(*modules: str) -> None:
+def test_a_hook_that_failed_ends_runs_with_our_estimators_only(monkeypatch):
+    def failed(*modules):
         raise IntegrationError(f"not installed: {modules}")
 
     monkeypatch.setattr(hooks, "require", failed)

@@ -22,16 +22,6 @@ def requests_of(count, **settings):
     return [Request(tuple(range(5, 8 + row)), Sampling(**settings), seed=row) for row in range(count)]
 
 
-def trainer_log_probs(model, request, completion):
-    """The log-probabilities as a trainer computes them: one pass over the whole sequence, without padding or cache."""
-    sequence = torch.tensor([[*request.prompt, *completion.tokens]])
-    with torch.no_grad():
-        logits = model(sequence).logits[0, len(request.prompt) - 1 : -1].float()
-    if request.sampling.temperature:
-        logits = logits / request.sampling.temperature
-    return logits.log_softmax(-1).gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
-
-
 def test_greedy_takes_the_most_probable_token_beside_rows_that_sample(model):
     prompt = (5, 6, 7)
     greedy = Request(prompt, Sampling(temperature=0.0, max_tokens=5, ignore_eos=True), seed=0)
@@ -135,7 +125,10 @@ def test_log_probabilities_are_those_of_one_pass_without_a_cache(kind, settings,
     model = make(kind, **settings)
     requests = mixed(temperature=temperature, max_tokens=70)
     for request, completion in zip(requests, run(model, requests), strict=True):
-        expected = trainer_log_probs(model, request, completion)
+        sequence = torch.tensor([[*request.prompt, *completion.tokens]])
+        with torch.no_grad():
+            logits = model(sequence).logits[0, len(request.prompt) - 1 : -1].float() / (temperature or 1.0)
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
         assert torch.allclose(torch.tensor(completion.log_probs), expected, atol=2e-5)
 
 

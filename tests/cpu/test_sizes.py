@@ -37,12 +37,11 @@ def filled(tmp_path):
     return fill
 
 
-def threads(config):
-    return config.ray_kwargs.ray_init.runtime_env.env_vars[sizes.THREADS]
-
-
 @pytest.mark.parametrize(("ranks", "expected"), [(1, "4"), (3, "1"), (8, "1")])
 def test_the_cores_are_divided_among_the_ranks_unless_threads_are_set(ranks, expected, filled, monkeypatch):
+    def threads(config):
+        return config.ray_kwargs.ray_init.runtime_env.env_vars[sizes.THREADS]
+
     assert threads(filled(f"trainer.n_gpus_per_node={ranks}")) == expected
     assert threads(filled("++ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS='3'")) == "3"
     monkeypatch.setenv(sizes.THREADS, "2")

@@ -30,9 +30,7 @@ def ends_of_rows(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
     return ends, int(ends.diff().max())
 
 
-def rows_in_turn(
-    _module: Any, query: Any, key: Any, value: Any, _mask: Any, *, position_ids: Any, scaling: Any, **_: Any
-) -> Any:
+def rows_in_turn(_module, query, key, value, _mask, *, position_ids, scaling, **_) -> Any:
     """What flash-attn computes for verl's rows without padding, by torch's build of it."""
     ends, most = ends_of_rows(position_ids)
     parts = (x[0].transpose(0, 1) for x in (query, key, value))
