@@ -118,13 +118,10 @@ def test_the_page_of_metrics_has_the_names_that_a_run_logs():
     told = TEXTS[Path("docs/pages/metrics.md")]
     cells = re.findall(r"^\| (`[^|]+) \|", told, re.MULTILINE)
     names = [name for cell in cells for name in re.findall("`([^`]+)`", cell)]
-    patterns = [re.sub(r"<key>", "[^/]+", re.sub(r"\{([^}]+)\}", _either, name)) for name in names]
+    either = [re.sub(r"\{([^}]+)\}", lambda braces: f"({braces[1].replace(',', '|')})", name) for name in names]
+    patterns = [name.replace("<key>", "[^/]+") for name in either]
     named = re.compile(f"((gdpo|dgpo|hadw)/)?({'|'.join(patterns)})")
     assert [name for name in sorted(logged) if not named.fullmatch(name)] == []
-
-
-def _either(braces: re.Match[str]) -> str:
-    return f"({braces[1].replace(',', '|')})"
 
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md")])

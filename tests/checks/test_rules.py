@@ -1,15 +1,12 @@
 """The rules for a run's configuration, one table: what is refused or warned of, and the words of its message."""
 
-import copy
-import functools
 import re
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 
 import verl_ext
 from tests.configs import compose as composed_by_hydra
+from tests.configs import compose_quickly as compose
 from verl_ext import hooks
 from verl_ext.checks import losses
 from verl_ext.checks.judge import check_run, judge, log_run
@@ -166,21 +163,6 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "somebody's reward function": (*GDPO, f"{PATH}=pkg://somebody.rewards", f"{KWARGS}.maching=x"),
     "a file of the same name": (*GDPO, f"{PATH}=/nowhere/gsm8k.py", f"{KWARGS}.strict=yes"),
 }  # fmt: skip
-
-
-_composed_once = functools.cache(composed_by_hydra)
-
-
-def compose(*overrides):
-    """verl's configuration with these overrides; only a preset needs Hydra."""
-    presets = [text for text in overrides if text.startswith("+verl_ext=")]
-    config = copy.deepcopy(_composed_once(*presets))
-    OmegaConf.set_struct(config, False)
-    for text in overrides:
-        if text not in presets:
-            override = OverridesParser.create().parse_override(text)
-            OmegaConf.update(config, override.key_or_group, override.value(), force_add=True)
-    return config
 
 
 def names(table):

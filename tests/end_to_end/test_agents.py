@@ -5,13 +5,17 @@ import pytest
 
 from tests.end_to_end import agents
 from tests.end_to_end.run import FINDS_TESTS
-from tests.end_to_end.test_async import ESTIMATORS, history
-from tests.end_to_end.test_training import TIMEOUT
+from tests.end_to_end.test_training import TIMEOUT, state
 from verl_ext import Batch, Settings, build
 from verl_ext.core.history import WeighByHistory
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 SESSIONS = 32
+ESTIMATORS = {
+    "gdpo": ("algorithm.rewards.keys=[score,length]",),
+    "dgpo": ("algorithm.rewards.accuracy_threshold=0",),
+    "hadw": ("algorithm.rewards.accuracy_threshold=0",),
+}
 
 
 @pytest.fixture
@@ -37,6 +41,10 @@ def begin(start, tmp_path):
         )
 
     return run
+
+
+def history(run, step):
+    return state(run, step)["hadw"]["weigh_by_history"]
 
 
 def dumped(run, step):
@@ -85,3 +93,22 @@ def test_the_history_counts_sessions_and_goes_on(begin, mode):
     assert sessions.advantage.to_numpy() == pytest.approx(undisturbed.advantages, abs=1e-12)
     assert history(again, 3) == undisturbed.state[WeighByHistory.name]
     assert history(again, 3)["ticks"] == 3
+
+
+def test_the_history_ticks_once_an_update_and_goes_on_with_a_pool_of_its_own(start):
+    """What a step trains on depends on which answers were ready: the history is checked by what is carried on."""
+    updates = "trainer.v1.separate_async.parameter_sync_step=2"  # in a step
+    overrides = ("algorithm.adv_estimator=hadw", "data.train_batch_size=16", updates, "trainer.save_freq=1")
+    given = (*overrides, *ESTIMATORS["hadw"])
+    first = start("run", *given, steps=1, configuration="[cpu,separate_async,hadw]")
+    assert first.wait(TIMEOUT) == 0, first.tail()
+    before = history(first, 1)
+    assert before["ticks"] == 2
+    again = start("run", *given, steps=2, configuration="[cpu,separate_async,hadw]")
+    assert again.wait(TIMEOUT) == 0, again.tail()
+    assert sorted(again.metrics) == [2]
+    after = history(again, 2)
+    assert after["ticks"] == 4
+    assert after["window"][: len(before["window"])] == before["window"]
+    assert again.column("hadw/tick") == [3.5]  # verl logs the mean over the updates of a step
+    assert again.column("advantage/missing_responses") == [0]

@@ -5,8 +5,7 @@ import pytest
 
 from recipes.turns import prepare_data
 from tests.end_to_end.run import ROOT
-from tests.end_to_end.test_agents import dumped
-from tests.end_to_end.test_async import history
+from tests.end_to_end.test_agents import dumped, history
 from tests.end_to_end.test_training import TIMEOUT, latest
 from verl_ext import Batch, Settings, Turns, build
 from verl_ext.core.history import WeighByHistory

@@ -32,8 +32,7 @@ SYSTEM = (
 CALL = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
 
 
-def without(variable):
-    return {name: value for name, value in os.environ.items() if name != variable}
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def test_a_template_is_a_prompt_with_other_tools():
@@ -143,7 +142,7 @@ def test_the_template_is_taken_from_prepared_data(tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": prompt}]), tmp_path / "train.parquet")
     done = subprocess.run(
         [BFCL_PYTHON or sys.executable, RUN, "template", tmp_path / "train.parquet"],
-        env={**without("PYTHONPATH"), "BFCL_PROJECT_ROOT": str(tmp_path / "home")},
+        env={**CLEAN, "BFCL_PROJECT_ROOT": str(tmp_path / "home")},
         capture_output=True,
         text=True,
         check=False,
@@ -199,7 +198,7 @@ def test_bfcl_generates_and_scores_with_our_handler(tmp_path, tiny):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     variables = {
-        **without("PYTHONPATH"),
+        **CLEAN,
         "BFCL_PROJECT_ROOT": str(home),
         "VLLM_ENDPOINT": "127.0.0.1",
         "VLLM_PORT": str(server.server_port),

@@ -16,7 +16,6 @@ from verl_ext.rewards.tool_calling import Options, check_ground_truth, compute_s
 
 # The arithmetic is 6 * s / t - 3 with t = 1 + 3 = 4 for ONE and t = 1 + 3 + 3 = 7 for TWO.
 EDGES = {
-    "exact": (ONE, ONE, 1, 3),
     "surrounding space is stripped": (ONE, f"\n {ONE}\n", 1, 3),
     "1.0 is 1": (ONE, calls(call("f", a=1.0, b="x")), 1, 3),
     "true is 1": (ONE, calls(call("f", a=True, b="x")), 1, 3),

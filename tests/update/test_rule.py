@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.checks.test_rules import compose
 from tests.configs import compose as hydra
+from tests.configs import compose_quickly as compose
 from verl_ext.checks.judge import judge
 from verl_ext.update import rule as update
 from verl_ext.update.rule import EXACT, NOT_EXACT, SHARE, SKIP
