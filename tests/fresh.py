@@ -9,7 +9,6 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,15 +35,7 @@ def run(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProce
         return subprocess.CompletedProcess(code, process.exitcode, out.read_text(), err.read_text())
 
 
-def start(
-    code: str,
-    *arguments: str,
-    out: Path,
-    err: Path,
-    module: bool = False,
-    folder: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> BaseProcess:
+def start(code: str, *arguments: str, out, err, module=False, folder=None, environment=None) -> BaseProcess:
     """Begin as `run` does; what the program prints goes to these files."""
     given = dict(os.environ if environment is None else environment)
     process = SERVER.Process(target=_begin, args=(code, arguments, module, folder or Path.cwd(), given, (out, err)))

@@ -131,14 +131,7 @@ class Run:
         return "\n".join(self.log.splitlines()[-lines:])
 
 
-def start(
-    folder: Path,
-    data: Path,
-    *overrides: str,
-    steps: int = 2,
-    configuration: str = "cpu",
-    env: dict[str, str] | None = None,
-) -> Run:
+def start(folder: Path, data: Path, *overrides: str, steps=2, configuration="cpu", env=None) -> Run:
     """Start verl's entry point with the package's CPU configuration on the tiny model."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex

@@ -3,7 +3,6 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import hydra
 
@@ -25,10 +24,10 @@ def environment(**variables: str) -> dict[str, str]:
     return {**kept, "PYTHON": sys.executable, **variables}
 
 
-def composed(arm: str, *overrides: str) -> Any:
+def composed(arm: str):
     """The configuration with which verl would start, before interpolations are resolved."""
     with hydra.initialize_config_dir(str(RECIPES), version_base=None):
-        return hydra.compose(arm, overrides=list(overrides))
+        return hydra.compose(arm)
 
 
 def estimator(arm: str) -> str:

@@ -13,7 +13,6 @@ def answer(text: str) -> str:
 
 # gold, answer, (correctness, integer) as the reference has it, and by default
 NUMBERS = {
-    "the gold itself": ("18", "18", (1, 1), (1, 1)),
     "space around it": ("18", "\n 18 ", (1, 1), (1, 1)),
     "nothing": ("18", "", (0, 0), (0, 0)),
     "words": ("18", "it is 18", (0, 0), (0, 0)),

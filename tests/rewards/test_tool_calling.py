@@ -28,7 +28,6 @@ EDGES = {
     "two blocks": (ONE, f"{ONE}\n<tool_call>\n{F}\n</tool_call>", 0, 3),
     "unclosed": (ONE, ONE.removesuffix("</tool_call>"), 0, -3),
     "no tags": (ONE, F, 0, -3),
-    "nothing": (ONE, "", 0, -3),
     "call on the line of its tag": (ONE, ONE.replace("<tool_call>\n", "<tool_call>"), 0, 3),
     "a call inside the think section": (ONE, calls("nothing", think=f"<tool_call>\n{F}\n</tool_call>"), 0, 3),
     "a response where none is wanted": (ONE, BOTH, 0, 3),

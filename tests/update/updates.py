@@ -148,16 +148,7 @@ def whole(parts: Iterable[Any]) -> torch.Tensor:
     return torch.cat([part.full_tensor().flatten().cpu() for part in parts])
 
 
-def rows(
-    count: int,
-    live: list[bool],
-    *,
-    seed: int,
-    nested: bool,
-    widths: tuple[int, int] = WIDTHS,
-    lengths: tuple[list[int], list[int]] | None = None,
-    group: int = 1,
-) -> Any:
+def rows(count, live, *, seed, nested, widths=WIDTHS, lengths=None, group=1) -> Any:
     """A rank's rows as its worker gets them: padded from RayPPOTrainer, nested from the default trainer.
 
     `lengths` are those of the prompts and of the responses; by default they are drawn. Each `group` rows in turn share
