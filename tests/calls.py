@@ -1,7 +1,5 @@
 """An estimator called as verl calls it."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A tiny model for every test; Hypothesis: the same examples in every run, no limit on the time of one."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Facts in a message: the setting, the value, what is valid, the line to change. How they are worded is free."""
 
-from __future__ import annotations
-
 import re
 
 

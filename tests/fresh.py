@@ -3,14 +3,12 @@
 Those take most of the seconds that `import verl` takes. A server process imports them once, and forks for each program.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,15 +35,7 @@ def run(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProce
         return subprocess.CompletedProcess(code, process.exitcode, out.read_text(), err.read_text())
 
 
-def start(
-    code: str,
-    *arguments: str,
-    out: Path,
-    err: Path,
-    module: bool = False,
-    folder: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> BaseProcess:
+def start(code: str, *arguments: str, out, err, module=False, folder=None, environment=None) -> BaseProcess:
     """Begin as `run` does; what the program prints goes to these files."""
     given = dict(os.environ if environment is None else environment)
     process = SERVER.Process(target=_begin, args=(code, arguments, module, folder or Path.cwd(), given, (out, err)))
@@ -53,14 +43,7 @@ def start(
     return process
 
 
-def _begin(
-    code: str,
-    arguments: tuple[str, ...],
-    module: bool,
-    folder: Path,
-    environment: dict[str, str],
-    printed: tuple[Path, Path],
-) -> None:
+def _begin(code, arguments, module, folder, environment, printed) -> None:
     for number, path in enumerate(printed, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.clear()
@@ -71,3 +54,11 @@ def _begin(
         runpy.run_module(code, run_name="__main__", alter_sys=True)
     else:
         exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+
+
+def as_from_a_terminal() -> None:
+    """Let every signal end the process, also where the tests run under `nohup`; for `preexec_fn`."""
+    ending = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+    for number in ending:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)

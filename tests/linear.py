@@ -1,7 +1,5 @@
 """Whether work grows in proportion to a text, whatever the speed and the load of the machine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Nothing of the package is imported. Columns are lists of floats with one entry a trajectory; NaN is "not scored".
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Hashable, Mapping, Sequence

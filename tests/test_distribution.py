@@ -1,7 +1,5 @@
 """What `python -m build` makes: a wheel with all that a run needs and with the recipes, and a small sdist."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

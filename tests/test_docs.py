@@ -1,10 +1,7 @@
 """The documents: generated pages are fresh, links lead somewhere, and the contributor's page works as it is written."""
 
-from __future__ import annotations
-
 import doctest
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -96,28 +93,14 @@ def test_the_contributors_page_draws_the_layers_of_the_contract():
     assert "\n".join(re.findall('"(.*)"', layers)) in TEXTS[Path("docs/pages/contributing.md")]
 
 
-def examples() -> list[str]:
-    """The estimator of the contributor's page, and its test."""
+def test_the_estimator_of_the_contributors_page_works(tmp_path, monkeypatch):
     page = TEXTS[Path("docs/pages/contributing.md")]
-    return [textwrap.dedent(block) for block in re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S)]
-
-
-@pytest.fixture
-def clipped(tmp_path, monkeypatch):
-    """The estimator of the contributor's page, as a module that the list names."""
-    source, test = examples()
+    blocks = re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S)
+    source, test = map(textwrap.dedent, blocks)
     (tmp_path / "clipped_example.py").write_text(source)
-    spec = importlib.util.spec_from_file_location("clipped_example", tmp_path / "clipped_example.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "clipped_example", module)
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(ESTIMATORS, "clipped", "clipped_example")
-    return module, test
-
-
-def test_the_estimator_of_the_contributors_page_works(clipped):
-    module, test = clipped
-    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(importlib.import_module("clipped_example")).failed == 0
     names: dict[str, object] = {}
     exec(test, names)
     (function,) = (value for name, value in names.items() if name.startswith("test_"))
@@ -135,13 +118,10 @@ def test_the_page_of_metrics_has_the_names_that_a_run_logs():
     told = TEXTS[Path("docs/pages/metrics.md")]
     cells = re.findall(r"^\| (`[^|]+) \|", told, re.MULTILINE)
     names = [name for cell in cells for name in re.findall("`([^`]+)`", cell)]
-    patterns = [re.sub(r"<key>", "[^/]+", re.sub(r"\{([^}]+)\}", _either, name)) for name in names]
+    either = [re.sub(r"\{([^}]+)\}", lambda braces: f"({braces[1].replace(',', '|')})", name) for name in names]
+    patterns = [name.replace("<key>", "[^/]+") for name in either]
     named = re.compile(f"((gdpo|dgpo|hadw)/)?({'|'.join(patterns)})")
     assert [name for name in sorted(logged) if not named.fullmatch(name)] == []
-
-
-def _either(braces: re.Match[str]) -> str:
-    return f"({braces[1].replace(',', '|')})"
 
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md")])
@@ -172,11 +152,6 @@ def test_lists_on_command_lines_are_quoted() -> None:
 INSTALL = r"pip install [^`\n]*verl_ext[^`\n]*"
 
 
-def test_only_the_readme_says_how_to_install_the_package() -> None:
-    told = {path: re.findall(INSTALL, path.read_text(encoding="utf-8")) for path in DOCUMENTS}
-    assert [path for path, commands in told.items() if commands] == [ROOT / "README.md"]
-
-
 def test_the_start_page_of_the_site_has_the_commands_of_the_index(monkeypatch) -> None:
     pytest.importorskip("mkdocs")
     spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/hooks.py")
@@ -186,9 +161,3 @@ def test_the_start_page_of_the_site_has_the_commands_of_the_index(monkeypatch) -
     (page,) = hooks.on_files([], config=SimpleNamespace(repo_url="ADDRESS"))
     of_clones = re.findall(INSTALL, TEXTS[Path("README.md")])
     assert re.findall(INSTALL, page) == [command.replace("./", "") for command in of_clones] != of_clones
-
-
-@pytest.mark.parametrize("script", ["scripts/quickstart.sh", "scripts/test.sh"])
-def test_the_readme_names_a_script_that_runs(script) -> None:
-    assert f"`{script}`" in TEXTS[Path("README.md")]
-    assert os.access(ROOT / script, os.X_OK)

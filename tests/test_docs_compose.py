@@ -1,7 +1,5 @@
 """The page on composing, followed to the letter."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
@@ -17,6 +15,7 @@ from verl_ext import Batch, Settings, build
 from verl_ext.checks.judge import check_run
 from verl_ext.cli import main
 from verl_ext.registry import ESTIMATORS, load
+from verl_ext.run_config import read_settings
 
 PAGE = (Path(__file__).parents[1] / "docs" / "pages" / "compose.md").read_text()
 KEYS = "+algorithm.rewards.keys=[correctness,format]"
@@ -36,8 +35,7 @@ def my_steps(tmp_path, monkeypatch):
     assert code.startswith("# my_steps.py\n")
     (tmp_path / "my_steps.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("my_steps", None)
+    monkeypatch.delitem(sys.modules, "my_steps", raising=False)
 
 
 def test_a_fifth_estimator_as_the_page_writes_it(my_steps):
@@ -46,8 +44,6 @@ def test_a_fifth_estimator_as_the_page_writes_it(my_steps):
     overrides = [word for word in words if "=" in word and not word.startswith("PYTHONPATH")]
     config = configuration(*overrides)
     check_run(config)
-    from verl_ext.run_config import read_settings
-
     found = build("compose", read_settings(config))(BATCH).advantages
     columns = [reference.over_std(list(column), UIDS, 0.0) for column in zip(*ROWS, strict=True)]
     total = reference.weighted_total(columns, [1.0, 1.0])

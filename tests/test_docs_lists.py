@@ -1,7 +1,5 @@
 """The page of lists to copy: each list as it stands there, against plain loops and, where it has one, verl's code."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from verl_ext.errors import ConfigurationError, DataError, reading

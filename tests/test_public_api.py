@@ -1,7 +1,5 @@
 """The names that the package exports, and what importing it imports."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The estimators by name, and those of other packages."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

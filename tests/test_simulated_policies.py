@@ -1,7 +1,5 @@
 """The simulated policies: fair conditions, and a page with the stored figures."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

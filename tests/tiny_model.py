@@ -1,8 +1,5 @@
 """A character tokenizer and an untrained Qwen2 of about 100 thousand parameters, for runs of the real pipeline."""
 
-from __future__ import annotations
-
-import argparse
 from pathlib import Path
 
 CHAT_TEMPLATE = (
@@ -24,14 +21,8 @@ def make_model(made, *, seed: int = 0):
     """A smaller one than the quickstart's, for that tokenizer."""
     from recipes.quickstart import prepare_data
 
-    return prepare_data.make_model(
-        made,
-        seed=seed,
-        vocab_size=len(made),
-        num_hidden_layers=2,
-        intermediate_size=160,
-        initializer_range=0.02,
-    )
+    smaller = {"num_hidden_layers": 2, "intermediate_size": 160}
+    return prepare_data.make_model(made, seed=seed, vocab_size=len(made), initializer_range=0.02, **smaller)
 
 
 def save(folder: Path):
@@ -64,9 +55,3 @@ def write(folder: Path, *, rows: int = 64) -> Path:
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     """The share of the answer's characters that are the wanted one: dense, and easy to climb."""
     return {"score": solution_str.count(ground_truth) / max(1, len(solution_str)), "length": float(len(solution_str))}
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    write(parser.parse_args().folder)

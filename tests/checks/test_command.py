@@ -1,10 +1,5 @@
 """`verl-ext check`: what a run would be told, and what it will do, without starting it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 import verl_ext
@@ -22,14 +17,13 @@ algorithm:
   gdpo: {whiten: token}
 actor_rollout_ref: {rollout: {n: 8}}
 """
-Check = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def check(capsys: pytest.CaptureFixture[str]) -> Check:
+def check(capsys):
     """Return the exit status, the output and the error output of one call."""
 
-    def run(*arguments: str) -> tuple[int, str, str]:
+    def run(*arguments):
         status = main(["check", *arguments])
         said = capsys.readouterr()
         return status, said.out, said.err
@@ -37,7 +31,7 @@ def check(capsys: pytest.CaptureFixture[str]) -> Check:
     return run
 
 
-def test_it_prints_the_run_as_it_will_be(check: Check, tmp_path: Path) -> None:
+def test_it_prints_the_run_as_it_will_be(check, tmp_path):
     (tmp_path / "mine.yaml").write_text(MINE)
     by_name = ("--config-path", str(tmp_path), "algorithm.use_kl_in_reward=False", "--config-name", "mine")
     for arguments in (("--config", str(tmp_path / "mine.yaml")), by_name):
@@ -52,22 +46,19 @@ def test_it_prints_the_run_as_it_will_be(check: Check, tmp_path: Path) -> None:
         assert lines["version"].startswith(f"verl_ext {verl_ext.__version__}")
 
 
-def test_a_relative_folder_and_an_ending_are_read_as_by_verl(check: Check) -> None:
+def test_a_relative_folder_and_an_ending_are_read_as_by_verl(check):
     words = ("--config-path=config", "--config-name=ppo_trainer.yaml", "algorithm.adv_estimator=grpo")
     assert check(*words)[0] == 0
 
 
-def test_a_setting_that_is_gone_has_no_other_ones_name(check: Check) -> None:
+def test_a_setting_that_is_gone_has_no_other_ones_name(check):
     """`param_offload` is no misspelt `grad_offload`."""
-    engine = "actor_rollout_ref.actor.fsdp_config"
-    _, _, err = check(f"{engine}.grad_offload=True")
+    _, _, err = check("actor_rollout_ref.actor.fsdp_config.grad_offload=True")
     assert says(err, "grad_offload")
     assert "did you mean" not in err
-    _, _, err = check(f"{engine}.param_offlod=True")
-    assert says(err, "did you mean param_offload")
 
 
-def test_errors_are_printed_and_end_in_status_1(check: Check) -> None:
+def test_errors_are_printed_and_end_in_status_1(check):
     status, out, err = check(
         "algorithm.adv_estimator=gdpo", "actor_rollout_ref.rollout.n=8", "+algorithm.gdop.whiten=token"
     )
@@ -86,7 +77,7 @@ def test_errors_are_printed_and_end_in_status_1(check: Check) -> None:
         (("key",), "key"),
     ],
 )
-def test_what_hydra_cannot_compose_is_an_error(check: Check, arguments: tuple[str, ...], word: str) -> None:
+def test_what_hydra_cannot_compose_is_an_error(check, arguments, word):
     status, out, err = check(*arguments)
     assert (status, out) == (1, "")
     assert err.startswith("ConfigurationError: ")
@@ -103,9 +94,7 @@ def test_what_hydra_cannot_compose_is_an_error(check: Check, arguments: tuple[st
         ("verl_ext=gdpo", ("+verl_ext=gdpo",)),
     ],
 )
-def test_a_setting_that_this_verl_does_not_have_is_not_to_be_appended(
-    check: Check, setting: str, facts: tuple[str, ...]
-) -> None:
+def test_a_setting_that_this_verl_does_not_have_is_not_to_be_appended(check, setting, facts):
     status, out, err = check("algorithm.adv_estimator=grpo", setting)
     assert (status, out) == (1, "")
     assert says(err, *facts)
@@ -113,7 +102,7 @@ def test_a_setting_that_this_verl_does_not_have_is_not_to_be_appended(
     assert says(check("algorithm.adv_estimator=grpo", f"+{setting}")[1], "no setting") == ("no setting" in facts)
 
 
-def test_what_verl_refuses_is_said_by_check_and_ends_a_rehearsal(check: Check) -> None:
+def test_what_verl_refuses_is_said_by_check_and_ends_a_rehearsal(check):
     given, refused = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_dynamic_bsz=True"], "verl refuses"
     assert not says(check(*given)[1], refused)
     given[1] = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"
@@ -123,14 +112,14 @@ def test_what_verl_refuses_is_said_by_check_and_ends_a_rehearsal(check: Check) -
     assert main(["rehearse", "--rows", "0", *given, "data.train_batch_size=8"]) == 1
 
 
-def test_the_rewards_of_a_run_with_a_wrong_setting_are_not_called_the_score(check: Check) -> None:
+def test_the_rewards_of_a_run_with_a_wrong_setting_are_not_called_the_score(check):
     status, out, _ = check(*GDPO, "+algorithm.gdpo.nothing=1")
     assert status == 1
     assert says(out, "rewards ", "1 acc, 1 format")
     assert not says(check(*GDPO, "+algorithm.rewards.nothing=1")[1], "the score")
 
 
-def test_an_error_of_ours_while_a_configuration_is_used_is_not_told_as_one_of_the_file(monkeypatch) -> None:
+def test_an_error_of_ours_while_a_configuration_is_used_is_not_told_as_one_of_the_file(monkeypatch):
     monkeypatch.setattr("verl_ext.checks.command.judge", lambda config: [].pop())
     with pytest.raises(IndexError):
         main(["check", *GDPO])
@@ -148,14 +137,14 @@ def test_an_error_of_ours_while_a_configuration_is_used_is_not_told_as_one_of_th
         MINE.replace("algorithm:\n", "algorithm: 1\nx:\n"),
     ],
 )
-def test_whatever_is_in_a_file_the_error_is_one_of_ours_and_names_it(check: Check, tmp_path: Path, text: str) -> None:
+def test_whatever_is_in_a_file_the_error_is_one_of_ours_and_names_it(check, tmp_path, text):
     (tmp_path / "mine.yaml").write_text(text)
     status, _, err = check("--config", str(tmp_path / "mine.yaml"))
     assert status == 1
     assert "mine" in err
 
 
-def test_it_says_what_the_run_says_and_starts_no_ray(tmp_path: Path) -> None:
+def test_it_says_what_the_run_says_and_starts_no_ray(tmp_path):
     (tmp_path / "mine.yaml").write_text(MINE.replace("verl_ext: gdpo, _self_", "_self_, verl_ext: gdpo"))
     given = ("--config-path", str(tmp_path), "--config-name", "mine", "algorithm.gdpo.epsilon=0")
     ran = main_ppo(tmp_path, *given, f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray")

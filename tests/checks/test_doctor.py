@@ -1,7 +1,5 @@
 """`verl-ext doctor`, in interpreters that have not seen verl; `tests/test_distribution.py` starts a new one."""
 
-from __future__ import annotations
-
 import os
 import textwrap
 

@@ -1,17 +1,12 @@
 """verl's own command lines: what is wrong stops them in the driver, before Ray starts."""
 
-from __future__ import annotations
-
-import subprocess
-from pathlib import Path
-
 import pytest
 
 from tests import fresh
 from tests.facts import says
 
 
-def main_ppo(folder: Path, *arguments: str, program: str = "verl.trainer.main_ppo") -> subprocess.CompletedProcess[str]:
+def main_ppo(folder, *arguments, program="verl.trainer.main_ppo"):
     return fresh.run(program, *arguments, module=True, folder=folder)
 
 
@@ -25,7 +20,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_every_entry_point_stops_before_ray_starts(tmp_path: Path, program: str) -> None:
+def test_every_entry_point_stops_before_ray_starts(tmp_path, program):
     *arguments, told = PROGRAMS[program]
     done = main_ppo(tmp_path, *arguments, f"+ray_kwargs.ray_init._temp_dir={tmp_path}/ray", program=f"verl.{program}")
     assert done.returncode == 1

@@ -1,10 +1,6 @@
 """The presets: they hold the defaults, choose their estimator, and let nothing in the user's own file be replaced."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
 
 import hydra
 import pytest
@@ -13,7 +9,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 
 from tests.configs import compose
-from verl_ext.checks.judge import Verdict, judge
+from verl_ext.checks.judge import judge
 from verl_ext.conf import store_presets
 from verl_ext.estimators.hadw import bases
 from verl_ext.registry import INSTALLED, sections
@@ -22,7 +18,7 @@ from verl_ext.settings import COMMON, Settings
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_a_preset_holds_the_defaults_of_every_setting(name: str) -> None:
+def test_a_preset_holds_the_defaults_of_every_setting(name):
     config = compose(f"+verl_ext={name}")
     used = {*COMMON, name, *(bases() if name == "hadw" else ())} & sections().keys()
     assert used == sections().keys() & config.algorithm.keys()
@@ -31,7 +27,7 @@ def test_a_preset_holds_the_defaults_of_every_setting(name: str) -> None:
     assert (config.algorithm.adv_estimator, config.verl_ext_presets) == (name, {name: True})
 
 
-def test_a_preset_brings_the_loss_of_its_paper() -> None:
+def test_a_preset_brings_the_loss_of_its_paper():
     config = compose("+verl_ext=drgrpo")
     actor = config.actor_rollout_ref.actor
     assert (actor.loss_agg_mode, actor.use_kl_loss) == ("seq-mean-token-sum-norm", False)
@@ -57,7 +53,7 @@ FILES = {
 }  # fmt: skip
 
 
-def judged(home: Path, *overrides: str) -> Verdict:
+def judged(home, *overrides):
     """The verdict on the user's file `mine.yaml` with a command line."""
     with hydra.initialize_config_dir(str(home), version_base=None):
         given = ["actor_rollout_ref.rollout.n=8", *overrides]
@@ -72,7 +68,7 @@ def judged(home: Path, *overrides: str) -> Verdict:
 
 
 @pytest.fixture
-def clipping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def clipping(monkeypatch):
     """A preset of gdpo that sets a clip ratio beside `algorithm`."""
     beside = {"actor_rollout_ref": {"actor": {"clip_ratio": 0.1}}}
     with monkeypatch.context() as patched:
@@ -84,7 +80,7 @@ def clipping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize(("preset", "lost"), [("dgpo", "use_kl_loss"), ("gdpo", "clip_ratio")])
 @pytest.mark.usefixtures("clipping")
-def test_a_preset_does_not_replace_the_loss_of_the_user_s_file(preset: str, lost: str, tmp_path: Path) -> None:
+def test_a_preset_does_not_replace_the_loss_of_the_user_s_file(preset, lost, tmp_path):
     file = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref: {actor: {use_kl_loss: true, clip_ratio: 0.3}}\n"
     (tmp_path / "mine.yaml").write_text(f"hydra: {{searchpath: ['pkg://verl.trainer.config']}}\n{file}")
     (error,) = judged(tmp_path, f"+verl_ext={preset}", "algorithm.rewards.keys=[acc]").errors
@@ -92,7 +88,7 @@ def test_a_preset_does_not_replace_the_loss_of_the_user_s_file(preset: str, lost
 
 
 @pytest.mark.parametrize("place", FILES)
-def test_a_preset_in_the_user_s_file(place: str, tmp_path: Path) -> None:
+def test_a_preset_in_the_user_s_file(place, tmp_path):
     defaults, overrides, word = FILES[place]
     file = tmp_path / "mine.yaml"
     file.write_text(f"hydra: {{searchpath: ['pkg://verl.trainer.config']}}\ndefaults: {defaults}\n{OURS}")

@@ -1,15 +1,12 @@
 """`verl-ext check --try-reward`: what a reward function returns, before anything else is loaded."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas
 import pytest
 
 from tests.facts import a_line_says
 from verl_ext.cli import main
 
+FUNCTION = "reward.custom_reward_function"
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=1.0):
     if solution_str.endswith("raise") or data_source == "unknown":
@@ -59,7 +56,7 @@ def returns(score=None, **given):
 
 
 @pytest.fixture
-def tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def tried(tmp_path, capsys):
     """Exit status and output of one call on two rows."""
     (tmp_path / "reward.py").write_text(REWARD)
     (tmp_path / "answers.jsonl").write_text('"2"\n["ra", "raise"]\n')
@@ -70,8 +67,9 @@ def tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         *(f"reward.custom_reward_function.path={tmp_path}/reward.py", "--try-reward", "--rows", "2"),
     ]
 
-    def run(*arguments: str) -> tuple[int, str]:
-        status = main([*given, *arguments])
+    def run(*arguments, keys="correct,format"):
+        named = [f"algorithm.rewards.keys=[{keys}]"] if keys else []
+        status = main([*given, *named, *arguments])
         captured = capsys.readouterr()
         return status, captured.out + captured.err
 
@@ -79,12 +77,8 @@ def tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("function", ["compute_score", "later"])
-def test_it_prints_what_the_components_are(tried, function: str) -> None:
-    status, out = tried(
-        "algorithm.rewards.keys=[correct,format]",
-        f"reward.custom_reward_function.name={function}",
-        "+reward.custom_reward_function.reward_kwargs.bonus=3",
-    )
+def test_it_prints_what_the_components_are(tried, function):
+    status, out = tried(f"{FUNCTION}.name={function}", f"+{FUNCTION}.reward_kwargs.bonus=3")
     lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
     assert status == 0
     assert "2 rows" in out
@@ -97,64 +91,54 @@ def test_it_prints_what_the_components_are(tried, function: str) -> None:
     assert "'score'" not in lines["in"]
 
 
-def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path: Path) -> None:
-    status, out = tried("algorithm.rewards.keys=[corect,format]", "--answers", str(tmp_path / "answers.jsonl"))
+def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path):
+    status, out = tried("--answers", str(tmp_path / "answers.jsonl"), keys="corect,format")
     assert status == 1
     assert "'corect'" in out
     assert "'correct'" in out
     assert a_line_says(out, f"row 1 of {tmp_path}/train.parquet", "answer of the file", "KeyError")
-    _, error = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=compute_scores")
+    _, error = tried(f"{FUNCTION}.name=compute_scores")
     assert a_line_says(error, f"{FUNCTION}.name", "'compute_scores'", "'compute_score'")
     assert "0 errors" not in out
 
 
+FILTER = "algorithm.filter_groups"
+MISSPELT = "algorithm.rewards.accuracy_key=corect"
+BETWEEN = (f"{FILTER}.enable=True", f"{FILTER}.metric=accuracy_between", "algorithm.rewards.accuracy_between=[0.1,0.9]")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "word"),
+    ("keys", "arguments", "word"),
     [
-        (("algorithm.rewards.keys=[correct,nothing]",), "is missing or None"),
-        (("algorithm.rewards.keys=[correct,rare]",), "is missing or None"),
-        (("algorithm.adv_estimator=hadw", "algorithm.rewards.accuracy_key=corect"), "'corect'"),
-        (("algorithm.adv_estimator=hadw",), "accuracy must lie in [0, 1], but 'score'"),
+        ("correct,nothing", (), "is missing or None"),
+        ("correct,rare", (), "is missing or None"),
+        ("", ("algorithm.adv_estimator=hadw", MISSPELT), "'corect'"),
+        ("", ("algorithm.adv_estimator=hadw",), "accuracy must lie in [0, 1], but 'score'"),
         (
-            (
-                *("algorithm.adv_estimator=maxrl", "algorithm.rewards.keys=[correct,format]"),
-                "+reward.custom_reward_function.reward_kwargs.bonus=-0.5",
-            ),
+            "correct,format",
+            ("algorithm.adv_estimator=maxrl", f"+{FUNCTION}.reward_kwargs.bonus=-0.5"),
             "found -0.5 for uid 'row 0 of ",
         ),
-        (
-            (
-                "algorithm.adv_estimator=grpo",
-                "algorithm.filter_groups.enable=True",
-                "algorithm.filter_groups.metric=accuracy_between",
-                "algorithm.rewards.accuracy_between=[0.1,0.9]",
-                "algorithm.rewards.accuracy_key=corect",
-            ),
-            "'corect'",
-        ),
+        ("", ("algorithm.adv_estimator=grpo", *BETWEEN, MISSPELT), "'corect'"),
     ],
 )
-def test_what_would_end_the_run_is_refused(tried, arguments: tuple[str, ...], word: str) -> None:
-    status, out = tried(*arguments)
+def test_what_would_end_the_run_is_refused(tried, keys, arguments, word):
+    status, out = tried(*arguments, keys=keys)
     assert status == 1
     assert word in out
 
 
-def test_what_the_reward_manager_adds_is_not_missing(tried) -> None:
+def test_what_the_reward_manager_adds_is_not_missing(tried):
     cfg = "reward.reward_kwargs.overlong_buffer_cfg"
     dapo = ("reward.reward_manager.name=dapo", f"+{cfg}={{enable:True,log:True,len:4,penalty_factor:1.0}}")
     dapo += ("+reward.reward_kwargs.max_resp_len=16",)
-    status, out = tried("algorithm.rewards.keys=[correct,overlong_reward]", *dapo)
+    status, out = tried(*dapo, keys="correct,overlong_reward")
     assert status == 0, out
 
 
-FUNCTION = "reward.custom_reward_function"
-
-
 @pytest.mark.parametrize("score", ["null", "'1.0'", "infinity", "[1.0]", "float32", "long"])
-def test_a_score_that_verl_cannot_store_is_refused(tried, score: str) -> None:
-    kwargs = f"+{FUNCTION}.reward_kwargs.score={score}"
-    status, out = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=returns", kwargs)
+def test_a_score_that_verl_cannot_store_is_refused(tried, score):
+    status, out = tried(f"{FUNCTION}.name=returns", f"+{FUNCTION}.reward_kwargs.score={score}")
     assert status == 1
     assert "the score is" in out
     assert "0 errors" not in out
@@ -163,34 +147,38 @@ def test_a_score_that_verl_cannot_store_is_refused(tried, score: str) -> None:
 @pytest.mark.parametrize(
     ("function", "status"), [("leaves", 1), ("finds_nothing", 1), ("returns_a_coroutine", 1), ("reads_the_rollout", 0)]
 )
-def test_the_function_is_called_as_the_run_calls_it(tried, function: str, status: int) -> None:
+def test_the_function_is_called_as_the_run_calls_it(tried, function, status):
     """What verl does not await or survive is refused."""
-    assert tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name={function}")[0] == status
+    assert tried(f"{FUNCTION}.name={function}")[0] == status
 
 
-def test_no_row_or_no_function_is_no_trial(tried) -> None:
-    assert tried("algorithm.rewards.keys=[correct,format]", "--rows", "0")[0] == 1
-    status, out = tried(f"{FUNCTION}.path=null", "reward.reward_model.enable=True")
+def test_no_row_or_no_function_is_no_trial(tried):
+    assert tried("--rows", "0")[0] == 1
+    status, out = tried(f"{FUNCTION}.path=null", "reward.reward_model.enable=True", keys="")
     assert status == 1
     assert "NotImplementedError" not in out
 
 
-def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path: Path) -> None:
+def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path):
     (tmp_path / "answers.jsonl").write_text('"1 0 1"\n"2 2"\n')
-    given = ("algorithm.rewards.keys=[correct,format]", "algorithm.rewards.by_turn=[format]")
-    given += ("reward.custom_reward_function.name=turns", "--answers", str(tmp_path / "answers.jsonl"))
+    given = (
+        "algorithm.rewards.by_turn=[format]",
+        f"{FUNCTION}.name=turns",
+        "--answers",
+        str(tmp_path / "answers.jsonl"),
+    )
     status, out = tried(*given)
     assert status == 0, out
     (line,) = (line for line in out.splitlines() if line.strip().startswith("format"))
     assert "by turn, 0 to 3 entries" in line
     assert "0 to 1" in line
-    status, out = tried(*given, "+reward.custom_reward_function.reward_kwargs.plain=True")
+    status, out = tried(*given, f"+{FUNCTION}.reward_kwargs.plain=True")
     assert status == 1
     assert "by_turn([...])" in out
 
 
 @pytest.fixture
-def given(tried, tmp_path: Path):
+def given(tried, tmp_path):
     """Exit status and output of one call on rows of these truths, sources and messages, of training or validation."""
 
     def run(truths, sources=None, contents=None, *, words=(), file="train"):
@@ -205,12 +193,12 @@ def given(tried, tmp_path: Path):
             for at, truth in enumerate(truths)
         ]
         pandas.DataFrame(rows).to_parquet(tmp_path / f"{file}.parquet", row_group_size=7)
-        return tried("algorithm.rewards.keys=[correct,format]", f"data.val_files={tmp_path}/val.parquet", *words)
+        return tried(f"data.val_files={tmp_path}/val.parquet", *words)
 
     return run
 
 
-def test_rows_are_spread_over_the_files(given, tmp_path: Path) -> None:
+def test_rows_are_spread_over_the_files(given, tmp_path):
     status, out = given(["1"] * 10 + ["raise"] * 10)
     assert status == 1
     assert a_line_says(out, f"row 10 of {tmp_path}/train.parquet", "KeyError")
@@ -222,7 +210,7 @@ def test_rows_are_spread_over_the_files(given, tmp_path: Path) -> None:
     assert a_line_says(out, f"row 0 of {tmp_path}/more.parquet", "KeyError")
 
 
-def test_a_row_of_each_data_source_is_tried_and_more_than_asked_is_said(given, tmp_path: Path) -> None:
+def test_a_row_of_each_data_source_is_tried_and_more_than_asked_is_said(given, tmp_path):
     sources = ["x"] * 17 + ["unknown", "y", "x"]
     status, out = given(["1"] * 20, sources)
     assert status == 1
@@ -230,13 +218,13 @@ def test_a_row_of_each_data_source_is_tried_and_more_than_asked_is_said(given, t
     assert a_line_says(out, "4 rows", "data.train_files", "2 more", "--rows")
 
 
-def test_with_answers_the_first_rows_are_tried(given, tmp_path: Path) -> None:
+def test_with_answers_the_first_rows_are_tried(given, tmp_path):
     (tmp_path / "answers.jsonl").write_text('"2"\n"2"\n')
     words = ("--answers", str(tmp_path / "answers.jsonl"))
     assert given(["1"] * 2 + ["raise"] * 8, ["x"] * 5 + ["unknown"] * 5, words=words)[0] == 0
 
 
-def test_a_null_is_found_in_any_row_by_its_file_and_row(given, tmp_path: Path) -> None:
+def test_a_null_is_found_in_any_row_by_its_file_and_row(given, tmp_path):
     user, place = {"role": "user", "content": "a"}, f"row 13 of {tmp_path}/train.parquet"
     for truth, kind in ((None, "null"), ("", "empty")):
         status, out = given(["1"] * 13 + [truth] + ["1"] * 6)
@@ -252,7 +240,7 @@ def test_a_null_is_found_in_any_row_by_its_file_and_row(given, tmp_path: Path) -
     assert given(["1"] * 20, contents=[[user]] * 13 + [called] * 7)[0] == 0
 
 
-def test_rows_of_validation_fail_only_where_scoring_does(given, tmp_path: Path) -> None:
+def test_rows_of_validation_fail_only_where_scoring_does(given, tmp_path):
     status, out = given(["1"] * 3)
     assert status == 0
     assert a_line_says(out, "data.val_files", f"{tmp_path}/val.parquet", "missing")
@@ -261,38 +249,35 @@ def test_rows_of_validation_fail_only_where_scoring_does(given, tmp_path: Path) 
     assert status == 0, out
 
 
-def test_with_a_dataset_of_the_users_own_the_rows_of_its_file_are_no_fault(tried, tmp_path: Path) -> None:
+def test_with_a_dataset_of_the_users_own_the_rows_of_its_file_are_no_fault(tried, tmp_path):
     pandas.DataFrame([{"question": "a"}]).to_parquet(tmp_path / "train.parquet")
-    status, out = tried("data.custom_cls.path=mine.py", "data.custom_cls.name=Mine")
+    status, out = tried("data.custom_cls.path=mine.py", "data.custom_cls.name=Mine", keys="")
     assert status == 1
     assert "--rows 0" in out
     assert "--try-reward" in out
 
 
-def test_a_function_that_scores_otherwise_when_asked_again_is_said_without_asking_twice_for_each(
-    tried, tmp_path
-) -> None:
-    status, out = tried("algorithm.rewards.keys=[correct,format]", f"{FUNCTION}.name=random")
+def test_a_function_that_scores_otherwise_when_asked_again_is_said(tried, tmp_path):
+    status, out = tried(f"{FUNCTION}.name=random")
     assert status == 0
     assert a_line_says(out, "look", f"row 0 of {tmp_path}/train.parquet", "score=0 and 4")
-    assert "scored twice" not in tried("algorithm.rewards.keys=[correct,format]")[1]
+    assert "scored twice" not in tried()[1]
 
 
-def test_named_rewards_that_are_always_equal_are_said(tried) -> None:
-    keys = "algorithm.rewards.keys=[correct,format]"
-    assert a_line_says(tried(keys, f"{FUNCTION}.name=copied")[1], "look", "algorithm.rewards.keys", "correct", "format")
-    assert "are equal" not in tried(keys)[1]
-    assert "are equal" not in tried(keys, f"{FUNCTION}.name=random")[1]  # constants
+def test_named_rewards_that_are_always_equal_are_said(tried):
+    assert a_line_says(tried(f"{FUNCTION}.name=copied")[1], "look", "algorithm.rewards.keys", "correct", "format")
+    assert "are equal" not in tried()[1]
+    assert "are equal" not in tried(f"{FUNCTION}.name=random")[1]  # constants
 
 
-def test_a_slow_function_shows_how_far_it_is(tried, monkeypatch) -> None:
+def test_a_slow_function_shows_how_far_it_is(tried, monkeypatch):
     clock = iter(range(0, 10_000, 6))
     monkeypatch.setattr("verl_ext.checks.try_reward.time.monotonic", lambda: next(clock))
-    _, out = tried("algorithm.rewards.keys=[correct,format]")
+    _, out = tried()
     assert a_line_says(out, "2 of 4")
 
 
-def test_a_function_that_not_even_the_ground_truth_satisfies_is_said(given, tmp_path: Path) -> None:
+def test_a_function_that_not_even_the_ground_truth_satisfies_is_said(given, tmp_path):
     words = (f"{FUNCTION}.name=never",)
     _, out = given(["1", "2"], words=words)
     assert a_line_says(out, "look", "ground truth", "score=0.0", f"{tmp_path}/reward.py", "reward_model.ground_truth")
@@ -303,16 +288,16 @@ def test_a_function_that_not_even_the_ground_truth_satisfies_is_said(given, tmp_
     assert not a_line_says(out, "look", "score=0.0")
 
 
-def test_tools_that_the_agent_loop_does_not_know_are_said(tried) -> None:
-    rollout, keys = "actor_rollout_ref.rollout", "algorithm.rewards.keys=[correct,format]"
+def test_tools_that_the_agent_loop_does_not_know_are_said(tried):
+    rollout = "actor_rollout_ref.rollout"
     tools = f"{rollout}.multi_turn.tool_config_path"
-    assert a_line_says(tried(keys, f"{tools}=tools.yaml")[1], "look", tools, "agent_name", "tool_agent")
-    _, out = tried(keys, f"{tools}=tools.yaml", f"{rollout}.agent.default_agent_loop=tool_agent")
+    assert a_line_says(tried(f"{tools}=tools.yaml")[1], "look", tools, "agent_name", "tool_agent")
+    _, out = tried(f"{tools}=tools.yaml", f"{rollout}.agent.default_agent_loop=tool_agent")
     assert not a_line_says(out, "look", tools)
 
 
-def test_a_threshold_that_no_ground_truth_exceeds_is_said(tried) -> None:
-    named = ("algorithm.rewards.keys=[correct,format]", "algorithm.rewards.accuracy_key=correct")
-    _, out = tried(*named, "algorithm.rewards.accuracy_threshold=9")
+def test_a_threshold_that_no_ground_truth_exceeds_is_said(tried):
+    named = "algorithm.rewards.accuracy_key=correct"
+    _, out = tried(named, "algorithm.rewards.accuracy_threshold=9")
     assert a_line_says(out, "look", "ground truth", "correct above 9=False")
-    assert "above" not in tried(*named, "algorithm.rewards.accuracy_threshold=0.5")[1]
+    assert "above" not in tried(named, "algorithm.rewards.accuracy_threshold=0.5")[1]

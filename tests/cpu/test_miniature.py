@@ -1,7 +1,5 @@
 """A run cut down: its models, and its configuration."""
 
-from __future__ import annotations
-
 import argparse
 import json
 
@@ -61,12 +59,8 @@ def test_the_layer_makes_a_run_for_gpus_small_and_keeps_what_is_the_users(compos
     words = ("--config-path", str(RECIPES), "--config-name", "math/hadw", "actor_rollout_ref.rollout.temperature=0.7")
     user, config, left_out = compose(tmp_path, *words)
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
-    assert (rollout.name, rollout.n, config.data.max_response_length, rollout.response_length) == (
-        "embedded",
-        4,
-        64,
-        64,
-    )
+    assert (rollout.name, rollout.n) == ("embedded", 4)
+    assert (config.data.max_response_length, rollout.response_length) == (64, 64)
     assert (config.data.train_batch_size, actor.ppo_mini_batch_size) == (4, 4)
     assert (actor.strategy, config.trainer.device, config.trainer.n_gpus_per_node) == ("fsdp2", "cpu", 1)
     assert left_out == []
@@ -112,9 +106,7 @@ def test_a_disk_without_space_is_not_told_as_a_model_that_cannot_be_read(tiny, t
         ({"model_type": "qwen3_next", "vocab_size": 64, "num_experts": 4, "num_hidden_layers": 4}, "Qwen3Next"),
     ],
 )
-def test_a_model_that_is_nowhere_or_of_images_or_of_linear_attention_is_refused(
-    tiny, tmp_path, monkeypatch, config, fact
-):
+def test_a_model_that_cannot_be_made_small_is_refused(tiny, tmp_path, monkeypatch, config, fact):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))

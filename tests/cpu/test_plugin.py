@@ -1,9 +1,7 @@
 """In processes of their own: what the plugin does at import cannot be undone in this one."""
 
-from __future__ import annotations
-
 import os
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,14 +90,8 @@ def test_gpus_that_a_driver_hides_stay_hidden_in_the_processes_of_its_cluster():
     assert python(CLUSTER, VERL_PLATFORM="cpu", CUDA_VISIBLE_DEVICES="0")[-2:] == ["0", "0|0"]
 
 
-def module_with(**members):
-    module = ModuleType("verl.somewhere")
-    vars(module).update(members)
-    return module
-
-
 def test_a_reference_model_is_offloaded_without_pinned_memory():
-    module = module_with(CPUOffloadPolicy=lambda pin_memory=True: pin_memory)
+    module = SimpleNamespace(CPUOffloadPolicy=lambda pin_memory=True: pin_memory)
     patches.offload_policy(module)
     assert module.CPUOffloadPolicy(pin_memory=True) is False
 
@@ -108,7 +100,7 @@ def test_without_flash_attention_sequences_are_padded_and_back(monkeypatch):
     import torch
 
     monkeypatch.setattr(patches, "find_spec", lambda name: None)
-    module = module_with(_get_attention_functions=lambda: pytest.fail("needs flash-attn"))
+    module = SimpleNamespace(_get_attention_functions=lambda: pytest.fail("needs flash-attn"))
     patches.padding(module)
     take, pad, _, unpad = module._get_attention_functions()
     mask = torch.tensor([[0, 1, 1], [1, 0, 0]])

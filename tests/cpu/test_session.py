@@ -1,7 +1,5 @@
 """A command whose processes end with the process that runs it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -10,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from tests.signals import as_from_a_terminal
+from tests.fresh import as_from_a_terminal
 from verl_ext.cpu import session
 
 RUNS = """
@@ -59,11 +57,14 @@ def gone(pids, seconds=30.0):
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_all_processes_before_this_one(running, number):
-    process, pids = running()
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(signal.SIGTERM, "mild"), (signal.SIGINT, "mild"), (signal.SIGHUP, "mild"), (signal.SIGTERM, "stubborn")],
+)
+def test_a_signal_ends_all_processes_before_this_one_also_those_that_ignore_it(running, number, kind):
+    process, pids = running(kind)
     process.send_signal(number)
-    assert process.wait(30) == 128 + number
+    assert process.wait(60) == 128 + number
     assert gone(pids, seconds=1)
 
 
@@ -73,22 +74,10 @@ def test_a_killed_process_leaves_none(running):
     assert gone(pids)
 
 
-def test_the_time_ends_all_processes(running):
-    process, pids = running(seconds=2)
-    assert process.stdout.readline() == "ended None\n"
-    assert gone(pids, seconds=1)
-
-
-def test_what_ignores_the_first_signal_is_killed(running):
-    process, pids = running("stubborn")
-    process.terminate()
-    assert process.wait(60) == 128 + signal.SIGTERM
-    assert gone(pids, seconds=1)
-
-
-def test_what_a_command_leaves_is_ended(running):
-    process, pids = running("ends")
-    assert process.stdout.readline() == "ended 0\n"
+@pytest.mark.parametrize(("kind", "seconds", "status"), [("mild", 2, None), ("ends", 60, 0)])
+def test_its_time_or_its_own_end_ends_all_processes(running, kind, seconds, status):
+    process, pids = running(kind, seconds)
+    assert process.stdout.readline() == f"ended {status}\n"
     assert gone(pids, seconds=1)
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 
@@ -39,12 +37,11 @@ def filled(tmp_path):
     return fill
 
 
-def threads(config):
-    return config.ray_kwargs.ray_init.runtime_env.env_vars[sizes.THREADS]
-
-
 @pytest.mark.parametrize(("ranks", "expected"), [(1, "4"), (3, "1"), (8, "1")])
 def test_the_cores_are_divided_among_the_ranks_unless_threads_are_set(ranks, expected, filled, monkeypatch):
+    def threads(config):
+        return config.ray_kwargs.ray_init.runtime_env.env_vars[sizes.THREADS]
+
     assert threads(filled(f"trainer.n_gpus_per_node={ranks}")) == expected
     assert threads(filled("++ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS='3'")) == "3"
     monkeypatch.setenv(sizes.THREADS, "2")
@@ -85,8 +82,6 @@ def test_tokens_of_a_micro_batch(filled, overrides, changes, tokens):
         (["actor_rollout_ref.model.path=somebody/model"], {}, VERLS_OWN),
     ],
 )
-def test_the_rollout_generates_as_many_answers_at_once_as_their_keys_and_values_fit(
-    overrides, changes, expected, filled
-):
+def test_the_rollout_generates_as_many_answers_at_once_as_fit(overrides, changes, expected, filled):
     config = filled("data.max_prompt_length=320", "data.max_response_length=160", *overrides, **changes)
     assert config.actor_rollout_ref.rollout.max_num_seqs == expected

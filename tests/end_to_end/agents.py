@@ -1,7 +1,5 @@
 """An agent loop of several turns and several outputs, for runs of the real pipeline with a model that answers."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import uuid4
 

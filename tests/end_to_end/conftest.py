@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tests.end_to_end import run as runs
@@ -35,6 +33,6 @@ def start(tiny, tmp_path):
     for run in started:
         if run.process.poll() is None:
             run.kill()
-        left += run.left_behind()
+        left += runs.end_all(run.mark, patience=60)
         run.clear()
     assert left == []

@@ -4,8 +4,6 @@ verl takes the rows of an update in the order in which they were done; here it i
 servers it asks any that is free, and each draws from a generator of its own; here the first answers everything.
 """
 
-from __future__ import annotations
-
 from verl_ext.hooks import after_import, wrap
 
 

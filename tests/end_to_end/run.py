@@ -4,8 +4,6 @@ Every process of a run inherits a mark in its environment, Ray's included, and i
 the machine is touched.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -15,15 +13,18 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests import tiny_model
-from tests.signals import as_from_a_terminal
+from tests.fresh import as_from_a_terminal
 
 MARK = "VERL_EXT_TEST_RUN"
+ROOT = str(Path(__file__).parents[2])
+FINDS_TESTS = {"PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))}
+"""For a run whose processes import a module of the tests."""
 OWN_METRICS = {
     "gdpo": ("gdpo/whiten_std",),
     "dgpo": ("dgpo/balance_z", "dgpo/dead_share", "dgpo/valid_groups"),
@@ -46,13 +47,15 @@ def processes_of(mark: str) -> list[int]:
     return found
 
 
-def end_all(mark: str, patience: float = 15.0) -> list[int]:
-    """The processes with the mark that are still there after a while; they are killed."""
+def end_all(mark: str, patience: float = 15.0) -> list[str]:
+    """Command lines of the processes with the mark that are still there after a while; they are killed."""
     deadline = time.monotonic() + patience
-    while (left := processes_of(mark)) and time.monotonic() < deadline:
+    while (pids := processes_of(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    for pid in left:
-        with suppress(ProcessLookupError):
+    left = []
+    for pid in pids:
+        with suppress(OSError):  # gone meanwhile
+            left.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
             os.kill(pid, signal.SIGKILL)
     return left
 
@@ -97,15 +100,13 @@ class Run:
         """A metric's values by step, where it was logged."""
         return [values[name] for _, values in sorted(self.metrics.items()) if name in values]
 
-    def wait_for_step(self, step: int, timeout: float) -> None:
-        """Return once the step is in the log."""
+    def wait_until(self, reached: Callable[[], bool], timeout: float, pause: float = 0.1) -> None:
+        """Return once it is so; fail where the run ends before."""
         deadline = time.monotonic() + timeout
-        while not any(number >= step for number in self.metrics):
-            if self.process.poll() is not None:
-                raise AssertionError(f"the run ended with {self.process.returncode} before step {step}:\n{self.tail()}")
-            if time.monotonic() > deadline:
-                raise AssertionError(f"no step {step} within {timeout} s:\n{self.tail()}")
-            time.sleep(0.2)
+        while not reached():
+            assert self.process.poll() is None, self.tail()
+            assert time.monotonic() < deadline, self.tail()
+            time.sleep(pause)
 
     def wait(self, timeout: float) -> int:
         """The exit code; a run that takes longer is killed, and fails."""
@@ -117,44 +118,20 @@ class Run:
 
     def kill(self) -> None:
         """Kill every process of the run."""
-        for pid in processes_of(self.mark):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        end_all(self.mark, patience=0)
 
     def clear(self) -> None:
         """End what is left of the run, its own processes only, and remove Ray's own logs."""
         self.kill()
-        self.left_behind(patience=10)
+        end_all(self.mark, patience=10)
         self.process.wait(10)
         shutil.rmtree(self.ray_folder, ignore_errors=True)
-
-    def left_behind(self, patience: float = 60.0) -> list[str]:
-        """Command lines of the processes that are still there after a while."""
-        deadline = time.monotonic() + patience
-        while (pids := processes_of(self.mark)) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        left = []
-        for pid in pids:
-            try:
-                left.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue
-        return left
 
     def tail(self, lines: int = 60) -> str:
         return "\n".join(self.log.splitlines()[-lines:])
 
 
-def start(
-    folder: Path,
-    data: Path,
-    *overrides: str,
-    steps: int = 2,
-    configuration: str = "cpu",
-    env: dict[str, str] | None = None,
-) -> Run:
+def start(folder: Path, data: Path, *overrides: str, steps=2, configuration="cpu", env=None) -> Run:
     """Start verl's entry point with the package's CPU configuration on the tiny model."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex

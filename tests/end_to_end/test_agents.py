@@ -1,29 +1,27 @@
 """Sessions of several turns and several outputs through verl's own pipeline, with a model."""
 
-from __future__ import annotations
-
-import os
-from pathlib import Path
-
 import pandas
 import pytest
 
 from tests.end_to_end import agents
-from tests.end_to_end.test_async import ESTIMATORS, history
-from tests.end_to_end.test_training import TIMEOUT
+from tests.end_to_end.run import FINDS_TESTS
+from tests.end_to_end.test_training import TIMEOUT, state
 from verl_ext import Batch, Settings, build
 from verl_ext.core.history import WeighByHistory
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
-ROOT = str(Path(__file__).parents[2])
 SESSIONS = 32
+ESTIMATORS = {
+    "gdpo": ("algorithm.rewards.keys=[score,length]",),
+    "dgpo": ("algorithm.rewards.accuracy_threshold=0",),
+    "hadw": ("algorithm.rewards.accuracy_threshold=0",),
+}
 
 
 @pytest.fixture
 def begin(start, tmp_path):
     """Starts a run whose sessions are `agents.Attempts`."""
     (tmp_path / "agents.yaml").write_text(f"- name: attempts\n  _target_: {agents.__name__}.Attempts\n")
-    path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
 
     def run(name, estimator, *overrides, steps):
         return start(
@@ -39,10 +37,14 @@ def begin(start, tmp_path):
             *overrides,
             steps=steps,
             configuration=f"[cpu,{estimator}]",
-            env={"PYTHONPATH": path},
+            env=FINDS_TESTS,
         )
 
     return run
+
+
+def history(run, step):
+    return state(run, step)["hadw"]["weigh_by_history"]
 
 
 def dumped(run, step):
@@ -91,3 +93,22 @@ def test_the_history_counts_sessions_and_goes_on(begin, mode):
     assert sessions.advantage.to_numpy() == pytest.approx(undisturbed.advantages, abs=1e-12)
     assert history(again, 3) == undisturbed.state[WeighByHistory.name]
     assert history(again, 3)["ticks"] == 3
+
+
+def test_the_history_ticks_once_an_update_and_goes_on_with_a_pool_of_its_own(start):
+    """What a step trains on depends on which answers were ready: the history is checked by what is carried on."""
+    updates = "trainer.v1.separate_async.parameter_sync_step=2"  # in a step
+    overrides = ("algorithm.adv_estimator=hadw", "data.train_batch_size=16", updates, "trainer.save_freq=1")
+    given = (*overrides, *ESTIMATORS["hadw"])
+    first = start("run", *given, steps=1, configuration="[cpu,separate_async,hadw]")
+    assert first.wait(TIMEOUT) == 0, first.tail()
+    before = history(first, 1)
+    assert before["ticks"] == 2
+    again = start("run", *given, steps=2, configuration="[cpu,separate_async,hadw]")
+    assert again.wait(TIMEOUT) == 0, again.tail()
+    assert sorted(again.metrics) == [2]
+    after = history(again, 2)
+    assert after["ticks"] == 4
+    assert after["window"][: len(before["window"])] == before["window"]
+    assert again.column("hadw/tick") == [3.5]  # verl logs the mean over the updates of a step
+    assert again.column("advantage/missing_responses") == [0]

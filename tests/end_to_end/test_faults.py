@@ -1,7 +1,5 @@
 """What ends, what goes on and what is refused when a run is disturbed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.run import processes_of
+from tests.end_to_end.run import end_all, processes_of
 from tests.end_to_end.test_training import TIMEOUT, latest, state
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
@@ -34,13 +32,12 @@ def process_of(run, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_worker_ends_the_run_which_can_be_resumed(start, kind):
     run = start("run", *HADW, steps=500, configuration="[cpu,hadw]")
-    run.wait_for_step(2, TIMEOUT)
+    run.wait_until(lambda: 2 in run.metrics, TIMEOUT)
     os.kill(process_of(run, kind), signal.SIGKILL)
     assert run.wait(END_OF_VERL) == (-signal.SIGKILL if kind == "driver" else 1)
-    left = run.left_behind()
+    left = end_all(run.mark, patience=60)
     # Ray's own agents may take longer to notice that the driver is gone.
     assert [line for line in left if kind != "driver" or line.startswith("ray::")] == []
-    run.kill()
     kept = latest(run)
     assert kept >= 1
     assert state(run, kept)["hadw"]["weigh_by_history"]["ticks"] == kept

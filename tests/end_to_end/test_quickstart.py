@@ -1,7 +1,5 @@
 """The quickstart from its shell script, in the environment of the tests."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -12,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.run import MARK, end_all
-from tests.fresh import TIMEOUT
-from tests.signals import as_from_a_terminal
+from tests.fresh import TIMEOUT, as_from_a_terminal
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 SCRIPT = Path(__file__).parents[2] / "scripts/quickstart.sh"
@@ -52,23 +49,14 @@ def test_it_trains_both_arms_and_compares_them(start, tmp_path):
     assert (tmp_path / "rewards.png").read_bytes().startswith(b"\x89PNG")
 
 
-def interrupted(start, tell):
+# Ctrl-C in a terminal reaches the whole group; a request to end the script alone.
+@pytest.mark.parametrize(("tell", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)])
+def test_a_signal_ends_everything_that_it_started(start, tmp_path, tell, number):
     process = start("--steps", "500")
     for line in process.stdout:
         if "1/500" in line:
             break
-    tell(process.pid)
+    tell(process.pid, number)
     output, _ = process.communicate(timeout=TIMEOUT)
-    return process.returncode, output
-
-
-def test_ctrl_c_ends_everything_that_it_started(start, tmp_path):
-    code, output = interrupted(start, lambda pid: os.killpg(pid, signal.SIGINT))  # as a terminal does
-    assert code == 130, output
-    assert not (tmp_path / "rewards.png").exists()
-
-
-def test_a_request_to_end_reaches_everything_through_the_script_alone(start, tmp_path):
-    code, _ = interrupted(start, lambda pid: os.kill(pid, signal.SIGTERM))
-    assert code == 143
+    assert process.returncode == 128 + number, output
     assert not (tmp_path / "rewards.png").exists()

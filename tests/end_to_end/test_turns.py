@@ -1,15 +1,11 @@
 """Rewards by turn through verl's own tool agent loop, with a model, on both trainers."""
 
-from __future__ import annotations
-
-import time
-
 import numpy as np
 import pytest
 
 from recipes.turns import prepare_data
-from tests.end_to_end.test_agents import ROOT, dumped
-from tests.end_to_end.test_async import history
+from tests.end_to_end.run import ROOT
+from tests.end_to_end.test_agents import dumped, history
 from tests.end_to_end.test_training import TIMEOUT, latest
 from verl_ext import Batch, Settings, Turns, build
 from verl_ext.core.history import WeighByHistory
@@ -54,11 +50,7 @@ def begin(start, tmp_path):
 @pytest.mark.parametrize("trainer", ["trainer.use_v1=True", "trainer.use_v1=False"])
 def test_hadw_goes_on_after_it_was_killed_and_its_advantages_are_those_of_the_core(begin, trainer):
     killed = begin(trainer, steps=500)
-    deadline = time.monotonic() + TIMEOUT
-    while latest(killed) < 2:
-        assert killed.process.poll() is None, killed.tail()
-        assert time.monotonic() < deadline, killed.tail()
-        time.sleep(0.1)
+    killed.wait_until(lambda: latest(killed) >= 2, TIMEOUT)
     killed.kill()
     killed.process.wait()
     kept = latest(killed)

@@ -1,11 +1,8 @@
 """The recipes' scripts and configurations, as a user starts them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import hydra
 
@@ -27,10 +24,10 @@ def environment(**variables: str) -> dict[str, str]:
     return {**kept, "PYTHON": sys.executable, **variables}
 
 
-def composed(arm: str, *overrides: str) -> Any:
+def composed(arm: str):
     """The configuration with which verl would start, before interpolations are resolved."""
     with hydra.initialize_config_dir(str(RECIPES), version_base=None):
-        return hydra.compose(arm, overrides=list(overrides))
+        return hydra.compose(arm)
 
 
 def estimator(arm: str) -> str:

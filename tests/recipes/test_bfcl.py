@@ -1,15 +1,11 @@
 """The BFCL evaluation: prompts, reading of calls, the format figure, and bfcl-eval itself where it is installed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,23 +32,22 @@ SYSTEM = (
 CALL = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1}}\n</tool_call>'
 
 
-def without(variable: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != variable}
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def test_a_template_is_a_prompt_with_other_tools() -> None:
+def test_a_template_is_a_prompt_with_other_tools():
     template = template_of(SYSTEM)
     assert template == SYSTEM.partition("1. Name")[0] + "{tools}" + "\n\n**Output Format**\n<think>...</think>"
     assert system_prompt(template, TOOLS) == SYSTEM
     assert "3." not in describe(TOOLS)
 
 
-def test_a_prompt_without_a_list_of_tools_is_refused() -> None:
+def test_a_prompt_without_a_list_of_tools_is_refused():
     with pytest.raises(ValueError, match=facts("template", "{tools}")):
         template_of("no tools")
 
 
-def test_a_dialogue_is_one_message_in_the_form_of_the_data() -> None:
+def test_a_dialogue_is_one_message_in_the_form_of_the_data():
     two = CALL.replace("</tool_call>", '{"name": "g.h", "parameters": {}}\n</tool_call>')
     messages = [
         {"role": "system", "content": "not here"},
@@ -74,7 +69,7 @@ def test_a_dialogue_is_one_message_in_the_form_of_the_data() -> None:
     )
 
 
-def test_calls_are_read_from_the_last_block() -> None:
+def test_calls_are_read_from_the_last_block():
     twice = CALL.replace('"f"', '"old"') + CALL
     assert as_data(twice) == [{"f": {"a": 1}}]
     assert as_data(twice.removesuffix("</tool_call>")) == [{"f": {"a": 1}}]
@@ -98,7 +93,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_line_that_is_no_call_is_skipped_and_the_others_count(line: str) -> None:
+def test_a_line_that_is_no_call_is_skipped_and_the_others_count(line):
     data, code = LINES[line]
     last = '{"name": "g", "parameters": {}}'
     answer = CALL.replace("\n</tool_call>", f"\n{line}\n{last}\n</tool_call>")
@@ -106,7 +101,7 @@ def test_a_line_that_is_no_call_is_skipped_and_the_others_count(line: str) -> No
     assert as_code(answer) == ["f(a=1)", *code, "g()"]
 
 
-def test_a_call_that_cannot_be_executed_ends_the_turn() -> None:
+def test_a_call_that_cannot_be_executed_ends_the_turn():
     with pytest.raises(ValueError, match="parameters"):
         as_code('<tool_call>\n{"name": "f", "parameters": [1]}\n</tool_call>')
 
@@ -122,7 +117,7 @@ CORRECT = {
 }
 
 
-def test_the_correct_format_of_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_correct_format_of_results(tmp_path, capsys):
     assert {answer: correct_format.is_correct(answer) for answer in CORRECT} == CORRECT
     simple = [{"id": f"simple_{n}", "result": answer} for n, answer in enumerate(CORRECT)]
     turns = [{"id": "multi_turn_base_0", "result": [[CALL, "no"], [], [CALL.replace(" t ", "\u2028")]]}]
@@ -139,7 +134,7 @@ def test_the_correct_format_of_results(tmp_path: Path, capsys: pytest.CaptureFix
     assert correct_format.main(tmp_path / "nowhere") == 1
 
 
-def test_the_template_is_taken_from_prepared_data(tmp_path: Path) -> None:
+def test_the_template_is_taken_from_prepared_data(tmp_path):
     import pyarrow
     import pyarrow.parquet
 
@@ -147,7 +142,7 @@ def test_the_template_is_taken_from_prepared_data(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": prompt}]), tmp_path / "train.parquet")
     done = subprocess.run(
         [BFCL_PYTHON or sys.executable, RUN, "template", tmp_path / "train.parquet"],
-        env={**without("PYTHONPATH"), "BFCL_PROJECT_ROOT": str(tmp_path / "home")},
+        env={**CLEAN, "BFCL_PROJECT_ROOT": str(tmp_path / "home")},
         capture_output=True,
         text=True,
         check=False,
@@ -162,10 +157,10 @@ class Model(BaseHTTPRequestHandler):
     asked: list[str]
     answer: str
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.reply({"object": "list", "data": []})
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append(request["prompt"])
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
@@ -174,7 +169,7 @@ class Model(BaseHTTPRequestHandler):
             {"id": "1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
         )
 
-    def reply(self, content: dict[str, Any]) -> None:
+    def reply(self, content):
         body = json.dumps(content).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -182,13 +177,13 @@ class Model(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
 @pytest.mark.slow
 @needs_bfcl
-def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path, tiny: Path) -> None:
+def test_bfcl_generates_and_scores_with_our_handler(tmp_path, tiny):
     """bfcl-eval's own questions, base class, checkers and tables, with a model that knows one answer."""
     home = tmp_path / "home"
     home.mkdir()
@@ -203,13 +198,13 @@ def test_bfcl_generates_and_scores_with_our_handler(tmp_path: Path, tiny: Path) 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     variables = {
-        **without("PYTHONPATH"),
+        **CLEAN,
         "BFCL_PROJECT_ROOT": str(home),
         "VLLM_ENDPOINT": "127.0.0.1",
         "VLLM_PORT": str(server.server_port),
     }
 
-    def run(*arguments: str) -> str:
+    def run(*arguments):
         done = subprocess.run(
             [str(BFCL_PYTHON), str(RUN), *arguments],
             env=variables,

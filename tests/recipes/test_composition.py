@@ -1,12 +1,8 @@
 """Every arm of the recipes: what it composes to; and the parts of the recipe of rewards by turn."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -14,23 +10,16 @@ from omegaconf import OmegaConf
 from tests.recipes.launchers import ARMS, RECIPES, composed, estimator, on_the_cpu
 from verl_ext.checks import command as check_command
 from verl_ext.checks.judge import judge
+from verl_ext.checks.presets import leaves
 from verl_ext.cli import main
 
 # Published as they are: several updates a step, and a filter of groups below HA-DW.
 WARNED = ("tool_calling/dgpo", "math/hadw-dapo")
 
 
-def flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
-
-
-def values_of(config: Any) -> dict[str, Any]:
+def values_of(config):
     """Path to value, before interpolations are resolved."""
-    return dict(flat(OmegaConf.to_container(config, resolve=False)))
+    return dict(leaves(OmegaConf.to_container(config, resolve=False)))
 
 
 @pytest.mark.parametrize(
@@ -38,10 +27,8 @@ def values_of(config: Any) -> dict[str, Any]:
     # A variant differs from the arm that it varies in nothing that the CPU changes.
     [*((arm, False) for arm in ARMS), *((arm, True) for arm in ARMS if "-" not in arm)],
 )
-def test_every_arm_is_named_like_its_file_and_passes_the_check(
-    arm: str, cpu: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judged: list[Any] = []
+def test_every_arm_is_named_like_its_file_and_passes_the_check(arm, cpu, capsys, monkeypatch):
+    judged = []
     monkeypatch.setattr(check_command, "judge", lambda config: judged.append(config) or judge(config))
     status = main(["check", "--config-path", str(RECIPES), "--config-name", arm, *([on_the_cpu(arm)] if cpu else [])])
     shown = capsys.readouterr().out
@@ -62,7 +49,7 @@ RUNS = re.findall(r"^\|[^|]*\| `([\w-]+) (.*=.*)` \|$", (RECIPES / "math/README.
 
 
 @pytest.mark.parametrize(("arm", "settings"), RUNS)
-def test_the_runs_of_the_readme_of_math_pass_the_check(arm: str, settings: str) -> None:
+def test_the_runs_of_the_readme_of_math_pass_the_check(arm, settings):
     assert len(RUNS) == 7
     assert main(["check", "--config-path", str(RECIPES), "--config-name", f"math/{arm}", *settings.split()]) == 0
 
@@ -70,28 +57,26 @@ def test_the_runs_of_the_readme_of_math_pass_the_check(arm: str, settings: str) 
 @pytest.mark.parametrize(
     ("one", "other"), [("gsm8k/gdpo", "gsm8k/grpo"), ("tool_calling/gdpo", "tool_calling/grpo-clean")]
 )
-def test_the_arms_that_are_compared_differ_in_nothing_but_the_estimator(one: str, other: str) -> None:
+def test_the_arms_that_are_compared_differ_in_nothing_but_the_estimator(one, other):
     left, right = values_of(composed(one)), values_of(composed(other))
     different = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
     ours = ("algorithm.gdpo.", "algorithm.rewards.", "algorithm.verl_ext.", "verl_ext_presets")
-    assert {name for name in different if not name.startswith(ours)} == {
-        "algorithm.adv_estimator",
-        "trainer.experiment_name",
-    }
+    others = {name for name in different if not name.startswith(ours)}
+    assert others == {"algorithm.adv_estimator", "trainer.experiment_name"}
 
 
 PAGE = RECIPES.parent / "docs/pages/turns.md"
 
 
 @pytest.mark.parametrize("arm", ["by_turn", "by_outcome"])
-def test_an_arm_passes_the_check(arm: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_arm_passes_the_check(arm, capsys):
     status = main(["check", "--config-path", str(RECIPES), "--config-name", f"turns/{arm}"])
     out = capsys.readouterr().out
     assert status == 0, out
     assert ("right by turn" in out) == (arm == "by_turn")
 
 
-def test_the_model_is_warmed_up_on_what_the_reward_function_and_the_tool_read() -> None:
+def test_the_model_is_warmed_up_on_what_the_reward_function_and_the_tool_read():
     from recipes.turns import prepare_data, reward
 
     rng = random.Random(0)
@@ -106,10 +91,10 @@ def test_the_model_is_warmed_up_on_what_the_reward_function_and_the_tool_read() 
         assert found["score"] == sum(entries)
 
 
-def test_the_function_to_copy_returns_an_entry_for_each_turn() -> None:
+def test_the_function_to_copy_returns_an_entry_for_each_turn():
     block = re.search(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     assert block is not None
-    space: dict[str, Any] = {}
+    space = {}
     exec(block[1], space)
     call, answer = '<tool_call>{"name": "a"}</tool_call>', "\nuser\n<tool_response>7</tool_response>\nassistant\n"
     for number in (7, 17):

@@ -1,12 +1,8 @@
 """Summaries of what verl dumps while it validates, and pass@k."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import combinations
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,23 +12,23 @@ from recipes.common.evaluation import main, pass_at_k, passes
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n), st.integers(1, n))))
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(counts: tuple[int, int, int]) -> None:
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(counts):
     right, samples, k = counts
     subsets = list(combinations([True] * right + [False] * (samples - right), k))
     assert pass_at_k(right, samples, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
 
 
 @pytest.mark.parametrize(("samples", "ks"), [((16, 12), [1, 2, 4, 8, 12]), ((8,), [1, 2, 4, 8]), ((1,), [1])])
-def test_ks_are_powers_of_two_and_the_fewest_samples(samples: tuple[int, ...], ks: list[int]) -> None:
+def test_ks_are_powers_of_two_and_the_fewest_samples(samples, ks):
     assert list(passes([[True] * count for count in samples])) == ks
 
 
-def record(uid: str | None, correctness: float, **more: Any) -> dict[str, Any]:
+def record(uid, correctness, **more):
     made = {"input": "q", "output": "a", "gts": "1", "step": 5, "correctness": correctness, **more}
     return made if uid is None else {**made, "uid": uid}
 
 
-def dump(folder: Path, records: list[dict[str, Any]], step: int = 5) -> Path:
+def dump(folder, records, step=5):
     folder.mkdir(exist_ok=True)
     (folder / f"{step}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     return folder
@@ -43,7 +39,7 @@ random.Random(0).shuffle(SHUFFLED)
 nan = float("nan")
 
 # records, arguments, what is in the summary
-SUMMARIES: dict[str, tuple[list[dict[str, Any]], list[str], dict[str, Any]]] = {
+SUMMARIES = {
     "answers of a prompt are one group": (
         SHUFFLED,
         [],
@@ -68,7 +64,7 @@ SUMMARIES: dict[str, tuple[list[dict[str, Any]], list[str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", SUMMARIES)
-def test_a_summary(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_summary(case, tmp_path, capsys):
     records, arguments, expected = SUMMARIES[case]
     folder = dump(tmp_path / "d", records)
     dump(folder, [record("p_0_0", 7.0)], step=4)  # an earlier step, which does not count
@@ -88,7 +84,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_summarised_is_an_error(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_summarised_is_an_error(case, tmp_path, capsys):
     records, message = WRONG[case]
     folder = tmp_path if records is None else dump(tmp_path / "d", records)
     assert main([str(folder), "--right", "correct"]) == 1

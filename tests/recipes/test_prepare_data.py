@@ -1,13 +1,9 @@
 """`prepare_data.py` of each recipe, on small files with the columns of the published data sets."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow
@@ -23,7 +19,7 @@ CALL = '<think> t </think>\n<tool_call>\n{"name": "f", "parameters": {"a": 1, "b
 RESPONSE = "<think> t </think>\n<response> hello </response>"
 
 
-def run(recipe: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def run(recipe, folder, *options):
     """The script as a user runs it in another folder, with that folder's `in` as the data set."""
     folder.mkdir(exist_ok=True)
     return subprocess.run(
@@ -37,11 +33,11 @@ def run(recipe: str, folder: Path, *options: str) -> subprocess.CompletedProcess
     )
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
+def rows(path):
     return pyarrow.parquet.read_table(path).to_pylist()
 
 
-def write(path: Path, records: list[dict[str, Any]]) -> None:
+def write(path, records):
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
@@ -58,39 +54,39 @@ GSM8K = [
 ]
 
 
-def gsm8k_clone(folder: Path, train: list[dict[str, Any]] = GSM8K) -> None:
+def gsm8k_clone(folder, train=GSM8K):
     write(folder / "in/main/train-00000-of-00001.parquet", train)
     write(folder / "in/main/test-00000-of-00001.parquet", GSM8K[:1])
     write(folder / "in/socratic/train-00000-of-00001.parquet", [{"question": "not", "answer": "read"}])
 
 
-def rlla(truth: Any, **changed: Any) -> dict[str, Any]:
+def rlla(truth, **changed):
     prompt = [{"role": "system", "content": "Tools:\n1. Name: f"}, {"role": "user", "content": "call f"}]
     extra = {"split": "train", "index": 0, "instruction": "i", "input": "u", "output": truth}
     made = {"data_source": "rlla", "prompt": prompt, "ability": "math", "extra_info": extra}
     return {**made, "reward_model": {"style": "rule", "ground_truth": truth}, **changed}
 
 
-def toolrl_clone(folder: Path, train: list[dict[str, Any]], below: str = "dataset/rlla_4k") -> None:
+def toolrl_clone(folder, train, below="dataset/rlla_4k"):
     write(folder / "in" / below / "train.parquet", train)
     write(folder / "in" / below / "test.parquet", [rlla(RESPONSE)])
 
 
-def problem(solution: str, level: str = "Level 5") -> dict[str, Any]:
+def problem(solution, level="Level 5"):
     return {"problem": "What is it?", "level": level, "type": "Algebra", "solution": solution}
 
 
-def math_folder(folder: Path, train: list[dict[str, Any]]) -> None:
+def math_folder(folder, train):
     write(folder / "in/MATH-lighteval/data/train-00000-of-00001.parquet", train)
     half = {"problem": "Half of one?", "answer": r"\frac{1}{2}", "subject": "Algebra", "level": 2, "unique_id": "1"}
     write(folder / "in/MATH-500/test.jsonl", [half])
 
 
-def truths(path: Path) -> list[str]:
+def truths(path):
     return [row["reward_model"]["ground_truth"] for row in rows(path)]
 
 
-def test_gsm8k(tmp_path: Path) -> None:
+def test_gsm8k(tmp_path):
     gsm8k_clone(tmp_path)
     done = run("gsm8k", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -110,7 +106,7 @@ def test_gsm8k(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", ["", "dataset/rlla_4k"])
-def test_tool_calling(tmp_path: Path, below: str) -> None:
+def test_tool_calling(tmp_path, below):
     toolrl_clone(tmp_path, [rlla(CALL), rlla(RESPONSE)], below)
     done = run("tool_calling", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -123,7 +119,7 @@ def test_tool_calling(tmp_path: Path, below: str) -> None:
         assert tool_calling.compute_score("rlla", truth, truth, row["extra_info"])["score"] == expected
 
 
-def test_tool_calling_from_the_raw_file_makes_the_split_of_toolrl(tmp_path: Path) -> None:
+def test_tool_calling_from_the_raw_file_makes_the_split_of_toolrl(tmp_path):
     records = [{"instruction": f"i{n}", "input": f" u{n}\n", "output": CALL} for n in range(160)]
     write(tmp_path / "in/dataset/rlla_4k_raw/rlla_rl.json", records)
     done = run("tool_calling", tmp_path, "--raw", "--local_save_dir", "out")
@@ -137,7 +133,7 @@ def test_tool_calling_from_the_raw_file_makes_the_split_of_toolrl(tmp_path: Path
     assert [message["content"] for message in test[0]["prompt"]] == [f"i{shuffled[-3]}", f" u{shuffled[-3]}\n"]
 
 
-def test_math(tmp_path: Path) -> None:
+def test_math(tmp_path):
     solutions = {
         r"first \boxed{3}, no: $\boxed{x^2+1}$.": "x^2+1",
         r"so $x = \boxed 12$.": "12",
@@ -156,7 +152,7 @@ def test_math(tmp_path: Path) -> None:
         assert boxed_math.compute_score("d", solution, gold)["score"] == 1
 
 
-def test_math_levels_that_were_not_asked_for_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_math_levels_that_were_not_asked_for_are_left_out_and_counted(tmp_path):
     math_folder(tmp_path, [problem(rf"\boxed{{{n}}}", f"Level {n}") for n in (1, 2, 3, 4, 5)])
     done = run("math", tmp_path, "--levels", "3", "4", "5")
     assert a_line_says(done.stdout, "train.parquet", "3 rows", "2 filtered")
@@ -201,7 +197,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("recipe", BAD)
-def test_bad_rows_are_named_and_nothing_is_written_unless_they_are_left_out(recipe: str, tmp_path: Path) -> None:
+def test_bad_rows_are_named_and_nothing_is_written_unless_they_are_left_out(recipe, tmp_path):
     make, train, reasons = BAD[recipe]
     make(tmp_path, train)
     done = run(recipe, tmp_path)

@@ -1,7 +1,5 @@
 """The two real tasks of scripts/evidence: parts of the data, examples, and the page."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import json
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import zipfile
 from itertools import chain
-from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -31,7 +28,7 @@ def test_the_examples_in_the_docstrings_are_right(module):
     assert found.failed == 0
 
 
-def questions(path: Path) -> list[str]:
+def questions(path):
     return [row["prompt"][-1]["content"] for row in pyarrow.parquet.read_table(path).to_pylist()]
 
 
@@ -48,7 +45,7 @@ def test_no_question_of_the_cold_start_is_in_validation_or_in_rl(tmp_path):
     assert questions(tmp_path / "made/test.parquet") == [f"test {n}?" for n in range(7)]
 
 
-def write_wheel(path: Path, count: int) -> Path:
+def write_wheel(path, count):
     """A wheel as bfcl-eval's, with questions of one made-up tool; every tenth is asked again, in another category."""
     tool = {"name": "add", "description": "Adds.", "parameters": {"type": "dict", "properties": {"a": {}, "b": {}}}}
     with zipfile.ZipFile(path, "w") as archive:

@@ -13,7 +13,6 @@ def answer(text: str) -> str:
 
 # gold, answer, (correctness, integer) as the reference has it, and by default
 NUMBERS = {
-    "the gold itself": ("18", "18", (1, 1), (1, 1)),
     "space around it": ("18", "\n 18 ", (1, 1), (1, 1)),
     "nothing": ("18", "", (0, 0), (0, 0)),
     "words": ("18", "it is 18", (0, 0), (0, 0)),
@@ -48,11 +47,8 @@ FORMATS = {
     "well-formed": (answer("18"), 1, 1, 1),
     "a line break at the end": (f"{answer('18')}\n", 1, 1, 1),
     "no tags": ("18", 1, 0, 0),
-    "text before": (f"So: {answer('18')}", 1, 0, 0),
-    "unclosed": ("<think></think>\n<answer>18", 1, 0, 0),
     "two answers, the last right": (f"{answer('17')}<answer>18</answer>", 1, 0, 0),
     "two answers, the first right": (f"{answer('18')}<answer>17</answer>", 0, 0, 0),
-    "the tags of think are not counted": ("<think><think></think></think>\n<answer>18</answer>", 1, 1, 1),
     # Space around the answer costs the format in the reference alone.
     "space at the start": (f" {answer('18')}", 1, 0, 1),
     "space at the end": (f"{answer('18')} ", 1, 0, 1),

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ def fake_library(tmp_path, monkeypatch):
     `begun` lists the processes that loaded it.
     """
 
-    def write(verify: str = "left == right", parse: str = "[text[7:-1]]", first: str = "") -> None:
+    def write(verify="left == right", parse="[text[7:-1]]", first=""):
         (tmp_path / "math_verify.py").write_text(
             f"import os, sys, time\n{first}\nLatexExtractionConfig = dict\n"
             f"with open({str(tmp_path / 'begun')!r}, 'a') as file:\n    print(os.getpid(), file=file)\n"
@@ -35,7 +34,7 @@ def fake_library(tmp_path, monkeypatch):
     return write
 
 
-def begun(folder: Path) -> list[int]:
+def begun(folder):
     return list(map(int, (folder / "begun").read_text().split()))
 
 
@@ -47,7 +46,7 @@ def judge():
         made._idle.end()
 
 
-def run(script: str, *, cwd: Path | None = None) -> str:
+def run(script, *, cwd=None):
     command = [sys.executable, "-W", "always", "-c", textwrap.dedent(script)]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env=variables)

@@ -1,10 +1,6 @@
-"""Answers with tool calls, and how correct they are found."""
-
-from __future__ import annotations
+"""Answers with tool calls."""
 
 import json
-
-from verl_ext.rewards.tool_calling import compute_score
 
 
 def call(name: str, **parameters: object) -> str:
@@ -21,7 +17,3 @@ ONE, TWO = calls(F), calls(F, G)
 RESPONSE = "<think> t </think>\n<response> hello </response>"
 BOTH = f"{ONE}\n<response> hello </response>"
 THINK = "<think> t </think>"
-
-
-def correctness(truth: str, answer: str, **kwargs: object) -> float:
-    return compute_score("rlla", answer, truth, **kwargs)["correctness"]

@@ -1,7 +1,5 @@
 """What runs write: dumps of advantages, verl's rollouts, and logs."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

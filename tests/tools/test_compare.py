@@ -1,7 +1,5 @@
 """The advantages are those that the estimators give in a run, and what differs from a run is said."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 from tests.facts import a_line_says, says
 from tests.tools import made
 from verl_ext import Settings, build
-from verl_ext.core.chain import Chain
 from verl_ext.estimators.grpo import grpo
 
 BOTH = ("right", "form")
@@ -37,7 +34,7 @@ def advantages(tmp_path, compare):
 
 def expected(name, keys=("score",), **sections):
     settings = Settings.parse(sections | ({} if keys == ("score",) else {"rewards": {"keys": list(keys)}}))
-    chain: Chain = grpo(settings) if name == "grpo" else build(name, settings)
+    chain = grpo(settings) if name == "grpo" else build(name, settings)
     return chain(made.batch(keys)).advantages
 
 

@@ -1,7 +1,5 @@
 """The figures against their definitions, by hand or by a slow loop."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

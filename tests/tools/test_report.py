@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tests.facts import a_line_says, says

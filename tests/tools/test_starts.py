@@ -1,7 +1,5 @@
 """Several starts that dump into one folder are read as one run, and what is left out is said."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.facts import facts, says

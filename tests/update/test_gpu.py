@@ -1,6 +1,4 @@
-"""The update on a GPU, in this process: `pytest -m gpu -n0 tests/integration/test_gpu.py`. Nothing is downloaded."""
-
-from __future__ import annotations
+"""The update on a GPU, in this process: `pytest -m gpu -n0 tests/update/test_gpu.py`. Nothing is downloaded."""
 
 import os
 import sys

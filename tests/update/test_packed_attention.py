@@ -1,7 +1,5 @@
 """Packed rows: attention is that of each row alone, by the loop and by a kernel. Log-probabilities are log_softmax."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -16,13 +14,11 @@ from verl_ext.update import engine, pack, split
 from verl_ext.update.log_probs import log_probs
 
 
-def variable_lengths(
-    query, key, value, query_ends, key_ends, most_queries, most_keys, dropout, causal, debug, *, scale
-):
+def variable_lengths(query, key, value, query_ends, key_ends, most_queries, most_keys, *options, scale):
     """What `torch.ops.aten._flash_attention_forward` computes: segments, causal and aligned at the end."""
     assert query_ends.dtype == key_ends.dtype == torch.int32
     assert (most_queries, most_keys) == (int(query_ends.diff().max()), int(key_ends.diff().max()))
-    assert (dropout, causal, debug) == (0.0, True, False)
+    assert options == (0.0, True, False)  # dropout, causal, debug
     assert query_ends[-1] == len(query)
     assert key_ends[-1] == len(key) == len(value)
     out = []
@@ -179,28 +175,20 @@ def example(dtype, tokens=1100, words=300):
 
 @pytest.mark.parametrize("inplace", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_they_are_log_softmax_in_fp32(dtype, inplace):
+def test_they_are_log_softmax_in_fp32_and_the_gradient_is_written_over_the_logits_if_asked(dtype, inplace):
     logits, labels, slope = example(dtype)
+    given = 1.0 * logits
     usual = logits.detach().float().requires_grad_()
     expected = usual.log_softmax(-1).gather(-1, labels[:, None])[:, 0]
     expected.backward(slope)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = log_probs(1.0 * logits, labels, inplace)
+        found = log_probs(given, labels, inplace)
     found.backward(slope)
     assert found.dtype == torch.float32
+    assert torch.equal(given, logits) != inplace
     torch.testing.assert_close(found, expected, atol=3e-6, rtol=1e-6)
     rounding = torch.finfo(dtype).eps + 4e-6  # the second is that of an exponential of fp32
     torch.testing.assert_close(logits.grad.float(), usual.grad, atol=1e-6, rtol=rounding)
-
-
-@pytest.mark.parametrize("inplace", [True, False])
-def test_the_gradient_is_written_into_the_logits_only_if_it_is_asked_for(inplace):
-    leaf, labels, slope = example(torch.float32)
-    logits = 1.0 * leaf
-    before = logits.detach().clone()
-    log_probs(logits, labels, inplace).backward(slope)
-    assert torch.equal(logits, before) != inplace
-    assert torch.equal(logits, leaf.grad) == inplace
 
 
 def test_a_second_gradient_of_the_logits_that_were_written_over_raises():

@@ -1,11 +1,9 @@
 """Where a shorter update would be another one, it is refused with the line to change."""
 
-from __future__ import annotations
-
 import pytest
 
-from tests.checks.test_rules import compose
 from tests.configs import compose as hydra
+from tests.configs import compose_quickly as compose
 from verl_ext.checks.judge import judge
 from verl_ext.update import rule as update
 from verl_ext.update.rule import EXACT, NOT_EXACT, SHARE, SKIP

@@ -1,7 +1,5 @@
 """Rows without advantage are left out, and a prompt is computed once: the gradient stays, and all ranks agree."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 `python -m tests.update.update_tasks RANK RANKS FOLDER TASK CASES` is one rank; `run` starts them all.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -168,8 +166,7 @@ def layouts() -> dict[str, Any]:
     return {
         "llama": (t.LlamaForCausalLM(t.LlamaConfig(**small, tie_word_embeddings=False)), ()),
         "qwen2": (t.Qwen2ForCausalLM(t.Qwen2Config(**small, tie_word_embeddings=True)), ()),
-        "qwen3": (t.Qwen3ForCausalLM(t.Qwen3Config(**small, head_dim=16, tie_word_embeddings=False)), ()),
-        "checkpointed": (
+        "qwen3, checkpointed": (
             t.Qwen3ForCausalLM(t.Qwen3Config(**small, head_dim=16, tie_word_embeddings=True)),
             (f"{model}.enable_gradient_checkpointing=True",),
         ),
@@ -238,7 +235,7 @@ def plans(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
 
         return record
 
-    model, overrides = layouts()["checkpointed"]
+    model, overrides = layouts()["qwen3, checkpointed"]
     actor = Actor(written(folder, "plans", model), *overrides)
     data = [rows(COUNT, [True] * COUNT, seed=7, nested=True, group=5) for _ in range(2)]
     actor.timed(data[0], {}, SHARE_MARK, **ONE_UPDATE, max_token_len_per_gpu=128)  # with the test of the first pass
@@ -274,15 +271,7 @@ def wrong(rank: int, ranks: int, folder: Path, _cases: int) -> Any:
     return ""
 
 
-TASKS = {
-    "equal": equal,
-    "twenty": twenty,
-    "splits": splits,
-    "models": models,
-    "wrong": wrong,
-    "losses": losses,
-    "plans": plans,
-}
+TASKS = {task.__name__: task for task in (equal, twenty, splits, models, wrong, losses, plans)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # the ranks share the cores

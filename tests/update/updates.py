@@ -1,7 +1,5 @@
 """verl's own actor without Ray, its FSDP2 engine on the CPU or on a GPU, and rows for its update."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from functools import lru_cache, partial
@@ -32,9 +30,7 @@ def ends_of_rows(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
     return ends, int(ends.diff().max())
 
 
-def rows_in_turn(
-    _module: Any, query: Any, key: Any, value: Any, _mask: Any, *, position_ids: Any, scaling: Any, **_: Any
-) -> Any:
+def rows_in_turn(_module, query, key, value, _mask, *, position_ids, scaling, **_) -> Any:
     """What flash-attn computes for verl's rows without padding, by torch's build of it."""
     ends, most = ends_of_rows(position_ids)
     parts = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -152,16 +148,7 @@ def whole(parts: Iterable[Any]) -> torch.Tensor:
     return torch.cat([part.full_tensor().flatten().cpu() for part in parts])
 
 
-def rows(
-    count: int,
-    live: list[bool],
-    *,
-    seed: int,
-    nested: bool,
-    widths: tuple[int, int] = WIDTHS,
-    lengths: tuple[list[int], list[int]] | None = None,
-    group: int = 1,
-) -> Any:
+def rows(count, live, *, seed, nested, widths=WIDTHS, lengths=None, group=1) -> Any:
     """A rank's rows as its worker gets them: padded from RayPPOTrainer, nested from the default trainer.
 
     `lengths` are those of the prompts and of the responses; by default they are drawn. Each `group` rows in turn share
