@@ -45,8 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"verl_ext {__version__}")
     parser.add_argument("command", choices=COMMANDS)
     name = parser.parse_args(given[:1]).command
+    path, needed, _ = COMMANDS[name]
     try:
-        return _run(name, given[1:])
+        if needed and find_spec(needed) is None:
+            raise IntegrationError(f"{name} needs {needed}, which is not installed: pip install 'verl_ext[verl]'")
+        module = importlib.import_module(path)
+        parser = argparse.ArgumentParser(prog=f"verl-ext {name}", description=module.__doc__)
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        module.add_arguments(parser)
+        # As with verl, settings may stand before and after options.
+        status: int = getattr(module, name)(parser.parse_intermixed_args(given[1:]))
+        return status
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         return 128 + signal.SIGPIPE
@@ -55,16 +64,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (VerlExtError, OSError) as error:  # of the system, for example: a file cannot be written
         say(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-
-
-def _run(name: str, arguments: Sequence[str]) -> int:
-    path, needed, _ = COMMANDS[name]
-    if needed and find_spec(needed) is None:
-        raise IntegrationError(f"{name} needs {needed}, which is not installed: pip install 'verl_ext[verl]'")
-    module = importlib.import_module(path)
-    parser = argparse.ArgumentParser(prog=f"verl-ext {name}", description=module.__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    module.add_arguments(parser)
-    # As with verl, settings may stand before and after options.
-    status: int = getattr(module, name)(parser.parse_intermixed_args(arguments))
-    return status

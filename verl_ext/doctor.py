@@ -23,7 +23,6 @@ from verl_ext.update.rule import PACKED
 PLUGIN = "verl_ext.plugin"
 POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 _PACKAGES = ("verl", "torch", "numpy", "ray", "TransferQueue", "tensordict", "transformers", "vllm", "flash-attn")
-_INSTALL = "pip install 'verl_ext[verl]'"
 _REINSTALL = "the installation of verl_ext is incomplete: repeat your pip install with --force-reinstall --no-deps"
 
 Line = tuple[str, str]
@@ -43,8 +42,7 @@ def doctor(_options: argparse.Namespace) -> int:
         for word, text in _checks():
             print(f"  {word:4}  {text}" if word else text)
             failures += word == "FAIL"
-    verdict = f"{failures} problem(s): a run that needs one of these is refused"
-    print(verdict if failures else "no problems found")
+    print(f"{failures} problem(s): a run that needs one of these is refused" if failures else "no problems found")
     return 1 if failures else 0
 
 
@@ -66,7 +64,7 @@ def _checks() -> Iterator[Line]:
         # A folder called verl has no version.
         yield "ok", f"verl {verl.__version__} from {os.path.dirname(verl.__file__ or '')}"
     except Exception as error:  # noqa: BLE001 - report any failure
-        yield _fail(f"verl cannot be imported: {error!r}", f"install it: {_INSTALL}")
+        yield _fail(f"verl cannot be imported: {error!r}", "install it: pip install 'verl_ext[verl]'")
         return
     yield "", "plugin"
     yield _plugin()

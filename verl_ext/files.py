@@ -1,12 +1,16 @@
-"""Write files, and print what was read from them."""
+"""Read and write files, and print what was read from them."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+METRICS = "metrics.jsonl"
+"""The log of a run, which holds no trajectories."""
 
 
 @contextmanager
@@ -34,10 +38,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def sync_folder(folder: Path) -> None:
     """Sync renames and deletions in a folder to disk, if the file system supports it."""
-    try:
+    with suppress(OSError):
         _sync(folder)
-    except OSError:
-        return
 
 
 def _sync(path: Path) -> None:
@@ -46,6 +48,17 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def json_lines(file: Path) -> Iterator[dict[str, Any] | None]:
+    """Yield the record of each line; None for a torn line, which a killed process leaves."""
+    with file.open("rb") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            yield record if isinstance(record, dict) else None
 
 
 def say(text: str, file: TextIO | None = None) -> None:

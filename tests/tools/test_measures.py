@@ -71,7 +71,6 @@ def test_the_interval_of_a_bin_is_that_of_the_mean_over_its_groups():
 def test_prompts_are_sorted_by_accuracy():
     bins = measures.by_accuracy(np.array([0, 0.1 + 0.2, 0.25, 2 / 3, 0.9, 1, np.nan]), "accuracy")
     assert bins.ids.tolist() == [0, 2, 1, 3, 4, 5, 6]
-    assert bins.counts.tolist() == [1] * 7
     assert len(bins.labels) == 7
 
 

@@ -53,11 +53,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def check(options: argparse.Namespace, *, rehearsed: bool = False) -> int:
     """Print what the run would do and be told; return 1 if it would be refused. `rehearsed`: main_ppo runs it next."""
     with composed(options) as config:
-        lines, refused = _judged(config, options, () if rehearsed else mains_of_file())
-        of_verl = None if refused else _refusal_of_verl(config)
-    lines.append(f"verl_ext {'refuses' if refused else 'accepts'} this run{of_verl or ''}")
-    say("\n".join(lines))
-    return int(refused or (rehearsed and of_verl is not None))
+        verdict = judge(config)
+        lines = [*describe(verdict)]
+        errors = [*verdict.errors, *dropped(config, () if rehearsed else mains_of_file())]
+        if options.try_reward:
+            tried, problems = try_reward(config, verdict, rows=options.rows, answers=options.answers)
+            more = [f"{len(problems) - 8} more of such answers"] if problems[8:] else []
+            lines, errors = [*lines, *tried], [*errors, *problems[:8], *more]
+        elif verdict.settings.rewards.keys and not errors and known_components(config) is None:
+            function = select(config, f"{FUNCTION}.path") or "the reward function"
+            lines.append(f"untried    whether {function} returns these rewards: add --try-reward")
+        appended = r"^(\+{1,2})(?!.*kwargs)([\w.]+)\.(\w+)="
+        gone = _gone(appended, options.overrides, str(HydraConfig.get().job.config_name))
+        for kind, texts in (("error", errors), ("warning", [*verdict.warnings, *gone])):
+            lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
+            lines += [f"  - {text}" for text in texts]
+        of_verl = None if errors else _refusal_of_verl(config)
+    say("\n".join([*lines, f"verl_ext {'refuses' if errors else 'accepts'} this run{of_verl or ''}"]))
+    return int(bool(errors) or (rehearsed and of_verl is not None))
 
 
 @contextmanager
@@ -123,20 +136,3 @@ def _refusal_of_verl(config: Any) -> str | None:
     except Exception as error:  # noqa: BLE001 - its errors are of many kinds
         return f"; verl refuses it: {type(error).__name__}: {' '.join(str(error).split())}"
     return None
-
-
-def _judged(config: Any, options: argparse.Namespace, mains: Iterable[str]) -> tuple[list[str], bool]:
-    verdict = judge(config)
-    lines, errors = [*describe(verdict)], [*verdict.errors, *dropped(config, mains)]
-    if options.try_reward:
-        tried, problems = try_reward(config, verdict, rows=options.rows, answers=options.answers)
-        more = [f"{len(problems) - 8} more of such answers"] if problems[8:] else []
-        lines, errors = [*lines, *tried], [*errors, *problems[:8], *more]
-    elif verdict.settings.rewards.keys and not errors and known_components(config) is None:
-        function = select(config, f"{FUNCTION}.path") or "the reward function"
-        lines.append(f"untried    whether {function} returns these rewards: add --try-reward")
-    gone = _gone(r"^(\+{1,2})(?!.*kwargs)([\w.]+)\.(\w+)=", options.overrides, str(HydraConfig.get().job.config_name))
-    for kind, texts in (("error", errors), ("warning", [*verdict.warnings, *gone])):
-        lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
-        lines += [f"  - {text}" for text in texts]
-    return lines, bool(errors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,23 +35,24 @@ def late_preset(run: RunConfig) -> Iterator[Complaint]:
         return
     hydra, loader = HydraConfig.get(), GlobalHydra.instance().config_loader()
     name, overrides = hydra.job.config_name, [*hydra.overrides.hydra, *hydra.overrides.task]
+    composition = loader.compute_defaults_list(name, overrides, RunMode.RUN)
     homes = [source.path for source in hydra.runtime.config_sources if source.schema == "file"]
     beside = tuple(path for preset in run.select(PRESET_NAMES) for path, _ in leaves(dict(load(preset).preset)))
     written: dict[str, Any] = {}
-    for part in loader.compute_defaults_list(name, overrides, RunMode.RUN).defaults:
+    for part in composition.defaults:
         files = (Path(home, f"{part.config_path}".removesuffix(".yaml") + ".yaml") for home in homes)
         if (file := next(filter(Path.is_file, files), None)) is not None:
             found = leaves(OmegaConf.to_container(OmegaConf.load(file)), part.package or "")
             # drgrpo's preset may replace the loss of the file that the primary file starts from.
             kept = ("algorithm.", *beside) if part.primary else ("algorithm.",)
             written |= {path: value for path, value in found if path.startswith(kept)}
-    typed = [re.split("[=@]", text.lstrip("+~"))[0] for text in overrides]
+    typed = tuple(f"{override.key_or_group}." for override in composition.config_overrides)
     composed = dict(leaves(OmegaConf.to_container(run.config)))
     lost = [
         path
         for path, value in written.items()
         if path != "algorithm.adv_estimator" and "${" not in str(value) and composed.get(path) != value
-        if not any(f"{path}.".startswith(f"{key}.") for key in typed)
+        if not f"{path}.".startswith(typed)
     ]
     if lost:
         yield Complaint(

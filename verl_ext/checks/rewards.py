@@ -92,9 +92,8 @@ def mains_of_file() -> Iterator[str]:
     hydra = HydraConfig.get()
     for source in hydra.runtime.config_sources:
         files = Path(source.path).parent.glob("*.py") if (source.provider, source.schema) == ("main", "file") else ()
-        yield from (
-            text for file in files if f'"{hydra.job.config_name}"' in (text := file.read_text("utf-8", "replace"))
-        )
+        texts = (file.read_text("utf-8", "replace") for file in files)
+        yield from (text for text in texts if f'"{hydra.job.config_name}"' in text)
 
 
 def known_components(config: Any) -> list[str] | None:
@@ -121,9 +120,8 @@ def lost_penalty(run: RunConfig) -> Iterator[Complaint]:
     """A penalty that dapo's reward manager adds to the score, which named rewards leave out."""
     keys = run.settings.rewards.keys
     added = run.select("reward.reward_manager.name") == "dapo" and run.select(f"{OVERLONG}.enable")
-    if run.chain is None or keys is None or not added:
-        return
-    if "overlong_reward" not in keys or not run.select(f"{OVERLONG}.log"):
+    counted = keys is None or ("overlong_reward" in keys and run.select(f"{OVERLONG}.log"))
+    if run.chain is not None and added and not counted:
         yield Complaint(
             f"{OVERLONG}.enable=True adds a penalty to the score, which algorithm.rewards.keys leaves out: add "
             f"overlong_reward to the keys and set {OVERLONG}.log=True, or remove algorithm.rewards.keys"

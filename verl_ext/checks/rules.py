@@ -16,12 +16,7 @@ from omegaconf import OmegaConf
 from verl_ext import hooks
 from verl_ext.checks.losses import loss_of_verl
 from verl_ext.checks.presets import late_preset, other_preset
-from verl_ext.checks.rewards import (
-    lost_penalty,
-    without_turns,
-    wrong_accuracy,
-    wrong_components,
-)
+from verl_ext.checks.rewards import lost_penalty, without_turns, wrong_accuracy, wrong_components
 from verl_ext.checks.trial import trial
 from verl_ext.conf import PRESETS
 from verl_ext.core.steps import DivideByMean, ScaleByStd
@@ -165,10 +160,7 @@ def _warning(text: str) -> Complaint:
 
 def missing_keys(run: RunConfig) -> Iterator[Complaint]:
     """An estimator that works on each reward needs their names."""
-    if run.chain is None or not run.chain.per_reward:
-        return
-    keys = run.settings.rewards.keys
-    if keys is None:
+    if run.chain is not None and run.chain.per_reward and run.settings.rewards.keys is None:
         source = run.select(f"{FUNCTION}.path") or "your reward function"
         yield Complaint(
             f"{run.name} normalises each reward separately: set 'algorithm.rewards.keys=[...]' to the keys that "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,18 +30,14 @@ def store_presets(config_store: ModuleType) -> None:
     """Put the presets into Hydra's ConfigStore."""
     from verl_ext.registry import INSTALLED
 
-    store = config_store.ConfigStore.instance()
+    store = partial(config_store.ConfigStore.instance().store, group=PRESETS, package="_global_", provider=PRESETS)
     for path in FILES.glob("*.yaml"):
-        _store(store, path.stem, read_yaml(path))
+        store(name=path.stem, node=read_yaml(path))
     for name in INSTALLED:
         try:
-            _store(store, name, preset(name))
+            store(name=name, node=preset(name))
         except Exception as error:  # noqa: BLE001 - another package must not break the import of Hydra
             logger.warning("the estimator %r has no preset here: %s: %s", name, type(error).__name__, error)
-
-
-def _store(store: Any, name: str, body: dict[str, Any]) -> None:
-    store.store(group=PRESETS, name=name, package="_global_", node=body, provider=PRESETS)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -23,13 +23,10 @@ def asks_for_cpu(config: Any) -> bool:
 
 
 def rule(run: RunConfig) -> Iterator[Complaint]:
-    """Complain about what cannot run on the CPU, if the run is meant for it."""
-    if asks_for_cpu(run.config):
-        yield from complaints(run.config)
-
-
-def complaints(config: Any) -> Iterator[Complaint]:
-    """Settings of which only one value, or few, work without an accelerator."""
+    """Settings of which only one value, or few, work without an accelerator, if the run is meant for it."""
+    config = run.config
+    if not asks_for_cpu(config):
+        return
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
     models = {"actor_rollout_ref.actor": "actor_rollout_ref.model"}

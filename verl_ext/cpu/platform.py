@@ -27,11 +27,6 @@ def _peak(*_args: object) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _memory_info(*_args: object) -> tuple[int, int]:
-    memory = psutil.virtual_memory()
-    return memory.available, memory.total
-
-
 def device_module() -> types.ModuleType:
     """A stand-in for `torch.cuda` with all that verl uses; its memory counters show this process's memory.
 
@@ -54,7 +49,7 @@ def device_module() -> types.ModuleType:
         memory_reserved=_resident,
         max_memory_allocated=_peak,
         max_memory_reserved=_peak,
-        mem_get_info=_memory_info,
+        mem_get_info=lambda *_: (psutil.virtual_memory().available, psutil.virtual_memory().total),
         # The CPU's generator is torch's global one, which verl seeds and saves as well.
         get_rng_state=lambda *_: torch.get_rng_state(),
         set_rng_state=lambda state, *_: torch.set_rng_state(state),

@@ -10,25 +10,21 @@ Because every process imports this module, it does not import torch, ray or verl
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from verl_ext.hooks import RULES, after_import, wrap
+from verl_ext.hooks import RULES, after_import, resolve, wrap
 
 HIDDEN = "VERL_EXT_CPU_GPUS_HIDDEN"
 """Set by a driver whose CUDA_VISIBLE_DEVICES was empty; the processes of its Ray cluster inherit it."""
 
-_active = False
 
-
+@functools.cache
 def activate() -> None:
     """Switch this process to the CPU: schedule the platform, the patches and the embedded rollout."""
-    global _active
-    if _active:
-        return
-    _active = True
     os.environ["VERL_PLATFORM"] = "cpu"
     # Where it is empty, which says "no GPU", Ray rejects its virtual slots: only the workers have it again.
     in_worker = "RAY_RAYLET_PID" in os.environ
@@ -40,8 +36,12 @@ def activate() -> None:
     # verl registers its engines under an accelerator's name; the FSDP engine needs no accelerator.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     after_import("verl.plugin.platform.platform_manager", _register_platform)
-    after_import("verl.workers.rollout.base", _register_adapter)
-    after_import("verl.workers.rollout.replica", _register_replica)
+    adapter = {("embedded", "async"): "verl_ext.cpu.rollout.EmbeddedRollout"}
+    after_import("verl.workers.rollout.base", lambda module: module._ROLLOUT_REGISTRY.update(adapter))
+    replica = functools.partial(resolve, "verl_ext.cpu.rollout:EmbeddedReplica")
+    after_import(
+        "verl.workers.rollout.replica", lambda module: module.RolloutReplicaRegistry.register("embedded", replica)
+    )
     after_import("verl.checkpoint_engine.base", _register_checkpoint_engine)
     from verl_ext.cpu.patches import PATCHES
 
@@ -68,19 +68,6 @@ def _register_platform(module: ModuleType) -> None:
     if manager._current_platform is not None and manager._current_platform.device_name != NAME:
         # In the driver verl chose its platform before the configuration was read.
         manager._current_platform = CPUPlatform()
-
-
-def _register_adapter(module: ModuleType) -> None:
-    module._ROLLOUT_REGISTRY[("embedded", "async")] = "verl_ext.cpu.rollout.EmbeddedRollout"
-
-
-def _register_replica(module: ModuleType) -> None:
-    def load() -> Any:
-        from verl_ext.cpu.rollout import EmbeddedReplica
-
-        return EmbeddedReplica
-
-    module.RolloutReplicaRegistry.register("embedded", load)
 
 
 def _register_checkpoint_engine(_module: ModuleType) -> None:

@@ -28,9 +28,8 @@ from verl_ext.cpu import session
 from verl_ext.cpu.miniature import make_model, rehearsed
 from verl_ext.cpu.patches import REHEARSAL
 from verl_ext.errors import ConfigurationError, listed, reading
-from verl_ext.files import say
+from verl_ext.files import METRICS, json_lines, say
 from verl_ext.run_config import select
-from verl_ext.tools.lines import METRICS, json_lines
 
 FAILED, LOOK, OK = "FAILED", "look", "ok"
 WORKER = re.compile(r"^(?:\x1b\[\d+m)*\(\w+ pid=[^)]*\)(?:\x1b\[\d+m)* ?", re.M)

@@ -12,13 +12,10 @@ from verl.workers.rollout.replica import RolloutReplica
 
 from verl_ext.cpu.weights import Weight, buckets
 
-NAME = "embedded"
-"""The value of `actor_rollout_ref.rollout.name` for this rollout."""
-
 
 def server_name(replica_rank: int) -> str:
     """The name of a replica's Ray actor."""
-    return f"{NAME}_server_{replica_rank}"
+    return f"embedded_server_{replica_rank}"
 
 
 class EmbeddedReplica(RolloutReplica):
@@ -68,8 +65,7 @@ class EmbeddedRollout(BaseRollout):
             await self._server.load_weights.remote(bucket)
         await self._server.finish_weights.remote(global_steps)
 
-    async def resume(self, tags: list[str]) -> None:
+    async def resume(self, tags: list[str] | None = None) -> None:
         """Do nothing: the server never sleeps."""
 
-    async def release(self) -> None:
-        """Do nothing: the server never sleeps."""
+    release = resume

@@ -22,16 +22,7 @@ from verl_ext.errors import ConfigurationError, IntegrationError, unknown
 QUIET_SECONDS = 0.02
 """A batch starts when no request has arrived for this long: verl sends a step's requests in one burst."""
 
-KNOWN = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "repetition_penalty",
-    "logprobs",
-    "ignore_eos",
-    "max_tokens",
-    "max_new_tokens",
-)
+KNOWN = {*vars(Sampling()), "max_new_tokens", "logprobs", "repetition_penalty"}
 """The sampling parameters that `Sampling` can express; of the repetition penalty only 1, which is none."""
 
 

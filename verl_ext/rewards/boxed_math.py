@@ -17,14 +17,12 @@ long, because it is read only once; one that takes longer, is empty or has unbal
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from verl_ext.core.typed import limited
 from verl_ext.rewards.math_judge import JUDGE, NoVerdictError
-from verl_ext.rewards.options import bad_truth, parse_options, require_package, row_name, truth_text
+from verl_ext.rewards.options import ExtraInfo, bad_truth, parse_options, require_package, row_name, truth_text
 
 MAX_CHARACTERS = 2000
 # A ground truth may take so many times the `timeout`.
@@ -102,11 +100,7 @@ def _why_unreadable(gold: str, timeout: float) -> str | None:
 
 
 def compute_score(
-    data_source: object,
-    solution_str: str,
-    ground_truth: object,
-    extra_info: Mapping[str, Any] | None = None,
-    **kwargs: object,
+    data_source: object, solution_str: str, ground_truth: object, extra_info: ExtraInfo = None, **kwargs: object
 ) -> dict[str, float]:
     r"""Return `accuracy`, and the same value as `score`."""
     options = parse_options(Options, kwargs)

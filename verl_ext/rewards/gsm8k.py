@@ -18,12 +18,11 @@ The answer should be `<think>...</think>\n<answer>18</answer>`. With x the strip
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Literal
 
-from verl_ext.rewards.options import bad_truth, parse_options, row_name, truth_text
+from verl_ext.rewards.options import ExtraInfo, bad_truth, parse_options, row_name, truth_text
 from verl_ext.rewards.tags import Section, follows_layout, last_block
 
 _LAYOUT = (Section("think"), Section("answer"))
@@ -60,11 +59,7 @@ def check_ground_truth(ground_truth: object, row: str = "a row", strict: str = "
 
 
 def compute_score(
-    data_source: object,
-    solution_str: str,
-    ground_truth: object,
-    extra_info: Mapping[str, Any] | None = None,
-    **kwargs: object,
+    data_source: object, solution_str: str, ground_truth: object, extra_info: ExtraInfo = None, **kwargs: object
 ) -> dict[str, float]:
     r"""`correctness`, `integer`, `format`, and `score`, their sum.
 
@@ -82,9 +77,6 @@ def compute_score(
         integer = number is not None and "." not in answer
     # NVIDIA's code ends its regular expression with `$`, which also matches before a final line break.
     whole = solution_str.removesuffix("\n") if options.strict == "reference" else solution_str.strip()
-    components = {
-        "correctness": float(correct),
-        "integer": float(integer),
-        "format": float(follows_layout(whole, _LAYOUT)),
-    }
+    layout = follows_layout(whole, _LAYOUT)
+    components = {"correctness": float(correct), "integer": float(integer), "format": float(layout)}
     return {**components, "score": sum(components.values())}

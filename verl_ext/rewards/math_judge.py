@@ -137,14 +137,9 @@ def main(pipe: Connection, path: str) -> None:
         while True:
             gold, answer, timeout = pipe.recv()
             signal.setitimer(signal.ITIMER_PROF, timeout)  # it does not run while the process waits
-            pipe.send(are_equal(gold, answer))
-
-
-def are_equal(gold: str, answer: str) -> bool:
-    """Return whether math-verify reads both and finds them equal. It catches its own exceptions and returns False."""
-    library = import_module("math_verify")
-    wanted, given = parse_answer(gold), parse_answer(answer)  # an empty list is equal to nothing
-    return bool(library.verify(wanted, given, timeout_seconds=None))
+            library = import_module("math_verify")  # it catches its own exceptions, and answers False
+            wanted, given = parse_answer(gold), parse_answer(answer)  # an empty list is equal to nothing
+            pipe.send(bool(library.verify(wanted, given, timeout_seconds=None)))
 
 
 @lru_cache(maxsize=1024)  # a group's answers share their gold, and many of them are the same

@@ -10,6 +10,7 @@ from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, DataError
 
 Options = TypeVar("Options")
+ExtraInfo = Mapping[str, Any] | None
 
 #: Where the arguments stand in the configuration, for messages.
 KWARGS = "reward.custom_reward_function.reward_kwargs"
@@ -29,7 +30,7 @@ def require_package(module: str, requirement: str, why: str) -> None:
         raise ConfigurationError(f"{why} needs {module!r}, which is not installed: pip install {requirement!r}")
 
 
-def row_name(data_source: object, extra_info: Mapping[str, Any] | None) -> str:
+def row_name(data_source: object, extra_info: ExtraInfo) -> str:
     """Name the row of the data set that a sample came from, for a message.
 
     >>> row_name("rlla", {"index": 7})

@@ -21,23 +21,13 @@ Values are compared as in Python, so `1`, `1.0` and `true` are equal. Time is li
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from verl_ext.rewards.options import KWARGS, bad_truth, parse_options, require_package, row_name, truth_text
+from verl_ext.rewards import tool_calls
+from verl_ext.rewards.options import KWARGS, ExtraInfo, bad_truth, parse_options, require_package, row_name, truth_text
 from verl_ext.rewards.tags import Section, describe, first_block, follows_layout, has_both_tags, last_block
-from verl_ext.rewards.tool_calls import (
-    Call,
-    UnreadableCallsError,
-    greedy,
-    matched,
-    optimal,
-    overlap,
-    parameter_score,
-    read_calls,
-    read_true_calls,
-)
+from verl_ext.rewards.tool_calls import Call, UnreadableCallsError
 
 _THINK = Section("think")
 _TOOL_CALL = Section("tool_call", own_lines=True)
@@ -45,8 +35,6 @@ _RESPONSE = Section("response")
 
 #: The forms of an answer that ToolRL's prompt allows.
 LAYOUTS = ((_THINK, _TOOL_CALL), (_THINK, _RESPONSE), (_THINK, _TOOL_CALL, _RESPONSE))
-
-_TARGET_WORDS = 512  # ToolRL's
 
 
 @dataclass(frozen=True)
@@ -94,18 +82,14 @@ def check_ground_truth(ground_truth: object, row: str = "a row") -> Truth:
     if _TOOL_CALL not in sections:
         return Truth(sections, None)
     try:
-        return Truth(sections, tuple(read_true_calls(first_block(text, _TOOL_CALL.tag))))
+        return Truth(sections, tuple(tool_calls.read_true_calls(first_block(text, _TOOL_CALL.tag))))
     except UnreadableCallsError as error:
         expected = '{"name": "...", "parameters": {...}} on each line'
         raise bad_truth(row, f"cannot be read: {error}", ground_truth, expected) from error
 
 
 def compute_score(
-    data_source: object,
-    solution_str: str,
-    ground_truth: object,
-    extra_info: Mapping[str, Any] | None = None,
-    **kwargs: object,
+    data_source: object, solution_str: str, ground_truth: object, extra_info: ExtraInfo = None, **kwargs: object
 ) -> dict[str, float]:
     r"""Return `format`, `correctness`, optionally `length`, and `score`, their sum.
 
@@ -120,7 +104,8 @@ def compute_score(
     if truth.calls is not None:
         components["correctness"] = 6 * agreement(options, list(truth.calls), answer) - 3
     if options.length == "fixed":
-        components["length"] = think_length(answer)
+        words = last_block(answer, _THINK.tag).split() if has_both_tags(answer, _THINK.tag) else []
+        components["length"] = min(1.0, round(len(words) / 512, 2))
     return {**components, "score": sum(components.values())}
 
 
@@ -129,23 +114,13 @@ def agreement(options: Options, true: list[Call], answer: str) -> float:
     if not has_both_tags(answer, _TOOL_CALL.tag):
         return 0.0
     try:
-        return _agreement(options, true, read_calls(first_block(answer, _TOOL_CALL.tag)))
+        predicted = tool_calls.read_calls(first_block(answer, _TOOL_CALL.tag))
+        if true == predicted:
+            return 1.0
+        assign = tool_calls.optimal if options.matching == "optimal" else tool_calls.greedy
+        matches = tool_calls.matched(true, predicted, assign)
+        names = tool_calls.overlap([call["name"] for call in true], [call["name"] for call in predicted])
     except (UnreadableCallsError, RecursionError):
         return 0.0
-
-
-def _agreement(options: Options, true: list[Call], predicted: list[Call]) -> float:
-    if true == predicted:
-        return 1.0
-    assign = optimal if options.matching == "optimal" else greedy
-    matches = matched(true, predicted, parameter_score, assign)
     full = sum(1 + len(call["parameters"]) for call in true)
-    names = overlap([call["name"] for call in true], [call["name"] for call in predicted])
     return (names + matches) / (1 + full)
-
-
-def think_length(answer: str) -> float:
-    """Words of the last think section / 512, rounded to 2 places, at most 1; 0 without both tags."""
-    if not has_both_tags(answer, _THINK.tag):
-        return 0.0
-    return min(1.0, round(len(last_block(answer, _THINK.tag).split()) / _TARGET_WORDS, 2))

@@ -99,19 +99,15 @@ def optimal(weights: Weights) -> float:
     return float(sum(weights[row][column] for row, column in zip(rows, columns, strict=True)))
 
 
-def matched(
-    true: Sequence[Call],
-    predicted: Sequence[Call],
-    weight: Callable[[Call, Call], float],
-    assign: Callable[[Weights], float],
-) -> float:
-    """Total weight of matching true with predicted calls of the same tool."""
+def matched(true: Sequence[Call], predicted: Sequence[Call], assign: Callable[[Weights], float]) -> float:
+    """Total parameter score of matching true with predicted calls of the same tool."""
     candidates: dict[str, list[Call]] = {call["name"]: [] for call in true}
     for call in predicted:
         if isinstance(call["name"], str) and call["name"] in candidates:
             candidates[call["name"]].append(call)
     total = 0.0
     for name, calls in candidates.items():
+        wanted = [call for call in true if call["name"] == name]
         if calls:
-            total += assign([[weight(call, other) for other in calls] for call in true if call["name"] == name])
+            total += assign([[parameter_score(call, other) for other in calls] for call in wanted])
     return total

@@ -10,7 +10,6 @@ from verl_ext.registry import changed, entries
 from verl_ext.settings import VERL_NAMES, Settings
 
 LOSS = "actor_rollout_ref.actor.loss_agg_mode"
-ALGORITHM = "algorithm."
 
 
 def parse_settings(
@@ -50,7 +49,7 @@ def _override(text: str) -> tuple[str, Any]:
             f"{text!r} is not KEY=VALUE; write a list as 'algorithm.rewards.keys=[a,b]', a mapping as {{a:1}}"
         ) from error
     key = override.key_or_group
-    valid = [*(ALGORITHM + name for name in entries() if name != "verl_ext"), LOSS]
+    valid = [*(f"algorithm.{name}" for name in entries() if name != "verl_ext"), LOSS]
     if ".".join(key.split(".")[:2]) not in valid and key != LOSS:
         raise ConfigurationError(f"{text!r}: {unknown('setting', key, valid)}; name an estimator without `=`")
     return key, override.value()

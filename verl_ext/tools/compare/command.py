@@ -28,8 +28,6 @@ EXPLAINED = (
     "R² of a linear regression of A on the rewards normalised in their groups, split by Shapley value. Rest: what no "
     "weighted sum of them with fixed weights explains."
 )
-Measured = dict[str, Measures]
-"""The figures of each variant, by its text; grpo's first."""
 LEVEL = "1 is the mean |A| over all groups; ± is a 95 % interval over the groups."
 
 
@@ -66,13 +64,12 @@ def compare(options: argparse.Namespace) -> int:
     lines = [*_notes(rollouts, outcomes, common)]
     key, accuracies = variants.accuracy(common, rollouts)
     level = by_accuracy(rollouts.of_prompts(accuracies), f"accuracy of the prompt ({key})")
-    measured: Measured = {}
+    measured: dict[str, Measures] = {}  # by the text of the variant; grpo's first
+    groups, baseline = rollouts.groups, outcomes[0].advantages
     for outcome in outcomes:
         seen = np.stack([outcome.seen.get(key, raw[key]) for key in keys], axis=1)
-        scaled = normalised(seen, rollouts.groups)
-        measured[outcome.variant.text] = measure(
-            outcome.advantages, outcomes[0].advantages, rollouts.groups, scaled, level
-        )
+        scaled = normalised(seen, groups)
+        measured[outcome.variant.text] = measure(outcome.advantages, baseline, groups, scaled, level)
     missing = {key: int(np.isnan(values).sum()) for key, values in raw.items()}
     lines += [f"{key} is not scored in {count:,} trajectories" for key, count in missing.items() if count]
     for title, remark, table in _tables(rollouts, measured, keys, level):
@@ -101,7 +98,7 @@ def _notes(rollouts: Rollouts, outcomes: list[Outcome], common: Settings) -> Ite
 
 
 def _tables(
-    rollouts: Rollouts, measured: Measured, keys: Sequence[str], level: Bins
+    rollouts: Rollouts, measured: dict[str, Measures], keys: Sequence[str], level: Bins
 ) -> Iterator[tuple[str, str, Table]]:
     count = f"{len(rollouts.groups):,} groups"
     rows: Table = [("estimator", "dead groups", "A = 0", "mean |A|", "other sign")]
@@ -114,7 +111,8 @@ def _tables(
     yield f"Share of the variance of A that each reward explains, {count}", EXPLAINED, rows
     rows = [("estimator", *level.labels)]
     rows += [(label, *(_number(mean, half) for mean, half in own.by_level)) for label, own in measured.items()]
-    rows.append(("(groups)", *(f"{number:,}" for number in level.counts)))
+    counts = np.bincount(level.ids, minlength=len(level.labels))
+    rows.append(("(groups)", *(f"{number:,}" for number in counts)))
     yield f"Mean |A| by {level.title}", LEVEL, rows
 
 

@@ -9,9 +9,6 @@ import numpy as np
 
 from verl_ext.core.groups import Array, Groups, Index, divide
 
-QUARTERS = ("to 0.25", "to 0.5", "to 0.75", "below 1")
-MOST_REWARDS = 12
-"""With more rewards, what each explains is not computed."""
 _SAME = 1e-9
 """Means that differ by less count as equal."""
 
@@ -44,11 +41,6 @@ class Bins:
     labels: tuple[str, ...]
     ids: Index
     """`[G]` the bin of each group."""
-
-    @property
-    def counts(self) -> Index:
-        """Groups in each bin."""
-        return np.bincount(self.ids, minlength=len(self.labels))
 
 
 @dataclass(frozen=True)
@@ -116,7 +108,7 @@ def explained(advantages: Array, rewards: Array) -> Array:
     count = rewards.shape[1]
     covariance = np.atleast_2d(np.cov(np.column_stack([rewards, advantages]), rowvar=False))
     within, against, variance = covariance[:-1, :-1], covariance[:-1, -1], covariance[-1, -1]
-    if not variance > 0 or count > MOST_REWARDS:  # 2^K regressions
+    if not variance > 0 or count > 12:  # 2^K regressions
         return np.full(count, np.nan)
     fit = np.zeros(2**count)
     for chosen in range(1, 2**count):
@@ -134,6 +126,6 @@ def explained(advantages: Array, rewards: Array) -> Array:
 
 def by_accuracy(means: Array, title: str) -> Bins:
     """Sort groups by their mean accuracy: 0, four quarters between, 1; and NaN into a bin of its own."""
-    unscored, labels = np.isnan(means), ("0", *QUARTERS, "1")
+    unscored, labels = np.isnan(means), ("0", "to 0.25", "to 0.5", "to 0.75", "below 1", "1")
     ids = np.where(unscored, len(labels), np.searchsorted([0, 0.25, 0.5, 0.75, 1 - 2 * _SAME], means - _SAME))
     return Bins(title, (*labels, *["unscored"] * bool(unscored.any())), ids)

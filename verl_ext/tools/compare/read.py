@@ -13,8 +13,8 @@ import numpy as np
 from verl_ext.core.groups import Array
 from verl_ext.core.typed import make
 from verl_ext.errors import DataError, listed, reading, unknown
+from verl_ext.files import METRICS, json_lines
 from verl_ext.tools.compare.rollouts import ANSWERS, SCORE, SUM, TOKENS, About, Rollouts
-from verl_ext.tools.lines import METRICS, json_lines
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -77,8 +77,14 @@ def parse(arguments: Sequence[str], rollouts: Rollouts) -> tuple[list[Variant], 
     variants = [Variant(GRPO, GRPO, plain, build(GRPO, plain))]
     for name, overrides, text in named:
         settings = settings_of(rollouts, [*shared, *overrides])
+        chain = build(name, settings)
+        if chain.per_reward and settings.rewards.keys is None:
+            raise ConfigurationError(
+                f"{name} works on each reward separately: add 'algorithm.rewards.keys=[...]' with some of "
+                f"{listed(rollouts.rewards)}"
+            )
         called = "grpo (sum)" if text == GRPO and settings.rewards.keys else text
-        variants.append(Variant(name, called, settings, _chain(name, settings, rollouts)))
+        variants.append(Variant(name, called, settings, chain))
     texts = [variant.text for variant in variants]
     if twice := {text for text in texts if texts.count(text) > 1}:
         raise ConfigurationError(f"{listed(twice)} is there twice (grpo on the score always is): leave one out")
@@ -95,16 +101,6 @@ def settings_of(rollouts: Rollouts, overrides: Sequence[str] = ()) -> Settings:
         return parse_settings(overrides)
     algorithm = {name: value for name, value in run.algorithm.items() if name != "compose"}
     return replace(parse_settings(overrides, algorithm, run.loss_agg_mode), kl_in_reward=False)
-
-
-def _chain(name: str, settings: Settings, rollouts: Rollouts) -> Chain:
-    chain = build(name, settings)
-    if chain.per_reward and settings.rewards.keys is None:
-        raise ConfigurationError(
-            f"{name} works on each reward separately: add 'algorithm.rewards.keys=[...]' with some of "
-            f"{listed(rollouts.rewards)}"
-        )
-    return chain
 
 
 def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from verl_ext.errors import ConfigurationError, DataError, unknown
-from verl_ext.files import say
-from verl_ext.tools.lines import METRICS
+from verl_ext.files import METRICS, say
 from verl_ext.tools.report.curves import Experiments, logged, pictured, rewards, rows, width_of
 from verl_ext.tools.report.logs import Log, find_log, read_log
 from verl_ext.tools.report.plot import plot, save

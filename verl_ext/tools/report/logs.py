@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verl_ext.errors import DataError, listed, reading
-from verl_ext.tools.lines import METRICS, json_lines
+from verl_ext.files import METRICS, json_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,9 +33,8 @@ def find_log(run: Path) -> Path:
             raise DataError(f"{run} holds no log but runs: report {' '.join(runs)}")
         what = f"holds {listed(path.name for path in logs)}" if run.exists() else "does not exist"
         raise DataError(
-            f"{run} {what}; expected {METRICS} or one .jsonl file; verl writes it "
-            "with 'trainer.logger=[console,file]' to <project_name>/<experiment_name>.jsonl, or to "
-            "VERL_FILE_LOGGER_PATH"
+            f"{run} {what}; expected {METRICS} or one .jsonl file; verl writes it with 'trainer.logger=[console,file]' "
+            "to <project_name>/<experiment_name>.jsonl, or to VERL_FILE_LOGGER_PATH"
         )
     return logs[0]
 
@@ -52,7 +50,8 @@ def read_log(path: Path) -> Log:
             torn += 1
             continue
         with reading(f"{path}:{number}"):
-            step, data = int(float(record["step"])), _numbers(record["data"])
+            step = int(float(record["step"]))
+            data = {name: float(value) for name, value in record["data"].items() if isinstance(value, int | float)}
         if kept and step < kept[-1][0]:
             kept = [old for old in kept if old[0] <= step]
             resumed.append(step)
@@ -70,7 +69,3 @@ def read_log(path: Path) -> Log:
         if steps.any()
     ]
     return Log(path, table.groupby(level=0).last(), tuple(notes))
-
-
-def _numbers(data: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in data.items() if isinstance(value, int | float)}

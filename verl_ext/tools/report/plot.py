@@ -20,6 +20,7 @@ def plot(experiments: Experiments, metrics: Sequence[str]) -> Any:
     """Return the figure, with the panels side by side so that the fewest gaps are left."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise ConfigurationError("a picture needs matplotlib: pip install 'matplotlib>=3.7'") from error
     if len(experiments) > len(COLOURS):
@@ -34,7 +35,10 @@ def plot(experiments: Experiments, metrics: Sequence[str]) -> Any:
             line = _draw(ax, logs, metric, color=colour, linestyle=style)
             if line is not None:
                 lines[f"{name} ({len(logs)} runs)" if len(logs) > 1 else name] = line
-        _finish(ax, metric)
+        dress(ax, title(metric), unit(metric))
+        ax.set_xlabel("training step")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        ax.ticklabel_format(axis="y", useOffset=False)
     for ax in axes[len(metrics) :]:
         ax.set_visible(False)
     several = max(map(len, experiments.values())) > 1
@@ -59,15 +63,6 @@ def _draw(ax: Any, logs: Sequence[Any], metric: str, **look: Any) -> Any:
     else:
         ax.plot(raw.index, raw[0], color=look["color"], linewidth=0.8, alpha=0.4)
     return line
-
-
-def _finish(ax: Any, metric: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    dress(ax, title(metric), unit(metric))
-    ax.set_xlabel("training step")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    ax.ticklabel_format(axis="y", useOffset=False)
 
 
 def dress(ax: Any, heading: str, scale: str) -> None:
