@@ -166,7 +166,7 @@ def layouts() -> dict[str, Any]:
     return {
         "llama": (t.LlamaForCausalLM(t.LlamaConfig(**small, tie_word_embeddings=False)), ()),
         "qwen2": (t.Qwen2ForCausalLM(t.Qwen2Config(**small, tie_word_embeddings=True)), ()),
-        "qwen3, checkpointed": (
+        "checkpointed": (
             t.Qwen3ForCausalLM(t.Qwen3Config(**small, head_dim=16, tie_word_embeddings=True)),
             (f"{model}.enable_gradient_checkpointing=True",),
         ),
@@ -235,7 +235,7 @@ def plans(_rank: int, _ranks: int, folder: Path, _cases: int) -> Any:
 
         return record
 
-    model, overrides = layouts()["qwen3, checkpointed"]
+    model, overrides = layouts()["checkpointed"]
     actor = Actor(written(folder, "plans", model), *overrides)
     data = [rows(COUNT, [True] * COUNT, seed=7, nested=True, group=5) for _ in range(2)]
     actor.timed(data[0], {}, SHARE_MARK, **ONE_UPDATE, max_token_len_per_gpu=128)  # with the test of the first pass
