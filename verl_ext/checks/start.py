@@ -26,7 +26,7 @@ Those of other trainers import `run_ppo`; some call nothing else. `python -m ver
 which is not wrapped; that calls `validate_config`.
 """
 WORKER = "default_worker.py"
-"""The file that begins Ray's workers: what began the run is known in the driver, which was there first."""
+"""The file that begins Ray's workers. There the main of the run is not known; the driver has looked at it before."""
 
 
 def over_driver(module: ModuleType) -> None:

@@ -81,7 +81,10 @@ def check_order(chosen: Sequence[Step], where: str) -> None:
 
 
 def _words(chosen: Sequence[Step]) -> set[str]:
-    """What the rules of order call these steps: names, also those as which they count, and settings switched on."""
+    """The words of `after`, `not_after` and `undoes` that hold for these steps.
+
+    They are the steps' names, `centre` and `weigh_and_sum` for others that centre and sum, and settings that are True.
+    """
     names = {step.name for step in chosen}
     names |= {steps.Centre.name for step in chosen if step.centres}
     names |= {steps.WeighAndSum.name for step in chosen if step.sums}

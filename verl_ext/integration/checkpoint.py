@@ -34,7 +34,7 @@ def saving(run: Run) -> Iterator[None]:
     """Write the state of a run of ours into the checkpoint that verl writes in the block.
 
     An earlier run's `data.pt` and queue are put aside, so that a kill leaves no mixture of two runs. If the block
-    raises, they come back only where no other file has changed, nor will: some ranks may still write after one raised.
+    raises, they come back only if no other file has changed and no other rank can still write.
     """
     folder = _folder(run)
     path, data = folder / FILE, folder / DATA

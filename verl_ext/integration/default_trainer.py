@@ -78,8 +78,8 @@ def missing_responses(trainer: Any, arrived: int) -> float:
 def _tensors(batch: Any) -> dict[str, torch.Tensor]:
     """Return the advantages of a batch, its mask and scores, padded."""
     data = queue.fetch(batch.keys, batch.partition_id, ["advantages", "response_mask", "rm_scores"])
-    names = {"advantages": "advantages", "response_mask": "response_mask", "token_level_scores": "rm_scores"}
-    return {name: dense(data[stored]) for name, stored in names.items()}
+    data["token_level_scores"] = data.pop("rm_scores")
+    return {name: dense(values) for name, values in data.items()}
 
 
 def _write_token_scores(batch: Any, table: Table, run: Run) -> None:

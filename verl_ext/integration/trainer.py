@@ -1,6 +1,7 @@
 """What every trainer of verl gets: a run of this package, and its state in checkpoints.
 
-verl's default trainers get it over their class, `RayPPOTrainer` under its subclasses.
+Over a default trainer our class inherits from the one that verl chose. `RayPPOTrainer` is replaced in its module, so
+that the subclasses of others inherit from ours.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 
 from verl_ext import hooks
 from verl_ext.errors import IntegrationError
+from verl_ext.settings import VerlExtSettings
 
 SKIP_MARK = "verl_ext_skip"
 """The key in a pass's data that asks to leave out rows whose advantages are all 0."""
@@ -31,14 +32,18 @@ class UpdateTrainer:
     """A trainer whose update may be shorter."""
 
     SERVES = ("skip_zero_advantage", "share_prompts")
+    _verl_ext_verdict: Any = None
+    """The settings as the checks have judged them."""
     _verl_ext_marks: tuple[str, ...] = ()
     """What the run asks for; empty: every method does what verl's does."""
     _verl_ext_ready: bool = False
-    """Whether the engines of all workers are."""
+    """Whether the workers' engines have been made ready."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         verl: Any = super()
-        self._verl_ext_marks = marks_of(config)
+        judged = self._verl_ext_verdict
+        asked = VerlExtSettings() if judged is None else judged.settings.verl_ext
+        self._verl_ext_marks = (SKIP_MARK,) * asked.skip_zero_advantage + (SHARE_MARK,) * asked.share_prompts
         if self._verl_ext_marks:
             if problem := make_ready():
                 raise IntegrationError(f"verl_ext cannot shorten the update of this verl: {problem}")
@@ -85,17 +90,6 @@ def marked(trainer: UpdateTrainer, batch: Any) -> Iterator[None]:
     finally:  # the entries may go on to the critic
         for mark in marks:
             entries.pop(mark, None)
-
-
-def marks_of(config: Any) -> tuple[str, ...]:
-    """Return the marks that a run asks for."""
-    from verl_ext.run_config import RunConfig, read_settings
-
-    run = RunConfig.of(config)
-    if run is None or not run.ours:
-        return ()
-    asked = read_settings(config).verl_ext
-    return (SKIP_MARK,) * asked.skip_zero_advantage + (SHARE_MARK,) * asked.share_prompts
 
 
 def make_workers_ready(trainer: Any) -> None:
