@@ -64,7 +64,7 @@ def tried(tmp_path, capsys):
     pandas.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
     given = [
         *("check", "+verl_ext=gdpo", "actor_rollout_ref.rollout.n=8", f"data.train_files={tmp_path}/train.parquet"),
-        *(f"reward.custom_reward_function.path={tmp_path}/reward.py", "--try-reward", "--rows", "2"),
+        *(f"{FUNCTION}.path={tmp_path}/reward.py", "--try-reward", "--rows", "2"),
     ]
 
     def run(*arguments, keys="correct,format"):
@@ -161,12 +161,7 @@ def test_no_row_or_no_function_is_no_trial(tried):
 
 def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path):
     (tmp_path / "answers.jsonl").write_text('"1 0 1"\n"2 2"\n')
-    given = (
-        "algorithm.rewards.by_turn=[format]",
-        f"{FUNCTION}.name=turns",
-        "--answers",
-        str(tmp_path / "answers.jsonl"),
-    )
+    given = ("algorithm.rewards.by_turn=[format]", f"{FUNCTION}.name=turns", f"--answers={tmp_path}/answers.jsonl")
     status, out = tried(*given)
     assert status == 0, out
     (line,) = (line for line in out.splitlines() if line.strip().startswith("format"))
@@ -182,16 +177,12 @@ def given(tried, tmp_path):
     """Exit status and output of one call on rows of these truths, sources and messages, of training or validation."""
 
     def run(truths, sources=None, contents=None, *, words=(), file="train"):
-        rows = [
-            {
-                "data_source": "x" if sources is None else sources[at],
-                "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
-                if contents is None
-                else contents[at],
-                "reward_model": {"ground_truth": truth},
-            }
-            for at, truth in enumerate(truths)
-        ]
+        usual = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
+        rows = {
+            "data_source": sources or ["x"] * len(truths),
+            "prompt": contents or [usual] * len(truths),
+            "reward_model": [{"ground_truth": truth} for truth in truths],
+        }
         pandas.DataFrame(rows).to_parquet(tmp_path / f"{file}.parquet", row_group_size=7)
         return tried(f"data.val_files={tmp_path}/val.parquet", *words)
 
