@@ -46,6 +46,7 @@ CALLS = (
 REJECTING = "+algorithm.rollout_correction.rollout_rs=token_k1"
 HOOKS = "+trainer.pre_advantage_hooks={mine:{hook_class:my_package.Mine}}"
 KL = "algorithm.use_kl_in_reward=True"
+OWN_SUM = "+algorithm.compose.steps=['tests.integration.own_steps:Lowest',centre]"
 ACCURACY_BY_TURN = "+algorithm.rewards.by_turn=[acc]"
 CONDITIONS = "+algorithm.rewards.conditions={format:{on:acc,at_least:1}}"
 SINGLE = "actor_rollout_ref.rollout.n=1"
@@ -67,6 +68,7 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("turns and hooks", (*GDPO, TURNS, HOOKS, "trainer.use_v1=False"), ("by_turn", "pre_advantage_hooks")),
     ("turns and any reward", (*GDPO, TURNS, FILTER, ANY_REWARD), ("by_turn", "any_reward", "accuracy_between")),
     ("turns and KL", ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, TURNS, KL), ("use_kl_in_reward", "by turn")),
+    ("KL and a sum of one's own", (COMPOSE, OWN_SUM, KEYS, KL), ("use_kl_in_reward", "weigh_and_sum")),
     ("turns as the accuracy", (*HADW_GDPO, KEYS, ACCURACY_BY_TURN), ("by_turn", "'acc'", "rewards.accuracy_key")),
     ("no keys", ("algorithm.adv_estimator=gdpo",), ("gdpo", "'algorithm.rewards.keys=[...]'")),
     ("setting of rloo", (RLOO, "+algorithm.verl_ext.skip_zero_advantge=True"), ("'skip_zero_advantage'",)),

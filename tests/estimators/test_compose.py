@@ -90,6 +90,7 @@ WRONG = [
         ["centre", "weigh_by_variation", "scale_by_std", "weigh_and_sum"],
         ("steps[2]", "not come after weigh_by_variation"),
     ),
+    (["weigh_and_sum", "weigh_by_variation", "centre"], ("steps[1]", "not come after weigh_and_sum")),
     ([*SUMMED, {"step": "shorten", "weight": 0.1}], ("steps[2]", "shorten", "not come after centre")),
     (["weigh_and_sum", "shorten", "centre"], ("steps[1]", "shorten needs the setting 'weight'")),
     ([*SUMMED, "balance", "balance"], ("steps[3]", "balance", "not come after balance")),

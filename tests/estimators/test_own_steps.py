@@ -53,21 +53,14 @@ def test_a_step_of_one_s_own_may_be_the_centring():
         composed("weigh_and_sum", f"{OWN}:Middle", "divide_by_batch_std", **XY)
 
 
-class Lowest(own_steps.Least):
-    """The least reward, in the place of a sum."""
-
-    name = "lowest"
-    sums = True
-
-
 def test_a_step_of_one_s_own_may_be_the_sum():
-    chain = composed(f"{__name__}:Lowest", "centre", **XY)
+    chain = composed(f"{OWN}:Lowest", "centre", **XY)
     assert chain(BATCH).advantages.tolist() == [0.5, -0.5, 0, 0]  # least: 1 0 | 0 0
     assert not chain.per_reward
     with pytest.raises(ConfigurationError, match=facts("once", "found 2")):
-        composed("weigh_and_sum", f"{__name__}:Lowest", "centre", **XY)
+        composed("weigh_and_sum", f"{OWN}:Lowest", "centre", **XY)
     with pytest.raises(ConfigurationError, match=facts("drop_conflicts must not come after weigh_and_sum")):
-        composed("centre", f"{__name__}:Lowest", "drop_conflicts", **XY)
+        composed("centre", f"{OWN}:Lowest", "drop_conflicts", **XY)
 
 
 def test_a_step_of_one_s_own_may_remember_something_that_is_saved_and_read():
@@ -96,7 +89,7 @@ def trial(*steps, **algorithm):
         ([f"{OWN}:Least", *SUMMED], ("'least'", "(12, 1)", "(12, 2)")),
         ([*SUMMED, f"{OWN}:Signs"], ("algorithm.rewards.weights", "no effect")),
         (["whiten", *SUMMED], ("found 2", "weigh_and_sum first")),
-        (["weigh_and_sum", "weigh_by_variation", "centre"], ("'weigh_by_variation'", "(12, 2)", "(12, 1)")),
+        ([f"{OWN}:Lowest", f"{OWN}:BySource", "centre"], ("algorithm.rewards.weights", "no effect")),
         ([*SUMMED, "divide_by_mean"], ("divide_by_mean", "at least 0", "centre afterwards")),
     ],
 )

@@ -96,6 +96,13 @@ class Least(Step):
         return values.min(axis=1, keepdims=True)
 
 
+class Lowest(Least):
+    """It stands in the place of a sum."""
+
+    name = "lowest"
+    sums = True
+
+
 class Signs(Step):
     """The weights are lost in it: it does not use the sum."""
 

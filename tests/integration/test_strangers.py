@@ -106,7 +106,7 @@ def test_one_that_is_registered_after_the_trainer_was_made_ends_the_step(monkeyp
     trainer = OwnFit(compose("+verl_ext=drgrpo", "algorithm.rewards.keys=[acc]"))
     monkeypatch.setitem(REGISTRY, "drgrpo", his)
     with pytest.raises(IntegrationError, match="drgrpo"):
-        trainer.fit()
+        trainer.advantages()
 
 
 def start_by(file: Path, config: Any) -> Any:

@@ -19,7 +19,7 @@ from verl_ext.checks.presets import late_preset, other_preset
 from verl_ext.checks.rewards import lost_penalty, without_turns, wrong_accuracy, wrong_components
 from verl_ext.checks.trial import trial
 from verl_ext.conf import PRESETS
-from verl_ext.core.steps import DivideByMean, ScaleByStd
+from verl_ext.core.steps import DivideByMean, ScaleByStd, WeighAndSum
 from verl_ext.errors import Complaint, listed, nearest, unknown
 from verl_ext.names import registered
 from verl_ext.registry import ENTRY_POINTS, INSTALLED, TAKEN, changed, load, misspelt
@@ -179,6 +179,8 @@ def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:
         why = "which needs rewards of at least 0: KL may make them negative"
     elif run.settings.rewards.by_turn:
         why = "which gets rewards by turn: KL is added to the reward of a response"
+    elif not any(isinstance(step, WeighAndSum) for step in run.chain.steps):
+        why = "whose sum is a step of your own: weigh_and_sum adds KL"
     if run.settings.kl_in_reward and why is not None:
         yield Complaint(
             f"algorithm.use_kl_in_reward=True does not work with {run.name}, {why}; set use_kl_in_reward=False and, to "

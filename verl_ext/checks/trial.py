@@ -19,6 +19,8 @@ from verl_ext.registry import BUILT_IN
 from verl_ext.run_config import RunConfig
 from verl_ext.settings import Settings
 
+NO_EFFECT = "algorithm.rewards.weights has no effect on this estimator: sum the rewards with WeighAndSum(weights)"
+
 
 def trial(run: RunConfig) -> Iterator[Complaint]:
     """A step of the user, or an estimator of another package, that fails on a made-up batch."""
@@ -37,6 +39,8 @@ def try_out(build: Callable[[Settings], Chain], settings: Settings) -> Iterator[
     try:
         chain = build(settings)
         if chain.needs_fields:  # nobody can make them up
+            if weights and not any(hasattr(step, "weights") for step in chain.steps):
+                yield NO_EFFECT
             return
         advantages = _trial(chain, keys)
         others = [replace(settings.rewards, weights=tilt) for tilt in (tilted, tilted[::-1]) if weights]
@@ -51,7 +55,7 @@ def try_out(build: Callable[[Settings], Chain], settings: Settings) -> Iterator[
     if not np.isfinite(advantages).all():
         yield "the estimator, tried on a made-up batch of 12 responses, returns advantages that are not finite"
     if len(keys) > 1 and results and np.allclose(results[0], results[1], rtol=1e-9, atol=1e-12):
-        yield "algorithm.rewards.weights has no effect on this estimator: sum the rewards with WeighAndSum(weights)"
+        yield NO_EFFECT
 
 
 def _trial(chain: Chain, keys: tuple[str, ...]) -> Array:

@@ -178,6 +178,7 @@ class WeighByVariation(Step):
     """
 
     name: ClassVar[str] = "weigh_by_variation"
+    not_after: ClassVar[Order] = {"weigh_and_sum": "it weighs each reward, and would weigh the KL term"}
     lowest: tuple[float, ...] | None = None
     """The least value of each reward, in the order of `algorithm.rewards.keys`; default: 0 each."""
 

@@ -89,7 +89,7 @@ def _at_work(name: str) -> tuple[Run, Chain, Table]:
         hooks.require()
         raise IntegrationError(
             f"the estimator {name!r} was called outside the advantage step of a trainer that verl_ext has checked: "
-            "start a trainer of trainer.v1.trainer_mode, or `fit` of RayPPOTrainer; in code of your own call "
+            "start a trainer of trainer.v1.trainer_mode, or RayPPOTrainer; in code of your own call "
             f"build({name!r}, settings)(Batch.of(...))"
         )
     return run, run.chain, run.table

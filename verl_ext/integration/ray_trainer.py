@@ -6,10 +6,9 @@ The metrics of a step are a local variable of `fit`, which calls `compute_data_m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
-from functools import partial
-from types import ModuleType
+import sys
+from collections.abc import Callable
+from types import FrameType, ModuleType
 from typing import Any
 from weakref import WeakSet
 
@@ -19,8 +18,6 @@ from verl_ext.integration.run import CURRENT, Run
 from verl_ext.integration.table import of_batch
 from verl_ext.integration.trainer import WithEstimators
 
-FITTING: ContextVar[Run | None] = ContextVar("verl_ext_fitting", default=None)
-"""The run of the trainer whose `fit` is at work: verl's functions get no trainer."""
 RUNS: WeakSet[Run] = WeakSet()
 """The runs of this process's trainers."""
 
@@ -40,25 +37,30 @@ class RayTrainer(WithEstimators):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        hooks.wrap(self, "fit", partial(wrap_fit, self._verl_ext))  # of this object: a subclass may have its own
         if self._verl_ext is not None:
             RUNS.add(self._verl_ext)
 
 
-def wrap_fit(run: Run | None, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`fit()`: the run of its trainer computes until it returns."""
-    token = FITTING.set(run)
-    try:
-        return original(*args, **kwargs)
-    finally:
-        FITTING.reset(token)
+def of_caller(*given: Any) -> Run | None:
+    """Return the run of the trainer whose method calls: verl's functions get no trainer, so the stack names it.
+
+    In another thread there is none: then it is the run whose section `algorithm` is among the arguments.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        trainer = frame.f_locals.get("self")
+        if isinstance(trainer, RayTrainer):
+            return trainer._verl_ext
+        frame = frame.f_back
+    runs = [run for run in RUNS if any(run.trainer.config.algorithm is value for value in given)]
+    return runs[0] if len(runs) == 1 else None
 
 
 def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, **kwargs: Any) -> Any:
     """`compute_advantage(data, ...)`: compute with the rewards of the batch."""
     if CURRENT.get() is not None:  # the default trainer calls it, too; its run has a table already
         return original(data, *args, **kwargs)
-    run = FITTING.get() or of_section([*args, *kwargs.values()])
+    run = of_caller(*args, *kwargs.values())
     if run is None or "uid" not in data.non_tensor_batch:
         return original(data, *args, **kwargs)
     fields, mask = data.non_tensor_batch, data.batch["response_mask"]
@@ -77,15 +79,9 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
     return result
 
 
-def of_section(given: Sequence[Any]) -> Run | None:
-    """Return the run whose section `algorithm` is among the arguments: in another thread nothing else says whose."""
-    runs = [run for run in RUNS if any(run.trainer.config.algorithm is value for value in given)]
-    return runs[0] if len(runs) == 1 else None
-
-
 def wrap_compute_data_metrics(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
     """`compute_data_metrics(batch, ...)`: add our metrics, since those of the step are local to `fit`."""
-    metrics, run = original(batch, *args, **kwargs), FITTING.get()
+    metrics, run = original(batch, *args, **kwargs), of_caller()
     if run is not None:
         run.add_metrics(metrics)
     return metrics

@@ -97,13 +97,6 @@ class OwnFit(Base):
         return ray_trainer.compute_data_metrics(data, use_critic=False)
 
 
-class Computes(OwnFit):
-    """Its `fit` ends with the advantages, before any metrics."""
-
-    def fit(self, data: DataProto | None = None) -> DataProto:
-        return self.advantages(data)
-
-
 def own_fit(*overrides: str, steps: int = 1) -> tuple[OwnFit, list[tuple[DataProto, dict[str, Any]]]]:
     trainer = OwnFit(compose(*overrides))
     return trainer, trainer.fit(steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,17 @@ def test_a_trainer_that_does_not_call_the_estimator_is_refused_also_later() -> N
         else:
             trainer.fit(steps=2)
     OwnAdvantages(compose("algorithm.adv_estimator=grpo")).fit(steps=1)
+
+
+def test_a_loop_may_have_another_name_and_be_a_coroutine() -> None:
+    class Trains(OwnFit):
+        async def train(self) -> list[Any]:
+            return OwnFit.fit(self)
+
+    trainer = Trains(compose(*HADW))
+    for tick in (1, 2):
+        [(_, metrics)] = asyncio.run(trainer.train())
+        assert metrics["hadw/tick"] == tick
 
 
 class OwnSave(OwnFit):
@@ -224,18 +236,14 @@ def test_one_that_was_not_checked_is_not_taken_for_another_with_the_same_entries
 
 
 def test_each_logs_the_metrics_of_its_own_batch() -> None:
-    """Also where its `fit` is interrupted by that of another."""
-
-    class Interrupted(OwnFit):
-        def logged(self, data: Any) -> dict[str, Any]:
-            [(_, other)] = OwnFit(compose(*GDPO)).fit()
-            assert {"hadw/tick", "reward/format/mean"} & other.keys() == {"reward/format/mean"}
-            return super().logged(data)
-
-    [(_, metrics)] = Interrupted(compose(*HADW)).fit()
-    assert {"hadw/tick", "reward/format/mean"} & metrics.keys() == {"hadw/tick"}
-    [(_, metrics)] = OwnFit(compose(*GRPO)).fit()
-    assert not {"hadw/tick", "reward/format/mean"} & metrics.keys()
+    trainers = [OwnFit(compose(*HADW)), OwnFit(compose(*GDPO)), OwnFit(compose(*GRPO))]
+    computed = [trainer.advantages() for trainer in trainers]
+    logged = [trainer.logged(data) for trainer, data in zip(trainers, computed, strict=True)]
+    assert [{"hadw/tick", "reward/format/mean"} & metrics.keys() for metrics in logged] == [
+        {"hadw/tick"},
+        {"reward/format/mean"},
+        set(),
+    ]
 
 
 def test_a_trainer_of_verl_that_imported_the_function_by_name_is_told_by_its_call() -> None:
@@ -252,7 +260,7 @@ def test_a_trainer_may_work_in_another_thread_than_it_was_made_in() -> None:
 
 
 class InAThread(OwnFit):
-    """Computes advantages in another thread than its `fit`."""
+    """Computes advantages in another thread, whose stack has no trainer."""
 
     def advantages(self) -> Any:
         algorithm = self.config.algorithm

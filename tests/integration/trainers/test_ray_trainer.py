@@ -24,7 +24,6 @@ from tests.integration.trainers.ray_runs import (
     ACCURACY,
     FORMAT,
     KEYS,
-    Computes,
     OwnFit,
     batch,
     data_of,
@@ -67,7 +66,7 @@ def test_metrics_of_one_step_do_not_stay_for_the_next() -> None:
 
 
 def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay() -> None:
-    trainer = Computes(compose("algorithm.adv_estimator=grpo", "+algorithm.rewards.log=all"))
+    trainer = OwnFit(compose("algorithm.adv_estimator=grpo", "+algorithm.rewards.log=all"))
     data = batch()
     data.non_tensor_batch |= {
         "steps": np.array([1, None, 3, None, None, None, None, None], dtype=object),
@@ -78,7 +77,7 @@ def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay()
     }
     data.meta_info["reward_extra_keys"] = ["acc", "format", "steps", "perplexity", "note"]
     metrics = {"reward/acc/mean": "verl's"}
-    trainer.fit(data)
+    trainer.advantages(data)
     trainer._verl_ext.add_metrics(metrics)
     assert {name.split("/")[1] for name in metrics} == {"acc", "format", "steps", "perplexity"}
     assert metrics["reward/acc/mean"] == "verl's"
@@ -102,14 +101,14 @@ def test_rows_that_verl_draws_anew_are_not_dumped(tmp_path: Path) -> None:
     """As `use_pf_ppo` does: the rewards are those of the rows before."""
 
     class Draws(OwnFit):
-        def fit(self, rows: list[int] | None) -> None:
+        def draw(self, rows: list[int] | None) -> None:
             data = batch()
             data.batch["advantages"] = data.batch["token_level_rewards"]
             ours.wrap_compute_advantage(lambda data: data if rows is None else data.select_idxs(rows), data)
 
     trainer = Draws(compose("algorithm.adv_estimator=grpo", KEYS, f"+algorithm.verl_ext.dump_dir={tmp_path}"))
     for rows, files in (([7, 6, 5, 4, 3, 2, 1, 0], 0), (None, 1)):
-        trainer.fit(rows)
+        trainer.draw(rows)
         assert len(list(tmp_path.glob("from-0-0/*.parquet"))) == files
 
 
@@ -183,7 +182,7 @@ def test_only_the_columns_that_are_needed_are_read(estimator: str) -> None:
     data = batch()
     columns = Lazy({name: data.batch[name] for name in list(data.batch.keys())})
     lazy = Elsewhere(batch=columns, non_tensor_batch=data.non_tensor_batch, meta_info={})
-    Computes(compose(f"algorithm.adv_estimator={estimator}", KEYS)).fit(lazy)
+    OwnFit(compose(f"algorithm.adv_estimator={estimator}", KEYS)).advantages(lazy)
     assert columns.sent == {"token_level_rewards", "response_mask"}
 
 
