@@ -134,6 +134,12 @@ def require(*modules: str) -> None:
         ) from failed[0].error
 
 
+def lacking(what: str) -> IntegrationError:
+    """Return the error for a trainer without a part of this package; raise that of its hook if it has one."""
+    require()
+    return IntegrationError(f"this trainer lacks a part of verl_ext: {what}; run `python -m verl_ext doctor` there")
+
+
 def require_hooked(module: str) -> None:
     """Import a module, and raise unless its hook holds."""
     try:

@@ -12,6 +12,7 @@ from tests.update import updates
 from verl_ext import hooks, update
 from verl_ext.checks.start import CheckedTrainer
 from verl_ext.errors import IntegrationError
+from verl_ext.integration.trainer import WithEstimators
 from verl_ext.update import SHARE_MARK, SKIP_MARK, split
 from verl_ext.update.order import order as order_of
 
@@ -151,7 +152,7 @@ class Passes:
         self.given.append(dict(vars(batch).popitem()[1]))
 
 
-Trainer = hooks.under(CheckedTrainer, hooks.under(update.UpdateTrainer, Passes))
+Trainer = hooks.under(CheckedTrainer, hooks.under(update.UpdateTrainer, hooks.under(WithEstimators, Passes)))
 
 
 def trainer_with(group, *settings):

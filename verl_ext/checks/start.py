@@ -67,7 +67,9 @@ class CheckedTrainer:
         from verl_ext.checks.judge import check_run, log_run
 
         verl: Any = super()
-        self._verl_ext_verdict = check_run(config)
-        if self._verl_ext_verdict is not None:
-            log_run(self._verl_ext_verdict)
+        self._verl_ext_verdict = verdict = check_run(config)
+        if verdict is not None:
+            if verdict.ours and not hasattr(self, "_verl_ext"):
+                raise hooks.lacking("nothing computes its advantages or logs its rewards")
+            log_run(verdict)
         verl.__init__(config, *args, **kwargs)

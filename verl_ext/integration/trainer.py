@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext import hooks
-from verl_ext.errors import IntegrationError, listed
+from verl_ext.errors import listed
 from verl_ext.integration import checkpoint
 from verl_ext.integration.run import Run
 from verl_ext.run_config import RunConfig
@@ -55,7 +55,7 @@ def start(trainer: WithEstimators, config: Any) -> Run | None:
     """Return the run of a trainer; None if it uses nothing of this package. Raise if it lacks a part."""
     verdict, unjudged = trainer._verl_ext_verdict, RunConfig.of(config)
     if verdict is None and unjudged is not None and unjudged.ours:
-        raise missing("nothing has checked its configuration")
+        raise hooks.lacking("nothing has checked its configuration")
     if verdict is None or not verdict.ours:
         return None
     settings, chain = verdict.settings, verdict.chain
@@ -63,18 +63,10 @@ def start(trainer: WithEstimators, config: Any) -> Run | None:
     served = {name for base in type(trainer).__mro__ for name in vars(base).get("SERVES", ())}
     asked = {item.name for item in fields(given) if getattr(given, item.name) != item.default}
     if asked - served:
-        raise missing(f"algorithm.verl_ext has {listed(asked - served)}, which no part of this trainer obeys")
+        raise hooks.lacking(f"algorithm.verl_ext has {listed(asked - served)}, which no part of this trainer obeys")
     if chain is not None:
         needed = ("_save_checkpoint", "_load_checkpoint") if chain.stateful else ()
         hooks.require_passed_on(type(trainer), WithEstimators, needed)
     if given.dump_dir is not None:
         Path(given.dump_dir).mkdir(parents=True, exist_ok=True)  # raise now, not at the first step
     return Run(verdict.name, settings, chain, trainer)
-
-
-def missing(what: str) -> IntegrationError:
-    """Return the error for a trainer without a part; raise that of its hook if it has one."""
-    hooks.require()
-    return IntegrationError(
-        f"a part of verl_ext is missing in this trainer: {what}; `python -m verl_ext doctor` says why"
-    )
