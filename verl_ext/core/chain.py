@@ -53,7 +53,7 @@ class Step:
     """Whether the mean of each group is 0 after the step: it then counts as `centre` in the rules of order, and the
     chain makes all of a group exactly 0 that did not vary before."""
     sums: ClassVar[bool] = False
-    """Whether the step makes one value of all rewards, with the KL part; it then counts as `weigh_and_sum` there."""
+    """Whether the step makes one value of all rewards: it then counts as `weigh_and_sum` in the rules of order."""
     needs_accuracy: ClassVar[bool] = False
     """Whether the step reads `batch.accuracy`."""
     needs_fields: ClassVar[tuple[str, ...]] = ()

@@ -105,7 +105,7 @@ def compute_score(
         components["correctness"] = 6 * agreement(options, list(truth.calls), answer) - 3
     if options.length == "fixed":
         words = last_block(answer, _THINK.tag).split() if has_both_tags(answer, _THINK.tag) else []
-        components["length"] = min(1.0, round(len(words) / 512, 2))
+        components["length"] = min(1.0, round(len(words) / 512, 2))  # the number of words is ToolRL's
     return {**components, "score": sum(components.values())}
 
 
