@@ -83,7 +83,9 @@ def main(arguments: list[str] | None = None, actor: Actor | None = None) -> list
             prepare_data.make_model(tokenizer, seed=0).save_pretrained(model)
             tokenizer.save_pretrained(model)
         actor = actor or Actor(str(model))
-        measure(actor, options, "warm up", [True] * GROUP, 0)
+        # A whole micro-batch, so that no way pays for the memory of all.
+        count = max(1, options.tokens // (GROUP * sum(options.widths))) * GROUP
+        measure(actor, options, "warm up", [True] * count, 0, widths=tuple(options.widths))
         times = stored_batches(actor, model, options) if options.rollouts else drawn_batches(actor, options)
     print(f"| batch | rows live | verl, s | {' | '.join([*WAYS][1:])} | peak GB of each |")
     print("|---|---|---|" + "---|" * len(WAYS))

@@ -186,6 +186,13 @@ def test_a_rank_without_the_package_is_named_before_the_first_pass():
     assert trainer.given == []
 
 
+def test_verl_takes_the_configuration_of_the_tests_on_a_gpu():
+    """They themselves run seldom."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    assert omega_conf_to_dataclass(updates.configuration("model", gpu=True).actor).use_dynamic_bsz
+
+
 def test_each_layout_of_a_model(folder, record_property):
     """Gradients of an update, and the log-probabilities and entropies of a pass in the rows of their answers."""
     [found] = tasks.run("models", 1, folder)

@@ -15,6 +15,7 @@ GPU = torch.cuda.is_available()
 ROWS_IN_TURN = "rows_in_turn"
 ON_GPU = (
     "actor_rollout_ref.actor.strategy=fsdp2",
+    "actor_rollout_ref.actor.use_dynamic_bsz=True",
     "actor_rollout_ref.actor.use_torch_compile=False",  # it compiles anew for new sizes
     "actor_rollout_ref.model.enable_gradient_checkpointing=True",
     "actor_rollout_ref.rollout.name=vllm",
@@ -45,6 +46,21 @@ WIDTHS = (12, 24)
 VOCABULARY = range(3, 100)
 
 
+def configuration(model: str, *overrides: str, gpu: bool = GPU) -> Any:
+    """The actor's."""
+    from tests.configs import compose
+
+    return compose(
+        *(ON_GPU if gpu else ("+verl_ext=cpu",)),
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "actor_rollout_ref.rollout.max_num_seqs=1",
+        *overrides,
+    ).actor_rollout_ref
+
+
 class Actor:
     """verl's worker for the actor, without Ray."""
 
@@ -54,18 +70,9 @@ class Actor:
         from verl.workers.config import TrainingWorkerConfig
         from verl.workers.engine_workers import TrainingWorker
 
-        from tests.configs import compose
         from verl_ext.update import engine
 
-        self.config = compose(
-            *(ON_GPU if GPU else ("+verl_ext=cpu",)),
-            f"actor_rollout_ref.model.path={model}",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1",
-            "actor_rollout_ref.actor.optim.lr=1e-3",
-            "actor_rollout_ref.rollout.max_num_seqs=1",
-            *overrides,
-        ).actor_rollout_ref
+        self.config = configuration(model, *overrides)
         actor = omega_conf_to_dataclass(self.config.actor)
         self.worker = TrainingWorker(
             TrainingWorkerConfig(
