@@ -99,6 +99,10 @@ class Batch:
             )
         return self.fields[name]
 
+    def weighed(self, weights: Sequence[float] | None) -> Array:
+        """`[K]` the weight of each component: 1 each without `weights`."""
+        return np.ones(len(self.keys)) if weights is None else np.array(weights)
+
     @classmethod
     def of(
         cls,

@@ -147,7 +147,7 @@ class DropConflicts(Step):
     """One per component; default: 1 each."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
-        weights = np.ones(len(batch.keys)) if self.weights is None else np.array(self.weights)
+        weights = batch.weighed(self.weights)
         scored = ~np.isnan(values).all(axis=1)
         parts = np.where(np.isnan(values), 0.0, values * weights)
         pulls = np.where(np.abs(values) > TOLERANCE, parts, 0.0)
@@ -223,7 +223,7 @@ class WeighAndSum(Step):
     """Leave the KL part out of groups whose sum does not vary."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
-        weights = np.ones(len(batch.keys)) if self.weights is None else np.array(self.weights)
+        weights = batch.weighed(self.weights)
         unscored = np.isnan(values)
         total: Array = np.where(unscored, 0.0, values) @ weights
         total[unscored.all(axis=1)] = np.nan
