@@ -15,6 +15,7 @@ from tests.calls import metrics_of
 from verl_ext import Batch, Settings, __version__, build
 from verl_ext.cli import main
 from verl_ext.registry import ESTIMATORS, INSTALLED
+from verl_ext.rows import ROWS
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "pages"
@@ -32,6 +33,9 @@ def test_the_generated_pages_are_fresh():
 
 def missing_lines(name: str) -> list[str]:
     """What the documents lack of an estimator: the file, and the line to add."""
+    if name in ROWS:
+        row = f"| [`{name}`](docs/pages/lists.md"
+        return [] if row in TEXTS[Path("README.md")] else [f"README.md does not name it: add `{row}#...)` with a line"]
     page, found = f"estimators/{name}.md", []
     if not (PAGES / page).exists():
         found.append(f"docs/pages/{page} is missing: write it, with the formula and the settings")

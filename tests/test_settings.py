@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+from tests.estimators.small import NEEDED
 from tests.facts import facts
 from verl_ext.core.batch import Requirement
 from verl_ext.errors import ConfigurationError
@@ -16,7 +17,7 @@ from verl_ext.settings import RewardsSettings, Settings, VerlExtSettings
 SECTIONS = sections()
 NOT_A_STEP = {("compose", "steps"), ("drgrpo", "check_loss")}
 # A value other than the default, where the type does not give one.
-SPECIAL = {("gdpo", "epsilon"): 1e-4, ("hadw", "base"): "gdpo"}
+SPECIAL = {("gdpo", "epsilon"): 1e-4, ("hadw", "base"): "gdpo", ("saw", "lowest"): [0.0]}
 PLACES = [
     (name, item.name)
     for name, kind in SECTIONS.items()
@@ -41,7 +42,7 @@ def another(name: str, item: dataclasses.Field[Any]) -> Any:
 @pytest.mark.parametrize(("name", "setting"), PLACES)
 def test_a_setting_reaches_the_steps(name: str, setting: str) -> None:
     (item,) = (item for item in dataclasses.fields(SECTIONS[name]) if item.name == setting)
-    given = {other: valid[0] for other, valid in item.metadata.get("only_with", {}).items()}
+    given = {other: valid[0] for other, valid in item.metadata.get("only_with", {}).items()} | NEEDED.get(name, {})
     usual, changed = ({name: given | more} for more in ({}, {setting: another(name, item)}))
     assert build(name, Settings.parse(changed)).steps != build(name, Settings.parse(usual)).steps
 
@@ -49,8 +50,9 @@ def test_a_setting_reaches_the_steps(name: str, setting: str) -> None:
 def test_defaults_may_be_written_out_or_left_out() -> None:
     whole = Settings()
     assert (whole.norm_by_std, whole.kl_in_reward, whole.loss_agg_mode) == (True, False, "token-mean")
-    written = {name: dataclasses.asdict(kind()) for name, kind in SECTIONS.items()}
-    for nothing in (written, dict.fromkeys(SECTIONS), {name: {} for name in SECTIONS}):
+    sections = {name: kind for name, kind in SECTIONS.items() if name not in NEEDED}
+    written = {name: dataclasses.asdict(kind()) for name, kind in sections.items()}
+    for nothing in (written, dict.fromkeys(SECTIONS), {name: {} for name in sections}):
         assert Settings.parse(nothing) == whole
         assert changed(Settings.parse(nothing)) == {}
 

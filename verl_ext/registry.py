@@ -1,15 +1,16 @@
 """The estimators by name: those of this package, and those of other packages.
 
-An estimator is a module with a function of its name, from `Settings` to `Chain`. The module may also have
+An estimator is a row of `verl_ext.rows`, or a module with a function of its name, from `Settings` to `Chain`. The
+module may also have
 
 - `SECTION`, the dataclass of its settings, which are under `algorithm.<name>`;
 - `PRESET`, what `+verl_ext=<name>` sets beside `algorithm`, the loss of the paper for example;
 - `rule(settings, select)`, which yields a `Complaint` about verl's configuration; `select` reads an entry of it;
 - `bases()`, the estimators that it can build on; its setting `base` names the one in force.
 
-To add one to this package: a file in `verl_ext/estimators/` and a line in `BUILT_IN`. Another package registers
-`name = "module"` in the entry-point group `verl_ext.estimators`. Every process of a run reads this list, which
-imports none of the modules: `load` imports one, `sections` all.
+To add one to this package: a row, or a file in `verl_ext/estimators/` and a line in `BUILT_IN`. Another package
+registers `name = "module"` in the entry-point group `verl_ext.estimators`. Every process of a run reads this list,
+which imports none of the modules: `load` imports one, `sections` all.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, make_dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from verl_ext.core.typed import make
 from verl_ext.errors import Complaint, ConfigurationError, nearest, unknown
+from verl_ext.rows import ROWS
 from verl_ext.settings import COMMON, VERL_NAMES, Settings
 
 if TYPE_CHECKING:
@@ -42,12 +44,12 @@ BUILT_IN = (
 )
 ENTRY_POINT_GROUP = "verl_ext.estimators"
 """The entry-point group in which other packages register their estimators."""
-TAKEN = frozenset({"gae", *BUILT_IN})
+TAKEN = frozenset({"gae", *BUILT_IN, *ROWS})
 """Names that other packages cannot use: verl computes `gae` and `grpo` without a look into its registry."""
 ENTRY_POINTS = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)}
 """What installed packages register, by name."""
 ESTIMATORS: Mapping[str, str] = {
-    **{name: f"verl_ext.estimators.{name}" for name in BUILT_IN},
+    **{name: f"verl_ext.{'rows' if name in ROWS else f'estimators.{name}'}" for name in sorted((*BUILT_IN, *ROWS))},
     **{name: ENTRY_POINTS[name] for name in sorted(ENTRY_POINTS.keys() - TAKEN)},
 }
 """Name to module."""
@@ -75,6 +77,8 @@ def load(name: str) -> Estimator:
     """Import the module of an estimator."""
     if name not in ESTIMATORS:
         raise ConfigurationError(unknown("estimator", name, ESTIMATORS))
+    if name in ROWS:
+        return _of_row(name)
     try:
         module = importlib.import_module(ESTIMATORS[name])
         chain = getattr(module, name)
@@ -90,6 +94,22 @@ def load(name: str) -> Estimator:
         rule=getattr(module, "rule", lambda _settings, _select: ()),
         bases=getattr(module, "bases", None),
     )
+
+
+def _of_row(name: str) -> Estimator:
+    """What a row declares; its section is made of fields of its steps."""
+    from verl_ext.core.chain import Chain
+    from verl_ext.core.lists import fields_of, fill, read_step
+
+    row = ROWS[name]
+    section = make_dataclass(f"{name.capitalize()}Settings", fields_of(row.steps, row.settings), frozen=True)
+    section.__module__, section.__doc__ = __name__, f"`algorithm.{name}`."
+
+    def chain(settings: Settings) -> Chain:
+        items = fill(row.steps, vars(settings.of(name, section)))
+        return Chain(tuple(read_step(item, f"algorithm.{name}", settings.rewards.weights) for item in items))
+
+    return Estimator(chain, section if row.settings else None, {}, lambda _settings, _select: (), None)
 
 
 def used(name: str, settings: Settings) -> tuple[str, ...]:
@@ -133,7 +153,7 @@ def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[C
 
     A name that only resembles one of our settings may be another package's: a warning.
 
-    >>> [(complaint.text, complaint.fatal) for complaint in misspelt(["gdop", "gamma"])]
+    >>> [(complaint.text, complaint.fatal) for complaint in misspelt(["gdop", "lr"])]
     [('algorithm.gdop is unknown and would be ignored: did you mean algorithm.gdpo?', True)]
     """
     kinds = sections()

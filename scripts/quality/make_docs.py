@@ -1,7 +1,7 @@
-"""Write docs/pages/settings.md from the dataclasses of the settings.
+"""Write docs/pages/settings.md from the dataclasses of the settings, and the table of lists.md from the rows.
 
-python scripts/quality/make_docs.py            # write the page
-python scripts/quality/make_docs.py --check    # exit status 1 if the page is stale
+python scripts/quality/make_docs.py            # write the pages
+python scripts/quality/make_docs.py --check    # exit status 1 if one is stale
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from verl_ext.core.lists import kinds_of
 from verl_ext.registry import sections
+from verl_ext.rows import ROWS
+from verl_ext.tools.show import as_text
 
-PAGE = Path(__file__).parents[2] / "docs/pages/settings.md"
+PAGES = Path(__file__).parents[2] / "docs/pages"
 MADE = "<!-- Made by scripts/quality/make_docs.py: change the dataclasses that it reads. -->"
 
 SETTINGS = """# Settings
@@ -42,13 +46,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
-    text = "\n".join(settings())
-    stale = PAGE.read_text(encoding="utf-8") != text
-    if stale and not options.check:
-        PAGE.write_text(text, encoding="utf-8")
-    if stale:
-        print(f"{PAGE.name} {'is stale' if options.check else 'written'}")
+    lists = PAGES / "lists.md"
+    before, _, after = re.split(
+        "(<!-- rows -->\n.*?<!-- end -->\n)", lists.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+    texts = {PAGES / "settings.md": "\n".join(settings()), lists: f"{before}{rows()}{after}"}
+    stale = [path for path, text in texts.items() if path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if not options.check:
+            path.write_text(texts[path], encoding="utf-8")
+        print(f"{path.name} {'is stale' if options.check else 'written'}")
     return 1 if options.check and stale else 0
+
+
+def rows() -> str:
+    """A line per estimator that is a list."""
+    lines = ["<!-- rows -->", "| name | paper | in one line | steps | settings |", "|---|---|---|---|---|"]
+    for name, row in ROWS.items():
+        settings = ", ".join(f"`{setting}`" for setting in row.settings)
+        lines.append(f"| `{name}` | {row.paper} | {row.line} | `{as_text(row.steps)}` | {settings} |")
+    return "\n".join([*lines, "<!-- end -->\n"])
 
 
 def settings() -> Iterator[str]:
@@ -61,9 +78,11 @@ def settings() -> Iterator[str]:
         yield "| setting | default | what it does |"
         yield "|---|---|---|"
         bases = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
+        if name in ROWS:
+            bases = [step for _, step in kinds_of(ROWS[name].steps)]
         says = {name: text for base in bases for name, text in docstrings(base).items()}
         for item in dataclasses.fields(kind):
-            value = "null" if item.default is None else item.default
+            value = {None: "null", dataclasses.MISSING: "must be set"}.get(item.default, item.default)
             yield f"| `{item.name}` | `{value}` | {says[item.name]}{_range(item)} |"
         yield ""
 

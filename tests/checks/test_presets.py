@@ -9,6 +9,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 
 from tests.configs import compose
+from tests.estimators.small import NEEDED
 from verl_ext.checks.judge import judge
 from verl_ext.conf import store_presets
 from verl_ext.estimators.hadw import bases
@@ -20,9 +21,11 @@ from verl_ext.settings import COMMON, Settings
 @pytest.mark.parametrize("name", INSTALLED)
 def test_a_preset_holds_the_defaults_of_every_setting(name):
     config = compose(f"+verl_ext={name}")
-    used = {*COMMON, name, *(bases() if name == "hadw" else ())} & sections().keys()
+    used = {*COMMON, name, *(bases() if name == "hadw" else ())} & sections().keys() - ({*NEEDED} - {name})
     assert used == sections().keys() & config.algorithm.keys()
-    for section in used:
+    if name in NEEDED:
+        assert config.algorithm[name] == dict.fromkeys(NEEDED[name])
+    for section in used - {*NEEDED}:
         assert config.algorithm[section] == dataclasses.asdict(sections()[section]())
     assert (config.algorithm.adv_estimator, config.verl_ext_presets) == (name, {name: True})
 

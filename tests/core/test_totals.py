@@ -88,10 +88,10 @@ def test_difficulty_at_a_low_temperature_leaves_the_hardest_alone():
     assert WeighByDifficulty(1e-4).transform(values, batch, None).values[:, 0].tolist() == [2, -2, 0, 0]
 
 
-def weights(rewards, lowest=None, **more):
+def weights(rewards, lowest=(), **more):
     keys = tuple("abc"[: len(rewards[0])])
     batch = Batch.of(rewards, list(range(len(rewards))), keys=keys, **more)
-    return list(WeighByVariation(lowest).transform(batch.returns, batch, None).metrics.values())
+    return list(WeighByVariation(lowest or (0.0,) * len(keys)).transform(batch.returns, batch, None).metrics.values())
 
 
 @pytest.mark.filterwarnings("error")

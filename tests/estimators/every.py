@@ -9,12 +9,14 @@ import pytest
 
 from tests.batches import Rollout
 from tests.calls import Call, call
+from tests.estimators.small import NEEDED
 from verl_ext.registry import BUILT_IN
+from verl_ext.rows import ROWS
 
-KEYS = {"rewards": {"keys": ["a", "b"], "weights": [1.0, 0.5]}}
+KEYS = {"rewards": {"keys": ["a", "b"], "weights": [1.0, 0.5]}, **NEEDED}
 OWN_LIST = "compose"  # has no steps by default
 # `maxrl` refuses the negative rewards of a random batch; tests/estimators/test_against_reference.py has its own.
-BASES = sorted(set(BUILT_IN) - {OWN_LIST, "hadw", "maxrl"})
+BASES = sorted({*BUILT_IN, *ROWS} - {OWN_LIST, "hadw", "maxrl"})
 # Every estimator of the package, and hadw on every base in the middle of a run, where Phi is not 1.
 ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, KEYS) for name in BASES},
@@ -26,7 +28,9 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "hadw on dgpo": ("hadw", KEYS | {"hadw": {"base": "dgpo", "anchor": "window"}}),
 }
 EVERY = pytest.mark.parametrize(("name", "config"), ESTIMATORS.values(), ids=ESTIMATORS.keys())
-SHIFTS = ("gdpo over tokens", "gd2po", "hadw on gd2po")  # whitening moves a group without variance
+# Whitening over tokens moves a group without variance.
+SHIFTED = ["gd2po", *(name for name, row in ROWS.items() if "whiten" in str(row.steps))]
+SHIFTS = ("gdpo over tokens", *SHIFTED, *(f"hadw on {name}" for name in SHIFTED))
 BY_TRAJECTORY = pytest.mark.parametrize(  # outputs of one session do not matter
     ("name", "config"), [pair for name, pair in ESTIMATORS.items() if name != "dgpo by sequences, std"]
 )

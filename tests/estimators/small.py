@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 
 from tests.calls import Call, call
+from verl_ext.rows import ROWS
 
+NEEDED = {"saw": {"lowest": [-100.0, -100.0]}}
+"""Settings that must be set, by estimator, for two rewards."""
 GDPO = {"rewards": {"keys": ["x", "y"]}}
 UIDS = list("aabb")
 X, Y = [1.0, 0.0, 0.0, 2.0], [0.0, 1.0, 5.0, 3.0]
@@ -15,8 +18,10 @@ X, Y = [1.0, 0.0, 0.0, 2.0], [0.0, 1.0, 5.0, 3.0]
 
 def config_for(name: str, **more: Any) -> dict[str, Any]:
     """What an estimator cannot do without."""
-    needed = {"gd2po": GDPO, "gdpo": GDPO, "compose": {"compose": {"steps": ["weigh_and_sum", "centre"]}}}
-    return needed.get(name, {}) | more
+    if name == "compose":
+        return {"compose": {"steps": ["weigh_and_sum", "centre"]}} | more
+    per_reward = name in ("gd2po", "gdpo") or (name in ROWS and ROWS[name].steps[0] != "weigh_and_sum")
+    return (GDPO if per_reward else {}) | ({name: NEEDED[name]} if name in NEEDED else {}) | more
 
 
 def fields(**columns: Any) -> dict[str, Any]:

@@ -26,8 +26,8 @@ EVERY = pytest.mark.parametrize("name", INSTALLED)
 @EVERY
 def test_a_batch_of_which_nothing_is_scored_gives_zeros(name):
     nothing = np.array([NAN] * 4)
-    config = config_for(name, rewards={"keys": ["x"]})
-    found = call(name, [NAN] * 4, UIDS, config=config, components={"x": nothing, "acc": nothing})
+    config = config_for(name, rewards={"keys": ["x", "y"]})
+    found = call(name, [NAN] * 4, UIDS, config=config, components=dict.fromkeys(("x", "y", "acc"), nothing))
     assert found.tensor.tolist() == [[0]] * 4
 
 

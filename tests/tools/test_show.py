@@ -4,6 +4,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.estimators.small import NEEDED
 from tests.facts import says
 from tests.tools import made
 from verl_ext import build
@@ -40,9 +41,10 @@ def test_without_a_name_it_lists_the_estimators(show):
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"compose"}))
 @pytest.mark.parametrize("more", [[], ["algorithm.hadw.base=gdpo", "algorithm.rewards.accuracy_key=right"]])
 def test_the_list_that_it_prints_is_the_estimator(name, more, show):
-    line = show(name, *more).splitlines()[-1]
+    needed = [f"algorithm.{name}.{key}={value}" for key, value in NEEDED.get(name, {}).items()]
+    line = show(name, *more, *needed).splitlines()[-1]
     (steps,) = re.findall(r"'\+(algorithm\.compose\.steps=.*)'", line)
-    named = build(name, parse_settings([made.KEYS, *more]))
+    named = build(name, parse_settings([made.KEYS, *more, *needed]))
     composed = build("compose", parse_settings([made.KEYS, steps]))
     assert composed == named
     np.testing.assert_array_equal(composed(made.batch()).advantages, named(made.batch()).advantages)

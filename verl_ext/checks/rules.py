@@ -19,7 +19,7 @@ from verl_ext.checks.presets import late_preset, other_preset
 from verl_ext.checks.rewards import lost_penalty, without_turns, wrong_accuracy, wrong_components
 from verl_ext.checks.trial import trial
 from verl_ext.conf import PRESETS
-from verl_ext.core.steps import DivideByMean, ScaleByStd, WeighAndSum
+from verl_ext.core.steps import DivideByMean, WeighAndSum
 from verl_ext.errors import Complaint, listed, nearest, unknown
 from verl_ext.names import registered
 from verl_ext.registry import ENTRY_POINTS, INSTALLED, TAKEN, changed, load, misspelt
@@ -127,7 +127,7 @@ def without_effect(run: RunConfig) -> Iterator[Complaint]:
 def single_response(run: RunConfig) -> Iterator[Complaint]:
     """Groups of one response, verl's default: nothing would be learnt."""
     steps = () if run.chain is None else run.chain.steps
-    compared = any(step.centres or isinstance(step, DivideByMean) for step in steps)
+    compared = any(step.centres or step.compares or isinstance(step, DivideByMean) for step in steps)
     if compared and run.select("actor_rollout_ref.rollout.n") == 1:
         yield Complaint(
             "actor_rollout_ref.rollout.n=1: a single response to a prompt has nothing to be compared with, so every "
@@ -187,7 +187,7 @@ def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:
             f"keep a KL term, {ACTOR}.use_kl_loss=True"
         )
     for step in run.chain.steps:
-        if isinstance(step, ScaleByStd) and not run.settings.norm_by_std:
+        if step.divides_by_std and not run.settings.norm_by_std:
             yield Complaint(
                 f"algorithm.norm_adv_by_std_in_grpo=False contradicts the step {step.name} of {run.name}: set "
                 "norm_adv_by_std_in_grpo=True, or algorithm.gdpo.scale=none, algorithm.dgpo.dgae=False, or leave it "

@@ -68,7 +68,7 @@ def _trial(chain: Chain, keys: tuple[str, ...]) -> Array:
     rewards = draw.random((12, len(keys)))  # where rewards are 0 or 1, two sets of weights may give the same
     rewards[8:] = 0.3
     weighing = (step for step in chain.steps if isinstance(step, WeighByVariation))
-    rewards += max((value for step in weighing for value in step.lowest or ()), default=0.0)
+    rewards += max((value for step in weighing for value in step.lowest), default=0.0)
     batch = Batch.of(
         rewards,
         list("aaaabbbbcccc"),

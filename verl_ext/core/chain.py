@@ -16,6 +16,8 @@ from verl_ext.errors import CheckpointError, ConfigurationError, listed
 
 Order = Mapping[str, str]
 """Names of other steps, each with the reason why it must, or must not, come before a step."""
+COMPARED = "centre, or another step that compares the answers to a prompt"
+"""In `after` and `not_after` of a step: any step that centres or compares."""
 State = Mapping[str, Any]
 """State of a chain: the state of each stateful step, by step name."""
 
@@ -49,9 +51,13 @@ class Step:
 
     name: ClassVar[str]
     """The name of the step in a list of steps."""
+    compares: ClassVar[bool] = False
+    """Whether a value says how it compares with the others of its group: the chain then makes all of a group exactly 0
+    that did not vary before, and `rollout.n=1` is refused."""
     centres: ClassVar[bool] = False
-    """Whether the mean of each group is 0 after the step: it then counts as `centre` in the rules of order, and the
-    chain makes all of a group exactly 0 that did not vary before."""
+    """Whether the mean of each group is 0 after the step, too: it then counts as `centre` in the rules of order."""
+    divides_by_std: ClassVar[bool] = False
+    """Whether it divides by the group's spread, which verl's `norm_adv_by_std_in_grpo=False` contradicts."""
     sums: ClassVar[bool] = False
     """Whether the step makes one value of all rewards: it then counts as `weigh_and_sum` in the rules of order."""
     needs_accuracy: ClassVar[bool] = False
@@ -161,7 +167,8 @@ class Chain:
                     f"step {step.name!r} returns {type(after).__name__} {getattr(after, 'shape', '')}, expected an "
                     f"array of the shape {shape}"
                 )
-            if step.centres:  # a division would blow up what rounding leaves of a group without variance
+            # A division would blow up what rounding leaves of a group without variance.
+            if step.centres or step.compares:
                 varies = batch.groups.broadcast(batch.groups.varies(values))
                 after = np.where(varies | np.isnan(after), after, 0.0)
             values = after

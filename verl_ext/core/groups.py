@@ -83,6 +83,20 @@ class Groups:
         """Standard deviation, with n - 1, of values centred in their group; 0 for fewer than two scored values."""
         return np.sqrt(divide(self.sum(np.square(centred)), self.count(centred) - 1))
 
+    def quantile(self, x: Array, q: float) -> Array:
+        """Quantile of the scored values, interpolated linearly; NaN for a group without any.
+
+        >>> Groups.of("aaab").quantile(np.array([1.0, 4.0, 2.0, 7.0]), 0.75)
+        array([3., 7.])
+        """
+        columns = x.reshape(len(x), -1).T
+        ordered = np.take_along_axis(columns, np.lexsort((columns, np.broadcast_to(self.ids, columns.shape))), axis=1)
+        place = q * (self.count(columns.T).T - 1).clip(min=0)
+        low = np.take_along_axis(ordered, self.starts + np.floor(place).astype(np.intp), axis=1)
+        high = np.take_along_axis(ordered, self.starts + np.ceil(place).astype(np.intp), axis=1)
+        found: Array = (low + (place % 1) * (high - low)).T
+        return found.reshape(len(self), *x.shape[1:])
+
     def varies(self, x: Array) -> Bools:
         """Whether a group has variance: `max - min > 1e-6 * max(1, |mean|)`; never for a single scored value."""
         return self.variation(x)[1]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import LARGEST_COUNT, Batch
-from verl_ext.core.chain import Order, Step, StepResult
+from verl_ext.core.chain import COMPARED, Order, Step, StepResult
 from verl_ext.core.groups import Array
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.steps import single
@@ -47,7 +47,7 @@ class WeighByHistory(Anchor, Step):
 
     name: ClassVar[str] = "weigh_by_history"
     needs_accuracy: ClassVar[bool] = True
-    after: ClassVar[Order] = {"weigh_and_sum": "it needs the sum's sign", "centre": "it needs a sign within the group"}
+    after: ClassVar[Order] = {"weigh_and_sum": "it needs the sum's sign", COMPARED: "it needs a sign within the group"}
 
     def init(self) -> dict[str, Any]:
         """Return the state before the first batch."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_ext.core import history, steps, totals
-from verl_ext.core.chain import Chain, Step
+from verl_ext.core.chain import COMPARED, Chain, Step
 from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, unknown
 
@@ -38,6 +39,40 @@ def read_step(item: Any, where: str, weights: tuple[float, ...] | None) -> Step:
         return make(kind, given, name)
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from error
+
+
+def fields_of(items: Sequence[str | Mapping[str, Any]], names: Sequence[str]) -> list[tuple[str, Any, Any]]:
+    """The fields of the list's steps with these names, for `dataclasses.make_dataclass`; the list gives defaults.
+
+    >>> [(name, made.default) for name, _, made in fields_of(["centre", {"step": "whiten", "over": "token"}], ["over"])]
+    [('over', 'token')]
+    """
+    found = []
+    for item, kind in kinds_of(items):
+        hints = typing.get_type_hints(kind)
+        for field in (field for field in dataclasses.fields(kind) if field.name in names):
+            default = item.get(field.name, field.default)
+            found.append((field.name, hints[field.name], dataclasses.field(default=default, metadata=field.metadata)))
+    return found
+
+
+def fill(items: Sequence[str | Mapping[str, Any]], given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The list with other settings, each for the steps that have it.
+
+    >>> fill(["centre", "whiten"], {"over": "token"})
+    [{'step': 'centre'}, {'step': 'whiten', 'over': 'token'}]
+    """
+    filled = []
+    for item, kind in kinds_of(items):
+        own = [field.name for field in dataclasses.fields(kind) if field.name in given]
+        filled.append(item | {name: given[name] for name in own})
+    return filled
+
+
+def kinds_of(items: Sequence[str | Mapping[str, Any]]) -> list[tuple[dict[str, Any], type[Step]]]:
+    """The entries of a list as mappings, with the classes of their steps."""
+    given = [dict(item) if isinstance(item, Mapping) else {"step": item} for item in items]
+    return [(item, STEPS[item["step"]]) for item in given]
 
 
 def _own(path: str, where: str) -> type[Step]:
@@ -83,10 +118,12 @@ def check_order(chosen: Sequence[Step], where: str) -> None:
 def _words(chosen: Sequence[Step]) -> set[str]:
     """The words of `after`, `not_after` and `undoes` that hold for these steps.
 
-    They are the steps' names, `centre` and `weigh_and_sum` for others that centre and sum, and settings that are True.
+    They are the steps' names, `centre` and `weigh_and_sum` for others that centre and sum, COMPARED for those that
+    compare, and settings that are True.
     """
     names = {step.name for step in chosen}
     names |= {steps.Centre.name for step in chosen if step.centres}
+    names |= {COMPARED for step in chosen if step.centres or step.compares}
     names |= {steps.WeighAndSum.name for step in chosen if step.sums}
     return names | {name for step in chosen for name, value in vars(step).items() if value is True}
 

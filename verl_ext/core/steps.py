@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import Order, Step, StepResult
+from verl_ext.core.chain import COMPARED, Order, Step, StepResult
 from verl_ext.core.groups import TOLERANCE, Array, Bools, Groups, divide
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.typed import limited
@@ -65,7 +65,7 @@ class DivideByBatchStd(Step):
     """
 
     name: ClassVar[str] = "divide_by_batch_std"
-    not_after: ClassVar[Order] = {"centre": "it takes rewards as they are", "balance": "it undoes that factor"}
+    not_after: ClassVar[Order] = {COMPARED: "it takes rewards as they are", "balance": "it undoes that factor"}
     undoes: ClassVar[Order] = {"weigh_by_variation": "dividing by the batch's std undoes it"}
     epsilon: float = limited(0.0, low=0.0)
 
@@ -103,6 +103,7 @@ class ScaleByStd(Step):
     """`x / (std_g(x) + epsilon)` of centred values, std with n - 1; 0 where the divisor is 0."""
 
     name: ClassVar[str] = "scale_by_std"
+    divides_by_std: ClassVar[bool] = True
     after: ClassVar[Order] = {"centre": "it divides values that are centred in their group"}
     not_after: ClassVar[Order] = _GROUP_FACTORS
     undoes: ClassVar[Order] = _REWARD_FACTORS
@@ -139,7 +140,7 @@ class DropConflicts(Step):
     """
 
     name: ClassVar[str] = "drop_conflicts"
-    after: ClassVar[Order] = {"centre": "only centred values say which way a reward pulls"}
+    after: ClassVar[Order] = {COMPARED: "only compared values say which way a reward pulls"}
     not_after: ClassVar[Order] = {"weigh_and_sum": "it compares the rewards of a response"}
     conflict: Literal["hard", "snr"] = "hard"
     tau: float = limited(0.2, low=0.0, high=1.0, only_with={"conflict": ("snr",)})
@@ -179,12 +180,12 @@ class WeighByVariation(Step):
 
     name: ClassVar[str] = "weigh_by_variation"
     not_after: ClassVar[Order] = {"weigh_and_sum": "it weighs each reward, and would weigh the KL term"}
-    lowest: tuple[float, ...] | None = None
-    """The least value of each reward, in the order of `algorithm.rewards.keys`; default: 0 each."""
+    lowest: tuple[float, ...]
+    """The least value of each reward, in the order of `algorithm.rewards.keys`."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         size, turns = len(batch.keys), batch.turns
-        lowest = np.zeros(size) if self.lowest is None else np.array(self.lowest)
+        lowest = np.array(self.lowest)
         if len(lowest) != size:
             raise ConfigurationError(
                 f"{self.name} needs a lowest value for each of the rewards {listed(batch.keys)}, found {len(lowest)}: "

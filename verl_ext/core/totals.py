@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import Order, Step, StepResult
+from verl_ext.core.chain import COMPARED, Order, Step, StepResult
 from verl_ext.core.groups import TOLERANCE, Array, divide
 from verl_ext.core.metrics import Metrics
 from verl_ext.core.steps import single, without_rounding
@@ -37,7 +37,7 @@ class Shorten(Step):
     name: ClassVar[str] = "shorten"
     needs_accuracy: ClassVar[bool] = True
     after: ClassVar[Order] = {"weigh_and_sum": "it lowers the sum"}
-    not_after: ClassVar[Order] = {"centre": "values that it lowers must be centred afterwards"}
+    not_after: ClassVar[Order] = {COMPARED: "values that it lowers must be compared afterwards"}
     weight: float = limited(dataclasses.MISSING, above=0.0)
     above: float = limited(0.5, low=0.0, high=1.0)
 
@@ -157,6 +157,7 @@ class WeighByFocal(Step):
     name: ClassVar[str] = "weigh_by_focal"
     needs_accuracy: ClassVar[bool] = True
     gamma: float = limited(1.0, low=0.0)
+    """How much easy prompts count less; 0: not at all."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         accuracy = batch.prompts.mean(batch.accuracy_for(self.name))

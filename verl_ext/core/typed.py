@@ -55,6 +55,8 @@ def make(kind: type[T], given: object, where: str) -> T:
     for name, value in given.items():
         if name not in fields:
             raise ConfigurationError(f"{where}: {unknown('setting', name, fields)}")
+        if value is None and fields[name].default is dataclasses.MISSING:
+            continue  # a preset shows what must be set as null
         read[name] = value_of(f"{where}.{name}", value, hints[name], fields[name].metadata)
     for name, item in fields.items():
         if name not in read and item.default is item.default_factory is dataclasses.MISSING:

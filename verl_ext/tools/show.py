@@ -14,6 +14,7 @@ from verl_ext.core.lists import as_list, step_settings
 from verl_ext.estimators import build
 from verl_ext.files import say
 from verl_ext.registry import ESTIMATORS, changed, load, used
+from verl_ext.rows import ROWS
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import LOSS, parse_settings
 
@@ -33,7 +34,7 @@ def show(options: argparse.Namespace) -> int:
     """Print what the estimator does."""
     name = options.estimator
     if name is None:
-        say("\n".join(f"{known:8}  {_about(known)[0]}" for known in ESTIMATORS))
+        say("\n".join(f"{known:13}  {_about(known)[0]}" for known in sorted(ESTIMATORS)))
         return 0
     settings = parse_settings(options.overrides)
     chain = build(name, settings)
@@ -47,7 +48,9 @@ def show(options: argparse.Namespace) -> int:
 
 
 def _about(name: str) -> list[str]:
-    """The lines of a module's docstring."""
+    """The line of a row, or the lines of a module's docstring."""
+    if name in ROWS:
+        return [f"{ROWS[name].paper}: {ROWS[name].line}."]
     module = ESTIMATORS[name]
     return (importlib.import_module(module).__doc__ or f"{module}, without a docstring").splitlines()
 
@@ -55,7 +58,7 @@ def _about(name: str) -> list[str]:
 def _steps(chain: Chain) -> Iterator[str]:
     width = max(len(step.name) for step in chain.steps)
     for number, step in enumerate(chain.steps, start=1):
-        given = ", ".join(f"{key}={_text(value)}" for key, value in step_settings(step).items())
+        given = ", ".join(f"{key}={as_text(value)}" for key, value in step_settings(step).items())
         says = " ".join((type(step).__doc__ or "").split("\n\n")[0].split())
         yield f"  {number}  {step.name.ljust(width)}  {says}"
         if given:
@@ -68,7 +71,7 @@ def _settings(name: str, settings: Settings) -> Iterator[str]:
     sections = {other: settings.of(other, kind) for other, kind in shown.items()}
     for part, section in {"rewards": settings.rewards, **sections}.items():
         for key, value in dataclasses.asdict(section).items():
-            text = f"algorithm.{part}.{key}={_text(value)}"
+            text = f"algorithm.{part}.{key}={as_text(value)}"
             yield f"  '{text}'" if "[" in text or "{" in text else f"  {text}"
     yield f"  algorithm.norm_adv_by_std_in_grpo={settings.norm_by_std}"
     yield f"  algorithm.use_kl_in_reward={settings.kl_in_reward}"
@@ -76,23 +79,23 @@ def _settings(name: str, settings: Settings) -> Iterator[str]:
 
 
 def _as_overrides(chain: Chain, settings: Settings) -> str:
-    steps = ",".join(_text(item) for item in as_list(chain))
+    steps = ",".join(as_text(item) for item in as_list(chain))
     accuracy = {name: getattr(settings.rewards, name) for name in ("accuracy_key", "accuracy_threshold")}
-    used = [f" +algorithm.rewards.{key}={_text(value)}" for key, value in accuracy.items() if value is not None]
+    used = [f" +algorithm.rewards.{key}={as_text(value)}" for key, value in accuracy.items() if value is not None]
     more = "".join(used) if chain.needs_accuracy else ""
     return f"  algorithm.adv_estimator=compose '+algorithm.compose.steps=[{steps}]'{more}"
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Write a value as on verl's command line.
 
-    >>> _text({"step": "whiten", "epsilon": 0.5}), _text(("a", None)), _text(True)
+    >>> as_text({"step": "whiten", "epsilon": 0.5}), as_text(("a", None)), as_text(True)
     ('{step:whiten,epsilon:0.5}', '[a,null]', 'True')
     """
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_text(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{as_text(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_text, value)) + "]"
+        return "[" + ",".join(map(as_text, value)) + "]"
     if value is None:
         return "null"
     return value if isinstance(value, str) else str(value) if isinstance(value, bool) else json.dumps(value)

@@ -1,0 +1,51 @@
+"""Estimators that are a list of steps: one row each, whose name is valid wherever an estimator's is.
+
+To add one write a row here. A step that does not exist yet is a class in `verl_ext/core/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """An estimator: its paper, one line, and its steps as `adv_estimator=compose` takes them."""
+
+    paper: str
+    line: str
+    steps: tuple[str | Mapping[str, Any], ...]
+    settings: tuple[str, ...] = ()
+    """Settings of its steps that are those of `algorithm.<name>`, with the list's values as defaults."""
+
+
+_STD = {"step": "scale_by_std", "epsilon": 1e-6}
+_WHITEN = {"step": "whiten", "over": "token"}
+
+ROWS: Mapping[str, Row] = {
+    "fgrpo": Row(
+        "F-GRPO, arXiv 2602.06717",
+        "grpo, in which prompts that are mostly solved count less",
+        ("weigh_and_sum", "centre", _STD, "weigh_by_focal"),
+        ("gamma",),
+    ),
+    "liteppo": Row(
+        "Lite PPO, arXiv 2508.08221",
+        "the mean of the group, the std of the batch",
+        ("weigh_and_sum", {"step": "divide_by_batch_std", "epsilon": 1e-6}, "centre"),
+    ),
+    "saw": Row(
+        "SAW, arXiv 2606.07705",
+        "gdpo with weights that follow the batch: a reward that varies much beside its mean counts more",
+        ("centre", _STD, "weigh_by_variation", "weigh_and_sum", _WHITEN),
+        ("lowest",),
+    ),
+    "weighted_grpo": Row(
+        "GRPO, arXiv 2402.03300",
+        "grpo on the weighted sum of the named rewards",
+        ("weigh_and_sum", "centre", _STD),
+    ),
+}
+"""By name."""
