@@ -34,7 +34,7 @@ def test_the_generated_pages_are_fresh():
 def missing_lines(name: str) -> list[str]:
     """What the documents lack of an estimator: the file, and the line to add."""
     if name in ROWS:
-        row = f"| [`{name}`](docs/pages/lists.md"
+        row = f"[`{name}`](docs/pages/lists.md"
         return [] if row in TEXTS[Path("README.md")] else [f"README.md does not name it: add `{row}#...)` with a line"]
     page, found = f"estimators/{name}.md", []
     if not (PAGES / page).exists():

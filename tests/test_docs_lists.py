@@ -3,7 +3,7 @@
 import math
 import re
 import statistics
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from tests.calls import object_array, tensors
 from tests.configs import compose as configuration
 from verl_ext import Settings, build
 from verl_ext.checks.judge import judge
-from verl_ext.checks.trial import try_out
+from verl_ext.checks.trial import NO_EFFECT, try_out
+from verl_ext.rows import ROWS
 
 PAGE = (Path(__file__).parents[1] / "docs/pages/lists.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -70,6 +71,51 @@ def saw(rollout: Rollout) -> list[float]:
     return reference.gdpo(rollout.columns, rollout.uids, rollout.lengths, weights=weights, whiten="token")
 
 
+def dara(rollout: Rollout) -> list[float]:
+    every = reference.groups(rollout.uids).values()
+    varying = [
+        sum(reference.has_variance([column[row] for row in rows]) for rows in every)
+        for column in rollout.columns.values()
+    ]
+    weights = [min(5.0, math.sqrt(max(varying) / count)) if count else 1.0 for count in varying]
+    return reference.gdpo(rollout.columns, rollout.uids, rollout.lengths, weights=weights, whiten="token")
+
+
+def over_common(rollout: Rollout, divisor_of: Callable[[list[list[float]]], float]) -> list[float]:
+    """The centred sum, divided by what a group's centred columns give; 0 where that is at most 1e-8."""
+    columns = [reference.centred(column, rollout.uids) for column in rollout.columns.values()]
+    total = reference.weighted_total(columns, [1.0] * len(columns))
+    for rows in reference.groups(rollout.uids).values():
+        divisor = divisor_of([[column[row] for row in rows] for column in columns])
+        for row in rows:
+            total[row] *= 1 / divisor if divisor > 1e-8 else 0.0
+    reference.cancel(total, rollout.uids)
+    return total
+
+
+def common_std(columns: list[list[float]]) -> float:
+    return math.fsum(statistics.pstdev(known) for column in columns if (known := reference.scored(column)))
+
+
+def correlation(one: list[float], other: list[float]) -> float:
+    """Of centred values; a pair that is not scored adds nothing."""
+    norms = math.sqrt(math.prod(math.fsum(x * x for x in reference.scored(column)) for column in (one, other)))
+    return math.fsum(reference.scored([x * y for x, y in zip(one, other, strict=True)])) / norms if norms else 0.0
+
+
+def root_of_correlations(columns: list[list[float]]) -> float:
+    return math.sqrt(max(0.0, math.fsum(correlation(one, other) for one in columns for other in columns)) + 1e-6)
+
+
+def rvpo(rollout: Rollout) -> list[float]:
+    scaled = [reference.over_std(column, rollout.uids, 1e-6) for column in rollout.columns.values()]
+    soft = []
+    for row in zip(*scaled, strict=True):
+        known = reference.scored(row)
+        soft.append(-math.log(statistics.fmean(math.exp(-value) for value in known)) if known else math.nan)
+    return reference.whitened(soft, rollout.lengths, "token", 1e-6)
+
+
 def shorter(rollout: Rollout, rewards: list[float]) -> list[float]:
     out = list(rewards)
     for rows in reference.groups(rollout.uids).values():
@@ -89,6 +135,10 @@ PLAIN = {
     "F-GRPO": lambda it, r: focal(reference.grpo(r, it.uids), it.uids, it.accuracy),
     "GD2PO": lambda it, r: gd2po(it),
     "SAW": lambda it, r: saw(it),
+    "DARA": lambda it, r: dara(it),
+    "DVAO": lambda it, r: over_common(it, common_std),
+    "CorrGRPO": lambda it, r: over_common(it, root_of_correlations),
+    "RVPO": lambda it, r: rvpo(it),
     "Shorter right answers": shorter,
 }
 
@@ -114,6 +164,17 @@ def test_a_list_is_the_plain_loop(title, rollout):
         rollout = Rollout(rollout.uids, columns, rollout.lengths, rollout.accuracy)
     wanted = reference.learnt(PLAIN[title](rollout, rollout.columns["correctness"]))
     np.testing.assert_allclose(advantages(title, rollout), wanted, rtol=1e-8, atol=1e-8)
+
+
+NAMES = {row.paper.partition(",")[0]: name for name, row in ROWS.items()}
+
+
+@pytest.mark.parametrize("title", sorted(LISTS.keys() & NAMES.keys()))
+def test_a_list_that_has_a_name_is_that_estimator(title):
+    algorithm, name = LISTS[title], NAMES[title]
+    steps = (step for step in algorithm["compose"]["steps"] if isinstance(step, dict))
+    given = {key: value for step in steps for key, value in step.items() if key in ROWS[name].settings}
+    assert build(name, Settings.parse(algorithm | {name: given})) == build("compose", Settings.parse(algorithm))
 
 
 @pytest.mark.parametrize("title", LISTS)
@@ -144,7 +205,8 @@ def test_the_trial_sees_the_effect_of_any_number_of_weights(title, count):
     ]
     rewards = {"keys": [f"r{number}" for number in range(count)], "weights": [1.0, 0.5, 2.0, 1.0, 0.7, 0.3][:count]}
     settings = Settings.parse({"compose": {"steps": steps}, "rewards": rewards})
-    assert [*try_out(partial(build, "compose"), settings)] == []
+    told = [NO_EFFECT] if title == "RVPO" and count > 1 else []
+    assert [*try_out(partial(build, "compose"), settings)] == told
 
 
 # Whole numbers of sixteenths, at least two responses to a prompt: float32 is exact, and no group is single.

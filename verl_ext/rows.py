@@ -25,6 +25,22 @@ _STD = {"step": "scale_by_std", "epsilon": 1e-6}
 _WHITEN = {"step": "whiten", "over": "token"}
 
 ROWS: Mapping[str, Row] = {
+    "corrgrpo": Row(
+        "CorrGRPO, arXiv 2609.36820",
+        "the centred sum of the rewards, divided by their correlations",
+        ("centre", "scale_by_correlation", "weigh_and_sum"),
+    ),
+    "dara": Row(
+        "DARA, arXiv 2610.00574",
+        "gdpo, in which a reward that varies in few groups counts more",
+        ("centre", _STD, "weigh_by_density", "weigh_and_sum", _WHITEN),
+        ("of", "over"),
+    ),
+    "dvao": Row(
+        "DVAO, arXiv 2605.25604",
+        "the centred sum of the rewards, divided by the sum of their spreads",
+        ("centre", "scale_by_common_std", "weigh_and_sum"),
+    ),
     "fgrpo": Row(
         "F-GRPO, arXiv 2602.06717",
         "grpo, in which prompts that are mostly solved count less",
@@ -35,6 +51,12 @@ ROWS: Mapping[str, Row] = {
         "Lite PPO, arXiv 2508.08221",
         "the mean of the group, the std of the batch",
         ("weigh_and_sum", {"step": "divide_by_batch_std", "epsilon": 1e-6}, "centre"),
+    ),
+    "rvpo": Row(
+        "RVPO, arXiv 2605.05750",
+        "gdpo with a soft minimum of the rewards in the place of their sum",
+        ("centre", _STD, "soft_min", _WHITEN),
+        ("k",),
     ),
     "saw": Row(
         "SAW, arXiv 2606.07705",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batches import Rollout, rollouts
-from verl_ext.core import lists, steps, totals
+from verl_ext.core import lists, many, steps, totals
 from verl_ext.core.batch import Batch
 from verl_ext.core.history import WeighByHistory
 
@@ -25,6 +25,11 @@ STEPS = {
     "drop conflicts": (steps.DropConflicts(weights=(2.0, -0.5)), 2),
     "drop conflicts, snr": (steps.DropConflicts("snr", 0.8), 2),
     "weigh by variation": (steps.WeighByVariation(lowest=(-10.0, -10.0)), 2),
+    "weigh by density": (many.WeighByDensity(), 2),
+    "weigh by density, positive": (many.WeighByDensity("positive"), 2),
+    "scale by common std": (many.ScaleByCommonStd((2.0, 0.5)), 2),
+    "scale by correlation": (many.ScaleByCorrelation((2.0, -0.5)), 2),
+    "soft min": (many.SoftMin(k=0.5), 2),
     "weigh and sum": (steps.WeighAndSum((2.0, -0.5)), 2),
     "weigh and sum, 1 each": (steps.WeighAndSum(), 2),
     "shorten": (totals.Shorten(weight=0.5), 1),
@@ -70,7 +75,7 @@ def test_every_step_there_is_is_in_this_suite():
 def test_values_are_float64_and_nan_where_nothing_is_scored_and_metrics_are_finite(step, columns, rollout):
     values, result = run(step, columns, rollout)
     missing = np.isnan(values)
-    if isinstance(step, steps.WeighAndSum):
+    if step.sums:
         missing = missing.all(axis=1, keepdims=True)
     elif isinstance(step, steps.DropConflicts):
         missing = missing | np.isnan(result.values).all(axis=1, keepdims=True)
@@ -115,4 +120,4 @@ def test_the_order_of_rows_does_not_matter(step, columns, rollout, data):
 def test_an_empty_batch_gives_an_empty_result(step, columns):
     batch = Batch.of([], [], keys=("a", "b"), accuracy=[])
     result = step.transform(batch.rewards[:, :columns], batch, step.init())
-    assert result.values.shape == (0, 1 if isinstance(step, steps.WeighAndSum) else columns)
+    assert result.values.shape == (0, 1 if step.sums else columns)

@@ -8,16 +8,17 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_ext.core import history, steps, totals
+from verl_ext.core import history, many, steps, totals
 from verl_ext.core.chain import COMPARED, Chain, Step
 from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, unknown
 
-_FOUND = [found for module in (steps, totals, history) for found in vars(module).values() if isinstance(found, type)]
+_HOMES = (steps, many, totals, history)
+_FOUND = [found for module in _HOMES for found in vars(module).values() if isinstance(found, type)]
 STEPS: Mapping[str, type[Step]] = {
     kind.name: kind for kind in _FOUND if issubclass(kind, Step) and hasattr(kind, "name")
 }
-"""The steps that a list may name: those of three modules."""
+"""The steps that a list may name: those of four modules."""
 
 
 def read_step(item: Any, where: str, weights: tuple[float, ...] | None) -> Step:
@@ -100,8 +101,8 @@ def check_order(chosen: Sequence[Step], where: str) -> None:
     sums = [index for index, step in enumerate(chosen) if step.sums]
     if len(sums) != 1:
         raise ConfigurationError(
-            f"{where} must have weigh_and_sum once, found {len(sums)} steps that sum: put it first to work on the "
-            "total, or later to apply steps to each reward before"
+            f"{where} must have one step that sums, such as weigh_and_sum, found {len(sums)}: put it first to work on "
+            "the total, or later to apply steps to each reward before"
         )
     for index, step in enumerate(chosen):
         place, before = f"{where}[{index}]: {step.name}", _words(chosen[:index])

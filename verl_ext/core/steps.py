@@ -20,13 +20,30 @@ from verl_ext.errors import ConfigurationError, DataError, listed
 # What divisions within a group must not come after. A step that multiplies whole groups belongs here: dividing by the
 # group's own mean or spread cancels its factor, in the rewards and in their sum.
 _GROUP_FACTORS: Order = dict.fromkeys(
-    ("balance", "drop_conflicts", "weigh_by_difficulty", "weigh_by_focal", "weigh_by_history", "whiten"),
+    (
+        "balance",
+        "drop_conflicts",
+        "scale_by_common_std",
+        "scale_by_correlation",
+        "weigh_by_difficulty",
+        "weigh_by_focal",
+        "weigh_by_history",
+        "whiten",
+    ),
     "dividing within the group afterwards undoes it",
 )
 # What they undo unless a sum stands between. A step, or a setting that is True, that scales each reward belongs here:
 # dividing their sum keeps how they compare. A step that adds, clips or compares, such as `shorten`, is in neither.
 _REWARD_FACTORS: Order = dict.fromkeys(
-    ("divide_by_mean", "divide_by_batch_std", "leave_one_out", "scale_by_std", "scale_by_mad", "weigh_by_variation"),
+    (
+        "divide_by_mean",
+        "divide_by_batch_std",
+        "leave_one_out",
+        "scale_by_std",
+        "scale_by_mad",
+        "weigh_by_density",
+        "weigh_by_variation",
+    ),
     "dividing afterwards undoes it",
 )
 
