@@ -1,6 +1,5 @@
 """The documents: generated pages are fresh, links lead somewhere, and the contributor's page works as it is written."""
 
-import doctest
 import importlib.util
 import re
 import subprocess
@@ -12,10 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.calls import metrics_of
-from verl_ext import Batch, Settings, __version__, build
+from tests.configs import compose
+from tests.facts import says
+from verl_ext import Batch, Settings, __version__, build, rows
+from verl_ext.checks.judge import judge
 from verl_ext.cli import main
+from verl_ext.core import lists, steps
 from verl_ext.registry import ESTIMATORS, INSTALLED
-from verl_ext.rows import ROWS
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "pages"
@@ -33,9 +35,6 @@ def test_the_generated_pages_are_fresh():
 
 def missing_lines(name: str) -> list[str]:
     """What the documents lack of an estimator: the file, and the line to add."""
-    if name in ROWS:
-        row = f"[`{name}`](docs/pages/lists.md"
-        return [] if row in TEXTS[Path("README.md")] else [f"README.md does not name it: add `{row}#...)` with a line"]
     page, found = f"estimators/{name}.md", []
     if not (PAGES / page).exists():
         found.append(f"docs/pages/{page} is missing: write it, with the formula and the settings")
@@ -49,7 +48,7 @@ def missing_lines(name: str) -> list[str]:
 
 
 def test_every_estimator_has_a_page_and_the_lines_that_lead_to_it():
-    missing = {name: missing_lines(name) for name in sorted(set(INSTALLED) - {"compose"})}
+    missing = {name: missing_lines(name) for name in sorted(set(INSTALLED) - {"compose", *rows.ROWS})}
     lines = [f"{name}: {text}" for name, texts in missing.items() for text in texts]
     assert not lines, "\n".join(["an estimator is not in the documents:", *lines])
 
@@ -97,20 +96,24 @@ def test_the_contributors_page_draws_the_layers_of_the_contract():
     assert "\n".join(re.findall('"(.*)"', layers)) in TEXTS[Path("docs/pages/contributing.md")]
 
 
-def test_the_estimator_of_the_contributors_page_works(tmp_path, monkeypatch):
+def test_the_estimator_of_the_contributors_page_works(monkeypatch):
     page = TEXTS[Path("docs/pages/contributing.md")]
-    blocks = re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S)
-    source, test = map(textwrap.dedent, blocks)
-    (tmp_path / "clipped_example.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(ESTIMATORS, "clipped", "clipped_example")
-    assert doctest.testmod(importlib.import_module("clipped_example")).failed == 0
-    names: dict[str, object] = {}
+    step, row, test = map(textwrap.dedent, re.findall(r"^    ```python\n(.*?)^    ```", page, re.M | re.S))
+    names = {**vars(steps), **vars(rows)}
+    exec(step, names)
+    monkeypatch.setitem(lists.STEPS, "scale_by_iqr", names["ScaleByIqr"])
+    monkeypatch.setitem(rows.ROWS, "robust", eval(f"{{{row}}}", names)["robust"])
+    monkeypatch.setitem(ESTIMATORS, "robust", "verl_ext.rows")
     exec(test, names)
-    (function,) = (value for name, value in names.items() if name.startswith("test_"))
-    function()
-    batch = Batch.of([[3], [0], [0]], ["a"] * 3)
-    assert build("clipped", Settings())(batch).advantages.tolist() == [0.5, -0.5, -0.5]
+    names["test_a_value_far_from_the_median_is_limited"]()
+    limited = Settings.parse({"robust": {"limit": 1.5}, "hadw": {"base": "robust"}})
+    batch = Batch.of([[0], [1], [2], [9], [5], [5]], [*"aaaabb"], accuracy=[0, 0, 0, 1, 1, 1])
+    assert build("robust", limited)(batch).advantages[3:].tolist() == [1.5, 0, 0]
+    assert build("hadw", limited)(batch).state
+    listed = ("algorithm.adv_estimator=compose", "+algorithm.compose.steps=[weigh_and_sum,scale_by_iqr]")
+    for contradicted in ("actor_rollout_ref.rollout.n=1", "algorithm.norm_adv_by_std_in_grpo=False"):
+        assert says(judge(compose(*listed, contradicted)).errors, contradicted)
+    assert judge(compose(*listed)).errors == ()
 
 
 def test_the_page_of_metrics_has_the_names_that_a_run_logs():

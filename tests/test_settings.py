@@ -36,7 +36,7 @@ def another(name: str, item: dataclasses.Field[Any]) -> Any:
         return item.default * 2
     kind = get_type_hints(SECTIONS[name])[item.name]
     literal = next((part for part in get_args(kind) if get_origin(part) is Literal), kind)
-    return get_args(literal)[-1]
+    return next(value for value in reversed(get_args(literal)) if value != item.default)
 
 
 @pytest.mark.parametrize(("name", "setting"), PLACES)
