@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.batches import Rollout, rollouts
 from tests.facts import facts
@@ -106,7 +105,7 @@ def test_by_turn_the_groups_of_the_density_are_those_of_a_turn():
 )
 def test_what_does_not_vary_is_exactly_0_before_whitening(steps):
     """d: but for rounding, o: alone, c: rewards that cancel but for rounding, of which a soft minimum is not 0."""
-    rows = [[0.7, 0.1], [0.7 + 2**-24, 0.1], [9.0, 3.0], [0.1, 0.9], [0.3, 0.7], [0.6, 0.4], [1, 0], [0, 0]]
+    rows = [[0.7, 0.1], [0.7 + 2**-24, 0.1], [9.0, 3.0], [0.1, 0.9], [0.3, 0.7], [0.6, 0.4], [1, 1], [0, 0]]
     batch = Batch.of(np.array(rows, np.float32), list("ddocccxx"), keys=AB)
     found = Chain((Centre(), *steps))(batch).advantages
     assert (found != 0).tolist() == [False] * 3 + [steps == (SoftMin(),)] * 3 + [True] * 2
