@@ -116,9 +116,9 @@ class SoftMin(Step):
     its group takes part with 0. A response without a scored reward is not scored. `algorithm.rewards.weights` have no
     effect. The mean of a group is not 0: where rewards differ, the sum is below their mean.
 
-    >>> batch = Batch.of([[1.0, 1.0], [1.0, -1.0], [1.0, np.nan]], list("ggg"), keys=("right", "form"))
+    >>> batch = Batch.of([[1.0, 1.0, 0.0], [1.0, -1.0, np.nan], [1.0, np.nan, np.nan]], list("ggg"), keys=tuple("abc"))
     >>> SoftMin().apply(batch.returns, batch)[:, 0].round(3).tolist()
-    [1.0, -0.434, 1.0]
+    [0.547, -0.434, 1.0]
     """
 
     name: ClassVar[str] = "soft_min"
