@@ -72,11 +72,8 @@ def saw(rollout: Rollout) -> list[float]:
 
 
 def dara(rollout: Rollout) -> list[float]:
-    every = reference.groups(rollout.uids).values()
-    varying = [
-        sum(reference.has_variance([column[row] for row in rows]) for rows in every)
-        for column in rollout.columns.values()
-    ]
+    every, columns = reference.groups(rollout.uids).values(), rollout.columns.values()
+    varying = [sum(reference.has_variance([column[row] for row in rows]) for rows in every) for column in columns]
     weights = [min(5.0, math.sqrt(max(varying) / count)) if count else 1.0 for count in varying]
     return reference.gdpo(rollout.columns, rollout.uids, rollout.lengths, weights=weights, whiten="token")
 

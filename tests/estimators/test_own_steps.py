@@ -57,7 +57,7 @@ def test_a_step_of_one_s_own_may_be_the_sum():
     chain = composed(f"{OWN}:Lowest", "centre", **XY)
     assert chain(BATCH).advantages.tolist() == [0.5, -0.5, 0, 0]  # least: 1 0 | 0 0
     assert not chain.per_reward
-    with pytest.raises(ConfigurationError, match=facts("one step", "found 2")):
+    with pytest.raises(ConfigurationError, match=facts("weigh_and_sum", "found 2")):
         composed("weigh_and_sum", f"{OWN}:Lowest", "centre", **XY)
     with pytest.raises(ConfigurationError, match=facts("drop_conflicts must not come after weigh_and_sum")):
         composed("centre", f"{OWN}:Lowest", "drop_conflicts", **XY)

@@ -180,7 +180,7 @@ def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:
     elif run.settings.rewards.by_turn:
         why = "which gets rewards by turn: KL is added to the reward of a response"
     elif not any(isinstance(step, WeighAndSum) for step in run.chain.steps):
-        why = "whose sum is a step of your own: weigh_and_sum adds KL"
+        why = "whose sum is not weigh_and_sum, which adds KL"
     if run.settings.kl_in_reward and why is not None:
         yield Complaint(
             f"algorithm.use_kl_in_reward=True does not work with {run.name}, {why}; set use_kl_in_reward=False and, to "

@@ -13,8 +13,7 @@ from verl_ext.core.chain import COMPARED, Chain, Step
 from verl_ext.core.typed import make
 from verl_ext.errors import ConfigurationError, unknown
 
-_HOMES = (steps, many, totals, history)
-_FOUND = [found for module in _HOMES for found in vars(module).values() if isinstance(found, type)]
+_FOUND = [kind for module in (steps, many, totals, history) for kind in vars(module).values() if isinstance(kind, type)]
 STEPS: Mapping[str, type[Step]] = {
     kind.name: kind for kind in _FOUND if issubclass(kind, Step) and hasattr(kind, "name")
 }

@@ -1,7 +1,6 @@
 """Steps that look at several rewards at once: weights and divisors that they share, and a sum that is a soft minimum.
 
-Values are `[N, K]`; NaN means "not scored" and passes through every step. By turn a group is the responses to a prompt
-that reached the turn, and values are the returns that are still to come.
+Values are `[N, K]`; NaN means "not scored" and passes through every step. By turn a group has the rows of one turn.
 """
 
 from __future__ import annotations
@@ -40,14 +39,12 @@ class WeighByDensity(Step):
     after: ClassVar[Order] = {COMPARED: "only compared values say which responses are better than others"}
     not_after: ClassVar[Order] = _OF_EACH
     of: Literal["both", "positive"] = "both"
-    """Which values are weighed: those of both signs, or the positive ones."""
 
     def transform(self, values: Array, batch: Batch, state: Any) -> StepResult:
         varying = batch.groups.varies(values).sum(axis=0)
         ratio = np.divide(varying.max(), varying, out=np.ones(len(varying)), where=varying > 0)
         weights = np.minimum(5.0, np.sqrt(ratio))
-        named = zip(batch.keys, weights, strict=True)
-        metrics = {f"weight/{metric_name(key)}": float(weight) for key, weight in named}
+        metrics = {f"weight/{metric_name(key)}": float(w) for key, w in zip(batch.keys, weights, strict=True)}
         weighed = (values > 0) | (self.of == "both")
         return StepResult(np.where(weighed, values * weights, values), metrics=metrics)
 
@@ -70,13 +67,12 @@ class ScaleByCommonStd(Step):
     not_after: ClassVar[Order] = {**_GROUP_FACTORS, **_OF_EACH}
     undoes: ClassVar[Order] = {"leave_one_out": "dividing afterwards undoes it"}
     weights: tuple[float, ...] | None = None
-    """One per component, at least 0; default: 1 each."""
 
     def __post_init__(self) -> None:
-        if min(self.weights or (), default=0.0) < 0:
+        if (least := min(self.weights or (0.0,))) < 0:
             raise ConfigurationError(
-                f"{self.name} (DVAO) needs weights of at least 0, found {list(self.weights or ())}: make the reward "
-                "negative in the reward function, and its weight in algorithm.rewards.weights positive"
+                f"{self.name} needs algorithm.rewards.weights of at least 0, found {least:g}: return that reward with "
+                "the opposite sign, and make its weight positive"
             )
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -103,14 +99,14 @@ class ScaleByCorrelation(Step):
     after: ClassVar[Order] = {"centre": "the correlations are those of values that are centred in their group"}
     not_after: ClassVar[Order] = _OF_EACH
     weights: tuple[float, ...] | None = None
-    """One per component; default: 1 each."""
     epsilon: float = limited(1e-6, above=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
         groups, signs = batch.groups, np.sign(batch.weighed(self.weights))
         units = divide(values, groups.broadcast(np.sqrt(groups.sum(np.square(values)))))
         correlations = groups.sum(np.square(np.nan_to_num(units) @ signs))  # the square of the sum has all pairs
-        return values / groups.broadcast(np.sqrt(correlations + self.epsilon))[:, None]
+        scaled: Array = values / groups.broadcast(np.sqrt(correlations + self.epsilon))[:, None]
+        return scaled
 
 
 @dataclass(frozen=True)
@@ -121,9 +117,9 @@ class SoftMin(Step):
     its group takes part with 0. A response without a scored reward is not scored. `algorithm.rewards.weights` have no
     effect. The mean of a group is not 0: where rewards differ, the sum is below their mean.
 
-    >>> batch = Batch.of([[1.0, 1.0], [1.0, -1.0], [1.0, np.nan]], list("ggg"), keys=("right", "form"))
+    >>> batch = Batch.of([[1.0, 1.0, 0.0], [1.0, -1.0, np.nan], [1.0, np.nan, np.nan]], list("ggg"), keys=tuple("abc"))
     >>> SoftMin().apply(batch.returns, batch)[:, 0].round(3).tolist()
-    [1.0, -0.434, 1.0]
+    [0.547, -0.434, 1.0]
     """
 
     name: ClassVar[str] = "soft_min"

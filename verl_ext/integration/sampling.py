@@ -17,6 +17,7 @@ from verl_ext import hooks
 from verl_ext.core.batch import SCORE, Batch
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import TOLERANCE, Bools, Groups
+from verl_ext.core.many import ScaleByCommonStd, ScaleByCorrelation, SoftMin
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.rows import uids_of
 from verl_ext.core.steps import Centre, DivideByMean, DropConflicts, ScaleByMad, ScaleByStd, WeighAndSum
@@ -28,7 +29,10 @@ from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD
 
 METHOD = "_dapo_filtered_keys"
 """The method of verl's replay buffer that returns the finished groups to drop."""
-WITHIN_GROUPS = (Centre, DivideByMean, DropConflicts, ScaleByMad, ScaleByStd, WeighAndSum)
+WITHIN_GROUPS = (
+    *(Centre, DivideByMean, DropConflicts, ScaleByMad, ScaleByStd, WeighAndSum),
+    *(ScaleByCommonStd, ScaleByCorrelation, SoftMin),
+)
 """The steps that read the rewards of one group alone. Another one may read the batch, a field or a state."""
 
 
