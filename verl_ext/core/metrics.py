@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.groups import Array
+from verl_ext.core.groups import Array, Groups, divide
 
 Metrics = dict[str, float]
 
@@ -83,6 +84,40 @@ def advantage_metrics(advantages: Array) -> Metrics:
     if not len(advantages):
         return {}
     return _moments("advantage", advantages) | {"advantage/zero_share": float((advantages == 0).mean())}
+
+
+def reward_shares(groups: Groups, parts: Array, total: Array, advantages: Array) -> Array:
+    """`[K]` the share of each reward in the advantages: `cov(c_k, S) / var(S)` in a group, averaged over the groups.
+
+    `S` is `total`, the sum of the rewards, and `c_k` a column of `parts`, what a reward adds to it. A group weighs as
+    much as its squared advantages add up to. A share is below 0, or above 1, where rewards oppose each other. What is
+    left to 1 is not from the rewards in `parts`. NaN if no group has advantages and an `S` that varies.
+
+    >>> parts = np.array([[3.0, 0.0], [-3.0, 1.0]])
+    >>> reward_shares(Groups.of("gg"), parts, parts.sum(axis=1), np.array([1.0, -1.0]))
+    array([ 1.2, -0.2])
+    """
+    mean, varies = groups.variation(total)
+    weights = np.where(varies, groups.sum(np.square(advantages)), 0.0)
+    if not weights.any():
+        return np.full(parts.shape[1], np.nan)
+    deviations = np.nan_to_num(total - groups.broadcast(mean))
+    centred = parts - groups.broadcast(groups.mean(parts))  # so that a large offset leaves no rounding
+    covariance, variance = groups.sum(centred * deviations[:, None]), groups.sum(np.square(deviations))
+    shares: Array = weights @ divide(covariance, variance[:, None]) / weights.sum()
+    return shares
+
+
+def share_metrics(
+    keys: Sequence[str], groups: Groups, parts: Array, total: Array, advantages: Array, *, rest: bool
+) -> Metrics:
+    """The shares of `reward_shares` by reward; with `rest`, what is left to 1. One reward without it has all."""
+    shares = reward_shares(groups, parts, total, advantages)
+    if np.isnan(shares).any() or (len(keys) == 1 and not rest):
+        return {}
+    metrics = {"advantage/share/rest": 1 - float(shares.sum())} if rest else {}
+    named = zip(keys, shares, strict=True)
+    return metrics | {f"advantage/share/{metric_name(key)}": float(share) for key, share in named}
 
 
 def _scored(values: Array) -> Array:
