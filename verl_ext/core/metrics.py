@@ -15,9 +15,9 @@ Metrics = dict[str, float]
 TURNS = 8
 """The first turns, whose rewards have metrics of their own."""
 
-# verl aggregates a metric over the updates of one step by looking for these words anywhere in its name, so a reward
-# called `format_minimal` would be logged by its minimum: the word's first letter is written as a code.
-_MISREAD = "(?=max|min|mean|avg|average|sum|total|timing_s|timing_per_token)."
+# verl aggregates a metric over the updates of one step by looking for these words anywhere in its name, and for `lr` at
+# its end, so a reward called `format_minimal` would be logged by its minimum: the first letter is written as a code.
+_MISREAD = r"(?=max|min|mean|avg|average|sum|total|timing_s|timing_per_token|lr\Z)."
 # Loggers change other characters, and a name of dots would be a folder. The last part keeps two names from one code.
 _CODED = re.compile(rf"[^\w.-]|{_MISREAD}|\A\.(?=\.*\Z)|_(?=x[0-9a-f])", re.IGNORECASE)
 
