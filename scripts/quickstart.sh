@@ -146,6 +146,6 @@ echo "What to see: the share of prompts from which a reward teaches nothing, bec
 say "3. What other estimators would have done with the answers of the grpo run"
 supervised "$python" -m verl_ext compare "$output/grpo/dump" gdpo dgpo drgrpo algorithm.rewards.accuracy_key=correctness \
   algorithm.rewards.accuracy_threshold=2.9
-echo "What to see: the share of the advantage that each reward explains. Under grpo format has little, under gdpo as much."
+echo "What to see: the share of the advantage that each reward decides. Under grpo format has little, under gdpo as much."
 
 echo "checkpoints: $output/grpo/checkpoints, $output/gdpo/checkpoints"

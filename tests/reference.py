@@ -273,3 +273,19 @@ def gd2po(
         for row in known:
             total[row] = NAN if row in dropped else total[row] * (1 - len(dropped) / len(known))
     return learnt(total if whiten == "none" else whitened(total, lengths, whiten, epsilon))
+
+
+def shares(
+    parts: Sequence[Sequence[float]], totals: Sequence[float], advantages: Sequence[float], uids: Sequence[Hashable]
+) -> list[float]:
+    """`cov(c_k, S) / var(S)` of each reward and of the rest, the mean over the groups, which weigh by A²."""
+    found, weight = [0.0] * (len(parts[0]) + 1), 0.0
+    for rows in groups(uids).values():
+        rows = [row for row in rows if not math.isnan(totals[row])]
+        mine, squares = [totals[row] for row in rows], sum(advantages[row] ** 2 for row in rows)
+        if has_variance(mine):
+            each = [[*parts[row], totals[row] - sum(parts[row])] for row in rows]
+            for column, values in enumerate(zip(*each, strict=True)):
+                found[column] += squares * statistics.covariance(values, mine) / statistics.variance(mine)
+            weight += squares
+    return [value / weight for value in found if weight]

@@ -26,9 +26,8 @@ import pandas as pd
 from markdown_table import markdown
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.groups import Groups
+from verl_ext.core.groups import Array, Groups, divide
 from verl_ext.core.steps import WeighByVariation
-from verl_ext.tools.compare.measures import explained, normalised
 from verl_ext.tools.report.plot import COLOURS, dress
 from verl_ext.tools.tables import Table
 
@@ -92,9 +91,24 @@ class Run:
 
 
 def share(answers: pd.DataFrame) -> float:
-    """What format explains of the variance of the advantages."""
-    rewards = normalised(answers[REWARDS].to_numpy(float), Groups.of(answers.name.tolist()))
-    return float(explained(answers.advantage.to_numpy(float), rewards)[1])
+    """What format explains of the variance of the advantages: what it adds to R², mean of before and after correctness.
+
+    The regression, over all answers, is that of the advantage on the rewards normalised in their groups.
+    """
+    groups, values = Groups.of(answers.name.tolist()), answers[REWARDS].to_numpy(float)
+    mean, varies = groups.variation(values)
+    centred = np.where(groups.broadcast(varies), values - groups.broadcast(mean), 0.0)
+    rewards = divide(centred, groups.broadcast(groups.std(centred)))
+    advantages = answers.advantage.to_numpy(float)
+    correctness, form, both = (fit(advantages, rewards[:, chosen]) for chosen in ([0], [1], [0, 1]))
+    return (form + both - correctness) / 2
+
+
+def fit(advantages: Array, rewards: Array) -> float:
+    """R² of the regression."""
+    columns = np.column_stack([np.ones(len(rewards)), rewards])
+    left = advantages - columns @ np.linalg.lstsq(columns, advantages, rcond=1e-10)[0]
+    return float(1 - left.var() / advantages.var())
 
 
 def stored() -> tuple[list[Run], pd.DataFrame]:

@@ -229,7 +229,38 @@ def test_the_text_has_the_tables_and_the_counts(compare, tmp_path):
     assert a_line_says(text, "grpo", "0.0% (0-39)")  # Wilson's interval for none of six
     assert a_line_says(text, "(groups)", 2)
     assert says(text, "accuracy of the prompt (acc)", "right  form")
-    assert "score  right  rest" in compare(folder, "gdpo", "algorithm.rewards.keys=[score,right]")
+    assert a_line_says(compare(folder, "gdpo", "algorithm.rewards.keys=[score,right]"), "score", "right", "rest")
+
+
+def shares(text):
+    rows = text.partition("Share of A")[2].partition("cov(")[0].splitlines()[3:]
+    return {label: figures for label, *figures in map(str.split, rows)}
+
+
+def test_a_share_is_what_a_reward_adds_to_the_sum_of_the_variant(compare, tmp_path):
+    """By hand. The score is 2 right + form, and to it a logged `right` adds 1 right."""
+    folder, own = made.rollouts(tmp_path / "r", made.entries()), "[tests.core.test_shares:Smallest,centre]"
+    found = shares(compare(folder, "drgrpo", own, made.KEYS))
+    assert found["grpo"] == ["26.3%", "47.5%", "26.3%"]
+    assert found["drgrpo"] == ["36.8%", "63.2%", "0.0%"]
+    assert found[own] == ["-", "-", "-"]
+
+
+def test_twenty_rewards_have_shares(compare, tmp_path):
+    names = [f"r{number}" for number in range(20)]
+    folder = made.rollouts(tmp_path / "r", [line | dict.fromkeys(names, line["right"]) for line in made.entries()])
+    found = shares(compare(folder, "gdpo", f"algorithm.rewards.keys=[{','.join(names)}]", RIGHT))
+    assert found["gdpo"] == ["5.0%"] * 20 + ["0.0%"]
+
+
+def test_grpo_on_a_weighted_sum_has_the_shares_of_the_sum(compare, tmp_path):
+    """By hand: with the weights and the condition of the run, or with the weights of the arguments."""
+    dump, _ = made.dump(tmp_path / "dump", [1, 2], algorithm=WEIGHTED)
+    table = made.rollouts(tmp_path / "r", made.without(made.entries(), "score"))
+    weighted = [made.KEYS, "algorithm.rewards.weights=[3,1]"]
+    for folder, given, wanted in ((dump, [], ["75.8%", "24.2%"]), (table, weighted, ["80.3%", "19.7%"])):
+        found = shares(compare(folder, "drgrpo", *given, RIGHT, "algorithm.norm_adv_by_std_in_grpo=False"))
+        assert found["grpo"] == found["drgrpo"] == [*wanted, "0.0%"]
 
 
 def test_torn_lines_missing_rewards_and_single_answers_are_said(compare, tmp_path):

@@ -135,6 +135,7 @@ LOGGED = {
     "reward/correctness/dead_groups": 0.25,
     "reward/correctness/by_turn/1/mean": 2.0,
     "advantage/std": 1.0,
+    "advantage/share/correctness": 0.5,
     "response_length/mean": 4.0,
     "actor/lr": 1e-6,
 }
@@ -151,6 +152,7 @@ def test_every_reward_and_what_was_logged_beside_it_has_a_panel_with_its_unit(tm
     assert [(title(metric), unit(metric)) for metric in pictured({"a": [logged(tmp_path)]})] == [
         ("correctness", "reward, batch mean"),
         ("correctness: dead groups", "share of prompts"),
+        ("advantage/share/correctness", "share of the advantage"),
         ("advantage/std", "std over responses"),
         ("response_length/mean", "tokens, batch mean"),
     ]

@@ -80,6 +80,10 @@ class Step:
         """Return new values, the new state and metrics."""
         return StepResult(self.apply(values, batch))
 
+    def parts(self, values: Array, batch: Batch) -> Array | None:
+        """Return `[N, K]` what each reward adds to the sum, of a step that sums; None if its sum has no such parts."""
+        return None
+
     def init(self) -> Any:
         """Return the state before the first batch, plain data that JSON restores unchanged; None without a state."""
         return None
@@ -97,6 +101,8 @@ class Result:
     state: State
     """The state for the next batch."""
     metrics: Metrics
+    summed: tuple[Array, Array] | None
+    """`[N, K]` what each reward adds to the sum, and `[N]` the sum, with any KL part; None if it has no parts."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,7 @@ class Chain:
         old = {**self.init(), **(state or {})}
         new: dict[str, Any] = {}
         metrics: Metrics = {}
-        values = batch.returns
+        summed, values = None, batch.returns
         for step in self.steps:
             found = step.transform(values, batch, old.get(step.name))
             after, shape = found.values, (len(values), 1 if step.sums else values.shape[1])
@@ -171,6 +177,8 @@ class Chain:
             if step.centres or step.compares:
                 varies = batch.groups.broadcast(batch.groups.varies(values))
                 after = np.where(varies | np.isnan(after), after, 0.0)
+            if step.sums and (parts := step.parts(values, batch)) is not None:
+                summed = parts, after[:, 0]
             values = after
             metrics |= found.metrics
             if found.state is not None:
@@ -181,7 +189,7 @@ class Chain:
                 f"return {values.shape[1]}: add weigh_and_sum, or another step that sums"
             )
         advantages = values[:, 0]
-        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics)
+        return Result(np.where(np.isnan(advantages), 0.0, advantages), new, metrics, summed)
 
 
 def plain_state(state: State) -> dict[str, Any]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
 from verl_ext.core.batch import Batch
-from verl_ext.core.groups import Array
+from verl_ext.core.groups import Array, Groups, divide
 
 Metrics = dict[str, float]
 
 TURNS = 8
 """The first turns, whose rewards have metrics of their own."""
 
-# verl aggregates a metric over the updates of one step by looking for these words anywhere in its name, so a reward
-# called `format_minimal` would be logged by its minimum: the word's first letter is written as a code.
-_MISREAD = "(?=max|min|mean|avg|average|sum|total|timing_s|timing_per_token)."
+# verl aggregates a metric over the updates of one step by looking for these words anywhere in its name, and for `lr` at
+# its end, so a reward called `format_minimal` would be logged by its minimum: the first letter is written as a code.
+_MISREAD = r"(?=max|min|mean|avg|average|sum|total|timing_s|timing_per_token|lr\Z)."
 # Loggers change other characters, and a name of dots would be a folder. The last part keeps two names from one code.
 _CODED = re.compile(rf"[^\w.-]|{_MISREAD}|\A\.(?=\.*\Z)|_(?=x[0-9a-f])", re.IGNORECASE)
 
@@ -83,6 +84,40 @@ def advantage_metrics(advantages: Array) -> Metrics:
     if not len(advantages):
         return {}
     return _moments("advantage", advantages) | {"advantage/zero_share": float((advantages == 0).mean())}
+
+
+def reward_shares(groups: Groups, parts: Array, total: Array, advantages: Array) -> Array:
+    """`[K]` the share of each reward in the advantages: `cov(c_k, S) / var(S)` in a group, averaged over the groups.
+
+    `S` is `total`, the sum of the rewards, and `c_k` a column of `parts`, what a reward adds to it. A group weighs as
+    much as its squared advantages add up to. A share is below 0, or above 1, where rewards oppose each other. What is
+    left to 1 is not from the rewards in `parts`. NaN if no group has advantages and an `S` that varies.
+
+    >>> parts = np.array([[3.0, 0.0], [-3.0, 1.0]])
+    >>> reward_shares(Groups.of("gg"), parts, parts.sum(axis=1), np.array([1.0, -1.0]))
+    array([ 1.2, -0.2])
+    """
+    mean, varies = groups.variation(total)
+    weights = np.where(varies, groups.sum(np.square(advantages)), 0.0)
+    if not weights.any():
+        return np.full(parts.shape[1], np.nan)
+    deviations = np.nan_to_num(total - groups.broadcast(mean))
+    centred = parts - groups.broadcast(groups.mean(parts))  # so that a large offset leaves no rounding
+    covariance, variance = groups.sum(centred * deviations[:, None]), groups.sum(np.square(deviations))
+    shares: Array = weights @ divide(covariance, variance[:, None]) / weights.sum()
+    return shares
+
+
+def share_metrics(
+    keys: Sequence[str], groups: Groups, parts: Array, total: Array, advantages: Array, *, rest: bool
+) -> Metrics:
+    """The shares of `reward_shares` by reward; with `rest`, what is left to 1. One reward without it has all."""
+    shares = reward_shares(groups, parts, total, advantages)
+    if np.isnan(shares).any() or (len(keys) == 1 and not rest):
+        return {}
+    metrics = {"advantage/share/rest": 1 - float(shares.sum())} if rest else {}
+    named = zip(keys, shares, strict=True)
+    return metrics | {f"advantage/share/{metric_name(key)}": float(share) for key, share in named}
 
 
 def _scored(values: Array) -> Array:

@@ -251,6 +251,9 @@ class WeighAndSum(Step):
             total = total + np.where(varies | (not self.kl_where_varying), batch.kl_reward, 0.0)
         return total[:, None]
 
+    def parts(self, values: Array, batch: Batch) -> Array:
+        return np.where(np.isnan(values), 0.0, values * batch.weighed(self.weights))
+
 
 def _rounding(values: Array, weights: Array, batch: Batch) -> Array:
     """`[G]` the range that the rounding of rewards to float32 can give the sums of a group in which they cancel.

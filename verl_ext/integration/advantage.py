@@ -18,7 +18,7 @@ from verl_ext import hooks
 from verl_ext.core.batch import SCORE, Batch
 from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array, Index, divide
-from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, turn_metrics
+from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, share_metrics, turn_metrics
 from verl_ext.core.rows import float_mask, row_sums, scores
 from verl_ext.errors import DataError, IntegrationError
 from verl_ext.integration import checkpoint, dump
@@ -114,6 +114,9 @@ def _run_chain(run: Run, chain: Chain, batch: Batch) -> Array:
     if run.settings.verl_ext.dump_dir is not None:
         dump.write(run, batch, result.advantages)
     run.metrics |= advantage_metrics(result.advantages)
+    if result.summed is not None:
+        rest = batch.kl_reward is not None
+        run.metrics |= share_metrics(batch.keys, batch.groups, *result.summed, result.advantages, rest=rest)
     if run.needs.turns:
         run.metrics |= turn_metrics(batch)
     run.metrics |= {f"{metric_name(run.name)}/{short}": value for short, value in result.metrics.items()}
@@ -131,6 +134,14 @@ def log_and_dump(run: Run, table: Table, tensors: Callable[[], Mapping[str, torc
         return
     batch = None if keys is None else table.batch(keys, counts=False)
     log_rewards(run, table, batch)
+    score, shown = table.score, run.name == "grpo" and run.log != "none" and not run.settings.kl_in_reward
+    if batch is not None and score is not None and shown:
+        groups = batch.groups
+        advantages = score - groups.broadcast(groups.mean(score))
+        if run.settings.norm_by_std:
+            advantages = divide(advantages, groups.broadcast(groups.std(advantages)))
+        parts = np.nan_to_num(batch.returns)
+        run.metrics |= share_metrics(batch.keys, groups, parts, score, advantages, rest=True)
     if batch is not None and run.settings.verl_ext.dump_dir is not None and tensors is not None:
         given = tensors()
         mask = float_mask(given["response_mask"], torch.float32)

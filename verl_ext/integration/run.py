@@ -65,7 +65,7 @@ class Run:
         return Needs(
             rewards,
             names=(*keys, *accuracy, *chain.needs_fields),
-            score=self.settings.kl_in_reward or SCORE in keys,
+            score=self.settings.kl_in_reward or SCORE in keys or (self.name == "grpo" and keys != ()),
             turns=by_turn,
             longest=self.trainer.config.data.max_response_length if by_turn and self.trainer is not None else 0,
             everything=self.log == "all",

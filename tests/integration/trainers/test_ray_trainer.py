@@ -62,7 +62,7 @@ def test_metrics_of_one_step_do_not_stay_for_the_next() -> None:
 
     first, second = EverySecond(compose("algorithm.adv_estimator=grpo", KEYS)).fit()
     assert "reward/acc/mean" in first
-    assert set(first) - set(second) == {name for name in first if name.startswith("reward/")}
+    assert set(first) - set(second) == {name for name in first if name.startswith(("reward/", "advantage/share/"))}
 
 
 def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay() -> None:
@@ -183,7 +183,8 @@ def test_only_the_columns_that_are_needed_are_read(estimator: str) -> None:
     columns = Lazy({name: data.batch[name] for name in list(data.batch.keys())})
     lazy = Elsewhere(batch=columns, non_tensor_batch=data.non_tensor_batch, meta_info={})
     OwnFit(compose(f"algorithm.adv_estimator={estimator}", KEYS)).advantages(lazy)
-    assert columns.sent == {"token_level_rewards", "response_mask"}
+    score = ["token_level_scores"] * (estimator == "grpo")  # of which the keys have their shares
+    assert columns.sent == {"token_level_rewards", "response_mask", *score}
 
 
 CONDITION = "+algorithm.rewards.conditions={format: {on: acc, at_least: 1}}"

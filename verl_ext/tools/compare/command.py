@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from verl_ext.core.groups import Array
+from verl_ext.core.metrics import reward_shares
 from verl_ext.errors import reading
 from verl_ext.files import say
 from verl_ext.settings import Settings
 from verl_ext.tools.compare import variants
-from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, measure, normalised
+from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, measure
 from verl_ext.tools.compare.read import read_rollouts
 from verl_ext.tools.compare.rollouts import Rollouts
 from verl_ext.tools.compare.variants import GRPO, Outcome
@@ -24,9 +26,9 @@ AGAINST = (
     "A is the advantage; brackets hold a 95 % interval (Wilson's, for the number of groups). A = 0 and other sign are "
     "shares of trajectories."
 )
-EXPLAINED = (
-    "R² of a linear regression of A on the rewards normalised in their groups, split by Shapley value. Rest: what no "
-    "weighted sum of them with fixed weights explains."
+SHARES = (
+    "cov(x, S) / var(S) in a group, which weighs by its A²; x is what the reward adds to the sum S. Below 0 or above "
+    "1: rewards oppose each other. Rest: what none of them adds."
 )
 LEVEL = "1 is the mean |A| over all groups; ± is a 95 % interval over the groups."
 
@@ -65,14 +67,15 @@ def compare(options: argparse.Namespace) -> int:
     key, accuracies = variants.accuracy(common, rollouts)
     level = by_accuracy(rollouts.of_prompts(accuracies), f"accuracy of the prompt ({key})")
     measured: dict[str, Measures] = {}  # by the text of the variant; grpo's first
+    shares: dict[str, Array] = {}
     groups, baseline = rollouts.groups, outcomes[0].advantages
     for outcome in outcomes:
-        seen = np.stack([outcome.seen.get(key, raw[key]) for key in keys], axis=1)
-        scaled = normalised(seen, groups)
-        measured[outcome.variant.text] = measure(outcome.advantages, baseline, groups, scaled, level)
+        parts = np.stack([outcome.parts.get(key, np.zeros(len(baseline))) for key in keys], axis=1)
+        shares[outcome.variant.text] = reward_shares(groups, np.nan_to_num(parts), outcome.total, outcome.advantages)
+        measured[outcome.variant.text] = measure(outcome.advantages, baseline, groups, level)
     missing = {key: int(np.isnan(values).sum()) for key, values in raw.items()}
     lines += [f"{key} is not scored in {count:,} trajectories" for key, count in missing.items() if count]
-    for title, remark, table in _tables(rollouts, measured, keys, level):
+    for title, remark, table in _tables(rollouts, measured, shares, keys, level):
         lines += ["", title, plain(table), remark]
     if options.output is not None:
         _save(rollouts, outcomes, keys, options.output)
@@ -98,7 +101,7 @@ def _notes(rollouts: Rollouts, outcomes: list[Outcome], common: Settings) -> Ite
 
 
 def _tables(
-    rollouts: Rollouts, measured: dict[str, Measures], keys: Sequence[str], level: Bins
+    rollouts: Rollouts, measured: dict[str, Measures], shares: dict[str, Array], keys: Sequence[str], level: Bins
 ) -> Iterator[tuple[str, str, Table]]:
     count = f"{len(rollouts.groups):,} groups"
     rows: Table = [("estimator", "dead groups", "A = 0", "mean |A|", "other sign")]
@@ -107,8 +110,8 @@ def _tables(
         rows.append((label, _interval(own.dead), _interval(own.zero), _number(own.size), turned))
     yield f"Against {GRPO} on {rollouts.total}, {count}", AGAINST, rows
     rows = [("estimator", *keys, "rest")]
-    rows += [(label, *map(_share, own.explained)) for label, own in measured.items()]
-    yield f"Share of the variance of A that each reward explains, {count}", EXPLAINED, rows
+    rows += [(label, *map(_share, (*found, 1 - found.sum()))) for label, found in shares.items()]
+    yield f"Share of A that each reward decides, {count}", SHARES, rows
     rows = [("estimator", *level.labels)]
     rows += [(label, *(_number(mean, half) for mean, half in own.by_level)) for label, own in measured.items()]
     counts = np.bincount(level.ids, minlength=len(level.labels))
@@ -117,7 +120,7 @@ def _tables(
 
 
 def _share(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.1%}"
+    return "-" if math.isnan(value) else f"{round(value, 3) + 0.0:.1%}"  # no -0.0
 
 
 def _interval(share: Share) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_ext.core.groups import Array, Groups, Index, divide
+from verl_ext.core.groups import Array, Groups, Index
 
 _SAME = 1e-9
 """Means that differ by less count as equal."""
@@ -55,22 +55,18 @@ class Measures:
     """Trajectories whose advantage has the other sign than grpo's."""
     size: float
     """Mean |A|."""
-    explained: tuple[float, ...]
-    """For each reward, its share of the variance of the advantage, and the rest; see `explained`."""
     by_level: Array
     """For each bin the mean |A|, divided by that of all groups; and the half of its 95 % interval."""
 
 
-def measure(advantages: Array, baseline: Array, groups: Groups, rewards: Array, level: Bins) -> Measures:
-    """Return all figures; `rewards` are those of `normalised`."""
+def measure(advantages: Array, baseline: Array, groups: Groups, level: Bins) -> Measures:
+    """Return all figures."""
     count, size = len(groups), np.abs(advantages)
-    shares = explained(advantages, rewards)
     return Measures(
         dead=Share.of(float((groups.sum(size) == 0).mean()), count),
         zero=Share.of(float((advantages == 0).mean()), count),
         turned=Share.of(float((np.sign(advantages) * np.sign(baseline) < 0).mean()), count),
         size=float(size.mean()),
-        explained=(*shares.tolist(), 1 - float(shares.sum())),
         by_level=_by_level(groups.mean(size), level),
     )
 
@@ -85,43 +81,6 @@ def _by_level(sizes: Array, level: Bins) -> Array:
         if len(inside) > 1:
             levels[index, 1] = 1.96 * inside.std(ddof=1) / math.sqrt(len(inside))
     return levels / sizes.mean() if sizes.any() else levels
-
-
-def normalised(rewards: Array, groups: Groups) -> Array:
-    """`[N, K]` each reward less its mean in the group, divided by its std there; 0 where it does not vary."""
-    mean, varies = groups.variation(rewards)
-    centred = np.where(groups.broadcast(varies) | np.isnan(rewards), rewards - groups.broadcast(mean), 0.0)
-    return np.nan_to_num(divide(centred, groups.broadcast(groups.std(centred))))
-
-
-def explained(advantages: Array, rewards: Array) -> Array:
-    """`[K]` the share of the variance of the advantage that each reward explains.
-
-    The R^2 of a linear regression, over all trajectories, of the advantage on the rewards normalised in their groups,
-    split by Shapley value: the gain in R^2 when the reward is added, averaged over all orders of adding them. The
-    shares add up to the R^2 of all rewards; no weighted sum of them with fixed weights explains the rest. NaN for an
-    advantage that does not vary, and for more than 12 rewards.
-
-    >>> explained(np.array([1.0, -1.0, 1.0, -1.0]), np.array([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0]]))
-    array([1., 0.])
-    """
-    count = rewards.shape[1]
-    covariance = np.atleast_2d(np.cov(np.column_stack([rewards, advantages]), rowvar=False))
-    within, against, variance = covariance[:-1, :-1], covariance[:-1, -1], covariance[-1, -1]
-    if not variance > 0 or count > 12:  # 2^K regressions
-        return np.full(count, np.nan)
-    fit = np.zeros(2**count)
-    for chosen in range(1, 2**count):
-        used = [reward for reward in range(count) if chosen >> reward & 1]
-        weights = np.linalg.lstsq(within[np.ix_(used, used)], against[used], rcond=1e-10)[0]
-        fit[chosen] = weights @ against[used] / variance
-    shares = np.zeros(count)
-    for reward in range(count):
-        for others in (chosen for chosen in range(2**count) if not chosen >> reward & 1):
-            size = others.bit_count()
-            weight = math.factorial(size) * math.factorial(count - size - 1) / math.factorial(count)
-            shares[reward] += weight * (fit[others | 1 << reward] - fit[others])
-    return shares
 
 
 def by_accuracy(means: Array, title: str) -> Bins:

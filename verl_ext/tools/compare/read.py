@@ -14,6 +14,8 @@ from verl_ext.core.groups import Array
 from verl_ext.core.typed import make
 from verl_ext.errors import DataError, listed, reading, unknown
 from verl_ext.files import METRICS, json_lines
+from verl_ext.registry import INSTALLED
+from verl_ext.settings import Settings
 from verl_ext.tools.compare.rollouts import ANSWERS, SCORE, SUM, TOKENS, About, Rollouts
 
 if TYPE_CHECKING:
@@ -98,12 +100,17 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
     # A file of a run without conditions has only what the estimator saw: it saw the rewards as they were scored.
     raw = {key: frame.get(f"raw/{key}", values).fillna(values).to_numpy(float) for key, values in seen.items()}
     total = next(name for name in ("total", SCORE, "sum") if name not in seen)
+    ours = Settings.parse(last.algorithm).rewards
+    weights = dict(zip(ours.keys or (), ours.weights or (), strict=False)) if last.estimator in INSTALLED else {}
+    parts = {key: values.to_numpy(float) * weights.get(key, 1.0) for key, values in seen.items()}
+    totals = {total: frame["total"].to_numpy(float)}
     lengths, unit = _lengths(frame)
     outputs = {"outputs": frame["outputs"].to_numpy(float)} if "outputs" in frame else {}
     return Rollouts(
         path=path,
         table=frame,
-        rewards=raw | {total: frame["total"].to_numpy(float)},
+        rewards=raw | totals,
+        parts=parts | totals,
         total=total,
         counts={"lengths": lengths, **outputs},
         unit=unit,
@@ -147,6 +154,7 @@ def _read_tables(path: Path, files: Sequence[Path], prompt: str | None) -> Rollo
         path=path,
         table=table.reset_index(drop=True),
         rewards=rewards,
+        parts=rewards,
         total=SCORE if SCORE in rewards else SUM,
         counts={"lengths": table["length"].to_numpy(float)},
         unit=unit,

@@ -48,6 +48,8 @@ class Rollouts:
     """One row a trajectory, with `step`, `update`, `uid`; in a dump also `advantage`, by turn `turn`."""
     rewards: Mapping[str, Array]
     """Each reward as it was scored, NaN where it was not; the score is one of them."""
+    parts: Mapping[str, Array]
+    """What each reward adds to the total, and the total itself."""
     total: str
     """The reward that verl's grpo works on: the score; in a dump of this package the total that the run trained on."""
     counts: Mapping[str, Any]
@@ -102,9 +104,11 @@ class Rollouts:
             )
         columns = np.stack([self.reward(key, "algorithm.rewards.keys") for key in settings.keys], axis=1)
         check_finite(columns, settings.keys, self.table["uid"].tolist())
-        total = np.nan_to_num(columns) @ np.array(settings.weights or [1.0] * len(settings.keys))
+        weighed = np.nan_to_num(columns) * np.array(settings.weights or [1.0] * len(settings.keys))
+        total = weighed.sum(axis=1)
         total[np.isnan(columns).all(axis=1)] = np.nan
-        return replace(self, rewards={**self.rewards, self.total: total})
+        parts = {**dict(zip(settings.keys, weighed.T, strict=True)), self.total: total}
+        return replace(self, rewards={**self.rewards, self.total: total}, parts=parts)
 
     @property
     def summary(self) -> str:

@@ -47,8 +47,10 @@ class Outcome:
 
     variant: Variant
     advantages: Array
-    seen: Mapping[str, Array]
-    """Each reward as the estimator saw it: after conditions, before weights."""
+    parts: Mapping[str, Array]
+    """What each reward adds to the sum."""
+    total: Array
+    """The sum; NaN if it has no parts."""
     notes: tuple[str, ...] = ()
 
 
@@ -112,7 +114,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
     uids = rollouts.table["uid"].to_numpy()
     state: Mapping[str, Any] = chain.init()
-    advantages, seen = np.zeros(len(rewards)), rewards.copy()
+    advantages, total, parts = np.zeros(len(rewards)), np.full(len(rewards), np.nan), np.zeros(rewards.shape)
     for rows in rollouts.updates.values():
         batch = Batch.of(
             rewards[rows],
@@ -124,14 +126,17 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
             **{name: values[rows] for name, values in rollouts.counts.items()},
         )
         result = chain(batch, state)
-        state, advantages[rows], seen[rows] = result.state, result.advantages, batch.returns
+        state, advantages[rows] = result.state, result.advantages
+        if result.summed is not None:
+            parts[rows], total[rows] = result.summed
     said = [*_odd(chain, rollouts)]
     if rollouts.run is not None and rollouts.run.estimator == variant.name:
         apart = float(np.abs(advantages - rollouts.table["advantage"].to_numpy(float)).max())
         same = "equal" if apart < _ROUNDING else f"differ by up to {apart:.3g} from"
         said.append(f"its advantages {same} those that the run recorded")
     named = tuple(f"{variant.text}: {text}" for text in said)
-    return Outcome(variant, advantages, dict(zip(keys, seen.T, strict=True)), named)
+    by_key = rollouts.parts if rewards_settings.keys is None else dict(zip(keys, parts.T, strict=True))
+    return Outcome(variant, advantages, by_key, total, named)
 
 
 def _by_turn(settings: RewardsSettings, keys: Sequence[str], rollouts: Rollouts) -> tuple[int, ...]:

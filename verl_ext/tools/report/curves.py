@@ -17,6 +17,7 @@ Experiments = Mapping[str, Sequence[Log]]
 _SCORE = "critic/score/mean"
 """verl's own mean of the score, which a run without this package has."""
 _DEAD = "/dead_groups"
+_SHARE = "advantage/share/"
 _BESIDE = {
     "advantage/std": "std over responses",
     "advantage/zero_share": "share of responses",
@@ -54,9 +55,10 @@ def rewards(experiments: Experiments) -> list[str]:
 
 
 def pictured(experiments: Experiments) -> list[str]:
-    """Return the metrics of the picture: the rewards, and what was logged of their dead groups and of `_BESIDE`."""
+    """Return the metrics of the picture: the rewards, and what was logged of dead groups, shares and `_BESIDE`."""
     names, metrics = rewards(experiments), logged(experiments)
-    beside = [*(name.removesuffix("/mean") + _DEAD for name in names), *_BESIDE]
+    shares = (name for name in metrics if name.startswith(_SHARE))
+    beside = [*(name.removesuffix("/mean") + _DEAD for name in names), *shares, *_BESIDE]
     return names + [name for name in beside if name in metrics]
 
 
@@ -76,6 +78,8 @@ def unit(metric: str) -> str:
     """Return what the values of a metric are."""
     if metric.endswith(_DEAD):
         return "share of prompts"
+    if metric.startswith(_SHARE):
+        return "share of the advantage"
     return _BESIDE.get(metric, "reward, batch mean" if title(metric) != metric or metric == _SCORE else "value")
 
 
