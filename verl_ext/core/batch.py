@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from verl_ext.core.groups import TOLERANCE, Array, Groups
+from verl_ext.core.items import Items
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, DataError, unknown
 
@@ -62,7 +63,11 @@ class Batch:
     returns: Array
     """`[N, K]` what the first step gets: the rewards, by turn those that are still to come; read-only."""
     keys: tuple[str, ...]
-    """`K` names of the components."""
+    """`K` names of the columns: of the components, and `rubric[0]`, `rubric[1]`, ... of a reward by item."""
+    column_keys: tuple[str, ...]
+    """`K` the component of each column, `rubric` for `rubric[0]`."""
+    factors: Array | None
+    """`[N, K]` what each value counts beside its component's weight, equal within a prompt; None: 1 each."""
     conditions: Mapping[str, Requirement]
     """What must be reached for a reward to count, by its key."""
     groups: Groups
@@ -100,8 +105,26 @@ class Batch:
         return self.fields[name]
 
     def weighed(self, weights: Sequence[float] | None) -> Array:
-        """`[K]` the weight of each component: 1 each without `weights`."""
-        return np.ones(len(self.keys)) if weights is None else np.array(weights)
+        """`[K]` the weight of each column, `[N, K]` where the factors differ; `weights` has one entry per component."""
+        if self.factors is None:
+            return np.ones(len(self.keys)) if weights is None else np.array(weights)
+        named = tuple(dict.fromkeys(self.column_keys))
+        given = dict(zip(named, [1.0] * len(named) if weights is None else weights, strict=True))
+        same = len(self.factors) > 0 and bool((self.factors == self.factors[0]).all())
+        return np.array([given[key] for key in self.column_keys]) * (self.factors[0] if same else self.factors)
+
+    def by_key(self) -> Batch:
+        """The same with one column for each component: of a reward by item the weighted sum of its criteria."""
+        if (factors := self.factors) is None:
+            return self
+        named = tuple(dict.fromkeys(self.column_keys))
+        places = [np.array(self.column_keys) == key for key in named]
+
+        def summed(values: Array) -> Array:
+            return np.stack([Items(values[:, place], factors[:, place]).total for place in places], axis=1)
+
+        raw, rewards, returns = map(summed, (self.raw, self.rewards, self.returns))
+        return replace(self, raw=raw, rewards=rewards, returns=returns, keys=named, column_keys=named, factors=None)
 
     @classmethod
     def of(
@@ -112,6 +135,8 @@ class Batch:
         prompts: Groups | None = None,
         turns: Turns | None = None,
         keys: Sequence[str] = (SCORE,),
+        column_keys: Sequence[str] | None = None,
+        factors: Array | None = None,
         conditions: Mapping[str, Requirement] | None = None,
         lengths: Counts | None = None,
         accuracy: Counts | None = None,
@@ -146,6 +171,8 @@ class Batch:
             rewards=matrix,
             returns=returns,
             keys=tuple(keys),
+            column_keys=tuple(column_keys or keys),
+            factors=None if factors is None else _shaped("factors", factors, matrix.shape),
             conditions=conditions or {},
             groups=groups,
             prompts=prompts,

@@ -67,6 +67,7 @@ class DivideByBatchStd(Step):
     name: ClassVar[str] = "divide_by_batch_std"
     not_after: ClassVar[Order] = {"centre": "it takes rewards as they are", "balance": "it undoes that factor"}
     undoes: ClassVar[Order] = {"weigh_by_variation": "dividing by the batch's std undoes it"}
+    not_by_item: ClassVar[str] = "it would divide by the std of a criterion's place in the list"
     epsilon: float = limited(0.0, low=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -141,6 +142,7 @@ class DropConflicts(Step):
     name: ClassVar[str] = "drop_conflicts"
     after: ClassVar[Order] = {"centre": "only centred values say which way a reward pulls"}
     not_after: ClassVar[Order] = {"weigh_and_sum": "it compares the rewards of a response"}
+    not_by_item: ClassVar[str] = "with many criteria most responses conflict, and it would drop them"
     conflict: Literal["hard", "snr"] = "hard"
     tau: float = limited(0.2, low=0.0, high=1.0, only_with={"conflict": ("snr",)})
     weights: tuple[float, ...] | None = None
@@ -179,6 +181,7 @@ class WeighByVariation(Step):
 
     name: ClassVar[str] = "weigh_by_variation"
     not_after: ClassVar[Order] = {"weigh_and_sum": "it weighs each reward, and would weigh the KL term"}
+    not_by_item: ClassVar[str] = "its weights would go by a criterion's place in the list"
     lowest: tuple[float, ...] | None = None
     """The least value of each reward, in the order of `algorithm.rewards.keys`; default: 0 each."""
 
@@ -225,7 +228,8 @@ class WeighAndSum(Step):
     def apply(self, values: Array, batch: Batch) -> Array:
         weights = batch.weighed(self.weights)
         unscored = np.isnan(values)
-        total: Array = np.where(unscored, 0.0, values) @ weights
+        scored = np.where(unscored, 0.0, values)
+        total: Array = scored @ weights if weights.ndim == 1 else (scored * weights).sum(axis=1)
         total[unscored.all(axis=1)] = np.nan
         total, _ = without_rounding(total, batch, _rounding(values, weights, batch))
         if batch.kl_reward is not None:
@@ -246,6 +250,8 @@ def _rounding(values: Array, weights: Array, batch: Batch) -> Array:
     centred = values - groups.broadcast(groups.mean(values))  # a sum that comes first has values with offsets
     scale = divide(groups.sum(np.abs(centred)), groups.sum(np.abs(deviations)))
     largest = np.fmax.reduceat(np.abs(returns)[groups.order], groups.starts)
+    if weights.ndim == 2:
+        weights = weights[groups.order[groups.starts]]  # those of a prompt are equal
     rounding: Array = 2.0**-21 * np.nansum(np.abs(weights) * scale * largest, axis=1)
     return rounding
 

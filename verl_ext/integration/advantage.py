@@ -155,7 +155,7 @@ def log_rewards(run: Run, table: Table, batch: Batch | None = None, part: Index 
     keys: tuple[str, ...] = ()
     if batch is not None:
         run.metrics |= reward_metrics(batch)
-        keys = batch.keys
+        keys = batch.column_keys
     others = []
     for name in [name for name in table.returned if name not in keys] if run.log == "all" else ():
         if isinstance(name, str) and all(value is None or is_number(value) for value in table.fields[name]):
