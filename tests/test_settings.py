@@ -106,6 +106,17 @@ def test_verls_names_name_the_same_rewards() -> None:
         ({"rewards": {"token_scores": True}}, ("token_scores", "algorithm.rewards.keys")),
         ({"rewards": {"keys": ["a"], "by_turn": ["a"], "token_scores": True}}, ("token_scores",)),
         ({"rewards": {"keys": ["a"], "turn_discount": 0.9}}, ("turn_discount",)),
+        ({"rewards": {"by_item": ["b"]}}, ("algorithm.rewards.by_item", "'b'")),
+        *(
+            ({"rewards": {"keys": ["a", "b"], "by_item": ["b"], **more}}, (f"algorithm.rewards.{name}", "'b'"))
+            for name, more in (
+                ("by_turn", {"by_turn": ["a"]}),
+                ("accuracy_key", {"accuracy_key": "b"}),
+                ("token_scores", {"token_scores": True}),
+                ("conditions", {"conditions": {"b": {"on": "a", "at_least": 1}}}),
+                ("conditions", {"conditions": {"a": {"on": "b", "at_least": 1}}}),
+            )
+        ),
         ({"rewards": {"by_turn": ["b"]}}, ("algorithm.rewards.by_turn", "'b'")),
         ({"rewards": {"rejected": "drop"}}, ("algorithm.rewards.rejected", "'leave_out'")),
         (

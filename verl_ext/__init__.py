@@ -19,6 +19,7 @@ _NAMES = {
     "verl_ext.core.batch": ("Batch",),
     "verl_ext.core.chain": ("Chain", "Step", "StepResult"),
     "verl_ext.core.history": ("WeighByHistory",),
+    "verl_ext.core.items": ("by_item",),
     "verl_ext.core.steps": ("Centre", "ScaleByMad", "ScaleByStd", "WeighAndSum"),
     "verl_ext.core.totals": ("Balance", "WeighByDifficulty", "Whiten"),
     "verl_ext.core.turns": ("Turns", "by_turn"),

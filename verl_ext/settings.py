@@ -38,6 +38,8 @@ class RewardsSettings:
     """Values above it count as right; null: the values are an accuracy in [0, 1] already."""
     by_turn: tuple[str, ...] | None = None
     """Those of the keys that have an entry for each turn of a response, as `verl_ext.by_turn([...])` returns them."""
+    by_item: tuple[str, ...] | None = None
+    """Those of the keys that are lists of criteria, a number for each, as `verl_ext.by_item([...])` returns them."""
     turn_discount: float = limited(1.0, low=0.0, high=1.0)
     """What a reward counts one turn before it is earned."""
     conditions: Mapping[str, Requirement] | None = None
@@ -70,18 +72,22 @@ class RewardsSettings:
                 "reward a weight"
             )
         by_turn, on = set(self.by_turn or ()), {needed.on for needed in (self.conditions or {}).values()}
-        for setting, names in {"by_turn": by_turn, "conditions": on.union(self.conditions or ())}.items():
+        by_item, conditioned = set(self.by_item or ()), on.union(self.conditions or ())
+        for setting, names in {"by_turn": by_turn, "by_item": by_item, "conditions": conditioned}.items():
             if missing := names - set(keys):
                 raise ConfigurationError(
                     f"{where}.{setting} names {listed(missing)}: add it to {where}.keys={list(keys)}"
                 )
-        if wrong := on & by_turn:
+        if other := (on & by_turn) | (conditioned & by_item):
             raise ConfigurationError(
-                f"{where}.conditions depend on {listed(wrong)}, of {where}.by_turn: name a reward of the whole response"
+                f"{where}.conditions name {listed(other)}, of {where}.by_turn or by_item: name rewards that are numbers"
             )
-        if self.by_turn and self.token_scores:
+        lists = by_turn | by_item
+        clashes = {"by_turn": by_turn and by_item, "accuracy_key": {self.accuracy_key} & by_item}
+        clashes["token_scores"] = lists if self.token_scores else set()
+        if wrong := [setting for setting, clash in clashes.items() if clash]:
             raise ConfigurationError(
-                f"{where}.token_scores=True writes no rewards by turn: remove it, or {where}.by_turn"
+                f"{where}.{wrong[0]} does not work with the rewards {listed(lists)}, which are lists: remove one"
             )
         if self.turn_discount != 1 and not self.by_turn:
             raise ConfigurationError(f"{where}.turn_discount has no effect without {where}.by_turn: remove it")

@@ -43,6 +43,10 @@ CALLS = (
     "+algorithm.rewards.by_turn=[tool_rewards]",
     "actor_rollout_ref.rollout.multi_turn.max_parallel_calls=2",
 )
+ITEMS = "+algorithm.rewards.by_item=[format]"
+ITEMS_ACC = "+algorithm.rewards.by_item=[acc]"
+HADW_GD2PO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gd2po")
+BATCH_STD = "+algorithm.compose.steps=[weigh_and_sum,divide_by_batch_std,centre]"
 REJECTING = "+algorithm.rollout_correction.rollout_rs=token_k1"
 HOOKS = "+trainer.pre_advantage_hooks={mine:{hook_class:my_package.Mine}}"
 KL = "algorithm.use_kl_in_reward=True"
@@ -67,6 +71,15 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("turns and rejection", (*GDPO, TURNS, REJECTING, "trainer.use_v1=False"), ("by_turn", "rollout_rs")),
     ("turns and hooks", (*GDPO, TURNS, HOOKS, "trainer.use_v1=False"), ("by_turn", "pre_advantage_hooks")),
     ("turns and any reward", (*GDPO, TURNS, FILTER, ANY_REWARD), ("by_turn", "any_reward", "accuracy_between")),
+    ("items under verl's grpo", (GRPO, KEYS, ITEMS), ("algorithm.rewards.by_item", "grpo")),
+    ("items and any reward", (*GDPO, ITEMS, FILTER, ANY_REWARD), ("by_item", "any_reward", "accuracy_between")),
+    ("items as the accuracy", (*HADW_GDPO, KEYS, ITEMS_ACC), ("by_item", "'acc'", "rewards.accuracy_key")),
+    ("items that conflict", ("algorithm.adv_estimator=gd2po", KEYS, ITEMS), ("by_item", "drop_conflicts", "gd2po")),
+    ("items below hadw", (*HADW_GD2PO, KEYS, ITEMS, ACC), ("by_item", "drop_conflicts", "hadw")),
+    *(
+        (step, (COMPOSE, KEYS, ITEMS, f"+algorithm.compose.steps=[{step},weigh_and_sum,centre]"), ("by_item", step))
+        for step in ("weigh_by_variation", "divide_by_batch_std")
+    ),
     ("turns and KL", ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, TURNS, KL), ("use_kl_in_reward", "by turn")),
     ("KL and a sum of one's own", (COMPOSE, OWN_SUM, KEYS, KL), ("use_kl_in_reward", "weigh_and_sum")),
     ("turns as the accuracy", (*HADW_GDPO, KEYS, ACCURACY_BY_TURN), ("by_turn", "'acc'", "rewards.accuracy_key")),
@@ -146,6 +159,8 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "maxrl with its scorer": (MAXRL, GSM8K),
     "dgpo with one key": ("algorithm.adv_estimator=dgpo", GSM8K, ONE),
     "turns and hooks on the default trainer": (*GDPO, TURNS, HOOKS),
+    "items": (*GDPO, ITEMS),
+    "items, divided by a std after the sum": (COMPOSE, KEYS, ITEMS, BATCH_STD),
     "hooks on the other trainer": (*GDPO, HOOKS, "trainer.use_v1=False"),
     "gdpo by verl's names": (*VERLS, "+algorithm.gdpo.whiten=token"),
     "drgrpo by verl's names": ("algorithm.adv_estimator=drgrpo", *DRGRPO, VERLS[1]),

@@ -36,6 +36,11 @@ def turns(data_source, solution_str, ground_truth, extra_info, plain=False):
     entries = [float(word == ground_truth) for word in solution_str.split()]
     return {"score": 0.0, "correct": 0.0, "format": entries if plain else str(entries)}
 
+def items(data_source, solution_str, ground_truth, extra_info, wrong=None):
+    from verl_ext import by_item
+    met = [0] if wrong == "fewer" and not solution_str else [solution_str == ground_truth, 0.5]
+    return {"score": 0.0, "correct": 0.0, "format": met if wrong == "plain" else by_item(met, [3, -1][:len(met)])}
+
 def random(**given):
     return {"score": next(calls), "correct": 1.0, "format": 1.0}
 
@@ -170,6 +175,19 @@ def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path):
     status, out = tried(*given, f"+{FUNCTION}.reward_kwargs.plain=True")
     assert status == 1
     assert "by_turn([...])" in out
+
+
+def test_rewards_by_item_are_shown_and_what_is_wrong_with_them_is_told(tried, tmp_path):
+    given = ("algorithm.rewards.by_item=[format]", f"{FUNCTION}.name=items")
+    status, out = tried(*given)
+    assert status == 0, out
+    (line,) = (line for line in out.splitlines() if line.strip().startswith("format"))
+    assert "by item, 2 to 2 entries" in line
+    assert "0 to 1" in line
+    for wrong, words in (("plain", ("by_item([...]", "'format'")), ("fewer", (f"row 0 of {tmp_path}", "'format'"))):
+        status, out = tried(*given, f"+{FUNCTION}.reward_kwargs.wrong={wrong}")
+        assert status == 1
+        assert a_line_says(out, *words)
 
 
 @pytest.fixture

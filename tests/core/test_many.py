@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 
 from tests.batches import Rollout, rollouts
-from tests.facts import facts
 from verl_ext import Centre, Chain, ScaleByStd, Settings, WeighAndSum, Whiten, build
 from verl_ext.core.batch import Batch
 from verl_ext.core.many import ScaleByCommonStd, ScaleByCorrelation, SoftMin, WeighByDensity
 from verl_ext.core.turns import Turns
-from verl_ext.errors import ConfigurationError
 
 AB = ("a", "b")
 
@@ -50,9 +48,11 @@ def test_weights_are_those_of_the_rewards(step, weights, rollout):
         np.testing.assert_allclose(advantages(rollout, step(tenfold), WeighAndSum(tenfold)), wanted, atol=1e-9)
 
 
-def test_a_negative_weight_is_refused_with_a_common_std():
-    with pytest.raises(ConfigurationError, match=facts("scale_by_common_std", "weights", "-0.5", "at least 0")):
-        ScaleByCommonStd((1.0, -0.5))
+def test_a_negative_weight_is_a_positive_one_of_the_negative_reward():
+    batch, opposite = (Batch.of([[3, b], [0, 2 * b], [1, 0]], ["g"] * 3, keys=("a", "b")) for b in (1, -1))
+    for name in ("dvao", "corrgrpo"):
+        found = [build(name, Settings.parse({"rewards": {"keys": ["a", "b"], "weights": [1, w]}})) for w in (-0.5, 0.5)]
+        np.testing.assert_allclose(found[0](batch).advantages, found[1](opposite).advantages, rtol=1e-12)
 
 
 @given(rollout=rollouts(nan=False))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.facts import a_line_says, says
 from tests.tools import made
-from verl_ext import Settings, build
+from verl_ext import Settings, build, by_item
 from verl_ext.estimators.grpo import grpo
 
 BOTH = ("right", "form")
@@ -55,6 +55,23 @@ def test_a_variant_has_the_advantages_of_its_estimator(variant, wanted, advantag
     (ours,) = (name for name in found if name.startswith("advantage/") and name != "advantage/grpo")
     np.testing.assert_allclose(found[ours], wanted, atol=1e-12)
     np.testing.assert_allclose(found["advantage/grpo"], expected("grpo"), atol=1e-12)
+
+
+def test_a_reward_by_item_is_read_from_the_text_of_json_lines(advantages, compare, tmp_path):
+    lines = made.entries()
+    for line in lines:
+        count = 2 + (line["gts"] == "0")
+        line["rubric"] = by_item([line["right"], line["form"], 0.5][:count], [1, -3, 2][:count])
+    folder = made.rollouts(tmp_path / "rollouts", lines)
+    wanted = [(line["right"] - 3 * line["form"]) / (6 if line["gts"] == "0" else 4) for line in lines]
+    settings = f"algorithm.rewards.keys=[right,rubric] algorithm.rewards.by_item=[rubric] {RIGHT}"
+    found = advantages(folder, f"drgrpo {settings}")
+    (ours,) = (name for name in found if name.startswith("advantage/drgrpo"))
+    total = (np.array(made.RIGHT) + wanted).reshape(3, 4)
+    np.testing.assert_allclose(found[ours], (total - total.mean(axis=1, keepdims=True)).ravel(), atol=1e-12)
+    assert "'rubric'" in compare(folder, settings.replace("by_item=[rubric]", "by_item=[]"), "drgrpo", status=1)
+    made.rollouts(folder, [lines[0] | {"rubric": by_item([1])}, *lines[1:]])
+    assert says(compare(folder, settings, "drgrpo", status=1), "'rubric'", "p0-1")
 
 
 def test_a_setting_alone_holds_for_all_and_may_come_after_options(advantages, tmp_path):

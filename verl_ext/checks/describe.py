@@ -29,8 +29,8 @@ def describe(run: RunConfig) -> Iterator[str]:
     }
     keys = rewards.keys or ()
     weights = dict(zip(keys, rewards.weights or [1.0] * len(keys), strict=True))
-    by_turn = dict.fromkeys(rewards.by_turn or (), " by turn")
-    named = [f"{weights[key]:g} {key}{by_turn.get(key, '')}{conditions.get(key, '')}" for key in keys]
+    lists = dict.fromkeys(rewards.by_turn or (), " by turn") | dict.fromkeys(rewards.by_item or (), " by item")
+    named = [f"{weights[key]:g} {key}{lists.get(key, '')}{conditions.get(key, '')}" for key in keys]
     only = "" if run.computes else f" (only logged: verl's {run.name} uses the score)"
     if named or not run.select("algorithm.rewards.keys"):  # else an error says why they cannot be read
         yield f"rewards    {', '.join(named) + only if named else 'the score'}"

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -128,29 +129,35 @@ def lost_penalty(run: RunConfig) -> Iterator[Complaint]:
         )
 
 
-def without_turns(run: RunConfig) -> Iterator[Complaint]:
-    """Rewards by turn where the run has no turns for them."""
+def lists_of_rewards(run: RunConfig) -> Iterator[Complaint]:
+    """Rewards by turn or by item in a run that cannot take them."""
     rewards, rollout = run.settings.rewards, "actor_rollout_ref.rollout.multi_turn"
-    if not rewards.by_turn:
+    names = rewards.by_turn or rewards.by_item  # never both
+    if not names:
         return
-    where = f"algorithm.rewards.by_turn={list(rewards.by_turn)}"
+    where = f"algorithm.rewards.{'by_turn' if rewards.by_turn else 'by_item'}={list(names)}"
     if not run.computes:
         yield Complaint(
             f"{where} has no effect on verl's {run.name}: set algorithm.adv_estimator to one of {listed(INSTALLED)}"
         )
-    if TOOL_REWARDS in rewards.by_turn and run.select(f"{rollout}.max_parallel_calls") != 1:
+    if TOOL_REWARDS in (rewards.by_turn or ()) and run.select(f"{rollout}.max_parallel_calls") != 1:
         yield Complaint(
             f"{where}: verl writes {TOOL_REWARDS} for each call, which is one for each turn only with "
             f"{rollout}.max_parallel_calls=1: set it, or return by_turn([...]) from the reward function"
         )
-    for setting in REJECTING if run.select("trainer.use_v1") is False else ():
+    for setting in REJECTING if rewards.by_turn and run.select("trainer.use_v1") is False else ():
         if run.select(setting):
             yield Complaint(f"{where}: this trainer reads turns after {setting} has cut them: remove one of the two")
     needed = rewards.accuracy_between is not None or (run.chain is not None and run.chain.needs_accuracy)
-    if needed and (key := accuracy_of(run.settings)) in rewards.by_turn:
+    if needed and (key := accuracy_of(run.settings)) in names:
         yield Complaint(f"{where}: the accuracy {key!r} is one number a response: set algorithm.rewards.accuracy_key")
     if run.filter == ANY_REWARD:
         yield Complaint(f"{FILTER}.metric={ANY_REWARD} does not know {where}: set {FILTER}.metric={ACCURACY_BETWEEN}")
+    for step in takewhile(lambda step: not step.sums, run.chain.steps if run.chain and rewards.by_item else ()):
+        if step.not_by_item:
+            yield Complaint(
+                f"{where} does not work with the step {step.name} of {run.name}: {step.not_by_item}; leave it out"
+            )
 
 
 def accuracy_of(settings: Settings) -> str:

@@ -28,6 +28,7 @@ from verl_ext.checks.rewards import MANAGERS, accuracy_of
 from verl_ext.checks.samples import read_answers, rows_of
 from verl_ext.core.batch import LARGEST_REWARD, SCORE
 from verl_ext.core.groups import Groups
+from verl_ext.core.items import Items
 from verl_ext.core.rows import Rows
 from verl_ext.errors import ConfigurationError, DataError, VerlExtError, listed, reading, unknown
 from verl_ext.files import say
@@ -188,6 +189,8 @@ def _wrong(columns: Mapping[str, Any], answers: Sequence[str], verdict: Verdict,
                 compute(run.name, scores, torch.ones(size, 1))
         if settings.rewards.accuracy_between is not None:
             outside(Groups.of(answers), table)
+        for key in settings.rewards.by_item or ():
+            Items.of(key, [answer.rpartition(", ")[0] for answer in answers], columns[key])  # the same for a row
     except VerlExtError as error:
         yield str(error)
 
@@ -198,10 +201,12 @@ def _lines(columns: Mapping[str, Sequence[Any]], verdict: Verdict) -> Iterator[s
     for key, given in columns.items():
         values, turns = given, ""
         with suppress(TypeError, ValueError):
-            if key in (verdict.settings.rewards.by_turn or ()):
+            by_item = key in (verdict.settings.rewards.by_item or ())
+            if by_item or key in (verdict.settings.rewards.by_turn or ()):
                 lists = list(map(json.loads, given))
-                values, counts = [entry for entries in lists for entry in entries], list(map(len, lists))
-                turns = f" by turn, {min(counts)} to {max(counts)} entries"
+                entries, counts = [entry for entries in lists for entry in entries], list(map(len, lists))
+                values = [value for value, _ in entries] if by_item else entries
+                turns = f" by {'item' if by_item else 'turn'}, {min(counts)} to {max(counts)} entries"
         numbers = [float(value) for value in values if is_number(value) and abs(value) <= LARGEST_REWARD]
         words = [f"{min(numbers):g} to {max(numbers):g}"] if numbers else []
         words += [f"{rest} NaN, missing or no number"] if (rest := len(values) - len(numbers)) else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,11 @@ class Batch:
     returns: Array
     """`[N, K]` what the first step gets: the rewards, by turn those that are still to come; read-only."""
     keys: tuple[str, ...]
-    """`K` names of the components."""
+    """`K` names of the columns: of the components, and `rubric[0]`, `rubric[1]`, ... of a reward by item."""
+    column_keys: tuple[str, ...]
+    """`K` the component of each column, `rubric` for `rubric[0]`."""
+    factors: Array | None
+    """`[N, K]` what each value counts beside its component's weight, equal within a prompt; None: 1 each."""
     conditions: Mapping[str, Requirement]
     """What must be reached for a reward to count, by its key."""
     groups: Groups
@@ -99,9 +103,44 @@ class Batch:
             )
         return self.fields[name]
 
-    def weighed(self, weights: Sequence[float] | None) -> Array:
-        """`[K]` the weight of each component: 1 each without `weights`."""
-        return np.ones(len(self.keys)) if weights is None else np.array(weights)
+    def weighed(self, weights: Sequence[float] | None, *, by_group: bool = False) -> Array:
+        """`[K]` the weight of each column, where the factors differ `[N, K]`, or `[G, K]` with `by_group`.
+
+        `weights` has one entry per component.
+        """
+        if self.factors is None:
+            return np.ones(len(self.keys)) if weights is None else np.array(weights)
+        given = dict.fromkeys(self.components, 1.0)
+        if weights is not None:
+            given = dict(zip(given, weights, strict=True))
+        same = len(self.factors) > 0 and bool((self.factors == self.factors[0]).all())
+        factors = self.factors[self.groups.order[self.groups.starts]] if by_group else self.factors
+        return np.array([given[key] for key in self.column_keys]) * (self.factors[0] if same else factors)
+
+    def by_key(self) -> Batch:
+        """The same with one column for each component: of a reward by item the weighted sum of its criteria."""
+        factors, named = self.factors, self.components
+        if factors is None:
+            return self
+
+        def summed(values: Array) -> Array:
+            unscored = self.key_sums(np.where(np.isnan(values), 0.0, 1.0)) == 0
+            return np.where(unscored, np.nan, self.key_sums(np.nan_to_num(values) * factors))
+
+        raw, rewards, returns = map(summed, (self.raw, self.rewards, self.returns))
+        return replace(self, raw=raw, rewards=rewards, returns=returns, keys=named, column_keys=named, factors=None)
+
+    def key_sums(self, values: Array) -> Array:
+        """`[N, components]` of `[N, K]`: the columns of a reward by item are added up."""
+        if self.factors is None:
+            return values
+        places = (np.array(self.column_keys) == key for key in self.components)
+        return np.stack([values[:, place].sum(axis=1) for place in places], axis=1)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The names of the rewards."""
+        return tuple(dict.fromkeys(self.column_keys))
 
     @classmethod
     def of(
@@ -112,6 +151,8 @@ class Batch:
         prompts: Groups | None = None,
         turns: Turns | None = None,
         keys: Sequence[str] = (SCORE,),
+        column_keys: Sequence[str] | None = None,
+        factors: Array | None = None,
         conditions: Mapping[str, Requirement] | None = None,
         lengths: Counts | None = None,
         accuracy: Counts | None = None,
@@ -146,6 +187,8 @@ class Batch:
             rewards=matrix,
             returns=returns,
             keys=tuple(keys),
+            column_keys=tuple(column_keys or keys),
+            factors=None if factors is None else _shaped("factors", factors, matrix.shape),
             conditions=conditions or {},
             groups=groups,
             prompts=prompts,

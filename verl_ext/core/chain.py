@@ -60,6 +60,8 @@ class Step:
     """Whether it divides by the group's spread, which verl's `norm_adv_by_std_in_grpo=False` contradicts."""
     sums: ClassVar[bool] = False
     """Whether the step makes one value of all rewards: it then counts as `weigh_and_sum` in the rules of order."""
+    not_by_item: ClassVar[str] = ""
+    """Why the step cannot stand before the sum where a reward comes by item, with a column for each criterion."""
     needs_accuracy: ClassVar[bool] = False
     """Whether the step reads `batch.accuracy`."""
     needs_fields: ClassVar[tuple[str, ...]] = ()

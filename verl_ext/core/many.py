@@ -16,7 +16,6 @@ from verl_ext.core.groups import Array, divide
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.steps import _GROUP_FACTORS
 from verl_ext.core.typed import limited
-from verl_ext.errors import ConfigurationError
 
 _OF_EACH: Order = {"weigh_and_sum": "it compares the rewards of a response"}
 
@@ -36,6 +35,7 @@ class WeighByDensity(Step):
     """
 
     name: ClassVar[str] = "weigh_by_density"
+    not_by_item: ClassVar[str] = "its density would go by a criterion's place in the list"
     after: ClassVar[Order] = {COMPARED: "only compared values say which responses are better than others"}
     not_after: ClassVar[Order] = _OF_EACH
     of: Literal["both", "positive"] = "both"
@@ -53,8 +53,8 @@ class WeighByDensity(Step):
 class ScaleByCommonStd(Step):
     """`x_k / sum_l w_l std_g(x_l)` of centred values, std with n, one divisor for all rewards (DVAO).
 
-    w_l is the weight of reward l, which must not be below 0. A reward that does not vary, or is not scored, adds 0 to
-    the divisor. All of a group is 0 where the divisor is at most 1e-8.
+    w_l is the size of the weight of reward l: a negative weight is a positive one of the negative reward. A reward that
+    does not vary, or is not scored, adds 0 to the divisor. All of a group is 0 where the divisor is at most 1e-8.
 
     >>> batch = Batch.of([[3.0, 1.0], [-3.0, 1.0], [0.0, -2.0], [0.0, 0.0]], list("gggg"), keys=("right", "form"))
     >>> ScaleByCommonStd(weights=(1.0, 0.5)).apply(batch.returns, batch).round(3).tolist()
@@ -68,16 +68,9 @@ class ScaleByCommonStd(Step):
     undoes: ClassVar[Order] = {"leave_one_out": "dividing afterwards undoes it"}
     weights: tuple[float, ...] | None = None
 
-    def __post_init__(self) -> None:
-        if (least := min(self.weights or (0.0,))) < 0:
-            raise ConfigurationError(
-                f"{self.name} needs algorithm.rewards.weights of at least 0, found {least:g}: return that reward with "
-                "the opposite sign, and make its weight positive"
-            )
-
     def apply(self, values: Array, batch: Batch) -> Array:
         variance = np.nan_to_num(batch.groups.mean(np.square(values)))
-        divisor = np.sqrt(variance) @ batch.weighed(self.weights)
+        divisor = (np.sqrt(variance) * np.abs(batch.weighed(self.weights, by_group=True))).sum(axis=1)
         scale: Array = np.divide(1.0, divisor, out=np.zeros(divisor.shape), where=divisor > 1e-8)
         return values * batch.groups.broadcast(scale)[:, None]
 
@@ -96,6 +89,7 @@ class ScaleByCorrelation(Step):
     """
 
     name: ClassVar[str] = "scale_by_correlation"
+    divides_by_std: ClassVar[bool] = True
     after: ClassVar[Order] = {"centre": "the correlations are those of values that are centred in their group"}
     not_after: ClassVar[Order] = _OF_EACH
     weights: tuple[float, ...] | None = None
@@ -104,7 +98,8 @@ class ScaleByCorrelation(Step):
     def apply(self, values: Array, batch: Batch) -> Array:
         groups, signs = batch.groups, np.sign(batch.weighed(self.weights))
         units = divide(values, groups.broadcast(np.sqrt(groups.sum(np.square(values)))))
-        correlations = groups.sum(np.square(np.nan_to_num(units) @ signs))  # the square of the sum has all pairs
+        total = (np.nan_to_num(units) * signs).sum(axis=1)
+        correlations = groups.sum(np.square(total))  # the square of the sum has all pairs
         scaled: Array = values / groups.broadcast(np.sqrt(correlations + self.epsilon))[:, None]
         return scaled
 
@@ -115,7 +110,8 @@ class SoftMin(Step):
 
     A large k gives the least, a small one the mean. A reward that is not scored is left out; one that does not vary in
     its group takes part with 0. A response without a scored reward is not scored. `algorithm.rewards.weights` have no
-    effect. The mean of a group is not 0: where rewards differ, the sum is below their mean.
+    effect. The mean of a group is not 0: where rewards differ, the sum is below their mean. Of a reward by item each
+    criterion takes part; one with a negative weight counts as its opposite, and the mean is that of the weights' sizes.
 
     >>> batch = Batch.of([[1.0, 1.0, 0.0], [1.0, -1.0, np.nan], [1.0, np.nan, np.nan]], list("ggg"), keys=tuple("abc"))
     >>> SoftMin().apply(batch.returns, batch)[:, 0].round(3).tolist()
@@ -128,8 +124,10 @@ class SoftMin(Step):
     """Large: the least of the rewards; small: their mean."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
+        factors = np.broadcast_to(batch.weighed(None), values.shape)
+        values = np.where(factors == 0, np.nan, values * np.sign(factors))
+        weights = np.where(np.isnan(values), 0.0, np.abs(factors))
         least = np.fmin.reduce(values, axis=1, keepdims=True)
-        count = (~np.isnan(values)).sum(axis=1, keepdims=True)
-        lower = np.nansum(np.expm1(-self.k * (values - least)), axis=1, keepdims=True)
-        soft: Array = least - np.log1p(lower / np.maximum(count, 1)) / self.k
+        lower = np.nansum(weights * np.expm1(-self.k * (values - least)), axis=1, keepdims=True)
+        soft: Array = least - np.log1p(divide(lower, weights.sum(axis=1, keepdims=True))) / self.k
         return soft

@@ -36,12 +36,22 @@ def reward_metrics(batch: Batch) -> Metrics:
 
     `dead_groups` is the share of groups without variance. With conditions, `raw_mean` is the mean before them, and
     `condition_met` the share of responses that reach the requirement, of those for which that is known. A reward by
-    turn counts with its response's whole return; `by_turn/<t>/mean` is what was given for turn `t`.
+    turn counts with its response's whole return; `by_turn/<t>/mean` is what was given for turn `t`. One by item counts
+    with the weighted sum of its criteria; `items` is the mean number of those with a weight over the prompts, and
+    `varying_items` the share of them that vary in their group.
     """
-    seen = batch.returns
-    if not len(seen):
+    if not len(batch.returns):
         return {}
     metrics: Metrics = {}
+    if batch.factors is not None:
+        varies, counts = batch.groups.varies(batch.returns), batch.factors[batch.groups.order[batch.groups.starts]] != 0
+        by_item = np.array(batch.keys) != batch.column_keys
+        for key in dict.fromkeys(np.array(batch.column_keys)[by_item].tolist()):
+            name, counted = f"reward/{metric_name(key)}", counts & (np.array(batch.column_keys) == key)
+            metrics[f"{name}/items"] = float(counted.sum(axis=1).mean())
+            metrics[f"{name}/varying_items"] = float(varies[counted].mean())
+    batch = batch.by_key()
+    seen = batch.returns
     dead = 1.0 - batch.groups.varies(seen).mean(axis=0)
     turns = batch.turns
     raw = turns.returns(batch.raw) if batch.conditions else np.empty_like(seen)

@@ -84,6 +84,7 @@ class DivideByBatchStd(Step):
     name: ClassVar[str] = "divide_by_batch_std"
     not_after: ClassVar[Order] = {COMPARED: "it takes rewards as they are", "balance": "it undoes that factor"}
     undoes: ClassVar[Order] = {"weigh_by_variation": "dividing by the batch's std undoes it"}
+    not_by_item: ClassVar[str] = "it would divide by the std of a criterion's place in the list"
     epsilon: float = limited(0.0, low=0.0)
 
     def apply(self, values: Array, batch: Batch) -> Array:
@@ -159,6 +160,7 @@ class DropConflicts(Step):
     name: ClassVar[str] = "drop_conflicts"
     after: ClassVar[Order] = {COMPARED: "only compared values say which way a reward pulls"}
     not_after: ClassVar[Order] = {"weigh_and_sum": "it compares the rewards of a response"}
+    not_by_item: ClassVar[str] = "with many criteria most responses conflict, and it would drop them"
     conflict: Literal["hard", "snr"] = "hard"
     tau: float = limited(0.2, low=0.0, high=1.0, only_with={"conflict": ("snr",)})
     weights: tuple[float, ...] | None = None
@@ -197,6 +199,7 @@ class WeighByVariation(Step):
 
     name: ClassVar[str] = "weigh_by_variation"
     not_after: ClassVar[Order] = {"weigh_and_sum": "it weighs each reward, and would weigh the KL term"}
+    not_by_item: ClassVar[str] = "its weights would go by a criterion's place in the list"
     lowest: tuple[float, ...]
     """The least value of each reward, in the order of `algorithm.rewards.keys`."""
 
@@ -243,8 +246,10 @@ class WeighAndSum(Step):
     def apply(self, values: Array, batch: Batch) -> Array:
         weights = batch.weighed(self.weights)
         unscored = np.isnan(values)
-        total: Array = np.where(unscored, 0.0, values) @ weights
+        scored = np.where(unscored, 0.0, values)
+        total: Array = scored @ weights if weights.ndim == 1 else (scored * weights).sum(axis=1)
         total[unscored.all(axis=1)] = np.nan
+        weights = batch.weighed(self.weights, by_group=True)
         total, _ = without_rounding(total, batch, _rounding(values, weights, batch))
         if batch.kl_reward is not None:
             varies = batch.groups.broadcast(batch.groups.varies(total))
@@ -252,7 +257,7 @@ class WeighAndSum(Step):
         return total[:, None]
 
     def parts(self, values: Array, batch: Batch) -> Array:
-        return np.where(np.isnan(values), 0.0, values * batch.weighed(self.weights))
+        return batch.key_sums(np.where(np.isnan(values), 0.0, values * batch.weighed(self.weights)))
 
 
 def _rounding(values: Array, weights: Array, batch: Batch) -> Array:

@@ -116,7 +116,7 @@ def _run_chain(run: Run, chain: Chain, batch: Batch) -> Array:
     run.metrics |= advantage_metrics(result.advantages)
     if result.summed is not None:
         rest = batch.kl_reward is not None
-        run.metrics |= share_metrics(batch.keys, batch.groups, *result.summed, result.advantages, rest=rest)
+        run.metrics |= share_metrics(batch.components, batch.groups, *result.summed, result.advantages, rest=rest)
     if run.needs.turns:
         run.metrics |= turn_metrics(batch)
     run.metrics |= {f"{metric_name(run.name)}/{short}": value for short, value in result.metrics.items()}
@@ -141,7 +141,7 @@ def log_and_dump(run: Run, table: Table, tensors: Callable[[], Mapping[str, torc
         if run.settings.norm_by_std:
             advantages = divide(advantages, groups.broadcast(groups.std(advantages)))
         parts = np.nan_to_num(batch.returns)
-        run.metrics |= share_metrics(batch.keys, groups, parts, score, advantages, rest=True)
+        run.metrics |= share_metrics(batch.components, groups, parts, score, advantages, rest=True)
     if batch is not None and run.settings.verl_ext.dump_dir is not None and tensors is not None:
         given = tensors()
         mask = float_mask(given["response_mask"], torch.float32)
@@ -166,7 +166,7 @@ def log_rewards(run: Run, table: Table, batch: Batch | None = None, part: Index 
     keys: tuple[str, ...] = ()
     if batch is not None:
         run.metrics |= reward_metrics(batch)
-        keys = batch.keys
+        keys = batch.column_keys
     others = []
     for name in [name for name in table.returned if name not in keys] if run.log == "all" else ():
         if isinstance(name, str) and all(value is None or is_number(value) for value in table.fields[name]):

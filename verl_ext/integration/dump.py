@@ -66,21 +66,22 @@ def new_folder(home: Path, start: int) -> Path:
 
 def columns(settings: Settings, batch: Batch) -> dict[str, Any]:
     """Return one entry per trajectory by column: what the estimator saw, NaN where not scored, and its groups."""
-    groups, seen, by_turn = batch.groups, batch.returns, bool(settings.rewards.by_turn)
+    whole, by_turn = batch.by_key(), bool(settings.rewards.by_turn)
+    groups, seen = batch.groups, whole.returns
     mean, varies = groups.variation(seen)
     std = groups.std(seen - groups.broadcast(mean))
     values: dict[str, Any] = {
         "responses": groups.broadcast(groups.sizes),
         "tokens": batch.lengths,
         "outputs": batch.outputs,
-        "total": WeighAndSum(settings.rewards.weights).apply(seen, replace(batch, kl_reward=None))[:, 0],
+        "total": WeighAndSum(settings.rewards.weights).apply(batch.returns, replace(batch, kl_reward=None))[:, 0],
     }
     if by_turn:
         values["turn"] = batch.turns.number + 1
-    for column, key in enumerate(batch.keys):
-        values[f"reward/{key}"] = seen[:, column]
+    for column, key in enumerate(whole.keys):
+        values[f"reward/{key}"] = batch.fields[key] if key in (settings.rewards.by_item or ()) else seen[:, column]
         if by_turn or batch.conditions:
-            values[f"raw/{key}"] = batch.raw[:, column]
+            values[f"raw/{key}"] = whole.raw[:, column]
         values[f"group_mean/{key}"] = groups.broadcast(mean[:, column])
         values[f"group_std/{key}"] = groups.broadcast(std[:, column])
         values[f"group_varies/{key}"] = groups.broadcast(varies[:, column])

@@ -74,7 +74,8 @@ class GroupFilter:
         missing = uids - set(map(str, table.labels))
         if missing or table.score is None:
             raise IntegrationError(f"finished groups without a trajectory, or without scores: {sorted(missing)[:5]}")
-        named = tuple(key for key in settings.keys or () if key not in (settings.by_turn or ()))
+        lists = (*(settings.by_turn or ()), *(settings.by_item or ()))
+        named = tuple(key for key in settings.keys or () if key not in lists)
         batch = table.batch(named or (SCORE,))
         counts: dict[str, Bools] = {}
         groups = batch.groups

@@ -13,6 +13,7 @@ import torch
 
 from verl_ext.core.batch import LARGEST_REWARD, SCORE, Batch, unit_accuracy
 from verl_ext.core.groups import Array, Bools, Groups, Index
+from verl_ext.core.items import Items, spread
 from verl_ext.core.rows import Rows, broadcast, row_sums, scores
 from verl_ext.core.turns import Turns, TurnSpans, per_turn
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
@@ -94,9 +95,16 @@ class Table:
         `kl_reward` `[N]` one per trajectory.
         """
         every, turns, by_turn = self.owner, None, self.settings.by_turn or ()
+        texts = [key for key in self.settings.by_item or () if key in keys]
         conditions = {key: needed for key, needed in (self.settings.conditions or {}).items() if key in keys and counts}
         owner, whole = every[part], self.spans is None and isinstance(part, slice)
-        columns = [self.turns_of(key) if key in by_turn else self.column(key, counts=counts)[every] for key in keys]
+        columns: list[Array | Items] = []
+        for key in keys:
+            if key in texts:
+                columns.append(Items.of(key, self.labels, self._field(key, "algorithm.rewards.by_item names"))[part])
+            else:
+                column = self.turns_of(key) if key in by_turn else self.column(key, counts=counts)[every]
+                columns.append(column[part])
         outputs = self.rows.outputs
         if self.spans is not None:
             outputs, places = self.spans.outputs, tuple(place for place, key in enumerate(keys) if key in by_turn)
@@ -106,17 +114,16 @@ class Table:
             return values if whole else [values[trajectory] for trajectory in owner.tolist()]
 
         return Batch.of(
-            np.stack(columns, axis=1)[part],
-            selected(self.labels),
+            labels=selected(self.labels),
             prompts=self.groups if whole else None,
             turns=turns,
-            keys=keys,
+            **spread(keys, columns),
             conditions=conditions,
             lengths=None if tokens is None else tokens[part],
             accuracy=None if accuracy is None else accuracy[owner],
             kl_reward=None if kl_reward is None else kl_reward[owner],
             outputs=outputs[part],
-            fields={name: selected(self._field(name)) for name in fields},
+            fields={name: selected(self._field(name)) for name in (*fields, *texts)},
         )
 
     def column(self, key: str, setting: str = "keys", *, counts: bool = True) -> Array:
@@ -141,11 +148,10 @@ class Table:
 
     def turns_of(self, key: str) -> Array:
         """Return `[M]` what a reward gives for each turn, 0 where that is missing; keep the number of entries given."""
-        if key not in self.fields:
-            raise ConfigurationError(f"algorithm.rewards.by_turn: {unknown('reward component', key, self.fields)}")
+        lists = self._field(key, "algorithm.rewards.by_turn names")
         cut = np.zeros(len(self.labels), dtype=bool) if self.cut is None else self.cut
         turns, text = np.bincount(self.owner), key in self.returned
-        column, self.entries[key] = per_turn(key, self.labels, self.fields[key], turns, cut, text=text)
+        column, self.entries[key] = per_turn(key, self.labels, lists, turns, cut, text=text)
         return column
 
     def tokens(self, mask: torch.Tensor) -> Array:
@@ -175,10 +181,10 @@ class Table:
                 flat[ends[lengths > 0] - 1] = values[lengths > 0]
                 yield TOKEN_FIELD + key, torch.nested.nested_tensor_from_jagged(flat, offsets)
 
-    def _field(self, name: str) -> Sequence[Any]:
-        """Return the `N` entries of a field that a step reads."""
+    def _field(self, name: str, who: str = "a step needs") -> Sequence[Any]:
+        """Return the `N` entries of a field, which a step or a setting names."""
         if name not in self.fields:
-            raise ConfigurationError(f"a step needs the field {name!r}, but the batch has {listed(self.fields)}")
+            raise ConfigurationError(f"{who} the field {name!r}, but the batch has {listed(self.fields)}")
         return self.fields[name]
 
     def _numbers(self, key: str, values: Any, *, counts: bool) -> Array:
@@ -194,7 +200,7 @@ class Table:
                     said = "missing or None" if value is None else f"{value!r:.80} ({type(value).__name__})"
                     raise DataError(
                         f"reward {key!r} of uid {label!r} is {said}: return one number every time, NaN for 'not "
-                        f"scored'; for a list by turn set algorithm.rewards.by_turn=[{key}]"
+                        f"scored'; for a list set algorithm.rewards.by_turn=[{key}] or by_item=[{key}]"
                     )
             values = np.array([float(value) if counts or is_number(value) else np.nan for value in values])
         column: Array = values.astype(np.float64).reshape(len(self.labels))

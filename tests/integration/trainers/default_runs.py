@@ -81,7 +81,7 @@ def nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def fields_of(drawn: Drawn) -> dict[str, Any]:
     extra = [
-        {"reward_extra_info": {key: float(column[row]) for key, column in drawn.columns.items()}}
+        {"reward_extra_info": {key: column.tolist()[row] for key, column in drawn.columns.items()}}
         for row in range(len(drawn.prompt))
     ]
     kl = torch.from_numpy(drawn.kl).float()[:, None].expand(-1, WIDTH)

@@ -14,12 +14,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl import DataProto
 
 from tests.configs import compose
-from verl_ext import Batch, Settings, build
+from verl_ext import Batch, Settings, build, by_item
 from verl_ext.core.batch import unit_accuracy
 from verl_ext.core.chain import State
+from verl_ext.core.items import Items, spread
 
 WIDTH = 8  # tokens of the longest response
 KEYS = {"keys": ["a", "b"], "weights": [1.0, 0.5]}
+ITEMS = {"keys": ["a", "rubric"], "weights": [1.0, 0.5], "by_item": ["rubric"]}
 STEPS = ["weigh_and_sum", "tests.integration.own_steps:BySource", "centre"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gdpo": ("gdpo", {"rewards": KEYS}),
@@ -43,6 +45,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "hadw",
         {"rewards": {**KEYS, "accuracy_key": "acc"}, "hadw": {"base": "gdpo", "anchor": "window"}},
     ),
+    "gdpo by item without the rejected": ("gdpo", {"rewards": {**ITEMS, "rejected": "leave_out"}}),
+    "by item, with KL": ("drgrpo", {"drgrpo": {"check_loss": False}, "rewards": ITEMS, "use_kl_in_reward": True}),
     "maxrl": ("maxrl", {"rewards": {"keys": ["acc"]}}),
     "a list": ("compose", {"rewards": KEYS, "compose": {"steps": STEPS}}),
 }
@@ -66,7 +70,7 @@ class Drawn:
     tokens: np.ndarray
     """Those in the KL term, before a hook leaves some out of the mask."""
     columns: dict[str, np.ndarray]
-    """What the reward function returns; NaN is "not scored"."""
+    """What the reward function returns; NaN is "not scored", and `rubric` text."""
     process: np.ndarray
     """A reward with a value on the first token and one on the last."""
     source: list[str]
@@ -133,10 +137,17 @@ def batches(draw: st.DrawFn, *, sessions: bool) -> Drawn:
         score=numbers(),
         kl=rng.integers(-64, 65, size) / 64,
         columns={key: np.where(rng.random(size) < missing, np.nan, numbers()) for key in "ab"}
-        | {"acc": rng.integers(0, 5, size) / 4},
+        | {"acc": rng.integers(0, 5, size) / 4, "rubric": rubrics(rng, rows[:, 0])},
         process=numbers(),
         source=rng.choice(["letters", "digits"], size).tolist(),
     )
+
+
+def rubrics(rng: np.random.Generator, prompts: np.ndarray) -> np.ndarray:
+    """The text of each row's criteria, up to five, with weights of its prompt."""
+    weights = {prompt: rng.choice([-2.0, 1.0, 3.0], rng.integers(1, 6)) for prompt in [-1, *range(4)]}
+    texts = [by_item(rng.choice([0.0, 1.0, np.nan], len(weights[at])), weights[at]) for at in prompts.tolist()]
+    return np.array(texts, dtype=object)
 
 
 def mask_first_prompt(data: DataProto) -> DataProto:
@@ -162,16 +173,17 @@ def by_core(name: str, algorithm: dict[str, Any], drawn: Drawn, state: State | N
         return advantages, None
     scored = [rows[-1] for rows in kept]
     uids = [drawn.uids[row] for row in scored]
-    columns = {**drawn.columns, "process": drawn.process, "score": drawn.score}
+    named = {**drawn.columns, "process": drawn.process, "score": drawn.score}
+    columns: dict[str, Any] = {key: values[scored] for key, values in named.items()}
+    columns["rubric"] = Items.of("rubric", uids, columns["rubric"])
     accuracy = None
     if chain.needs_accuracy:
         key = own.accuracy_key or "acc"
-        accuracy = unit_accuracy(columns[key][scored], uids, key=key, threshold=own.accuracy_threshold)
+        accuracy = unit_accuracy(columns[key], uids, key=key, threshold=own.accuracy_threshold)
     keys = own.keys or ("score",)
     batch = Batch.of(
-        np.stack([columns[key][scored] for key in keys], axis=1),
-        uids,
-        keys=keys,
+        labels=uids,
+        **spread(keys, [columns[key] for key in keys]),
         conditions=own.conditions,
         lengths=[tokens[rows].sum() for rows in kept],
         outputs=[len(rows) for rows in kept],

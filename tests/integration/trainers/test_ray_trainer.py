@@ -30,6 +30,7 @@ from tests.integration.trainers.ray_runs import (
     own_fit,
     per_row,
 )
+from verl_ext import by_item
 from verl_ext.checks import start as starts
 from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError
@@ -217,6 +218,41 @@ class Sessions(OwnFit):
             found.append(self.advantages(data).batch["advantages"])
             ray_trainer.compute_data_metrics(data, use_critic=False)
         return found
+
+
+class Rubrics(OwnFit):
+    """Batches of two prompts, one with three criteria and one with one."""
+
+    def fit(self, steps: int) -> tuple[list[str], dict[str, Any]]:
+        rubric = [by_item(values, [5, 3, -8]) for values in ([1, 0, 0], [1, 1, 1])] + [by_item([x]) for x in (1, 0)]
+        for self.global_steps in range(1, steps + 1):
+            data = data_of(UIDS, [5] * 4, RIGHT, {"right": object_array(RIGHT), "rubric": np.array(rubric)})
+            data.meta_info["reward_extra_keys"] = ["right", "rubric"]
+            self.advantages(data)
+            metrics = ray_trainer.compute_data_metrics(data, use_critic=False)
+        return rubric, metrics
+
+
+def test_a_dump_keeps_the_text_of_a_rubric_and_compare_computes_the_same_from_it(tmp_path, capsys, caplog):
+    trainer = Rubrics(
+        compose(
+            "algorithm.adv_estimator=gdpo",
+            "+algorithm.rewards={keys:[right,rubric],weights:[1,2],by_item:[rubric],accuracy_key:right}",
+            f"+algorithm.verl_ext.dump_dir={tmp_path}/dump",
+        )
+    )
+    rubric, metrics = trainer.fit(2)
+    assert metrics["reward/rubric/mean"] == (5 / 16 + 0 + 1 + 0) / 4
+    assert metrics["reward/rubric/items"] == 2
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    table = pandas.read_parquet(tmp_path / "dump/from-0-0/advantages-00000002-000.parquet")
+    assert table["reward/rubric"].tolist() == rubric
+    assert table["group_mean/rubric"].tolist() == [5 / 32] * 2 + [0.5] * 2
+    assert table["total"].tolist() == [1 + 2 * 5 / 16, 0, 2, 1]
+    given = [str(tmp_path / "dump"), "gdpo", "gdpo algorithm.gdpo.whiten=none"]
+    assert main(["compare", *given, "--output", str(tmp_path / "out.parquet")]) == 0
+    assert "equal those that the run recorded" in capsys.readouterr().out
+    assert pandas.read_parquet(tmp_path / "out.parquet")["reward/rubric"].tolist() == [5 / 16, 0, 1, 0] * 2
 
 
 @pytest.mark.parametrize("name", ["drgrpo", "hadw", "dgpo"])

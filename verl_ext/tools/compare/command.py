@@ -58,7 +58,8 @@ def compare(options: argparse.Namespace) -> int:
     with reading(options.rollouts):
         rollouts = read_rollouts(options.rollouts, options.prompt)
     compared, common = variants.parse(options.variants, rollouts)
-    rollouts = rollouts.scored(common.rewards)
+    by_item = {key for variant in compared for key in variant.settings.rewards.by_item or ()}
+    rollouts = rollouts.with_items(by_item).scored(common.rewards)
     outcomes = [variants.outcome(variant, rollouts) for variant in compared]
     named = [key for variant in compared[1:] for key in variant.settings.rewards.keys or ()]
     keys = tuple(dict.fromkeys(named)) or (rollouts.total,)

@@ -95,7 +95,8 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
     last = updates[max(updates)][1]
     if others := sum(about.settings != last.settings for _, about in updates.values()):
         notes.append(f"{others} of {len(updates)} updates had other settings than the last")
-    keys = [name.partition("/")[2] for name in frame if name.startswith("reward/")]
+    numeric = [name for name in frame if name.startswith("reward/") and frame[name].dtype.kind in "biuf"]
+    keys = [name.partition("/")[2] for name in numeric]
     seen = {key: frame[f"reward/{key}"].astype(float) for key in keys}
     # A file of a run without conditions has only what the estimator saw: it saw the rewards as they were scored.
     raw = {key: frame.get(f"raw/{key}", values).fillna(values).to_numpy(float) for key, values in seen.items()}
@@ -111,6 +112,7 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
         table=frame,
         rewards=raw | totals,
         parts=parts | totals,
+        weights=weights,
         total=total,
         counts={"lengths": lengths, **outputs},
         unit=unit,
@@ -140,15 +142,15 @@ def _read_tables(path: Path, files: Sequence[Path], prompt: str | None) -> Rollo
     if prompt is None and question == "input" and "gts" in frame:  # the same text may come with different pictures
         prompts = pd.Series(zip(prompts, frame["gts"], strict=True))
     lengths, unit = _lengths(frame)
+    others = sorted(set(frame) - {question, "uid", "input", "output", "gts", "step", TOKENS})
     table = pd.DataFrame({"step": whole, "update": 0, "uid": prompts.map(_name), "length": lengths})
-    table = table.sort_values("step", kind="stable")
+    table = table.assign(**{f"reward/{name}": frame[name] for name in others}).sort_values("step", kind="stable")
     if prompt is None and question == "uid":
         table = _trajectories(table)
     notes = [f"{torn.sum():,} unreadable line(s) left out"] if torn.any() else []
     if earlier := len(frame) - len(table):
         notes.append(f"{earlier:,} lines are earlier parts of a trajectory: the last part has its reward")
-    others = set(frame) - {question, "uid", "input", "output", "gts", "step", TOKENS}
-    columns = {name: _numbers(frame.loc[table.index, name]) for name in sorted(others)}
+    columns = {name: _numbers(table[f"reward/{name}"]) for name in others}
     rewards = {name: values for name, values in columns.items() if not np.isnan(values).all()}
     return Rollouts(
         path=path,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from verl_ext.core.batch import check_finite
 from verl_ext.core.groups import Array, Groups, Index
+from verl_ext.core.items import Items
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
 from verl_ext.settings import RewardsSettings
 
@@ -45,7 +46,7 @@ class Rollouts:
 
     path: Path
     table: pd.DataFrame
-    """One row a trajectory, with `step`, `update`, `uid`; in a dump also `advantage`, by turn `turn`."""
+    """One row a trajectory: `step`, `update`, `uid`, `reward/<key>`; in a dump also `advantage`, by turn `turn`."""
     rewards: Mapping[str, Array]
     """Each reward as it was scored, NaN where it was not; the score is one of them."""
     parts: Mapping[str, Array]
@@ -60,6 +61,10 @@ class Rollouts:
     """The last update of the run that wrote the dump."""
     notes: tuple[str, ...] = ()
     """What was left out or assumed."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of the run's rewards in its total, where they are not 1."""
+    items: Mapping[str, Items] = field(default_factory=dict)
+    """The rewards by item; `rewards` has their weighted sums."""
 
     @cached_property
     def groups(self) -> Groups:
@@ -92,6 +97,14 @@ class Rollouts:
         if key not in self.rewards:
             raise DataError(f"{setting}: {unknown('reward', key, self.rewards)}")
         return self.rewards[key]
+
+    def with_items(self, keys: Collection[str]) -> Rollouts:
+        """Return the same with the rewards by item, which are text in the files."""
+        labels = [self.prompts.labels[place] for place in self.prompts.ids]
+        items = {key: Items.of(key, labels, self.table.get(f"reward/{key}", [None] * len(labels))) for key in keys}
+        totals = {key: items[key].total for key in keys}
+        parts = {key: total * self.weights.get(key, 1.0) for key, total in totals.items()}
+        return replace(self, items=items, rewards={**self.rewards, **totals}, parts={**self.parts, **parts})
 
     def scored(self, settings: RewardsSettings) -> Rollouts:
         """Return the same with a score: the weighted sum of the named rewards, if the files have no score."""

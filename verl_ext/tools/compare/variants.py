@@ -12,6 +12,7 @@ import numpy as np
 from verl_ext.core.batch import Batch, unit_accuracy
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import Array
+from verl_ext.core.items import spread
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, listed
 from verl_ext.estimators import build
@@ -109,17 +110,16 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
     """Compute the advantages update by update: an estimator may carry state from one to the next."""
     chain, rewards_settings = variant.chain, variant.settings.rewards
     keys = rewards_settings.keys or (rollouts.total,)
-    rewards = np.stack([rollouts.reward(key, "algorithm.rewards.keys") for key in keys], axis=1)
+    rewards = [rollouts.items.get(key, rollouts.reward(key, "algorithm.rewards.keys")) for key in keys]
     by_turn = _by_turn(rewards_settings, keys, rollouts)
     accuracies = accuracy(variant.settings, rollouts)[1] if chain.needs_accuracy else None
     uids = rollouts.table["uid"].to_numpy()
     state: Mapping[str, Any] = chain.init()
-    advantages, total, parts = np.zeros(len(rewards)), np.full(len(rewards), np.nan), np.zeros(rewards.shape)
+    advantages, total, parts = np.zeros(len(uids)), np.full(len(uids), np.nan), np.zeros((len(uids), len(keys)))
     for rows in rollouts.updates.values():
         batch = Batch.of(
-            rewards[rows],
-            uids[rows].tolist(),
-            keys=keys,
+            labels=uids[rows].tolist(),
+            **spread(keys, [column[rows] for column in rewards]),
             conditions=rewards_settings.conditions,
             turns=Turns(rollouts.turns[rows], by_turn, rewards_settings.turn_discount),
             accuracy=None if accuracies is None else accuracies[rows],
