@@ -11,6 +11,7 @@ from tests.batches import rollouts
 from tests.facts import facts
 from verl_ext import Batch, DataError, Settings, build, by_item
 from verl_ext.core.items import Items, spread
+from verl_ext.core.many import SoftMin
 from verl_ext.core.metrics import reward_metrics
 
 NAN = math.nan
@@ -18,6 +19,8 @@ CHAINS = (
     ("gdpo", {}),
     ("compose", {"compose": {"steps": ["weigh_and_sum", "centre", "scale_by_mad"]}}),
     ("compose", {"compose": {"steps": ["centre", "scale_by_std", "weigh_and_sum"]}}),
+    ("dvao", {}),
+    ("corrgrpo", {}),
 )
 
 
@@ -57,6 +60,17 @@ def test_more_criteria_of_another_prompt_change_nothing(name, sections, rollout,
     before, after = found(counts), found(counts | {uids[0]: more})
     np.testing.assert_allclose(after[others], before[others], rtol=1e-9, atol=1e-12)
     assert (after[others & (before == 0)] == 0).all()
+
+
+@given(rollout=rollouts(keys=[*"abcd"]), count=st.integers(1, 4))
+def test_a_soft_minimum_takes_each_criterion_once_and_turns_a_negative_weight_round(rollout, count):
+    rows, names = np.array(rollout.rewards)[:, :count], [*"abcd"[:count]]
+    step = SoftMin(k=2.0)
+    wanted = [step.apply(values, Batch.of(values, rollout.uids, keys=names)) for values in (rows, -rows)]
+    for weight, plain in zip((1.0, -3.0), wanted, strict=True):
+        texts = [by_item(row, [weight] * count) for row in rows]
+        of = Batch.of(labels=rollout.uids, **spread(["rubric"], [Items.of("rubric", rollout.uids, texts)]))
+        np.testing.assert_allclose(step.apply(of.returns, of), plain, rtol=1e-12, atol=1e-12)
 
 
 UIDS = ["p", "p", "q", "q", "q"]
