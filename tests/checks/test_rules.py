@@ -45,6 +45,8 @@ CALLS = (
 )
 ITEMS = "+algorithm.rewards.by_item=[format]"
 ITEMS_ACC = "+algorithm.rewards.by_item=[acc]"
+SAW = "+algorithm.saw.lowest=[0,0]"
+BY_BATCH = "+algorithm.compose.steps=[divide_by_batch_std,weigh_and_sum,centre]"
 HADW_GD2PO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gd2po")
 BATCH_STD = "+algorithm.compose.steps=[weigh_and_sum,divide_by_batch_std,centre]"
 REJECTING = "+algorithm.rollout_correction.rollout_rs=token_k1"
@@ -76,10 +78,10 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("items as the accuracy", (*HADW_GDPO, KEYS, ITEMS_ACC), ("by_item", "'acc'", "rewards.accuracy_key")),
     ("items that conflict", ("algorithm.adv_estimator=gd2po", KEYS, ITEMS), ("by_item", "drop_conflicts", "gd2po")),
     ("items below hadw", (*HADW_GD2PO, KEYS, ITEMS, ACC), ("by_item", "drop_conflicts", "hadw")),
-    *(
-        (step, (COMPOSE, KEYS, ITEMS, f"+algorithm.compose.steps=[{step},weigh_and_sum,centre]"), ("by_item", step))
-        for step in ("weigh_by_variation", "divide_by_batch_std")
-    ),
+    ("items of saw", ("algorithm.adv_estimator=saw", SAW, KEYS, ITEMS), ("by_item", "weigh_by_variation")),
+    ("items of dara", ("algorithm.adv_estimator=dara", KEYS, ITEMS), ("by_item", "weigh_by_density")),
+    ("items by batch", (COMPOSE, KEYS, ITEMS, BY_BATCH), ("by_item", "divide_by_batch_std")),
+    ("weights of rvpo", ("algorithm.adv_estimator=rvpo", KEYS, "+algorithm.rewards.weights=[1,2]"), ("rewards.weights", "no effect")),
     ("turns and KL", ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, TURNS, KL), ("use_kl_in_reward", "by turn")),
     ("KL and a sum of one's own", (COMPOSE, OWN_SUM, KEYS, KL), ("use_kl_in_reward", "weigh_and_sum")),
     ("turns as the accuracy", (*HADW_GDPO, KEYS, ACCURACY_BY_TURN), ("by_turn", "'acc'", "rewards.accuracy_key")),

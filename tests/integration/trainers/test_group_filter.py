@@ -81,7 +81,7 @@ class ByAccuracy(Step):
 @pytest.mark.parametrize(
     "steps",
     [
-        (Centre(), WeighByVariation(), WeighAndSum()),
+        (Centre(), WeighByVariation((0.0, 0.0)), WeighAndSum()),
         (DivideByBatchStd(), Centre(), WeighAndSum()),
         (Slower(), Centre(), WeighAndSum()),
         (BySource(), Centre(), WeighAndSum()),
