@@ -45,6 +45,7 @@ CALLS = (
 )
 ITEMS = "+algorithm.rewards.by_item=[format]"
 ITEMS_ACC = "+algorithm.rewards.by_item=[acc]"
+WEIGHTS = "+algorithm.rewards.weights=[1,2]"
 SAW = "+algorithm.saw.lowest=[0,0]"
 BY_BATCH = "+algorithm.compose.steps=[divide_by_batch_std,weigh_and_sum,centre]"
 HADW_GD2PO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gd2po")
@@ -81,7 +82,7 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("items of saw", ("algorithm.adv_estimator=saw", SAW, KEYS, ITEMS), ("by_item", "weigh_by_variation")),
     ("items of dara", ("algorithm.adv_estimator=dara", KEYS, ITEMS), ("by_item", "weigh_by_density")),
     ("items by batch", (COMPOSE, KEYS, ITEMS, BY_BATCH), ("by_item", "divide_by_batch_std")),
-    ("weights of rvpo", ("algorithm.adv_estimator=rvpo", KEYS, "+algorithm.rewards.weights=[1,2]"), ("rewards.weights", "no effect")),
+    ("weights of rvpo", ("algorithm.adv_estimator=rvpo", KEYS, WEIGHTS), ("rewards.weights", "no effect")),
     ("turns and KL", ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, TURNS, KL), ("use_kl_in_reward", "by turn")),
     ("KL and a sum of one's own", (COMPOSE, OWN_SUM, KEYS, KL), ("use_kl_in_reward", "weigh_and_sum")),
     ("turns as the accuracy", (*HADW_GDPO, KEYS, ACCURACY_BY_TURN), ("by_turn", "'acc'", "rewards.accuracy_key")),
