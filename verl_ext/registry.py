@@ -38,7 +38,6 @@ BUILT_IN = (
     "drgrpo",
     "gd2po",
     "gdpo",
-    "grpo",
     "hadw",
     "maxrl",
 )
@@ -107,7 +106,8 @@ def _of_row(name: str) -> Estimator:
 
     def chain(settings: Settings) -> Chain:
         items = fill(row.steps, vars(settings.of(name, section)))
-        return Chain(tuple(read_step(item, f"algorithm.{name}", settings.rewards.weights) for item in items))
+        kept = (item for item in items if settings.norm_by_std or item["step"] != "scale_by_std")
+        return Chain(tuple(read_step(item, f"algorithm.{name}", settings.rewards.weights) for item in kept))
 
     return Estimator(chain, section if row.settings else None, {}, lambda _settings, _select: (), None)
 

@@ -1,5 +1,7 @@
 """Estimators that are a list of steps: one row each, whose name is valid wherever an estimator's is.
 
+verl's `algorithm.norm_adv_by_std_in_grpo=False` leaves `scale_by_std` out of them.
+
 To add one write a row here. A step that does not exist yet is a class in `verl_ext/core/`.
 """
 
@@ -23,6 +25,7 @@ class Row:
 
 _STD = {"step": "scale_by_std", "epsilon": 1e-6}
 _WHITEN = {"step": "whiten", "over": "token"}
+_GRPO = ("weigh_and_sum", "centre", _STD)
 
 ROWS: Mapping[str, Row] = {
     "corrgrpo": Row(
@@ -44,9 +47,10 @@ ROWS: Mapping[str, Row] = {
     "fgrpo": Row(
         "F-GRPO, arXiv 2602.06717",
         "grpo, in which prompts that are mostly solved count less",
-        ("weigh_and_sum", "centre", _STD, "weigh_by_focal"),
+        (*_GRPO, "weigh_by_focal"),
         ("gamma",),
     ),
+    "grpo": Row("GRPO, arXiv 2402.03300", "the base of hadw; `adv_estimator=grpo` is verl's own", _GRPO),
     "liteppo": Row(
         "Lite PPO, arXiv 2508.08221",
         "the mean of the group, the std of the batch",
@@ -64,10 +68,6 @@ ROWS: Mapping[str, Row] = {
         ("centre", _STD, "weigh_by_variation", "weigh_and_sum", _WHITEN),
         ("lowest",),
     ),
-    "weighted_grpo": Row(
-        "GRPO, arXiv 2402.03300",
-        "grpo on the weighted sum of the named rewards",
-        ("weigh_and_sum", "centre", _STD),
-    ),
+    "weighted_grpo": Row("GRPO, arXiv 2402.03300", "grpo on the weighted sum of the named rewards", _GRPO),
 }
 """By name."""
