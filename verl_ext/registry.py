@@ -36,7 +36,6 @@ BUILT_IN = (
     "compose",
     "dgpo",
     "drgrpo",
-    "gd2po",
     "gdpo",
     "hadw",
     "maxrl",

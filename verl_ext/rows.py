@@ -50,6 +50,12 @@ ROWS: Mapping[str, Row] = {
         (*_GRPO, "weigh_by_focal"),
         ("gamma",),
     ),
+    "gd2po": Row(
+        "GD2PO, arXiv 2606.16771",
+        "gdpo without the responses whose rewards conflict",
+        ("centre", _STD, "drop_conflicts", "weigh_and_sum", _WHITEN),
+        ("conflict", "tau", "over"),
+    ),
     "grpo": Row("GRPO, arXiv 2402.03300", "the base of hadw; `adv_estimator=grpo` is verl's own", _GRPO),
     "liteppo": Row(
         "Lite PPO, arXiv 2508.08221",
