@@ -38,7 +38,6 @@ BUILT_IN = (
     "drgrpo",
     "gdpo",
     "hadw",
-    "maxrl",
 )
 ENTRY_POINT_GROUP = "verl_ext.estimators"
 """The entry-point group in which other packages register their estimators."""

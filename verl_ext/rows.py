@@ -62,6 +62,12 @@ ROWS: Mapping[str, Row] = {
         "the mean of the group, the std of the batch",
         ("weigh_and_sum", {"step": "divide_by_batch_std", "epsilon": 1e-6}, "centre"),
     ),
+    "maxrl": Row(
+        "MaxRL, arXiv 2602.02710",
+        "the centred reward, divided by the mean of the group",
+        ("weigh_and_sum", "divide_by_mean", "centre"),
+        ("epsilon",),
+    ),
     "rvpo": Row(
         "RVPO, arXiv 2605.05750",
         "gdpo with a soft minimum of the rewards in the place of their sum",

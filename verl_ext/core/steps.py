@@ -59,6 +59,7 @@ class DivideByMean(Step):
     not_after: ClassVar[Order] = _GROUP_FACTORS
     undoes: ClassVar[Order] = _REWARD_FACTORS
     epsilon: float = limited(1e-6, above=0.0)
+    """Added to the mean."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         if (negative := values < -TOLERANCE).any():
