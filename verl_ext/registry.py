@@ -18,10 +18,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
+from verl_ext.core.steps import ScaleByStd
 from verl_ext.core.typed import make
 from verl_ext.errors import Complaint, ConfigurationError, nearest, unknown
 from verl_ext.rows import ROWS
@@ -96,16 +97,21 @@ def load(name: str) -> Estimator:
 def _of_row(name: str) -> Estimator:
     """What a row declares; its section is made of fields of its steps."""
     from verl_ext.core.chain import Chain
-    from verl_ext.core.lists import fields_of, fill, read_step
 
-    row = ROWS[name]
-    section = make_dataclass(f"{name.capitalize()}Settings", fields_of(row.steps, row.settings), frozen=True)
+    row, made = ROWS[name], []
+    for step in row.steps:
+        hints = get_type_hints(type(step))
+        for item in (item for item in fields(step) if item.name in row.settings):
+            default = MISSING if item.default is MISSING else getattr(step, item.name)
+            made.append((item.name, hints[item.name], field(default=default, metadata=item.metadata)))
+    section = make_dataclass(f"{name.capitalize()}Settings", made, frozen=True)
     section.__module__, section.__doc__ = __name__, f"`algorithm.{name}`."
 
     def chain(settings: Settings) -> Chain:
-        items = fill(row.steps, vars(settings.of(name, section)))
-        kept = (item for item in items if settings.norm_by_std or item["step"] != "scale_by_std")
-        return Chain(tuple(read_step(item, f"algorithm.{name}", settings.rewards.weights) for item in kept))
+        given = {**vars(settings.of(name, section)), "weights": settings.rewards.weights}
+        kept = (step for step in row.steps if settings.norm_by_std or type(step) is not ScaleByStd)
+        own = ((step, [item.name for item in fields(step) if item.name in given]) for step in kept)
+        return Chain(tuple(replace(step, **{key: given[key] for key in names}) for step, names in own))
 
     return Estimator(chain, section if row.settings else None, {}, lambda _settings, _select: (), None)
 

@@ -9,75 +9,89 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from verl_ext.core.chain import Step
+from verl_ext.core.many import ScaleByCommonStd, ScaleByCorrelation, SoftMin, WeighByDensity
+from verl_ext.core.steps import (
+    Centre,
+    DivideByBatchStd,
+    DivideByMean,
+    DropConflicts,
+    ScaleByStd,
+    WeighAndSum,
+    WeighByVariation,
+)
+from verl_ext.core.totals import WeighByFocal, Whiten
 
 
 @dataclass(frozen=True)
 class Row:
-    """An estimator: its paper, one line, and its steps as `adv_estimator=compose` takes them."""
+    """An estimator: its paper, one line, and its steps, whose weights are those of the run."""
 
     paper: str
     line: str
-    steps: tuple[str | Mapping[str, Any], ...]
+    steps: tuple[Step, ...]
     settings: tuple[str, ...] = ()
-    """Settings of its steps that are those of `algorithm.<name>`, with the list's values as defaults."""
+    """Settings of its steps that are those of `algorithm.<name>`, with the steps' values as defaults.
+
+    One that has no default in the step itself must be set."""
 
 
-_STD = {"step": "scale_by_std", "epsilon": 1e-6}
-_WHITEN = {"step": "whiten", "over": "token"}
-_GRPO = ("weigh_and_sum", "centre", _STD)
+_STD = ScaleByStd(1e-6)
+_WHITEN = Whiten("token")
+_GRPO = (WeighAndSum(), Centre(), _STD)
 
 ROWS: Mapping[str, Row] = {
     "corrgrpo": Row(
         "CorrGRPO, arXiv 2609.36820",
         "the centred sum of the rewards, divided by their correlations",
-        ("centre", "scale_by_correlation", "weigh_and_sum"),
+        (Centre(), ScaleByCorrelation(), WeighAndSum()),
     ),
     "dara": Row(
         "DARA, arXiv 2610.00574",
         "gdpo, in which a reward that varies in few groups counts more",
-        ("centre", _STD, "weigh_by_density", "weigh_and_sum", _WHITEN),
+        (Centre(), _STD, WeighByDensity(), WeighAndSum(), _WHITEN),
         ("of", "over"),
     ),
     "dvao": Row(
         "DVAO, arXiv 2605.25604",
         "the centred sum of the rewards, divided by the sum of their spreads",
-        ("centre", "scale_by_common_std", "weigh_and_sum"),
+        (Centre(), ScaleByCommonStd(), WeighAndSum()),
     ),
     "fgrpo": Row(
         "F-GRPO, arXiv 2602.06717",
         "grpo, in which prompts that are mostly solved count less",
-        (*_GRPO, "weigh_by_focal"),
+        (*_GRPO, WeighByFocal()),
         ("gamma",),
     ),
     "gd2po": Row(
         "GD2PO, arXiv 2606.16771",
         "gdpo without the responses whose rewards conflict",
-        ("centre", _STD, "drop_conflicts", "weigh_and_sum", _WHITEN),
+        (Centre(), _STD, DropConflicts(), WeighAndSum(), _WHITEN),
         ("conflict", "tau", "over"),
     ),
     "grpo": Row("GRPO, arXiv 2402.03300", "the base of hadw; `adv_estimator=grpo` is verl's own", _GRPO),
     "liteppo": Row(
         "Lite PPO, arXiv 2508.08221",
         "the mean of the group, the std of the batch",
-        ("weigh_and_sum", {"step": "divide_by_batch_std", "epsilon": 1e-6}, "centre"),
+        (WeighAndSum(), DivideByBatchStd(1e-6), Centre()),
     ),
     "maxrl": Row(
         "MaxRL, arXiv 2602.02710",
         "the centred reward, divided by the mean of the group",
-        ("weigh_and_sum", "divide_by_mean", "centre"),
+        (WeighAndSum(), DivideByMean(), Centre()),
         ("epsilon",),
     ),
     "rvpo": Row(
         "RVPO, arXiv 2605.05750",
         "gdpo with a soft minimum of the rewards in the place of their sum",
-        ("centre", _STD, "soft_min", _WHITEN),
+        (Centre(), _STD, SoftMin(), _WHITEN),
         ("k",),
     ),
     "saw": Row(
         "SAW, arXiv 2606.07705",
         "gdpo with weights that follow the batch: a reward that varies much beside its mean counts more",
-        ("centre", _STD, "weigh_by_variation", "weigh_and_sum", _WHITEN),
+        (Centre(), _STD, WeighByVariation(lowest=()), WeighAndSum(), _WHITEN),
         ("lowest",),
     ),
     "weighted_grpo": Row("GRPO, arXiv 2402.03300", "grpo on the weighted sum of the named rewards", _GRPO),
