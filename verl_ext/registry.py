@@ -65,10 +65,19 @@ class Estimator:
     """What the module of an estimator declares."""
 
     chain: Callable[[Settings], Chain]
-    section: type[Any] | None
+    section: type[Any]
     preset: Mapping[str, Any]
     rule: Callable[[Settings, Callable[[str], Any]], Iterable[Complaint]]
     bases: Callable[[], Sequence[str]] | None
+
+
+def build(name: str, settings: Settings) -> Chain:
+    """Build the chain of an estimator from the settings.
+
+    >>> [step.name for step in build("drgrpo", Settings()).steps]
+    ['weigh_and_sum', 'centre']
+    """
+    return load(name).chain(settings)
 
 
 def load(name: str) -> Estimator:
@@ -87,7 +96,7 @@ def load(name: str) -> Estimator:
         ) from error
     return Estimator(
         chain,
-        section=getattr(module, "SECTION", None),
+        section=getattr(module, "SECTION", NoSettings),
         preset=getattr(module, "PRESET", {}),
         rule=getattr(module, "rule", lambda _settings, _select: ()),
         bases=getattr(module, "bases", None),
@@ -113,24 +122,24 @@ def _of_row(name: str) -> Estimator:
         own = ((step, [item.name for item in fields(step) if item.name in given]) for step in kept)
         return Chain(tuple(replace(step, **{key: given[key] for key in names}) for step, names in own))
 
-    return Estimator(chain, section if row.settings else None, {}, lambda _settings, _select: (), None)
+    return Estimator(chain, section, {}, lambda _settings, _select: (), None)
 
 
 def used(name: str, settings: Settings) -> tuple[str, ...]:
     """The estimator, and the one that it builds on: their settings and rules apply."""
     estimator = load(name)
-    if estimator.section is None or estimator.bases is None:
+    if estimator.bases is None:
         return (name,)
     return name, settings.of(name, estimator.section).base
 
 
 def sections() -> dict[str, type[Any]]:
     """The dataclass of every section of `algorithm` that this package reads, by the section's name."""
-    kinds: dict[str, type[Any] | None] = {**COMMON}
+    kinds = {**COMMON}
     for name in ESTIMATORS:
         with suppress(ConfigurationError):  # one of another package may be broken: a run with it raises
             kinds[name] = load(name).section
-    return {name: kind for name, kind in kinds.items() if kind is not None}
+    return {name: kind for name, kind in kinds.items() if fields(kind)}
 
 
 def defaults(kind: type[T]) -> T | None:
@@ -142,7 +151,7 @@ def defaults(kind: type[T]) -> T | None:
 
 def changed(settings: Settings) -> dict[str, Any]:
     """The sections of estimators in which something is set that is not its default; raise if one is wrong."""
-    kinds = {name: load(name).section or NoSettings for name in ESTIMATORS if name in settings.given}
+    kinds = {name: load(name).section for name in ESTIMATORS if name in settings.given}
     made = {name: settings.of(name, kind) for name, kind in kinds.items()}
     return {name: section for name, section in made.items() if section != defaults(kinds[name])}
 
