@@ -8,7 +8,7 @@ module may also have
 - `rule(settings, select)`, which yields a `Complaint` about verl's configuration; `select` reads an entry of it;
 - `bases()`, the estimators that it can build on; its setting `base` names the one in force.
 
-To add one to this package: a row, or a file in `verl_ext/estimators/` and a line in `BUILT_IN`. Another package
+To add one to this package: a row, or a file in `verl_ext/estimators/` and its name in `BUILT_IN`. Another package
 registers `name = "module"` in the entry-point group `verl_ext.estimators`. Every process of a run reads this list,
 which imports none of the modules: `load` imports one, `sections` all.
 """
@@ -33,13 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BUILT_IN = (
-    "compose",
-    "dgpo",
-    "drgrpo",
-    "gdpo",
-    "hadw",
-)
+BUILT_IN = ("compose", "dgpo", "drgrpo", "gdpo", "hadw")
 ENTRY_POINT_GROUP = "verl_ext.estimators"
 """The entry-point group in which other packages register their estimators."""
 TAKEN = frozenset({"gae", *BUILT_IN, *ROWS})
