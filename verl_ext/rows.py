@@ -10,18 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from verl_ext.core import many, steps, totals
 from verl_ext.core.chain import Step
-from verl_ext.core.many import ScaleByCommonStd, ScaleByCorrelation, SoftMin, WeighByDensity
-from verl_ext.core.steps import (
-    Centre,
-    DivideByBatchStd,
-    DivideByMean,
-    DropConflicts,
-    ScaleByStd,
-    WeighAndSum,
-    WeighByVariation,
-)
-from verl_ext.core.totals import WeighByFocal, Whiten
 
 
 @dataclass(frozen=True)
@@ -37,61 +27,61 @@ class Row:
     One that has no default in the step itself must be set."""
 
 
-_STD = ScaleByStd(1e-6)
-_WHITEN = Whiten("token")
-_GRPO = (WeighAndSum(), Centre(), _STD)
+_STD = steps.ScaleByStd(1e-6)
+_WHITEN = totals.Whiten("token")
+_GRPO = (steps.WeighAndSum(), steps.Centre(), _STD)
 
 ROWS: Mapping[str, Row] = {
     "corrgrpo": Row(
         "CorrGRPO, arXiv 2609.36820",
         "the centred sum of the rewards, divided by their correlations",
-        (Centre(), ScaleByCorrelation(), WeighAndSum()),
+        (steps.Centre(), many.ScaleByCorrelation(), steps.WeighAndSum()),
     ),
     "dara": Row(
         "DARA, arXiv 2610.00574",
         "gdpo, in which a reward that varies in few groups counts more",
-        (Centre(), _STD, WeighByDensity(), WeighAndSum(), _WHITEN),
+        (steps.Centre(), _STD, many.WeighByDensity(), steps.WeighAndSum(), _WHITEN),
         ("of", "over"),
     ),
     "dvao": Row(
         "DVAO, arXiv 2605.25604",
         "the centred sum of the rewards, divided by the sum of their spreads",
-        (Centre(), ScaleByCommonStd(), WeighAndSum()),
+        (steps.Centre(), many.ScaleByCommonStd(), steps.WeighAndSum()),
     ),
     "fgrpo": Row(
         "F-GRPO, arXiv 2602.06717",
         "grpo, in which prompts that are mostly solved count less",
-        (*_GRPO, WeighByFocal()),
+        (*_GRPO, totals.WeighByFocal()),
         ("gamma",),
     ),
     "gd2po": Row(
         "GD2PO, arXiv 2606.16771",
         "gdpo without the responses whose rewards conflict",
-        (Centre(), _STD, DropConflicts(), WeighAndSum(), _WHITEN),
+        (steps.Centre(), _STD, steps.DropConflicts(), steps.WeighAndSum(), _WHITEN),
         ("conflict", "tau", "over"),
     ),
     "grpo": Row("GRPO, arXiv 2402.03300", "the base of hadw; `adv_estimator=grpo` is verl's own", _GRPO),
     "liteppo": Row(
         "Lite PPO, arXiv 2508.08221",
         "the mean of the group, the std of the batch",
-        (WeighAndSum(), DivideByBatchStd(1e-6), Centre()),
+        (steps.WeighAndSum(), steps.DivideByBatchStd(1e-6), steps.Centre()),
     ),
     "maxrl": Row(
         "MaxRL, arXiv 2602.02710",
         "the centred reward, divided by the mean of the group",
-        (WeighAndSum(), DivideByMean(), Centre()),
+        (steps.WeighAndSum(), steps.DivideByMean(), steps.Centre()),
         ("epsilon",),
     ),
     "rvpo": Row(
         "RVPO, arXiv 2605.05750",
         "gdpo with a soft minimum of the rewards in the place of their sum",
-        (Centre(), _STD, SoftMin(), _WHITEN),
+        (steps.Centre(), _STD, many.SoftMin(), _WHITEN),
         ("k",),
     ),
     "saw": Row(
         "SAW, arXiv 2606.07705",
         "gdpo with weights that follow the batch: a reward that varies much beside its mean counts more",
-        (Centre(), _STD, WeighByVariation(lowest=()), WeighAndSum(), _WHITEN),
+        (steps.Centre(), _STD, steps.WeighByVariation(lowest=()), steps.WeighAndSum(), _WHITEN),
         ("lowest",),
     ),
     "weighted_grpo": Row("GRPO, arXiv 2402.03300", "grpo on the weighted sum of the named rewards", _GRPO),
