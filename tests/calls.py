@@ -9,10 +9,10 @@ import torch
 
 from verl_ext.core.chain import State
 from verl_ext.core.rows import Rows
-from verl_ext.estimators import build
 from verl_ext.integration.advantage import compute
 from verl_ext.integration.run import Run
 from verl_ext.integration.table import of_batch
+from verl_ext.registry import build
 from verl_ext.settings import Settings
 
 

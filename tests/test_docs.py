@@ -102,6 +102,7 @@ def test_the_estimator_of_the_contributors_page_works(monkeypatch):
     names = {**vars(steps), **vars(rows)}
     exec(step, names)
     monkeypatch.setitem(lists.STEPS, "scale_by_iqr", names["ScaleByIqr"])
+    monkeypatch.setattr(steps, "ScaleByIqr", names["ScaleByIqr"], raising=False)
     monkeypatch.setitem(rows.ROWS, "robust", eval(f"{{{row}}}", names)["robust"])
     monkeypatch.setitem(ESTIMATORS, "robust", "verl_ext.rows")
     exec(test, names)

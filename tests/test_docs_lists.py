@@ -4,7 +4,6 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -203,7 +202,7 @@ def test_the_trial_sees_the_effect_of_any_number_of_weights(title, count):
     rewards = {"keys": [f"r{number}" for number in range(count)], "weights": [1.0, 0.5, 2.0, 1.0, 0.7, 0.3][:count]}
     settings = Settings.parse({"compose": {"steps": steps}, "rewards": rewards})
     told = [NO_EFFECT] if title == "RVPO" and count > 1 else []
-    assert [*try_out(partial(build, "compose"), settings)] == told
+    assert [*try_out("compose", settings)] == told
 
 
 # Whole numbers of sixteenths, at least two responses to a prompt: float32 is exact, and no group is single.

@@ -66,3 +66,8 @@ def test_a_setting_without_a_default_must_be_set(inheriting):
             build("inheriting", Settings.parse(algorithm))
     assert build("inheriting", Settings.parse({"inheriting": {"rate": 0.5}})).steps
     assert "inheriting" not in preset("hadw")["algorithm"]  # it would need the setting
+
+
+def test_verls_setting_leaves_the_std_out_of_a_list_with_a_name():
+    without = build("fgrpo", Settings.parse({"norm_adv_by_std_in_grpo": False}))
+    assert [step.name for step in without.steps] == ["weigh_and_sum", "centre", "weigh_by_focal"]

@@ -10,8 +10,7 @@ from tests.estimators.small import NEEDED
 from tests.facts import facts
 from verl_ext.core.batch import Requirement
 from verl_ext.errors import ConfigurationError
-from verl_ext.estimators import build
-from verl_ext.registry import ESTIMATORS, changed, sections
+from verl_ext.registry import ESTIMATORS, build, changed, sections
 from verl_ext.settings import RewardsSettings, Settings, VerlExtSettings
 
 SECTIONS = sections()

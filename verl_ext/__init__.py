@@ -32,8 +32,7 @@ _NAMES = {
         "IntegrationError",
         "VerlExtError",
     ),
-    "verl_ext.estimators": ("build",),
-    "verl_ext.registry": ("ESTIMATORS",),
+    "verl_ext.registry": ("ESTIMATORS", "build"),
     "verl_ext.settings": ("Settings",),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}

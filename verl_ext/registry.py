@@ -8,7 +8,7 @@ module may also have
 - `rule(settings, select)`, which yields a `Complaint` about verl's configuration; `select` reads an entry of it;
 - `bases()`, the estimators that it can build on; its setting `base` names the one in force.
 
-To add one to this package: a row, or a file in `verl_ext/estimators/` and a line in `BUILT_IN`. Another package
+To add one to this package: a row, or a file in `verl_ext/estimators/` and its name in `BUILT_IN`. Another package
 registers `name = "module"` in the entry-point group `verl_ext.estimators`. Every process of a run reads this list,
 which imports none of the modules: `load` imports one, `sections` all.
 """
@@ -18,10 +18,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
+from verl_ext.core.steps import ScaleByStd
 from verl_ext.core.typed import make
 from verl_ext.errors import Complaint, ConfigurationError, nearest, unknown
 from verl_ext.rows import ROWS
@@ -32,16 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BUILT_IN = (
-    "compose",
-    "dgpo",
-    "drgrpo",
-    "gd2po",
-    "gdpo",
-    "grpo",
-    "hadw",
-    "maxrl",
-)
+BUILT_IN = ("compose", "dgpo", "drgrpo", "gdpo", "hadw")
 ENTRY_POINT_GROUP = "verl_ext.estimators"
 """The entry-point group in which other packages register their estimators."""
 TAKEN = frozenset({"gae", *BUILT_IN, *ROWS})
@@ -67,10 +59,19 @@ class Estimator:
     """What the module of an estimator declares."""
 
     chain: Callable[[Settings], Chain]
-    section: type[Any] | None
+    section: type[Any]
     preset: Mapping[str, Any]
     rule: Callable[[Settings, Callable[[str], Any]], Iterable[Complaint]]
     bases: Callable[[], Sequence[str]] | None
+
+
+def build(name: str, settings: Settings) -> Chain:
+    """Build the chain of an estimator from the settings.
+
+    >>> [step.name for step in build("drgrpo", Settings()).steps]
+    ['weigh_and_sum', 'centre']
+    """
+    return load(name).chain(settings)
 
 
 def load(name: str) -> Estimator:
@@ -89,7 +90,7 @@ def load(name: str) -> Estimator:
         ) from error
     return Estimator(
         chain,
-        section=getattr(module, "SECTION", None),
+        section=getattr(module, "SECTION", NoSettings),
         preset=getattr(module, "PRESET", {}),
         rule=getattr(module, "rule", lambda _settings, _select: ()),
         bases=getattr(module, "bases", None),
@@ -99,34 +100,40 @@ def load(name: str) -> Estimator:
 def _of_row(name: str) -> Estimator:
     """What a row declares; its section is made of fields of its steps."""
     from verl_ext.core.chain import Chain
-    from verl_ext.core.lists import fields_of, fill, read_step
 
-    row = ROWS[name]
-    section = make_dataclass(f"{name.capitalize()}Settings", fields_of(row.steps, row.settings), frozen=True)
+    row, made = ROWS[name], []
+    for step in row.steps:
+        hints = get_type_hints(type(step))
+        for item in (item for item in fields(step) if item.name in row.settings):
+            default = MISSING if item.default is MISSING else getattr(step, item.name)
+            made.append((item.name, hints[item.name], field(default=default, metadata=item.metadata)))
+    section = make_dataclass(f"{name.capitalize()}Settings", made, frozen=True)
     section.__module__, section.__doc__ = __name__, f"`algorithm.{name}`."
 
     def chain(settings: Settings) -> Chain:
-        items = fill(row.steps, vars(settings.of(name, section)))
-        return Chain(tuple(read_step(item, f"algorithm.{name}", settings.rewards.weights) for item in items))
+        given = {**vars(settings.of(name, section)), "weights": settings.rewards.weights}
+        kept = (step for step in row.steps if settings.norm_by_std or type(step) is not ScaleByStd)
+        own = ((step, [item.name for item in fields(step) if item.name in given]) for step in kept)
+        return Chain(tuple(replace(step, **{key: given[key] for key in names}) for step, names in own))
 
-    return Estimator(chain, section if row.settings else None, {}, lambda _settings, _select: (), None)
+    return Estimator(chain, section, {}, lambda _settings, _select: (), None)
 
 
 def used(name: str, settings: Settings) -> tuple[str, ...]:
     """The estimator, and the one that it builds on: their settings and rules apply."""
     estimator = load(name)
-    if estimator.section is None or estimator.bases is None:
+    if estimator.bases is None:
         return (name,)
     return name, settings.of(name, estimator.section).base
 
 
 def sections() -> dict[str, type[Any]]:
     """The dataclass of every section of `algorithm` that this package reads, by the section's name."""
-    kinds: dict[str, type[Any] | None] = {**COMMON}
+    kinds = {**COMMON}
     for name in ESTIMATORS:
         with suppress(ConfigurationError):  # one of another package may be broken: a run with it raises
             kinds[name] = load(name).section
-    return {name: kind for name, kind in kinds.items() if kind is not None}
+    return {name: kind for name, kind in kinds.items() if fields(kind)}
 
 
 def defaults(kind: type[T]) -> T | None:
@@ -138,7 +145,7 @@ def defaults(kind: type[T]) -> T | None:
 
 def changed(settings: Settings) -> dict[str, Any]:
     """The sections of estimators in which something is set that is not its default; raise if one is wrong."""
-    kinds = {name: load(name).section or NoSettings for name in ESTIMATORS if name in settings.given}
+    kinds = {name: load(name).section for name in ESTIMATORS if name in settings.given}
     made = {name: settings.of(name, kind) for name, kind in kinds.items()}
     return {name: section for name, section in made.items() if section != defaults(kinds[name])}
 

@@ -77,10 +77,10 @@ def contenders(given: dict[str, object], turns: int) -> dict[str, Callable[[], o
     """The functions to time, by name."""
     from verl.trainer.ppo import core_algos
 
-    from verl_ext.estimators import build
     from verl_ext.integration.advantage import compute
     from verl_ext.integration.run import Run
     from verl_ext.integration.table import of_batch
+    from verl_ext.registry import build
     from verl_ext.settings import Settings
 
     rewards, mask, uids = given["token_level_rewards"], given["response_mask"], given["index"]

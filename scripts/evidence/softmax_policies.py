@@ -14,7 +14,6 @@ import numpy as np
 
 from verl_ext import Batch, Chain, Settings, build
 from verl_ext.core.groups import Groups
-from verl_ext.estimators.grpo import grpo
 
 PROMPTS, BATCH, STEPS, SKILLS = 60, 20, 100, 16
 CALIBRATION, SIZES = range(1000, 1004), range(1000, 1032)
@@ -34,7 +33,7 @@ class Arm:
 
     def chain(self) -> Chain:
         settings = Settings.parse({self.estimator: dict(self.settings)}, loss_agg_mode=self.loss)
-        return grpo(settings) if self.estimator == "grpo" else build(self.estimator, settings)
+        return build(self.estimator, settings)
 
 
 @dataclass(frozen=True)

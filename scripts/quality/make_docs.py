@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_ext.core.lists import kinds_of
+from verl_ext.core.chain import Chain
+from verl_ext.core.lists import as_list
 from verl_ext.registry import sections
 from verl_ext.rows import ROWS
 from verl_ext.tools.show import as_text
@@ -35,8 +36,9 @@ The section of an estimator that the run does not use logs a warning, if a value
 that is valid but that the other values leave without effect, such as `gdpo.epsilon` with `gdpo.scale=none`, is not
 reported in general.
 
-verl's own `norm_adv_by_std_in_grpo=False` works with `gdpo`, `gd2po` and `hadw`. `dgpo` raises an error, because it
-divides by the mean absolute deviation (with `dgae=True`); `drgrpo` and `maxrl` never divide by a std.
+verl's own `norm_adv_by_std_in_grpo=False` works with `gdpo`, `gd2po` and `hadw`, and takes `scale_by_std` out of the
+[lists with a name](lists.md). `dgpo` raises an error, because it divides by the mean absolute deviation (with
+`dgae=True`), and so do `dvao` and `corrgrpo`; `drgrpo` and `maxrl` never divide by a std.
 `use_kl_in_reward=True` adds the KL term to the combined reward. `gdpo` and `gd2po` have no combined reward, and `maxrl`
 needs rewards of at least 0: all three raise an error.
 """
@@ -64,7 +66,7 @@ def rows() -> str:
     lines = ["<!-- rows -->", "| name | paper | in one line | steps | settings |", "|---|---|---|---|---|"]
     for name, row in ROWS.items():
         settings = ", ".join(f"`{setting}`" for setting in row.settings)
-        lines.append(f"| `{name}` | {row.paper} | {row.line} | `{as_text(row.steps)}` | {settings} |")
+        lines.append(f"| `{name}` | {row.paper} | {row.line} | `{as_text(as_list(Chain(row.steps)))}` | {settings} |")
     return "\n".join([*lines, "<!-- end -->\n"])
 
 
@@ -79,7 +81,7 @@ def settings() -> Iterator[str]:
         yield "|---|---|---|"
         bases = [base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)]
         if name in ROWS:
-            bases = [step for _, step in kinds_of(ROWS[name].steps)]
+            bases = map(type, ROWS[name].steps)
         says = {name: text for base in bases for name, text in docstrings(base).items()}
         for item in dataclasses.fields(kind):
             value = {None: "null", dataclasses.MISSING: "must be set"}.get(item.default, item.default)

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from tests import reference
 from tests.batches import rollouts
 from tests.calls import metrics_of
-from verl_ext import Settings, Step
+from verl_ext import Settings, Step, build
 from verl_ext.core.metrics import share_metrics
-from verl_ext.estimators.grpo import grpo
 
 WEIGHTS = (2.0, -0.5)
 LARGE, SMALL, GROUP = [3.0, 3.0, -3.0, -3.0], [1.0, 0.0, 1.0, 0.0], ["g"] * 4
@@ -21,8 +20,8 @@ LARGE, SMALL, GROUP = [3.0, 3.0, -3.0, -3.0], [1.0, 0.0, 1.0, 0.0], ["g"] * 4
 def test_the_shares_are_those_of_plain_loops_and_add_up_to_1(rollout, norm, kl):
     uids, added = rollout.uids, [kl * length / 64 for length in rollout.lengths]
     batch = rollout.batch(kl_reward=added if kl else None)
-    chain = grpo(Settings.parse({"rewards": {"keys": ["a", "b"], "weights": WEIGHTS}, "norm_adv_by_std_in_grpo": norm}))
-    result = chain(batch)
+    given = {"rewards": {"keys": ["a", "b"], "weights": WEIGHTS}, "norm_adv_by_std_in_grpo": norm}
+    result = build("grpo", Settings.parse(given))(batch)
     found = share_metrics(batch.keys, batch.groups, *result.summed, result.advantages, rest=kl)
     parts = [[0 if math.isnan(x) else w * x for w, x in zip(WEIGHTS, row, strict=True)] for row in rollout.rewards]
     totals = reference.weighted_total([*rollout.columns.values()], WEIGHTS)

@@ -20,7 +20,7 @@ def config_for(name: str, **more: Any) -> dict[str, Any]:
     """What an estimator cannot do without."""
     if name == "compose":
         return {"compose": {"steps": ["weigh_and_sum", "centre"]}} | more
-    per_reward = name in ("gd2po", "gdpo") or (name in ROWS and ROWS[name].steps[0] != "weigh_and_sum")
+    per_reward = name == "gdpo" or (name in ROWS and not ROWS[name].steps[0].sums)
     return (GDPO if per_reward else {}) | ({name: NEEDED[name]} if name in NEEDED else {}) | more
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests import reference
 from tests.batches import Rollout, rollouts
-from tests.estimators.every import run
+from tests.estimators.every import run, unwhitened
 from tests.facts import facts
 from verl_ext import Batch, Settings, build
 from verl_ext.errors import DataError
@@ -165,7 +165,7 @@ def test_a_reward_of_tenths_in_float32_conflicts_as_in_float64(size, conflict, w
     tenths = np.random.default_rng(size).integers(0, 11, (200 * size, 2)) / 10
     uids = [row // size for row in range(len(tenths))]
     rewards = {"rewards": {"keys": ["x", "y"], "weights": weights}}
-    chain = build("gd2po", Settings.parse(rewards | {"gd2po": {"conflict": conflict, "whiten": "none"}}))
+    chain = build("compose", Settings.parse(rewards | {"compose": {"steps": unwhitened(conflict)}}))
     exact, rounded = (chain(Batch.of(each, uids, keys=("x", "y"))) for each in (tenths, tenths.astype(np.float32)))
     assert exact.metrics == rounded.metrics
     assert exact.metrics["conflict_share"] > 0.2
@@ -185,11 +185,10 @@ def test_a_negative_reward_is_an_error_that_says_to_map_it():
     rollouts(keys=KEYS),
     WEIGHTS,
     st.sampled_from([("hard", 0.2), ("snr", 0.2), ("snr", 0.8), ("snr", 0.0), ("snr", 1.0)]),
-    st.sampled_from(["token", "sequence", "none"]),
-    st.sampled_from([1e-6, 1e-4]),
+    st.sampled_from(["token", "sequence"]),
     st.booleans(),
 )
-def test_gd2po_is_the_plain_loop(rollout, weights, conflict, whiten, epsilon, norm_by_std):
+def test_gd2po_is_the_plain_loop(rollout, weights, conflict, over, norm_by_std):
     kind, tau = conflict
     wanted = reference.gd2po(
         rollout.columns,
@@ -198,17 +197,16 @@ def test_gd2po_is_the_plain_loop(rollout, weights, conflict, whiten, epsilon, no
         weights=weights,
         conflict=kind,
         tau=tau,
-        whiten=whiten,
-        epsilon=epsilon,
+        whiten=over,
         norm_by_std=norm_by_std,
     )
-    own = {"conflict": kind, "tau": tau, "whiten": whiten, "epsilon": epsilon}
+    own = {"conflict": kind, "tau": tau, "over": over}
     check("gd2po", rollout, rewards(weights) | {"gd2po": own, "norm_adv_by_std_in_grpo": norm_by_std}, wanted)
 
 
 def test_a_response_exactly_at_tau_is_kept():
     """Without std, x of the group is -1 1 0 0 and y 1 -3 2 0: the first response has |-1 + 1| / 2 = 0."""
-    own = {"whiten": "none", "conflict": "snr", "tau": 0.0}
+    own = {"conflict": "snr", "tau": 0.0}
     settings = Settings.parse({"rewards": {"keys": ["x", "y"]}, "gd2po": own, "norm_adv_by_std_in_grpo": False})
     batch = Batch.of([[1.0, 4.0], [3, 0], [2, 5], [2, 3]], list("aaaa"), keys=("x", "y"))
     assert build("gd2po", settings)(batch).metrics["dropped_share"] == 0

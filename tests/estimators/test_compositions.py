@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.facts import says
-from verl_ext.estimators import build
 from verl_ext.estimators.drgrpo import rule
+from verl_ext.registry import build
 from verl_ext.settings import Settings
 
 

@@ -15,7 +15,7 @@ from tests.estimators.test_compose import SUMMED, composed
 from tests.facts import a_line_says, facts, says
 from tests.integration import own_steps
 from tests.tools import made
-from verl_ext import Batch, Settings, build
+from verl_ext import Batch, Settings
 from verl_ext.checks.trial import try_out
 from verl_ext.core.chain import plain_state
 from verl_ext.errors import CheckpointError, ConfigurationError
@@ -76,7 +76,7 @@ def test_a_step_of_one_s_own_may_remember_something_that_is_saved_and_read():
 
 def trial(*steps, **algorithm):
     settings = Settings.parse({"compose": {"steps": list(steps)}} | algorithm)
-    return next(try_out(partial(build, "compose"), settings), None)
+    return next(try_out("compose", settings), None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from tests.facts import a_line_says, says
 from tests.tools import made
 from verl_ext import Settings, build, by_item
-from verl_ext.estimators.grpo import grpo
 
 BOTH = ("right", "form")
 RIGHT = "algorithm.rewards.accuracy_key=right"
@@ -34,7 +33,7 @@ def advantages(tmp_path, compare):
 
 def expected(name, keys=("score",), **sections):
     settings = Settings.parse(sections | ({} if keys == ("score",) else {"rewards": {"keys": list(keys)}}))
-    chain = grpo(settings) if name == "grpo" else build(name, settings)
+    chain = build(name, settings)
     return chain(made.batch(keys)).advantages
 
 

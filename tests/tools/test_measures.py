@@ -16,7 +16,7 @@ def measured(advantages, baseline):
 
 def test_shares_of_zeros_dead_groups_and_turned_signs():
     found = measured([1.0, 0.0, -1.0, 0.0, 0.0, 0.0], [-1.0, 1.0, -2.0, 0.0, 1.0, 0.0])
-    assert (found.dead.value, found.zero.value, found.turned.value) == pytest.approx((1 / 2, 4 / 6, 1 / 6))
+    assert (found.dead, found.zero, found.turned) == pytest.approx((1 / 2, 4 / 6, 1 / 6))
     assert found.size == pytest.approx(2 / 6)
     assert found.by_level[[2, 5], 0].tolist() == [2, 0]  # the first group has all of it
 

@@ -12,8 +12,7 @@ from verl_ext.checks import rules
 from verl_ext.checks.describe import describe
 from verl_ext.checks.rewards import dropped
 from verl_ext.errors import Complaint, ConfigurationError
-from verl_ext.estimators import build
-from verl_ext.registry import changed
+from verl_ext.registry import build, changed
 from verl_ext.run_config import RunConfig, estimator_name, read_settings
 from verl_ext.settings import Settings
 

@@ -129,6 +129,19 @@ def lost_penalty(run: RunConfig) -> Iterator[Complaint]:
         )
 
 
+def negative_rewards(run: RunConfig) -> Iterator[Complaint]:
+    """Weights or a penalty that may make the rewards of maxrl negative."""
+    needs, weights = "maxrl needs rewards of at least 0", run.settings.rewards.weights or ()
+    if run.chain is None or "maxrl" not in run.used:
+        return
+    if any(weight < 0 for weight in weights):
+        yield Complaint(
+            f"{needs}, which algorithm.rewards.weights={list(weights)} may make negative: give weights of at least 0"
+        )
+    if run.select("reward.reward_manager.name") == "dapo" and run.select(f"{OVERLONG}.enable"):
+        yield Complaint(f"{needs}, and a penalty makes them negative: set {OVERLONG}.enable=False")
+
+
 def lists_of_rewards(run: RunConfig) -> Iterator[Complaint]:
     """Rewards by turn or by item in a run that cannot take them."""
     rewards, rollout = run.settings.rewards, "actor_rollout_ref.rollout.multi_turn"

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from verl_ext import hooks
 from verl_ext.checks.losses import loss_of_verl
 from verl_ext.checks.presets import late_preset, other_preset
-from verl_ext.checks.rewards import lists_of_rewards, lost_penalty, wrong_accuracy, wrong_components
+from verl_ext.checks.rewards import lists_of_rewards, lost_penalty, negative_rewards, wrong_accuracy, wrong_components
 from verl_ext.checks.trial import trial
 from verl_ext.conf import PRESETS
 from verl_ext.core.steps import DivideByMean, WeighAndSum
@@ -207,7 +207,7 @@ ALWAYS: tuple[Rule, ...] = (unread, other_preset, late_preset, unlike_meant)
 """The rules for every run with this package, and for `check`."""
 READ: tuple[Rule, ...] = (
     *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, lists_of_rewards),
-    *(without_effect, experimental, missing_keys, single_response, contradicted_by_verl, trial),
+    *(negative_rewards, without_effect, experimental, missing_keys, single_response, contradicted_by_verl, trial),
     *(rule_of_estimator, loss_of_verl, partial(of_other_rooms, every=False)),
 )
 """Those that need the settings."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -14,8 +13,7 @@ from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array
 from verl_ext.core.steps import DropConflicts, WeighByVariation
 from verl_ext.errors import Complaint
-from verl_ext.estimators import build
-from verl_ext.registry import BUILT_IN
+from verl_ext.registry import BUILT_IN, build
 from verl_ext.run_config import RunConfig
 from verl_ext.settings import Settings
 
@@ -26,10 +24,10 @@ def trial(run: RunConfig) -> Iterator[Complaint]:
     """A step of the user, or an estimator of another package, that fails on a made-up batch."""
     written = "compose" in run.used or run.name not in BUILT_IN
     if written and run.chain is not None and not (run.chain.per_reward and run.settings.rewards.keys is None):
-        yield from map(Complaint, try_out(partial(build, run.name), run.settings))
+        yield from map(Complaint, try_out(run.name, run.settings))
 
 
-def try_out(build: Callable[[Settings], Chain], settings: Settings) -> Iterator[str]:
+def try_out(name: str, settings: Settings) -> Iterator[str]:
     """Run an estimator on a made-up batch, because a step of the user may fail; yield what is wrong.
 
     If weights are set, it runs with two other sets of them, whose results must differ.
@@ -37,14 +35,14 @@ def try_out(build: Callable[[Settings], Chain], settings: Settings) -> Iterator[
     keys, weights = settings.rewards.keys or ("score",), settings.rewards.weights
     tilted = (1.0, *(0.1,) * (len(keys) - 1))
     try:
-        chain = build(settings)
+        chain = build(name, settings)
         if chain.needs_fields:  # nobody can make them up
             if weights and not any(hasattr(step, "weights") for step in chain.steps):
                 yield NO_EFFECT
             return
         advantages = _trial(chain, keys)
         others = [replace(settings.rewards, weights=tilt) for tilt in (tilted, tilted[::-1]) if weights]
-        results = [_trial(build(replace(settings, rewards=other)), keys) for other in others]
+        results = [_trial(build(name, replace(settings, rewards=other)), keys) for other in others]
     except Exception as error:  # noqa: BLE001 - user code may raise anything
         place = traceback.extract_tb(error.__traceback__)[-1]
         yield (

@@ -59,7 +59,7 @@ def preset(name: str) -> dict[str, Any]:
     shown = {*COMMON, name, *(declared.bases() if declared.bases else ())}
     known = {section: defaults(kind) for section, kind in sections().items() if section in shown}
     algorithm = {section: dataclasses.asdict(values) for section, values in known.items() if values is not None}
-    if declared.section is not None and name not in algorithm:
-        given = {item.name: item.default for item in dataclasses.fields(declared.section)}
+    given = {item.name: item.default for item in dataclasses.fields(declared.section)}
+    if given and name not in algorithm:
         algorithm[name] = {key: None if value is dataclasses.MISSING else value for key, value in given.items()}
     return {"algorithm": {"adv_estimator": name, **algorithm}, PRESET_NAMES: {name: True}, **declared.preset}

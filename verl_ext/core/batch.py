@@ -110,9 +110,7 @@ class Batch:
         """
         if self.factors is None:
             return np.ones(len(self.keys)) if weights is None else np.array(weights)
-        given = dict.fromkeys(self.components, 1.0)
-        if weights is not None:
-            given = dict(zip(given, weights, strict=True))
+        given = dict(zip(self.components, weights or [1.0] * len(self.components), strict=True))
         same = len(self.factors) > 0 and bool((self.factors == self.factors[0]).all())
         factors = self.factors[self.groups.order[self.groups.starts]] if by_group else self.factors
         return np.array([given[key] for key in self.column_keys]) * (self.factors[0] if same else factors)

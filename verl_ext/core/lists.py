@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,40 +38,6 @@ def read_step(item: Any, where: str, weights: tuple[float, ...] | None) -> Step:
         return make(kind, given, name)
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from error
-
-
-def fields_of(items: Sequence[str | Mapping[str, Any]], names: Sequence[str]) -> list[tuple[str, Any, Any]]:
-    """The fields of the list's steps with these names, for `dataclasses.make_dataclass`; the list gives defaults.
-
-    >>> [(name, made.default) for name, _, made in fields_of(["centre", {"step": "whiten", "over": "token"}], ["over"])]
-    [('over', 'token')]
-    """
-    found = []
-    for item, kind in kinds_of(items):
-        hints = typing.get_type_hints(kind)
-        for field in (field for field in dataclasses.fields(kind) if field.name in names):
-            default = item.get(field.name, field.default)
-            found.append((field.name, hints[field.name], dataclasses.field(default=default, metadata=field.metadata)))
-    return found
-
-
-def fill(items: Sequence[str | Mapping[str, Any]], given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The list with other settings, each for the steps that have it.
-
-    >>> fill(["centre", "whiten"], {"over": "token"})
-    [{'step': 'centre'}, {'step': 'whiten', 'over': 'token'}]
-    """
-    filled = []
-    for item, kind in kinds_of(items):
-        own = [field.name for field in dataclasses.fields(kind) if field.name in given]
-        filled.append(item | {name: given[name] for name in own})
-    return filled
-
-
-def kinds_of(items: Sequence[str | Mapping[str, Any]]) -> list[tuple[dict[str, Any], type[Step]]]:
-    """The entries of a list as mappings, with the classes of their steps."""
-    given = [dict(item) if isinstance(item, Mapping) else {"step": item} for item in items]
-    return [(item, STEPS[item["step"]]) for item in given]
 
 
 def _own(path: str, where: str) -> type[Step]:

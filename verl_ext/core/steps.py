@@ -59,6 +59,7 @@ class DivideByMean(Step):
     not_after: ClassVar[Order] = _GROUP_FACTORS
     undoes: ClassVar[Order] = _REWARD_FACTORS
     epsilon: float = limited(1e-6, above=0.0)
+    """Added to the mean."""
 
     def apply(self, values: Array, batch: Batch) -> Array:
         if (negative := values < -TOLERANCE).any():
@@ -162,7 +163,9 @@ class DropConflicts(Step):
     not_after: ClassVar[Order] = {"weigh_and_sum": "it compares the rewards of a response"}
     not_by_item: ClassVar[str] = "with many criteria most responses conflict, and it would drop them"
     conflict: Literal["hard", "snr"] = "hard"
+    """Which responses are dropped: `hard`, every one that conflicts; `snr`, those whose rewards nearly cancel."""
     tau: float = limited(0.2, low=0.0, high=1.0, only_with={"conflict": ("snr",)})
+    """The limit of `snr`; the authors train with 0.2, 0.5 and 0.8."""
     weights: tuple[float, ...] | None = None
     """One per component; default: 1 each."""
 

@@ -32,12 +32,6 @@ def limited(
     return dataclasses.field(default=default, metadata={**limits, "only_with": only_with or {}})
 
 
-def same_as(kind: type[Any], name: str, **more: Any) -> Any:
-    """A dataclass field with the default and the limits of another dataclass's field, and more of `limited`'s."""
-    (field,) = (item for item in dataclasses.fields(kind) if item.name == name)
-    return limited(field.default, **{**field.metadata, **more})
-
-
 def make(kind: type[T], given: object, where: str) -> T:
     """Read a dataclass from a mapping; None gives the defaults.
 

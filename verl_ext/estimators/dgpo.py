@@ -23,7 +23,7 @@ from typing import Literal
 from verl_ext.core.chain import Chain, Step
 from verl_ext.core.steps import Centre, ScaleByMad, ScaleByStd, WeighAndSum
 from verl_ext.core.totals import Balance, WeighByDifficulty
-from verl_ext.core.typed import same_as
+from verl_ext.core.typed import limited
 from verl_ext.settings import Settings
 
 
@@ -35,7 +35,7 @@ class DgpoSettings:
     """Divide by the mean absolute deviation; False: by the std, as GRPO does."""
     dqw: bool = True
     """Weigh groups by difficulty."""
-    dqw_temp: float = same_as(WeighByDifficulty, "dqw_temp", only_with={"dqw": (True,)})
+    dqw_temp: float = limited(WeighByDifficulty.dqw_temp, low=1e-6, only_with={"dqw": (True,)})
     """Temperature of that weighting."""
     balance: Literal["auto", "token", "sequence", "none"] = "auto"
     """What the loss averages over: `token`, `sequence`, `none`; `auto` follows the actor's `loss_agg_mode`."""

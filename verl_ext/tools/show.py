@@ -11,9 +11,8 @@ from typing import Any
 
 from verl_ext.core.chain import Chain
 from verl_ext.core.lists import as_list, step_settings
-from verl_ext.estimators import build
 from verl_ext.files import say
-from verl_ext.registry import ESTIMATORS, changed, load, used
+from verl_ext.registry import ESTIMATORS, build, changed, load, used
 from verl_ext.rows import ROWS
 from verl_ext.settings import Settings
 from verl_ext.tools.arguments import LOSS, parse_settings
@@ -66,9 +65,8 @@ def _steps(chain: Chain) -> Iterator[str]:
 
 
 def _settings(name: str, settings: Settings) -> Iterator[str]:
-    declared = {other: load(other).section for other in used(name, settings)}
-    shown = {other: kind for other, kind in declared.items() if kind is not None and other != "compose"}
-    sections = {other: settings.of(other, kind) for other, kind in shown.items()}
+    shown = (other for other in used(name, settings) if other != "compose")
+    sections = {other: settings.of(other, load(other).section) for other in shown}
     for part, section in {"rewards": settings.rewards, **sections}.items():
         for key, value in dataclasses.asdict(section).items():
             text = f"algorithm.{part}.{key}={as_text(value)}"

@@ -17,9 +17,9 @@ from tests import fresh
 from tests.facts import a_line_says, facts
 from tests.integration.hadw_runs import capability
 from verl_ext.errors import CheckpointError
-from verl_ext.estimators import build
 from verl_ext.integration import checkpoint
 from verl_ext.integration.run import Run
+from verl_ext.registry import build
 from verl_ext.settings import Settings
 
 PLAIN: dict[str, Any] = {"rewards": {"keys": ["acc", "format"], "accuracy_key": "acc"}}

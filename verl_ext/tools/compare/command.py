@@ -16,7 +16,7 @@ from verl_ext.errors import reading
 from verl_ext.files import say
 from verl_ext.settings import Settings
 from verl_ext.tools.compare import variants
-from verl_ext.tools.compare.measures import Bins, Measures, Share, by_accuracy, measure
+from verl_ext.tools.compare.measures import Bins, Measures, by_accuracy, interval, measure
 from verl_ext.tools.compare.read import read_rollouts
 from verl_ext.tools.compare.rollouts import Rollouts
 from verl_ext.tools.compare.variants import GRPO, Outcome
@@ -104,11 +104,12 @@ def _notes(rollouts: Rollouts, outcomes: list[Outcome], common: Settings) -> Ite
 def _tables(
     rollouts: Rollouts, measured: dict[str, Measures], shares: dict[str, Array], keys: Sequence[str], level: Bins
 ) -> Iterator[tuple[str, str, Table]]:
-    count = f"{len(rollouts.groups):,} groups"
+    size = len(rollouts.groups)
+    count = f"{size:,} groups"
     rows: Table = [("estimator", "dead groups", "A = 0", "mean |A|", "other sign")]
     for label, own in measured.items():
-        turned = "" if len(rows) == 1 else _interval(own.turned)
-        rows.append((label, _interval(own.dead), _interval(own.zero), _number(own.size), turned))
+        turned = "" if len(rows) == 1 else _interval(own.turned, size)
+        rows.append((label, _interval(own.dead, size), _interval(own.zero, size), _number(own.size), turned))
     yield f"Against {GRPO} on {rollouts.total}, {count}", AGAINST, rows
     rows = [("estimator", *keys, "rest")]
     rows += [(label, *map(_share, (*found, 1 - found.sum()))) for label, found in shares.items()]
@@ -124,9 +125,9 @@ def _share(value: float) -> str:
     return "-" if math.isnan(value) else f"{round(value, 3) + 0.0:.1%}"  # no -0.0
 
 
-def _interval(share: Share) -> str:
-    low, high = f"{100 * share.low:.0f}", f"{100 * share.high:.0f}"
-    return f"{share.value:.1%}" if low == high else f"{share.value:.1%} ({low}-{high})"
+def _interval(share: float, groups: int) -> str:
+    low, high = (f"{100 * bound:.0f}" for bound in interval(share, groups))
+    return f"{share:.1%}" if low == high else f"{share:.1%} ({low}-{high})"
 
 
 def _number(value: float, half: float = math.nan) -> str:

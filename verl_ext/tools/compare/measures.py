@@ -13,24 +13,15 @@ _SAME = 1e-9
 """Means that differ by less count as equal."""
 
 
-@dataclass(frozen=True)
-class Share:
-    """A share and its 95 % interval."""
+def interval(value: float, groups: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share of so many groups: the answers to one prompt are not independent.
 
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, value: float, groups: int) -> Share:
-        """Return Wilson's interval for so many groups: the answers to one prompt are not independent.
-
-        >>> Share.of(0.5, 100).low.__round__(3), Share.of(0.0, 100).high.__round__(3)
-        (0.404, 0.037)
-        """
-        z = 1.96**2 / groups
-        middle, half = (value + z / 2) / (1 + z), math.sqrt(z * value * (1 - value) + z * z / 4) / (1 + z)
-        return cls(value, min(value, middle - half), max(value, middle + half))
+    >>> interval(0.5, 100)[0].__round__(3), interval(0.0, 100)[1].__round__(3)
+    (0.404, 0.037)
+    """
+    z = 1.96**2 / groups
+    middle, half = (value + z / 2) / (1 + z), math.sqrt(z * value * (1 - value) + z * z / 4) / (1 + z)
+    return min(value, middle - half), max(value, middle + half)
 
 
 @dataclass(frozen=True)
@@ -47,12 +38,12 @@ class Bins:
 class Measures:
     """The figures of one estimator."""
 
-    dead: Share
-    """Groups in which every advantage is 0."""
-    zero: Share
-    """Trajectories with advantage 0."""
-    turned: Share
-    """Trajectories whose advantage has the other sign than grpo's."""
+    dead: float
+    """The share of groups in which every advantage is 0."""
+    zero: float
+    """The share of trajectories with advantage 0."""
+    turned: float
+    """The share of trajectories whose advantage has the other sign than grpo's."""
     size: float
     """Mean |A|."""
     by_level: Array
@@ -61,11 +52,11 @@ class Measures:
 
 def measure(advantages: Array, baseline: Array, groups: Groups, level: Bins) -> Measures:
     """Return all figures."""
-    count, size = len(groups), np.abs(advantages)
+    size = np.abs(advantages)
     return Measures(
-        dead=Share.of(float((groups.sum(size) == 0).mean()), count),
-        zero=Share.of(float((advantages == 0).mean()), count),
-        turned=Share.of(float((np.sign(advantages) * np.sign(baseline) < 0).mean()), count),
+        dead=float((groups.sum(size) == 0).mean()),
+        zero=float((advantages == 0).mean()),
+        turned=float((np.sign(advantages) * np.sign(baseline) < 0).mean()),
         size=float(size.mean()),
         by_level=_by_level(groups.mean(size), level),
     )

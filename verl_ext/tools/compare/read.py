@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,8 @@ def _read_dumps(path: Path, files: Sequence[Path]) -> Rollouts:
     frame = pd.concat([table for table, _ in updates.values()], ignore_index=True)
     _require(path, frame.reindex(columns=["step", "update", "uid"]).isna().rename(columns=repr))
     last = updates[max(updates)][1]
-    if others := sum(about.settings != last.settings for _, about in updates.values()):
+    abouts = [replace(about, step=last.step, update=last.update) for _, about in updates.values()]
+    if others := len(abouts) - abouts.count(last):
         notes.append(f"{others} of {len(updates)} updates had other settings than the last")
     numeric = [name for name in frame if name.startswith("reward/") and frame[name].dtype.kind in "biuf"]
     keys = [name.partition("/")[2] for name in numeric]

@@ -34,11 +34,6 @@ class About:
     """The run's section `algorithm`, as plain data."""
     loss_agg_mode: str
 
-    @property
-    def settings(self) -> tuple[str, Mapping[str, Any], str]:
-        """What all updates of a run should share."""
-        return self.estimator, self.algorithm, self.loss_agg_mode
-
 
 @dataclass(frozen=True)
 class Rollouts:

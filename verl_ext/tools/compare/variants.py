@@ -15,8 +15,7 @@ from verl_ext.core.groups import Array
 from verl_ext.core.items import spread
 from verl_ext.core.turns import Turns
 from verl_ext.errors import ConfigurationError, listed
-from verl_ext.estimators import build
-from verl_ext.registry import INSTALLED
+from verl_ext.registry import INSTALLED, build
 from verl_ext.settings import RewardsSettings, Settings
 from verl_ext.tools.arguments import parse_settings
 from verl_ext.tools.compare.rollouts import TOKENS, Rollouts
