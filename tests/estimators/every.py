@@ -31,9 +31,6 @@ EVERY = pytest.mark.parametrize(("name", "config"), ESTIMATORS.values(), ids=EST
 # Whitening over tokens moves a group without variance.
 SHIFTED = ["gd2po", *(name for name, row in ROWS.items() if "whiten" in str(row.steps))]
 SHIFTS = ("gdpo over tokens", *SHIFTED, *(f"hadw on {name}" for name in SHIFTED))
-BY_TRAJECTORY = pytest.mark.parametrize(  # outputs of one session do not matter
-    ("name", "config"), [pair for name, pair in ESTIMATORS.items() if name != "dgpo by sequences, std"]
-)
 
 
 def started(config: dict[str, Any]) -> dict[str, Any]:
