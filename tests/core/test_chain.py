@@ -111,11 +111,6 @@ def test_a_chain_must_end_with_one_value():
     assert Chain(()).per_reward
 
 
-def test_a_chain_holds_a_step_with_a_state_once():
-    with pytest.raises(ConfigurationError, match=facts("once", "['weigh_by_history', 'weigh_by_history']")):
-        Chain((WeighAndSum(), WeighByHistory(), WeighByHistory("window")))
-
-
 KEPT = {"none": None, "flag": True, "big": 10**30, "number": np.float64(0.1), "list": [[1], {"a": "\ud800"}], "": {}}
 
 

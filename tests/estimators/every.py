@@ -15,7 +15,7 @@ from verl_ext.rows import ROWS
 
 KEYS = {"rewards": {"keys": ["a", "b"], "weights": [1.0, 0.5]}, **NEEDED}
 OWN_LIST = "compose"  # has no steps by default
-# `maxrl` refuses the negative rewards of a random batch; tests/estimators/test_against_reference.py has its own.
+# `maxrl` refuses the negative rewards of a random batch; tests/estimators/test_turns_against_reference.py has its own.
 BASES = sorted({*BUILT_IN, *ROWS} - {OWN_LIST, "hadw", "maxrl"})
 # Every estimator of the package, and hadw on every base in the middle of a run, where Phi is not 1.
 ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {

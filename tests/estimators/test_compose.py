@@ -103,10 +103,6 @@ WRONG = [
     ([*SUMMED, "weigh_by_history", "weigh_by_history"], ("weigh_by_history", "only once")),
     # Settings of a step.
     ([*SUMMED, {"step": "scale_by_std", "epsilom": 1}], ("scale_by_std", "'epsilom'", "did you mean 'epsilon'")),
-    (
-        [*SUMMED, {"step": "scale_by_std", "epsilon": -1}],
-        ("steps[2]", "scale_by_std.epsilon", "at least 0", "found -1"),
-    ),
     ([*SUMMED, {"step": "balance", "over": "rows"}], ("balance.over", "'rows'", "valid: 'sequence', 'token'")),
     ([{"step": "weigh_and_sum", "weights": [1]}, "centre"], ("weigh_and_sum", "algorithm.rewards.weights")),
     ([{"step": "condition", "conditions": {}}, *SUMMED], ("steps[0]", "'condition'")),

@@ -60,19 +60,3 @@ def test_dgpo_logs_the_numbers_of_the_row():
     assert metrics["dgpo/valid_groups"] == 2
     assert metrics["dgpo/all_right_groups"] == 0
     assert metrics["dgpo/all_wrong_groups"] == 1
-
-
-# hadw soft, eta_min 0, lambda 1.3, batches [1000, 1110] then [1000, 1111].
-FIRST, SECOND = ACC[:8], [1.0, 0, 0, 0, 1, 1, 1, 1]
-HADW = {"hadw": {"eta_min": 0.0, "lambda_scale": 1.3}}
-# The second batch: GRPO gives A 0.75 / (0.5 + 1e-6) = 1.499997 and -0.499999, B is constant. p_A = 0.25, C = 0.5: the
-# prompt is hard, so 1.499997 * 1.3 e^0.25 = 2.503844 and -0.499999 * 1.3 e^-0.25 = -0.506219.
-REWEIGHED = [1.499997 * 1.669233, *[-0.499999 * 1.012441] * 3, 0, 0, 0, 0]
-
-
-def test_the_registered_function_gives_the_row_of_hadw():
-    first = call("hadw", FIRST, UIDS[:8], LENGTHS[:8], config=HADW)
-    np.testing.assert_allclose(first.rows[:2], [1.499997, -0.499999], atol=1e-5)
-    second = call("hadw", SECOND, UIDS[:8], LENGTHS[:8], config=HADW, state=first.state)
-    np.testing.assert_allclose(second.rows, REWEIGHED, atol=1e-5)
-    assert second.state["weigh_by_history"]["value"] == pytest.approx(0.5125, abs=1e-12)
