@@ -211,18 +211,6 @@ def test_each_computes_with_its_own_settings_whichever_was_made_last(cls: type[A
         assert per_row(trainer.fit()[0][0]) == advantages
 
 
-def test_each_has_a_history_of_its_own() -> None:
-    """Also where two configurations have the same entries."""
-    config = compose(*HADW)
-    first, second, plain = OwnFit(config), OwnFit(copy.deepcopy(config)), OwnFit(compose(*GRPO))
-    ticks = []
-    for trainer in (first, first, second, plain, first):
-        [(_, metrics)] = trainer.fit()
-        ticks.append(metrics.get("hadw/tick"))
-    assert ticks == [1, 2, 1, None, 3]
-    assert [trainer._verl_ext.state["weigh_by_history"]["ticks"] for trainer in (first, second)] == [3, 1]
-
-
 @pytest.mark.parametrize("base", [OwnFit, Copies])
 def test_one_that_was_not_checked_is_not_taken_for_another_with_the_same_entries(base: type[Any]) -> None:
     """Its `__init__` calls no other."""
