@@ -58,3 +58,10 @@ def test_kl_of_a_list_and_of_hadw_on_grpo_acts_in_every_group():
     steps = ["weigh_and_sum", "centre", "scale_by_mad"]
     for name, config in (("compose", {"compose": {"steps": steps}}), ("hadw", {}), ("drgrpo", {})):
         assert (build(name, Settings.parse({"use_kl_in_reward": True, **config}))(batch).advantages != 0).all()
+
+
+def test_the_kl_of_a_response_whose_reward_does_not_count_is_kept():
+    settings = Settings.parse({"use_kl_in_reward": True})
+    conditions = {"easy": Requirement("hard", 1.0)}
+    batch = Batch.of([[0, 1], [0, 1]], "aa", keys=("hard", "easy"), conditions=conditions, kl_reward=[0.0, -0.5])
+    assert build("drgrpo", settings)(batch).advantages.tolist() == [0.25, -0.25]
