@@ -27,9 +27,9 @@ class Call:
     state: State | None
 
 
-def tensors(scores: Sequence[float], lengths: Sequence[int], dtype: torch.dtype = torch.float32, width: int = 0):
+def tensors(scores: Sequence[float], lengths: Sequence[int], dtype: torch.dtype = torch.float32):
     """Token-level rewards with the score on the last token that counts (the first, where none does), and the mask."""
-    width = max([1, width, *lengths])
+    width = max([1, *lengths])
     mask = torch.zeros(len(lengths), width, dtype=torch.int64)
     rewards = torch.zeros(len(lengths), width, dtype=dtype)
     for row, length in enumerate(lengths):

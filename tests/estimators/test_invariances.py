@@ -1,4 +1,4 @@
-"""What must not matter: dtypes, holes in the mask, what stands behind it; zeros.
+"""What must not matter: dtypes, holes in the mask; zeros.
 
 Padding and sessions of several outputs are the subject of tests/integration/trainers/test_against_core.py.
 """
@@ -39,29 +39,6 @@ def test_the_dtype_is_kept_and_the_advantage_stands_on_the_tokens_that_count(nam
     assert found.returns is found.tensor
     wanted = torch.tensor(run(name, config, rollout, dtype=dtype).rows, dtype=dtype)
     assert torch.equal(found.tensor, torch.where(mask.bool(), wanted[:, None], 0))
-
-
-@EVERY
-@given(rollout=rollouts(nan=False), junk=st.sampled_from([math.nan, math.inf, -math.inf]))
-def test_junk_behind_the_mask_does_no_harm_and_inputs_stay(name, config, rollout, junk):
-    """Two tensors that differ behind the mask only; the score is one of the rewards."""
-    config = config | {"rewards": {"keys": ["score", "b"]}}
-    rewards, mask = tensors(rollout.columns["a"], rollout.lengths, width=11)
-    clean = torch.where(mask.bool(), rewards, 0.0)
-    dirty = torch.where(mask.bool(), rewards, junk)
-    fields = components(rollout)
-    kept = [dirty.clone(), mask.clone(), {key: column.copy() for key, column in fields.items()}]
-    found = []
-    for token_level in (clean, dirty):
-        given = {"config": config, "components": fields, "state": started(config)}
-        found.append(call_on_tensors(name, token_level, mask, rollout.uids, **given).tensor)
-    assert torch.equal(found[0], found[1])
-    assert (found[1][mask == 0] == 0).all()
-    assert torch.equal(dirty.isnan(), kept[0].isnan())
-    assert torch.equal(dirty.nan_to_num(), kept[0].nan_to_num())
-    assert torch.equal(mask, kept[1])
-    for key, column in fields.items():
-        np.testing.assert_array_equal(column, kept[2][key])
 
 
 @pytest.mark.parametrize(("name", "config"), [given for kind, given in ESTIMATORS.items() if kind not in SHIFTS])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 from concurrent.futures import ThreadPoolExecutor
@@ -104,17 +103,6 @@ def test_a_trainer_that_does_not_call_the_estimator_is_refused_also_later() -> N
         else:
             trainer.fit(steps=2)
     OwnAdvantages(compose("algorithm.adv_estimator=grpo")).fit(steps=1)
-
-
-def test_a_loop_may_have_another_name_and_be_a_coroutine() -> None:
-    class Trains(OwnFit):
-        async def train(self) -> list[Any]:
-            return OwnFit.fit(self)
-
-    trainer = Trains(compose(*HADW))
-    for tick in (1, 2):
-        [(_, metrics)] = asyncio.run(trainer.train())
-        assert metrics["hadw/tick"] == tick
 
 
 class OwnSave(OwnFit):
