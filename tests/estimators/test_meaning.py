@@ -7,7 +7,6 @@ import pytest
 
 from verl_ext import Batch, Settings, build
 from verl_ext.core.batch import Requirement, unit_accuracy
-from verl_ext.core.lists import as_list
 
 WITHOUT_STD = {"norm_adv_by_std_in_grpo": False}
 
@@ -44,13 +43,6 @@ def test_kl_makes_no_group_of_dgpo_valid(dgae):
     assert with_kl.metrics == without.metrics
     assert with_kl.metrics["balance_z"] == 2
     assert (with_kl.advantages[:4] != without.advantages[:4]).all()
-
-
-def test_a_list_may_leave_kl_out_of_groups_that_do_not_vary():
-    settings = Settings.parse({"use_kl_in_reward": True})
-    named = build("dgpo", settings)
-    assert as_list(named)[0] == {"step": "weigh_and_sum", "kl_where_varying": True}
-    assert build("compose", Settings.parse({"use_kl_in_reward": True, "compose": {"steps": as_list(named)}})) == named
 
 
 def test_kl_of_a_list_and_of_hadw_on_grpo_acts_in_every_group():

@@ -23,12 +23,6 @@ BATCH = Batch.of([[1.0, 3.0], [0.0, 1.0], [2.0, 0.0], [5.0, 0.0]], list("aabb"),
 XY = {"rewards": {"keys": ["x", "y"]}}
 
 
-def test_a_step_of_one_s_own_stands_in_a_list_with_its_settings():
-    chain = composed(*SUMMED, {"step": f"{OWN}:Clip", "limit": 1}, "balance", f"{OWN}:Clip", **XY)
-    # Totals 4 1 | 2 5, centred 1.5 -1.5 | -1.5 1.5.
-    assert chain(BATCH).advantages.tolist() == [1.0, -1.0, -1.0, 1.0]
-
-
 @pytest.mark.parametrize(
     ("step", "told"),
     [

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tests.integration.pipeline import Pipeline
 
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")
-
-
 FILTER = ("++algorithm.filter_groups.enable=True", "++algorithm.filter_groups.metric=any_reward")
 
 
