@@ -45,7 +45,6 @@ def test_a_state_of_the_same_steps_passes():
         ({"centre": 1}, ("'centre'", "another estimator")),  # a step that remembers nothing
         (["count"], ("must map steps to states", "['count']")),
         ({}, ("must map steps to states", "{}")),
-        ({"weigh_by_history": SEEN | {"anchor": "window"}}, ("anchor=window", "anchor=soft")),
         ({"weigh_by_history": {}}, ("weigh_by_history", "damaged")),
     ],
 )
