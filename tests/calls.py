@@ -27,9 +27,9 @@ class Call:
     state: State | None
 
 
-def tensors(scores: Sequence[float], lengths: Sequence[int], dtype: torch.dtype = torch.float32, width: int = 0):
+def tensors(scores: Sequence[float], lengths: Sequence[int], dtype: torch.dtype = torch.float32):
     """Token-level rewards with the score on the last token that counts (the first, where none does), and the mask."""
-    width = max([1, width, *lengths])
+    width = max([1, *lengths])
     mask = torch.zeros(len(lengths), width, dtype=torch.int64)
     rewards = torch.zeros(len(lengths), width, dtype=dtype)
     for row, length in enumerate(lengths):
@@ -65,14 +65,13 @@ def call_on_tensors(
     run: Run | None = None,
     rows: Rows | None = None,
 ) -> Call:
-    """Call it in a fresh run unless one is given; with `rows` the run knows of padding and sessions."""
+    """Call it in a fresh run unless one is given; with `rows` the run knows of sessions."""
     if run is None:
         settings = Settings.parse(dict(config or {}))
         run = Run(name, settings, build(name, settings), state=state)
     found = of_batch(components or {}, batch or {}, list(uids), mask, run.needs)
     if rows is not None:
-        fields = {name: [column[row] for row in rows.scored] for name, column in found.fields.items()}
-        found = replace(found, rows=rows, labels=rows.labels(uids), groups=None, fields=fields)
+        found = replace(found, rows=rows)
     with run.computing(found):
         advantages, returns = compute(
             name, token_level_rewards=rewards, response_mask=mask, index=object_array(uids), config=None

@@ -17,7 +17,8 @@ KEYS = "+algorithm.rewards.keys=[acc,format]"
 GRPO = "algorithm.adv_estimator=grpo"
 GDPO = ("algorithm.adv_estimator=gdpo", KEYS)
 VERLS = ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[acc,format]")
-DRGRPO = (f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor=3000")
+FACTOR = f"{ACTOR}.loss_scale_factor"
+DRGRPO = (f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"{FACTOR}=3000")
 PATH = "reward.custom_reward_function.path"
 KWARGS = "+reward.custom_reward_function.reward_kwargs"
 GSM8K, TOOLS = (f"{PATH}=pkg://verl_ext.rewards.{name}" for name in ("gsm8k", "tool_calling"))
@@ -65,7 +66,8 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("section", (*GDPO, "+algorithm.gdop.whiten=token"), ("algorithm.gdop", "algorithm.gdpo")),
     ("setting one level too high", (*GDPO, "+algorithm.whiten=token"), ("algorithm.whiten", "whiten?")),
     ("section at the top", (*GDPO, "+gdpo.whiten=token"), ("algorithm.gdpo",)),
-    ("preset as an entry", (*GDPO, "+verl_etx=gdpo"), ("verl_etx", "+verl_ext=NAME")),
+    ("preset as an entry", ("+verl_ex=gdpo",), ("verl_ex", "+verl_ext=NAME")),
+    ("presets as an entry", ("+verl_etx=[cpu,gdpo]",), ("verl_etx", "+verl_ext=NAME")),
     ("interpolation", (*GDPO, "+algorithm.gdpo.epsilon=${nothing}"), ("algorithm.gdpo", "cannot be read")),
     ("verl's names", VERLS, ("gdpo_reward_keys", "algorithm.gdpo.whiten=token", "algorithm.gdpo.whiten=sequence")),
     ("verl's weights below hadw", (*HADW_GDPO, KEYS, "+algorithm.gdpo_reward_weights=[1,2]"), ("gdpo.whiten=token",)),
@@ -102,7 +104,9 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("accuracy of a sum", ("algorithm.adv_estimator=hadw", TWO), ("hadw", "algorithm.rewards.accuracy_key")),
     ("accuracy of one key", ("algorithm.adv_estimator=dgpo", TOOLS, ONE), ("'correctness'", "accuracy_threshold")),
     ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),
-    ("loss of drgrpo", ("algorithm.adv_estimator=drgrpo",), (DRGRPO[0], f"{ACTOR}.loss_scale_factor=", "check_loss")),
+    ("loss of drgrpo", ("algorithm.adv_estimator=drgrpo",), (DRGRPO[0], f"{FACTOR}=", "check_loss")),
+    ("no factor", ("algorithm.adv_estimator=drgrpo", DRGRPO[0]), (f"add {FACTOR}=512",)),
+    ("factor as text", ("algorithm.adv_estimator=drgrpo", DRGRPO[0], f"{FACTOR}='8'"), (f"add {FACTOR}=512",)),
     (
         "loss that goes its own way",
         ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.policy_loss.loss_mode=sapo"),
@@ -120,7 +124,7 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     ("step", (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{OWN}:Broken]"), ("KeyError", "own_steps.py")),
     ("filter elsewhere", (*GDPO, FILTER, ANY_REWARD, "trainer.use_v1=False"), ("trainer.use_v1",)),
-    ("filter without bounds", (*GDPO, FILTER, BETWEEN, ACC), ("accuracy_between",)),
+    ("filter without bounds", (GRPO, FILTER, BETWEEN), ("accuracy_between",)),
     ("filter without an accuracy", (GRPO, FILTER, BETWEEN, BOUNDS), ("rewards.accuracy_key",)),
     ("bounds of grpo", (GRPO, FILTER, BETWEEN, ACC, "+algorithm.rewards.accuracy_between=[5]"), ("accuracy_between",)),
     ("negative weight of maxrl", (MAXRL, KEYS, "+algorithm.rewards.weights=[2,-1]"), ("maxrl", "weights")),
@@ -173,6 +177,9 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "hadw with a named accuracy": ("algorithm.adv_estimator=hadw", TWO, GSM8K, NAMED),
     "dgpo with a threshold": (
         *("algorithm.adv_estimator=dgpo", TWO, TOOLS, NAMED, "+algorithm.rewards.accuracy_threshold=0"),
+    ),
+    "another loss of drgrpo": (
+        *("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False", f"{ACTOR}.use_kl_loss=True"),
     ),
     "KL of one combined reward": ("algorithm.adv_estimator=drgrpo", *DRGRPO, "algorithm.use_kl_in_reward=True"),
     "the centre of a list without std": (COMPOSE, "+algorithm.compose.steps=[weigh_and_sum,centre]", STD),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.facts import facts
-from verl_ext.core.batch import Batch, unit_accuracy
+from verl_ext.core.batch import Batch, Requirement, unit_accuracy
 from verl_ext.errors import ConfigurationError, DataError
 
 NAN, INF = math.nan, math.inf
@@ -99,3 +99,9 @@ def test_a_column_outside_its_range_is_refused_with_the_value(name, values, foun
 
 def test_a_response_is_one_output_if_nothing_else_is_said():
     assert Batch.of([[1.0]] * 2, ["a", "a"]).outputs.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("key", "on"), [("easi", "hard"), ("easy", "hart")])
+def test_a_condition_on_what_is_no_reward_is_an_error_with_the_nearest_name(key, on):
+    with pytest.raises(ConfigurationError, match=facts("easy", "hard")):
+        Batch.of([[0, 1]], "a", keys=("hard", "easy"), conditions={key: Requirement(on, 1.0)})

@@ -45,7 +45,6 @@ def test_a_state_of_the_same_steps_passes():
         ({"centre": 1}, ("'centre'", "another estimator")),  # a step that remembers nothing
         (["count"], ("must map steps to states", "['count']")),
         ({}, ("must map steps to states", "{}")),
-        ({"weigh_by_history": SEEN | {"anchor": "window"}}, ("anchor=window", "anchor=soft")),
         ({"weigh_by_history": {}}, ("weigh_by_history", "damaged")),
     ],
 )
@@ -109,11 +108,6 @@ def test_a_chain_must_end_with_one_value():
     with pytest.raises(ConfigurationError, match=facts("[]", "weigh_and_sum")):
         Chain(())(Batch.of([[1]], ["g"]))
     assert Chain(()).per_reward
-
-
-def test_a_chain_holds_a_step_with_a_state_once():
-    with pytest.raises(ConfigurationError, match=facts("once", "['weigh_by_history', 'weigh_by_history']")):
-        Chain((WeighAndSum(), WeighByHistory(), WeighByHistory("window")))
 
 
 KEPT = {"none": None, "flag": True, "big": 10**30, "number": np.float64(0.1), "list": [[1], {"a": "\ud800"}], "": {}}

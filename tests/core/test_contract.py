@@ -14,14 +14,10 @@ from verl_ext.core import lists, many, steps, totals
 from verl_ext.core.batch import Batch
 from verl_ext.core.history import WeighByHistory
 
-# Each step in each of its kinds, and how many columns it takes.
+# Each kind of a step, and how many columns it takes; the other steps with their defaults, on two rewards.
 STEPS = {
-    "divide by mean": (steps.DivideByMean(), 2),
-    "divide by batch std": (steps.DivideByBatchStd(), 2),
     "centre": (steps.Centre(), 2),
     "centre, leave one out": (steps.Centre(leave_one_out=True), 2),
-    "scale by std": (steps.ScaleByStd(), 2),
-    "scale by mad": (steps.ScaleByMad(), 2),
     "drop conflicts": (steps.DropConflicts(weights=(2.0, -0.5)), 2),
     "drop conflicts, snr": (steps.DropConflicts("snr", 0.8), 2),
     "weigh by variation": (steps.WeighByVariation(lowest=(-10.0, -10.0)), 2),
@@ -43,8 +39,8 @@ STEPS = {
     "weigh by history, window": (WeighByHistory("window"), 1),
     "weigh by history, fixed": (WeighByHistory("fixed", fixed_anchor=0.3), 1),
 }
-OTHERS = {*lists.STEPS.values()} - {type(step) for step, _ in STEPS.values()}
-STEPS |= {kind.name: (kind(), 2) for kind in OTHERS}  # with its defaults, on each reward
+KINDS = {type(step) for step, _ in STEPS.values()}
+STEPS |= {name: (kind(), 2) for name, kind in lists.STEPS.items() if kind not in KINDS}
 EVERY_STEP = pytest.mark.parametrize(("step", "columns"), STEPS.values(), ids=STEPS.keys())
 
 

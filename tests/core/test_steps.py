@@ -18,7 +18,6 @@ from verl_ext.core.steps import (
     DropConflicts,
     ScaleByMad,
     ScaleByStd,
-    WeighAndSum,
 )
 from verl_ext.core.totals import Balance, Shorten, WeighByDifficulty, WeighByFocal, Whiten
 from verl_ext.core.turns import Turns
@@ -31,12 +30,6 @@ def test_defaults_are_those_of_the_specification():
     assert (DivideByMean().epsilon, DivideByBatchStd().epsilon, WeighByFocal().gamma) == (1e-6, 0, 1.0)
     assert (DropConflicts().tau, Centre().leave_one_out, WeighByHistory().history_window) == (0.2, False, 10)
     assert Centre.centres
-
-
-def test_the_kl_part_may_be_left_out_of_groups_that_do_not_vary():
-    batch = Batch.of([[1], [1], [2], [3]], list("aabb"), kl_reward=np.array([-0.5, 0.5, -0.25, 0.25]))
-    found = WeighAndSum(kl_where_varying=True).apply(batch.rewards, batch)
-    assert found.tolist() == [[1], [1], [1.75], [3.25]]
 
 
 @pytest.mark.parametrize(

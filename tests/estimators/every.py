@@ -15,7 +15,7 @@ from verl_ext.rows import ROWS
 
 KEYS = {"rewards": {"keys": ["a", "b"], "weights": [1.0, 0.5]}, **NEEDED}
 OWN_LIST = "compose"  # has no steps by default
-# `maxrl` refuses the negative rewards of a random batch; tests/estimators/test_against_reference.py has its own.
+# `maxrl` refuses the negative rewards of a random batch; tests/estimators/test_turns_against_reference.py has its own.
 BASES = sorted({*BUILT_IN, *ROWS} - {OWN_LIST, "hadw", "maxrl"})
 
 
@@ -39,9 +39,6 @@ EVERY = pytest.mark.parametrize(("name", "config"), ESTIMATORS.values(), ids=EST
 # Whitening over tokens moves a group without variance.
 SHIFTED = [name for name, row in ROWS.items() if row.steps[-1].name == "whiten"]
 SHIFTS = ("gdpo over tokens", *SHIFTED, *(f"hadw on {name}" for name in SHIFTED))
-BY_TRAJECTORY = pytest.mark.parametrize(  # outputs of one session do not matter
-    ("name", "config"), [pair for name, pair in ESTIMATORS.items() if name != "dgpo by sequences, std"]
-)
 
 
 def started(config: dict[str, Any]) -> dict[str, Any]:

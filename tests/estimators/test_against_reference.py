@@ -7,7 +7,6 @@ Both ways in: the core, and the registered function in verl's convention.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from typing import Any
@@ -43,12 +42,6 @@ def check(name: str, rollout: Rollout, config: dict[str, Any], wanted: list[floa
 
 def rewards(weights: list[float]) -> dict[str, Any]:
     return {"rewards": {"keys": list(KEYS), "weights": weights}}
-
-
-@given(rollouts(keys=KEYS), WEIGHTS)
-def test_drgrpo(rollout, weights):
-    total = reference.weighted_total(list(rollout.columns.values()), weights)
-    check("drgrpo", rollout, rewards(weights), reference.drgrpo(total, rollout.uids))
 
 
 @given(
@@ -142,19 +135,6 @@ def test_hadw_over_several_batches(batches, weights, base, anchor, scale, window
         state = json.loads(json.dumps(check("hadw", rollout, config, wanted, state), allow_nan=False))  # a resume
         if anchor == "soft" and memory.capability is not None:
             assert math.isclose(state["weigh_by_history"]["value"], memory.capability, abs_tol=1e-12)
-
-
-def positive(rollout: Rollout) -> Rollout:
-    columns = {key: np.abs(column).tolist() for key, column in rollout.columns.items()}
-    return dataclasses.replace(rollout, columns=columns)
-
-
-@given(rollouts(keys=KEYS), WEIGHTS, st.sampled_from([1e-6, 1e-3, 0.5]))
-def test_maxrl_is_the_plain_loop(rollout, weights, epsilon):
-    rollout, weights = positive(rollout), list(map(abs, weights))
-    total = reference.weighted_total(list(rollout.columns.values()), weights)
-    config = rewards(weights) | {"maxrl": {"epsilon": epsilon}}
-    check("maxrl", rollout, config, reference.maxrl(total, rollout.uids, epsilon))
 
 
 @pytest.mark.parametrize("size", [4, 8])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 import torch
@@ -11,12 +9,8 @@ import torch
 from tests.calls import call, call_on_tensors, metrics_of, tensors
 from tests.estimators.small import UIDS, X, config_for, fields
 from tests.facts import facts
-from verl_ext import Settings, build
 from verl_ext.core.rows import Rows
 from verl_ext.errors import IntegrationError
-from verl_ext.integration.advantage import compute
-from verl_ext.integration.run import Run
-from verl_ext.integration.table import of_batch
 from verl_ext.registry import INSTALLED
 
 EVERY = pytest.mark.parametrize("name", INSTALLED)
@@ -31,19 +25,6 @@ def test_tensors_that_require_gradients_are_cut_off(name):
     ]
     assert not found[1].requires_grad
     assert torch.equal(found[0], found[1])
-
-
-@EVERY
-def test_a_call_while_no_trainer_computes_is_refused_and_says_how_code_of_ones_own_calls(name):
-    """Also while another estimator computes."""
-    given = {"token_level_rewards": torch.zeros(4, 1), "response_mask": torch.ones(4, 1), "index": UIDS, "config": {}}
-    other = next(one for one in INSTALLED if one != name)
-    settings = Settings.parse(config_for(other))
-    run = Run(other, settings, build(other, settings))
-    rewards = of_batch(fields(), {}, UIDS, torch.ones(4, 1), run.needs)
-    for state in (nullcontext(), run.computing(rewards)):
-        with state, pytest.raises(IntegrationError, match=facts(f"'{name}'", f"build('{name}', settings)")):
-            compute(name, **given)
 
 
 @EVERY

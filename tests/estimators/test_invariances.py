@@ -1,8 +1,10 @@
-"""What must not matter: padding, the splitting of sessions, dtypes, holes in the mask, what stands behind it; zeros."""
+"""What must not matter: dtypes, holes in the mask; zeros.
+
+Padding and sessions of several outputs are the subject of tests/integration/trainers/test_against_core.py.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -12,69 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.batches import Rollout, rollouts
-from tests.calls import call, call_on_tensors, tensors
-from tests.estimators.every import BY_TRAJECTORY, ESTIMATORS, EVERY, KEYS, SHIFTS, components, run, started
+from tests.calls import call_on_tensors, tensors
+from tests.estimators.every import ESTIMATORS, EVERY, KEYS, SHIFTS, components, run, started
 from verl_ext import Batch, Settings, build
-from verl_ext.core.rows import Rows
 from verl_ext.errors import VerlExtError
-
-
-@EVERY
-@given(rollout=rollouts(), padding=st.integers(1, 4), data=st.data())
-def test_padding_changes_nothing_and_gets_nothing(name, config, rollout, padding, data):
-    """As `_balance_batch` pads: another uid, an empty mask, whatever rewards."""
-    padded = Rollout(
-        rollout.uids + [f"pad{row}" for row in range(padding)],
-        {key: column + [7.0] * padding for key, column in rollout.columns.items()},
-        rollout.lengths + [0] * padding,
-        rollout.accuracy + [1.0] * padding,
-    )
-    order = data.draw(st.permutations(range(len(padded.uids))))
-    found = run(name, config, rollout).rows
-    with_padding = run(name, config, padded.reordered(order))
-    wanted = np.append(found, np.zeros(padding))[order]
-    np.testing.assert_allclose(with_padding.rows, wanted, atol=1e-9, rtol=1e-9)
-    empty = [row for row, i in enumerate(order) if i >= len(found)]
-    assert (with_padding.tensor[empty] == 0).all()
-
-
-@BY_TRAJECTORY
-@given(rollout=rollouts(), data=st.data())
-def test_a_session_in_several_outputs_gives_the_same_numbers(name, config, rollout, data):
-    """Each trajectory's tokens are dealt out to outputs; only the last is scored, all have its advantage.
-
-    `balance=sequence` counts rows, as the loss does, so that outputs matter there.
-    """
-    whole = dataclasses.replace(rollout, lengths=[max(length, 1) for length in rollout.lengths])
-    names, uids, lengths, source, scored = [], [], [], [], []
-    for i, length in enumerate(whole.lengths):
-        first = data.draw(st.integers(0, length))
-        for number, part in enumerate([length] if first in (0, length) else [first, length - first]):
-            names.append(f"{i}_0_{number}")
-            uids.append(whole.uids[i])
-            lengths.append(part)
-            source.append(i)
-            scored.append((number == 0 and first in (0, length)) or number == 1)
-    noise = [7.0, -3.0]  # what stands beside outputs that are not scored
-    order = data.draw(st.permutations(range(len(names))))
-    fields = {
-        key: np.array([column[source[row]] if scored[row] else noise[row % 2] for row in order])
-        for key, column in components(whole).items()
-    }
-    rows = Rows.of_sessions([names[row] for row in order], np.zeros(len(names), dtype=bool))
-    split = call(
-        name,
-        [0.0] * len(names),
-        [uids[row] for row in order],
-        [lengths[row] for row in order],
-        config=config,
-        state=started(config),
-        components=fields,
-        rows=rows,
-    )
-    wanted = run(name, config, whole).rows
-    np.testing.assert_allclose(split.rows, [wanted[source[row]] for row in order], atol=1e-9, rtol=1e-9)
-
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -96,29 +39,6 @@ def test_the_dtype_is_kept_and_the_advantage_stands_on_the_tokens_that_count(nam
     assert found.returns is found.tensor
     wanted = torch.tensor(run(name, config, rollout, dtype=dtype).rows, dtype=dtype)
     assert torch.equal(found.tensor, torch.where(mask.bool(), wanted[:, None], 0))
-
-
-@EVERY
-@given(rollout=rollouts(nan=False), junk=st.sampled_from([math.nan, math.inf, -math.inf]))
-def test_junk_behind_the_mask_does_no_harm_and_inputs_stay(name, config, rollout, junk):
-    """Two tensors that differ behind the mask only; the score is one of the rewards."""
-    config = config | {"rewards": {"keys": ["score", "b"]}}
-    rewards, mask = tensors(rollout.columns["a"], rollout.lengths, width=11)
-    clean = torch.where(mask.bool(), rewards, 0.0)
-    dirty = torch.where(mask.bool(), rewards, junk)
-    fields = components(rollout)
-    kept = [dirty.clone(), mask.clone(), {key: column.copy() for key, column in fields.items()}]
-    found = []
-    for token_level in (clean, dirty):
-        given = {"config": config, "components": fields, "state": started(config)}
-        found.append(call_on_tensors(name, token_level, mask, rollout.uids, **given).tensor)
-    assert torch.equal(found[0], found[1])
-    assert (found[1][mask == 0] == 0).all()
-    assert torch.equal(dirty.isnan(), kept[0].isnan())
-    assert torch.equal(dirty.nan_to_num(), kept[0].nan_to_num())
-    assert torch.equal(mask, kept[1])
-    for key, column in fields.items():
-        np.testing.assert_array_equal(column, kept[2][key])
 
 
 @pytest.mark.parametrize(("name", "config"), [given for kind, given in ESTIMATORS.items() if kind not in SHIFTS])

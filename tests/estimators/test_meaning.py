@@ -7,7 +7,6 @@ import pytest
 
 from verl_ext import Batch, Settings, build
 from verl_ext.core.batch import Requirement, unit_accuracy
-from verl_ext.core.lists import as_list
 
 WITHOUT_STD = {"norm_adv_by_std_in_grpo": False}
 
@@ -46,15 +45,15 @@ def test_kl_makes_no_group_of_dgpo_valid(dgae):
     assert (with_kl.advantages[:4] != without.advantages[:4]).all()
 
 
-def test_a_list_may_leave_kl_out_of_groups_that_do_not_vary():
-    settings = Settings.parse({"use_kl_in_reward": True})
-    named = build("dgpo", settings)
-    assert as_list(named)[0] == {"step": "weigh_and_sum", "kl_where_varying": True}
-    assert build("compose", Settings.parse({"use_kl_in_reward": True, "compose": {"steps": as_list(named)}})) == named
-
-
 def test_kl_of_a_list_and_of_hadw_on_grpo_acts_in_every_group():
     batch = Batch.of([[1.0]] * 8, list("aaaabbbb"), accuracy=[1.0] * 8, kl_reward=KL)
     steps = ["weigh_and_sum", "centre", "scale_by_mad"]
     for name, config in (("compose", {"compose": {"steps": steps}}), ("hadw", {}), ("drgrpo", {})):
         assert (build(name, Settings.parse({"use_kl_in_reward": True, **config}))(batch).advantages != 0).all()
+
+
+def test_the_kl_of_a_response_whose_reward_does_not_count_is_kept():
+    settings = Settings.parse({"use_kl_in_reward": True})
+    conditions = {"easy": Requirement("hard", 1.0)}
+    batch = Batch.of([[0, 1], [0, 1]], "aa", keys=("hard", "easy"), conditions=conditions, kl_reward=[0.0, -0.5])
+    assert build("drgrpo", settings)(batch).advantages.tolist() == [0.25, -0.25]

@@ -213,12 +213,13 @@ def test_focal_weights_are_those_of_the_prompt(batch, discount):
     check("compose", batch, discount, {"compose": {"steps": steps}}, reference.learnt(out))
 
 
-@given(sessions(), DISCOUNT)
-def test_maxrl(batch, discount):
+@given(sessions(), DISCOUNT, st.sampled_from([1e-6, 0.5]))
+def test_maxrl(batch, discount, epsilon):
     for one in batch:
         one.tool, one.right, one.form = [abs(entry) for entry in one.tool], abs(one.right), abs(one.form)
     rows = rows_of(batch, discount)
-    check("maxrl", batch, discount, {}, reference.maxrl(total_of(rows), rows.labels))
+    wanted = reference.maxrl(total_of(rows), rows.labels, epsilon)
+    check("maxrl", batch, discount, {"maxrl": {"epsilon": epsilon}}, wanted)
 
 
 @given(sessions(), DISCOUNT)

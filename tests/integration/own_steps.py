@@ -112,13 +112,6 @@ class Signs(Step):
         return batch.rewards[:, :1] - 0.5
 
 
-class Flat(Step):
-    name = "flat"
-
-    def apply(self, values, batch):
-        return values[:, 0]
-
-
 class Infinite(Step):
     name = "infinite"
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -135,7 +134,8 @@ def watched(folder: Path) -> tuple[dict[str, float], list[dict[str, Any]]]:
     run = Run("gae", settings, None, SimpleNamespace(global_steps=3, local_trigger_step=0))
     given = {"advantages": ADVANTAGES, "response_mask": MASK, "token_level_scores": SCORES}
     log_and_dump(run, rewards, lambda: given)
-    return run.metrics, [row for path in sorted(folder.rglob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    (path,) = folder.rglob("*.parquet")
+    return run.metrics, parquet.read_table(path).to_pylist()
 
 
 def test_each_trajectory_has_its_own_reward_tokens_score_and_mean_advantage(tmp_path: Path) -> None:

@@ -158,32 +158,6 @@ def test_a_run_without_this_package_is_not_refused(case: str) -> None:
     assert judge(config).errors == ()
 
 
-MEANT: dict[str, tuple[str, ...]] = {
-    "a preset under a misspelt name": ("+verl_ex=gdpo",),
-    "presets under a misspelt name": ("+verl_etx=[cpu,gdpo]",),
-    "a name with its letters in another order": ("algorithm.adv_estimator=gdop",),
-    "conditions of verl's grpo": (
-        "algorithm.adv_estimator=grpo",
-        "+algorithm.rewards={keys: [a, b], conditions: {a: {on: b, at_least: 1}}}",
-    ),
-    "a section that has our name": ("algorithm.adv_estimator=grpo", "+algorithm.verl_ext.skip_zero_advantge=True"),
-    "a filter of ours": (
-        "algorithm.adv_estimator=grpo",
-        "++algorithm.filter_groups={enable: True, metric: accuracy_between}",
-    ),
-    "a scorer of ours": (
-        *("algorithm.adv_estimator=grpo", "reward.custom_reward_function.path=pkg://verl_ext.rewards.gsm8k"),
-        *("+reward.custom_reward_function.reward_kwargs.strict=yes",),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", MEANT)
-def test_what_is_meant_for_this_package_is_refused(case: str) -> None:
-    with pytest.raises(ConfigurationError):
-        check_run(compose(*MEANT[case]))
-
-
 def known_configurations() -> Iterator[tuple[str, str]]:
     """The configurations that verl has: their folders in verl, and their names."""
     for path in sorted([*HOME.glob("trainer/config/*.yaml"), *HOME.glob("experimental/*/config/*.yaml")]):

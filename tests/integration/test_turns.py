@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from tests.batches import rollouts
 from tests.calls import object_array
-from tests.estimators.every import EVERY, components, started
+from tests.estimators.every import EVERY, components
 from tests.estimators.every import run as computed
 from verl_ext import DataError, Settings, build, by_turn
 from verl_ext.core.rows import Rows, broadcast
@@ -126,28 +126,6 @@ def test_turns_are_the_runs_of_ones_and_outputs_of_a_session_follow_one_another(
             at += 1
     assert at == len(spans.owner)
     assert spans.outputs.sum() == len(rows.order)
-
-
-@EVERY
-def test_tokens_of_the_environment_change_nothing(name, config):
-    rng = np.random.default_rng(3)
-    uids = list("aaabbbcc")
-    turns = [2, 1, 3, 2, 2, 1, 3, 1]
-    masks = [[bit for _ in range(count) for bit in (*[1] * int(rng.integers(1, 4)), 0)] for count in turns]
-    longer = [[0] + [bit for one in mask for bit in ([1] if one else [0] * int(rng.integers(1, 6)))] for mask in masks]
-    fields = {
-        "a": texts([rng.choice([0.0, 1.0, 0.5], count).tolist() for count in turns]),
-        "b": rng.choice([0.0, 1.0], 8).tolist(),
-        "acc": rng.choice([0.0, 1.0], 8).tolist(),
-    }
-    config = config | {"rewards": config["rewards"] | {"by_turn": ["a"]}}
-    found = []
-    for each in (masks, longer):
-        run = run_of(name, config, state=started(config))
-        values = advantages(name, each, fields, uids, returned=("a", "b", "acc"), run=run)
-        found.append(([row[mask.bool()].tolist() for row, mask in zip(values, padded(each), strict=True)], run.metrics))
-    assert found[0] == found[1]
-    assert any(any(row) for row in found[0][0])
 
 
 @EVERY

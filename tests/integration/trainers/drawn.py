@@ -22,6 +22,7 @@ from verl_ext.core.items import Items, spread
 WIDTH = 8  # tokens of the longest response
 KEYS = {"keys": ["a", "b"], "weights": [1.0, 0.5]}
 ITEMS = {"keys": ["a", "rubric"], "weights": [1.0, 0.5], "by_item": ["rubric"]}
+ON_B = {"on": "b", "at_least": 0.5}
 STEPS = ["weigh_and_sum", "tests.integration.own_steps:BySource", "centre"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gdpo": ("gdpo", {"rewards": KEYS}),
@@ -33,9 +34,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gd2po": ("gd2po", {"rewards": KEYS}),
     "drgrpo on the score, with KL": ("drgrpo", {"drgrpo": {"check_loss": False}, "use_kl_in_reward": True}),
     "drgrpo on a process reward": ("drgrpo", {"drgrpo": {"check_loss": False}, "rewards": {"keys": ["process"]}}),
-    "dgpo": (
+    "dgpo, its accuracy conditioned": (
         "dgpo",
-        {"rewards": {**KEYS, "accuracy_key": "a", "accuracy_threshold": 0.5}, "dgpo": {"balance": "sequence"}},
+        {
+            "rewards": {**KEYS, "accuracy_key": "a", "accuracy_threshold": 0.5, "conditions": {"a": ON_B}},
+            "dgpo": {"balance": "sequence"},
+        },
     ),
     "hadw on the score, with KL": (
         "hadw",

@@ -45,25 +45,6 @@ def test_a_resumed_run_goes_on_with_the_same_numbers(pipeline: Pipeline, tmp_pat
     assert_same_step(again, whole, 2)
 
 
-def test_the_state_is_there_before_verl_saves_anything_of_its_own(pipeline: Pipeline, tmp_path: Path) -> None:
-    """Or a run killed between the two would resume without its history."""
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
-    seen = []
-
-    class Watching(PPOTrainer):
-        def fit(self, agents: Any) -> None:
-            def save_checkpoint(local: str, *_: Any, **__: Any) -> None:
-                seen.append((Path(local).parent / "verl_ext.json").exists())
-                seen.append((tmp_path / "latest_checkpointed_iteration.txt").exists())
-
-            self.actor_rollout_wg.save_checkpoint = save_checkpoint
-            super().fit(agents)
-
-    train(pipeline, tmp_path, 1, cls=Watching)
-    assert seen == [True, False]
-
-
 def test_a_subclass_with_checkpoints_of_its_own_keeps_the_state(pipeline: Pipeline, tmp_path: Path) -> None:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 

@@ -21,12 +21,7 @@ from tests.facts import a_line_says, facts, says
 from tests.integration.pipeline import Pipeline, Update, answers_to
 from tests.integration.stand_ins import REWARDS
 from tests.integration.trainers import default_runs
-from tests.integration.trainers.default_runs import (
-    ACC,
-    DRGRPO,
-    HADW,
-    PADDED,
-)
+from tests.integration.trainers.default_runs import ACC, DRGRPO, HADW, PADDED
 from tests.integration.trainers.drawn import CASES, Drawn, batches, check
 from verl_ext.checks.start import CheckedTrainer
 from verl_ext.errors import DataError, IntegrationError

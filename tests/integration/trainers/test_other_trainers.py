@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 from concurrent.futures import ThreadPoolExecutor
@@ -106,17 +105,6 @@ def test_a_trainer_that_does_not_call_the_estimator_is_refused_also_later() -> N
     OwnAdvantages(compose("algorithm.adv_estimator=grpo")).fit(steps=1)
 
 
-def test_a_loop_may_have_another_name_and_be_a_coroutine() -> None:
-    class Trains(OwnFit):
-        async def train(self) -> list[Any]:
-            return OwnFit.fit(self)
-
-    trainer = Trains(compose(*HADW))
-    for tick in (1, 2):
-        [(_, metrics)] = asyncio.run(trainer.train())
-        assert metrics["hadw/tick"] == tick
-
-
 class OwnSave(OwnFit):
     """Its checkpoints are its own: the state would not be in them."""
 
@@ -209,18 +197,6 @@ def test_each_computes_with_its_own_settings_whichever_was_made_last(cls: type[A
     first, second = cls(compose(*GDPO)), cls(compose(*GDPO, *plain))
     for trainer, advantages in ((first, wanted[0]), (second, wanted[1]), (first, wanted[0])):
         assert per_row(trainer.fit()[0][0]) == advantages
-
-
-def test_each_has_a_history_of_its_own() -> None:
-    """Also where two configurations have the same entries."""
-    config = compose(*HADW)
-    first, second, plain = OwnFit(config), OwnFit(copy.deepcopy(config)), OwnFit(compose(*GRPO))
-    ticks = []
-    for trainer in (first, first, second, plain, first):
-        [(_, metrics)] = trainer.fit()
-        ticks.append(metrics.get("hadw/tick"))
-    assert ticks == [1, 2, 1, None, 3]
-    assert [trainer._verl_ext.state["weigh_by_history"]["ticks"] for trainer in (first, second)] == [3, 1]
 
 
 @pytest.mark.parametrize("base", [OwnFit, Copies])

@@ -20,16 +20,7 @@ from tests.calls import object_array
 from tests.configs import compose
 from tests.facts import facts
 from tests.integration.test_turns import MASKS, RIGHT, TOOL, UIDS, padded, texts
-from tests.integration.trainers.ray_runs import (
-    ACCURACY,
-    FORMAT,
-    KEYS,
-    OwnFit,
-    batch,
-    data_of,
-    own_fit,
-    per_row,
-)
+from tests.integration.trainers.ray_runs import ACCURACY, FORMAT, KEYS, OwnFit, batch, data_of, own_fit, per_row
 from verl_ext import by_item
 from verl_ext.checks import start as starts
 from verl_ext.cli import main

@@ -54,31 +54,6 @@ def test_the_state_of_a_run_before_another_estimator_does_not_survive_it(
     assert a_line_says(caplog.text, "WARNING", "step 6", tmp_path / "global_step_6/verl_ext.json", "starts empty")
 
 
-def test_a_run_killed_while_it_writes_over_another_s_checkpoint_leaves_no_mixture(tmp_path: Path) -> None:
-    """The first run's weights with the second run's history; the tracker still names that step."""
-    for step in (5, 10):
-        save(tmp_path, step, ticks=step)
-    second = stub(tmp_path, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/global_step_5")
-    second._load_checkpoint()
-    second.global_steps = second._verl_ext.computed_at = 10
-
-    class Killed(BaseException):
-        pass
-
-    def die(*_: object, **__: object) -> None:
-        raise Killed
-
-    second.train_dataloader.state_dict = die
-    with pytest.raises(Killed):
-        second._save_checkpoint()
-    assert (tmp_path / TRACKER).read_text() == "10"
-    with pytest.raises(CheckpointError, match=facts(tmp_path / TRACKER, "'10'", "newest whole", "global_step_5")):
-        stub(tmp_path)._load_checkpoint()
-    path = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/global_step_10")
-    with pytest.raises(CheckpointError, match=facts("global_step_10", "two runs")):
-        stub(tmp_path, *path)._load_checkpoint()
-
-
 @pytest.mark.parametrize(("text", "whole"), [("", "global_step_5"), ("7", "global_step_5"), ("", "no whole")])
 def test_a_tracker_that_names_no_checkpoint_is_an_error_that_names_the_newest(
     tmp_path: Path, text: str, whole: str
