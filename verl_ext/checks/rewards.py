@@ -164,12 +164,15 @@ def lists_of_rewards(run: RunConfig) -> Iterator[Complaint]:
     needed = rewards.accuracy_between is not None or (run.chain is not None and run.chain.needs_accuracy)
     if needed and (key := accuracy_of(run.settings)) in names:
         yield Complaint(f"{where}: the accuracy {key!r} is one number a response: set algorithm.rewards.accuracy_key")
+    if run.filter in names:
+        yield Complaint(f"{FILTER}.metric={run.filter} is a list, of {where}: set {FILTER}.metric={ACCURACY_BETWEEN}")
     if run.filter == ANY_REWARD:
         yield Complaint(f"{FILTER}.metric={ANY_REWARD} does not know {where}: set {FILTER}.metric={ACCURACY_BETWEEN}")
     for step in takewhile(lambda step: not step.sums, run.chain.steps if run.chain and rewards.by_item else ()):
         if step.not_by_item:
             yield Complaint(
-                f"{where} does not work with the step {step.name} of {run.name}: {step.not_by_item}; leave it out"
+                f"{where} does not work with the step {step.name} of {run.name}: {step.not_by_item}; remove one of the "
+                "two"
             )
 
 

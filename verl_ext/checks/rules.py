@@ -189,9 +189,8 @@ def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:
     for step in run.chain.steps:
         if step.divides_by_std and not run.settings.norm_by_std:
             yield Complaint(
-                f"algorithm.norm_adv_by_std_in_grpo=False contradicts the step {step.name} of {run.name}: set "
-                "norm_adv_by_std_in_grpo=True, or algorithm.gdpo.scale=none, algorithm.dgpo.dgae=False, or leave it "
-                "out of the list"
+                f"algorithm.norm_adv_by_std_in_grpo=False contradicts the step {step.name} of {run.name}: remove it, "
+                "or set algorithm.gdpo.scale=none or algorithm.dgpo.dgae=False, or leave the step out of your list"
             )
 
 

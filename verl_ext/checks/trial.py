@@ -17,12 +17,15 @@ from verl_ext.registry import BUILT_IN, build
 from verl_ext.run_config import RunConfig
 from verl_ext.settings import Settings
 
-NO_EFFECT = "algorithm.rewards.weights has no effect on this estimator: sum the rewards with WeighAndSum(weights)"
+NO_EFFECT = (
+    "algorithm.rewards.weights has no effect on this estimator: remove it; an estimator of your own sums with "
+    "WeighAndSum(weights)"
+)
 
 
 def trial(run: RunConfig) -> Iterator[Complaint]:
-    """A step of the user, or an estimator of another package, that fails on a made-up batch."""
-    written = "compose" in run.used or run.name not in BUILT_IN
+    """A list of steps, or an estimator of another package, that fails on a made-up batch."""
+    written = any(name == "compose" or name not in BUILT_IN for name in run.used)
     if written and run.chain is not None and not (run.chain.per_reward and run.settings.rewards.keys is None):
         yield from map(Complaint, try_out(run.name, run.settings))
 
@@ -34,6 +37,7 @@ def try_out(name: str, settings: Settings) -> Iterator[str]:
     """
     keys, weights = settings.rewards.keys or ("score",), settings.rewards.weights
     tilted = (1.0, *(0.1,) * (len(keys) - 1))
+    others = (tilted, tilted[::-1]) if len(keys) > 1 else ((1.0,), weights or (1.0,))
     try:
         chain = build(name, settings)
         if chain.needs_fields:  # nobody can make them up
@@ -41,8 +45,8 @@ def try_out(name: str, settings: Settings) -> Iterator[str]:
                 yield NO_EFFECT
             return
         advantages = _trial(chain, keys)
-        others = [replace(settings.rewards, weights=tilt) for tilt in (tilted, tilted[::-1]) if weights]
-        results = [_trial(build(name, replace(settings, rewards=other)), keys) for other in others]
+        tried = [replace(settings.rewards, weights=tilt) for tilt in others if weights]
+        results = [_trial(build(name, replace(settings, rewards=other)), keys) for other in tried]
     except Exception as error:  # noqa: BLE001 - user code may raise anything
         place = traceback.extract_tb(error.__traceback__)[-1]
         yield (
@@ -52,7 +56,8 @@ def try_out(name: str, settings: Settings) -> Iterator[str]:
         return
     if not np.isfinite(advantages).all():
         yield "the estimator, tried on a made-up batch of 12 responses, returns advantages that are not finite"
-    if len(keys) > 1 and results and np.allclose(results[0], results[1], rtol=1e-9, atol=1e-12):
+    matters = len(keys) > 1 or min(weights or (0.0,)) < 0  # one weight above 0 may cancel
+    if matters and results and np.allclose(results[0], results[1], rtol=1e-9, atol=1e-12):
         yield NO_EFFECT
 
 

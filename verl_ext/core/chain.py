@@ -168,6 +168,8 @@ class Chain:
         metrics: Metrics = {}
         summed, values = None, batch.returns
         for step in self.steps:
+            if step.not_by_item and batch.factors is not None and values.shape[1] > 1:
+                raise ConfigurationError(f"step {step.name!r} does not work with rewards by item: {step.not_by_item}")
             found = step.transform(values, batch, old.get(step.name))
             after, shape = found.values, (len(values), 1 if step.sums else values.shape[1])
             if not isinstance(after, np.ndarray) or after.shape != shape:

@@ -89,7 +89,7 @@ class Groups:
         >>> Groups.of("aaab").quantile(np.array([1.0, 4.0, 2.0, 7.0]), 0.75)
         array([3., 7.])
         """
-        columns = x.reshape(len(x), -1).T
+        columns = (x[:, None] if x.ndim == 1 else x).T
         ordered = np.take_along_axis(columns, np.lexsort((columns, np.broadcast_to(self.ids, columns.shape))), axis=1)
         place = q * (self.count(columns.T).T - 1).clip(min=0)
         low = np.take_along_axis(ordered, self.starts + np.floor(place).astype(np.intp), axis=1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.core.groups import Array, Index
-from verl_ext.errors import DataError
+from verl_ext.errors import ConfigurationError, DataError
 
 
 def by_item(entries: Iterable[float], weights: Iterable[float] | None = None) -> str:
@@ -87,10 +87,13 @@ def spread(keys: Sequence[str], rewards: Sequence[Array | Items]) -> dict[str, A
     named = {
         key: [f"{key}[{place}]" for place in range(width)] or [key] for key, width in zip(keys, widths, strict=True)
     }
+    columns = [name for names in named.values() for name in names]
+    if len({*columns}) < len(columns):
+        raise ConfigurationError(f"algorithm.rewards.keys={list(keys)}: a reward has the name of another's criterion")
     factors = [reward.factors if isinstance(reward, Items) else np.ones(len(reward)) for reward in rewards]
     return {
         "rewards": np.column_stack([reward.values if isinstance(reward, Items) else reward for reward in rewards]),
-        "keys": [name for names in named.values() for name in names],
+        "keys": columns,
         "column_keys": [key for key, names in named.items() for _ in names],
         "factors": np.column_stack(factors) if any(widths) else None,
     }

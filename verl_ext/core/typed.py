@@ -54,7 +54,7 @@ def make(kind: type[T], given: object, where: str) -> T:
         read[name] = value_of(f"{where}.{name}", value, hints[name], fields[name].metadata)
     for name, item in fields.items():
         if name not in read and item.default is item.default_factory is dataclasses.MISSING:
-            raise ConfigurationError(f"{where} needs the setting {name!r}")
+            raise ConfigurationError(f"{where} needs the setting {name!r}: add {where}.{name}=...")
     made = kind(**read)
     for name, item in fields.items():
         for other, valid in item.metadata.get("only_with", {}).items():

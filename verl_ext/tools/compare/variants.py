@@ -128,7 +128,7 @@ def outcome(variant: Variant, rollouts: Rollouts) -> Outcome:
         state, advantages[rows] = result.state, result.advantages
         if result.summed is not None:
             parts[rows], total[rows] = result.summed
-    said = [*_odd(chain, rollouts)]
+    said = [*_odd(chain, rollouts, rewards_settings.weights)]
     if rollouts.run is not None and rollouts.run.estimator == variant.name:
         apart = float(np.abs(advantages - rollouts.table["advantage"].to_numpy(float)).max())
         same = "equal" if apart < _ROUNDING else f"differ by up to {apart:.3g} from"
@@ -149,7 +149,7 @@ def _by_turn(settings: RewardsSettings, keys: Sequence[str], rollouts: Rollouts)
     return tuple(place for place, key in enumerate(keys) if key in recorded)
 
 
-def _odd(chain: Chain, rollouts: Rollouts) -> Iterator[str]:
+def _odd(chain: Chain, rollouts: Rollouts, weights: tuple[float, ...] | None) -> Iterator[str]:
     """Say which numbers may not be those of a run."""
     if chain.stateful and len(rollouts.updates) > 1:
         yield "its history begins with these rollouts"
@@ -158,6 +158,8 @@ def _odd(chain: Chain, rollouts: Rollouts) -> Iterator[str]:
     by_tokens = any(getattr(step, "over", None) == "token" for step in chain.steps)
     if by_tokens and rollouts.unit != TOKENS:
         yield f"approximate: it weighs by tokens, here by {rollouts.unit}, because no column `{TOKENS}` has them"
+    if weights is not None and not any(hasattr(step, "weights") for step in chain.steps):
+        yield "algorithm.rewards.weights have no effect on it, and a run with them is refused"
 
 
 def accuracy(settings: Settings, rollouts: Rollouts) -> tuple[str, Array]:
