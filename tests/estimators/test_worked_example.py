@@ -1,6 +1,6 @@
 """The worked example of the specification, through the core and through the registered function.
 
-Groups A, B, C of 4: acc = [1000 | 1110 | 0000], fmt = [1100 | 1011 | 0100], lengths = [4231 | 2253 | 3331].
+Groups A, B, C of 4: acc = [1000 | 1110 | 0000], lengths = [4231 | 2253 | 3331].
 """
 
 from __future__ import annotations
