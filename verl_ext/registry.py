@@ -168,7 +168,8 @@ def misspelt(names: Iterable[Any], *, known: Collection[str] = ()) -> Iterator[C
     places |= {name: name for name in (*kinds, *VERL_NAMES.values())}
     for key in map(str, names):
         near = None if key in known or places.get(key) == key else nearest(key, places, cutoff=0.75)
-        # Short words are near to many: `data` to `dara`, and another package may have a `k`.
-        if near is not None and (len(near) > 4 or (near != key and sorted(near) == sorted(key))):
+        if near is not None:
             text = f"algorithm.{key} is unknown and would be ignored: did you mean algorithm.{places[near]}?"
-            yield Complaint(text, fatal=near in (key, places[near]))
+            # Short words are near to many: `data` to `dara`, and another package may have a `k`.
+            clear = len(near) > 4 or (near != key and sorted(near) == sorted(key))
+            yield Complaint(text, fatal=clear and near in (key, places[near]))

@@ -47,6 +47,8 @@ CALLS = (
 ITEMS = "+algorithm.rewards.by_item=[format]"
 ITEMS_ACC = "+algorithm.rewards.by_item=[acc]"
 WEIGHTS = "+algorithm.rewards.weights=[1,2]"
+HADW_RVPO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=rvpo", "+algorithm.rewards.accuracy_key=acc")
+PENALTY = ("+algorithm.rewards.keys=[format]", "+algorithm.rewards.weights=[-1]")
 SAW = "+algorithm.saw.lowest=[0,0]"
 BY_BATCH = "+algorithm.compose.steps=[divide_by_batch_std,weigh_and_sum,centre]"
 HADW_GD2PO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gd2po")
@@ -84,6 +86,9 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("items of saw", ("algorithm.adv_estimator=saw", SAW, KEYS, ITEMS), ("by_item", "weigh_by_variation")),
     ("items of dara", ("algorithm.adv_estimator=dara", KEYS, ITEMS), ("by_item", "weigh_by_density")),
     ("items by batch", (COMPOSE, KEYS, ITEMS, BY_BATCH), ("by_item", "divide_by_batch_std")),
+    ("weights of rvpo below hadw", (*HADW_RVPO, KEYS, WEIGHTS), ("rewards.weights", "no effect")),
+    ("a negative weight of rvpo", ("algorithm.adv_estimator=rvpo", *PENALTY), ("rewards.weights", "no effect")),
+    ("a list as the filter", (*GDPO, ITEMS, FILTER, "+algorithm.filter_groups.metric=format"), ("by_item", "metric")),
     ("weights of rvpo", ("algorithm.adv_estimator=rvpo", KEYS, WEIGHTS), ("rewards.weights", "no effect")),
     ("turns and KL", ("algorithm.adv_estimator=drgrpo", *DRGRPO, KEYS, TURNS, KL), ("use_kl_in_reward", "by turn")),
     ("KL and a sum of one's own", (COMPOSE, OWN_SUM, KEYS, KL), ("use_kl_in_reward", "weigh_and_sum")),
@@ -141,6 +146,7 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("estimator registered elsewhere", ("algorithm.adv_estimator=my_method",), ("'my_method'", "trainer's process")),
     ("estimator named as verl's", ("algorithm.adv_estimator=grpo2",), ("'grpo2'", "trainer's process")),
     ("something like a setting", (*GDPO, "+algorithm.scales=[1]"), ("algorithm.scales", "gdpo.scale")),
+    ("a short word", (*GDPO, "+algorithm.data.x=1"), ("algorithm.data",)),
     ("something shorter", (*GDPO, "+algorithm.key=a"), ("algorithm.key", "rewards.keys")),
     ("section of another", (*GDPO, "+algorithm.dgpo.dqw_temp=5"), ("algorithm.dgpo", "adv_estimator=dgpo")),
     ("dump of grpo", (GRPO, "+algorithm.verl_ext.dump_dir=/tmp/x"), ("dump_dir", "keys")),
