@@ -20,16 +20,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
+from verl_ext.core.chain import Chain
 from verl_ext.core.steps import ScaleByStd
 from verl_ext.core.typed import make
 from verl_ext.errors import Complaint, ConfigurationError, nearest, unknown
 from verl_ext.rows import ROWS
 from verl_ext.settings import COMMON, VERL_NAMES, Settings
-
-if TYPE_CHECKING:
-    from verl_ext.core.chain import Chain
 
 T = TypeVar("T")
 
@@ -99,8 +97,6 @@ def load(name: str) -> Estimator:
 
 def _of_row(name: str) -> Estimator:
     """What a row declares; its section is made of fields of its steps."""
-    from verl_ext.core.chain import Chain
-
     row, made = ROWS[name], []
     for step in row.steps:
         hints = get_type_hints(type(step))
