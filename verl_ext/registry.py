@@ -19,6 +19,7 @@ import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeVar, get_type_hints
 
@@ -95,6 +96,7 @@ def load(name: str) -> Estimator:
     )
 
 
+@cache
 def _of_row(name: str) -> Estimator:
     """What a row declares; its section is made of fields of its steps."""
     row, made = ROWS[name], []
