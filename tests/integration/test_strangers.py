@@ -86,6 +86,14 @@ def test_his_run_trains_his_numbers_and_counts_as_one_without_this_package(monke
     assert not [name for name in metrics if name.startswith(("maxrl", "reward/"))]
 
 
+def test_the_section_of_his_estimator_is_his(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "dvao", his)
+    assert (
+        judge(compose("algorithm.adv_estimator=dvao", "+algorithm.dvao.beta=3", "+algorithm.rewards.log=all")).errors
+        == ()
+    )
+
+
 def test_verls_registry_stays_as_it_is_and_only_its_gdpo_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {*INSTALLED} & {*REGISTRY} == {"gdpo"}
     assert REGISTRY["gdpo"].__module__ == core_algos.__name__
