@@ -2,6 +2,9 @@
 
 import re
 
+NEEDED = {"saw": {"lowest": [-100.0, -100.0]}}
+"""Settings that must be set, by estimator, for two rewards."""
+
 
 def facts(*wanted: object) -> str:
     """A pattern for `pytest.raises(match=...)`: the message has every one of these facts, in any order.

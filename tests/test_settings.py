@@ -6,8 +6,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from tests.estimators.small import NEEDED
-from tests.facts import facts
+from tests.facts import NEEDED, facts
 from verl_ext.core.batch import Requirement
 from verl_ext.errors import ConfigurationError
 from verl_ext.registry import ESTIMATORS, build, changed, sections

@@ -9,7 +9,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 
 from tests.configs import compose
-from tests.estimators.small import NEEDED
+from tests.facts import NEEDED
 from verl_ext.checks.judge import judge
 from verl_ext.conf import store_presets
 from verl_ext.estimators.hadw import bases

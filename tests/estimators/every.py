@@ -9,7 +9,7 @@ import pytest
 
 from tests.batches import Rollout
 from tests.calls import Call, call
-from tests.estimators.small import NEEDED
+from tests.facts import NEEDED
 from verl_ext.registry import BUILT_IN
 from verl_ext.rows import ROWS
 

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from tests.calls import Call, call
+from tests.facts import NEEDED
 from verl_ext.rows import ROWS
 
-NEEDED = {"saw": {"lowest": [-100.0, -100.0]}}
-"""Settings that must be set, by estimator, for two rewards."""
 GDPO = {"rewards": {"keys": ["x", "y"]}}
 UIDS = list("aabb")
 X, Y = [1.0, 0.0, 0.0, 2.0], [0.0, 1.0, 5.0, 3.0]

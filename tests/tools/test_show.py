@@ -4,8 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.estimators.small import NEEDED
-from tests.facts import says
+from tests.facts import NEEDED, says
 from tests.tools import made
 from verl_ext import build
 from verl_ext.cli import main
