@@ -19,6 +19,7 @@ from verl_ext.cli import main
 from verl_ext.errors import ConfigurationError
 
 GRPO, N = "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8"
+DYNAMIC = "actor_rollout_ref.actor.use_dynamic_bsz=True"
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")
 MANAGER = "reward_model.reward_manager=dapo"
 BUFFER = "+reward_model.reward_kwargs.overlong_buffer_cfg"
@@ -112,7 +113,7 @@ def test_check_looks_at_the_main_that_names_the_file(tmp_path, capsys, source, s
     (tmp_path / "config/mine.yaml").write_text(text)
     (tmp_path / "main_mine.py").write_text(f'@hydra.main(config_path="config", config_name="mine")\n{source}')
     (tmp_path / "main_other.py").write_text(f'@hydra.main(config_path="config", config_name="other")\n{MIGRATES}')
-    words = [GRPO, N, MANAGER, "--config", str(tmp_path / "config/mine.yaml")]
+    words = [GRPO, N, MANAGER, DYNAMIC, "--config", str(tmp_path / "config/mine.yaml")]
     assert main(["check", *words]) == status
     assert says(capsys.readouterr().out, MANAGER) == bool(status)
     assert main(["rehearse", *words, "--rows", "0"]) == 1  # it starts main_ppo

@@ -69,7 +69,8 @@ def tried(tmp_path, capsys):
     pandas.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
     given = [
         *("check", "+verl_ext=gdpo", "actor_rollout_ref.rollout.n=8", f"data.train_files={tmp_path}/train.parquet"),
-        *(f"{FUNCTION}.path={tmp_path}/reward.py", "--try-reward", "--rows", "2"),
+        *(f"{FUNCTION}.path={tmp_path}/reward.py", "actor_rollout_ref.actor.use_dynamic_bsz=True"),
+        *("--try-reward", "--rows", "2"),
     ]
 
     def run(*arguments, keys="correct,format"):

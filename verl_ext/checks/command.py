@@ -1,7 +1,7 @@
 """`verl-ext check`: print every error and warning of a configuration, without a run.
 
 The configuration is composed as by `python -m verl.trainer.main_ppo`, with the same command line and presets. Neither
-Ray nor a model is started. The exit status is 1 if verl_ext refuses the run.
+Ray nor a model is started. The exit status is 1 if verl_ext or verl refuses the run.
 """
 
 from __future__ import annotations
@@ -9,22 +9,25 @@ from __future__ import annotations
 import argparse
 import inspect
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException
+from hydra.errors import ConfigCompositionException, InstantiationException
 from omegaconf import open_dict
 
 from verl_ext.checks.describe import describe
 from verl_ext.checks.judge import judge
+from verl_ext.checks.plan import plan
 from verl_ext.checks.rewards import dropped, known_components, mains_of_file
-from verl_ext.checks.try_reward import try_reward
+from verl_ext.checks.try_reward import add_trial, try_reward
 from verl_ext.errors import ConfigurationError, nearest, reading
 from verl_ext.files import say
 from verl_ext.registry import entries
@@ -47,17 +50,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_configuration(parser)
     parser.add_argument("--try-reward", action="store_true", help="call the reward function on rows of training data")
     parser.add_argument("--rows", type=int, default=8, help="how many, 8 by default")
-    parser.add_argument("--answers", type=Path, metavar="FILE", help="JSON lines: an answer to each, or its turns")
+    add_trial(parser)
 
 
-def check(options: argparse.Namespace, *, rehearsed: bool = False) -> int:
-    """Print what the run would do and be told; return 1 if it would be refused. `rehearsed`: main_ppo runs it next."""
+def check(options: argparse.Namespace, *, until: float | None = None) -> int:
+    """Print what the run would do and be told; return 1 if it would be refused.
+
+    `until`: main_ppo runs it next, in a rehearsal, for which this is the time to end by the clock.
+    """
     with composed(options) as config:
         verdict = judge(config)
-        lines = [*describe(verdict)]
-        errors = [*verdict.errors, *dropped(config, () if rehearsed else mains_of_file())]
+        planned, doubts = plan(verdict)
+        lines = [*describe(verdict), *planned]
+        errors = [*verdict.errors, *dropped(config, mains_of_file() if until is None else ())]
+        try:
+            _ask_verl(config)
+        except (ImportError, OSError) as error:
+            doubts.append(f"verl's own check cannot run here: {_text_of(error)}")
+        except Exception as error:  # noqa: BLE001 - its errors are of many kinds
+            errors.append(f"verl refuses it: {_text_of(error)}")
         if options.try_reward:
-            tried, problems = try_reward(config, verdict, rows=options.rows, answers=options.answers)
+            tried, problems = try_reward(config, verdict, options, math.inf if until is None else until)
             more = [f"{len(problems) - 8} more of such answers"] if problems[8:] else []
             lines, errors = [*lines, *tried], [*errors, *problems[:8], *more]
         elif verdict.settings.rewards.keys and not errors and known_components(config) is None:
@@ -65,12 +78,11 @@ def check(options: argparse.Namespace, *, rehearsed: bool = False) -> int:
             lines.append(f"untried    whether {function} returns these rewards: add --try-reward")
         appended = r"^(\+{1,2})(?!.*kwargs)([\w.]+)\.(\w+)="
         gone = _gone(appended, options.overrides, str(HydraConfig.get().job.config_name))
-        for kind, texts in (("error", errors), ("warning", [*verdict.warnings, *gone])):
+        for kind, texts in (("error", errors), ("warning", [*verdict.warnings, *gone, *doubts])):
             lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
             lines += [f"  - {text}" for text in texts]
-        of_verl = None if errors else _refusal_of_verl(config)
-    say("\n".join([*lines, f"verl_ext {'refuses' if errors else 'accepts'} this run{of_verl or ''}"]))
-    return int(bool(errors) or (rehearsed and of_verl is not None))
+    say("\n".join([*lines, f"this run is {'refused' if errors else 'accepted'}"]))
+    return int(bool(errors))
 
 
 @contextmanager
@@ -125,14 +137,19 @@ def _gone(pattern: str, texts: Iterable[str], name: str) -> Iterator[str]:
             yield f"verl {verl.__version__} has no setting {path}{hint}: remove it; + is for what code of yours reads"
 
 
-def _refusal_of_verl(config: Any) -> str | None:
-    """What verl's own check, before Ray starts, has against the configuration."""
+def _ask_verl(config: Any) -> None:
+    """Raise what verl's own check, before Ray starts, has against the configuration."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
+    from verl.workers.config import HFModelConfig
 
-    try:
-        with redirect_stdout(io.StringIO()), suppress(ImportError):  # for LoRA it asks vLLM, which may not be here
+    # The model's section loads a tokenizer and a configuration, which may be on a hub that is out of reach.
+    with patch.object(HFModelConfig, "__post_init__", lambda _: None), redirect_stdout(io.StringIO()):
+        try:
             inspect.unwrap(validate_config)(config, need_reference_policy(config), need_critic(config))
-    except Exception as error:  # noqa: BLE001 - its errors are of many kinds
-        return f"; verl refuses it: {type(error).__name__}: {' '.join(str(error).split())}"
-    return None
+        except InstantiationException as error:
+            raise error.__cause__ or error from error
+
+
+def _text_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import reprlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from verl_ext.errors import Complaint, DataError, listed, reading
 from verl_ext.files import say
 from verl_ext.run_config import select
+
+VISITED = 1000
+"""Rows of a file whose prompts are counted."""
 
 
 def read_answers(file: Path) -> list[list[str]]:
@@ -22,13 +26,21 @@ def read_answers(file: Path) -> list[list[str]]:
     return answers
 
 
-def rows_of(config: Any, setting: str, most: int, *, spread: bool = True) -> tuple[dict[str, Any], list[Complaint]]:
+def files_of(config: Any, setting: str) -> list[str]:
+    """The files that a setting names, one or several."""
+    files = select(config, setting)
+    return [files] if isinstance(files, str) else list(files or [])
+
+
+def rows_of(
+    config: Any, setting: str, most: int, *, spread: bool = True, visit: Callable[[Any], None] | None = None
+) -> tuple[dict[str, Any], list[Complaint]]:
     """Return rows of a setting's files by their places, and the first place of each kind of lack in a file.
 
-    The rows are spread over the files, with one at least of each `data_source`; else they are the first.
+    The rows are spread over the files, with one at least of each `data_source`; else they are the first. `visit` is
+    called with `VISITED` rows that are spread over each file.
     """
-    files, prompt = select(config, setting), select(config, "data.prompt_key")
-    paths = [files] if isinstance(files, str) else list(files or [])
+    prompt, paths = select(config, "data.prompt_key"), files_of(config, setting)
     own = select(config, "data.custom_cls.path") is not None
     advice = " (data.custom_cls reads it: rehearse with --rows 0, or check without --try-reward)" if own else ""
     rows: dict[str, Any] = {}
@@ -39,11 +51,12 @@ def rows_of(config: Any, setting: str, most: int, *, spread: bool = True) -> tup
             continue
         first: dict[tuple[Any, str], tuple[int, Any]] = {}
         with reading(f"{setting}={path}{advice}"):
-            total, batches = _batches(path, ["data_source", "reward_model", "extra_info", "agent_name", prompt])
+            total, parts = batches(path, ["data_source", "reward_model", "extra_info", "agent_name", prompt])
             share = -(-most // len(paths))
             wanted = {at * total // share for at in range(share)} if spread else {*range(most)}
+            visited = {at * total // VISITED for at in range(VISITED)} if visit is not None else ()
             others: dict[int, Any] = {}
-            for at, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+            for at, row in enumerate(row for part in parts for row in part.to_pylist()):
                 model = row.get("reward_model", {})
                 if model is not None and "ground_truth" not in model:
                     names = f"{listed(row)}{advice}"
@@ -53,8 +66,10 @@ def rows_of(config: Any, setting: str, most: int, *, spread: bool = True) -> tup
                 first.setdefault((row.get("data_source"), lack), (at, row))
                 if at in wanted:
                     rows[f"row {at} of {path}"] = row
-                if not others and not _are_messages(row.get(prompt)):
-                    others[at] = row.get(prompt)
+                if not _are_messages(row.get(prompt)):
+                    others = others or {at: row.get(prompt)}
+                elif visit is not None and at in visited:
+                    visit(row[prompt])
         known = {row.get("data_source") for row in rows.values()}
         more = {f"row {at} of {path}": row for (source, _), (at, row) in first.items() if source not in known}
         rows |= more if spread else {}
@@ -67,7 +82,7 @@ def rows_of(config: Any, setting: str, most: int, *, spread: bool = True) -> tup
     return rows, lacks
 
 
-def _batches(path: str, columns: list[str]) -> tuple[int, Any]:
+def batches(path: str, columns: list[str]) -> tuple[int, Any]:
     """The number of rows of a file, and its rows in batches."""
     import pyarrow.json
     import pyarrow.parquet

@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 import verl_ext
 from verl_ext.checks.command import add_configuration, check, composed
 from verl_ext.checks.samples import rows_of
+from verl_ext.checks.try_reward import add_trial
 from verl_ext.cpu import session
 from verl_ext.cpu.miniature import make_model, rehearsed
 from verl_ext.cpu.patches import REHEARSAL
@@ -45,17 +46,18 @@ MARKER = "verl_ext.rehearsal"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command: those of verl, so that a command line can be pasted."""
     add_configuration(parser)
-    parser.add_argument("--answers", type=Path, metavar="FILE", help="JSON lines: the answers of the model in turn")
     parser.add_argument("--rows", type=int, default=100, help="to try the reward on first, 100 by default; 0: none")
-    parser.add_argument("--minutes", type=float, default=10, help="until a run is ended, 10 by default")
+    add_trial(parser)
+    parser.add_argument("--minutes", type=float, default=20, help="until it is ended, 20 by default")
 
 
 def rehearse(options: argparse.Namespace) -> int:
     """Check the run, and rehearse it if it is not refused, with a line for each stage; return 1 if one failed."""
-    if check(argparse.Namespace(**vars(options), try_reward=options.rows > 0), rehearsed=True):
+    until = time.monotonic() + 60 * options.minutes
+    if check(argparse.Namespace(**vars(options), try_reward=options.rows > 0), until=until):
         return 1
     states = []
-    for stage, state, text in _stages(options):
+    for stage, state, text in _stages(options, until):
         say(f"{stage:9} {state:6}  {text}")
         states.append(state)
     failed, looks = FAILED in states, states.count(LOOK)
@@ -63,7 +65,7 @@ def rehearse(options: argparse.Namespace) -> int:
     return int(failed)
 
 
-def _stages(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+def _stages(options: argparse.Namespace, until: float) -> Iterator[tuple[str, str, str]]:
     with composed(options) as user:
         from verl.trainer.ppo.utils import need_critic
 
@@ -84,13 +86,13 @@ def _stages(options: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
         yield from of_prompt(user, tokenizer, template)
     yield "runs", OK, f"two, of some minutes each; their logs are in {folder}"
     with lock:
-        whole = start(folder / "train", config, options.minutes)
+        whole = start(folder / "train", config, until)
         yield from of_training(whole, user)
         yield from of_answers(whole, user, given=options.answers is not None)
         if whole.done:
             config.trainer.update(test_freq=3, resume_mode="resume_path")
             config.trainer.resume_from_path = str(whole.folder / "checkpoints/global_step_2")
-            yield from of_resume(start(folder / "resume", config, options.minutes), whole, user)
+            yield from of_resume(start(folder / "resume", config, until), whole, user)
 
 
 def of_prompt(user: Any, tokenizer: Any, template: Any) -> Iterator[tuple[str, str, str]]:
@@ -144,8 +146,8 @@ class Rehearsal:
         return f"{stage}: {text}; log: {self.folder}/log.txt"
 
 
-def start(folder: Path, config: Any, minutes: float) -> Rehearsal:
-    """Start verl's entry point with this configuration, and wait for it."""
+def start(folder: Path, config: Any, until: float) -> Rehearsal:
+    """Start verl's entry point with this configuration, and wait for it, no longer than `until` by the clock."""
     folder.mkdir()
     variables = config.ray_kwargs.ray_init.runtime_env.env_vars
     variables.update({"VERL_FILE_LOGGER_PATH": str(folder / METRICS), REHEARSAL: str(folder)})
@@ -156,7 +158,7 @@ def start(folder: Path, config: Any, minutes: float) -> Rehearsal:
     begin = time.monotonic()
     with (folder / "log.txt").open("w") as log:
         known = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-        status = session.run(command, 60 * minutes, stdout=log, stderr=log, env=known)
+        status = session.run(command, until - begin, stdout=log, stderr=log, env=known)
     return Rehearsal(folder, status, time.monotonic() - begin)
 
 

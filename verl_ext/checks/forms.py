@@ -1,0 +1,186 @@
+r"""What ground truths earn as answers, in the forms that scorers read: `42`, `#### 42`, `\boxed{42}` and others.
+
+To earn is to get more than an empty answer does. A function under which no form earns is broken, or reads another form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from verl_ext.checks.scoring import EndedError, Scorer
+from verl_ext.core.batch import LARGEST_REWARD
+from verl_ext.errors import DataError
+from verl_ext.integration.table import is_number
+
+FORMS = (
+    *("{}", "#### {}", r"\boxed{{}}", "<answer>{}</answer>", "<think>I think.</think>\n<answer>{}</answer>"),
+    *("Answer: {}", "```\n{}\n```", "```python\n{}\n```"),
+)
+"""Each is an answer, with the ground truth in the place of `{}`."""
+FIRST_ENTRY = "{first}"
+"""In a form the place of the first entry of a ground truth that is a structure."""
+EMPTY, GIVEN = "an empty answer", "the answer of the file"
+MOST = 3
+"""The rows of a data source on which all forms are tried, until one earns."""
+
+
+def forms_of(truth: Any, more: Sequence[str] = ()) -> list[str]:
+    """The forms for a ground truth; none if it is empty."""
+    if truth in (None, "", [], {}):
+        return []
+    forms = list(dict.fromkeys([*FORMS, *more]))
+    return forms if isinstance(truth, str) else [*forms, *(form.replace("{}", FIRST_ENTRY) for form in forms)]
+
+
+def written(form: str, truth: Any) -> str:
+    """A ground truth in a form.
+
+    >>> written("#### {}", 42), written("<answer>{first}</answer>", {"target": ["Paris", "paris"]})
+    ('#### 42', '<answer>Paris</answer>')
+    """
+    first = truth
+    while isinstance(first, dict | list) and first:
+        first = next(iter(first.values() if isinstance(first, dict) else first))
+    whole = truth if isinstance(truth, str) else json.dumps(truth, default=str)
+    return form.replace(FIRST_ENTRY, str(first)).replace("{}", whole)
+
+
+def number_of(value: Any) -> float | None:
+    """A number that a reward function returned; of a list by turn or by item its sum.
+
+    >>> number_of("[[1.0, 3.0], [0.5, -1.0]]")
+    2.5
+    """
+    with suppress(TypeError, ValueError, RecursionError):
+        entries = json.loads(value) if isinstance(value, str) else None
+        if isinstance(entries, list):
+            return float(sum(entry[0] * entry[1] if isinstance(entry, list) else entry for entry in entries))
+    return float(value) if is_number(value) and abs(value) <= LARGEST_REWARD else None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to a row of data."""
+
+    place: str
+    """The row."""
+    source: str
+    """The row's data source."""
+    training: bool
+    kind: str
+    """The form of a ground truth, or `EMPTY` or `GIVEN`."""
+    text: str
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        kind = self.kind if self.kind in (EMPTY, GIVEN) else f"the ground truth as `{shown(self.text)}`"
+        return f"{self.place}, {kind}"
+
+
+def shown(text: str) -> str:
+    """An answer's beginning, on one line."""
+    return text[:60].replace("\n", "\\n") + "..." * (len(text) > 60)
+
+
+Number = Callable[[Mapping[str, Any]], Any]
+"""Returns one of the numbers of a result."""
+
+
+class Trial:
+    """The answers that have been scored, and what they earn."""
+
+    def __init__(self, scorer: Scorer, numbers: Mapping[str, Number], more: Sequence[str], *, costly: bool) -> None:
+        """`numbers`: those that matter. `more`: forms of the user's. `costly`: only these and the first form."""
+        self.scorer, self.numbers, self.more, self.costly = scorer, numbers, more, costly
+        self.results: dict[Answer, dict[str, Any]] = {}
+        self.problems: list[str] = []
+        self.chosen: dict[str, Answer | None] = {}
+        """By data source, the first answer that earns most; None if none earns."""
+        self._searched: Counter[str] = Counter()
+        self._first: tuple[Answer, Mapping[str, Any]] | None = None
+
+    def row(self, place: str, row: Mapping[str, Any], given: Sequence[str], *, training: bool) -> None:
+        """Score answers to a row: its ground truth in the source's form, or in all, an empty one, and those given."""
+        source, truth = str(row.get("data_source")), (row["reward_model"] or {}).get("ground_truth")
+        known, forms = self.chosen.get(source), forms_of(truth, self.more)
+        if self.costly:
+            forms = [form for form in forms if form in (FORMS[0], *self.more)]
+        if known is not None and known.kind != GIVEN:
+            forms = [known.kind] if forms else []
+        elif self._searched[source] >= MOST:
+            forms = forms[:1]
+        empty = Answer(place, source, training, EMPTY, "")
+        truths = [replace(empty, kind=form, text=written(form, truth)) for form in forms]
+        others = [replace(empty, kind=GIVEN, text=text) for text in given]
+        for answer in (*truths, empty, *others):
+            self._score(row, answer)
+        if known is None and forms:
+            self._searched[source] += 1
+            self.chosen[source] = self._best(truths) or self._best(others)
+
+    def again(self) -> Iterator[str]:
+        """Score the first answer once more, and yield what differs."""
+        for first, row in [self._first] if self._first else []:
+            result = self.results[first]
+            self._score(row, first)
+            if differ := [name for name in result if repr(result[name]) != repr(self.results[first].get(name))]:
+                twice = ", ".join(f"{name}={result[name]} and {self.results[first].get(name)}" for name in differ)
+                yield f"{first.where}, scored twice: {twice}; a resumed run cannot repeat"
+
+    def _score(self, row: Mapping[str, Any], answer: Answer) -> None:
+        try:
+            self.results[answer] = self.scorer.score(row, answer.text, answer.where)
+            self._first = self._first or (answer, row)
+        except EndedError:
+            raise
+        except DataError as error:
+            self.problems.append(f"{answer.where}: {error}")
+
+    def _of(self, answer: Answer, name: str) -> Any:
+        return self.numbers[name](self.results.get(answer, {}))
+
+    def _gains(self, answer: Answer) -> dict[str, float]:
+        """By name, how much more than the empty answer to its row an answer earns, where it earns more."""
+        empty, found = replace(answer, kind=EMPTY, text=""), {}
+        for name in self.numbers:
+            value, nothing = (number_of(self._of(one, name)) for one in (answer, empty))
+            if value is not None and nothing is not None and value > nothing:
+                found[name] = value - nothing
+        return found
+
+    def _best(self, answers: Sequence[Answer]) -> Answer | None:
+        """The answer that earns most of the numbers, and of such the largest sum; None if none earns."""
+        earned = {answer: self._gains(answer) for answer in answers}
+        first = max(earned, key=lambda answer: (len(earned[answer]), sum(earned[answer].values())), default=None)
+        return first if first is not None and earned[first] else None
+
+    def told(self) -> Iterator[tuple[str, bool]]:
+        """Yield a line for each data source, and whether somebody should look at it."""
+        for source, answer in self.chosen.items():
+            title = "ground truths" + (f" of {source}" if len(self.chosen) > 1 else "")
+            tried = [other for other in self.results if other.source == source and other.kind not in (EMPTY, GIVEN)]
+            if answer is None and tried:
+                kinds = ", ".join(f"`{shown(other.text)}`" for other in tried if other.place == tried[0].place)
+                yield f"{title} earn no more than an empty answer ({self._earned(tried[0])}), as {kinds}", True
+            elif answer is not None and answer.kind != GIVEN:
+                most = self._gains(answer)
+                rows = {other: self._gains(other) for other in tried if other.kind == answer.kind}
+                less = [other for other in rows if any(2 * rows[other].get(name, 0) < most[name] for name in most)]
+                text = f"{title} earn {self._earned(answer)} as `{shown(answer.text)}`, "
+                text += f"in {len(rows) - len(less):,} of {len(rows):,} rows"
+                lost = [f"{other.place} (`{shown(other.text)}`): {self._earned(other)}" for other in less]
+                yield text + "; not ".join(["", *lost[:3]]), not all(rows.values())
+
+    def _earned(self, answer: Answer) -> str:
+        return ", ".join(f"{name}={self._of(answer, name)}" for name in self.numbers)
+
+    def constant(self) -> list[str]:
+        """Each of the numbers that is the same for every answer, with its value."""
+        columns = {name: {str(self._of(answer, name)) for answer in self.results} for name in self.numbers}
+        return [f"{name}={values.pop()}" for name, values in columns.items() if len(values) == 1]

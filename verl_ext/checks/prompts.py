@@ -1,0 +1,48 @@
+"""The lengths of a run's prompts, as its tokenizer and its chat template make them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_ext.checks.plan import TOOLS
+from verl_ext.run_config import resolved, select
+
+LEFT = 0.9
+"""The share of prompts within the limit below which somebody should look."""
+
+
+class Prompts:
+    """Counts the tokens of prompts, if the tokenizer is on this machine; nothing is downloaded."""
+
+    def __init__(self, config: Any) -> None:
+        from transformers import AutoTokenizer
+
+        model: Any = select(config, "actor_rollout_ref.model")
+        path, self.limit = model.get("tokenizer_path") or model.path, select(config, "data.max_prompt_length")
+        self.lengths: list[int] = []
+        self.unknown = "not counted: they show tools" if any(select(config, name) for name in TOOLS) else ""
+        self.words = resolved(select(config, "data.apply_chat_template_kwargs")) or {}
+        self.words |= {"chat_template": model.get("custom_chat_template"), "add_generation_prompt": True}
+        try:
+            trusted = bool(model.get("trust_remote_code"))
+            self.tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trusted)
+        except (OSError, ValueError) as error:
+            self.unknown = f"not counted: the tokenizer of {path} is not on this machine ({type(error).__name__})"
+
+    def __call__(self, messages: list[dict[str, Any]]) -> None:
+        """Count one prompt."""
+        if self.unknown:
+            return
+        try:
+            tokens = self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **self.words)
+            self.lengths.append(len(tokens))
+        except Exception as error:  # noqa: BLE001 - a template is a program
+            self.unknown = f"not counted: the chat template raises {type(error).__name__}: {error}"
+
+    def told(self) -> tuple[str, bool]:
+        """A line, and whether somebody should look at it."""
+        if self.unknown or not self.lengths:
+            return self.unknown, "raises" in self.unknown
+        left = sum(length <= self.limit for length in self.lengths)
+        text = f"{left:,} of {len(self.lengths):,} are within data.max_prompt_length={self.limit}, the longest has "
+        return f"{text}{max(self.lengths):,} tokens", left < LEFT * len(self.lengths)

@@ -1,0 +1,186 @@
+"""A run's reward manager in a process of its own, which is ended when an answer takes too long.
+
+A regular expression that backtracks holds Python's lock, so that nothing in its own process can end it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from verl_ext.core.batch import SCORE
+from verl_ext.errors import ConfigurationError, DataError, VerlExtError, reading, unknown
+from verl_ext.files import say
+from verl_ext.run_config import FUNCTION, select
+
+MANAGER = "reward.reward_manager"
+IN_PROCESS = ("naive", "dapo", "gdpo")
+"""verl's reward managers that need neither Ray nor a service; `naive` calls the function for the others."""
+ROLLOUT = {"min_global_steps": 0, "max_global_steps": 0, "turn_scores": [], "tool_rewards": []}
+"""What a rollout of one turn adds to `extra_info`, at the first step."""
+FIRST = 10
+"""Times the limit of an answer: that of the first one, which may load what the others use."""
+_PARENT_DIES = 1  # PR_SET_PDEATHSIG
+
+
+class EndedError(DataError):
+    """The process scores no more: an answer took too long, or the reward function ended it."""
+
+
+class Scorer:
+    """Scores answers as the run will, one at a time, in a session of its own: a scorer may start processes, too."""
+
+    def __init__(self, config: Any, seconds: float, until: float, *, nan: bool) -> None:
+        """`seconds`: for an answer. `until`: when to end, by the clock. `nan`: whether the run goes on with NaN."""
+        self.seconds, self.until, self.nan, self.scored = seconds, until, nan, 0
+        self._told = time.monotonic()
+        context = multiprocessing.get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(self._pipe, theirs, config))  # no daemon: it may fork
+        self._process.start()
+        theirs.close()
+        try:
+            self.is_async: bool = self._reply("now the reward function is loaded", math.inf)
+        except BaseException:
+            self.end()
+            raise
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the process, and those that it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid or 0, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+    def score(self, row: Mapping[str, Any], text: str, where: str) -> dict[str, Any]:
+        """Return the score of an answer and all components; raise `DataError` where a run would end."""
+        limit = self.seconds * (1 if self.scored else FIRST)
+        self._pipe.send((row, text))
+        try:
+            result: dict[str, Any] = self._reply(f"now {where}", limit)
+        except EndedError as error:
+            raise EndedError(f"{where}: {error}") from error
+        finally:
+            self.scored += 1
+        score, stored = result[SCORE], torch.full((1,), torch.inf)
+        with suppress(TypeError, ValueError, RuntimeError):
+            stored[-1] = score  # as verl's rollout stores it
+        if stored.isinf() or (stored.isnan() and not self.nan):
+            raise DataError(f"the score is {score!r}, expected a float that is finite")
+        return result
+
+    def _reply(self, what: str, limit: float) -> Any:
+        """Return what the process sends, and say now and then what it does."""
+        begun = time.monotonic()
+        end = min(begun + limit, self.until)
+        while True:
+            now = time.monotonic()
+            if now - self._told > 10:
+                self._told = now
+                say(f"{self.scored} answers are scored; {what}", sys.stderr)
+            if self._pipe.poll(max(0.0, min(self._told + 10, end) - now)):
+                break
+            if time.monotonic() >= end:
+                advice = "--minutes are over" if end == self.until else "if it needs longer, raise --seconds"
+                raise EndedError(f"no score after {time.monotonic() - begun:.0f} s: {advice}")
+        try:
+            with reading("what the reward function returns"):  # verl, too, sends it to another process
+                kind, reply = pickle.loads(self._pipe.recv_bytes())  # noqa: S301 - of our own process
+        except EOFError:
+            self._process.join()
+            raise EndedError(f"its process ended, with status {self._process.exitcode}") from None
+        if kind == "error":
+            raise reply
+        return reply
+
+
+def _serve(parents: Connection, pipe: Connection, config: Any) -> None:
+    """The process: build the reward manager, and score until the pipe is closed."""
+    os.setsid()
+    parents.close()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DIES, signal.SIGKILL)  # else an endless loop would outlive a killed parent
+    answer = [""]
+    try:
+        manager = load_manager(config, SimpleNamespace(decode=lambda *_given, **_options: answer[0]))
+    except VerlExtError as error:
+        _send(pipe, "error", error)
+        return
+    _send(pipe, "result", bool(getattr(manager, "is_async_reward_score", False)))
+    with suppress(EOFError):
+        while True:
+            row, answer[0] = pipe.recv()
+            try:
+                _send(pipe, "result", _scored(manager, row))
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
+                _send(pipe, "error", DataError(f"scoring raises {type(error).__name__}: {error}"))
+
+
+def _send(pipe: Connection, kind: str, reply: Any) -> None:
+    pipe.send_bytes(pickle.dumps((kind, reply)))
+
+
+def load_manager(config: Any, tokenizer: Any) -> Any:
+    """Return the run's reward manager, with its reward function."""
+    from verl.trainer.ppo.reward import load_reward_manager
+
+    name = select(config, f"{MANAGER}.name")
+    called: Any = OmegaConf.merge(config, {"reward": {"reward_manager": {"source": "register"}}})
+    called.reward.reward_manager.name = name if name in IN_PROCESS else "naive"
+    file, function = Path(f"{select(config, f'{FUNCTION}.path')}"), f"{select(config, f'{FUNCTION}.name')}"
+    source = file.read_text("utf-8", "replace") if file.is_file() else function
+    if not re.search(rf"\b{function}\b", source):
+        valid = re.findall(r"^(?:async )?def (\w+)", source, re.M)
+        raise ConfigurationError(f"{FUNCTION}.name: {unknown('function', function, valid)}, of {file}")
+    with reading("the reward function", ConfigurationError):
+        manager = load_reward_manager(called, tokenizer)
+    # Without this Python before 3.12 waits for ever for a function that raises StopIteration.
+    manager.loop.set_exception_handler(_stop)
+    return manager
+
+
+def _stop(loop: Any, context: dict[str, Any]) -> None:
+    """Log an error of a loop, and end what runs in it."""
+    loop.default_exception_handler(context)
+    loop.stop()
+
+
+def _scored(manager: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Score an answer."""
+    from tensordict import TensorDict
+    from verl import DataProto
+
+    fields = {**row, "extra_info": dict(row.get("extra_info") or {})}
+    fields |= {"tool_extra_fields": dict(ROLLOUT), "__num_turns__": 2, "reward_scores": {}}
+    token = torch.zeros((1, 1), dtype=torch.long)
+    tensors = {"prompts": token, "responses": token, "attention_mask": torch.ones(1, 2, dtype=torch.long)}
+    data = DataProto(
+        batch=TensorDict(tensors, [1]),
+        non_tensor_batch={name: np.array([value, None], dtype=object)[:1] for name, value in fields.items()},
+    )
+    result = manager.loop.run_until_complete(manager.run_single(data))
+    return {**result["reward_extra_info"], SCORE: result["reward_score"]}
