@@ -1,5 +1,6 @@
 """`verl-ext check`: what a run would be told, and what it will do, without starting it."""
 
+import pandas
 import pytest
 
 import verl_ext
@@ -111,6 +112,50 @@ def test_what_verl_refuses_is_said_by_check_and_ends_a_rehearsal(check):
     assert status == 1
     assert a_line_says(out, "verl", "ppo_mini_batch_size")
     assert main(["rehearse", "--rows", "0", *given, "data.train_batch_size=8"]) == 1
+
+
+def test_verls_check_of_a_critic_asks_no_hub(check, monkeypatch):
+    def asked(*_args, **_options):
+        raise AssertionError
+
+    monkeypatch.setattr("verl.workers.config.model.hf_tokenizer", asked)
+    critic = ["algorithm.adv_estimator=gae", DYNAMIC, "critic.ppo_micro_batch_size_per_gpu=1"]
+    assert check(*critic, "critic.model.path=nobody/nothing")[0] == 0
+    status, out, _ = check(*critic[:2], "critic.use_dynamic_bsz=False", "critic.ppo_micro_batch_size_per_gpu=null")
+    assert status == 1
+    assert a_line_says(out, "verl", "critic.micro_batch_size_per_gpu")
+
+
+def test_what_verl_cannot_judge_here_is_no_error(check):
+    lora = ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.rollout.name=vllm"]  # it imports vllm
+    status, out, _ = check("algorithm.adv_estimator=grpo", DYNAMIC, *lora)
+    assert status == 0
+    assert says(out, "vllm", "1 warning")
+    assert check("algorithm.adv_estimator=grpo", DYNAMIC, *lora, "--strict")[0] == 1
+
+
+def test_it_says_where_a_run_begins_and_ends(check, tmp_path):
+    pandas.DataFrame({"prompt": [1] * 10}).to_parquet(tmp_path / "train.parquet")
+    (tmp_path / "tools.yaml").write_text("tools: [{class_name: no_such_module.Tool}, {class_name: json.JSONDecoder}]")
+    given = ["algorithm.adv_estimator=grpo", DYNAMIC, f"data.train_files={tmp_path}/train.parquet"]
+    given += ["data.train_batch_size=4", "trainer.total_epochs=3", f"trainer.default_local_dir={tmp_path}/saved"]
+    given += ["data.val_files=hdfs://far/away", f"reward.custom_reward_function.path={tmp_path}/none.py"]
+    tools = f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path}/tools.yaml"
+    _, out, _ = check(*given, tools, "trainer.save_freq=5")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert says(lines["start"], "beginning")
+    assert says(lines["trains"], "6", "3", "10", "4")
+    assert says(lines["saves"], "every 5", f"{tmp_path}/saved")
+    assert says(lines["missing"], f"{tmp_path}/none.py", "no_such_module")
+    assert not says(lines["missing"], "hdfs")
+    assert not says(lines["missing"], "json")
+    (tmp_path / "saved/global_step_6").mkdir(parents=True)
+    (tmp_path / "saved/latest_checkpointed_iteration.txt").write_text("6")
+    _, out, _ = check(*given)
+    assert a_line_says(out, "start", "step 6", f"{tmp_path}/saved/global_step_6")
+    assert a_line_says(out, "nothing", "trainer.resume_mode=disable")
+    assert a_line_says(check(*given, "trainer.total_epochs=4")[1], "start", "step 6")
+    assert "nothing" not in check(*given, "trainer.resume_mode=disable")[1]
 
 
 def test_the_rewards_of_a_run_with_a_wrong_setting_are_not_called_the_score(check):

@@ -1,6 +1,9 @@
 """`verl-ext check --try-reward`: what a reward function returns, before anything else is loaded."""
 
+import re
+
 import pandas
+import psutil
 import pytest
 
 from tests.facts import a_line_says
@@ -8,6 +11,9 @@ from verl_ext.cli import main
 
 FUNCTION = "reward.custom_reward_function"
 REWARD = """
+import os, re, subprocess
+from pathlib import Path
+
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=1.0):
     if solution_str.endswith("raise") or data_source == "unknown":
         raise KeyError("boom")
@@ -54,6 +60,22 @@ def never(solution_str, ground_truth, **given):
 
 calls = iter(range(100))
 
+def hangs(solution_str, ground_truth, **given):
+    if solution_str == "7 7":
+        re.match(r"(\\d+ ?)+x", "7" * 60)
+    return {"score": 1.0, "correct": 1.0, "format": 0.0}
+
+def hangs_with_a_child(solution_str, **given):
+    if solution_str == "7 7":
+        child = subprocess.Popen(["sleep", "600"])
+        Path(__file__).with_name("child").write_text(str(child.pid))
+    return hangs(solution_str, **given)
+
+def ends(solution_str, **given):
+    if solution_str == "7 7":
+        os._exit(3)
+    return hangs(solution_str, **given)
+
 def returns(score=None, **given):
     odd = {"infinity": float("inf"), "float32": __import__("numpy").float32(1), "long": 10**400}
     return {"score": odd.get(score, score), "correct": 1.0, "format": 1.0}
@@ -82,17 +104,17 @@ def tried(tmp_path, capsys):
     return run
 
 
-@pytest.mark.parametrize("function", ["compute_score", "later"])
-def test_it_prints_what_the_components_are(tried, function):
+@pytest.mark.parametrize(("function", "answers"), [("compute_score", 12), ("later", 4)])
+def test_it_prints_what_the_components_are(tried, function, answers):
     status, out = tried(f"{FUNCTION}.name={function}", f"+{FUNCTION}.reward_kwargs.bonus=3")
     lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
     assert status == 0
     assert "2 rows" in out
-    assert "4 answers" in out
+    assert f"{answers} answers" in out  # the first row in each form, if the function is quick
     assert "0 to 1" in lines["correct"]
     assert "3 to 3" in lines["format"]
-    assert "4 NaN, missing or no number" in lines["nothing"]
-    assert "4 NaN, missing or no number" in lines["long"]
+    assert f"{answers} NaN, missing or no number" in lines["nothing"]
+    assert f"{answers} NaN, missing or no number" in lines["long"]
     assert "'correct'" in lines["in"]
     assert "'score'" not in lines["in"]
 
@@ -171,7 +193,7 @@ def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path):
     status, out = tried(*given)
     assert status == 0, out
     (line,) = (line for line in out.splitlines() if line.strip().startswith("format"))
-    assert "by turn, 0 to 3 entries" in line
+    assert "by turn, 0 to 5 entries" in line
     assert "0 to 1" in line
     status, out = tried(*given, f"+{FUNCTION}.reward_kwargs.plain=True")
     assert status == 1
@@ -270,7 +292,7 @@ def test_with_a_dataset_of_the_users_own_the_rows_of_its_file_are_no_fault(tried
 def test_a_function_that_scores_otherwise_when_asked_again_is_said(tried, tmp_path):
     status, out = tried(f"{FUNCTION}.name=random")
     assert status == 0
-    assert a_line_says(out, "look", f"row 0 of {tmp_path}/train.parquet", "score=0 and 4")
+    assert a_line_says(out, "look", f"row 0 of {tmp_path}/train.parquet", "score=0 and 18")
     assert "scored twice" not in tried()[1]
 
 
@@ -282,20 +304,40 @@ def test_named_rewards_that_are_always_equal_are_said(tried):
 
 def test_a_slow_function_shows_how_far_it_is(tried, monkeypatch):
     clock = iter(range(0, 10_000, 6))
-    monkeypatch.setattr("verl_ext.checks.try_reward.time.monotonic", lambda: next(clock))
-    _, out = tried()
-    assert a_line_says(out, "2 of 4")
+    monkeypatch.setattr("verl_ext.checks.scoring.time.monotonic", lambda: next(clock))
+    _, out = tried("--seconds", "1000")
+    assert re.search(r"^\d+ answers", out, re.M)
 
 
-def test_a_function_that_not_even_the_ground_truth_satisfies_is_said(given, tmp_path):
+@pytest.mark.parametrize("function", ["hangs", "hangs_with_a_child", "ends"])
+def test_a_function_that_does_not_come_back_is_ended_and_named(tried, tmp_path, function):
+    (tmp_path / "answers.jsonl").write_text('"7 7"')
+    status, out = tried(f"{FUNCTION}.name={function}", "--answers", str(tmp_path / "answers.jsonl"), "--seconds", "0.5")
+    assert status == 1
+    assert a_line_says(out, f"row 0 of {tmp_path}/train.parquet", "answer of the file", "`7 7`")
+    assert a_line_says(out, "--seconds") == (function != "ends")
+    if function == "hangs_with_a_child":
+        child = int((tmp_path / "child").read_text())
+        assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_form_that_the_function_reads_is_said_and_a_constant_reward(given, tmp_path):
     words = (f"{FUNCTION}.name=never",)
     _, out = given(["1", "2"], words=words)
-    assert a_line_says(out, "look", "ground truth", "score=0.0", f"{tmp_path}/reward.py", "reward_model.ground_truth")
-    assert a_line_says(out, "look", "ground truth", "correct=0.0")
-    assert not a_line_says(out, "accuracy", "'correct'")
-    (tmp_path / "answers.jsonl").write_text('"#### 1"\n"1"\n')
-    _, out = given(["1", "2"], words=(*words, "--answers", str(tmp_path / "answers.jsonl")))
+    assert a_line_says(out, "truths", "`#### 1`", "correct=1.0", "2 of 2")
+    assert a_line_says(out, "look", "format=1.0", f"{tmp_path}/reward.py", "reward_model.ground_truth", "--answer-form")
     assert not a_line_says(out, "look", "score=0.0")
+    words += ("--answer-form", "It is {}", f"{FUNCTION}.name=returns", f"+{FUNCTION}.reward_kwargs.score=0")
+    status, out = given(["1", "2"], words=words)
+    assert a_line_says(out, "look", "score=0", "`It is {}`")
+    assert (status, given(["1", "2"], words=(*words, "--strict"))[0]) == (0, 1)
+    assert given(["1"], words=("--answer-form", "It is"))[0] == 1
+
+
+def test_a_filter_of_groups_by_what_the_function_does_not_return_is_said(tried):
+    words = ("algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=")
+    assert a_line_says(tried(*words[:1], f"{words[1]}seq_reward")[1], "look", "seq_reward", "'correct'")
+    assert not a_line_says(tried(*words[:1], f"{words[1]}correct")[1], "look", "algorithm.filter_groups.metric")
 
 
 def test_tools_that_the_agent_loop_does_not_know_are_said(tried):
@@ -309,5 +351,5 @@ def test_tools_that_the_agent_loop_does_not_know_are_said(tried):
 def test_a_threshold_that_no_ground_truth_exceeds_is_said(tried):
     named = "algorithm.rewards.accuracy_key=correct"
     _, out = tried(named, "algorithm.rewards.accuracy_threshold=9")
-    assert a_line_says(out, "look", "ground truth", "correct above 9=False")
-    assert "above" not in tried(named, "algorithm.rewards.accuracy_threshold=0.5")[1]
+    assert a_line_says(out, "look", "correct above 9=False")
+    assert not a_line_says(tried(named, "algorithm.rewards.accuracy_threshold=0.5")[1], "look", "correct above 0.5")

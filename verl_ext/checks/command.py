@@ -11,6 +11,7 @@ import inspect
 import io
 import math
 import re
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_configuration(parser)
     parser.add_argument("--try-reward", action="store_true", help="call the reward function on rows of training data")
     parser.add_argument("--rows", type=int, default=8, help="how many, 8 by default")
+    parser.add_argument("--strict", action="store_true", help="a warning, or a line to look at, refuses the run, too")
     add_trial(parser)
 
 
@@ -65,10 +67,13 @@ def check(options: argparse.Namespace, *, until: float | None = None) -> int:
         errors = [*verdict.errors, *dropped(config, mains_of_file() if until is None else ())]
         try:
             _ask_verl(config)
-        except (ImportError, OSError) as error:
-            doubts.append(f"verl's own check cannot run here: {_text_of(error)}")
         except Exception as error:  # noqa: BLE001 - its errors are of many kinds
-            errors.append(f"verl refuses it: {_text_of(error)}")
+            text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            frames = (frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__))
+            if isinstance(error, ImportError | OSError) or "<module>" in frames:  # a package is missing, or a network
+                doubts.append(f"verl's own check cannot run here: {text}")
+            else:
+                errors.append(f"verl refuses it: {text}")
         if options.try_reward:
             tried, problems = try_reward(config, verdict, options, math.inf if until is None else until)
             more = [f"{len(problems) - 8} more of such answers"] if problems[8:] else []
@@ -77,12 +82,14 @@ def check(options: argparse.Namespace, *, until: float | None = None) -> int:
             function = select(config, f"{FUNCTION}.path") or "the reward function"
             lines.append(f"untried    whether {function} returns these rewards: add --try-reward")
         appended = r"^(\+{1,2})(?!.*kwargs)([\w.]+)\.(\w+)="
-        gone = _gone(appended, options.overrides, str(HydraConfig.get().job.config_name))
-        for kind, texts in (("error", errors), ("warning", [*verdict.warnings, *gone, *doubts])):
+        doubts += [*verdict.warnings, *_gone(appended, options.overrides, str(HydraConfig.get().job.config_name))]
+        for kind, texts in (("error", errors), ("warning", doubts)):
             lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
             lines += [f"  - {text}" for text in texts]
-    say("\n".join([*lines, f"this run is {'refused' if errors else 'accepted'}"]))
-    return int(bool(errors))
+        doubtful = options.strict and (doubts or any(line.startswith("look ") for line in lines))
+    refused = bool(errors or doubtful)
+    say("\n".join([*lines, f"this run is {'refused' if refused else 'accepted'}"]))
+    return int(refused)
 
 
 @contextmanager
@@ -149,7 +156,3 @@ def _ask_verl(config: Any) -> None:
             inspect.unwrap(validate_config)(config, need_reference_policy(config), need_critic(config))
         except InstantiationException as error:
             raise error.__cause__ or error from error
-
-
-def _text_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -18,13 +18,14 @@ from verl_ext.errors import DataError
 from verl_ext.integration.table import is_number
 
 FORMS = (
-    *("{}", "#### {}", r"\boxed{{}}", "<answer>{}</answer>", "<think>I think.</think>\n<answer>{}</answer>"),
+    *("{}", "#### {}", r"\boxed{{}}", "<answer>{}</answer>", "<think>\nFirst,\nthen.\n</think>\n<answer>{}</answer>"),
     *("Answer: {}", "```\n{}\n```", "```python\n{}\n```"),
 )
 """Each is an answer, with the ground truth in the place of `{}`."""
 FIRST_ENTRY = "{first}"
 """In a form the place of the first entry of a ground truth that is a structure."""
-EMPTY, GIVEN = "an empty answer", "the answer of the file"
+EMPTY, GIVEN, LONG = "an empty answer", "the answer of the file", "a long answer"
+NO_TRUTHS = (EMPTY, GIVEN, LONG)
 MOST = 3
 """The rows of a data source on which all forms are tried, until one earns."""
 
@@ -73,14 +74,14 @@ class Answer:
     """The row's data source."""
     training: bool
     kind: str
-    """The form of a ground truth, or `EMPTY` or `GIVEN`."""
+    """The form of a ground truth, or one of `NO_TRUTHS`."""
     text: str
 
     @property
     def where(self) -> str:
         """For messages."""
-        kind = self.kind if self.kind in (EMPTY, GIVEN) else f"the ground truth as `{shown(self.text)}`"
-        return f"{self.place}, {kind}"
+        kind = self.kind if self.kind in NO_TRUTHS else "the ground truth as"
+        return f"{self.place}, {kind}" + (f" `{shown(self.text)}`" if self.text else "")
 
 
 def shown(text: str) -> str:
@@ -118,11 +119,12 @@ class Trial:
         empty = Answer(place, source, training, EMPTY, "")
         truths = [replace(empty, kind=form, text=written(form, truth)) for form in forms]
         others = [replace(empty, kind=GIVEN, text=text) for text in given]
-        for answer in (*truths, empty, *others):
-            self._score(row, answer)
-        if known is None and forms:
+        if all(self._score(row, answer) for answer in (*truths, empty, *others)) and known is None and forms:
             self._searched[source] += 1
-            self.chosen[source] = self._best(truths) or self._best(others)
+            self.chosen[source] = found = self._best(truths) or self._best(others)
+            if found is not None and found.kind != GIVEN and isinstance(truth, str):
+                # On which a regular expression may try every way to divide it.
+                self._score(row, replace(found, kind=LONG, text=written(found.kind, (truth * 200)[:200] + " ?")))
 
     def again(self) -> Iterator[str]:
         """Score the first answer once more, and yield what differs."""
@@ -133,7 +135,7 @@ class Trial:
                 twice = ", ".join(f"{name}={result[name]} and {self.results[first].get(name)}" for name in differ)
                 yield f"{first.where}, scored twice: {twice}; a resumed run cannot repeat"
 
-    def _score(self, row: Mapping[str, Any], answer: Answer) -> None:
+    def _score(self, row: Mapping[str, Any], answer: Answer) -> bool:
         try:
             self.results[answer] = self.scorer.score(row, answer.text, answer.where)
             self._first = self._first or (answer, row)
@@ -141,6 +143,8 @@ class Trial:
             raise
         except DataError as error:
             self.problems.append(f"{answer.where}: {error}")
+            return False
+        return True
 
     def _of(self, answer: Answer, name: str) -> Any:
         return self.numbers[name](self.results.get(answer, {}))
@@ -164,10 +168,11 @@ class Trial:
         """Yield a line for each data source, and whether somebody should look at it."""
         for source, answer in self.chosen.items():
             title = "ground truths" + (f" of {source}" if len(self.chosen) > 1 else "")
-            tried = [other for other in self.results if other.source == source and other.kind not in (EMPTY, GIVEN)]
+            tried = [other for other in self.results if other.source == source and other.kind not in NO_TRUTHS]
             if answer is None and tried:
-                kinds = ", ".join(f"`{shown(other.text)}`" for other in tried if other.place == tried[0].place)
-                yield f"{title} earn no more than an empty answer ({self._earned(tried[0])}), as {kinds}", True
+                kinds = ", ".join(f"`{shown(other.kind)}`" for other in tried if other.place == tried[0].place)
+                values = f"{self._earned(tried[0])} for `{shown(tried[0].text)}`"
+                yield f"{title} earn no more than an empty answer ({values}), as {kinds}", True
             elif answer is not None and answer.kind != GIVEN:
                 most = self._gains(answer)
                 rows = {other: self._gains(other) for other in tried if other.kind == answer.kind}

@@ -84,8 +84,7 @@ class Scorer:
             result: dict[str, Any] = self._reply(f"now {where}", limit)
         except EndedError as error:
             raise EndedError(f"{where}: {error}") from error
-        finally:
-            self.scored += 1
+        self.scored += 1
         score, stored = result[SCORE], torch.full((1,), torch.inf)
         with suppress(TypeError, ValueError, RuntimeError):
             stored[-1] = score  # as verl's rollout stores it
@@ -108,11 +107,12 @@ class Scorer:
                 advice = "--minutes are over" if end == self.until else "if it needs longer, raise --seconds"
                 raise EndedError(f"no score after {time.monotonic() - begun:.0f} s: {advice}")
         try:
-            with reading("what the reward function returns"):  # verl, too, sends it to another process
-                kind, reply = pickle.loads(self._pipe.recv_bytes())  # noqa: S301 - of our own process
+            sent = self._pipe.recv_bytes()
         except EOFError:
             self._process.join()
             raise EndedError(f"its process ended, with status {self._process.exitcode}") from None
+        with reading("what the reward function returns"):  # verl, too, sends it to another process
+            kind, reply = pickle.loads(sent)  # noqa: S301 - of our own process
         if kind == "error":
             raise reply
         return reply

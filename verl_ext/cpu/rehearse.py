@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def rehearse(options: argparse.Namespace) -> int:
     """Check the run, and rehearse it if it is not refused, with a line for each stage; return 1 if one failed."""
     until = time.monotonic() + 60 * options.minutes
-    if check(argparse.Namespace(**vars(options), try_reward=options.rows > 0), until=until):
+    if check(argparse.Namespace(**vars(options), try_reward=options.rows > 0, strict=False), until=until):
         return 1
     states = []
     for stage, state, text in _stages(options, until):
