@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas
@@ -33,7 +34,7 @@ def test_a_variable_of_the_run_may_be_a_number(tmp_path, monkeypatch):
     variables = {"runtime_env": {"env_vars": {"NCCL_NVLS_ENABLE": 0}}}
     config = OmegaConf.create({"trainer": {}, "ray_kwargs": {"ray_init": variables}})
     monkeypatch.setattr(sys, "executable", shutil.which("true"))
-    assert start(tmp_path / "run", config, minutes=1).status == 0
+    assert start(tmp_path / "run", config, time.monotonic() + 60).status == 0
 
 
 USER = OmegaConf.create(

@@ -122,7 +122,7 @@ class Trial:
         if all(self._score(row, answer) for answer in (*truths, empty, *others)) and known is None and forms:
             self._searched[source] += 1
             self.chosen[source] = found = self._best(truths) or self._best(others)
-            if found is not None and found.kind != GIVEN and isinstance(truth, str):
+            if found is not None and found.kind != GIVEN and isinstance(truth, str) and not self.costly:
                 # On which a regular expression may try every way to divide it.
                 self._score(row, replace(found, kind=LONG, text=written(found.kind, (truth * 200)[:200] + " ?")))
 
