@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 import verl_ext
 from tests.facts import facts, says
+from verl_ext.cli import main
 from verl_ext.cpu.rehearse import (
     FAILED,
     LOOK,
@@ -139,6 +140,14 @@ def test_a_time_out_is_told_first_with_its_stage_whatever_error_the_log_has(left
     assert text.index(stage) < text.index("ValueError: harmless")
     assert findings[-1][1] == LOOK
     assert "filter_groups" in findings[-1][2]  # on in this run
+
+
+def test_the_minutes_are_those_of_the_trial_and_both_runs(monkeypatch):
+    ends = []
+    monkeypatch.setattr("verl_ext.cpu.rehearse.check", lambda _, until: ends.append(until))
+    monkeypatch.setattr("verl_ext.cpu.rehearse._stages", lambda _, until: ends.append(until) or [])
+    assert main(["rehearse", "--minutes", "2"]) == 0
+    assert ends[0] == ends[1] < time.monotonic() + 120
 
 
 @pytest.mark.parametrize("given", [True, False])
