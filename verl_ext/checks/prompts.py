@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from verl_ext.checks.plan import TOOLS
 from verl_ext.run_config import resolved, select
 
+LIMIT = "data.max_prompt_length"
 LEFT = 0.9
 """The share of prompts within the limit below which somebody should look."""
 
@@ -18,7 +20,7 @@ class Prompts:
         from transformers import AutoTokenizer
 
         model: Any = select(config, "actor_rollout_ref.model")
-        path, self.limit = model.get("tokenizer_path") or model.path, select(config, "data.max_prompt_length")
+        path, self.limit = model.get("tokenizer_path") or model.path, select(config, LIMIT)
         self.lengths: list[int] = []
         self.unknown = "not counted: they show tools" if any(select(config, name) for name in TOOLS) else ""
         self.words = resolved(select(config, "data.apply_chat_template_kwargs")) or {}
@@ -39,10 +41,11 @@ class Prompts:
         except Exception as error:  # noqa: BLE001 - a template is a program
             self.unknown = f"not counted: the chat template raises {type(error).__name__}: {error}"
 
-    def told(self) -> tuple[str, bool]:
-        """A line, and whether somebody should look at it."""
+    def told(self) -> Iterator[tuple[str, bool]]:
+        """Yield a line, and whether somebody should look at it."""
         if self.unknown or not self.lengths:
-            return self.unknown, "raises" in self.unknown
-        left = sum(length <= self.limit for length in self.lengths)
-        text = f"{left:,} of {len(self.lengths):,} are within data.max_prompt_length={self.limit}, the longest has "
-        return f"{text}{max(self.lengths):,} tokens", left < LEFT * len(self.lengths)
+            yield self.unknown or "none", "raises" in self.unknown
+            return
+        left, longest = sum(length <= self.limit for length in self.lengths), max(self.lengths)
+        text = f"{left:,} of {len(self.lengths):,} are within {LIMIT}={self.limit}, the longest has {longest:,} tokens"
+        yield text, left < LEFT * len(self.lengths)

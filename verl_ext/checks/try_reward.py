@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
@@ -24,7 +24,7 @@ import torch
 from verl_ext.checks.forms import Answer, Number, Trial
 from verl_ext.checks.judge import Verdict
 from verl_ext.checks.plan import TOOLS
-from verl_ext.checks.prompts import Prompts
+from verl_ext.checks.prompts import LIMIT, Prompts
 from verl_ext.checks.rewards import MANAGERS, accuracy_of
 from verl_ext.checks.samples import read_answers, rows_of
 from verl_ext.checks.scoring import IN_PROCESS, MANAGER, ROLLOUT, EndedError, Scorer
@@ -40,7 +40,7 @@ from verl_ext.integration.table import Table, is_number
 from verl_ext.run_config import FILTER, FUNCTION, select
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, VerlExtSettings
 
-SINGLE_TURN = "single_turn_agent"
+AGENT, SINGLE_TURN = "actor_rollout_ref.rollout.agent", "single_turn_agent"
 NO_REWARDS = ("reward", ANY_REWARD, ACCURACY_BETWEEN)
 """The metrics of a filter of groups that no reward function returns."""
 
@@ -85,40 +85,41 @@ def try_reward(config: Any, verdict: Verdict, options: argparse.Namespace, until
     if results:
         more = select(config, f"{MANAGER}.name") not in MANAGERS
         problems += _wrong(columns, list(results), verdict, more=more)
-    lines = []
     path = select(config, f"{FUNCTION}.path") or "verl's function"
     advice = f"give --answer-form 'TEXT {{}}' or --answers, or look what {path} compares with reward_model.ground_truth"
-    for text, odd in trial.told():
-        if odd and (not costly or options.answer_form or given):
-            looks.append(f"{text}: {advice}")
-        else:
-            lines.append(f"truths     {text}")
-    counted, odd = prompts.told()
-    if odd:
-        looks.append(f"prompts: {counted}")
-    else:
-        lines.append(f"prompts    {counted}")
+    certain = bool(not costly or options.answer_form or given)
+    told = [(f"truths     {text}", odd and certain, advice) for text, odd in trial.told()]
+    told += [(f"prompts    {text}", odd, f"raise {LIMIT}, or shorten them") for text, odd in prompts.told()]
+    lines = [text for text, odd, _ in told if not odd]
+    looks += [f"{text.partition(' ')[2].strip()}: {mend}" for text, odd, mend in told if odd]
     if any(trial.chosen.values()):
         looks += [f"every answer earns {text}: {advice}" for text in trial.constant()]
-    for one, other in combinations(verdict.settings.rewards.keys or (), 2):
-        if len({*map(str, columns.get(one, ()))}) > 1 and columns[one] == columns.get(other):
-            tell = "one of them may be superfluous" if given else "give --answers in which they differ"
-            looks.append(f"algorithm.rewards.keys: {one} and {other} are equal in all answers: {tell}")
-    if (metric := verdict.filter) not in (None, *NO_REWARDS, *columns) and results:
-        found = f"{metric} is not among what {path} returns: {listed(columns)}"
-        looks.append(f"{FILTER}.metric={found}; the run ends at the first filter")
-    default = select(config, "actor_rollout_ref.rollout.agent.default_agent_loop")
-    loops = {row.get("agent_name") or default for row in samples.values()}
-    if (tools := [name for name in TOOLS if select(config, name)]) and loops == {SINGLE_TURN}:
-        looks.append(
-            f"{tools[0]} is set, but {SINGLE_TURN} calls no tool: set agent_name in the rows, or "
-            "actor_rollout_ref.rollout.agent.default_agent_loop, to tool_agent"
-        )
+    looks += _looks(verdict, columns, given=bool(given))
+    looks += _agents(config, samples.values())
     rest = len(samples) - options.rows
     more_rows = f" ({rest} more than --rows, for their data_source)" if rest > 0 else ""
     where = f"{len(samples)} rows of data.train_files{more_rows}, {len(validated)} of data.val_files"
     title = f"the reward function on {where}: {len(trial.results)} answers, {each:.2g} s each"
     return [title, *_lines(columns, verdict), *lines, *(f"look       {text}" for text in looks)], problems
+
+
+def _looks(verdict: Verdict, columns: Mapping[str, Any], *, given: bool) -> Iterator[str]:
+    """Yield what is doubtful about the names of the rewards. `given`: whether there were answers of a file."""
+    for one, other in combinations(verdict.settings.rewards.keys or (), 2):
+        if len({*map(str, columns.get(one, ()))}) > 1 and columns[one] == columns.get(other):
+            tell = "one of them may be superfluous" if given else "give --answers in which they differ"
+            yield f"algorithm.rewards.keys: {one} and {other} are equal in all answers: {tell}"
+    if columns and (metric := verdict.filter) not in (None, *NO_REWARDS, *columns):
+        yield f"{FILTER}.metric={metric} is not what the function returns: set one of {listed(columns)}"
+
+
+def _agents(config: Any, rows: Iterable[Any]) -> Iterator[str]:
+    """Yield that tools are set in a run whose agent loop calls none."""
+    default = select(config, f"{AGENT}.default_agent_loop")
+    tools = [name for name in TOOLS if select(config, name)]
+    if tools and {row.get("agent_name") or default for row in rows} == {SINGLE_TURN}:
+        where = f"agent_name in the rows, or {AGENT}.default_agent_loop, to tool_agent"
+        yield f"{tools[0]} is set, but {SINGLE_TURN} calls no tool: set {where}"
 
 
 def _numbers(config: Any, verdict: Verdict) -> dict[str, Number]:
