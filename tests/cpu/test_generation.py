@@ -3,12 +3,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.facts import says
-from verl_ext.cpu.generation import Request, Sampling, check_model, generate, truncate
+from verl_ext.cpu.generation import Request, Sampling, check_model, generate
 from verl_ext.errors import ConfigurationError
 
 EOS = 2
@@ -52,22 +50,6 @@ def test_an_abort_returns_what_there_is_and_leaves_a_row_that_has_ended_complete
     assert (cut.aborted, done.aborted) == (True, False)
     assert len(cut.tokens) == len(cut.log_probs) == 1
     assert cut.tokens == run(model, requests[:1])[0].tokens[:1]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    top_k=st.integers(1, 12),
-    top_p=st.floats(0.05, 1.0, exclude_max=True),
-)
-def test_truncation_keeps_what_transformers_keeps(seed, top_k, top_p):
-    from transformers import TopKLogitsWarper, TopPLogitsWarper
-
-    logits = torch.randn(3, 10, generator=torch.Generator().manual_seed(seed)) * 3
-    expected = TopPLogitsWarper(top_p)(None, TopKLogitsWarper(top_k)(None, logits))
-    found = truncate(logits, torch.tensor([top_k] * 3), torch.tensor([top_p] * 3))
-    assert torch.equal(found.isinf(), expected.isinf())
-    assert torch.equal(found[~found.isinf()], logits[~found.isinf()])
 
 
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}])

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from verl_ext.errors import ConfigurationError, IntegrationError
@@ -61,24 +62,11 @@ class Completion:
     aborted: bool
 
 
-def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """`-inf` for all but each row's `top_k` best tokens and, of those, the smallest set that holds `top_p`.
-
-    >>> logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(2, 1)
-    >>> truncate(logits, torch.tensor([2, 0]), torch.tensor([1.0, 0.5]))
-    tensor([[-inf, 1., 2.],
-            [-inf, -inf, 2.]])
-    """
-    vocabulary = logits.shape[-1]
-    keep = torch.where(top_k > 0, top_k, vocabulary)[:, None]
-    ordered, order = logits.sort(dim=-1, descending=True)
-    ranks = torch.arange(vocabulary)[None, :]
-    ordered = ordered.masked_fill(ranks >= keep, -torch.inf)
-    probabilities = ordered.softmax(dim=-1)
-    # Keep a token while the ones before it sum to less than top_p; so the best one is always kept.
-    before = probabilities.cumsum(dim=-1) - probabilities
-    ordered = ordered.masked_fill(before >= top_p[:, None], -torch.inf)
-    return torch.empty_like(logits).scatter_(-1, order, ordered)
+def truncate(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """`-inf` for all but each row's `top_k` best tokens and, of those, the smallest set that holds `top_p`."""
+    if top_k > 0:
+        logits = TopKLogitsWarper(top_k)(None, logits)
+    return TopPLogitsWarper(top_p)(None, logits) if top_p < 1.0 else logits
 
 
 class _Draw:
@@ -88,17 +76,17 @@ class _Draw:
         self.temperature = torch.tensor([request.sampling.temperature for request in requests])[:, None]
         self.greedy = self.temperature[:, 0] == 0.0
         self.given = [request.given for request in requests]  # with the probabilities of no truncation
-        self.top_k = torch.tensor([-1 if request.given else request.sampling.top_k for request in requests])
-        self.top_p = torch.tensor([1.0 if request.given else request.sampling.top_p for request in requests])
+        self.kept = [(-1, 1.0) if r.given else (r.sampling.top_k, r.sampling.top_p) for r in requests]
         self.generators = [torch.Generator().manual_seed(request.seed) for request in requests]
 
     def __call__(self, logits: torch.Tensor, rows: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """A token for each of these rows, and its log-probability."""
-        greedy, top_k, top_p = self.greedy[rows], self.top_k[rows], self.top_p[rows]
+        greedy, kept = self.greedy[rows], [self.kept[row] for row in rows.tolist()]
         # In place: new memory for a large vocabulary costs more time than the computation.
         logits = logits.float().div_(torch.where(greedy[:, None], 1.0, self.temperature[rows]))
-        if bool(((top_k > 0) | (top_p < 1.0)).any()):
-            logits = truncate(logits, top_k, top_p)
+        for setting in set(kept) - {(-1, 1.0)}:
+            alike = [place for place, other in enumerate(kept) if other == setting]
+            logits[alike] = truncate(logits[alike], *setting)
         log_probs = logits.log_softmax(dim=-1)
         cumulative = torch.exp(log_probs, out=logits).cumsum_(dim=-1)
         uniform = torch.stack([torch.rand(1, generator=self.generators[row]) for row in rows.tolist()])
