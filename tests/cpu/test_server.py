@@ -205,6 +205,7 @@ def test_weights_wait_for_the_end_of_the_running_batch(served, tokenizer):
     assert len(output.token_ids) == 200
 
 
-def test_a_weight_of_another_model_is_refused(make):
-    with pytest.raises(IntegrationError, match=facts("model.norm.weight", "shape (64,)")):
-        asyncio.run(make().load_weights([("model.norm.weight", torch.zeros(65))]))
+@pytest.mark.parametrize(("name", "told"), [("model.norm.weight", "[64]"), ("model.norm.bias", "no such")])
+def test_a_weight_of_another_model_is_refused(make, name, told):
+    with pytest.raises(RuntimeError, match=facts(name, told)):
+        asyncio.run(make().load_weights([(name, torch.zeros(65))]))

@@ -46,15 +46,6 @@ def sampling_from(params: dict[str, Any], *, prompt_length: int, config: Any) ->
     )
 
 
-def seed_of(*parts: object) -> int:
-    """A seed that depends on the given values.
-
-    >>> seed_of(1, [2, 3]) == seed_of(1, [2, 3]), seed_of(1, [2, 3]) == seed_of(1, [3, 2])
-    (True, False)
-    """
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "little")
-
-
 class EmbeddedServer:
     """One model that runs one batch at a time, with the methods that verl's replicas call on a rollout server.
 
@@ -96,7 +87,8 @@ class EmbeddedServer:
         prompt = tuple(int(token) for token in prompt_ids)
         sampling = sampling_from(sampling_params, prompt_length=len(prompt), config=self.config)
         given = self._given(prompt) if self._answers else None
-        seed = seed_of(self.config.seed, self.replica_rank, self.global_steps, self._seen[prompt], prompt)
+        drawn_for = self.config.seed, self.replica_rank, self.global_steps, self._seen[prompt], prompt
+        seed = int.from_bytes(hashlib.blake2b(repr(drawn_for).encode(), digest_size=7).digest(), "little")
         self._seen[prompt] += 1
         if self._loop is None:
             reached("started")
@@ -188,15 +180,10 @@ class EmbeddedServer:
         async with self._busy:
             # No batch may run with a part of the new weights.
             self._ready = False
-            for name, tensor in tensors:
-                target = self._parameters.get(name)
-                if target is None or target.shape != tensor.shape:
-                    expected = "no such weight" if target is None else f"shape {tuple(target.shape)}"
-                    raise IntegrationError(
-                        f"the trainer sent {name!r} of shape {tuple(tensor.shape)}; the rollout's model has {expected}"
-                    )
-                target.data.copy_(tensor)
-                self._received.add(name)
+            weights = dict(tensors)
+            if others := self._model.load_state_dict(weights, strict=False).unexpected_keys:
+                raise IntegrationError(f"the trainer sent {others}; the rollout's model has no such weights")
+            self._received |= weights.keys()
 
     async def finish_weights(self, global_steps: int | None) -> None:
         """Check that every weight arrived, and allow generation with them."""
