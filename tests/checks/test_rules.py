@@ -8,7 +8,7 @@ import verl_ext
 from tests.configs import compose as composed_by_hydra
 from tests.configs import compose_quickly as compose
 from verl_ext import hooks
-from verl_ext.checks import losses
+from verl_ext.checks import losses, rules
 from verl_ext.checks.judge import check_run, judge, log_run
 from verl_ext.errors import Complaint, ConfigurationError, IntegrationError
 
@@ -61,6 +61,7 @@ ACCURACY_BY_TURN = "+algorithm.rewards.by_turn=[acc]"
 CONDITIONS = "+algorithm.rewards.conditions={format:{on:acc,at_least:1}}"
 SINGLE = "actor_rollout_ref.rollout.n=1"
 OWN = "tests.integration.own_steps"
+WARMUP = f"{ACTOR}.optim.lr_warmup_steps=10"
 
 # Overrides, with the estimator first where it has no name, and the words of one message.
 ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
@@ -166,6 +167,12 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         for kept, lost in (("model", "'optimizer'"), ("hf_model", "'model', 'optimizer'"), ("optimizer", "'model'"))
     ),
     ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
+    *(
+        (f"one of {name}", (f"algorithm.adv_estimator={name}", SINGLE), ("rollout.n=1", f"{name}: {effect}", "n=8"))
+        for name, effect in rules.ALONE.items()
+    ),
+    ("a warm-up without an end", (GRPO, WARMUP, "trainer.total_training_steps=10"), ("lr_warmup_steps=10", "10 steps")),
+    ("trained and validated", (GRPO, "data.train_files=[a,b]", "data.val_files=b"), ("'b'", "data.val_files")),
 ]  # fmt: skip
 ACCEPTED: dict[str, tuple[str, ...]] = {
     "maxrl with a format": (MAXRL, TOOLS, "+algorithm.rewards.keys=[format]"),
@@ -194,6 +201,12 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "any_reward": (*GDPO[:1], "+algorithm.rewards.keys=[acc]", FILTER, ANY_REWARD),
     "accuracy_between": (*GDPO, FILTER, BETWEEN, BOUNDS, ACC),
     "somebody's reward function": (*GDPO, f"{PATH}=pkg://somebody.rewards", f"{KWARGS}.maching=x"),
+    "one response that is distilled": (GRPO, SINGLE, "distillation.enabled=True"),
+    "one response of remax": ("algorithm.adv_estimator=remax", SINGLE),
+    "a warm-up with an end": (GRPO, WARMUP, "trainer.total_training_steps=11"),
+    "nothing validated": (
+        *(GRPO, "data.train_files=a", "data.val_files=a", "trainer.test_freq=-1", "trainer.val_before_train=False"),
+    ),
     "a file of the same name": (*GDPO, f"{PATH}=/nowhere/gsm8k.py", f"{KWARGS}.strict=yes"),
 }  # fmt: skip
 

@@ -15,18 +15,38 @@ from omegaconf import OmegaConf
 
 from verl_ext import hooks
 from verl_ext.checks.losses import loss_of_verl
-from verl_ext.checks.presets import late_preset, other_preset
+from verl_ext.checks.presets import late_preset, other_preset, replaced_preset, written
 from verl_ext.checks.rewards import lists_of_rewards, lost_penalty, negative_rewards, wrong_accuracy, wrong_components
 from verl_ext.checks.trial import trial
 from verl_ext.conf import PRESETS
 from verl_ext.core.steps import DivideByMean, WeighAndSum
 from verl_ext.errors import Complaint, listed, nearest, unknown
-from verl_ext.names import registered
+from verl_ext.names import CORE, owner, registered
 from verl_ext.registry import ENTRY_POINTS, INSTALLED, TAKEN, changed, load, misspelt
 from verl_ext.run_config import ACTOR, FILTER, FUNCTION, RunConfig, set_in
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
 
 Rule = Callable[[RunConfig], Iterator[Complaint]]
+
+SWITCHES = (
+    (f"{ACTOR}.kl_loss_", f"{ACTOR}.use_kl_loss", False, "True"),
+    ("algorithm.kl_", "algorithm.use_kl_in_reward", False, "True"),
+    (f"{FILTER}.", f"{FILTER}.enable", False, "True"),
+    ("algorithm.rollout_correction.rollout_is_", "algorithm.rollout_correction.rollout_is", None, "token"),
+    (f"{FUNCTION}.", f"{FUNCTION}.path", None, "FILE"),
+    ("reward.reward_model.model_path.", "reward.reward_model.enable", False, "True"),
+    (f"{ACTOR}.clip_ratio.", f"{ACTOR}.clip_ratio_low", 0.2, f"0.1 {ACTOR}.clip_ratio_high=0.1"),
+)
+"""How a path begins that verl reads only if a setting is not at its default, the setting, this default, and a value."""
+DAPO = ("max_resp_len", *(f"overlong_buffer_cfg.{name}" for name in ("enable", "len", "penalty_factor", "log")))
+"""What verl's reward manager `dapo` reads of `reward.reward_kwargs`; verl's others read nothing of it."""
+BARE = ("grpo", "grpo_vectorized", "rloo", "opo", "gpg", "optimal_token_baseline", "tir_optimal_token_baseline")
+ALONE = dict.fromkeys(BARE, "the score has no baseline") | {
+    "reinforce_plus_plus_baseline": "the only baseline is the batch's mean",
+    "rloo_vectorized": "every advantage is 0",
+    "grpo_passk": "verl raises after the first rollout",
+}
+"""What verl's estimators make of groups of one response."""
 
 
 def meant_preset(run: RunConfig) -> Iterator[Complaint]:
@@ -64,12 +84,25 @@ def unknown_estimator(run: RunConfig) -> Iterator[Complaint]:
 
 
 def unread(run: RunConfig) -> Iterator[Complaint]:
-    """Settings that nothing reads: a misspelt one of ours, or one at the top level."""
+    """Settings that nothing reads: a misspelt one of ours, one at the top level, or one of verl without its switch."""
     from verl.trainer.config import AlgoConfig
 
     yield from misspelt(run.config.algorithm, known={item.name for item in dataclasses.fields(AlgoConfig)})
     for key in set_in(run.config):
         yield Complaint(f"{key} is not read at the top of the configuration: write algorithm.{key}")
+    found = written()
+    for start, switch, default, value in SWITCHES:
+        # One that is off in so many words is a habit, as in `use_kl_loss=False kl_loss_coef=0.001`.
+        if switch not in found and run.select(switch) == default:
+            lost = [path for path in found if f"{path}.".startswith(start) and found[path][0] not in (None, 0, default)]
+            hint = f"while {switch}={default}: set {switch}={value}, or remove it"
+            yield from (_warning(f"verl does not read {path} {hint}") for path in lost)
+    name, source = (run.select(f"reward.reward_manager.{item}") for item in ("name", "source"))
+    reads = DAPO if name == "dapo" else ()
+    lost = [path for path in found if path.startswith("reward.reward_kwargs.") and path.split(".", 2)[2] not in reads]
+    if lost and source == "register" and name in ("dapo", "gdpo", "naive", "rate_limited", "remote"):
+        manager = f"reward.reward_manager.name={name} does not read {', '.join(lost)}"
+        yield _warning(f"{manager}: remove it, or set name=dapo, which reads {', '.join(DAPO)}")
 
 
 def filter_of_groups(run: RunConfig) -> Iterator[Complaint]:
@@ -125,14 +158,17 @@ def without_effect(run: RunConfig) -> Iterator[Complaint]:
 
 
 def single_response(run: RunConfig) -> Iterator[Complaint]:
-    """Groups of one response, verl's default: nothing would be learnt."""
+    """Groups of one response, verl's default: nothing would be learnt, or without a baseline."""
     steps = () if run.chain is None else run.chain.steps
     compared = any(step.centres or step.compares or isinstance(step, DivideByMean) for step in steps)
-    if compared and run.select("actor_rollout_ref.rollout.n") == 1:
-        yield Complaint(
-            "actor_rollout_ref.rollout.n=1: a single response to a prompt has nothing to be compared with, so every "
-            "advantage is 0: set actor_rollout_ref.rollout.n=8, for example"
-        )
+    n = "actor_rollout_ref.rollout.n"
+    if run.select(n) != 1:
+        return
+    if compared:
+        why = "a single response to a prompt has nothing to be compared with, so every advantage is 0"
+        yield Complaint(f"{n}=1: {why}: set {n}=8, for example")
+    elif run.name in ALONE and owner(run.name) == CORE and not run.select("distillation.enabled"):
+        yield _warning(f"{n}=1 with verl's {run.name}: {ALONE[run.name]}: set {n}=8, for example")
 
 
 def unlike_meant(run: RunConfig) -> Iterator[Complaint]:
@@ -152,6 +188,15 @@ def unlike_meant(run: RunConfig) -> Iterator[Complaint]:
         if lost:
             where = f"{ACTOR}.checkpoint.{part}={[*contents]}"
             yield _warning(f"{where} lacks {listed(lost)}: a resumed run begins anew with it; add it")
+    warmup, steps = run.select(f"{ACTOR}.optim.lr_warmup_steps"), run.select("trainer.total_training_steps")
+    updates = run.select(f"trainer.v1.{run.select('trainer.v1.trainer_mode')}.parameter_sync_step") or 1
+    if all(isinstance(number, int) for number in (warmup, steps, updates)) and warmup >= steps * updates:
+        yield _warning(f"{ACTOR}.optim.lr_warmup_steps={warmup} is not over after {steps} steps of training: lower it")
+    files = (run.select(f"data.{name}") for name in ("train_files", "val_files"))
+    train, val = ({*given} if OmegaConf.is_list(given) else {given} for given in files)
+    validates = run.select("trainer.test_freq") not in (None, 0, -1) or run.select("trainer.val_before_train")
+    if validates and train & val and not run.select("trainer.val_only"):
+        yield _warning(f"data.val_files has {listed(train & val)} of data.train_files: name other files to validate on")
 
 
 def _warning(text: str) -> Complaint:
@@ -202,7 +247,7 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
 
 MEANT: tuple[Rule, ...] = (unknown_estimator, meant_preset, partial(of_other_rooms, every=True))
 """The rules for every run, also one that uses nothing of this package."""
-ALWAYS: tuple[Rule, ...] = (unread, other_preset, late_preset, unlike_meant)
+ALWAYS: tuple[Rule, ...] = (unread, other_preset, late_preset, replaced_preset, unlike_meant)
 """The rules for every run with this package, and for `check`."""
 READ: tuple[Rule, ...] = (
     *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, lists_of_rewards),
