@@ -61,6 +61,7 @@ ACCURACY_BY_TURN = "+algorithm.rewards.by_turn=[acc]"
 CONDITIONS = "+algorithm.rewards.conditions={format:{on:acc,at_least:1}}"
 SINGLE = "actor_rollout_ref.rollout.n=1"
 OWN = "tests.integration.own_steps"
+SHORT = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=1000")
 WARMUP = f"{ACTOR}.optim.lr_warmup_steps=10"
 
 # Overrides, with the estimator first where it has no name, and the words of one message.
@@ -172,6 +173,7 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         for name, effect in rules.ALONE.items()
     ),
     ("a warm-up without an end", (GRPO, WARMUP, "trainer.total_training_steps=10"), ("lr_warmup_steps=10", "10 steps")),
+    ("a short micro-batch", (GRPO, *SHORT), ("ppo_max_token_len_per_gpu=1000", "ppo_max_token_len_per_gpu=1024")),
     ("trained and validated", (GRPO, "data.train_files=[a,b]", "data.val_files=b"), ("'b'", "data.val_files")),
 ]  # fmt: skip
 ACCEPTED: dict[str, tuple[str, ...]] = {
@@ -204,6 +206,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "one response that is distilled": (GRPO, SINGLE, "distillation.enabled=True"),
     "one response of remax": ("algorithm.adv_estimator=remax", SINGLE),
     "a warm-up with an end": (GRPO, WARMUP, "trainer.total_training_steps=11"),
+    "a short micro-batch on two ranks": (GRPO, *SHORT, f"{ACTOR}.ulysses_sequence_parallel_size=2"),
     "nothing validated": (
         *(GRPO, "data.train_files=a", "data.val_files=a", "trainer.test_freq=-1", "trainer.val_before_train=False"),
     ),

@@ -199,6 +199,19 @@ def unlike_meant(run: RunConfig) -> Iterator[Complaint]:
         yield _warning(f"data.val_files has {listed(train & val)} of data.train_files: name other files to validate on")
 
 
+def short_micro_batch(run: RunConfig) -> Iterator[Complaint]:
+    """Micro-batches of FSDP that may be shorter than one sequence: the first such sequence ends the run."""
+    limit = f"{ACTOR}.ppo_max_token_len_per_gpu"
+    length = sum(run.select(f"data.max_{part}_length") or 0 for part in ("prompt", "response"))
+    ranks = (run.select(f"{ACTOR}.{part}ulysses_sequence_parallel_size") or 1 for part in ("", "fsdp_config."))
+    dynamic = run.select(f"{ACTOR}.use_dynamic_bsz") and f"{run.select(f'{ACTOR}.strategy')}".startswith("fsdp")
+    if dynamic and (tokens := run.select(limit)) is not None and tokens * max(ranks) < length:
+        yield _warning(
+            f"{limit}={tokens}, but a sequence may have {length} tokens (data.max_prompt_length, max_response_length), "
+            f"at which verl ends the run: set {limit}={length}"
+        )
+
+
 def _warning(text: str) -> Complaint:
     return Complaint(text, fatal=False)
 
@@ -247,7 +260,7 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
 
 MEANT: tuple[Rule, ...] = (unknown_estimator, meant_preset, partial(of_other_rooms, every=True))
 """The rules for every run, also one that uses nothing of this package."""
-ALWAYS: tuple[Rule, ...] = (unread, other_preset, late_preset, replaced_preset, unlike_meant)
+ALWAYS: tuple[Rule, ...] = (unread, other_preset, late_preset, replaced_preset, unlike_meant, short_micro_batch)
 """The rules for every run with this package, and for `check`."""
 READ: tuple[Rule, ...] = (
     *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, lists_of_rewards),
