@@ -10,8 +10,6 @@ its reply ends the child, so that a late reply is never taken for the reply to t
 loky, `concurrent.futures`) hang after random interruptions and limit wall time.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """The picture: one panel per metric, with the mean over the runs of a name and a band of one standard deviation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
