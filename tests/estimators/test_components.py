@@ -1,7 +1,5 @@
 """Components of the reward that are missing, misnamed or no numbers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Lists of steps: the same numbers as the named estimators, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

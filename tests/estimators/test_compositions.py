@@ -1,7 +1,5 @@
 """What an estimator chooses by the loss."""
 
-from __future__ import annotations
-
 import pytest
 
 from verl_ext.registry import build

@@ -1,7 +1,5 @@
 """The call in verl's convention: what it accepts, what it refuses, and batches with little in them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

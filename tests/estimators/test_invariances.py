@@ -3,8 +3,6 @@
 Padding and sessions of several outputs are the subject of tests/integration/trainers/test_against_core.py.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

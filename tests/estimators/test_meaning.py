@@ -1,7 +1,5 @@
 """What a setting means where float32 or sessions of several outputs are in the way."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

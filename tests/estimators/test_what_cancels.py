@@ -1,7 +1,5 @@
 """Two properties of rewards of any scale: what cancels is exactly 0, and the scale of one reward changes nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

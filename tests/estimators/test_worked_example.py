@@ -3,8 +3,6 @@
 Groups A, B, C of 4: acc = [1000 | 1110 | 0000], lengths = [4231 | 2253 | 3331].
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -5,8 +5,6 @@ padding and load balance, the trainer's `fit` with its advantages, metrics, logg
 answers (`stand_ins.Client`), log-probabilities, and the actor's update, which records what it is given.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A wrapper and a mixin: which parameters verl must have, and who finds the new function."""
 
-from __future__ import annotations
-
 import re
 import sys
 from inspect import getmembers, isfunction

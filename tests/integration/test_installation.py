@@ -1,7 +1,5 @@
 """How the package gets into verl, and what is said where it does not. One fresh interpreter a story."""
 
-from __future__ import annotations
-
 import os
 import textwrap
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rewards by turn in verl's convention: turns in a mask, lists of a reward function, advantages on tokens."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

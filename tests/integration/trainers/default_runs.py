@@ -1,7 +1,5 @@
 """Settings that the tests of the default trainer share, and one without workers, over a queue in this process."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """An estimator's state as a file beside verl's checkpoints, without a trainer's own part."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """verl's default trainer with the package's dynamic sampling."""
 
-from __future__ import annotations
-
 from tests.integration.pipeline import Pipeline
 
 GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")

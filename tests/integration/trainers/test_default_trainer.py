@@ -3,8 +3,6 @@
 Rewards and where they go, missing responses, turns, and trainers of other packages.
 """
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 from unittest import mock

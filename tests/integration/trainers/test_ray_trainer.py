@@ -1,7 +1,5 @@
 """`RayPPOTrainer`: verl's own methods on instances without workers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
