@@ -88,13 +88,17 @@ def test_a_run_without_a_metric_says_so_in_the_table_and_the_score_stands_in_for
     assert a_line_says(text, "not logged", "algorithm.rewards.log=all")
 
 
-def test_verls_own_mean_of_the_score_is_shown_as_such_where_a_run_has_no_other(tmp_path, report):
+def test_the_score_is_verls_own_mean_for_all_where_a_run_has_no_other(tmp_path, report):
     ours = made.log(tmp_path / "gdpo.jsonl", (1, {X: 1.0, "reward/score/mean": 2.0, "critic/score/mean": 2.0}))
     verls = made.log(tmp_path / "grpo.jsonl", (1, {X: 1.0, "critic/score/mean": 0.25}))
-    text = report(verls, ours)
-    assert "critic/score/mean grpo 1 1-1 0.250 0.250 0.250 0.250" in rows(text)
-    assert a_line_says(text, "score", "grpo", "not logged")
-    assert "critic/score/mean" not in report(ours)
+    assert [row.split()[:2] for row in rows(report(verls, ours))[:4]] == [
+        *(["x", "grpo"], ["x", "gdpo"]),
+        *(["critic/score/mean", "grpo"], ["critic/score/mean", "gdpo"]),
+    ]
+    assert not says(report(verls, ours), "not logged")
+    assert [row.split()[0] for row in rows(report(ours))[:2]] == ["score", "x"]
+    without = made.log(tmp_path / "odd.jsonl", (1, {"reward/score/mean": 2.0}))
+    assert {row.split()[0] for row in rows(report(verls, without)) if "odd" in row} >= {"score", "critic/score/mean"}
 
 
 def test_a_learning_rate_keeps_its_figures(tmp_path, report):
