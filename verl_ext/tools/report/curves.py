@@ -40,6 +40,13 @@ def curve(logs: Sequence[Log], metric: str) -> pd.DataFrame | None:
     return None if joined.empty else joined
 
 
+def constant(experiments: Experiments, metric: str) -> str | None:
+    """Return the value of a metric, as the table rounds it, if that is the same in all runs and steps."""
+    curves = (curve(logs, metric) for logs in experiments.values())
+    values = {_text(value) for found in curves if found is not None for value in found.to_numpy().flat}
+    return values.pop() if len(values) == 1 else None
+
+
 def logged(experiments: Experiments) -> list[str]:
     """Return the names of all metrics that any run has logged."""
     return sorted({str(name) for logs in experiments.values() for log in logs for name in log.table})
