@@ -164,10 +164,12 @@ def test_every_reward_and_what_was_logged_beside_it_has_a_panel_with_its_unit(tm
 
 def test_a_panel_in_which_nothing_varies_as_the_table_rounds_it_is_a_line_of_text(tmp_path):
     pytest.importorskip("matplotlib")
-    steps = [(1, {X: 0.9961, "actor/lr": 1e-6}), (2, {X: 0.9962, "actor/lr": 2e-6})]
-    flat, varying = plot({"a": [read_log(made.log(tmp_path / "log.jsonl", *steps))]}, [X, "actor/lr"]).axes
-    assert [text.get_text() for text in flat.texts] == ["x: 0.996 throughout"]
-    assert [len(panel.lines) for panel in (flat, varying)] == [0, 2]
+    steps = [{X: 0.9961, "advantage/share/x": 1e-8, "actor/lr": 1e-6}, {X: 0.9962, "advantage/share/x": 2e-8}]
+    log = read_log(made.log(tmp_path / "log.jsonl", *enumerate([*steps, {"actor/lr": 2e-6}])))
+    panels = plot({"a": [log]}, [X, "advantage/share/x", "actor/lr"]).axes
+    texts = [[text.get_text() for text in panel.texts] for panel in panels]
+    assert texts == [["x: 0.996 throughout"], ["advantage/share/x: 0.000 throughout"], []]
+    assert [len(panel.lines) for panel in panels] == [0, 0, 2]
 
 
 def test_lines_bands_and_labels(tmp_path):

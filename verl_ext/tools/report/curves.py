@@ -41,9 +41,10 @@ def curve(logs: Sequence[Log], metric: str) -> pd.DataFrame | None:
 
 
 def constant(experiments: Experiments, metric: str) -> str | None:
-    """Return the value of a metric, as the table rounds it, if that is the same in all runs and steps."""
+    """Return the value of a metric if it is the same in all runs and steps, as the table rounds it; a share to 0.001."""
+    rounded = "{:.3f}".format if unit(metric).startswith("share") else _text
     curves = (curve(logs, metric) for logs in experiments.values())
-    values = {_text(value) for found in curves if found is not None for value in found.to_numpy().flat}
+    values = {rounded(value) for found in curves if found is not None for value in found.to_numpy().flat}
     return values.pop() if len(values) == 1 else None
 
 
