@@ -41,7 +41,7 @@ def curve(logs: Sequence[Log], metric: str) -> pd.DataFrame | None:
 
 
 def constant(experiments: Experiments, metric: str) -> str | None:
-    """Return the value of a metric if it is the same in all runs and steps, as the table rounds it; a share to 0.001."""
+    """Return the value of a metric that is the same at each step of all runs, as rounded: shares to 0.001."""
     rounded = "{:.3f}".format if unit(metric).startswith("share") else _text
     curves = (curve(logs, metric) for logs in experiments.values())
     values = {rounded(value) for found in curves if found is not None for value in found.to_numpy().flat}
