@@ -1,7 +1,5 @@
 """Batches for tests: the worked example of the specification, hypothesis strategies."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -43,7 +41,7 @@ class Rollout:
             **more,
         )
 
-    def reordered(self, order: Sequence[int]) -> Rollout:
+    def reordered(self, order: Sequence[int]) -> "Rollout":
         return Rollout(
             [self.uids[i] for i in order],
             {key: [column[i] for i in order] for key, column in self.columns.items()},

@@ -92,7 +92,6 @@ def test_verls_names_name_the_same_rewards() -> None:
         ({"norm_adv_by_std_in_grpo": "False"}, ("algorithm.norm_adv_by_std_in_grpo", "True or False", "'False'")),
         ({"use_kl_in_reward": 0}, ("algorithm.use_kl_in_reward", "True or False", "0")),
         ({"gdpo": {"epsilon": 0}}, ("algorithm.gdpo.epsilon", "above 0", "0")),
-        ({"hadw": {"anchor": "window", "eta": 0.2}}, ("algorithm.hadw.eta=0.2",)),
         *(({"rewards": {"keys": keys}}, ("algorithm.rewards.keys",)) for keys in ("a", [], ["a", "a"], [""])),
         ({"rewards": {"accuracy_key": ""}}, ("algorithm.rewards.accuracy_key", "empty")),
         ({"verl_ext": {"dump_dir": ""}}, ("algorithm.verl_ext.dump_dir", "empty")),

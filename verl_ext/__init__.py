@@ -8,8 +8,6 @@ Importing this package imports neither verl nor ray nor torch: every name below 
   `limited` declares a number with limits. A named estimator is a module, see `verl_ext.registry`.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command line: `verl-ext COMMAND`, also as `python -m verl_ext COMMAND`."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import io

@@ -1,7 +1,5 @@
 """`python -m verl_ext doctor`: check that verl loads this package here and that all hooks hold."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

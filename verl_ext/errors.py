@@ -1,7 +1,5 @@
 """The exceptions of the package. They share one base class, and each is also the standard type that fits."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Read and write files, and print what was read from them."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

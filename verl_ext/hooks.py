@@ -5,8 +5,6 @@ verl imports its plugins in every process, so the plugin itself imports nothing 
 the runs that need it raise; the rest of verl works as before.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.machinery

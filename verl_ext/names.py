@@ -1,7 +1,5 @@
 """Who computes by an estimator's name in verl: verl's registry stays as it is, and a name in it is its owner's."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from typing import Any

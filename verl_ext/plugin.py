@@ -4,8 +4,6 @@ verl calls nothing here and hides any exception of this module. So importing it 
 own failures. It does not import verl or torch. A run that needs a room which is not registered here raises.
 """
 
-from __future__ import annotations
-
 from verl_ext.hooks import RULES, TRAINERS, Hook, schedule
 
 DEFAULT, RAY = TRAINERS[True], TRAINERS[False]

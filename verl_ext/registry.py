@@ -13,8 +13,6 @@ registers `name = "module"` in the entry-point group `verl_ext.estimators`. Ever
 which imports none of the modules: `load` imports one, `sections` all.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -5,8 +5,6 @@ verl's `algorithm.norm_adv_by_std_in_grpo=False` leaves `scale_by_std` out of th
 To add one write a row here. A step that does not exist yet is a class in `verl_ext/core/`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """One reward a trajectory, as a step takes it."""
 
-from __future__ import annotations
-
 from verl_ext.core.batch import Batch
 
 

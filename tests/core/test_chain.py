@@ -1,7 +1,5 @@
 """How a chain applies its steps, what it keeps between batches, and what it refuses to go on from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """What every step promises, checked on every step: shapes, NaN, inputs, order, state."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """HA-DW's anchor over several batches, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Steps that look at several rewards: what they are with one reward, at their limits, and with weights."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

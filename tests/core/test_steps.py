@@ -1,7 +1,5 @@
 """Steps by hand or against plain loops, and the errors of a step that is given what it cannot use."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

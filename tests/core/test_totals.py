@@ -1,7 +1,5 @@
 """Whitening by hand: over sequences, over tokens, and what stays exactly zero. Weights and length."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

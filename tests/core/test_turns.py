@@ -1,7 +1,5 @@
 """Rewards by turn: returns, conflicts, and the metrics of turns."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Settings of a step read from plain data, by the types of its fields."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Every estimator in its kinds, and a call of one in the middle of a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

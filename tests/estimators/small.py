@@ -1,7 +1,5 @@
 """Two prompts of two responses with two components, for tests of single facts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

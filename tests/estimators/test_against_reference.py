@@ -5,8 +5,6 @@ Over random batches, settings and missing scores.
 Both ways in: the core, and the registered function in verl's convention.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Against verl's own functions on the same tensors."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

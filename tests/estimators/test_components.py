@@ -1,15 +1,11 @@
 """Components of the reward that are missing, misnamed or no numbers."""
 
-from __future__ import annotations
-
-import math
-
 import numpy as np
 import pytest
 import torch
 
 from tests.calls import call, metrics_of, object_array
-from tests.estimators.small import GDPO, UIDS, X, Y, config_for, fields, gdpo
+from tests.estimators.small import GDPO, UIDS, X, Y, fields, gdpo
 from tests.facts import facts, says
 from verl_ext import Settings, build
 from verl_ext.core.rows import Rows
@@ -17,19 +13,6 @@ from verl_ext.errors import ConfigurationError, DataError
 from verl_ext.integration.advantage import log_rewards
 from verl_ext.integration.run import Run
 from verl_ext.integration.table import Table
-from verl_ext.registry import INSTALLED
-
-NAN, INF = math.nan, math.inf
-EVERY = pytest.mark.parametrize("name", INSTALLED)
-
-
-@EVERY
-def test_a_batch_of_which_nothing_is_scored_gives_zeros(name):
-    nothing = np.array([NAN] * 4)
-    config = config_for(name, rewards={"keys": ["x", "y"]})
-    found = call(name, [NAN] * 4, UIDS, config=config, components=dict.fromkeys(("x", "y", "acc"), nothing))
-    assert found.tensor.tolist() == [[0]] * 4
-
 
 ODD = {
     3: [1.0] * 4,  # no text

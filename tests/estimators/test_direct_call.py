@@ -1,12 +1,10 @@
 """The call in verl's convention: what it accepts, what it refuses, and batches with little in them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
-from tests.calls import call, call_on_tensors, metrics_of, tensors
+from tests.calls import call, call_on_tensors, tensors
 from tests.estimators.small import UIDS, X, config_for, fields
 from tests.facts import facts
 from verl_ext.core.rows import Rows
@@ -33,12 +31,6 @@ def test_a_batch_of_padding_only_gives_zeros_and_does_not_tick(name):
     found = call(name, X, [f"pad{i}" for i in range(4)], [0] * 4, config=config_for(name), components=fields())
     assert found.tensor.tolist() == [[0]] * 4
     assert found.state is None
-
-
-def test_a_batch_in_which_every_row_is_rejected_is_counted():
-    config = {"rewards": {"rejected": "leave_out"}}
-    metrics = metrics_of("drgrpo", [1.0, 0.0, 1.0, 0.0], list("aabb"), lengths=[0] * 4, config=config)
-    assert metrics == {"advantage/rejected_responses": 4}
 
 
 def test_a_trainer_that_passes_a_part_of_the_batch_is_named():

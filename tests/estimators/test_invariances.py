@@ -1,44 +1,20 @@
-"""What must not matter: dtypes, holes in the mask; zeros.
+"""Groups that are exactly zero, and extreme rewards.
 
-Padding and sessions of several outputs are the subject of tests/integration/trainers/test_against_core.py.
+Types and masks are the subject of tests/core/test_rows.py; padding, holes in the mask and sessions of several outputs
+that of tests/integration/trainers/test_against_core.py.
 """
-
-from __future__ import annotations
 
 import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.batches import Rollout, rollouts
-from tests.calls import call_on_tensors, tensors
-from tests.estimators.every import ESTIMATORS, EVERY, KEYS, SHIFTS, components, run, started
+from tests.batches import Rollout
+from tests.estimators.every import ESTIMATORS, KEYS, SHIFTS, run, started
 from verl_ext import Batch, Settings, build
 from verl_ext.errors import VerlExtError
-
-FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-
-
-@EVERY
-@given(
-    rollout=rollouts(),
-    dtype=st.sampled_from(FLOATS),
-    kind=st.sampled_from([torch.int64, torch.uint8, torch.bool, *FLOATS]),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_the_dtype_is_kept_and_the_advantage_stands_on_the_tokens_that_count(name, config, rollout, dtype, kind, seed):
-    """Whatever the type of the mask, and with holes in it, as where tools answer."""
-    rewards, mask = tensors([0.0] * len(rollout.uids), rollout.lengths, dtype)
-    mask = mask[:, np.random.default_rng(seed).permutation(mask.shape[1])].to(kind)
-    given_too = {"config": config, "components": components(rollout), "state": started(config)}
-    found = call_on_tensors(name, rewards, mask, rollout.uids, **given_too)
-    assert found.tensor.dtype == dtype
-    assert found.returns is found.tensor
-    wanted = torch.tensor(run(name, config, rollout, dtype=dtype).rows, dtype=dtype)
-    assert torch.equal(found.tensor, torch.where(mask.bool(), wanted[:, None], 0))
 
 
 @pytest.mark.parametrize(("name", "config"), [given for kind, given in ESTIMATORS.items() if kind not in SHIFTS])

@@ -1,7 +1,5 @@
 """What a setting means where float32 or sessions of several outputs are in the way."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -26,6 +24,21 @@ def test_balance_by_sequences_counts_the_rows_over_which_the_loss_averages():
     result = build("dgpo", settings)(batch)
     assert result.metrics["balance_z"] == 5 / 3
     np.testing.assert_allclose(result.advantages, [5 / 6, -5 / 6, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("mode", "over"),
+    [
+        ("token-mean", "token"),
+        ("seq-mean-token-sum", "sequence"),
+        ("seq-mean-token-mean", "sequence"),
+        ("seq-mean-token-sum-norm", "sequence"),
+        ("token-sum", None),
+    ],
+)
+def test_the_balance_follows_the_loss(mode, over):
+    found = build("dgpo", Settings.parse({}, loss_agg_mode=mode)).steps
+    assert [step.over for step in found if step.name == "balance"] == ([over] if over else [])
 
 
 KL = np.array([-1e-4, 2e-4, 0.0, -3e-4, 1e-3, -2e-3, 0.0, 1e-3])

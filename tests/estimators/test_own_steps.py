@@ -1,7 +1,5 @@
 """Steps of the user's own in a list, and the trial of an estimator on a made-up batch."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

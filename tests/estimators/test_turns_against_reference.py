@@ -1,7 +1,5 @@
 """Each estimator on rewards by turn, against plain loops: uneven turns and groups, missing scores, a discount."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runs of hadw, whose history is the state that is kept."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,7 @@ def capability(ticks: int, value: float = 0.1 + 0.2) -> dict[str, Any]:
     return {"weigh_by_history": {"anchor": "soft", "value": value, "window": [1 / 3, value], "ticks": ticks}}
 
 
-def train(pipeline: Pipeline, folder: Path, steps: int, *overrides: str, cls: type[Any] | None = None) -> Any:
+def train(pipeline: "Pipeline", folder: Path, steps: int, *overrides: str, cls: type[Any] | None = None) -> Any:
     given = {} if cls is None else {"cls": cls}
     return pipeline.run(
         "history",

@@ -1,7 +1,5 @@
 """Steps as a user would write them, outside the package."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -5,8 +5,6 @@ padding and load balance, the trainer's `fit` with its advantages, metrics, logg
 answers (`stand_ins.Client`), log-probabilities, and the actor's update, which records what it is given.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -86,19 +84,18 @@ class Update:
     prompts: list[str]
     answers: list[str]
     advantages: list[torch.Tensor]
-    data: TensorDict
 
     @property
     def padding(self) -> list[bool]:
         return [bool(tag.get("is_padding", False)) for tag in self.tags]
 
-    def rows(self, *, drafts: bool = False) -> list[int]:
-        """Rows which are no padding, and of each session the last (or with `drafts` all but the last)."""
+    def rows(self) -> list[int]:
+        """Rows which are no padding, and of each session the last."""
         found = []
         for row, key in enumerate(self.keys):
             session, index = key.rsplit("_", 1)
             later = f"{session}_{int(index) + 1}" in self.keys
-            if later == drafts and not self.padding[row]:
+            if not later and not self.padding[row]:
                 found.append(row)
         return found
 
@@ -169,7 +166,6 @@ class Recording:
                 prompts=[messages[-1]["content"].split()[-1] for messages in data["raw_prompt"]],
                 answers=answers,
                 advantages=list(data["advantages"].unbind()),
-                data=data,
             )
         )
         return batch

@@ -3,8 +3,6 @@
 Everything else is verl's: these are loaded by its agent-loop and reward workers, in their own Ray processes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Dumped advantages: what stands in the files, and where they are; also beside verl's own estimators."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A wrapper and a mixin: which parameters verl must have, and who finds the new function."""
 
-from __future__ import annotations
-
 import re
 import sys
 from inspect import getmembers, isfunction
@@ -46,11 +44,16 @@ class Short(Verls):
         pass
 
 
-@pytest.mark.parametrize(("cls", "named"), [(Renamed, "update"), (Short, "__init__")])
-def test_other_parameters_of_verls_class_are_refused(cls, named):
+class Without:
+    def __init__(self, config):
+        pass
+
+
+@pytest.mark.parametrize(("cls", "named"), [(Renamed, "update"), (Short, "__init__"), (Without, "update")])
+def test_other_parameters_of_verls_class_and_a_method_that_is_gone_are_refused(cls, named):
     module = ModuleType("somewhere")
     module.RayPPOTrainer = cls
-    with pytest.raises(IntegrationError, match=facts(f"{cls.__name__}.{named}", "0.9.0 and 0.9.1")):
+    with pytest.raises(IntegrationError, match=facts(cls.__name__, named, "0.9.0 and 0.9.1")):
         hooks.put_over(module, Ours)
     assert module.RayPPOTrainer is cls
 

@@ -1,7 +1,5 @@
 """What verl may lose: the run that does not need it goes on, the one that does is refused with the cause."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

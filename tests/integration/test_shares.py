@@ -45,10 +45,6 @@ def test_on_the_sum_the_large_reward_decides_and_under_gdpo_both_do():
     assert shares("gdpo", both) == pytest.approx({"large": 0.5, "small": 0.5})
 
 
-def test_rewards_that_oppose_each_other_have_shares_below_0_and_above_1():
-    assert shares("drgrpo", {"a": LARGE, "b": [-x / 2 for x in LARGE]}) == pytest.approx({"a": 2, "b": -1})
-
-
 class Smallest(Step):
     name = "smallest"
     sums = True

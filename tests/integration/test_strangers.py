@@ -1,7 +1,5 @@
 """Runs that use nothing of this package, in an environment that has it: their names, their settings, their trainers."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import os

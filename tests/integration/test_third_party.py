@@ -1,7 +1,5 @@
 """An estimator of another package, found by its entry point: registered, checked, saved and shown as our own."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

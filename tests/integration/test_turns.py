@@ -1,7 +1,5 @@
 """Rewards by turn in verl's convention: turns in a mask, lists of a reward function, advantages on tokens."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -12,10 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from tests.batches import rollouts
-from tests.calls import object_array
+from tests.calls import call_on_tensors, object_array
 from tests.estimators.every import EVERY, components
 from tests.estimators.every import run as computed
 from verl_ext import DataError, Settings, build, by_turn
@@ -35,41 +32,25 @@ RIGHT = [1.0, 0.0, 0.0, 1.0]
 UIDS = ["p", "p", "q", "q"]
 
 
-def padded(masks: list[list[int]]) -> torch.Tensor:
-    width = max(map(len, masks))
-    return torch.tensor([[*mask, *[0] * (width - len(mask))] for mask in masks])
-
-
-def run_of(name: str, config: dict[str, Any], **more: Any) -> Run:
+def run_of(name: str, config: dict[str, Any]) -> Run:
     settings = Settings.parse(config)
-    return Run(name, settings, build(name, settings), **more)
+    return Run(name, settings, build(name, settings))
 
 
 def advantages(
     name: str,
-    masks: list[list[int]] | torch.Tensor,
+    masks: list[list[int]],
     fields: dict[str, Any],
-    uids: list[str] = UIDS,
     *,
     config: dict[str, Any] = CONFIG,
     attention: torch.Tensor | None = None,
-    returned: tuple[str, ...] = ("tool", "right"),
     run: Run | None = None,
 ) -> torch.Tensor:
-    mask = masks if isinstance(masks, torch.Tensor) else padded(masks)
-    run = run or run_of(name, config)
-    tensors = {} if attention is None else {"attention_mask": attention}
-    given_fields = {key: object_array(values) for key, values in fields.items()}
-    rewards = of_batch(given_fields, tensors, uids, mask, run.needs, returned=returned)
-    with run.computing(rewards):
-        found, _ = compute(
-            name,
-            token_level_rewards=torch.zeros(mask.shape, dtype=torch.float64),
-            response_mask=mask,
-            index=object_array(uids),
-            config=OmegaConf.create({}),
-        )
-    return found
+    mask = torch.tensor(masks)
+    batch = {} if attention is None else {"attention_mask": attention}
+    columns = {key: object_array(values) for key, values in fields.items()}
+    given_too = {"config": config, "components": columns, "batch": batch, "returned": ("tool", "right"), "run": run}
+    return call_on_tensors(name, torch.zeros(mask.shape, dtype=torch.float64), mask, UIDS, **given_too).tensor
 
 
 def texts(lists: list[list[float]]) -> list[str]:
@@ -145,8 +126,8 @@ def test_a_rejected_response_keeps_its_turns_or_leaves(rejected):
     config = {"rewards": CONFIG["rewards"] | {"rejected": rejected}}
     run = run_of("drgrpo", config)
     fields = {"tool": object_array(texts(TOOL)), "right": object_array(RIGHT)}
-    rewards = of_batch(fields, {}, UIDS, padded(MASKS), run.needs, returned=["tool", "right"])
-    after = padded([MASKS[0], MASKS[1], [0] * 7, MASKS[3]])
+    rewards = of_batch(fields, {}, UIDS, torch.tensor(MASKS), run.needs, returned=["tool", "right"])
+    after = torch.tensor([MASKS[0], MASKS[1], [0] * 7, MASKS[3]])
     with run.computing(rewards):
         found, _ = compute(
             "drgrpo", token_level_rewards=torch.zeros(4, 7), response_mask=after, index=object_array(UIDS)

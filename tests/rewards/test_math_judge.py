@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from tests.facts import facts
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import ConfigurationError, VerlExtError
 from verl_ext.rewards.math_judge import Judge, NoVerdictError
 
 ENDLESS = "9^{9^{9^9}}"
@@ -123,6 +123,19 @@ def test_a_process_that_dies_of_a_question_gives_no_verdict_and_is_replaced(fake
     with pytest.raises(NoVerdictError):
         judge.ask("bad", "5", 5.0)
     assert not judge.equal("bad", "5", 5.0)
+    assert judge.equal("5", "5", 5.0)
+
+
+def test_a_process_that_hangs_is_an_error_and_is_replaced(fake_library, tmp_path, judge, monkeypatch):
+    fake_library()
+    assert judge.equal("5", "5", 5.0)
+    (process,) = begun(tmp_path)
+    os.kill(process, signal.SIGSTOP)
+    monkeypatch.setattr("verl_ext.rewards.math_judge._LEAST_WAIT", 0.1)
+    with pytest.raises(VerlExtError, match=facts("0.5 s")):
+        judge.equal("5", "5", 0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
     assert judge.equal("5", "5", 5.0)
 
 

@@ -262,13 +262,6 @@ def test_a_share_is_what_a_reward_adds_to_the_sum_of_the_variant(compare, tmp_pa
     assert found[own] == ["-", "-", "-"]
 
 
-def test_twenty_rewards_have_shares(compare, tmp_path):
-    names = [f"r{number}" for number in range(20)]
-    folder = made.rollouts(tmp_path / "r", [line | dict.fromkeys(names, line["right"]) for line in made.entries()])
-    found = shares(compare(folder, "gdpo", f"algorithm.rewards.keys=[{','.join(names)}]", RIGHT))
-    assert found["gdpo"] == ["5.0%"] * 20 + ["0.0%"]
-
-
 def test_grpo_on_a_weighted_sum_has_the_shares_of_the_sum(compare, tmp_path):
     """By hand: with the weights and the condition of the run, or with the weights of the arguments."""
     dump, _ = made.dump(tmp_path / "dump", [1, 2], algorithm=WEIGHTED)

@@ -88,13 +88,17 @@ def test_a_run_without_a_metric_says_so_in_the_table_and_the_score_stands_in_for
     assert a_line_says(text, "not logged", "algorithm.rewards.log=all")
 
 
-def test_verls_own_mean_of_the_score_is_shown_as_such_where_a_run_has_no_other(tmp_path, report):
+def test_the_score_is_verls_own_mean_for_all_where_a_run_has_no_other(tmp_path, report):
     ours = made.log(tmp_path / "gdpo.jsonl", (1, {X: 1.0, "reward/score/mean": 2.0, "critic/score/mean": 2.0}))
     verls = made.log(tmp_path / "grpo.jsonl", (1, {X: 1.0, "critic/score/mean": 0.25}))
-    text = report(verls, ours)
-    assert "critic/score/mean grpo 1 1-1 0.250 0.250 0.250 0.250" in rows(text)
-    assert a_line_says(text, "score", "grpo", "not logged")
-    assert "critic/score/mean" not in report(ours)
+    assert [row.split()[:2] for row in rows(report(verls, ours))[:4]] == [
+        *(["x", "grpo"], ["x", "gdpo"]),
+        *(["critic/score/mean", "grpo"], ["critic/score/mean", "gdpo"]),
+    ]
+    assert not says(report(verls, ours), "not logged")
+    assert [row.split()[0] for row in rows(report(ours))[:2]] == ["score", "x"]
+    without = made.log(tmp_path / "odd.jsonl", (1, {"reward/score/mean": 2.0}))
+    assert {row.split()[0] for row in rows(report(verls, without)) if "odd" in row} >= {"score", "critic/score/mean"}
 
 
 def test_a_learning_rate_keeps_its_figures(tmp_path, report):
@@ -156,6 +160,16 @@ def test_every_reward_and_what_was_logged_beside_it_has_a_panel_with_its_unit(tm
         ("advantage/std", "std over responses"),
         ("response_length/mean", "tokens, batch mean"),
     ]
+
+
+def test_a_panel_in_which_nothing_varies_as_the_table_rounds_it_is_a_line_of_text(tmp_path):
+    pytest.importorskip("matplotlib")
+    steps = [{X: 0.9961, "advantage/share/x": 1e-8, "actor/lr": 1e-6}, {X: 0.9962, "advantage/share/x": 2e-8}]
+    log = read_log(made.log(tmp_path / "log.jsonl", *enumerate([*steps, {"actor/lr": 2e-6}])))
+    panels = plot({"a": [log]}, [X, "advantage/share/x", "actor/lr"]).axes
+    texts = [[text.get_text() for text in panel.texts] for panel in panels]
+    assert texts == [["x: 0.996 throughout"], ["advantage/share/x: 0.000 throughout"], []]
+    assert [len(panel.lines) for panel in panels] == [0, 0, 2]
 
 
 def test_lines_bands_and_labels(tmp_path):

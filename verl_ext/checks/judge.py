@@ -1,7 +1,5 @@
 """Judge the configuration of a run by the rules."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

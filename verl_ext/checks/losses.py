@@ -1,7 +1,5 @@
 """Rules about verl's losses: each divides by something else, and some do not do what an estimator relies on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ verl's default trainer logs an exception of a reward function and drops the samp
 fill a batch. A wrong name of a component would end the run after the first rollout.
 """
 
-from __future__ import annotations
-
 import json
 import pkgutil
 import re

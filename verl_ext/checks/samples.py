@@ -1,7 +1,5 @@
 """Rows of a run's data to try its reward function on, and what all of its rows lack."""
 
-from __future__ import annotations
-
 import json
 import reprlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Run an estimator on a made-up batch before the run: a step of the user's may fail."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace

@@ -4,8 +4,6 @@ They are in Hydra's ConfigStore in every process that imports verl with its plug
 the dataclasses of its settings, and of what its module has as `PRESET`; those for machines and trainers are files.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from functools import partial

@@ -1,7 +1,5 @@
 """Steps and their composition: `(values, batch, state) -> (values, state, metrics)`, chained in order."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The step `weigh_by_history`: the capability anchor of HA-DW and its reweighting."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 

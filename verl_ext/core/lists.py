@@ -1,7 +1,5 @@
 """Lists of steps: each step by its name, what may come after what, and a chain written as a list."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence

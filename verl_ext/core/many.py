@@ -3,8 +3,6 @@
 Values are `[N, K]`; NaN means "not scored" and passes through every step. By turn a group has the rows of one turn.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Metrics of each reward and of the advantages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

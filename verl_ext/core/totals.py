@@ -1,7 +1,5 @@
 """Steps after the sum: they compare groups, or look at the whole batch. Values are `[N, 1]`, NaN "not scored"."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Read dataclasses from plain data, checked by the types and limits of their fields."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import types

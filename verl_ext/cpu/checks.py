@@ -1,7 +1,5 @@
 """Find out whether a run is meant for the CPU, and complain about what cannot run there."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

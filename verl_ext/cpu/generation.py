@@ -8,8 +8,6 @@ A row that has ended leaves the batch. A row's random numbers depend only on its
 on the rest of the batch.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Sequence

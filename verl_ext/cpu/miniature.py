@@ -1,7 +1,5 @@
 """Cut a run down for a rehearsal: its models, and one last layer over its configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

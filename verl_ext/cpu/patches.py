@@ -1,7 +1,5 @@
 """Patches for what a platform cannot change in verl: most are called in the place of a function, with that function."""
 
-from __future__ import annotations
-
 import operator
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A platform of `verl.plugin.platform` for machines without an accelerator."""
 
-from __future__ import annotations
-
 import resource
 import types
 from contextlib import nullcontext

@@ -8,8 +8,6 @@ It is never switched on by itself: a machine without a GPU may be the head node 
 Because every process imports this module, it does not import torch, ray or verl.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The embedded rollout's classes for verl: a replica that launches the server, an adapter that sends it weights."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator
 from typing import Any

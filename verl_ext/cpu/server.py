@@ -1,7 +1,5 @@
 """The embedded rollout's server: a transformers model in a Ray actor that takes requests and weights."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import threading

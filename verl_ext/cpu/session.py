@@ -4,8 +4,6 @@ They are one session, since Ray gives each worker a process group of its own. Th
 it starts the command, and ends the session once the command has ended, or its own input, which no killed process holds.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

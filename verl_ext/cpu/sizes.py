@@ -3,8 +3,6 @@
 The preset `cpu` leaves the sizes open. `fill` sets them from the machine and the model before Ray starts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

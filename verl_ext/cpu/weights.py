@@ -3,8 +3,6 @@
 verl's own checkpoint engines for a separate rollout (nccl, nixl, ...) all need an accelerator.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable
 from typing import Any, ClassVar
 

@@ -11,8 +11,6 @@ own as `package.module:Class`. Exactly one is `weigh_and_sum`. A step with a fie
 `algorithm.rewards.weights`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -15,8 +15,6 @@ no group is valid, z = 1. A valid group with accuracy 0 varies only in another r
 were 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

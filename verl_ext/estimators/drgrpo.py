@@ -16,8 +16,6 @@ rescaled: doubling them doubles the advantages, unless the range crosses that li
 gives +-8e-7.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -18,8 +18,6 @@ one has its raw reward in verl and 0 here. Where none of this happens, `whiten=t
 about 1e-6.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -21,8 +21,6 @@ and 0 stays 0; groups no longer add up to 0; the first batch of the soft anchor 
 the window and the count of batches, saved with every checkpoint.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass, fields
 

@@ -3,8 +3,6 @@
 verl's registry stays as it is, so a name that somebody registers, before or after this package, is his.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

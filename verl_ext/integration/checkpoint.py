@@ -1,7 +1,5 @@
 """Save an estimator's state in verl's checkpoints, and load it: one JSON file, written whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

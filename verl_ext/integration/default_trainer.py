@@ -4,8 +4,6 @@
 TransferQueue.
 """
 
-from __future__ import annotations
-
 import logging
 from types import ModuleType
 from typing import Any

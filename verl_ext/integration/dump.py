@@ -1,7 +1,5 @@
 """`algorithm.verl_ext.dump_dir`: one parquet file per update with its advantages, a row for each trajectory or turn."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Only this module calls TransferQueue. The names of its rows are taken apart here and in `core/rows.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

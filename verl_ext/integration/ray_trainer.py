@@ -4,8 +4,6 @@ There `compute_advantage(data, ...)` has the rewards in `data.non_tensor_batch`,
 The metrics of a step are a local variable of `fit`, which calls `compute_data_metrics` in every step.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType, ModuleType

@@ -1,7 +1,5 @@
 """One `Run` per trainer: its settings, its estimator, its state. One ContextVar says which run is at work."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

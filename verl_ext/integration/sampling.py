@@ -5,8 +5,6 @@ verl's own filter looks at one number per response, which need not be the sum fr
 It takes the place of verl's filter in the replay buffer and counts the groups that it drops; verl refills the batch.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import takewhile
 from typing import Any

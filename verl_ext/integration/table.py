@@ -1,7 +1,5 @@
 """The table of a batch's rewards, however a trainer stores them; read from the batch of a `RayPPOTrainer`."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Over a default trainer our class inherits from the one that verl chose. `RayPPOT
 that the subclasses of others inherit from ours.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 from typing import Any

@@ -14,8 +14,6 @@ more than `timeout` seconds of CPU time or if it is longer than 2,000 characters
 long, because it is read only once; one that takes longer, is empty or has unbalanced braces is a `DataError`.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import lru_cache

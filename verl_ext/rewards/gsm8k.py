@@ -15,8 +15,6 @@ The answer should be `<think>...</think>\n<answer>18</answer>`. With x the strip
   answer is not stripped for `format`: space around it costs the reward, except one line break at the end.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from decimal import Decimal

@@ -2,14 +2,13 @@ r"""Run math-verify in a child process, which the kernel kills when a judgement 
 
 `python -I math_judge.py FD PATH` is the child: it reads (gold, answer, timeout) from a pipe and writes True or False.
 Before each judgement it sets a timer that kills it, even inside a big-integer operation, which Python code cannot
-interrupt. The timer counts CPU time, so that right answers stay right on a busy machine.
+interrupt. The timer counts CPU time, so that right answers stay right on a busy machine. A child that hangs uses none:
+it is killed after ten times that limit by the clock, and at least a minute; that is an error, not a wrong answer.
 
 A child answers one question at a time and is used again only after it has answered. An exception between a question and
 its reply ends the child, so that a late reply is never taken for the reply to the next question. Process pools (pebble,
 loky, `concurrent.futures`) hang after random interruptions and limit wall time.
 """
-
-from __future__ import annotations
 
 import logging
 import os
@@ -26,6 +25,8 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0  # of CPU time for the first judgement, which loads most of sympy
+_PATIENCE = 10  # seconds by the clock for each second of CPU time
+_LEAST_WAIT = 60.0  # seconds by the clock, because two dozen judgements may share two cores
 _MEMORY = 4 << 30  # bytes of address space: the limit for runaway powers of integers
 
 
@@ -89,11 +90,19 @@ class _Child:
                 start_new_session=True,  # Ctrl-C is for the caller
             )
 
-    def ask(self, *question: str | float) -> bool | None:
+    def ask(self, gold: str, answer: str, timeout: float) -> bool | None:
         """Return the verdict, or None if the child ended without one."""
+        wait = max(_LEAST_WAIT, _PATIENCE * timeout)
         try:
-            self.pipe.send(question)
-            return bool(self.pipe.recv())
+            self.pipe.send((gold, answer, timeout))
+            if self.pipe.poll(wait):
+                return bool(self.pipe.recv())
+            from verl_ext.errors import VerlExtError  # the child has no search path when it imports this file
+
+            raise VerlExtError(
+                f"math-verify gave no verdict in {wait:g} s, though it may compute for {timeout:g}: its "
+                "process waits; look at this machine's load and memory"
+            )
         except (EOFError, ConnectionError):  # it is ending: wait for its own exit status
             self.end(patience=5.0)
             return None
@@ -113,7 +122,7 @@ def _start() -> _Child:
     child = _Child()
     if child.ask(r"10\%", r"10\%", _START_SECONDS):
         return child
-    from verl_ext.errors import ConfigurationError  # the child has no search path when it imports this file
+    from verl_ext.errors import ConfigurationError
 
     raise ConfigurationError(
         r"math-verify does not work here: it cannot read 10\%, or its process ended, with what it printed above. Hydra "

@@ -1,7 +1,5 @@
 """Shared by the scorers: keyword arguments as typed options, and the row that an error names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ No regular expressions: a lazy `.*?` before a literal backtracks over the whole 
 takes quadratic time on answers that repeat a tag.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -19,8 +19,6 @@ The formula is ToolRL's, with two consequences:
 Values are compared as in Python, so `1`, `1.0` and `true` are equal. Time is linear in the length of the answer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

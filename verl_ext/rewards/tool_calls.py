@@ -1,7 +1,5 @@
 """Read tool calls, one JSON object per line, and measure how far two lists of them agree."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence

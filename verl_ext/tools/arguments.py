@@ -1,7 +1,5 @@
 """Settings from a command line, as `show` and `compare` take them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

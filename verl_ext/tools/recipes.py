@@ -1,7 +1,5 @@
 """Copy the recipes to FOLDER/recipes: data preparation, configurations, launchers, evaluation of the papers' runs."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil

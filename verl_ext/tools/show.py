@@ -1,7 +1,5 @@
 """Print the steps, the formula and the settings of an estimator, and the list of steps that equals it."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib

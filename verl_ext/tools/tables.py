@@ -1,7 +1,5 @@
 """Tables as text. A table is a list of rows of text, the header first."""
 
-from __future__ import annotations
-
 Table = list[tuple[str, ...]]
 
 

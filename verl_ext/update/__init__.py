@@ -5,8 +5,6 @@ do not know the section `algorithm`, reads the marks: the trainer makes it ready
 run does not ask for any of this loads this file at most.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType

@@ -3,8 +3,6 @@
 Packing must change log-probabilities no more than verl's own micro-batches do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Log-probabilities in a marked pass where flash-attn is missing: verl computes them in a loop over tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

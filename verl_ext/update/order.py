@@ -1,7 +1,5 @@
 """In the trainer: put the rows of a batch in order, whole prompts together."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Any
 

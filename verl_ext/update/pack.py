@@ -9,8 +9,6 @@ The prompt's activations get the sum of its answers' gradients, so loss and grad
 rounding. The plan is an argument of the model's layers, because gradient checkpointing calls them again.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from functools import cache

@@ -1,7 +1,5 @@
 """Rules about `skip_zero_advantage` and `share_prompts`: where they cannot work, and where they help."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec

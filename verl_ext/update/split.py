@@ -7,8 +7,6 @@ two change no divisor, so the gradient is that of the whole mini-batch.
 All ranks run the same number of micro-batches: one all-reduce takes the largest that a rank needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 

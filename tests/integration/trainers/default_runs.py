@@ -1,7 +1,5 @@
 """Settings that the tests of the default trainer share, and one without workers, over a queue in this process."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,7 +21,7 @@ from verl_ext.integration.default_trainer import DefaultTrainer
 
 DRGRPO = ("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False")
 HADW = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.eta_min=0")
-GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]", "+algorithm.gdpo.epsilon=1e-4")
+GDPO = ("algorithm.adv_estimator=gdpo", "+algorithm.rewards.keys=[acc,format]")
 ACC = "+algorithm.rewards.keys=[acc]"
 # Twelve rows, and a batch that must be a multiple of 16: four rows of padding.
 PADDED = "actor_rollout_ref.actor.ppo_mini_batch_size=4"

@@ -1,7 +1,5 @@
 """Drawn batches as a trainer of verl has them, and what the core makes of their trajectories."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Trainers without workers over `RayPPOTrainer`, and their batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest import mock

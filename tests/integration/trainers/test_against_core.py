@@ -1,7 +1,5 @@
 """A trainer gives what the core gives, on drawn batches with padding; on the default one outputs make up sessions."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import numpy as np

@@ -1,15 +1,10 @@
 """An estimator's state as a file beside verl's checkpoints, without a trainer's own part."""
 
-from __future__ import annotations
-
-import errno
 import json
-import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -131,11 +126,3 @@ with checkpoint.saving(run(pathlib.Path({str(tmp_path)!r}), ticks=3)):
     assert path.exists() == moment.startswith("after")
     if path.exists():
         checkpoint.load(run(tmp_path))
-
-
-def test_a_full_disk_is_an_error_and_leaves_no_half_of_a_file(tmp_path: Path) -> None:
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    told = facts("step 7", tmp_path, "No space")
-    with mock.patch("os.fsync", side_effect=full), pytest.raises(CheckpointError, match=told):
-        checkpoint.saving(run(tmp_path, ticks=3)).__enter__()
-    assert list((tmp_path / "global_step_7").iterdir()) == []

@@ -1,7 +1,5 @@
 """The estimators' state through the saving and loading of verl's default trainer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,9 +1,7 @@
 """The default trainer with real workers and a table in place of the model; see `pipeline`.
 
-Rewards and where they go, missing responses, turns, and trainers of other packages.
+Rewards and where they go, missing responses, dynamic sampling, turns, and trainers of other packages.
 """
-
-from __future__ import annotations
 
 import logging
 from typing import Any
@@ -21,7 +19,7 @@ from tests.facts import a_line_says, facts, says
 from tests.integration.pipeline import Pipeline, Update, answers_to
 from tests.integration.stand_ins import REWARDS
 from tests.integration.trainers import default_runs
-from tests.integration.trainers.default_runs import ACC, DRGRPO, HADW, PADDED
+from tests.integration.trainers.default_runs import ACC, DRGRPO, GDPO, HADW, PADDED
 from tests.integration.trainers.drawn import CASES, Drawn, batches, check
 from verl_ext.checks.start import CheckedTrainer
 from verl_ext.errors import DataError, IntegrationError
@@ -111,6 +109,21 @@ def test_responses_that_did_not_come_are_left_out_counted_and_said(
     assert result.metrics[1][MISSING] == missing
     assert a_line_says(caplog.text, "step 1", f"{missing} of {expected} responses")
     assert says(caplog.text, MISSING, "sync_refill_failed_groups=True")
+
+
+FILTER = ("++algorithm.filter_groups.enable=True", "++algorithm.filter_groups.metric=any_reward")
+
+
+def test_a_group_whose_rewards_vary_is_trained_on_although_its_score_does_not(pipeline: Pipeline) -> None:
+    """One prompt a step: `conflict` is kept; `dead` is dropped, and `live` drawn in its place."""
+    two = "trainer.total_training_steps=2"
+    result = pipeline.run("filtered", *GDPO, "+algorithm.rewards.weights=[2,1]", *FILTER, two, prompts=1)
+    assert [set(update.prompts) for update in result.updates] == [{"conflict"}, {"live"}]
+    assert [result.metrics[step]["filter_groups/finished_total"] for step in (1, 2)] == [1, 2]
+    assert result.metrics[1]["filter_groups/kept_with_constant_score_total"] == 1
+    assert result.metrics[2]["training/filter_groups/evicted_samples"] == 1
+    # gdpo learns from `conflict`, where the weights differ.
+    assert result.metrics[1]["advantage/zero_share"] == 0
 
 
 def test_a_key_that_one_sample_lacks_stops_the_run_and_names_it(pipeline: Pipeline) -> None:

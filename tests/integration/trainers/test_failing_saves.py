@@ -1,7 +1,5 @@
 """A save over an older run's checkpoint that fails: the old one stays whole, or is not whole; never a mixture."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import functools

@@ -1,7 +1,5 @@
 """Dynamic sampling: which groups of a replay buffer are kept."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 from unittest import mock

@@ -1,7 +1,5 @@
 """`RayPPOTrainer` reached in other ways than verl's, and several in one process: the estimators work, or raise."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """`RayPPOTrainer`: verl's own methods on instances without workers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,7 @@ from verl.trainer.ppo import core_algos, ray_trainer
 from tests.calls import object_array
 from tests.configs import compose
 from tests.facts import facts
-from tests.integration.test_turns import MASKS, RIGHT, TOOL, UIDS, padded, texts
+from tests.integration.test_turns import MASKS, RIGHT, TOOL, UIDS, texts
 from tests.integration.trainers.ray_runs import ACCURACY, FORMAT, KEYS, OwnFit, batch, data_of, own_fit, per_row
 from verl_ext import by_item
 from verl_ext.checks import start as starts
@@ -204,7 +202,7 @@ class Sessions(OwnFit):
         for self.global_steps in range(1, steps + 1):
             tool = np.array(texts([TOOL[0], TOOL[1], TOOL[2][:2], TOOL[3]]))
             data = data_of(UIDS, [5] * 4, RIGHT, {"right": object_array(RIGHT), "tool": tool})
-            data.batch["response_mask"] = padded(MASKS)[:, :5]
+            data.batch["response_mask"] = torch.tensor(MASKS)[:, :5]
             data.meta_info["reward_extra_keys"] = ["right", "tool"]
             found.append(self.advantages(data).batch["advantages"])
             ray_trainer.compute_data_metrics(data, use_critic=False)

@@ -1,7 +1,5 @@
 """The estimators' state through the saving and loading of `RayPPOTrainer`, and the tracker it resumes from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Compute the advantages that estimators give to scored answers, of a run or not, and compare them with grpo's."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """What is measured of the advantages of one estimator, alone and against grpo."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What is compared: estimators with their settings, and the advantages that they give."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

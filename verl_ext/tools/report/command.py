@@ -1,7 +1,5 @@
 """Make a table and a picture of the rewards of runs, from what verl's file logger wrote."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 Experiments = Mapping[str, Sequence[Log]]
 """The logs of the runs of each name: seeds of one experiment."""
 
-_SCORE = "critic/score/mean"
-"""verl's own mean of the score, which a run without this package has."""
+_OURS, _SCORE = "reward/score/mean", "critic/score/mean"
+"""The mean of the score, and verl's own, which a run without this package has."""
 _DEAD = "/dead_groups"
 _SHARE = "advantage/share/"
 _BESIDE = {
@@ -40,18 +40,28 @@ def curve(logs: Sequence[Log], metric: str) -> pd.DataFrame | None:
     return None if joined.empty else joined
 
 
+def constant(experiments: Experiments, metric: str) -> str | None:
+    """Return the value of a metric that is the same at each step of all runs, as rounded: shares to 0.001."""
+    rounded = "{:.3f}".format if unit(metric).startswith("share") else _text
+    curves = (curve(logs, metric) for logs in experiments.values())
+    values = {rounded(value) for found in curves if found is not None for value in found.to_numpy().flat}
+    return values.pop() if len(values) == 1 else None
+
+
 def logged(experiments: Experiments) -> list[str]:
     """Return the names of all metrics that any run has logged."""
     return sorted({str(name) for logs in experiments.values() for log in logs for name in log.table})
 
 
 def rewards(experiments: Experiments) -> list[str]:
-    """Return the mean of each named reward, and verl's own of the score if a run has no other."""
-    metrics = logged(experiments)
+    """Return the mean of each named reward; of the score verl's own if a run lacks ours, or has no named reward."""
+    metrics, runs = logged(experiments), [log.table for logs in experiments.values() for log in logs]
     named = [name for name in metrics if name.startswith("reward/") and name.endswith("/mean") and name.count("/") == 2]
-    ours = not named or "reward/score/mean" in named
-    lacking = any("reward/score/mean" not in log.table for logs in experiments.values() for log in logs)
-    return named + [name for name in (_SCORE,) if name in metrics and ours and lacking]
+    if (named and _OURS not in named) or all(_OURS in run for run in runs):
+        return named
+    if all(_SCORE in run for run in runs):
+        named = [name for name in named if name != _OURS]
+    return named + [name for name in (_SCORE,) if name in metrics]
 
 
 def pictured(experiments: Experiments) -> list[str]:

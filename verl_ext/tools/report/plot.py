@@ -1,13 +1,11 @@
-"""The picture: one panel per metric, with the mean over the runs of a name and a band of one standard deviation."""
-
-from __future__ import annotations
+"""The picture: a panel per metric that varies, with the mean over the runs of a name, and a band of its std."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from verl_ext.errors import ConfigurationError
-from verl_ext.tools.report.curves import Experiments, curve, title, unit
+from verl_ext.tools.report.curves import Experiments, constant, curve, title, unit
 
 # Okabe and Ito's colours without yellow, which is faint on white. The line styles also work without colours.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000")
@@ -31,6 +29,10 @@ def plot(experiments: Experiments, metrics: Sequence[str]) -> Any:
     axes = figure.subplots(down, across, squeeze=False).ravel()
     lines: dict[str, Any] = {}
     for metric, ax in zip(metrics, axes, strict=False):
+        if (value := constant(experiments, metric)) is not None:
+            ax.text(0.5, 0.5, f"{title(metric)}: {value} throughout", ha="center")
+            ax.set_axis_off()
+            continue
         for (name, logs), colour, style in zip(experiments.items(), COLOURS, STYLES, strict=False):
             line = _draw(ax, logs, metric, color=colour, linestyle=style)
             if line is not None:
