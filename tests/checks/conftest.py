@@ -44,7 +44,8 @@ def items(data_source, solution_str, ground_truth, extra_info, wrong=None):
     return {"score": 0.0, "correct": 0.0, "format": met if wrong == "plain" else by_item(met, [3, -1][:len(met)])}
 
 def random(**given):
-    return {"score": next(calls), "correct": 1.0, "format": 1.0}
+    found = next(calls)
+    return {"score": found, "correct": found, "format": 1.0}
 
 def copied(solution_str, ground_truth, **given):
     right = float(solution_str == ground_truth)
@@ -63,7 +64,7 @@ def hangs(solution_str, ground_truth, **given):
 
 def hangs_with_a_child(solution_str, **given):
     if solution_str == "7 7":
-        child = subprocess.Popen(["sleep", "600"])
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
         Path(__file__).with_name("child").write_text(str(child.pid))
     return hangs(solution_str, **given)
 

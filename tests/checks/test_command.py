@@ -138,6 +138,13 @@ def test_what_verl_cannot_judge_here_is_no_error(check):
     assert check("algorithm.adv_estimator=grpo", DYNAMIC, *lora, "--strict")[0] == 1
 
 
+@pytest.mark.parametrize("setting", ["trainer.save_freq=null", "trainer.test_freq=null"])
+def test_a_plan_that_cannot_be_made_hides_no_other_error(check, setting):
+    status, out, _ = check("algorithm.adv_estimator=grpo", DYNAMIC, "+algorithm.gdop.whiten=token", setting)
+    assert status == 1
+    assert says(out, "gdop")
+
+
 def test_it_says_where_a_run_begins_and_ends(check, tmp_path):
     pandas.DataFrame({"prompt": [1] * 10}).to_parquet(tmp_path / "train.parquet")
     (tmp_path / "tools.yaml").write_text("tools: [{class_name: no_such_module.Tool}, {class_name: json.JSONDecoder}]")

@@ -51,6 +51,21 @@ def test_of_a_ground_truth_that_is_a_structure_the_first_entry_is_tried_too(trut
     assert says(text, "`<answer>7</answer>`")
 
 
+def test_a_structure_that_parquet_has_given_the_keys_of_another_source_has_its_own_first_entry():
+    ((text, odd),) = tried(lambda text, _: float(text == "r"), [{"target": None, "answers": ["r"]}]).told()
+    assert not odd
+    assert says(text, "`r`")
+
+
+def test_a_row_that_earns_in_another_form_is_no_row_that_earns_nothing():
+    def function(text, truth):
+        return float(text == (truth if truth.isdigit() else rf"\boxed{{{truth}}}"))
+
+    ((text, odd),) = tried(function, ["42", "x^2", "7"]).told()
+    assert not odd
+    assert says(text, "`42`", "3 of 3")
+
+
 @pytest.mark.parametrize("pay", [0.0, 1.0])
 def test_a_function_that_pays_every_answer_the_same_is_to_be_looked_at(pay):
     ((text, odd),) = tried(lambda *_: pay, ["7"] * 5).told()

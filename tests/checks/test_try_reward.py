@@ -11,7 +11,7 @@ from tests.facts import a_line_says
 FUNCTION = "reward.custom_reward_function"
 
 
-@pytest.mark.parametrize(("function", "answers"), [("compute_score", 12), ("later", 4)])
+@pytest.mark.parametrize(("function", "answers"), [("compute_score", 16), ("later", 4)])
 def test_it_prints_what_the_components_are(tried, function, answers):
     status, out = tried(f"{FUNCTION}.name={function}", f"+{FUNCTION}.reward_kwargs.bonus=3")
     lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
@@ -100,7 +100,7 @@ def test_rewards_by_turn_are_shown_and_a_plain_list_is_refused(tried, tmp_path):
     status, out = tried(*given)
     assert status == 0, out
     (line,) = (line for line in out.splitlines() if line.strip().startswith("format"))
-    assert "by turn, 0 to 5 entries" in line
+    assert "by turn, 0 to 7 entries" in line
     assert "0 to 1" in line
     status, out = tried(*given, f"+{FUNCTION}.reward_kwargs.plain=True")
     assert status == 1
@@ -182,7 +182,7 @@ def test_with_a_dataset_of_the_users_own_the_rows_of_its_file_are_no_fault(tried
 def test_a_function_that_scores_otherwise_when_asked_again_is_said(tried, tmp_path):
     status, out = tried(f"{FUNCTION}.name=random")
     assert status == 0
-    assert a_line_says(out, "look", f"row 0 of {tmp_path}/train.parquet", "score=0 and 18")
+    assert a_line_says(out, "look", f"row 0 of {tmp_path}/train.parquet", "correct=0 and 26")
     assert "scored twice" not in tried()[1]
 
 
@@ -219,7 +219,7 @@ def test_the_form_that_the_function_reads_is_said_and_a_constant_reward(given, t
     assert not a_line_says(out, "look", "score=0.0")
     words += ("--answer-form", "It is {}", f"{FUNCTION}.name=returns", f"+{FUNCTION}.reward_kwargs.score=0")
     status, out = given(["1", "2"], words=words)
-    assert a_line_says(out, "look", "score=0", "`It is {}`")
+    assert a_line_says(out, "look", "correct=1.0", "`It is {}`")
     assert (status, given(["1", "2"], words=(*words, "--strict"))[0]) == (0, 1)
     assert given(["1"], words=("--answer-form", "It is"))[0] == 1
 

@@ -62,8 +62,7 @@ def check(options: argparse.Namespace, *, until: float | None = None) -> int:
     """
     with composed(options) as config:
         verdict = judge(config)
-        planned, doubts = plan(verdict)
-        lines = [*describe(verdict), *planned]
+        lines, doubts = [*describe(verdict)], list[str]()
         errors = [*verdict.errors, *dropped(config, mains_of_file() if until is None else ())]
         try:
             _ask_verl(config)
@@ -74,6 +73,12 @@ def check(options: argparse.Namespace, *, until: float | None = None) -> int:
                 doubts.append(f"verl's own check cannot run here: {text}")
             else:
                 errors.append(f"verl refuses it: {text}")
+        try:
+            with reading("the plan of the run", ConfigurationError):
+                planned, doubtful = plan(verdict)
+            lines, doubts = [*lines, *planned], [*doubts, *doubtful]
+        except ConfigurationError as error:
+            errors.append(str(error))
         if options.try_reward:
             tried, problems = try_reward(config, verdict, options, math.inf if until is None else until)
             more = [f"{len(problems) - 8} more of such answers"] if problems[8:] else []
@@ -86,8 +91,8 @@ def check(options: argparse.Namespace, *, until: float | None = None) -> int:
         for kind, texts in (("error", errors), ("warning", doubts)):
             lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
             lines += [f"  - {text}" for text in texts]
-        doubtful = options.strict and (doubts or any(line.startswith("look ") for line in lines))
-    refused = bool(errors or doubtful)
+        doubts += [line for line in lines if line.startswith(("look ", "missing "))]
+    refused = bool(errors or (options.strict and doubts))
     say("\n".join([*lines, f"this run is {'refused' if refused else 'accepted'}"]))
     return int(refused)
 

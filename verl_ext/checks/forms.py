@@ -17,17 +17,19 @@ from verl_ext.core.batch import LARGEST_REWARD
 from verl_ext.errors import DataError
 from verl_ext.integration.table import is_number
 
+THOUGHT = "<think>\nFirst,\nthen.\n</think>\n"
 FORMS = (
-    *("{}", "#### {}", r"\boxed{{}}", "<answer>{}</answer>", "<think>\nFirst,\nthen.\n</think>\n<answer>{}</answer>"),
-    *("Answer: {}", "```\n{}\n```", "```python\n{}\n```"),
+    *("{}", "#### {}", r"\boxed{{}}", "<answer>{}</answer>", r"<answer>\boxed{{}}</answer>"),
+    *(f"{THOUGHT}<answer>{{}}</answer>", f"{THOUGHT}<answer>\n{{}}\n</answer>", rf"{THOUGHT}\boxed{{{{}}}}"),
+    *("Answer: {}", "The answer is {}", "```\n{}\n```", "```python\n{}\n```"),
 )
 """Each is an answer, with the ground truth in the place of `{}`."""
 FIRST_ENTRY = "{first}"
 """In a form the place of the first entry of a ground truth that is a structure."""
 EMPTY, GIVEN, LONG = "an empty answer", "the answer of the file", "a long answer"
 NO_TRUTHS = (EMPTY, GIVEN, LONG)
-MOST = 3
-"""The rows of a data source on which all forms are tried, until one earns."""
+MOST, MOST_ROWS = 3, 10
+"""The rows of a data source on which all forms are tried: until one earns, and where it earns nothing."""
 
 
 def forms_of(truth: Any, more: Sequence[str] = ()) -> list[str]:
@@ -45,8 +47,9 @@ def written(form: str, truth: Any) -> str:
     ('#### 42', '<answer>Paris</answer>')
     """
     first = truth
-    while isinstance(first, dict | list) and first:
-        first = next(iter(first.values() if isinstance(first, dict) else first))
+    while isinstance(first, dict | list):  # parquet gives a structure the keys of all rows
+        entries = first.values() if isinstance(first, dict) else first
+        first = next((entry for entry in entries if entry is not None), "")
     whole = truth if isinstance(truth, str) else json.dumps(truth, default=str)
     return form.replace(FIRST_ENTRY, str(first)).replace("{}", whole)
 
@@ -57,7 +60,7 @@ def number_of(value: Any) -> float | None:
     >>> number_of("[[1.0, 3.0], [0.5, -1.0]]")
     2.5
     """
-    with suppress(TypeError, ValueError, RecursionError):
+    with suppress(TypeError, ValueError, LookupError, OverflowError, RecursionError):
         entries = json.loads(value) if isinstance(value, str) else None
         if isinstance(entries, list):
             return float(sum(entry[0] * entry[1] if isinstance(entry, list) else entry for entry in entries))
@@ -103,6 +106,8 @@ class Trial:
         self.problems: list[str] = []
         self.chosen: dict[str, Answer | None] = {}
         """By data source, the first answer that earns most; None if none earns."""
+        self.rows: dict[str, list[Answer]] = {}
+        """By data source, the ground truth of each row in the form that earns most of those that were tried."""
         self._searched: Counter[str] = Counter()
         self._first: tuple[Answer, Mapping[str, Any]] | None = None
 
@@ -112,28 +117,37 @@ class Trial:
         known, forms = self.chosen.get(source), forms_of(truth, self.more)
         if self.costly:
             forms = [form for form in forms if form in (FORMS[0], *self.more)]
-        if known is not None and known.kind != GIVEN:
-            forms = [known.kind] if forms else []
-        elif self._searched[source] >= MOST:
-            forms = forms[:1]
+        first = [form for form in forms if known is not None and form == known.kind]
+        if not first and self._searched[source] >= MOST:
+            first = forms[:1]
         empty = Answer(place, source, training, EMPTY, "")
-        truths = [replace(empty, kind=form, text=written(form, truth)) for form in forms]
+        truths = [replace(empty, kind=form, text=written(form, truth)) for form in first or forms]
         others = [replace(empty, kind=GIVEN, text=text) for text in given]
-        if all(self._score(row, answer) for answer in (*truths, empty, *others)) and known is None and forms:
+        if not all(self._score(row, answer) for answer in (*truths, empty, *others)) or not forms:
+            return
+        if known is not None and not self._gains(truths[0]) and self._searched[source] < MOST_ROWS:
+            self._searched[source] += 1  # another form may earn on this row
+            truths += [replace(empty, kind=form, text=written(form, truth)) for form in forms if form not in first]
+            for answer in truths[1:]:
+                self._score(row, answer)
+        found = self._best(truths)
+        self.rows.setdefault(source, []).append(found or truths[0])
+        if known is None:
             self._searched[source] += 1
-            self.chosen[source] = found = self._best(truths) or self._best(others)
+            self.chosen[source] = found = found or self._best(others)
             if found is not None and found.kind != GIVEN and isinstance(truth, str) and not self.costly:
                 # On which a regular expression may try every way to divide it.
                 self._score(row, replace(found, kind=LONG, text=written(found.kind, (truth * 200)[:200] + " ?")))
 
     def again(self) -> Iterator[str]:
         """Score the first answer once more, and yield what differs."""
-        for first, row in [self._first] if self._first else []:
-            result = self.results[first]
-            self._score(row, first)
-            if differ := [name for name in result if repr(result[name]) != repr(self.results[first].get(name))]:
-                twice = ", ".join(f"{name}={result[name]} and {self.results[first].get(name)}" for name in differ)
-                yield f"{first.where}, scored twice: {twice}; a resumed run cannot repeat"
+        if self._first is not None:
+            answer, row = self._first
+            before = {name: self._of(answer, name) for name in self.numbers}
+            self._score(row, answer)
+            if differ := [name for name in before if repr(before[name]) != repr(self._of(answer, name))]:
+                twice = ", ".join(f"{name}={before[name]} and {self._of(answer, name)}" for name in differ)
+                yield f"{answer.where}, scored twice: {twice}; a resumed run cannot repeat"
 
     def _score(self, row: Mapping[str, Any], answer: Answer) -> bool:
         try:
@@ -167,15 +181,17 @@ class Trial:
     def told(self) -> Iterator[tuple[str, bool]]:
         """Yield a line for each data source, and whether somebody should look at it."""
         for source, answer in self.chosen.items():
-            title = "ground truths" + (f" of {source}" if len(self.chosen) > 1 else "")
-            tried = [other for other in self.results if other.source == source and other.kind not in NO_TRUTHS]
-            if answer is None and tried:
-                kinds = ", ".join(f"`{shown(other.kind)}`" for other in tried if other.place == tried[0].place)
-                values = f"{self._earned(tried[0])} for `{shown(tried[0].text)}`"
+            title, truths = "ground truths" + (f" of {source}" if len(self.chosen) > 1 else ""), self.rows[source]
+            if answer is None:
+                kinds = ", ".join(
+                    f"`{shown(other.kind)}`"
+                    for other in self.results
+                    if other.place == truths[0].place and other.kind not in NO_TRUTHS
+                )
+                values = f"{self._earned(truths[0])} for `{shown(truths[0].text)}`"
                 yield f"{title} earn no more than an empty answer ({values}), as {kinds}", True
-            elif answer is not None and answer.kind != GIVEN:
-                most = self._gains(answer)
-                rows = {other: self._gains(other) for other in tried if other.kind == answer.kind}
+            elif answer.kind != GIVEN:
+                most, rows = self._gains(answer), {other: self._gains(other) for other in truths}
                 less = [other for other in rows if any(2 * rows[other].get(name, 0) < most[name] for name in most)]
                 text = f"{title} earn {self._earned(answer)} as `{shown(answer.text)}`, "
                 text += f"in {len(rows) - len(less):,} of {len(rows):,} rows"

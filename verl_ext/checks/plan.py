@@ -38,10 +38,10 @@ def plan(run: RunConfig) -> tuple[list[str], list[str]]:
         words.append(f"trainer.total_training_steps={trainer.total_training_steps}")
         counts.append(trainer.total_training_steps)
     lines.append(f"trains     {f'to step {min(counts):,}: ' if counts else ''}{', '.join(words)}")
-    if counts and step >= min(counts):
-        advice = (
-            "set trainer.resume_mode=disable, or another trainer.default_local_dir" if step else "give it more rows"
-        )
+    if rows is not None and rows < data.train_batch_size:
+        warnings.append(f"data.train_files has {rows} rows, fewer than data.train_batch_size={data.train_batch_size}")
+    elif counts and step >= min(counts):
+        advice = "set trainer.resume_mode=disable, or another trainer.default_local_dir"
         warnings.append(f"nothing is left to train after step {step}, of {min(counts)}: {advice}")
     kept = trainer.get("max_actor_ckpt_to_keep")
     saves = f"every {trainer.save_freq} steps and after the last, to {trainer.default_local_dir}"
@@ -50,7 +50,7 @@ def plan(run: RunConfig) -> tuple[list[str], list[str]]:
     times = ["before the first step"] if trainer.get("val_before_train", True) else []
     times += [f"every {trainer.test_freq} steps and after the last"] if trainer.test_freq > 0 else []
     files = ", ".join(files_of(run.config, "data.val_files"))
-    lines.append(f"validates  {' and '.join(times)}, on {files}" if times else "validates  never")
+    lines.append(f"validates  {' and '.join(times)}, on {files}" if times and files else "validates  never")
     if missing := [*_missing(run.config)]:
         lines.append(f"missing    {', '.join(missing)}: not on this machine")
     return lines, warnings
@@ -60,6 +60,8 @@ def _resumed(trainer: Any) -> str | None:
     """The checkpoint from which a run goes on."""
     from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 
+    if trainer.resume_mode == "disable":
+        return None
     if trainer.resume_mode == "resume_path":
         path = str(trainer.resume_from_path)
         if not re.search(r"global_step_\d+$", path):
@@ -67,7 +69,7 @@ def _resumed(trainer: Any) -> str | None:
         return path
     with redirect_stdout(io.StringIO()), reading("trainer.default_local_dir", ConfigurationError):
         latest: str | None = find_latest_ckpt_path(trainer.default_local_dir)
-    return latest if trainer.resume_mode == "auto" else None
+    return latest
 
 
 def _rows(config: Any) -> int | None:
@@ -82,9 +84,11 @@ def _rows(config: Any) -> int | None:
 def _missing(config: Any) -> Iterator[str]:
     """What is not on this machine, with the setting that names it."""
     model = str(select(config, "actor_rollout_ref.model.path"))
-    for setting in (*FILES, *(("actor_rollout_ref.model.path",) if model.startswith(("/", ".", "~")) else ())):
+    settings = [*FILES, *(["actor_rollout_ref.model.path"] if model.startswith(("/", ".", "~")) else [])]
+    settings += ["trainer.resume_from_path"] if config.trainer.resume_mode == "resume_path" else []
+    for setting in settings:
         for path in files_of(config, setting):
-            if "://" not in path and not Path(path).expanduser().exists():
+            if "://" not in path and not Path(path).exists():  # verl does not expand `~`
                 yield f"{path} ({setting})"
     for path in filter(lambda path: Path(path).is_file(), files_of(config, TOOLS[0])):
         with reading(f"{TOOLS[0]}={path}", ConfigurationError):

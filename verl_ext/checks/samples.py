@@ -17,7 +17,7 @@ VISITED = 1000
 def read_answers(file: Path) -> list[list[str]]:
     """Read a file of JSON lines: an answer, or the list of its turns."""
     with reading(file):
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] or [None]
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").rstrip("\n").split("\n")]
         answers = [[line] if isinstance(line, str) else line for line in lines]
         if others := [turns for turns in answers if not (isinstance(turns, list) and {*map(type, turns)} == {str})]:
             raise DataError(f"{file}: a line is an answer in JSON, or the list of its turns, not {others[0]!r}")
@@ -82,6 +82,8 @@ def rows_of(
 
 def batches(path: str, columns: list[str]) -> tuple[int, Any]:
     """The number of rows of a file, and its rows in batches."""
+    if not path.endswith((".parquet", ".json", ".jsonl")):
+        raise DataError(f"{path} is not read by verl: name a file that ends with .parquet, .json or .jsonl")
     import pyarrow.json
     import pyarrow.parquet
 

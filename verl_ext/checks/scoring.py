@@ -6,7 +6,6 @@ A regular expression that backtracks holds Python's lock, so that nothing in its
 from __future__ import annotations
 
 import ctypes
-import math
 import multiprocessing
 import os
 import pickle
@@ -22,12 +21,13 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from omegaconf import OmegaConf
 
 from verl_ext.core.batch import SCORE
 from verl_ext.errors import ConfigurationError, DataError, VerlExtError, reading, unknown
-from verl_ext.files import say
+from verl_ext.files import exit_on_signals, say
 from verl_ext.run_config import FUNCTION, select
 
 MANAGER = "reward.reward_manager"
@@ -36,7 +36,7 @@ IN_PROCESS = ("naive", "dapo", "gdpo")
 ROLLOUT = {"min_global_steps": 0, "max_global_steps": 0, "turn_scores": [], "tool_rewards": []}
 """What a rollout of one turn adds to `extra_info`, at the first step."""
 FIRST = 10
-"""Times the limit of an answer: that of the first one, which may load what the others use."""
+"""Times the limit of an answer: that of loading, and of the first one, which may load what the others use."""
 _PARENT_DIES = 1  # PR_SET_PDEATHSIG
 
 
@@ -50,6 +50,7 @@ class Scorer:
     def __init__(self, config: Any, seconds: float, until: float, *, nan: bool) -> None:
         """`seconds`: for an answer. `until`: when to end, by the clock. `nan`: whether the run goes on with NaN."""
         self.seconds, self.until, self.nan, self.scored = seconds, until, nan, 0
+        exit_on_signals()  # so that this object ends its process
         self._told = time.monotonic()
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
@@ -57,7 +58,7 @@ class Scorer:
         self._process.start()
         theirs.close()
         try:
-            self.is_async: bool = self._reply("now the reward function is loaded", math.inf)
+            self.is_async: bool = self._reply("loading the reward function", FIRST * seconds)
         except BaseException:
             self.end()
             raise
@@ -69,7 +70,10 @@ class Scorer:
         self.end()
 
     def end(self) -> None:
-        """End the process, and those that it has started."""
+        """End the process, and those that it has started, also in sessions of their own."""
+        with suppress(psutil.Error):
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                child.kill()
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
         self._process.kill()
@@ -80,10 +84,7 @@ class Scorer:
         """Return the score of an answer and all components; raise `DataError` where a run would end."""
         limit = self.seconds * (1 if self.scored else FIRST)
         self._pipe.send((row, text))
-        try:
-            result: dict[str, Any] = self._reply(f"now {where}", limit)
-        except EndedError as error:
-            raise EndedError(f"{where}: {error}") from error
+        result: dict[str, Any] = self._reply(where, limit)
         self.scored += 1
         score, stored = result[SCORE], torch.full((1,), torch.inf)
         with suppress(TypeError, ValueError, RuntimeError):
@@ -100,17 +101,19 @@ class Scorer:
             now = time.monotonic()
             if now - self._told > 10:
                 self._told = now
-                say(f"{self.scored} answers are scored; {what}", sys.stderr)
+                say(f"{self.scored} answers are scored; now {what}", sys.stderr)
             if self._pipe.poll(max(0.0, min(self._told + 10, end) - now)):
                 break
             if time.monotonic() >= end:
                 advice = "--minutes are over" if end == self.until else "if it needs longer, raise --seconds"
-                raise EndedError(f"no score after {time.monotonic() - begun:.0f} s: {advice}")
+                raise EndedError(f"{what}: no end after {time.monotonic() - begun:.0f} s: {advice}")
         try:
             sent = self._pipe.recv_bytes()
         except EOFError:
-            self._process.join()
-            raise EndedError(f"its process ended, with status {self._process.exitcode}") from None
+            ending = time.monotonic() + 1
+            while self._process.exitcode is None and time.monotonic() < ending:
+                time.sleep(0.01)
+            raise EndedError(f"{what}: its process ended, with status {self._process.exitcode}") from None
         with reading("what the reward function returns"):  # verl, too, sends it to another process
             kind, reply = pickle.loads(sent)  # noqa: S301 - of our own process
         if kind == "error":
@@ -121,6 +124,7 @@ class Scorer:
 def _serve(parents: Connection, pipe: Connection, config: Any) -> None:
     """The process: build the reward manager, and score until the pipe is closed."""
     os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the function's processes do not read the caller's input
     parents.close()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DIES, signal.SIGKILL)  # else an endless loop would outlive a killed parent
@@ -136,28 +140,33 @@ def _serve(parents: Connection, pipe: Connection, config: Any) -> None:
             row, answer[0] = pipe.recv()
             try:
                 _send(pipe, "result", _scored(manager, row))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - the function is the user's
+            except BaseException as error:  # noqa: BLE001 - the function is the user's
                 _send(pipe, "error", DataError(f"scoring raises {type(error).__name__}: {error}"))
 
 
 def _send(pipe: Connection, kind: str, reply: Any) -> None:
+    sys.stdout.flush()  # what the function has printed, before this process is killed
     pipe.send_bytes(pickle.dumps((kind, reply)))
 
 
 def load_manager(config: Any, tokenizer: Any) -> Any:
     """Return the run's reward manager, with its reward function."""
-    from verl.trainer.ppo.reward import load_reward_manager
+    from verl.trainer.ppo.reward import load_reward_manager, resolve_reward_manager_cls
 
     name = select(config, f"{MANAGER}.name")
     called: Any = OmegaConf.merge(config, {"reward": {"reward_manager": {"source": "register"}}})
     called.reward.reward_manager.name = name if name in IN_PROCESS else "naive"
     file, function = Path(f"{select(config, f'{FUNCTION}.path')}"), f"{select(config, f'{FUNCTION}.name')}"
     source = file.read_text("utf-8", "replace") if file.is_file() else function
-    if not re.search(rf"\b{function}\b", source):
+    if not re.search(rf"\b{function}\b|import \*", source):
         valid = re.findall(r"^(?:async )?def (\w+)", source, re.M)
         raise ConfigurationError(f"{FUNCTION}.name: {unknown('function', function, valid)}, of {file}")
     with reading("the reward function", ConfigurationError):
-        manager = load_reward_manager(called, tokenizer)
+        resolve_reward_manager_cls(config)  # the run's own, which may need a service
+        try:
+            manager = load_reward_manager(called, tokenizer)
+        except RuntimeError as error:  # verl hides what went wrong
+            raise error.__cause__ or error from error
     # Without this Python before 3.12 waits for ever for a function that raises StopIteration.
     manager.loop.set_exception_handler(_stop)
     return manager

@@ -125,7 +125,8 @@ def _agents(config: Any, rows: Iterable[Any]) -> Iterator[str]:
 def _numbers(config: Any, verdict: Verdict) -> dict[str, Number]:
     """The numbers that matter: the named rewards, the accuracy at its threshold, and the score."""
     added = (*MANAGERS.get(select(config, f"{MANAGER}.name"), ()), *ROLLOUT)
-    names = [*(verdict.settings.rewards.keys or ()), SCORE]
+    keys = verdict.settings.rewards.keys or ()
+    names = keys if keys and verdict.computes else (*keys, SCORE)
     numbers: dict[str, Number] = {name: methodcaller("get", name) for name in names if name not in added}
     if (threshold := verdict.settings.rewards.accuracy_threshold) is not None:
         key, bound = accuracy_of(verdict.settings), float(threshold)

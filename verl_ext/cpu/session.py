@@ -15,15 +15,15 @@ from typing import Any
 
 import psutil
 
+from verl_ext.files import exit_on_signals
+
 
 def run(command: Sequence[str], seconds: float, **options: Any) -> int | None:
     """Run a command and return its exit status, or None if it was ended after its time.
 
     A signal ends the command, then this process, with exit status 128 + its number.
     """
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+    exit_on_signals()
     guard = [sys.executable, "-m", __name__, *command]
     with (
         subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True, **options) as process,  # noqa: S603
