@@ -127,7 +127,11 @@ def test_verls_check_of_a_critic_asks_no_hub(check, monkeypatch):
 
 
 def test_what_verl_cannot_judge_here_is_no_error(check):
-    lora = ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.rollout.name=vllm"]  # it imports vllm
+    lora = [
+        "actor_rollout_ref.rollout.n=8",
+        "actor_rollout_ref.model.lora_rank=8",
+        "actor_rollout_ref.rollout.name=vllm",
+    ]  # it imports vllm
     status, out, _ = check("algorithm.adv_estimator=grpo", DYNAMIC, *lora)
     assert status == 0
     assert says(out, "vllm", "1 warning")

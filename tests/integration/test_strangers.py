@@ -47,8 +47,9 @@ import verl
 from verl.trainer.ppo import core_algos
 from verl_ext.cli import main
 print("FOUND", core_algos.get_adv_estimator_fn("maxrl").__name__)
-print("CHECK", main(["check", "algorithm.adv_estimator=maxrl", "actor_rollout_ref.rollout.n=8"]))
-print("PRESET", main(["check", "+verl_ext=maxrl", "actor_rollout_ref.rollout.n=8"]))
+more = ["actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.use_dynamic_bsz=True"]
+print("CHECK", main(["check", "algorithm.adv_estimator=maxrl", *more]))
+print("PRESET", main(["check", "+verl_ext=maxrl", *more]))
 print("DOCTOR", main(["doctor"]))
 """
 

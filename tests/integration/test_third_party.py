@@ -91,7 +91,8 @@ try:
     call_on_tensors("broken", **call)
 except ConfigurationError as error:
     print("BROKEN", error)
-main(["check", "+verl_ext=gdpo", "algorithm.rewards.keys=[acc]", "actor_rollout_ref.rollout.n=8"])
+more = ["actor_rollout_ref.rollout.n=8", "actor_rollout_ref.actor.use_dynamic_bsz=True"]
+main(["check", "+verl_ext=gdpo", "algorithm.rewards.keys=[acc]", *more])
 main(["check", "algorithm.adv_estimator=broken"])
 main(["check", "algorithm.adv_estimator=grpo"])
 main(["doctor"])
@@ -143,8 +144,8 @@ def test_a_name_of_ours_or_one_that_verl_does_not_look_up_cannot_be_taken(told):
 def test_a_broken_one_is_named_and_leaves_the_presets_of_the_others(told):
     assert a_line_says(told.stdout, "BROKEN", "'broken'", "other_broken", "on purpose")
     assert a_line_says(told.stdout, "estimator", "gdpo")
-    assert a_line_says(told.stdout, "accepts")
-    assert a_line_says(told.stdout, "refuses")
+    assert a_line_says(told.stdout, "accepted")
+    assert a_line_says(told.stdout, "refused")
     assert a_line_says(told.stdout, "FAIL", "broken", "on purpose")
     warned = [line for line in told.stderr.splitlines() if line.startswith("WARNING:verl_ext")]
     assert len([line for line in warned if says(line, "'broken'", "on purpose")]) == 1, told.stderr
