@@ -5,6 +5,7 @@ import functools
 import os
 import textwrap
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from verl_ext.integration.advantage import is_ours
 from verl_ext.integration.trainer import WithEstimators, start
 from verl_ext.registry import INSTALLED, entries
 from verl_ext.run_config import select, set_in
+from verl_ext.settings import RewardsSettings
 
 HOME = Path(verl.__file__).parent
 REGISTRY = core_algos.ADV_ESTIMATOR_REGISTRY
@@ -197,20 +199,7 @@ NAMES = st.one_of(
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-5, 5), st.floats(-2, 2), st.sampled_from(["", "linear", "${nothing}", "???"])
 )
-WORDS = [
-    *entries(),
-    "rewrds",
-    "gdop",
-    "keys",
-    "keyz",
-    "weights",
-    "conditions",
-    "whiten",
-    "steps",
-    "on",
-    "log",
-    "shaping",
-]
+WORDS = [*entries(), *(field.name for field in fields(RewardsSettings)), "rewrds", "gdop", "keyz", "steps"]
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=3),
