@@ -107,7 +107,7 @@ def test_each_data_source_has_a_form_of_its_own():
 def test_a_form_of_the_users_is_tried_and_a_costly_function_gets_no_other():
     trial = tried(reading("It is {}!"), ["7", "8"], more=["It is {}!"], costly=True)
     assert [odd for _, odd in trial.told()] == [False]
-    assert trial.scorer.texts[:3] == ["7", "It is 7!", ""]
+    assert trial.scorer.texts[:3] == ["7", "", "It is 7!"]
 
 
 def test_an_answer_of_the_file_that_earns_is_enough():

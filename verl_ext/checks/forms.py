@@ -28,7 +28,7 @@ FIRST_ENTRY = "{first}"
 """In a form the place of the first entry of a ground truth that is a structure."""
 EMPTY, GIVEN, LONG = "an empty answer", "the answer of the file", "a long answer"
 NO_TRUTHS = (EMPTY, GIVEN, LONG)
-MOST, MOST_ROWS = 3, 10
+MOST = 10
 """The rows of a data source on which all forms are tried: until one earns, and where it earns nothing."""
 
 
@@ -117,23 +117,20 @@ class Trial:
         known, forms = self.chosen.get(source), forms_of(truth, self.more)
         if self.costly:
             forms = [form for form in forms if form in (FORMS[0], *self.more)]
-        first = [form for form in forms if known is not None and form == known.kind]
-        if not first and self._searched[source] >= MOST:
-            first = forms[:1]
+        forms.sort(key=lambda form: known is not None and form != known.kind)
         empty = Answer(place, source, training, EMPTY, "")
-        truths = [replace(empty, kind=form, text=written(form, truth)) for form in first or forms]
+        truths = [replace(empty, kind=form, text=written(form, truth)) for form in forms]
         others = [replace(empty, kind=GIVEN, text=text) for text in given]
-        if not all(self._score(row, answer) for answer in (*truths, empty, *others)) or not forms:
+        if not all(self._score(row, answer) for answer in (*truths[:1], empty, *others)) or not truths:
             return
-        if known is not None and not self._gains(truths[0]) and self._searched[source] < MOST_ROWS:
-            self._searched[source] += 1  # another form may earn on this row
-            truths += [replace(empty, kind=form, text=written(form, truth)) for form in forms if form not in first]
-            for answer in truths[1:]:
-                self._score(row, answer)
+        searched = known is None or not self._gains(truths[0])
+        if searched and self._searched[source] < MOST:
+            self._searched[source] += 1
+            if not all(self._score(row, answer) for answer in truths[1:]):
+                return
         found = self._best(truths)
         self.rows.setdefault(source, []).append(found or truths[0])
         if known is None:
-            self._searched[source] += 1
             self.chosen[source] = found = found or self._best(others)
             if found is not None and found.kind != GIVEN and isinstance(truth, str) and not self.costly:
                 # On which a regular expression may try every way to divide it.

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,16 +60,10 @@ class Scorer:
         try:
             self.is_async: bool = self._reply("loading the reward function", FIRST * seconds)
         except BaseException:
-            self.end()
+            self.close()
             raise
 
-    def __enter__(self) -> Scorer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.end()
-
-    def end(self) -> None:
+    def close(self) -> None:
         """End the process, and those that it has started, also in sessions of their own."""
         with suppress(psutil.Error):
             for child in psutil.Process(self._process.pid).children(recursive=True):
@@ -83,7 +77,8 @@ class Scorer:
     def score(self, row: Mapping[str, Any], text: str, where: str) -> dict[str, Any]:
         """Return the score of an answer and all components; raise `DataError` where a run would end."""
         limit = self.seconds * (1 if self.scored else FIRST)
-        self._pipe.send((row, text))
+        with suppress(BrokenPipeError):  # it has ended, which the reply tells
+            self._pipe.send((row, text))
         result: dict[str, Any] = self._reply(where, limit)
         self.scored += 1
         score, stored = result[SCORE], torch.full((1,), torch.inf)

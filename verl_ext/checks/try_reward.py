@@ -11,7 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import combinations
 from operator import methodcaller
@@ -66,7 +66,7 @@ def try_reward(config: Any, verdict: Verdict, options: argparse.Namespace, until
     validated, _ = rows_of(config, "data.val_files", 1)
     problems, looks = ([text for text, fatal in lacks if fatal is kind] for kind in (True, False))
     begun = time.monotonic()
-    with Scorer(config, options.seconds, until, nan=verdict.chain is not None) as scorer:
+    with closing(Scorer(config, options.seconds, until, nan=verdict.chain is not None)) as scorer:
         costly = scorer.is_async or select(config, f"{MANAGER}.name") not in IN_PROCESS
         costly |= bool(select(config, "reward.reward_model.enable"))
         trial = Trial(scorer, _numbers(config, verdict), options.answer_form, costly=costly)
