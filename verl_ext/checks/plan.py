@@ -18,9 +18,11 @@ from verl_ext.run_config import FUNCTION, RunConfig, select
 
 ROLLOUT = "actor_rollout_ref.rollout"
 TOOLS = tuple(f"{ROLLOUT}.multi_turn.{name}" for name in ("tool_config_path", "function_tool_path"))
-FILES = ("data.train_files", "data.val_files", f"{FUNCTION}.path", "data.custom_cls.path", *TOOLS)
-"""Settings that name files; so do `actor_rollout_ref.model.path`, if it is no name on a hub, and others."""
-FILES += (f"{ROLLOUT}.multi_turn.interaction_config_path", f"{ROLLOUT}.agent.agent_loop_config_path")
+FILES = (
+    *("data.train_files", "data.val_files", f"{FUNCTION}.path", "data.custom_cls.path", *TOOLS),
+    *(f"{ROLLOUT}.multi_turn.interaction_config_path", f"{ROLLOUT}.agent.agent_loop_config_path"),
+)
+"""Settings that name files; so does `actor_rollout_ref.model.path`, unless it is a name on a hub."""
 
 
 def plan(run: RunConfig) -> tuple[list[str], list[str]]:
