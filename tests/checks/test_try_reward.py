@@ -182,7 +182,7 @@ def test_with_a_dataset_of_the_users_own_the_rows_of_its_file_are_no_fault(tried
 def test_a_function_that_scores_otherwise_when_asked_again_is_said(tried, tmp_path):
     status, out = tried(f"{FUNCTION}.name=random")
     assert status == 0
-    assert a_line_says(out, "look", f"row 0 of {tmp_path}/train.parquet", "correct=0 and 26")
+    assert a_line_says(out, "look", f"row 0 of {tmp_path}/train.parquet", "correct=0 and 27")
     assert "scored twice" not in tried()[1]
 
 

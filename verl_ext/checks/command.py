@@ -29,7 +29,7 @@ from verl_ext.checks.judge import judge
 from verl_ext.checks.plan import plan
 from verl_ext.checks.rewards import dropped, known_components, mains_of_file
 from verl_ext.checks.try_reward import add_trial, try_reward
-from verl_ext.errors import ConfigurationError, nearest, reading
+from verl_ext.errors import ConfigurationError, VerlExtError, nearest, reading
 from verl_ext.files import say
 from verl_ext.registry import entries
 from verl_ext.run_config import FUNCTION, RunConfig, select
@@ -80,7 +80,10 @@ def check(options: argparse.Namespace, *, until: float | None = None) -> int:
         except ConfigurationError as error:
             errors.append(str(error))
         if options.try_reward:
-            tried, problems = try_reward(config, verdict, options, math.inf if until is None else until)
+            try:
+                tried, problems = try_reward(config, verdict, options, math.inf if until is None else until)
+            except VerlExtError as error:  # it cannot begin
+                tried, problems = [], [str(error)]
             more = [f"{len(problems) - 8} more of such answers"] if problems[8:] else []
             lines, errors = [*lines, *tried], [*errors, *problems[:8], *more]
         elif verdict.settings.rewards.keys and not errors and known_components(config) is None:

@@ -180,11 +180,9 @@ class Trial:
         for source, answer in self.chosen.items():
             title, truths = "ground truths" + (f" of {source}" if len(self.chosen) > 1 else ""), self.rows[source]
             if answer is None:
-                kinds = ", ".join(
-                    f"`{shown(other.kind)}`"
-                    for other in self.results
-                    if other.place == truths[0].place and other.kind not in NO_TRUTHS
-                )
+                forms = {other.kind for other in self.results if other.place == truths[0].place} - {*NO_TRUTHS}
+                named = [form for form in (*FORMS[:3], *self.more) if form in forms]
+                kinds = ", ".join(f"`{form}`" for form in named) + f" and {len(forms) - len(named)} other forms"
                 values = f"{self._earned(truths[0])} for `{shown(truths[0].text)}`"
                 yield f"{title} earn no more than an empty answer ({values}), as {kinds}", True
             elif answer.kind != GIVEN:
