@@ -95,9 +95,9 @@ def check(options: argparse.Namespace, *, until: float | None = None) -> int:
             lines.append(f"{len(texts)} {kind}{'' if len(texts) == 1 else 's'}")
             lines += [f"  - {text}" for text in texts]
         doubts += [line for line in lines if line.startswith(("look ", "missing "))]
-    refused = bool(errors or (options.strict and doubts))
-    say("\n".join([*lines, f"this run is {'refused' if refused else 'accepted'}"]))
-    return int(refused)
+    end = "refused" if errors else "refused by --strict" if options.strict and doubts else "accepted"
+    say("\n".join([*lines, f"this run is {end}"]))
+    return int(end != "accepted")
 
 
 @contextmanager
