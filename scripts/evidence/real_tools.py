@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from markdown_table import markdown
+from scipy import stats
 
 from verl_ext.core.batch import Batch
 from verl_ext.core.groups import Array, Groups, divide
@@ -31,17 +32,22 @@ from verl_ext.core.steps import WeighByVariation
 from verl_ext.tools.report.plot import COLOURS, dress
 from verl_ext.tools.tables import Table
 
+Figures = Mapping[tuple[str, str, str], Mapping[str, float]]
+"""By start, arm and seed."""
 STORED = Path(__file__).with_name("real_tools.parquet")
 REWARDS = ["correctness", "format"]
 MEASURES = ["format", "correctness", "bfcl"]
-STEPS = {"scarce": (1, 30), "mixed": (11, 40), "pure": (11, 40)}
-"""The steps of the primary measure, by start."""
+STEPS = {"scarce": (1, 30), "eight": (1, 30), "mixed": (11, 40), "pure": (11, 40)}
+"""The steps of the primary measure, by start; `eight` is scarce with seeds 5 to 12."""
 WIDTH, GOAL, STEPS_TO = 5, 0.8, "steps to .8"
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182}
-"""97.5 % quantiles of Student's t, by the number of differences."""
 SPANS = (1, 5, 10, 20, 30, 40)
 """The last steps of the spans over which SAW's weights are averaged."""
-PAIRS = (("scarce", "gdpo", "grpo"), ("scarce", "gdpo", "weighted"), ("mixed", "gdpo", "grpo"))
+PAIRS = (
+    ("eight", "gdpo", "grpo"),
+    ("scarce", "gdpo", "grpo"),
+    ("scarce", "gdpo", "weighted"),
+    ("mixed", "gdpo", "grpo"),
+)
 LINES = dict(zip(("grpo", "gdpo", "weighted"), zip(COLOURS, ("-", "--", ":"), strict=False), strict=True))
 
 
@@ -85,9 +91,9 @@ class Run:
         }
 
     def reached(self) -> float:
-        """The first step at which the mean of format over five steps is .8 or more."""
+        """The first step at which the mean of format over five steps is .8 or more, or the step after the last."""
         means = self.answers.groupby("step")["format"].mean().rolling(WIDTH).mean()
-        return float(means.index[means >= GOAL].min())
+        return float(min(means.index[means >= GOAL], default=STEPS[self.start][1] + 1))
 
 
 def share(answers: pd.DataFrame) -> float:
@@ -133,14 +139,16 @@ def print_tables() -> None:
     for run, figures in found.items():
         rows.append(("-".join(run), *map(number, figures, figures.values())))
     print(markdown(rows))
-    pairs = [pair for pair in PAIRS if gaps(found, *pair, "format")]
-    rows = [("difference by seed", *(f"{start}: {one} - {other}" for start, one, other in pairs))]
+    shown = [pair for pair in PAIRS if pairs(found, *pair, "format")]
+    rows = [("difference by seed", *(f"{start}: {one} - {other}" for start, one, other in shown))]
     for name in names:
-        columns = [gaps(found, *pair, name) for pair in pairs]
+        columns = [[first - second for first, second in pairs(found, *pair, name)] for pair in shown]
         cells = (filter(None, (number(name, gap, "+") for gap in column)) for column in columns)
         rows.append((name, *map(", ".join, cells)))
         if name in REWARDS:
             rows.append((f"{name}, mean and its 95 %", *map(interval, columns)))
+        if name == "format":
+            rows.append(("format, spread between seeds", *(spread(found, *pair, name) for pair in shown)))
     print(f"\n{markdown(rows)}\n\n{markdown(saw_weights(runs))}")
 
 
@@ -167,23 +175,31 @@ def number(name: str, value: float, sign: str = "") -> str:
 
 
 def interval(found: Sequence[float]) -> str:
-    """The mean and its t-interval, of two to four values.
+    """The mean and its t-interval, of two values or more.
 
     >>> interval([0.1, 0.2, 0.3])
     '+0.200 [-0.048, +0.448]'
     """
     if len(found) < 2:
         return ""
-    mean, half = np.mean(found), T_95[len(found)] * np.std(found, ddof=1) / len(found) ** 0.5
+    mean, half = np.mean(found), stats.t.ppf(0.975, len(found) - 1) * np.std(found, ddof=1) / len(found) ** 0.5
     return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
 
 
-def gaps(
-    found: Mapping[tuple[str, str, str], Mapping[str, float]], start: str, one: str, other: str, name: str
-) -> list[float]:
-    """The differences of two arms in a figure, by seed."""
+def spread(found: Figures, start: str, one: str, other: str, name: str) -> str:
+    """Both arms' standard deviations between seeds, and p of the two-sided F-test."""
+    values = np.array(pairs(found, start, one, other, name))
+    if len(values) < 2:
+        return ""
+    first, second = values.std(axis=0, ddof=1)
+    tail = stats.f.sf(max(first, second) ** 2 / min(first, second) ** 2, len(values) - 1, len(values) - 1)
+    return f"{first:.3f} and {second:.3f}, p {2 * tail:.3f}"
+
+
+def pairs(found: Figures, start: str, one: str, other: str, name: str) -> list[tuple[float, float]]:
+    """A figure of two arms, by seed."""
     return [
-        figures[name] - found[start, other, seed][name]
+        (figures[name], found[start, other, seed][name])
         for (of, arm, seed), figures in found.items()
         if (of, arm) == (start, one) and (start, other, seed) in found
     ]
