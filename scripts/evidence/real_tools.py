@@ -125,6 +125,7 @@ def stored() -> tuple[list[Run], pd.DataFrame]:
         start, *rest = name.split("-")
         if start in STEPS and len(rest) == 2 and rows.step.max() == STEPS[start][1]:
             found.append(Run(start, *rest, rows[rows.kind == "answer"], rows[rows.kind == "test"]))
+    found.sort(key=lambda run: (run.start, run.arm, int(run.seed)))
     return found, table[table.run.str.endswith("-start") & (table.kind == "test")]
 
 
