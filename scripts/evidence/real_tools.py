@@ -48,6 +48,7 @@ PAIRS = (
     ("scarce", "gdpo", "weighted"),
     ("mixed", "gdpo", "grpo"),
 )
+DRAWN = {"scarce": "scarce start, seeds 1 to 4", "eight": "scarce start, seeds 5 to 12", "mixed": "mixed start"}
 LINES = dict(zip(("grpo", "gdpo", "weighted"), zip(COLOURS, ("-", "--", ":"), strict=False), strict=True))
 
 
@@ -211,17 +212,16 @@ def draw(path: Path) -> None:
     from matplotlib.figure import Figure
 
     runs, _ = stored()
-    starts = [start for start in ("scarce", "mixed") if any(run.start == start for run in runs)]
-    figure = Figure(figsize=(11, 3.6 * len(starts)), layout="constrained")
-    for row, start in zip(figure.subplots(len(starts), 2, squeeze=False), starts, strict=True):
+    figure = Figure(figsize=(11, 3.6 * len(DRAWN)), layout="constrained")
+    for row, (start, title) in zip(figure.subplots(len(DRAWN), 2), DRAWN.items(), strict=True):
         for ax, reward in zip(row, ("format", "correctness"), strict=True):
             for run in runs:
                 if run.start == start and run.arm in LINES:
                     colour, style = LINES[run.arm]
                     means = run.answers.groupby((run.answers.step - 1) // WIDTH)[reward].mean()
                     steps = WIDTH * means.index + (WIDTH + 1) / 2
-                    ax.plot(steps, means, style, color=colour, label=run.arm if run.seed == "1" else None)
-            dress(ax, f"{reward}, from the {start} start", "mean reward")
+                    ax.plot(steps, means, style, color=colour, label=run.arm if run.seed in ("1", "5") else None)
+            dress(ax, f"{reward}, from the {title}", "mean reward")
             ax.set_xlabel("training step")
             ax.legend(frameon=False)
     figure.savefig(path, dpi=110)
