@@ -29,11 +29,12 @@ class RewardsSettings:
     """`algorithm.rewards`: which reward components are used, and how."""
 
     keys: tuple[str, ...] | None = None
-    """Names of the components; null: the score alone."""
+    """Names of the components; null: the trainer's score, with everything that the reward manager adds to it."""
     weights: tuple[float, ...] | None = limited(None, low=-LARGEST_WEIGHT, high=LARGEST_WEIGHT)
     """One weight per key; null: 1 each."""
     accuracy_key: str | None = None
-    """The component that is the accuracy; null: `acc` if the scorer returns it, else a single key, else the score."""
+    """The component that is the accuracy; null: `acc` if the reward function returns it, else a single key, else the
+    `score` that the function returns, else the trainer's score."""
     accuracy_threshold: float | None = None
     """Values above it count as right; null: the values are an accuracy in [0, 1] already."""
     by_turn: tuple[str, ...] | None = None

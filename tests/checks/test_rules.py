@@ -30,6 +30,7 @@ FILTER = "algorithm.filter_groups.enable=True"
 ANY_REWARD = "algorithm.filter_groups.metric=any_reward"
 BETWEEN = "algorithm.filter_groups.metric=accuracy_between"
 BOUNDS = "+algorithm.rewards.accuracy_between=[0.05,0.95]"
+MODEL = "reward.reward_model.enable=True"
 NAMED = "+algorithm.rewards.accuracy_key=correctness"
 HADW_GDPO = ("algorithm.adv_estimator=hadw", "+algorithm.hadw.base=gdpo")
 ACC = "+algorithm.rewards.accuracy_key=acc"
@@ -108,6 +109,7 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("'correctness'", "accuracy_threshold"),
     ),
     ("accuracy by default", ("algorithm.adv_estimator=dgpo", GSM8K), ("'score'", "accuracy_key", "correctness")),
+    ("accuracy beside a colocated reward model", (*HADW_GDPO, ONE, MODEL), ("reward_model", "rewards.accuracy_key")),
     ("accuracy of a sum", ("algorithm.adv_estimator=hadw", TWO), ("hadw", "algorithm.rewards.accuracy_key")),
     ("accuracy of one key", ("algorithm.adv_estimator=dgpo", TOOLS, ONE), ("'correctness'", "accuracy_threshold")),
     ("lost penalty", (*GDPO, *DAPO), ("overlong_buffer_cfg.enable", "overlong_reward", "log=True")),

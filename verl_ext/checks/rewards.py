@@ -26,6 +26,7 @@ from verl_ext.rewards.options import parse_options
 from verl_ext.run_config import FILTER, FUNCTION, RunConfig, own_scorer, resolved, select
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
 
+REWARD_MODEL = "reward.reward_model"
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
 TOOL_REWARDS = "tool_rewards"
 """The rewards of executed calls, as verl's tool agent loop writes them."""
@@ -179,14 +180,27 @@ def accuracy_of(settings: Settings) -> str:
     return settings.rewards.accuracy_in(settings.rewards.keys or ())
 
 
+def has_colocated_model(run: RunConfig) -> bool:
+    """Return whether a reward model on the GPUs of the training scores the responses, after all were generated."""
+    enabled = bool(run.select(f"{REWARD_MODEL}.enable"))
+    return enabled and not run.select(f"{REWARD_MODEL}.enable_resource_pool")
+
+
 def wrong_accuracy(run: RunConfig) -> Iterator[Complaint]:
-    """An accuracy that is not named, though the score is a sum, or one that does not lie in [0, 1]."""
+    """An accuracy that must be named and is not, or one that does not lie in [0, 1]."""
     by_estimator = run.chain is not None and run.chain.needs_accuracy
     if not by_estimator and run.settings.rewards.accuracy_between is None:
         return
     rewards, options = run.settings.rewards, scorer(run.config)
     keys, key = rewards.keys or (), accuracy_of(run.settings)
     known = () if options is None else options.accuracies
+    if by_estimator and rewards.accuracy_key is None and has_colocated_model(run):
+        yield Complaint(
+            f"{run.name} needs an accuracy. A colocated reward model ({REWARD_MODEL}.enable_resource_pool=False) "
+            "writes its results into the batch like columns of the data set, so verl_ext cannot tell which of them is "
+            "the accuracy. Set algorithm.rewards.accuracy_key=... to its name"
+        )
+        return
     if by_estimator and rewards.accuracy_key is None and key == SCORE and len(keys) > 1:
         candidates = listed(name for name in known if name != SCORE) if known else "one of your components"
         yield Complaint(

@@ -18,7 +18,7 @@ from verl_ext.core.chain import Chain, plain_state
 from verl_ext.core.groups import Array, Index, divide
 from verl_ext.core.metrics import advantage_metrics, metric_name, reward_metrics, share_metrics, turn_metrics
 from verl_ext.core.rows import float_mask, row_sums, scores
-from verl_ext.errors import DataError, IntegrationError
+from verl_ext.errors import IntegrationError
 from verl_ext.integration import checkpoint, dump
 from verl_ext.integration.run import CURRENT, Run
 from verl_ext.integration.table import Table, is_number
@@ -60,16 +60,12 @@ def compute(
         total = rows.gather(scores(token_level_rewards, mask))  # with the KL term, if there is one
         if not run.settings.kl_in_reward:
             table.score = total
-        elif table.score is None:
-            raise DataError(
-                "algorithm.use_kl_in_reward=True needs the scores before KL: pass them as batch['token_level_scores']"
-            )
         batch = table.batch(
-            settings.keys or (SCORE,),
+            settings.keys,
             part,
             tokens=tokens,
             accuracy=_accuracy(run, chain, table) if chain.needs_accuracy else None,
-            kl_reward=total - table.score if run.settings.kl_in_reward else None,
+            kl_reward=total - table.trainer_score() if run.settings.kl_in_reward else None,
             fields=chain.needs_fields,
         )
         advantages[part] = _run_chain(run, chain, batch)
@@ -96,7 +92,7 @@ def _at_work(name: str) -> tuple[Run, Chain, Table]:
 def _accuracy(run: Run, chain: Chain, table: Table) -> Array:
     """Return the accuracy of each trajectory; raise if the history is that of another accuracy."""
     settings = run.settings.rewards
-    now = {"key": settings.accuracy_in(table), "threshold": settings.accuracy_threshold}
+    now = {"key": table.accuracy_key(), "threshold": settings.accuracy_threshold}
     if chain.stateful:
         checkpoint.require_same_accuracy(run.accuracy, now)
     run.accuracy = now
@@ -166,7 +162,12 @@ def log_rewards(run: Run, table: Table, batch: Batch | None = None, part: Index 
         run.metrics |= reward_metrics(batch)
         keys = batch.column_keys
     others = []
-    for name in [name for name in table.returned if name not in keys] if run.log == "all" else ():
+    returned = (table.returned or ()) if run.log == "all" else ()
+    if SCORE in returned and SCORE not in keys:
+        run.metrics |= reward_metrics(replace(table, spans=None).batch(None, part, counts=False))
+    for name in returned:
+        if name in (*keys, SCORE):
+            continue
         if isinstance(name, str) and all(value is None or is_number(value) for value in table.fields[name]):
             others.append(name)
         else:

@@ -31,7 +31,7 @@ def table_of(
         return Table(settings=needs.settings, rows=rows, labels=labels)
     names = dict.fromkeys(needs.names)
     per_token = [TOKEN_FIELD + name for name in names] + ["rm_scores"] * needs.score
-    wanted = ["extra_fields", *names, *per_token] if names or needs.everything else per_token
+    wanted = ["extra_fields", *names, *per_token] if names or needs.returned else per_token
     data = fetch(scored, partition_id, wanted) if wanted else {}
     present = set(data.keys())
     totals, spans, cut = {}, None, None

@@ -62,7 +62,7 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
     if run is None or "uid" not in data.non_tensor_batch:
         return original(data, *args, **kwargs)
     fields, mask = data.non_tensor_batch, data.batch["response_mask"]
-    returned = data.meta_info.get("reward_extra_keys", ())
+    returned = data.meta_info.get("reward_extra_keys")
     table = of_batch(fields, data.batch, fields["uid"].tolist(), mask, run.needs, returned=returned)
     if run.settings.rewards.token_scores:
         lengths = data.batch["attention_mask"][:, -mask.shape[1] :].sum(dim=1)

@@ -15,7 +15,7 @@ from verl_ext.core.metrics import Metrics
 from verl_ext.errors import IntegrationError
 from verl_ext.hooks import member
 from verl_ext.integration.table import Needs, Table
-from verl_ext.settings import ACCURACY, Settings
+from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
 
@@ -59,14 +59,18 @@ class Run:
         """What the run reads of each batch."""
         rewards, chain = self.settings.rewards, self.chain or Chain(())
         keys, by_turn = rewards.keys or (), bool(rewards.by_turn)
-        accuracy = (rewards.accuracy_key or ACCURACY,) if chain.needs_accuracy else ()
+        accuracy = rewards.accuracy_key if chain.needs_accuracy else None
+        implicit_accuracy = chain.needs_accuracy and accuracy is None
+        log_all = self.log == "all"
+        # An estimator of this package is given the trainer's score; for one of verl's own the metrics read it.
+        of_verl = self.chain is None and (log_all or (self.name == "grpo" and keys != ()))
         return Needs(
             rewards,
-            names=(*keys, *accuracy, *chain.needs_fields),
-            score=self.settings.kl_in_reward or SCORE in keys or (self.name == "grpo" and keys != ()),
+            names=(*keys, *(() if accuracy is None else (accuracy,)), *chain.needs_fields),
+            score=self.settings.kl_in_reward or SCORE in keys or of_verl,
             turns=by_turn,
             longest=self.trainer.config.data.max_response_length if by_turn and self.trainer is not None else 0,
-            everything=self.log == "all",
+            returned=log_all or implicit_accuracy,
         )
 
     @property

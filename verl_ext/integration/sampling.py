@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext import hooks
-from verl_ext.core.batch import SCORE, Batch
+from verl_ext.core.batch import Batch
 from verl_ext.core.chain import Chain
 from verl_ext.core.groups import TOLERANCE, Bools, Groups
 from verl_ext.core.many import ScaleByCommonStd, ScaleByCorrelation, SoftMin
@@ -74,7 +74,7 @@ class GroupFilter:
             raise IntegrationError(f"finished groups without a trajectory, or without scores: {sorted(missing)[:5]}")
         lists = (*(settings.by_turn or ()), *(settings.by_item or ()))
         named = tuple(key for key in settings.keys or () if key not in lists)
-        batch = table.batch(named or (SCORE,))
+        batch = table.batch(named or None)
         counts: dict[str, Bools] = {}
         groups = batch.groups
         several = groups.sizes > 1  # a group of one response cannot vary; verl keeps it as well

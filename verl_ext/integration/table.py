@@ -15,7 +15,7 @@ from verl_ext.core.items import Items, spread
 from verl_ext.core.rows import Rows, broadcast, row_sums, scores
 from verl_ext.core.turns import Turns, TurnSpans, per_turn
 from verl_ext.errors import ConfigurationError, DataError, listed, unknown
-from verl_ext.settings import RewardsSettings
+from verl_ext.settings import ACCURACY, RewardsSettings
 
 TOKEN_FIELD = "token_level_scores_"  # noqa: S105 - a field's name
 _NUMBER = (float, np.bool_, np.integer, np.floating)
@@ -27,24 +27,28 @@ class Needs:
 
     settings: RewardsSettings
     names: tuple[str, ...] = ()
-    """Rewards and fields."""
+    """Rewards and fields that the configuration names."""
     score: bool = False
-    """The score before any KL term."""
+    """The trainer's score, before any KL term."""
     turns: bool = False
     """The turns of each response, and whether it was cut."""
     longest: int = 0
     """Tokens at which a response is cut; 0 if that is not known."""
-    everything: bool = False
-    """All that the reward function returned."""
+    returned: bool = False
+    """Everything that the reward function returned, for metrics or for an accuracy that is not named."""
 
 
 @dataclass(kw_only=True)
 class Table:
     """The rewards of a batch, one value per trajectory, however a trainer stores them.
 
-    A component comes from the first of these that exists: the sum over the response of the batch field
-    `token_level_scores_<key>` (of a process reward model), the reward function's result, a field of that name (of
-    the agent loop, or of a colocated reward model).
+    The trainer's score is the sum of verl's token-level scores: the reward function's `score` and whatever the reward
+    manager adds to it. It is the reward of a run without `rewards.keys`.
+
+    A reward that the configuration names comes from the first of these that exists: the sum over the response of the
+    batch field `token_level_scores_<key>` (of a process reward model), the reward function's result, a field of that
+    name (of the agent loop, or of a colocated reward model). `score` is never such a field: without a result of the
+    reward function it is the trainer's score.
     """
 
     settings: RewardsSettings
@@ -57,10 +61,10 @@ class Table:
     token_scores: Mapping[str, Array] = field(default_factory=dict)
     fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """One entry per trajectory."""
-    returned: Collection[str] = ()
-    """Those of the fields that the reward function returned."""
+    returned: Collection[str] | None = ()
+    """Those of the fields that the reward function returned; None if the trainer does not say which ones these are."""
     score: Array | None = None
-    """`[N]` the score before any KL term; None until it is read, or the estimator is given it."""
+    """`[N]` the trainer's score before any KL term; None until it is read, or the estimator is given it."""
     spans: TurnSpans | None = None
     """Where their turns are; None without rewards by turn."""
     cut: Bools | None = None
@@ -73,12 +77,9 @@ class Table:
         """`[M]` the trajectory of each row of `Batch`; by turn, that of each turn."""
         return np.arange(len(self.labels)) if self.spans is None else self.spans.owner
 
-    def __contains__(self, key: object) -> bool:
-        return key in self.token_scores or key in self.fields
-
     def batch(
         self,
-        keys: Sequence[str],
+        keys: Sequence[str] | None,
         part: Index | slice = slice(None),
         *,
         counts: bool = True,
@@ -89,15 +90,21 @@ class Table:
     ) -> Batch:
         """Return the core's `Batch` of some rewards, of all rows or a part: trajectories, or by turn their turns.
 
-        `counts`: as an estimator gets them, with their conditions. `tokens` `[M]` is one number per row, `accuracy` and
-        `kl_reward` `[N]` one per trajectory.
+        `keys` are rewards that the configuration names; None stands for the trainer's score. `counts`: as an estimator
+        gets them, with their conditions. `tokens` `[M]` is one number per row, `accuracy` and `kl_reward` `[N]` one per
+        trajectory.
         """
         every, turns, by_turn = self.owner, None, self.settings.by_turn or ()
-        texts = [key for key in self.settings.by_item or () if key in keys]
-        conditions = {key: needed for key, needed in (self.settings.conditions or {}).items() if key in keys and counts}
+        named = keys or ()
+        texts = [key for key in self.settings.by_item or () if key in named]
+        conditions = {
+            key: needed for key, needed in (self.settings.conditions or {}).items() if key in named and counts
+        }
         owner, whole = every[part], self.spans is None and isinstance(part, slice)
         columns: list[Array | Items] = []
-        for key in keys:
+        if keys is None:
+            columns.append(self.trainer_score(counts=counts)[every][part])
+        for key in named:
             if key in texts:
                 columns.append(Items.of(key, self.labels, self._field(key, "algorithm.rewards.by_item names"))[part])
             else:
@@ -105,7 +112,7 @@ class Table:
                 columns.append(column[part])
         outputs = self.rows.outputs
         if self.spans is not None:
-            outputs, places = self.spans.outputs, tuple(place for place, key in enumerate(keys) if key in by_turn)
+            outputs, places = self.spans.outputs, tuple(place for place, key in enumerate(named) if key in by_turn)
             turns = Turns.of_counts(np.unique(owner, return_counts=True)[1], places, self.settings.turn_discount)
 
         def selected(values: Any) -> Any:
@@ -115,7 +122,7 @@ class Table:
             labels=selected(self.labels),
             prompts=self.groups if whole else None,
             turns=turns,
-            **spread(keys, columns),
+            **spread((SCORE,) if keys is None else keys, columns),
             conditions=conditions,
             lengths=None if tokens is None else tokens[part],
             accuracy=None if accuracy is None else accuracy[owner],
@@ -124,31 +131,81 @@ class Table:
             fields={name: selected(self._field(name)) for name in (*fields, *texts)},
         )
 
-    def column(self, key: str, setting: str = "keys", *, counts: bool = True) -> Array:
-        """Return `[N]` values; NaN means "not scored". `setting`, of `algorithm.rewards`, names the key.
+    def trainer_score(self, *, counts: bool = True) -> Array:
+        """Return `[N]` the trainer's score before any KL term; `counts` as for `column`."""
+        if self.score is None:
+            raise DataError(
+                "the trainer's scores before KL are missing in this batch: the trainer must pass them as "
+                "batch['token_level_scores']"
+            )
+        return self.score if counts else _finite(self.score)
 
-        `counts`: the values enter advantages, so a missing or infinite one is an error; for metrics alone it is NaN.
+    def column(self, key: str, setting: str = "keys", *, counts: bool = True) -> Array:
+        """Return `[N]` values of a reward that the configuration names; NaN means "not scored".
+
+        `setting`, of `algorithm.rewards`, names the key. `counts`: the values enter advantages, so a missing or
+        infinite one is an error; for metrics alone it is NaN.
         """
         if key in self.token_scores:
             return self.token_scores[key]
+        if key == SCORE:
+            return self._returned_score(counts=counts)
         if key in self.fields:
             return self._numbers(key, self.fields[key], counts=counts)
-        if key == SCORE and self.score is not None:
-            return self.score
         numeric = [name for name, values in self.fields.items() if any(map(is_number, values))]
         valid = {SCORE, *self.token_scores, *map(str, numeric)}
         raise ConfigurationError(f"algorithm.rewards.{setting}: {unknown('reward component', key, valid)}")
 
+    def accuracy_key(self) -> str:
+        """Return the reward that is the accuracy: the named one, else by what the reward function returned."""
+        named = self.settings.accuracy_key
+        if named is not None:
+            return named
+        return self.settings.accuracy_in((ACCURACY,) if self.is_returned(ACCURACY) else ())
+
     def accuracy(self) -> Array:
         """Return `[N]` the accuracy in [0, 1], NaN where it is not scored."""
-        key, threshold = self.settings.accuracy_in(self), self.settings.accuracy_threshold
-        return unit_accuracy(self.column(key, "accuracy_key"), self.labels, key=key, threshold=threshold)
+        key, named = self.accuracy_key(), self.settings.accuracy_key
+        if named is None and key == ACCURACY and self.is_returned(ACCURACY):
+            # Not a process reward model's field of this name, which a setting must name.
+            values = self._numbers(key, self.fields[key], counts=True)
+        else:
+            values = self.column(key, "accuracy_key")
+        return unit_accuracy(values, self.labels, key=key, threshold=self.settings.accuracy_threshold)
+
+    def is_returned(self, name: str) -> bool:
+        """Return whether the reward function returned a value of this name.
+
+        Raise if a field has this name and the trainer does not say who wrote it.
+        """
+        if self.returned is None and name in self.fields:
+            raise ConfigurationError(
+                f"the batch has a column {name!r}, but the trainer does not say whether the reward function returned "
+                "it: data.meta_info['reward_extra_keys'] is missing. Set algorithm.rewards.accuracy_key and "
+                "algorithm.rewards.keys to rewards of other names, or add these keys in the trainer"
+            )
+        return name in (self.returned or ())
+
+    def _returned_score(self, *, counts: bool) -> Array:
+        """Return `[N]` the `score` that the reward function returned, and the trainer's score where it returned none.
+
+        verl's manager `rate_limited` gives a response whose scoring timed out a score, and no result of the function.
+        """
+        if not self.is_returned(SCORE):
+            return self.trainer_score(counts=counts)
+        values = self.fields[SCORE]
+        missing = [row for row, value in enumerate(values) if value is None]
+        if missing:
+            values = list(values)
+            for row in missing:
+                values[row] = float(self.trainer_score()[row])
+        return self._numbers(SCORE, values, counts=counts)
 
     def turns_of(self, key: str) -> Array:
         """Return `[M]` what a reward gives for each turn, 0 where that is missing; keep the number of entries given."""
         lists = self._field(key, "algorithm.rewards.by_turn names")
         cut = np.zeros(len(self.labels), dtype=bool) if self.cut is None else self.cut
-        turns, text = np.bincount(self.owner), key in self.returned
+        turns, text = np.bincount(self.owner), key in (self.returned or ())
         column, self.entries[key] = per_turn(key, self.labels, lists, turns, cut, text=text)
         return column
 
@@ -202,7 +259,7 @@ class Table:
                     )
             values = np.array([float(value) if counts or is_number(value) else np.nan for value in values])
         column: Array = values.astype(np.float64).reshape(len(self.labels))
-        return column if counts else np.where(np.abs(column) <= LARGEST_REWARD, column, np.nan)
+        return column if counts else _finite(column)
 
 
 def of_batch(
@@ -212,12 +269,12 @@ def of_batch(
     mask: torch.Tensor,
     needs: Needs,
     *,
-    returned: Collection[str] = (),
+    returned: Collection[str] | None,
 ) -> Table:
     """Read from verl's `non_tensor_batch` (`fields`) and `batch` (`tensors`), which have one entry per row.
 
     `tensors` may read each field from another process, so only those that the run needs are read. `returned` are the
-    fields that the reward function returned.
+    fields that the reward function returned; None if the trainer does not say it.
     """
     groups = Groups.of(uids)
     rows = Rows.of_groups(groups, mask)
@@ -238,10 +295,15 @@ def of_batch(
         groups=groups if rows.one_to_one else None,
         token_scores={name: total(TOKEN_FIELD + name) for name in needs.names if TOKEN_FIELD + name in present},
         fields=fields if rows.one_to_one else {name: rows.labels(values) for name, values in fields.items()},
-        returned=[name for name in returned if name in fields],
+        returned=None if returned is None else [name for name in returned if name in fields],
         score=total("token_level_scores") if needs.score and "token_level_scores" in present else None,
         cut=cut,
     )
+
+
+def _finite(column: Array) -> Array:
+    """Return `[N]` values, NaN for those that are not finite or too large for a reward."""
+    return np.where(np.abs(column) <= LARGEST_REWARD, column, np.nan)
 
 
 def is_number(value: object) -> bool:

@@ -78,10 +78,7 @@ def nested(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def fields_of(drawn: Drawn) -> dict[str, Any]:
-    extra = [
-        {"reward_extra_info": {key: column.tolist()[row] for key, column in drawn.columns.items()}}
-        for row in range(len(drawn.prompt))
-    ]
+    extra = [{"reward_extra_info": result} for result in drawn.results]
     kl = torch.from_numpy(drawn.kl).float()[:, None].expand(-1, WIDTH)
     tokens = {
         "response_mask": drawn.mask,
@@ -89,12 +86,14 @@ def fields_of(drawn: Drawn) -> dict[str, Any]:
         "token_level_scores_process": drawn.process_field,
         "old_log_probs": kl,
         "ref_log_prob": torch.zeros_like(kl),
+        **{name: drawn.ends(values) for name, values in drawn.token_fields.items()},
     }
     lengths = drawn.length.tolist()
     return {
         "uid": NonTensorStack(*drawn.uids),
         "data_source": NonTensorStack(*drawn.source),
         "extra_fields": NonTensorStack(*extra),
+        **{name: NonTensorStack(*values) for name, values in drawn.dataset.items()},
         **{
             name: nested([row[:length] for row, length in zip(field, lengths, strict=True)])
             for name, field in tokens.items()

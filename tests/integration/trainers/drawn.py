@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -76,10 +76,21 @@ class Drawn:
     process: np.ndarray
     """A reward with a value on the first token and one on the last."""
     source: list[str]
+    dataset: dict[str, list[Any]] = field(default_factory=dict)
+    """More columns of the data set."""
+    token_fields: dict[str, np.ndarray] = field(default_factory=dict)
+    """More fields of the batch with a value on the last token of each response, by name."""
 
     @property
     def uids(self) -> list[str]:
         return [f"pad{row}" if prompt < 0 else f"p{prompt}" for row, prompt in enumerate(self.prompt)]
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """What the reward function returns for each row, on the default trainer; an entry of `...` is missing."""
+        columns = {name: values.tolist() for name, values in self.columns.items()}
+        rows = [{name: values[row] for name, values in columns.items()} for row in range(len(self.prompt))]
+        return [{name: value for name, value in row.items() if value is not ...} for row in rows]
 
     @property
     def names(self) -> list[str]:
@@ -88,15 +99,15 @@ class Drawn:
 
     def ends(self, values: np.ndarray) -> torch.Tensor:
         """`[rows, tokens]` with a value on the last token of each response."""
-        field = torch.zeros(len(self.prompt), WIDTH)
-        field[torch.arange(len(self.prompt)), torch.from_numpy(self.length) - 1] = torch.from_numpy(values).float()
-        return field
+        tokens = torch.zeros(len(self.prompt), WIDTH)
+        tokens[torch.arange(len(self.prompt)), torch.from_numpy(self.length) - 1] = torch.from_numpy(values).float()
+        return tokens
 
     @property
     def process_field(self) -> torch.Tensor:
-        field = self.ends(self.process - 1.0)
-        field[:, 0] += 1.0
-        return field
+        tokens = self.ends(self.process - 1.0)
+        tokens[:, 0] += 1.0
+        return tokens
 
     @property
     def trajectories(self) -> list[list[int]]:
@@ -202,8 +213,8 @@ def by_core(name: str, algorithm: dict[str, Any], drawn: Drawn, state: State | N
 def assert_same(name: str, drawn: Drawn, found: torch.Tensor, metrics: dict[str, Any], wanted: Any) -> None:
     """The trainer's advantages are the core's on each token of the mask and exactly 0 elsewhere; so are the metrics."""
     advantages, result = wanted
-    field = torch.from_numpy(advantages)[:, None] * drawn.mask
-    torch.testing.assert_close(found.double(), field, atol=1e-5, rtol=1e-6)
+    expected = torch.from_numpy(advantages)[:, None] * drawn.mask
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-6)
     assert (found[drawn.mask == 0] == 0).all()
     rejected = sum(not drawn.mask[rows].any() for rows in drawn.trajectories)
     assert metrics.get("advantage/rejected_responses", 0) == rejected

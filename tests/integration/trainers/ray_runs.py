@@ -105,8 +105,8 @@ SESSIONS = False
 made = OwnFit
 
 
-def step(trainer: OwnFit, drawn: Drawn, *, hooked: bool) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The advantages and the metrics of a drawn batch."""
+def batch_of(trainer: OwnFit, drawn: Drawn) -> DataProto:
+    """A drawn batch as the trainer has it before its advantages."""
     kl = torch.from_numpy(drawn.kl).float()[:, None] * drawn.mask * bool(trainer.config.algorithm.use_kl_in_reward)
     data = data_of(
         drawn.uids,
@@ -114,13 +114,21 @@ def step(trainer: OwnFit, drawn: Drawn, *, hooked: bool) -> tuple[torch.Tensor, 
         drawn.score,
         {
             name: np.array(values, dtype=object)
-            for name, values in (drawn.columns | {"data_source": drawn.source}).items()
+            for name, values in (drawn.dataset | drawn.columns | {"data_source": drawn.source}).items()
         },
         width=WIDTH,
         response_mask=drawn.mask.clone(),
         token_level_rewards=drawn.ends(drawn.score) - kl,
         token_level_scores_process=drawn.process_field,
+        **{name: drawn.ends(values) for name, values in drawn.token_fields.items()},
     )
+    data.meta_info["reward_extra_keys"] = list(drawn.columns)
+    return data
+
+
+def step(trainer: OwnFit, drawn: Drawn, *, hooked: bool) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The advantages and the metrics of a drawn batch."""
+    data = batch_of(trainer, drawn)
     [(data, metrics)] = trainer.fit(data=mask_first_prompt(data) if hooked else data)
     return data.batch["advantages"], metrics
 
