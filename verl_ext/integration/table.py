@@ -158,15 +158,15 @@ class Table:
 
     def accuracy_key(self) -> str:
         """Return the reward that is the accuracy: the named one, else by what the reward function returned."""
-        named = self.settings.accuracy_key
-        if named is not None:
-            return named
-        return self.settings.accuracy_in((ACCURACY,) if self.is_returned(ACCURACY) else ())
+        without_acc = self.settings.accuracy_in(())
+        if self.settings.accuracy_key is not None or without_acc == ACCURACY:
+            return without_acc
+        return ACCURACY if self.is_returned(ACCURACY) else without_acc
 
     def accuracy(self) -> Array:
         """Return `[N]` the accuracy in [0, 1], NaN where it is not scored."""
         key, named = self.accuracy_key(), self.settings.accuracy_key
-        if named is None and key == ACCURACY and self.is_returned(ACCURACY):
+        if named is None and key == ACCURACY and ACCURACY in (self.returned or ()):
             # Not a process reward model's field of this name, which a setting must name.
             values = self._numbers(key, self.fields[key], counts=True)
         else:
