@@ -13,7 +13,7 @@ from verl_ext import rewards
 from verl_ext.conf import PRESET_NAMES
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, reading
-from verl_ext.names import CORE, is_ours, owner
+from verl_ext.names import is_ours, is_verls, registered
 from verl_ext.registry import defaults, entries, sections, used
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
 
@@ -94,8 +94,10 @@ def own_scorer(config: Any) -> str | None:
 
 def read_settings(config: Any) -> Settings:
     """Read the settings of a whole configuration of verl's, without interpolations."""
-    algorithm = {}
-    for name in (name for name in entries() if owner(name) in (None, CORE)):  # else a section of its owner's
+    algorithm, functions = {}, registered()
+    for name in entries():
+        if name in functions and not is_verls(functions[name]):  # a section of its owner's
+            continue
         with reading(f"algorithm.{name}", ConfigurationError):
             algorithm[name] = resolved(config.algorithm.get(name))
     loss = select(config, f"{ACTOR}.loss_agg_mode")

@@ -21,7 +21,7 @@ from verl_ext.checks.trial import trial
 from verl_ext.conf import PRESETS
 from verl_ext.core.steps import DivideByMean, WeighAndSum
 from verl_ext.errors import Complaint, listed, nearest, unknown
-from verl_ext.names import CORE, owner, registered
+from verl_ext.names import is_verls, registered
 from verl_ext.registry import ENTRY_POINTS, INSTALLED, TAKEN, changed, load, misspelt
 from verl_ext.run_config import ACTOR, FILTER, FUNCTION, RunConfig, set_in
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
@@ -167,7 +167,7 @@ def single_response(run: RunConfig) -> Iterator[Complaint]:
     if compared:
         why = "a single response to a prompt has nothing to be compared with, so every advantage is 0"
         yield Complaint(f"{n}=1: {why}: set {n}=8, for example")
-    elif run.name in ALONE and owner(run.name) == CORE and not run.select("distillation.enabled"):
+    elif run.name in ALONE and is_verls(registered().get(run.name)) and not run.select("distillation.enabled"):
         yield _warning(f"{n}=1 with verl's {run.name}: {ALONE[run.name]}: set {n}=8, for example")
 
 
