@@ -247,9 +247,20 @@ def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:
     for step in run.chain.steps:
         if step.divides_by_std and not run.settings.norm_by_std:
             yield Complaint(
-                f"algorithm.norm_adv_by_std_in_grpo=False contradicts the step {step.name} of {run.name}: remove it, "
-                "or set algorithm.gdpo.scale=none or algorithm.dgpo.dgae=False, or leave the step out of your list"
+                f"algorithm.norm_adv_by_std_in_grpo=False contradicts the step {step.name} of {run.name}, which divides by "
+                f"a spread of the rewards. Remove this setting, or {_without_division(run)}"
             )
+
+
+def _without_division(run: RunConfig) -> str:
+    """Say how an estimator is used without its division by a spread."""
+    settings = {
+        "gdpo": "set algorithm.gdpo.scale=none",
+        "dgpo": "set algorithm.dgpo.dgae=False",
+        "compose": "leave the step out of your list",
+    }
+    found = [text for name, text in settings.items() if name in run.used]
+    return found[0] if found else "choose an estimator without a division, for example drgrpo"
 
 
 def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:

@@ -81,6 +81,7 @@ class DivideByBatchStd(Step):
     """
 
     name: ClassVar[str] = "divide_by_batch_std"
+    divides_by_std: ClassVar[bool] = True
     not_after: ClassVar[Order] = {COMPARED: "it takes rewards as they are", "balance": "it undoes that factor"}
     undoes: ClassVar[Order] = {"weigh_by_variation": "dividing by the batch's std undoes it"}
     not_by_item: ClassVar[str] = "it would divide by the std of a criterion's place in the list"
