@@ -28,6 +28,12 @@ def owner(name: str) -> str | None:
     return module or "another package"
 
 
+def is_anothers(name: str) -> bool:
+    """Return whether neither verl nor this package has registered the function of a name in verl."""
+    functions = registered()
+    return name in functions and not is_verls(functions[name])
+
+
 def is_verls(function: Any) -> bool:
     """Return whether a function that is registered in verl is verl's own: whether its code is in verl's file.
 

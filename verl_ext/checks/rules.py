@@ -247,8 +247,8 @@ def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:
     for step in run.chain.steps:
         if step.divides_by_std and not run.settings.norm_by_std:
             yield Complaint(
-                f"algorithm.norm_adv_by_std_in_grpo=False contradicts the step {step.name} of {run.name}, which divides by "
-                f"a spread of the rewards. Remove this setting, or {_without_division(run)}"
+                f"algorithm.norm_adv_by_std_in_grpo=False contradicts the step {step.name} of {run.name}, which "
+                f"divides by a spread of rewards. Remove this setting, or {_without_division(run)}"
             )
 
 
