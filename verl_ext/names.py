@@ -20,8 +20,27 @@ def owner(name: str) -> str | None:
     verl's own `gdpo` does not count, because it cannot run on verl's default trainer.
     """
     function = registered().get(name)
-    module = getattr(function, "__module__", None) or "another package"
-    return None if function is None or (name, module) == ("gdpo", CORE) else module
+    if function is None or (name == "gdpo" and is_verls(function)):
+        return None
+    module = getattr(function, "__module__", None)
+    if module == CORE and not is_verls(function):  # `functools.wraps` has copied it from verl's function
+        module = getattr(function, "__globals__", {}).get("__name__")
+    return module or "another package"
+
+
+def is_anothers(name: str) -> bool:
+    """Return whether neither verl nor this package has registered the function of a name in verl."""
+    functions = registered()
+    return name in functions and not is_verls(functions[name])
+
+
+def is_verls(function: Any) -> bool:
+    """Return whether a function that is registered in verl is verl's own: whether its code is in verl's file.
+
+    Its `__module__` does not say so, because `functools.wraps` copies that of the function that is wrapped.
+    """
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename == importlib.import_module(CORE).__file__
 
 
 def registered() -> Mapping[str, Any]:

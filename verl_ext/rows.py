@@ -1,6 +1,7 @@
 """Estimators that are a list of steps: one row each, whose name is valid wherever an estimator's is.
 
-verl's `algorithm.norm_adv_by_std_in_grpo=False` leaves `scale_by_std` out of them.
+verl's `algorithm.norm_adv_by_std_in_grpo=False` leaves `scale_by_std` out of them. It is refused for `corrgrpo`, `dvao`
+and `liteppo`, which have another division (`divides_by_std`).
 
 To add one write a row here. A step that does not exist yet is a class in `verl_ext/core/`.
 """

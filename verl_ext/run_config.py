@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +13,9 @@ from verl_ext import rewards
 from verl_ext.conf import PRESET_NAMES
 from verl_ext.core.chain import Chain
 from verl_ext.errors import ConfigurationError, reading
-from verl_ext.names import CORE, is_ours, owner
+from verl_ext.names import is_anothers, is_ours
 from verl_ext.registry import defaults, entries, sections, used
-from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, Settings
+from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, COMMON, VERL_NAMES, Settings, entries_set
 
 ACTOR = "actor_rollout_ref.actor"
 FILTER = "algorithm.filter_groups"
@@ -94,12 +94,47 @@ def own_scorer(config: Any) -> str | None:
 
 def read_settings(config: Any) -> Settings:
     """Read the settings of a whole configuration of verl's, without interpolations."""
-    algorithm = {}
-    for name in (name for name in entries() if owner(name) in (None, CORE)):  # else a section of its owner's
-        with reading(f"algorithm.{name}", ConfigurationError):
-            algorithm[name] = resolved(config.algorithm.get(name))
     loss = select(config, f"{ACTOR}.loss_agg_mode")
-    return Settings.parse(algorithm, loss_agg_mode=str(loss or Settings.loss_agg_mode))
+    return Settings.parse(_entries_of(config), loss_agg_mode=str(loss or Settings.loss_agg_mode))
+
+
+def require_unchanged(config: Any, settings: Settings, *, computes: bool) -> None:
+    """Raise if an entry of `algorithm` is not the one that a run has read at its start.
+
+    Without `computes`, an estimator of verl's own is in force, which reads verl's settings anew in every step. In that
+    case only the settings of this package are compared.
+    """
+    compared = entries() if computes else (*COMMON, *VERL_NAMES.values())
+    now, before = entries_set(_entries_of(config)), settings.given
+    found: list[str] = []
+    for name in compared:
+        if not is_anothers(name):
+            found += _differences(before.get(name), now.get(name), f"algorithm.{name}")
+    if found:
+        raise ConfigurationError(
+            f"{'; '.join(found)}. The settings of the advantages, such as the weights of the rewards, are fixed for a "
+            "run, which reads them at its start. Set them before the start. To change them, restart with the new values"
+        )
+
+
+def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
+    """Say which entries below a path differ, with both values; None is one that is not set."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in {**before, **now}:
+            yield from _differences(before.get(name), now.get(name), f"{path}.{name}")
+    elif before != now and repr(before) != repr(now):  # NaN does not equal itself
+        yield f"{path} was {before!r} at the start and is {now!r}"
+
+
+def _entries_of(config: Any) -> dict[str, Any]:
+    """Read the entries of `algorithm` that are this package's, as plain data."""
+    algorithm = {}
+    present = {*config.algorithm}  # to ask OmegaConf for an entry that is not there takes long
+    for name in entries():
+        if name in present and not is_anothers(name):  # else a section of its owner's
+            with reading(f"algorithm.{name}", ConfigurationError):
+                algorithm[name] = resolved(config.algorithm.get(name))
+    return algorithm
 
 
 def resolved(value: Any) -> Any:

@@ -155,7 +155,7 @@ class Settings:
         >>> Settings.parse({"rewards": {"keys": ["format"]}}).rewards.keys
         ('format',)
         """
-        given = {name: _as_json(value) for name, value in algorithm.items() if value is not None}
+        given = entries_set(algorithm)
         return cls(
             rewards=make(RewardsSettings, _with_verl_names(given), "algorithm.rewards"),
             verl_ext=make(VerlExtSettings, given.get("verl_ext"), "algorithm.verl_ext"),
@@ -174,6 +174,11 @@ class Settings:
         'token'
         """
         return make(kind, self.given.get(name), f"algorithm.{name}")
+
+
+def entries_set(algorithm: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of `algorithm` that are set, as `Settings.given` holds them."""
+    return {name: _as_json(value) for name, value in algorithm.items() if value is not None}
 
 
 def _as_json(value: Any) -> Any:

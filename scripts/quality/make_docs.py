@@ -38,7 +38,7 @@ reported in general.
 
 verl's own `norm_adv_by_std_in_grpo=False` works with `gdpo`, `gd2po` and `hadw`, and takes `scale_by_std` out of the
 [lists with a name](lists.md). `dgpo` raises an error, because it divides by the mean absolute deviation (with
-`dgae=True`), and so do `dvao` and `corrgrpo`; `drgrpo` and `maxrl` never divide by a std.
+`dgae=True`), and so do `dvao`, `corrgrpo` and `liteppo`; `drgrpo` and `maxrl` never divide by a std.
 `use_kl_in_reward=True` adds the KL term to the combined reward. `gdpo` and `gd2po` have no combined reward, and `maxrl`
 needs rewards of at least 0: all three raise an error.
 """

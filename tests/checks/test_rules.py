@@ -122,6 +122,8 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("loss_mode=sapo", "vanilla"),
     ),
     ("KL", (*GDPO, "algorithm.use_kl_in_reward=True"), ("algorithm.use_kl_in_reward", "use_kl_loss")),
+    ("std of the batch", ("algorithm.adv_estimator=liteppo", STD), ("divide_by_batch_std", "liteppo", "drgrpo")),
+    ("std of a list", (COMPOSE, BATCH_STD, STD), ("norm_adv_by_std_in_grpo", "leave the step out of your list")),
     ("std against mad", (*GDPO, "+algorithm.gdpo.scale=mad", STD), ("norm_adv_by_std_in_grpo", "algorithm.gdpo.scale")),
     ("KL against maxrl", (MAXRL, "algorithm.use_kl_in_reward=True"), ("algorithm.use_kl_in_reward", "negative")),
     ("temperature", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo={dqw: False, dqw_temp: 5}"), ("dqw_temp", "dqw")),

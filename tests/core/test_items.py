@@ -121,6 +121,7 @@ def test_criteria_that_cancel_are_exactly_zero_where_prompts_differ():
         (by_item([1, 0]), by_item([1])),
         (by_item([1, 0], [1, 2]), by_item([1, 0], [2, 1])),
         *((by_item([1]), wrong) for wrong in (None, 1.0, "", "[1.0]", "{}", "[]", "[[null, 1]]", "[[1, 2, 3]]")),
+        *((text, text) for text in ('["10", "01"]', '[{"1": 0, "2": 0}]', '{"12": 3}', '[["1", 2]]', '[[1, "2"]]')),
         *((text, text) for text in (by_item([1], [0]), by_item([1], [NAN]), by_item([1, 1], [1e308, 1e308]))),
     ],
     ids=repr,
@@ -128,6 +129,33 @@ def test_criteria_that_cancel_are_exactly_zero_where_prompts_differ():
 def test_a_wrong_list_is_refused_by_key_and_uid(texts):
     with pytest.raises(DataError, match=facts("'rubric'", "'p7'")):
         Items.of("rubric", ["p1", "p7", "p7"], [by_item([1, 2, 3]), *texts])
+
+
+@pytest.mark.parametrize("wrong", [{1: 1, 2: 0}, {"1": 1, "2": 0}, "10", b"10"], ids=repr)
+def test_what_is_no_list_is_refused_where_it_is_returned(wrong):
+    """Each would be read as two numbers: the keys of a mapping, the digits of a text, the codes of bytes."""
+    with pytest.raises(DataError, match=facts("by_item", "list", repr(wrong))):
+        by_item(wrong)
+    with pytest.raises(DataError, match=facts("weights", "by_item", "list", repr(wrong))):
+        by_item([1, 0], weights=wrong)
+
+
+NONE = by_item([NAN])
+
+
+def test_a_prompt_without_criteria_returns_one_that_is_not_scored():
+    """Its other rewards count, and those of other prompts do not change."""
+    with pytest.raises(DataError, match=facts("'rubric'", "'q'", "by_item([float('nan')])")):
+        Items.of("rubric", ["p", "q"], [by_item([1, 0]), by_item([])])
+    rubrics, rights = [by_item([1, 0], [3, 1]), by_item([0, 0], [3, 1])], [0.0, 0.0, 1.0, 0.0]
+    mixed = batch([*"ppqq"], rights, [*rubrics, NONE, NONE])
+    found = advantages("drgrpo", {}, mixed, weights=(1.0, 1.0))
+    np.testing.assert_array_equal(found, [0.375, -0.375, 0.5, -0.5])
+    steps = {"compose": {"steps": ["centre", "scale_by_std", "weigh_and_sum"]}}
+    found = advantages("compose", steps, mixed)
+    np.testing.assert_array_equal(found[:2], advantages("compose", steps, batch([*"pp"], rights[:2], rubrics)))
+    right_alone = Batch.of([[1.0], [0.0]], [*"qq"])
+    np.testing.assert_array_equal(found[2:], advantages("compose", steps, right_alone, ["right"], [1.0]))
 
 
 def test_an_infinite_criterion_is_refused_by_its_place_and_uid():

@@ -112,3 +112,44 @@ def test_a_constant_that_one_reward_gains_and_another_loses_changes_nothing(name
         chain(Batch.of(each, labels, keys=KEYS, accuracy=accuracy)).advantages for each in (moved, columns)
     )
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+def rounded_to_cancel(groups: int, size: int) -> Batch:
+    """Two rewards of which the second is what the first lacks, with scales and offsets of their own, as float32.
+
+    Only groups in which both vary: next to an offset of 1e5 float32 keeps nothing of a small one.
+    """
+    rng = np.random.default_rng(0)
+    levels = rng.choice([1, 3, 10, 1000], (groups, 1))
+    first = rng.integers(0, levels + 1, (groups, size)) / levels
+    scales = 10 ** rng.uniform(-3, 3, (2, groups, 1))
+    offsets = rng.choice([0.0, 0.5, 10.0, 1e3, 1e5], (2, groups, 1)) * rng.choice([-1, 1], (2, groups, 1))
+    exact = np.stack([offsets[0] + scales[0] * first, offsets[1] - scales[1] * first], axis=2)
+    columns = exact.astype(np.float32).astype(np.float64)
+    batch = Batch.of(columns.reshape(-1, 2), np.repeat(np.arange(groups), size).tolist(), keys=KEYS)
+    both = batch.groups.varies(batch.returns).all(axis=1)
+    kept = columns[both]
+    return Batch.of(kept.reshape(-1, 2), np.repeat(np.arange(len(kept)), size).tolist(), keys=KEYS)
+
+
+@pytest.mark.parametrize("scale", ["std", "mad"])
+def test_no_rounding_of_ten_thousand_groups_is_taken_for_a_difference(scale: str) -> None:
+    """One unit in the last place would leave some of them."""
+    batch = rounded_to_cancel(13_000, 8)
+    assert len(batch.groups) > 10_000
+    found = build("gdpo", Settings.parse(REWARDS | {"gdpo": {"scale": scale}}))(batch).advantages
+    assert np.count_nonzero(batch.groups.sum(np.abs(found))) == 0
+
+
+@pytest.mark.parametrize("scale", ["std", "mad"])
+@pytest.mark.parametrize(("units", "live"), [(7, False), (9, True), (12, True)])
+def test_a_difference_above_what_rounding_explains_is_kept(units: int, live: bool, scale: str) -> None:
+    """Rounding is taken to explain four units in the last place of each of the two rewards, at an offset of 1e5."""
+    first = 1e5 + np.array([1.0, 0.0] * 4)
+    second = 2e5 + 1 - first
+    second[0] += units * float(np.spacing(np.float32(1e5)))
+    columns = np.stack([first, second], axis=1)
+    assert (columns == columns.astype(np.float32)).all()
+    found = build("gdpo", Settings.parse(REWARDS | {"gdpo": {"scale": scale}}))(Batch.of(columns, ["g"] * 8, keys=KEYS))
+    assert (found.advantages[0] > 0.1) == live
+    assert found.advantages.any() == live

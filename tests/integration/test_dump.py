@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from tests.batches import ACC, FMT, LENGTHS, UIDS
 from tests.calls import call
@@ -27,8 +28,9 @@ FIELDS = {"acc": np.array(ACC), "fmt": np.array(FMT)}
 def made(folder: Path, name: str = "gdpo", step: int = 7, start: int = 0, **more: Any) -> Run:
     """The run of a trainer at a step."""
     algorithm = {"rewards": {"keys": ["acc", "fmt"], "weights": [2.0, 1.0], "accuracy_key": "acc"}, **more}
-    settings = Settings.parse({**algorithm, "verl_ext": {"dump_dir": str(folder)}})
-    trainer = SimpleNamespace(global_steps=step, local_trigger_step=0)
+    algorithm["verl_ext"] = {"dump_dir": str(folder)}
+    settings, config = Settings.parse(algorithm), OmegaConf.create({"algorithm": algorithm})
+    trainer = SimpleNamespace(global_steps=step, local_trigger_step=0, config=config)
     return Run(name, settings, build(name, settings), trainer=trainer, start=start)
 
 

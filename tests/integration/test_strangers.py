@@ -26,9 +26,11 @@ from tests.integration.trainers.ray_runs import OwnFit, per_row
 from verl_ext import hooks
 from verl_ext.checks import start as starts
 from verl_ext.checks.judge import check_run, judge
+from verl_ext.checks.losses import aggregates_itself
 from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.integration.advantage import is_ours
 from verl_ext.integration.trainer import WithEstimators, start
+from verl_ext.names import owner
 from verl_ext.registry import INSTALLED, entries
 from verl_ext.run_config import select, set_in
 from verl_ext.settings import RewardsSettings
@@ -109,6 +111,65 @@ def test_a_function_that_names_no_module_is_somebodys_too(monkeypatch: pytest.Mo
     for name in ("maxrl", "gdpo"):
         monkeypatch.setitem(REGISTRY, name, made["made"])
         assert not is_ours(name)
+
+
+class Callable:
+    """A callable object, whose class says that it is verl's."""
+
+    __module__ = core_algos.__name__
+
+    def __call__(self, token_level_rewards: Any, response_mask: Any, **_: Any) -> Any:
+        return his(token_level_rewards, response_mask)
+
+
+def wrapping(verls: Any) -> dict[str, Any]:
+    """What somebody may register in the place of a function of verl's, with verl's `__module__`."""
+    partial = functools.update_wrapper(functools.partial(his), verls)
+    return {"wrapped": functools.wraps(verls)(his_of_any_batch), "partial": partial, "object": Callable()}
+
+
+def his_of_any_batch(**given: Any) -> Any:
+    return his(given["token_level_rewards"], given["response_mask"])
+
+
+WRAPPING = pytest.mark.parametrize("kind", ["wrapped", "partial", "object"])
+
+
+@WRAPPING
+def test_a_function_that_wraps_verls_is_somebodys_whatever_its_module_says(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    his_gdpo = wrapping(REGISTRY["gdpo"])[kind]
+    assert his_gdpo.__module__ == core_algos.__name__
+    monkeypatch.setitem(REGISTRY, "gdpo", his_gdpo)
+    assert core_algos.get_adv_estimator_fn("gdpo") is his_gdpo
+    assert not is_ours("gdpo")
+    assert owner("gdpo") == (__name__ if kind == "wrapped" else "another package")
+    his_section = ("algorithm.adv_estimator=gdpo", "+algorithm.gdpo.his=3")
+    assert judge(compose(*his_section, "+algorithm.rewards.log=all")).errors == ()
+    trainer = OwnFit(compose(*his_section))
+    assert trainer._verl_ext is None
+    [(data, _)] = trainer.fit(steps=1)
+    assert per_row(data) == [7] * 8
+
+
+@WRAPPING
+def test_verl_is_not_said_to_compute_what_a_function_that_wraps_verls_computes(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the rule on groups of one response, by the message on a preset, or by the rule on losses."""
+    alone = compose("algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=1")
+    assert any("verl's rloo" in text for text in judge(alone).warnings)
+    monkeypatch.setitem(REGISTRY, "rloo", wrapping(REGISTRY["rloo"])[kind])
+    assert not any("verl's rloo" in text for text in judge(alone).warnings)
+    monkeypatch.setitem(REGISTRY, "gdpo", wrapping(REGISTRY["gdpo"])[kind])
+    [refused] = judge(compose("+verl_ext=gdpo")).errors
+    assert "another package" in refused or __name__ in refused
+    assert core_algos.__name__ not in refused
+    assert aggregates_itself("sapo")
+    losses = core_algos.POLICY_LOSS_REGISTRY
+    monkeypatch.setitem(losses, "sapo", wrapping(losses["sapo"])[kind])
+    assert aggregates_itself("sapo") is False
 
 
 def test_one_that_is_registered_after_the_trainer_was_made_ends_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

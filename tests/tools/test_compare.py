@@ -286,6 +286,34 @@ def test_torn_lines_missing_rewards_and_single_answers_are_said(compare, tmp_pat
     assert a_line_says(compare(folder, named, RIGHT), "approximate", "answers")
 
 
+@pytest.mark.parametrize("variant", ["dvao", "gdpo", "[centre,scale_by_std,weigh_and_sum]"])
+def test_an_estimator_without_need_of_an_accuracy_is_compared_without_one(variant, compare, advantages, tmp_path):
+    """The table by accuracy is left out, and a line says which setting it lacks."""
+    folder = made.rollouts(tmp_path / "r", made.without(made.entries(), "acc"))
+    text = compare(folder, variant, made.KEYS)
+    assert a_line_says(text, "table by accuracy", "left out", "algorithm.rewards.accuracy_key", "'form'", "'right'")
+    assert "Share of A" in text
+    assert "Mean |A| by" not in text
+    named = compare(folder, variant, made.KEYS, RIGHT)
+    assert "Mean |A| by accuracy of the prompt (right)" in named
+    assert "left out" not in named
+    found = advantages(folder, variant, made.KEYS)
+    name = f"advantage/{variant}"
+    np.testing.assert_array_equal(found[name], advantages(folder, variant, made.KEYS, RIGHT)[name])
+
+
+def test_an_estimator_that_needs_an_accuracy_may_name_it_alone(compare, tmp_path):
+    folder = made.rollouts(tmp_path / "r", made.without(made.entries(), "acc"))
+    text = compare(folder, f"hadw {made.KEYS} {RIGHT}", f"dvao {made.KEYS}")
+    assert "Share of A" in text
+
+
+def test_a_reward_that_is_no_accuracy_is_compared_without_one(compare, tmp_path):
+    """The only reward is taken for the accuracy, and is beyond [0, 1]."""
+    folder = made.rollouts(tmp_path / "r", made.without(made.entries(), "acc", "right", "form"))
+    assert a_line_says(compare(folder, "drgrpo"), "table by accuracy", "left out", "'score'", "accuracy_threshold")
+
+
 ENTRIES = made.entries()
 REFUSED = [
     (ENTRIES, [], ("'gdpo'",)),
@@ -293,7 +321,8 @@ REFUSED = [
     (ENTRIES, ["gdpo"], ("algorithm.rewards.keys", "'form'", "'right'")),
     (ENTRIES, ["grpo"], ("'grpo'", "twice")),
     (ENTRIES, ["gdpo", made.KEYS, "algorithm.rewards.rejected=leave_out"], ("rewards.rejected", "leave it out")),
-    (made.without(ENTRIES, "acc"), ["gdpo", made.KEYS], ("algorithm.rewards.accuracy_key", "'form'", "'right'")),
+    (made.without(ENTRIES, "acc"), ["hadw", made.KEYS], ("algorithm.rewards.accuracy_key", "'form'", "'right'")),
+    (made.without(ENTRIES, "acc"), ["gdpo", made.KEYS, f"{RIGHT}s"], ("algorithm.rewards.accuracy_key", "'rights'")),
     (made.without(ENTRIES, "right", "form", "acc"), ["gdpo", made.KEYS], ("'right'", "'score'")),
     (made.entries(right=10**400), ["gdpo", made.KEYS], ("cannot be read",)),
     (made.without(made.entries(right=np.inf), "score"), ["gdpo", made.KEYS], ("'right'", "'p0-1'", "inf")),

@@ -7,6 +7,7 @@ from verl_ext.core.totals import Balance
 from verl_ext.errors import Complaint
 from verl_ext.estimators.dgpo import balance_for
 from verl_ext.estimators.drgrpo import DrgrpoSettings
+from verl_ext.names import is_verls
 from verl_ext.run_config import ACTOR, RunConfig
 
 SELF_AGGREGATING: Mapping[str, frozenset[str]] = {
@@ -56,7 +57,7 @@ def aggregates_itself(loss: Any) -> bool | None:
     from verl.trainer.ppo import core_algos
 
     function = core_algos.POLICY_LOSS_REGISTRY.get(loss) if isinstance(loss, str) else None
-    if function is None or function.__module__ != core_algos.__name__ or loss == "vanilla":
+    if not is_verls(function) or loss == "vanilla":
         return False
     known = SELF_AGGREGATING.get(verl.__version__)
     return None if known is None else loss in known

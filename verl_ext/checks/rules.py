@@ -21,7 +21,7 @@ from verl_ext.checks.trial import trial
 from verl_ext.conf import PRESETS
 from verl_ext.core.steps import DivideByMean, WeighAndSum
 from verl_ext.errors import Complaint, listed, nearest, unknown
-from verl_ext.names import CORE, owner, registered
+from verl_ext.names import is_verls, registered
 from verl_ext.registry import ENTRY_POINTS, INSTALLED, TAKEN, changed, load, misspelt
 from verl_ext.run_config import ACTOR, FILTER, FUNCTION, RunConfig, set_in
 from verl_ext.settings import ACCURACY_BETWEEN, ANY_REWARD, RewardsSettings
@@ -167,7 +167,7 @@ def single_response(run: RunConfig) -> Iterator[Complaint]:
     if compared:
         why = "a single response to a prompt has nothing to be compared with, so every advantage is 0"
         yield Complaint(f"{n}=1: {why}: set {n}=8, for example")
-    elif run.name in ALONE and owner(run.name) == CORE and not run.select("distillation.enabled"):
+    elif run.name in ALONE and is_verls(registered().get(run.name)) and not run.select("distillation.enabled"):
         yield _warning(f"{n}=1 with verl's {run.name}: {ALONE[run.name]}: set {n}=8, for example")
 
 
@@ -247,9 +247,20 @@ def contradicted_by_verl(run: RunConfig) -> Iterator[Complaint]:
     for step in run.chain.steps:
         if step.divides_by_std and not run.settings.norm_by_std:
             yield Complaint(
-                f"algorithm.norm_adv_by_std_in_grpo=False contradicts the step {step.name} of {run.name}: remove it, "
-                "or set algorithm.gdpo.scale=none or algorithm.dgpo.dgae=False, or leave the step out of your list"
+                f"algorithm.norm_adv_by_std_in_grpo=False contradicts the step {step.name} of {run.name}, which "
+                f"divides by a spread of rewards. Remove this setting, or {_without_division(run)}"
             )
+
+
+def _without_division(run: RunConfig) -> str:
+    """Say how an estimator is used without its division by a spread."""
+    settings = {
+        "gdpo": "set algorithm.gdpo.scale=none",
+        "dgpo": "set algorithm.dgpo.dgae=False",
+        "compose": "leave the step out of your list",
+    }
+    found = [text for name, text in settings.items() if name in run.used]
+    return found[0] if found else "choose an estimator without a division, for example drgrpo"
 
 
 def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:

@@ -55,7 +55,8 @@ class Step:
     centres: ClassVar[bool] = False
     """Whether the mean of each group is 0 after the step, too: it then counts as `centre` in the rules of order."""
     divides_by_std: ClassVar[bool] = False
-    """Whether it divides by the group's spread, which verl's `norm_adv_by_std_in_grpo=False` contradicts."""
+    """Whether the step divides by the spread of the rewards, in the group or in the batch: verl's
+    `norm_adv_by_std_in_grpo=False` contradicts it. Whitening, after the sum, is not meant."""
     sums: ClassVar[bool] = False
     """Whether the step makes one value of all rewards: it then counts as `weigh_and_sum` in the rules of order."""
     not_by_item: ClassVar[str] = ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Iterable, Sequence
+import reprlib
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,9 @@ def by_item(entries: Iterable[float], weights: Iterable[float] | None = None) ->
     >>> by_item([1, 0.5], weights=[5, -3])
     '[[1.0, 5.0], [0.5, -3.0]]'
     """
+    for name, given in {"by_item": entries, "weights of by_item": weights}.items():
+        if isinstance(given, str | bytes | Mapping):
+            raise DataError(f"{name} must be a list with one number for each criterion, found {reprlib.repr(given)}")
     values = list(map(float, entries))
     sizes = [1.0] * len(values) if weights is None else map(float, weights)
     return json.dumps(list(zip(values, sizes, strict=True)))
@@ -50,12 +54,13 @@ class Items:
         for label, text in zip(labels, texts, strict=True):
             where, pairs, size = f"reward {key!r} of uid {label!r}", [], 0.0
             with suppress(TypeError, ValueError, OverflowError, RecursionError):
-                pairs = [(float(value), float(weight)) for value, weight in json.loads(text)]
+                pairs = _pairs(json.loads(text))
                 size = math.fsum(abs(weight) for _, weight in pairs)
             if not 0 < size < math.inf:
                 raise DataError(
                     f"{where} is {text!r:.80}, but algorithm.rewards.by_item names it: return "
-                    "verl_ext.by_item([...], weights=[...]), with finite weights that are not all 0"
+                    "verl_ext.by_item([...], weights=[...]), with finite weights that are not all 0. For a prompt "
+                    "without criteria, return verl_ext.by_item([float('nan')])"
                 )
             weights = [weight for _, weight in pairs]
             if (others := given.setdefault(label, weights)) != weights:
@@ -75,6 +80,19 @@ class Items:
     def total(self) -> Array:
         """`[N]` the weighted sum of the scored criteria; NaN where none is scored."""
         return np.where(np.isnan(self.values).all(axis=1), np.nan, np.nansum(self.values * self.factors, axis=1))
+
+
+def _pairs(entries: Any) -> list[tuple[float, float]]:
+    """The value and the weight of each criterion; raise `ValueError` unless each is a list of two numbers."""
+    pairs = []
+    for entry in entries:
+        if not isinstance(entry, list):  # a text or a mapping can have two entries, too
+            raise ValueError(f"found {entry!r}, expected a list of a value and a weight")
+        value, weight = entry
+        if isinstance(value, str) or isinstance(weight, str):
+            raise ValueError(f"found {entry!r}, expected two numbers")
+        pairs.append((float(value), float(weight)))
+    return pairs
 
 
 def spread(keys: Sequence[str], rewards: Sequence[Array | Items]) -> dict[str, Any]:

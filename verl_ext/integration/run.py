@@ -15,6 +15,7 @@ from verl_ext.core.metrics import Metrics
 from verl_ext.errors import IntegrationError
 from verl_ext.hooks import member
 from verl_ext.integration.table import Needs, Table
+from verl_ext.run_config import require_unchanged
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext")
@@ -42,6 +43,8 @@ class Run:
     """The step of the last batch."""
     called: bool = False
     """Whether the estimator computed advantages since the trainer was last asked."""
+    unchanged: str = ""
+    """The section `algorithm` of the trainer's configuration, as text, when its settings were last compared."""
     table: Table | None = None
     """The rewards of the batch that is being computed."""
     metrics: Metrics = field(default_factory=dict)
@@ -86,6 +89,7 @@ class Run:
     @contextmanager
     def computing(self, table: Table) -> Iterator[None]:
         """Make this the current run, with the table of its batch: the estimators read both from `CURRENT`."""
+        self.require_unchanged()
         token = CURRENT.set(self)
         self.table = table
         try:
@@ -93,6 +97,16 @@ class Run:
         finally:
             self.table = None
             CURRENT.reset(token)
+
+    def require_unchanged(self) -> None:
+        """Raise if somebody has changed the run's settings in the trainer's configuration since the run read them."""
+        if self.trainer is None:
+            return
+        config = self.trainer.config
+        text = repr(config.algorithm)  # without interpolations it says all, and much faster than reading the entries
+        if text != self.unchanged or "${" in text:
+            require_unchanged(config, self.settings, computes=self.chain is not None)
+            self.unchanged = text
 
     def require_called(self) -> None:
         """Raise if the trainer computed the last advantages without the run's estimator."""

@@ -6,19 +6,26 @@ It takes the place of verl's filter in the replay buffer and counts the groups t
 """
 
 from collections import Counter
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 from verl_ext import hooks
 from verl_ext.core.batch import Batch
-from verl_ext.core.chain import Chain
+from verl_ext.core.chain import Chain, Step
 from verl_ext.core.groups import TOLERANCE, Bools, Groups
 from verl_ext.core.many import ScaleByCommonStd, ScaleByCorrelation, SoftMin
 from verl_ext.core.metrics import metric_name
 from verl_ext.core.rows import uids_of
-from verl_ext.core.steps import Centre, DivideByMean, DropConflicts, ScaleByMad, ScaleByStd, WeighAndSum
+from verl_ext.core.steps import (
+    Centre,
+    DivideByBatchStd,
+    DivideByMean,
+    DropConflicts,
+    ScaleByMad,
+    ScaleByStd,
+    WeighAndSum,
+)
 from verl_ext.errors import IntegrationError
 from verl_ext.integration import queue
 from verl_ext.integration.run import Run
@@ -100,13 +107,34 @@ class GroupFilter:
 def live(batch: Batch, chain: Chain | None, weights: tuple[float, ...] | None) -> Bools:
     """Return `[G]` whether the centred sum of the rewards, as the estimator forms it, varies.
 
-    With another step before it, and with verl's estimators: whether a reward with a weight varies after the conditions.
+    With another step before the sum, and with verl's estimators: whether a reward with a weight varies after the
+    conditions. If another step stands between the sum and `centre`, it may make equal sums differ: in that case whether
+    the sum or a reward with a weight varies.
     """
-    steps = () if chain is None else tuple(takewhile(lambda step: type(step) in WITHIN_GROUPS, chain.steps))
-    if {Centre, WeighAndSum} <= {*map(type, steps)}:
+    steps = _within_groups(chain)
+    summed = any(step.sums for step in steps)
+    if summed and any(type(step) is Centre for step in steps):
         return batch.groups.varies(Chain(steps)(batch).advantages)
     counts = np.ones(len(batch.keys), dtype=bool) if weights is None else np.asarray(weights) != 0
-    return np.asarray((batch.groups.varies(batch.rewards) & counts).any(axis=1))
+    varies = np.asarray((batch.groups.varies(batch.rewards) & counts).any(axis=1))
+    if summed:  # the sum varies also where one of two constant rewards is not scored for some of the responses
+        varies |= batch.groups.varies(Chain((*steps, Centre()))(batch).advantages)
+    return varies
+
+
+def _within_groups(chain: Chain | None) -> tuple[Step, ...]:
+    """Return the steps of a chain up to the first that may read more than the rewards of one group.
+
+    After the sum a division by the batch's std is left out: it multiplies all sums by one number.
+    """
+    steps: list[Step] = []
+    for step in () if chain is None else chain.steps:
+        if type(step) is DivideByBatchStd and any(earlier.sums for earlier in steps):
+            continue
+        if type(step) not in WITHIN_GROUPS:
+            break
+        steps.append(step)
+    return tuple(steps)
 
 
 def outside(groups: Groups, table: Table) -> tuple[Bools, Bools]:

@@ -76,12 +76,35 @@ def test_after_a_step_that_may_read_more_than_a_group_any_reward_that_varies_cou
     assert dropped("compose", {"a": CANCEL, "b": [(1, 1), (1, 1)]}, chain=Chain(steps)) == {"b"}
 
 
+UNSCORED = [(1, NAN), (1, 1)]
+"""No reward varies, but their sum does: 1 and 2."""
+
+
+@pytest.mark.parametrize(
+    ("estimator", "chain", "found"),
+    [
+        ("drgrpo", None, {"b", "c"}),
+        ("liteppo", None, {"b", "c"}),
+        ("compose", (WeighAndSum(), BySource(), Centre()), {"c"}),
+        ("compose", (WeighAndSum(),), {"c"}),
+        ("rvpo", None, {"a", "b", "c"}),  # a soft minimum leaves out what is not scored
+    ],
+)
+def test_a_sum_that_varies_only_because_a_reward_is_not_scored_keeps_its_group(estimator, chain, found):
+    groups = {"a": UNSCORED, "b": CANCEL, "c": [(1, 1), (1, 1)]}
+    assert dropped(estimator, groups, chain=None if chain is None else Chain(chain)) == found
+
+
+def test_two_rewards_of_which_the_soft_minimum_varies_keep_their_group():
+    assert dropped("rvpo", {"a": [(1, 0), (0, 0)], "b": [(2, 0), (0, 1), (1, 1), (1, 1)]}) == set()
+
+
 RLOO = {"compose": {"steps": ["weigh_and_sum", {"step": "centre", "leave_one_out": True}]}}
 TRAINED = [
     *(("gdpo", {"gdpo": {"scale": scale}}) for scale in ("std", "mad", "none")),
     *(("compose", {"compose": {"steps": unwhitened(conflict)}}) for conflict in ("hard", "snr")),
     *(("hadw", {"hadw": {"base": base}}) for base in ("grpo", "gdpo")),
-    *(("dgpo", {}), ("drgrpo", {}), ("maxrl", {}), ("compose", RLOO)),
+    *(("dgpo", {}), ("drgrpo", {}), ("maxrl", {}), ("liteppo", {}), ("compose", RLOO)),
 ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from verl_ext.core.groups import Array
 from verl_ext.core.metrics import reward_shares
-from verl_ext.errors import reading
+from verl_ext.errors import ConfigurationError, DataError, reading
 from verl_ext.files import say
 from verl_ext.settings import Settings
 from verl_ext.tools.compare import variants
@@ -63,8 +63,8 @@ def compare(options: argparse.Namespace) -> int:
     keys = tuple(dict.fromkeys(named)) or (rollouts.total,)
     raw = {key: rollouts.reward(key, "algorithm.rewards.keys") for key in keys}
     lines = [*_notes(rollouts, outcomes, common)]
-    key, accuracies = variants.accuracy(common, rollouts)
-    level = by_accuracy(rollouts.of_prompts(accuracies), f"accuracy of the prompt ({key})")
+    level, missing_level = _levels(rollouts, common)
+    lines += missing_level
     measured: dict[str, Measures] = {}  # by the text of the variant; grpo's first
     shares: dict[str, Array] = {}
     groups, baseline = rollouts.groups, outcomes[0].advantages
@@ -81,6 +81,21 @@ def compare(options: argparse.Namespace) -> int:
         lines.append(f"advantages: {options.output}")
     say("\n".join(lines))
     return 0
+
+
+def _levels(rollouts: Rollouts, common: Settings) -> tuple[Bins, list[str]]:
+    """Return the groups by the accuracy of their prompt; without bins, and with a line that says why, if it is unknown.
+
+    Only this table needs the accuracy. An estimator that needs it has raised an error before.
+    """
+    try:
+        key, accuracies = variants.accuracy(common, rollouts)
+    except (ConfigurationError, DataError) as error:
+        if common.rewards.accuracy_key is not None:  # which is wrong
+            raise
+        nowhere = np.zeros(len(rollouts.groups), dtype=np.intp)
+        return Bins("accuracy", (), nowhere), [f"the table by accuracy is left out: {error}"]
+    return by_accuracy(rollouts.of_prompts(accuracies), f"accuracy of the prompt ({key})"), []
 
 
 def _notes(rollouts: Rollouts, outcomes: list[Outcome], common: Settings) -> Iterator[str]:
@@ -112,6 +127,8 @@ def _tables(
     rows = [("estimator", *keys, "rest")]
     rows += [(label, *map(_share, (*found, 1 - found.sum()))) for label, found in shares.items()]
     yield f"Share of A that each reward decides, {count}", SHARES, rows
+    if not level.labels:
+        return
     rows = [("estimator", *level.labels)]
     rows += [(label, *(_number(mean, half) for mean, half in own.by_level)) for label, own in measured.items()]
     counts = np.bincount(level.ids, minlength=len(level.labels))
