@@ -13,10 +13,10 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
-from types import ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from verl_ext.errors import IntegrationError
@@ -227,23 +227,80 @@ def put_over(module: ModuleType, mixin: type) -> None:
     for name, method in inspect.getmembers(mixin, inspect.isfunction):
         require_parameters(trainer, name, _positional(method))
     if default:  # the function by which verl chooses a class: its own three, and those of other packages
-        wrap(module, "get_trainer_cls", lambda original, name: under(mixin, original(name)))
+        wrap(module, "get_trainer_cls", lambda original, name: _under_chosen(mixin, original(name)))
     else:
         replace(module, "RayPPOTrainer", under(mixin, trainer))
 
 
+def _under_chosen(mixin: type, chosen: Any) -> Any:
+    """Put a mixin over the class of verl's choice; return a function that somebody registered for it as it is.
+
+    The checks look at the trainer that such a function makes.
+    """
+    return under(mixin, chosen) if isinstance(chosen, type) else chosen
+
+
 def require_passed_on(cls: type, mixin: type, names: Iterable[str]) -> None:
-    """Raise if a class before the mixin overrides one of these methods without calling the one that it overrides."""
+    """Raise if a class before the mixin overrides one of these methods without calling the one that it overrides.
+
+    Log a warning about a method whose code cannot be read.
+    """
     for base in cls.__mro__[: cls.__mro__.index(mixin)]:
         for name in names:
-            method = vars(base).get(name)
-            if method is None or hasattr(method, "__wrapped__"):  # or another plugin has wrapped it
+            if name not in vars(base):
                 continue
-            if name not in method.__code__.co_names:
+            functions = _functions_in(vars(base)[name])
+            if not functions:
+                logger.warning(
+                    "%s.%s is no Python function, so verl_ext cannot check that it calls the method that it "
+                    "overrides. If it does not, verl_ext's part of that method is lost: call super().%s in it",
+                    *(_path(base), name, name),
+                )
+            elif not any(_mentions(function.__code__, name) for function in functions):
                 raise IntegrationError(
                     f"{_path(base)}.{name} does not call the method that it overrides, so the estimator's part of it "
                     f"would be lost: call super().{name} in it"
                 )
+
+
+def _functions_in(method: Any) -> list[FunctionType]:
+    """Return the Python functions of a method: itself, and those that its decorators or its partial object hold."""
+    functions: list[FunctionType] = []
+    seen: dict[int, Any] = {}
+    waiting = [method]
+    while waiting:
+        item = waiting.pop()
+        is_method = callable(item) or isinstance(item, functools.partialmethod | classmethod)
+        if not is_method or isinstance(item, type) or id(item) in seen:
+            continue
+        seen[id(item)] = item
+        if isinstance(item, FunctionType):
+            functions.append(item)
+        waiting += _held_by(item)
+    return functions
+
+
+def _held_by(item: Any) -> Iterator[Any]:
+    """Yield what a callable object holds: its attributes, the variables of its closure, the parts of a partial."""
+    yield from getattr(item, "__dict__", {}).values()  # `__wrapped__` of functools.wraps is one of them
+    if isinstance(item, functools.partial | functools.partialmethod):
+        yield from (item.func, *item.args, *item.keywords.values())
+    elif isinstance(item, MethodType):
+        yield from (item.__func__, item.__self__)
+    elif isinstance(item, classmethod | staticmethod):
+        yield item.__func__
+    elif isinstance(item, FunctionType):
+        for cell in item.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # a variable that has no value yet
+                continue
+
+
+def _mentions(code: CodeType, name: str) -> bool:
+    """Return whether a function, or one that is defined in it, uses a name of an attribute."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return name in code.co_names or any(_mentions(constant, name) for constant in inner)
 
 
 def _path(owner: Any) -> str:

@@ -68,6 +68,11 @@ class RunConfig:
         return named or chosen or any(set_in(self.config.algorithm))
 
     @property
+    def only_validates(self) -> bool:
+        """Whether the run validates once and does not train; verl reads `val_only` with `val_before_train` alone."""
+        return bool(self.select("trainer.val_only") and self.select("trainer.val_before_train"))
+
+    @property
     def used(self) -> tuple[str, ...]:
         """The estimators whose settings and rules apply."""
         return used(self.name, self.settings) if self.computes else ()

@@ -169,6 +169,24 @@ def test_it_says_where_a_run_begins_and_ends(check, tmp_path):
     assert "nothing" not in check(*given, "trainer.resume_mode=disable")[1]
 
 
+def test_of_a_run_that_only_validates_it_says_so_and_asks_for_no_steps(check, tmp_path):
+    """A finished run that is validated once more: no step is left, and none is wanted."""
+    pandas.DataFrame({"prompt": [1] * 10}).to_parquet(tmp_path / "train.parquet")
+    given = ["algorithm.adv_estimator=grpo", DYNAMIC, f"data.train_files={tmp_path}/train.parquet"]
+    given += ["data.train_batch_size=5", "trainer.total_epochs=3", f"trainer.default_local_dir={tmp_path}"]
+    given += ["trainer.val_only=True", "trainer.save_freq=5", "trainer.test_freq=7", "data.val_files=hdfs://far/away"]
+    (tmp_path / "global_step_6").mkdir()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("6")
+    _, out, _ = check(*given)
+    assert a_line_says(out, "start", "step 6")
+    for word in ("trains", "saves"):
+        assert a_line_says(out, word, "never", "trainer.val_only=True")
+    assert a_line_says(out, "validates", "before the first step", "hdfs://far/away")
+    assert not says(out, "7")
+    assert "nothing" not in out
+    assert "nothing" in check(*given, "trainer.val_before_train=False")[1]
+
+
 def test_the_rewards_of_a_run_with_a_wrong_setting_are_not_called_the_score(check):
     status, out, _ = check(*GDPO, "+algorithm.gdpo.nothing=1")
     assert status == 1

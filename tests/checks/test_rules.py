@@ -64,6 +64,9 @@ SINGLE = "actor_rollout_ref.rollout.n=1"
 OWN = "tests.integration.own_steps"
 SHORT = (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=1000")
 WARMUP = f"{ACTOR}.optim.lr_warmup_steps=10"
+VAL_ONLY = "trainer.val_only=True"
+TRAINS = (VAL_ONLY, "trainer.val_before_train=False")
+"""verl reads `val_only` after the validation before training alone: this run trains."""
 
 # Overrides, with the estimator first where it has no name, and the words of one message.
 ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
@@ -129,6 +132,8 @@ ERRORS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("temperature", ("algorithm.adv_estimator=dgpo", "+algorithm.dgpo={dqw: False, dqw_temp: 5}"), ("dqw_temp", "dqw")),
     ("conditions of verl's own", (GRPO, KEYS, CONDITIONS), ("algorithm.rewards.conditions", "verl's grpo")),
     ("one response", ("algorithm.adv_estimator=hadw", "actor_rollout_ref.rollout.n=1"), ("rollout.n=1",)),
+    ("one response, not only validated", ("algorithm.adv_estimator=hadw", SINGLE, *TRAINS), ("rollout.n=1",)),
+    ("no keys, only validated", ("algorithm.adv_estimator=gdpo", VAL_ONLY), ("algorithm.rewards.keys",)),
     *(
         (f"one by {step}", (COMPOSE, f"+algorithm.compose.steps=[weigh_and_sum,{step}]", SINGLE), ("rollout.n=1",))
         for step in ("divide_by_mean", f"{OWN}:Middle")
@@ -170,6 +175,11 @@ WARNINGS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         (f"{part} {kept}", (GRPO, f"{ACTOR}.checkpoint.{part}=[{kept}]"), (f"{part}=", f"lacks {lost}"))
         for part in ("save_contents", "load_contents")
         for kept, lost in (("model", "'optimizer'"), ("hf_model", "'model', 'optimizer'"), ("optimizer", "'model'"))
+    ),
+    (
+        "a model that is not read before it is validated",
+        (GRPO, VAL_ONLY, f"{ACTOR}.checkpoint.load_contents=[optimizer]"),
+        ("load_contents=", "lacks 'model'"),
     ),
     ("KL loss of drgrpo", ("algorithm.adv_estimator=drgrpo", *DRGRPO, f"{ACTOR}.use_kl_loss=True"), ("use_kl_loss",)),
     *(
@@ -214,6 +224,17 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "nothing validated": (
         *(GRPO, "data.train_files=a", "data.val_files=a", "trainer.test_freq=-1", "trainer.val_before_train=False"),
     ),
+    **{
+        f"{name}, only validated": (*given, VAL_ONLY)
+        for name, given in {
+            "one response": ("algorithm.adv_estimator=hadw", SINGLE),
+            "one response of grpo": (GRPO, SINGLE),
+            "a short micro-batch": (GRPO, *SHORT),
+            "a warm-up without an end": (GRPO, WARMUP, "trainer.total_training_steps=10"),
+            "greedy answers": (GRPO, "actor_rollout_ref.rollout.temperature=0"),
+            "a file": (GRPO, "data.train_files=a", "data.val_files=a"),
+        }.items()
+    },
     "a file of the same name": (*GDPO, f"{PATH}=/nowhere/gsm8k.py", f"{KWARGS}.strict=yes"),
 }  # fmt: skip
 

@@ -82,6 +82,8 @@ def judge(config: Any, *, thorough: bool = True) -> Verdict:
 
 def _of_rules(run: RunConfig, judging: tuple[rules.Rule, ...]) -> Iterator[Complaint]:
     """Yield what rules have against a run."""
+    if run.only_validates:
+        judging = tuple(rule for rule in judging if rule not in rules.OF_TRAINING)
     for judged in (rule(run) for rule in judging):
         try:
             yield from judged

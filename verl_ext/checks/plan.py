@@ -39,18 +39,23 @@ def plan(run: RunConfig) -> tuple[list[str], list[str]]:
     if trainer.total_training_steps is not None:
         words.append(f"trainer.total_training_steps={trainer.total_training_steps}")
         counts.append(trainer.total_training_steps)
-    lines.append(f"trains     {f'to step {min(counts):,}: ' if counts else ''}{', '.join(words)}")
+    never = "never: trainer.val_only=True"
+    trains = f"{f'to step {min(counts):,}: ' if counts else ''}{', '.join(words)}"
+    lines.append(f"trains     {never if run.only_validates else trains}")
     if rows is not None and rows < data.train_batch_size:
         warnings.append(f"data.train_files has {rows} rows, fewer than data.train_batch_size={data.train_batch_size}")
-    elif counts and step >= min(counts):
+    elif counts and step >= min(counts) and not run.only_validates:
         advice = "set trainer.resume_mode=disable, or another trainer.default_local_dir"
         warnings.append(f"nothing is left to train after step {step}, of {min(counts)}: {advice}")
     kept = trainer.get("max_actor_ckpt_to_keep")
     saves = f"every {trainer.save_freq} steps and after the last, to {trainer.default_local_dir}"
     saves += "" if kept is None else f", and keeps the last {kept}"
-    lines.append(f"saves      {saves if trainer.save_freq > 0 else f'never: trainer.save_freq={trainer.save_freq}'}")
+    if trainer.save_freq <= 0:
+        saves = f"never: trainer.save_freq={trainer.save_freq}"
+    lines.append(f"saves      {never if run.only_validates else saves}")
     times = ["before the first step"] if trainer.get("val_before_train", True) else []
-    times += [f"every {trainer.test_freq} steps and after the last"] if trainer.test_freq > 0 else []
+    if trainer.test_freq > 0 and not run.only_validates:
+        times.append(f"every {trainer.test_freq} steps and after the last")
     files = ", ".join(files_of(run.config, "data.val_files"))
     lines.append(f"validates  {' and '.join(times)}, on {files}" if times and files else "validates  never")
     if missing := [*_missing(run.config)]:

@@ -172,7 +172,7 @@ def single_response(run: RunConfig) -> Iterator[Complaint]:
 
 
 def unlike_meant(run: RunConfig) -> Iterator[Complaint]:
-    """Settings with which any run learns nothing, or resumes as another one."""
+    """Settings with which any run learns nothing."""
     if run.select("algorithm.use_pf_ppo") and (run.name != "gae" or run.select("trainer.use_v1")):
         mixes = "gives rows the returns of others on verl's default trainer"
         effect = mixes if run.name == "gae" else f"has no effect on {run.name}"
@@ -182,12 +182,6 @@ def unlike_meant(run: RunConfig) -> Iterator[Complaint]:
         if n != 1 and run.select(f"{rollout}.{name}") == greedy:
             same = f"the {n} answers to a prompt are the same, and so are their rewards"
             yield _warning(f"{rollout}.{name}={greedy}: {same}: set {rollout}.{name}={usual}")
-    for part in ("save_contents", "load_contents"):
-        contents = run.select(f"{ACTOR}.checkpoint.{part}")
-        lost = [name for name in ("model", "optimizer") if OmegaConf.is_list(contents) and name not in contents]
-        if lost:
-            where = f"{ACTOR}.checkpoint.{part}={[*contents]}"
-            yield _warning(f"{where} lacks {listed(lost)}: a resumed run begins anew with it; add it")
     warmup, steps = run.select(f"{ACTOR}.optim.lr_warmup_steps"), run.select("trainer.total_training_steps")
     updates = run.select(f"trainer.v1.{run.select('trainer.v1.trainer_mode')}.parameter_sync_step") or 1
     if all(isinstance(number, int) for number in (warmup, steps, updates)) and warmup >= steps * updates:
@@ -195,8 +189,18 @@ def unlike_meant(run: RunConfig) -> Iterator[Complaint]:
     files = (run.select(f"data.{name}") for name in ("train_files", "val_files"))
     train, val = ({*given} if OmegaConf.is_list(given) else {given} for given in files)
     validates = run.select("trainer.test_freq") not in (None, 0, -1) or run.select("trainer.val_before_train")
-    if validates and train & val and not run.select("trainer.val_only"):
+    if validates and train & val:
         yield _warning(f"data.val_files has {listed(train & val)} of data.train_files: name other files to validate on")
+
+
+def part_of_checkpoint(run: RunConfig) -> Iterator[Complaint]:
+    """Checkpoints without the model or the optimizer, or a resume that does not read one of them."""
+    for part in ("save_contents", "load_contents"):
+        contents = run.select(f"{ACTOR}.checkpoint.{part}")
+        lost = [name for name in ("model", "optimizer") if OmegaConf.is_list(contents) and name not in contents]
+        if lost:
+            where = f"{ACTOR}.checkpoint.{part}={[*contents]}"
+            yield _warning(f"{where} lacks {listed(lost)}: a resumed run begins anew with it; add it")
 
 
 def short_micro_batch(run: RunConfig) -> Iterator[Complaint]:
@@ -271,7 +275,9 @@ def rule_of_estimator(run: RunConfig) -> Iterator[Complaint]:
 
 MEANT: tuple[Rule, ...] = (unknown_estimator, meant_preset, partial(of_other_rooms, every=True))
 """The rules for every run, also one that uses nothing of this package."""
-ALWAYS: tuple[Rule, ...] = (unread, other_preset, late_preset, replaced_preset, unlike_meant, short_micro_batch)
+ALWAYS: tuple[Rule, ...] = (
+    *(unread, other_preset, late_preset, replaced_preset, unlike_meant, part_of_checkpoint, short_micro_batch),
+)
 """The rules for every run with this package, and for `check`."""
 READ: tuple[Rule, ...] = (
     *(wrong_components, lost_penalty, wrong_accuracy, filter_of_groups, lists_of_rewards),
@@ -279,3 +285,5 @@ READ: tuple[Rule, ...] = (
     *(rule_of_estimator, loss_of_verl, partial(of_other_rooms, every=False)),
 )
 """Those that need the settings."""
+OF_TRAINING: tuple[Rule, ...] = (unlike_meant, short_micro_batch, single_response)
+"""Those about rollouts and updates, by which a run that only validates is not judged."""

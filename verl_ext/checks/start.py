@@ -5,6 +5,7 @@ Every process loads this module, so it imports the rules only when it judges by 
 
 from __future__ import annotations
 
+import functools
 import linecache
 import sys
 from collections.abc import Callable
@@ -35,8 +36,10 @@ def over_driver(module: ModuleType) -> None:
 
 
 def over_trainers(module: ModuleType) -> None:
-    """Put our class over the trainers of a module."""
+    """Put our class over the trainers of a module, and check those that a registered function makes."""
     hooks.put_over(module, CheckedTrainer)
+    if module.__name__ == hooks.TRAINERS[True]:
+        hooks.wrap(module, "get_trainer_cls", wrap_get_trainer_cls)
 
 
 def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,6 +59,41 @@ def wrap_checked(original: Callable[..., Any], config: Any, *args: Any, **kwargs
     if verdict is not None and verdict.ours and caller.match("verl/trainer/main_ppo.py"):
         hooks.require_hooked(hooks.TRAINERS[bool(config.trainer.get("use_v1"))])
     return original(config, *args, **kwargs)
+
+
+def wrap_get_trainer_cls(original: Callable[..., Any], name: str) -> Any:
+    """`get_trainer_cls(name)`: return a class as it is, and a function that makes trainers with a check of them.
+
+    A run that uses this package needs a trainer of a class that `get_trainer_cls` returns.
+    """
+    chosen = original(name)
+    if isinstance(chosen, type):
+        return chosen
+
+    @functools.wraps(chosen)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        trainer = chosen(*args, **kwargs)
+        if not isinstance(trainer, CheckedTrainer):
+            config = kwargs.get("config", args[0] if args else None)
+            _refuse_if_used(name, chosen, trainer, config)
+        return trainer
+
+    return make
+
+
+def _refuse_if_used(name: str, factory: Any, trainer: Any, config: Any) -> None:
+    """Raise for a run that uses this package."""
+    from verl_ext.errors import IntegrationError
+    from verl_ext.run_config import RunConfig
+
+    run = RunConfig.of(config)
+    if run is not None and run.ours:
+        made_by = getattr(factory, "__qualname__", type(factory).__qualname__)
+        raise IntegrationError(
+            f"trainer.v1.trainer_mode={name} is registered as {made_by}, which is no class, and the "
+            f"{type(trainer).__qualname__} that it returns lacks the methods of verl_ext. Register the class itself, "
+            "or create in that function the class that verl.trainer.ppo.v1.get_trainer_cls returns"
+        )
 
 
 class CheckedTrainer:

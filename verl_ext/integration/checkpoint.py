@@ -75,6 +75,30 @@ def saving(run: Run) -> Iterator[None]:
         _remove(stale)
 
 
+def remove_earlier_state(trainer: Any) -> None:
+    """Remove the state of an earlier run from the checkpoint that a run without a state of its own overwrites.
+
+    Otherwise the earlier run would resume with its old history and the new model. Call this function before verl
+    writes: if the save is killed, the history starts empty, which is logged.
+    """
+    try:
+        home, step = trainer.config.trainer.default_local_dir, trainer.global_steps
+        path = Path(home) / f"{STEP_FOLDER}{step}" / FILE
+    except (AttributeError, TypeError):  # a trainer of another package that saves elsewhere
+        return
+    try:
+        path.unlink()
+    except OSError as error:
+        if os.path.isfile(path):  # `Path.is_file` raises for a folder that cannot be searched
+            raise CheckpointError(
+                f"{path} is the state of an earlier run, whose checkpoint this save overwrites, and it cannot be "
+                f"removed: {error.strerror}. Make the folder writable, or set another trainer.default_local_dir"
+            ) from error
+        return
+    sync_folder(path.parent)
+    logger.info("removed %s, the state of an earlier run: this save overwrites its checkpoint", path)
+
+
 def _aside(old: Path) -> Path:
     """Return where a part of an earlier run's checkpoint is while it is overwritten."""
     return old.with_name(f".{FILE}.{old.name}.tmp")
@@ -117,7 +141,8 @@ def load(run: Run) -> None:
             raise CheckpointError(f"{DATA} is missing beside it: a run was killed while it overwrote this checkpoint")
         _require_fitting(data, run)
         run.chain.check_state(data["state"])
-        run.state, run.accuracy, run.computed_at = data["state"], data["accuracy"], data["computed_at"]
+        run.state, run.accuracy = data["state"], data["accuracy"]
+        run.computed_at = run.step  # not that of the file, which may be one step behind: see `_require_fitting`
     except FileNotFoundError:
         logger.warning(
             "resuming at step %d, but %s does not exist: the history of %s starts empty in the middle of the run",
@@ -139,13 +164,17 @@ def _folder(run: Run) -> Path:
 
 
 def _require_fitting(data: Any, run: Run) -> None:
-    """Raise if a file's state is not the one from which the run goes on."""
+    """Raise if a file's state is not the one from which the run goes on.
+
+    The state may be one step older than its checkpoint: a trainer that counts its step before its last save, as
+    verl-recipe's DAPO does, saves the model of step N as step N + 1.
+    """
     step, computed_at = run.step, data["computed_at"]
     if data["global_step"] != step:
         raise CheckpointError(f"it was written at step {data['global_step']!r}, the run resumes at step {step}")
     if data["estimator"] != run.name:
         raise CheckpointError(f"it holds the state of {data['estimator']}, this run is {run.name}")
-    if computed_at < step:
+    if computed_at < step - 1:
         raise CheckpointError(f"its state was computed at step {computed_at}, its checkpoint is that of step {step}")
     if data["accuracy"] is not None:
         key, settings = data["accuracy"]["key"], run.settings.rewards

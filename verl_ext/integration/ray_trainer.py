@@ -78,8 +78,11 @@ def wrap_compute_advantage(original: Callable[..., Any], data: Any, *args: Any, 
 
 
 def wrap_compute_data_metrics(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """`compute_data_metrics(batch, ...)`: add our metrics, since those of the step are local to `fit`."""
+    """`compute_data_metrics(batch, ...)`: add our metrics, since those of the step are local to `fit`.
+
+    Some trainers call it several times in a step, for example for a part of the batch.
+    """
     metrics, run = original(batch, *args, **kwargs), of_caller()
     if run is not None:
-        run.add_metrics(metrics)
+        run.add_metrics_of_step(metrics)
     return metrics

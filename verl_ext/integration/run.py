@@ -49,6 +49,10 @@ class Run:
     """The rewards of the batch that is being computed."""
     metrics: Metrics = field(default_factory=dict)
     """Metrics of the last batch, until the trainer logs them."""
+    logged: Metrics = field(default_factory=dict)
+    """The metrics that the trainer logged last."""
+    logged_at: int | None = None
+    """The step at which it logged them; None before the first batch."""
     dumps: Path | None = None
     """The folder for the dumps of this start or resume."""
 
@@ -117,11 +121,26 @@ class Run:
             )
 
     def add_metrics(self, metrics: dict[str, Any]) -> None:
-        """Add the metrics of the last batch to those of verl, which keep their values, and forget them."""
+        """Add the metrics of the last batch to those of verl, which keep their values.
+
+        Raise if the estimator was not called since the last time: each batch has its own metrics.
+        """
         self.require_called()
         self.called = False
-        metrics |= self.metrics | metrics
-        self.metrics = {}
+        self.logged, self.metrics = self.metrics, {}
+        self.logged_at = self.step
+        metrics |= self.logged | metrics
+
+    def add_metrics_of_step(self, metrics: dict[str, Any]) -> None:
+        """Do the same for a trainer that may ask several times in a step: without a new batch, add the same again.
+
+        At a new step the estimator must have been called, as in `add_metrics`.
+        """
+        has_new_batch = self.called or bool(self.metrics)
+        if has_new_batch or self.logged_at != self.step:
+            self.add_metrics(metrics)
+        else:
+            metrics |= self.logged | metrics
 
     def warn_once(self, kind: str, text: str) -> None:
         """Log a warning once per run."""

@@ -23,7 +23,10 @@ class WithEstimators:
     _verl_ext_verdict: RunConfig | None = None
     """The settings as the checks have judged them."""
     _verl_ext: Run | None = None
-    """None for a run that uses nothing of this package: every method then does what verl's does."""
+    """None for a run that uses nothing of this package.
+
+    Every method then does what verl's does. A save also removes the state of an earlier run that it overwrites.
+    """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         verl: Any = super()
@@ -31,9 +34,10 @@ class WithEstimators:
         verl.__init__(config, *args, **kwargs)
 
     def _save_checkpoint(self) -> Any:
-        """Save our state first, so that the current checkpoint always has it."""
+        """Save our state first, so that the current checkpoint always has it; without one remove an earlier run's."""
         verl: Any = super()
         if self._verl_ext is None or self._verl_ext.chain is None:
+            checkpoint.remove_earlier_state(self)
             return verl._save_checkpoint()
         with checkpoint.saving(self._verl_ext):
             return verl._save_checkpoint()

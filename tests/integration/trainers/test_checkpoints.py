@@ -69,6 +69,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[object, ...]]] = {
     "of another step": ({"global_step": 6}, ("step 6", "step 7")),
     "of another estimator": ({"estimator": "compose"}, ("compose", "hadw")),
     "with a gap": ({"computed_at": 4}, ("step 4", "step 7")),
+    "of two steps before": ({"computed_at": 5}, ("step 5", "step 7")),
     "of another accuracy": ({"accuracy": {"key": "format", "threshold": None}}, ("'format'", "accuracy_key=acc")),
     "without its numbers": ({"state": {"weigh_by_history": {"anchor": "soft"}}}, ("damaged",)),
 }
@@ -82,6 +83,18 @@ def test_a_state_that_does_not_fit_is_refused_with_the_way_out(case: str, folder
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(CheckpointError, match=facts(path, *told, "delete the file")):
         checkpoint.load(run(folder.parent))
+
+
+def test_a_state_of_the_step_before_is_that_of_the_saved_model(folder: Path) -> None:
+    """A trainer that counts its step before it saves; a second restart without a batch must not make a gap of it."""
+    path = folder / checkpoint.FILE
+    save(folder)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"computed_at": 6}))
+    resumed = run(folder.parent)
+    resumed.computed_at = 0
+    checkpoint.load(resumed)
+    assert resumed.state == capability(3)
+    assert resumed.computed_at == 7
 
 
 @pytest.mark.parametrize("content", [b'{"global_step": 2, "estim', b"\xff\xfe\x00", b"[1, 2]", b"[" * 100_000])

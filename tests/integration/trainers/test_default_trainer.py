@@ -3,7 +3,9 @@
 Rewards and where they go, missing responses, dynamic sampling, turns, and trainers of other packages.
 """
 
+import functools
 import logging
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from verl.trainer.ppo import v1
 
 from tests import reference
+from tests.configs import compose
 from tests.facts import a_line_says, facts, says
 from tests.integration.pipeline import Pipeline, Update, answers_to
 from tests.integration.stand_ins import REWARDS
@@ -217,6 +220,47 @@ def test_what_verl_chooses_by_name_has_our_part_whoever_registered_it() -> None:
             parts = [base for base in chosen.__mro__ if base in (CheckedTrainer, UpdateTrainer, DefaultTrainer)]
             assert parts == [CheckedTrainer, UpdateTrainer, DefaultTrainer]
             assert chosen.__qualname__ == base.TRAINER_REGISTRY[name].__qualname__
+
+
+def plain_trainer(config: Any) -> Any:
+    """Registered in the place of a class: it makes verl's own trainer, which has no part of ours."""
+    return default_runs.Light(config)
+
+
+def trainer_of_choice(config: Any) -> Any:
+    """Registered in the place of a class: it makes the class that verl chooses by another name."""
+    return v1.get_trainer_cls("light")(config=config)
+
+
+@pytest.fixture
+def factories() -> Iterator[None]:
+    registered: dict[str, Any] = {"light": default_runs.Light, "plain": plain_trainer, "of_choice": trainer_of_choice}
+    registered["partial"] = functools.partial(default_runs.Light)
+    with mock.patch.dict(trainer_base().TRAINER_REGISTRY, registered):
+        yield
+
+
+@pytest.mark.usefixtures("factories")
+def test_a_registered_function_makes_its_trainer_for_a_run_without_this_package() -> None:
+    config = compose("algorithm.adv_estimator=grpo")
+    for name in ("plain", "partial"):
+        made = v1.get_trainer_cls(name)(config=config)
+        assert type(made) is default_runs.Light
+        assert made.config is config
+    assert v1.get_trainer_cls("of_choice")(config=config)._verl_ext is None
+
+
+@pytest.mark.usefixtures("factories")
+@pytest.mark.parametrize("overrides", [(*HADW, ACC), ("algorithm.adv_estimator=grpo", ACC)])
+def test_a_registered_function_must_make_a_trainer_with_our_part_for_a_run_of_ours(overrides: tuple[str, ...]) -> None:
+    config = compose(*overrides)
+    for name, function in (("plain", "plain_trainer"), ("partial", "partial")):
+        told = facts(f"trainer_mode={name}", function, "get_trainer_cls")
+        with pytest.raises(IntegrationError, match=told):
+            v1.get_trainer_cls(name)(config=config)
+        with pytest.raises(IntegrationError, match=told):
+            v1.get_trainer_cls(name)(config)
+    assert v1.get_trainer_cls("of_choice")(config=config)._verl_ext is not None
 
 
 def test_another_plugin_may_wrap_the_method_before_and_after(

@@ -1,19 +1,21 @@
-"""A save over an older run's checkpoint that fails: the old one stays whole, or is not whole; never a mixture."""
+"""A save over an older run's checkpoint: the old one stays whole, or is not whole; never a mixture of two runs."""
 
 import copy
 import errno
 import functools
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from tests.configs import compose
-from tests.facts import facts
+from tests.facts import a_line_says, facts
 from tests.integration.hadw_runs import HADW, capability
 from tests.integration.trainers import default_runs, ray_runs
 from tests.integration.trainers.default_runs import DRGRPO
@@ -33,9 +35,12 @@ class Workers:
     def __init__(self, name: str, error: BaseException | None = None, written: int = 0, ranks: int = 1) -> None:
         self.name, self.error, self.written, self.world_size = name, error, written, ranks
         self.called = False
+        self.found: dict[str, bytes] = {}
+        """The files of the checkpoint when these workers began to write."""
 
     def save_checkpoint(self, local_path: str, *_: object, **__: object) -> None:
         self.called = True
+        self.found = files(Path(local_path).parent)
         folder = Path(local_path)
         folder.mkdir(parents=True, exist_ok=True)
         for number, file in enumerate(("model.pt", "optim.pt")):
@@ -61,7 +66,9 @@ def trainer(kind: str, home: Path, *overrides: str, workers: Workers, ticks: int
     made.train_dataloader = mock.MagicMock()
     made.train_dataloader.state_dict.return_value = {"run": workers.name}
     made.train_dataloader.__len__.return_value = 4
-    made.global_steps = made._verl_ext.computed_at = 5
+    made.global_steps = 5
+    if made._verl_ext is not None:
+        made._verl_ext.computed_at = 5
     if ticks is not None:
         made._verl_ext.state = capability(ticks)
         made._verl_ext.accuracy = {"key": "acc", "threshold": None}
@@ -231,3 +238,76 @@ def test_half_of_a_checkpoint_is_not_resumed_by_its_path_either(kind: str, tmp_p
     resumed = trainer(kind, tmp_path, *DRGRPO, *by_path, workers=Workers("resumed"))
     with pytest.raises(CheckpointError, match=facts(folder, "two runs")):
         resumed._load_checkpoint()
+
+
+# Runs without a state of this package: one that uses nothing of it, and one whose rewards it logs.
+GRPO = "algorithm.adv_estimator=grpo"
+OF_VERL: dict[str, tuple[str, ...]] = {
+    "nothing of this package": (GRPO, "~algorithm.rewards"),
+    "named rewards": (GRPO, "algorithm.rewards.keys=[acc]"),
+}
+
+
+@pytest.mark.parametrize("case", OF_VERL)
+def test_a_run_of_verls_estimator_removes_the_history_of_the_run_that_it_overwrites(
+    case: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before verl writes: the history must never be beside the model of another run."""
+    before = whole(kind, tmp_path)
+    before.pop("global_step_5/verl_ext.json")
+    workers = Workers("second")
+    second = trainer(kind, tmp_path, *OF_VERL[case], workers=workers)
+    assert (second._verl_ext is None) == (case == "nothing of this package")
+    second._save_checkpoint()
+    assert {f"global_step_5/{name}": content for name, content in workers.found.items()} == {
+        path: content for path, content in before.items() if path.startswith("global_step_5/")
+    }
+    assert files(tmp_path).keys() == before.keys()
+    resumed = resume(kind, tmp_path)
+    assert resumed.global_steps == 5
+    assert resumed._verl_ext.state is None
+    assert a_line_says(caplog.text, "WARNING", "step 5", "verl_ext.json", "starts empty")
+
+
+def test_a_run_of_verls_estimator_leaves_the_histories_of_other_steps(kind: str, tmp_path: Path) -> None:
+    before = whole(kind, tmp_path)
+    later = trainer(kind, tmp_path, *OF_VERL["nothing of this package"], workers=Workers("second"))
+    later.global_steps = 6
+    later._save_checkpoint()
+    assert later.actor_rollout_wg.found == {}
+    assert not (tmp_path / "global_step_6/verl_ext.json").exists()
+    after = files(tmp_path)
+    assert {path: after[path] for path in before if path != checkpoint.TRACKER} == {
+        path: content for path, content in before.items() if path != checkpoint.TRACKER
+    }
+
+
+READ_ONLY = OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_a_history_that_cannot_be_removed_ends_the_save_before_verl_writes(kind: str, tmp_path: Path) -> None:
+    before = whole(kind, tmp_path)
+    second = trainer(kind, tmp_path, *OF_VERL["nothing of this package"], workers=Workers("second"))
+    told = facts(tmp_path / "global_step_5/verl_ext.json", "Read-only", "trainer.default_local_dir")
+    with mock.patch("pathlib.Path.unlink", side_effect=READ_ONLY), pytest.raises(CheckpointError, match=told) as raised:
+        second._save_checkpoint()
+    assert raised.value.__cause__ is READ_ONLY
+    assert not second.actor_rollout_wg.called
+    assert files(tmp_path) == before
+    (tmp_path / "global_step_5/verl_ext.json").unlink()
+    with mock.patch("pathlib.Path.unlink", side_effect=READ_ONLY):  # there is none: the save is verl's
+        second._save_checkpoint()
+    assert second.actor_rollout_wg.called
+
+
+@pytest.mark.parametrize("config", [None, {}, SimpleNamespace(trainer=SimpleNamespace(default_local_dir=None))])
+def test_a_trainer_that_saves_elsewhere_has_no_history_to_remove(config: Any) -> None:
+    checkpoint.remove_earlier_state(SimpleNamespace(config=config, global_steps=5))
+    checkpoint.remove_earlier_state(SimpleNamespace(config=config))
+
+
+def test_a_copied_checkpoint_is_resumed_whatever_the_times_of_its_files(kind: str, tmp_path: Path) -> None:
+    whole(kind, tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "copy", copy_function=shutil.copyfile)
+    os.utime(tmp_path / "copy/global_step_5/verl_ext.json", ns=(2, 2))
+    assert resume(kind, tmp_path / "copy")._verl_ext.state == capability(9)

@@ -12,7 +12,7 @@ from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 from verl.trainer.ppo import core_algos, ray_trainer
 
 from tests.configs import compose
-from tests.facts import facts
+from tests.facts import a_line_says, facts
 from tests.integration.hadw_runs import HADW
 from tests.integration.trainers.ray_runs import DRGRPO_ON_ACC, KEYS, VERLS, Base, Light, OwnFit, batch, own_fit, per_row
 from verl_ext.errors import IntegrationError
@@ -95,6 +95,7 @@ def test_a_trainer_that_does_not_call_the_estimator_is_refused_also_later() -> N
     trainer = OwnAdvantages(compose(*DRGRPO))
     for own in (True, False, True):
         trainer.own = own
+        trainer.global_steps += 1
         if own:
             with pytest.raises(IntegrationError, match=facts("OwnAdvantages", "'drgrpo'", "not call")):
                 trainer.fit(steps=1)
@@ -120,6 +121,97 @@ def test_a_subclass_whose_checkpoints_would_lack_the_state_is_refused_as_it_is_m
             lost(compose(*HADW))
     for cls, overrides in ((Polite, HADW), (OwnSave, DRGRPO), (OwnSave, ("algorithm.adv_estimator=grpo",))):
         cls(compose(*overrides))
+
+
+def undocumented(method: Any) -> Any:
+    """A decorator that does not say what it decorates."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return call
+
+
+class Stored:
+    """A decorator that is an object."""
+
+    def __init__(self, method: Any) -> None:
+        self.method = method
+
+    def __call__(self, *args: Any) -> Any:
+        return self.method(*args)
+
+    def __get__(self, trainer: Any, owner: Any = None) -> Any:
+        return functools.partial(self, trainer)
+
+
+def with_retries(trainer: Any, attempt: Any = None, tries: int = 1) -> None:
+    for _ in range(tries):
+        attempt(trainer)
+
+
+# What a subclass makes of a method that calls `super`, or does not.
+MADE: dict[str, Any] = {
+    "decorated": undocumented,
+    "decorated twice": lambda method: undocumented(functools.wraps(method)(undocumented(method))),
+    "decorated by an object": Stored,
+    "an object that is decorated": lambda method: undocumented(Stored(method)),
+    "a partialmethod": lambda method: functools.partialmethod(method),
+    "a partialmethod of another function": lambda method: functools.partialmethod(with_retries, method, tries=1),
+    "a named argument of one": lambda method: functools.partialmethod(with_retries, attempt=method),
+    "a partial of an object": lambda method: Stored(functools.partial(method)),
+    "a method of an object": lambda method: Stored(Stored(method).__call__),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_a_method_is_judged_by_the_functions_in_it(made: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Good(OwnFit):
+        def kept(self) -> None:
+            super()._save_checkpoint()
+
+        _save_checkpoint = MADE[made](kept)
+
+    class Bad(OwnFit):
+        def lost(self) -> None: ...
+
+        _save_checkpoint = MADE[made](lost)
+
+    trainer = Good(compose(*HADW, f"trainer.default_local_dir={tmp_path}"))
+    trainer.fit()
+    trainer._save_checkpoint()
+    assert (tmp_path / "global_step_0/verl_ext.json").exists()
+    with pytest.raises(IntegrationError, match=facts("Bad._save_checkpoint", "super()._save_checkpoint")):
+        Bad(compose(*HADW))
+    assert "_save_checkpoint" not in caplog.text
+
+
+def test_a_call_in_a_function_of_the_method_counts() -> None:
+    class Later(OwnFit):
+        def _save_checkpoint(self) -> None:
+            def save() -> None:
+                super(Later, self)._save_checkpoint()
+
+            with_retries(self, lambda _: save())
+
+    Later(compose(*HADW))
+
+
+class Opaque:
+    """An object without a function of its own, as one that is compiled."""
+
+    __call__ = print
+
+
+def test_a_method_that_has_no_code_is_accepted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    empty = undocumented(None)
+    for opaque in (Opaque(), print, functools.partialmethod(print), property(empty)):
+        caplog.clear()
+        type("Compiled", (OwnFit,), {"_save_checkpoint": opaque})(compose(*HADW))
+        assert a_line_says(caplog.text, "WARNING", "Compiled._save_checkpoint", "super()._save_checkpoint")
+    caplog.clear()
+    type("Compiled", (OwnFit,), {"_save_checkpoint": Opaque()})(compose("algorithm.adv_estimator=grpo"))
+    assert "_save_checkpoint" not in caplog.text
 
 
 def test_another_plugin_may_wrap_our_methods_and_verls_functions(

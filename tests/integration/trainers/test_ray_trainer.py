@@ -22,7 +22,7 @@ from tests.integration.trainers.ray_runs import ACCURACY, FORMAT, KEYS, OwnFit, 
 from verl_ext import by_item
 from verl_ext.checks import start as starts
 from verl_ext.cli import main
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import ConfigurationError, IntegrationError
 from verl_ext.integration import ray_trainer as ours
 from verl_ext.integration.run import CURRENT
 
@@ -47,12 +47,47 @@ def test_a_run_that_is_not_ours_passes_through_whatever_its_configuration_looks_
 def test_metrics_of_one_step_do_not_stay_for_the_next() -> None:
     class EverySecond(OwnFit):
         def fit(self) -> list[dict[str, Any]]:
-            data = self.advantages()
-            return [ray_trainer.compute_data_metrics(data, use_critic=False) for _ in range(2)]
+            data, metrics = self.advantages(), []
+            for self.global_steps in (1, 2):
+                metrics.append(ray_trainer.compute_data_metrics(data, use_critic=False))
+            return metrics
 
     first, second = EverySecond(compose("algorithm.adv_estimator=grpo", KEYS)).fit()
     assert "reward/acc/mean" in first
     assert set(first) - set(second) == {name for name in first if name.startswith(("reward/", "advantage/share/"))}
+
+
+class AsksTwice(OwnFit):
+    """Asks for the metrics of the whole batch and of a part of it; `own_from`: the step of its own advantages."""
+
+    own_from = 99
+
+    def fit(self, steps: int = 3) -> list[list[dict[str, Any]]]:
+        done = []
+        for self.global_steps in range(1, steps + 1):
+            data = batch() if self.global_steps >= self.own_from else self.advantages()
+            data.batch["advantages"] = data.batch["returns"] = data.batch["token_level_rewards"]
+            done.append([self.logged(part) for part in (data, data.select_idxs([0, 1]))])
+        return done
+
+
+@pytest.mark.parametrize("name", ["hadw", "grpo"])
+def test_each_dictionary_of_a_step_gets_the_metrics_of_its_batch(name: str) -> None:
+    steps = AsksTwice(compose(f"algorithm.adv_estimator={name}", KEYS, "+algorithm.rewards.accuracy_key=acc")).fit()
+    for number, (first, second) in enumerate(steps, 1):
+        ours = {metric: value for metric, value in first.items() if metric.startswith(("hadw/", "reward/"))}
+        assert ours["reward/acc/mean"] == np.mean(ACCURACY)
+        assert ours.get("hadw/tick", number) == number
+        assert ours.items() <= second.items()
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_step_without_the_estimator_is_refused_though_the_step_before_asked_twice(step: int) -> None:
+    trainer = AsksTwice(compose("algorithm.adv_estimator=drgrpo", "+algorithm.drgrpo.check_loss=False"))
+    trainer.own_from = step
+    with pytest.raises(IntegrationError, match=facts("AsksTwice", "'drgrpo'", "not call")):
+        trainer.fit()
+    assert trainer.global_steps == step
 
 
 def test_all_numbers_of_the_reward_function_are_logged_and_verl_s_metrics_stay() -> None:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.configs import compose
 from tests.facts import a_line_says, facts
-from tests.integration.hadw_runs import capability, saved
-from tests.integration.trainers.ray_runs import stub
+from tests.integration.hadw_runs import HADW, capability, saved
+from tests.integration.trainers.ray_runs import OwnFit, stub
 from verl_ext.errors import CheckpointError
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -66,7 +67,7 @@ def test_a_tracker_that_names_no_checkpoint_is_an_error_that_names_the_newest(
     stub(tmp_path, "trainer.resume_mode=disable")._load_checkpoint()
 
 
-def test_the_files_of_a_run_without_an_estimator_of_ours_are_left_alone(tmp_path: Path) -> None:
+def test_a_run_without_an_estimator_of_ours_touches_no_other_file_than_the_state(tmp_path: Path) -> None:
     """verl's grpo saves over an older checkpoint: until verl has written `data.pt` anew, the old one is there."""
     folder = tmp_path / "global_step_5"
     save(tmp_path, 5, ticks=5)
@@ -83,4 +84,42 @@ def test_the_files_of_a_run_without_an_estimator_of_ours_are_left_alone(tmp_path
 
         trainer.train_dataloader.state_dict = state_dict
         trainer._save_checkpoint()
+        assert before.pop("verl_ext.json", None) is None or keys == ()
         assert seen == before
+
+
+class CountsBeforeItsLastSave(OwnFit):
+    """Saves its last checkpoint after its loop has counted one more step, as verl-recipe's DAPO does."""
+
+    def fit(self, batches: int) -> None:
+        self.global_steps = 0
+        self._load_checkpoint()
+        self.global_steps += 1
+        for _ in range(batches):
+            computed = self.advantages()
+            if self.global_steps % 2 == 0:
+                self._save_checkpoint()
+            self.logged(computed)
+            self.global_steps += 1
+        self._save_checkpoint()
+
+
+def counting(folder: Path) -> CountsBeforeItsLastSave:
+    config = compose(*HADW, f"trainer.default_local_dir={folder}", "trainer.resume_mode=auto")
+    return CountsBeforeItsLastSave(config)
+
+
+def test_a_trainer_that_counts_its_step_before_its_last_save_is_resumed(tmp_path: Path) -> None:
+    """Also when it is started again without a batch left; its history is that of an undisturbed run."""
+    counting(tmp_path / "whole").fit(batches=4)
+    wanted = saved(tmp_path / "whole", 5)["state"]
+    folder = tmp_path / "parts"
+    counting(folder).fit(batches=3)
+    assert [saved(folder, step)["computed_at"] for step in (2, 4)] == [2, 3]
+    for restart in range(3):
+        again = counting(folder)
+        again.fit(batches=0)
+        assert again.global_steps == 5 + restart
+        assert again._verl_ext.state == saved(folder, 4)["state"]
+    counting(folder).fit(batches=1)
+    assert saved(folder, 9)["state"] == wanted
