@@ -17,6 +17,12 @@ def _read(file: str, pattern: str) -> str:
     return str(found)
 
 
+def _of_the_index() -> list[tuple[str, str]]:
+    """Return the substitutions of the README on the package index; the first two concern commands, the others links."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return re.findall(r"pattern = '(.*)', replacement = '(.*)'", project)
+
+
 def on_config(config: Any) -> Any:
     """Show both in the head and the foot of each page."""
     config.repo_url = _read("pyproject.toml", r'^Source = "(.*)"')
@@ -31,7 +37,8 @@ def on_files(files: Any, *, config: Any) -> Any:
     """The start page is the README; what is not a page is linked to in the repository."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("](docs/pages/", "](")
     text = re.sub(r"\]\((?=docs/|recipes/|[A-Z])", f"]({config.repo_url}/blob/main/", text)
-    text = re.sub(_read("pyproject.toml", r"pattern = '(.*)', replacement = ''"), "", text)
+    for pattern, replacement in _of_the_index()[:2]:
+        text = re.sub(pattern, replacement, text)
     files.append(File.generated(config, "index.md", content=text))
     return files
 

@@ -17,7 +17,9 @@ from verl_ext.cli import main
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-INSTALLS = re.findall(r"`(pip install [^`]*verl_ext[^`]*)`", README)
+INSTALL = r'`(pip install "?(?:verl_ext|\.)[^`]*)`'
+CLONE = re.findall(r"`git clone (\S+) && cd (\S+)`", README)
+INSTALLS = re.findall(INSTALL, README)
 # The files that verl imports: `verl_ext` and `verl_ext_cpu`.
 PLUGINS = """
 from importlib.metadata import entry_points
@@ -83,10 +85,13 @@ def test_the_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
 @pytest.mark.parametrize("command", INSTALLS)
 def test_the_readmes_command_installs_a_clone(command, tmp_path):
     """As far as pip goes without fetching or installing anything: the project in the folder, and its extras."""
-    (tmp_path / "verl_ext").symlink_to(ROOT)
+    ((address, folder),) = CLONE
+    assert f'\nSource = "{address}"\n' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert address.endswith(f"/{folder}")
+    (tmp_path / folder).symlink_to(ROOT)
     program, action, project = shlex.split(command)
     dry = ("--dry-run", "--ignore-installed", "--no-deps", "--no-index", "--no-build-isolation", "--quiet")
-    report = run(sys.executable, "-m", program, action, *dry, "--report", "-", project, cwd=tmp_path)
+    report = run(sys.executable, "-m", program, action, *dry, "--report", "-", project, cwd=tmp_path / folder)
     (found,) = json.loads(report)["install"]
     assert found["metadata"]["name"] == "verl_ext"
     assert set(found.get("requested_extras", ())) <= set(found["metadata"]["provides_extra"])
@@ -97,11 +102,10 @@ def test_the_index_shows_its_own_commands_and_not_those_of_a_clone(wheel):
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         description = archive.read(name).decode()
     (of_clones,) = re.findall(r"^## Install\n\n(.*)\n\n\|", README, re.M)
-    assert len(INSTALLS) == 2
+    assert "git clone" in of_clones
     assert of_clones not in description
-    for command in INSTALLS:
-        assert command not in description
-        assert f"`{command.replace('./', '')}`" in description
+    assert INSTALLS == ["pip install .", 'pip install ".[cpu,plot]"']
+    assert re.findall(INSTALL, description) == ["pip install verl_ext", 'pip install "verl_ext[cpu,plot]"']
 
 
 def test_the_links_of_copied_recipes_lead_somewhere(tmp_path):

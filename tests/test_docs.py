@@ -159,7 +159,7 @@ def test_lists_on_command_lines_are_quoted() -> None:
     assert [(path, word) for path, texts in found.items() for text in texts for word in unquoted(text)] == []
 
 
-INSTALL = r"pip install [^`\n]*verl_ext[^`\n]*"
+INSTALL = r'`(pip install "?(?:verl_ext|\.)[^`]*)`'
 
 
 def test_the_start_page_of_the_site_has_the_commands_of_the_index(monkeypatch) -> None:
@@ -169,5 +169,6 @@ def test_the_start_page_of_the_site_has_the_commands_of_the_index(monkeypatch) -
     spec.loader.exec_module(hooks)
     monkeypatch.setattr(hooks, "File", SimpleNamespace(generated=lambda _config, _name, content: content))
     (page,) = hooks.on_files([], config=SimpleNamespace(repo_url="ADDRESS"))
-    of_clones = re.findall(INSTALL, TEXTS[Path("README.md")])
-    assert re.findall(INSTALL, page) == [command.replace("./", "") for command in of_clones] != of_clones
+    assert re.findall(INSTALL, TEXTS[Path("README.md")]) == ["pip install .", 'pip install ".[cpu,plot]"']
+    assert re.findall(INSTALL, page) == ["pip install verl_ext", 'pip install "verl_ext[cpu,plot]"']
+    assert "git clone" not in page

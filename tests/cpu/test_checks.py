@@ -3,6 +3,7 @@ from omegaconf import OmegaConf
 
 from tests.configs import compose_quickly
 from tests.facts import says
+from verl_ext.checks.judge import judge
 from verl_ext.cpu import checks
 from verl_ext.run_config import RunConfig
 
@@ -60,6 +61,49 @@ def test_the_presets_run(group, overrides):
 def test_a_run_that_cannot_work_is_refused_with_the_line_to_change(overrides, told):
     (text,) = complaints(*overrides)
     assert says(text, *told)
+
+
+CLUSTER = "10.0.0.1:6379"
+RAY = "ray_kwargs.ray_init"
+NO_NUMBERS = (f"{RAY}.num_cpus=null", f"{RAY}.num_gpus=null")
+
+
+def ignored(*overrides, group="cpu"):
+    """The findings about a cluster, as `judge` has them: errors, then warnings."""
+    verdict = judge(configuration(*overrides, group=group))
+    return [[text for text in texts if "RAY_ADDRESS" in text] for texts in (verdict.errors, verdict.warnings)]
+
+
+def test_a_run_on_the_cpu_starts_a_ray_of_its_own():
+    assert configuration().ray_kwargs.ray_init.address == "local"
+
+
+def test_a_cluster_that_the_environment_names_is_ignored_with_a_warning_that_says_how_to_use_it(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", CLUSTER)
+    errors, (text,) = ignored()
+    assert errors == []
+    assert says(text, f"RAY_ADDRESS={CLUSTER} is ignored", f"{RAY}.address=local", *NO_NUMBERS)
+    proposed = text.rpartition("set ")[2].split()
+    assert proposed == [f"++{RAY}.address={CLUSTER}", *NO_NUMBERS]
+    assert ignored(*proposed) == [[], []]
+    given = OmegaConf.to_container(configuration(*proposed).ray_kwargs.ray_init)
+    assert given["address"] == CLUSTER
+    assert given["num_cpus"] is given["num_gpus"] is None
+    _, (text,) = ignored(*NO_NUMBERS)
+    assert not says(text, "null")
+
+
+@pytest.mark.parametrize("address", [None, "", "local"])
+def test_without_a_cluster_in_the_environment_there_is_no_warning(monkeypatch, address):
+    if address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    assert ignored() == [[], []]
+
+
+def test_a_run_that_uses_the_cluster_of_the_environment_is_not_warned(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", CLUSTER)
+    assert ignored(group=None) == [[], []]
+    assert ignored("~ray_kwargs.ray_init.address") == [[], []]
 
 
 def test_the_configuration_or_the_environment_asks_for_the_cpu_and_verls_own_does_not(monkeypatch):

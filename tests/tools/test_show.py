@@ -1,9 +1,11 @@
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import verl_ext
 from tests.facts import NEEDED, says
 from tests.tools import made
 from verl_ext import build
@@ -92,6 +94,15 @@ def test_recipes_that_are_there_already_are_left_alone(tmp_path, capsys):
     assert main(["recipes", str(tmp_path)]) == 1
     assert says(capsys.readouterr().err, f"{tmp_path}/recipes", "recipes FOLDER")
     assert (tmp_path / "recipes/README.md").read_text() == "mine"
+
+
+def test_in_a_clone_the_recipes_are_there_and_nothing_is_copied(monkeypatch, capsys):
+    clone = Path(verl_ext.__file__).parents[1]
+    monkeypatch.chdir(clone)
+    before = sorted(clone.glob("recipes/*"))
+    assert main(["recipes"]) == 0
+    assert says(capsys.readouterr().out, "recipes", "part of this clone", "README.md")
+    assert sorted(clone.glob("recipes/*")) == before
 
 
 def test_an_estimator_of_ones_own_without_a_docstring_is_listed_by_its_module(monkeypatch, capsys):

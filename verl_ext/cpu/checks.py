@@ -10,13 +10,14 @@ from verl_ext.errors import Complaint, listed
 from verl_ext.run_config import RunConfig
 
 ROLLOUT = "actor_rollout_ref.rollout"
+RAY = "ray_kwargs.ray_init"
 
 
 def asks_for_cpu(config: Any) -> bool:
     """Whether this run trains on the CPU: see `verl_ext.cpu.plugin`."""
     if "actor_rollout_ref" not in config:  # another program of verl, for example supervised training
         return False
-    of_workers = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
+    of_workers = OmegaConf.select(config, f"{RAY}.runtime_env.env_vars") or {}
     return any(str(known.get("VERL_PLATFORM", "")).strip().lower() == "cpu" for known in (os.environ, of_workers))
 
 
@@ -45,3 +46,19 @@ def rule(run: RunConfig) -> Iterator[Complaint]:
         if value not in valid:
             text = f"{path} is {value!r}, but {reason}; valid on the CPU: {listed(valid)}; set ++{path}={valid[0]}"
             yield Complaint(text)
+
+
+def ignored_cluster(run: RunConfig) -> Iterator[Complaint]:
+    """A cluster that the environment names, while the run starts a Ray of its own, as with the preset `cpu`."""
+    cluster = os.environ.get("RAY_ADDRESS", "")
+    if cluster in ("", "local") or run.select(f"{RAY}.address") != "local" or not asks_for_cpu(run.config):
+        return
+    changes = [f"++{RAY}.address={cluster}"]
+    for slots in (f"{RAY}.num_cpus", f"{RAY}.num_gpus"):
+        if run.select(slots) is not None:  # Ray accepts them only for a Ray that it starts
+            changes.append(f"{slots}=null")
+    text = (
+        f"the environment variable RAY_ADDRESS={cluster} is ignored, because {RAY}.address=local, as in the preset "
+        f"cpu, starts a Ray for this run alone. To use the cluster, set {' '.join(changes)}"
+    )
+    yield Complaint(text, fatal=False)

@@ -73,6 +73,7 @@ def _register_checkpoint_engine(_module: ModuleType) -> None:
 
 
 RULES["verl_ext.cpu.checks:rule"] = True
+RULES["verl_ext.cpu.checks:ignored_cluster"] = True
 after_import("verl.utils.device", lambda module: wrap(module, "auto_set_device", _set_device))
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     activate()

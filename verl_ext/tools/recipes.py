@@ -21,6 +21,9 @@ def recipes(options: argparse.Namespace) -> int:
     package, copy = Path(verl_ext.__file__).parent, options.folder / "recipes"
     packed = package / "recipes"  # in a wheel; a clone has them beside the package
     source = packed if packed.is_dir() else package.parent / "recipes"
+    if copy.resolve() == source.resolve():
+        say(f"{copy} is part of this clone, so nothing is copied: begin with README.md")
+        return 0
     if copy.exists():
         raise ConfigurationError(f"{copy} is there already: remove it, or name another folder, as in `recipes FOLDER`")
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
