@@ -228,11 +228,11 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
         f"{name}, only validated": (*given, VAL_ONLY)
         for name, given in {
             "one response": ("algorithm.adv_estimator=hadw", SINGLE),
-            "one response of grpo": (GRPO, SINGLE),
-            "a short micro-batch": (GRPO, *SHORT),
-            "a warm-up without an end": (GRPO, WARMUP, "trainer.total_training_steps=10"),
-            "greedy answers": (GRPO, "actor_rollout_ref.rollout.temperature=0"),
-            "a file": (GRPO, "data.train_files=a", "data.val_files=a"),
+            "one response of grpo": (GRPO, KEYS, SINGLE),
+            "a short micro-batch": (GRPO, KEYS, *SHORT),
+            "a warm-up without an end": (GRPO, KEYS, WARMUP, "trainer.total_training_steps=10"),
+            "greedy answers": (GRPO, KEYS, "actor_rollout_ref.rollout.temperature=0"),
+            "a file": (GRPO, KEYS, "data.train_files=a", "data.val_files=a"),
         }.items()
     },
     "a file of the same name": (*GDPO, f"{PATH}=/nowhere/gsm8k.py", f"{KWARGS}.strict=yes"),
