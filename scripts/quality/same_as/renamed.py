@@ -37,7 +37,7 @@ FUNCTIONS: tuple[tuple[str, ...], ...] = (
 PARAMETERS: tuple[tuple[str, ...], ...] = ()
 
 # Metrics and columns that an older version may lack. One that the newer version lacks is always a difference.
-ADDED_METRICS: tuple[str, ...] = ()
+ADDED_METRICS: tuple[str, ...] = ("advantage/share/*",)
 ADDED_COLUMNS: tuple[str, ...] = ()
 # Differences that are intended: a kind, or `kind/method`; then a pattern of what differs; then the reason.
 EXPECTED: tuple[tuple[str, str, str], ...] = ()

@@ -53,7 +53,8 @@ def run_case(case: cases.Case, spelling: Spelling) -> dict[str, Any]:
         outcome["error"] = type(error).__name__
         last = traceback.extract_tb(error.__traceback__)[-1]
         outcome["text"] = f"{error} ({Path(last.filename).name}:{last.lineno})"[:300]
-    return outcome | {"end": "computed" if outcome["error"] is None else "raised"}
+    ended = "computed" if outcome["error"] is None else "raised"
+    return {"end": ended, **outcome}
 
 
 def main() -> None:
