@@ -418,7 +418,9 @@ def _trainer_case(rng: Draw, kind: str, seed: int) -> Case:
         algorithm["compose"] = {"steps": ["weigh_and_sum", "centre", "scale_by_std", "weigh_by_history"]}
     numbers = [key for key in keys if key not in ("steps", "rubric")]
     if ours or rng.chance(0.1):
-        common_settings(rng, method, algorithm, numbers, positive="maxrl" in (method, algorithm.get("hadw", {}).get("base")))
+        common_settings(
+            rng, method, algorithm, numbers, positive="maxrl" in (method, algorithm.get("hadw", {}).get("base"))
+        )
     case = Case(kind, seed, method, algorithm, trainer=trainer, stateful=is_stateful(method, algorithm))
     if "steps" in keys:
         rewards["by_turn"] = ["steps"]
@@ -626,9 +628,7 @@ def _results(rng: Draw, rows: Rows, scheme: Scheme) -> dict[tuple[int, int], tup
             met = [rng.one((0.0, 1.0, 0.5)) for _ in prompts[prompt]]
             found["rubric"] = ("by_item", met, prompts[prompt])
         results.append({"score": score, **found})
-    lengths = {
-        (p, s): len(mask) for p, s, mask in zip(rows.prompt, rows.session, rows.mask, strict=True) if p >= 0
-    }
+    lengths = {(p, s): len(mask) for p, s, mask in zip(rows.prompt, rows.session, rows.mask, strict=True) if p >= 0}
     late = [rng.chance(scheme.options.get("late", 0.0)) for _ in names]
     failing = [rng.chance(scheme.options.get("failing", 0.0)) for _ in names]
     found = managed(scheme, results, [lengths[name] for name in names], late, failing)
@@ -643,9 +643,7 @@ def _results(rng: Draw, rows: Rows, scheme: Scheme) -> dict[tuple[int, int], tup
 def _turn_rewards(rng: Draw, rows: Rows, prompt: int, session: int) -> list[float]:
     """Draw one number for each turn of a trajectory, which is a run of ones in its masks."""
     masks = [
-        mask
-        for mask, p, s in zip(rows.mask, rows.prompt, rows.session, strict=True)
-        if (p, s) == (prompt, session)
+        mask for mask, p, s in zip(rows.mask, rows.prompt, rows.session, strict=True) if (p, s) == (prompt, session)
     ]
     turns = sum(int((np.diff(mask, prepend=0) == 1).sum()) for mask in masks)
     count = max(1, turns)

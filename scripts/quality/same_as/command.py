@@ -28,7 +28,9 @@ SHOWN = 5
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare two versions; return 1 if they differ."""
     parser = argparse.ArgumentParser(description="Compare this checkout with a commit on the same seeded cases.")
-    parser.add_argument("commit", help="the commit to compare with, such as HEAD or e318932; or a folder with a version")
+    parser.add_argument(
+        "commit", help="the commit to compare with, such as HEAD or e318932; or a folder with a version"
+    )
     parser.add_argument("--batches", type=int, default=2800, help="batches in all (default: 2800)")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"kinds of cases (default: {','.join(KINDS)})")
     parser.add_argument("--case", metavar="KIND:SEED", help="run one case alone and print all that differs")
@@ -161,7 +163,9 @@ def report(old: list[Any], new: list[Any], options: argparse.Namespace) -> int:
             tags[tag][after["end"]] += 1
         if "skipped" in (before["end"], after["end"]):
             counts["skipped"] += 1
-            skipped[f"{'old' if before['end'] == 'skipped' else 'new'} version lacks {before['text'] or after['text']}"] += 1
+            skipped[
+                f"{'old' if before['end'] == 'skipped' else 'new'} version lacks {before['text'] or after['text']}"
+            ] += 1
             continue
         counts["compared"] += 1
         counts["raised"] += after["end"] == "raised"
@@ -203,9 +207,12 @@ def _print_kind(kind: str, cases: list[tuple[Any, list[str]]], shown: int | None
     what = Counter(text.partition(" of batch")[0].partition(":")[0] for _, texts in cases for text in texts[:1])
     print("  first difference: " + ", ".join(f"{text} {count}" for text, count in what.most_common(8)))
     seen: Counter[str] = Counter()
-    ordered = sorted(cases, key=lambda item: (seen.update([item[0]["method"]]) or seen[item[0]["method"]]))
+    ordered = sorted(cases, key=lambda item: seen.update([item[0]["method"]]) or seen[item[0]["method"]])
     for case, texts in ordered[:shown]:
-        print(f"  --case {case['name']}  {case['method']}: {texts[0]}" + (f" (and {len(texts) - 1} more)" if shown and texts[1:] else ""))
+        print(
+            f"  --case {case['name']}  {case['method']}: {texts[0]}"
+            + (f" (and {len(texts) - 1} more)" if shown and texts[1:] else "")
+        )
         for text in texts[1:] if shown is None else ():
             print(f"      {text}")
 

@@ -29,11 +29,21 @@ LIMIT = 240.0
 """Seconds for one command."""
 ROOTS = (
     *("algorithm", "actor_rollout_ref", "data", "trainer", "reward", "critic", "rewards", "verl_ext", "rollout"),
-    *("filter_groups", "custom_reward_function", "reward_model", "ray_kwargs", "gdpo", "hadw", "dgpo", "drgrpo", "actor"),
+    *(
+        "filter_groups",
+        "custom_reward_function",
+        "reward_model",
+        "ray_kwargs",
+        "gdpo",
+        "hadw",
+        "dgpo",
+        "drgrpo",
+        "actor",
+    ),
 )
 PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(ROOTS)})(?:\.[a-zA-Z_]\w*)+")
 HEADING = re.compile(r"\s*\d+ (error|warning)s?\b")
-REWARD = '''
+REWARD = """
 import re
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -49,7 +59,7 @@ def without_dotall(data_source, solution_str, ground_truth, extra_info=None):
 def backtracks(data_source, solution_str, ground_truth, extra_info=None):
     re.match(r"(\\d+ ?)+x", "7" * 60)
     return {"score": 1.0, "acc": 1.0, "format": 0.0}
-'''
+"""
 
 
 _load = OmegaConf.load
@@ -84,7 +94,8 @@ def run_command(case: Case, spelling: Spelling, outcome: dict[str, Any]) -> None
         folder = Path(name)
         write_files(folder)
         root = Path(verl_ext.__file__).parents[1]
-        arguments = [text.format(folder=folder, root=root) for text in case.overrides["arguments"]]
+        places = {"{folder}": str(folder), "{root}": str(root), "{{}}": "{}"}
+        arguments = [replaced(text, places) for text in case.overrides["arguments"]]
         lacking = [feature for text in arguments for feature in features_of(text) if not spelling.knows(feature)]
         outcome["method"] = case.tags[0]
         if lacking:
@@ -95,6 +106,12 @@ def run_command(case: Case, spelling: Spelling, outcome: dict[str, Any]) -> None
         named = settings_of(text)
         outcome["batches"] = [{"status": status, **{kind: sorted(paths) for kind, paths in named.items()}}]
         outcome["output"] = text
+
+
+def replaced(text: str, places: dict[str, str]) -> str:
+    for place, value in places.items():
+        text = text.replace(place, value)
+    return text
 
 
 def write_files(folder: Path) -> None:
@@ -217,10 +234,11 @@ def translated_override(text: str, spelling: Spelling) -> str:
     elif path == "compose.steps":
         value = re.sub(r"[a-z_]+", lambda at: spelling.chosen.get(("step", at[0]), ("", at[0]))[1], value)
     elif path == "rewards.conditions":
-        names = {name: spelling.chosen.get(("setting", f"{path}.*.{name}"), ("", name))[1] for name in ("on", "at_least")}
+        names = {
+            name: spelling.chosen.get(("setting", f"{path}.*.{name}"), ("", name))[1] for name in ("on", "at_least")
+        }
         value = re.sub(r"\b(on|at_least)\b", lambda at: names[at[0]].rpartition(".")[2], value)
     else:
         value = str(spelling.chosen.get(("value", path, value), ("", "", value))[2])
     new = spelling.chosen.get(("setting", path), ("", path))[1]
     return f"{plus}{section}{new}={value}"
-

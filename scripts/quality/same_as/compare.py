@@ -48,7 +48,9 @@ def _of_ends(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     count = len(old["batches"]), len(new["batches"])
     if before != after or (before is not None and count[0] != count[1]):
         sides = [
-            f"{side['error']} in batch {len(side['batches']) + 1}: {side['text'][:120]}" if side["error"] else "computes"
+            f"{side['error']} in batch {len(side['batches']) + 1}: {side['text'][:120]}"
+            if side["error"]
+            else "computes"
             for side in (old, new)
         ]
         yield f"error: the old version {sides[0]} | the new version {sides[1]}"

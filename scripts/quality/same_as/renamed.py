@@ -12,9 +12,7 @@ A `*` stands for any text without `/` or `.`, such as the name of a reward.
 """
 
 # Settings below `algorithm`. Settings of steps in a list begin with `steps.<name of the step>.`
-SETTINGS: tuple[tuple[str, ...], ...] = (
-    ("gd2po.over", "gd2po.whiten"),
-)
+SETTINGS: tuple[tuple[str, ...], ...] = (("gd2po.over", "gd2po.whiten"),)
 # Values of a setting: the newest path of the setting, then the spellings of one value.
 VALUES: tuple[tuple[str, tuple[object, ...]], ...] = ()
 # Named methods, the values of `algorithm.adv_estimator` and `algorithm.hadw.base`.

@@ -105,9 +105,7 @@ PROBES: Mapping[str, tuple[str, Algorithm]] = {
     "steps.drop_conflicts.tau": of_list(
         ["centre", {"step": "drop_conflicts", "conflict": "snr", "tau": 0.5}, "weigh_and_sum"]
     ),
-    "steps.weigh_by_variation": of_list(
-        ["centre", {"step": "weigh_by_variation", "lowest": [0, 0]}, "weigh_and_sum"]
-    ),
+    "steps.weigh_by_variation": of_list(["centre", {"step": "weigh_by_variation", "lowest": [0, 0]}, "weigh_and_sum"]),
     "steps.weigh_by_variation.lowest": of_list(
         ["centre", {"step": "weigh_by_variation", "lowest": [0, 0]}, "weigh_and_sum"]
     ),
@@ -169,7 +167,9 @@ def spellings(name: Any) -> tuple[Any, ...]:
     kind, *rest = name
     if kind == "value":
         path, value = rest
-        found = next((group for at, group in renamed.VALUES if path in same(renamed.SETTINGS, at) and value in group), ())
+        found = next(
+            (group for at, group in renamed.VALUES if path in same(renamed.SETTINGS, at) and value in group), ()
+        )
         return tuple(("value", path, other) for other in found) or (name,)
     tables = {"setting": renamed.SETTINGS, "method": renamed.METHODS, "step": renamed.STEPS}
     return tuple((kind, other) for other in same(tables[kind], rest[0]))

@@ -215,9 +215,7 @@ def data_of(rows: Rows) -> DataProto:
         columns[name] = [values[rows.trajectory(row)] for row in range(size)]
     for name in returned:
         columns[name] = [info.get(name) for info in infos]
-    data = DataProto.from_dict(
-        tensors=tensors, non_tensors={name: column(values) for name, values in columns.items()}
-    )
+    data = DataProto.from_dict(tensors=tensors, non_tensors={name: column(values) for name, values in columns.items()})
     data.meta_info["reward_extra_keys"] = returned
     return data
 
@@ -306,7 +304,11 @@ class Run:
 
 def token_scores(fields: Mapping[str, list[Any]]) -> dict[str, Any]:
     """Return the fields `token_level_scores_<key>` that the trainer may have written."""
-    return {name: [np.asarray(row) for row in values] for name, values in fields.items() if name.startswith("token_level_scores_")}
+    return {
+        name: [np.asarray(row) for row in values]
+        for name, values in fields.items()
+        if name.startswith("token_level_scores_")
+    }
 
 
 def saved_state(folder: Path) -> Any:
