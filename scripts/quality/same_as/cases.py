@@ -224,7 +224,7 @@ def method_settings(rng: Draw, method: str, keys: Sequence[str]) -> dict[str, An
         maybe("gamma", (0.0, 0.5, 2.0))
     elif method == "compose":
         lists = LISTS if keys or rng.chance(0.05) else [steps for steps in LISTS if steps[0] == "weigh_and_sum"]
-        section["steps"] = steps_of(rng, rng.one(lists), keys)
+        section["steps"] = steps_of(rng.one(lists), keys)
     sections = {method: section} if section else {}
     if section.get("base") == "drgrpo":
         sections["drgrpo"] = {"check_loss": False}
@@ -234,7 +234,7 @@ def method_settings(rng: Draw, method: str, keys: Sequence[str]) -> dict[str, An
     return sections
 
 
-def steps_of(rng: Draw, steps: Sequence[Any], keys: Sequence[str]) -> list[Any]:
+def steps_of(steps: Sequence[Any], keys: Sequence[str]) -> list[Any]:
     """Return a list of steps whose LOWEST is replaced."""
     lowest = [-4.0 if key == "cost" else 0.0 for key in keys] or [0.0]
     return [
@@ -305,7 +305,7 @@ def _core_case(rng: Draw, kind: str, seed: int) -> Case:
 
 def _random_list(rng: Draw, names: Sequence[str]) -> list[Any]:
     """Draw a list that may make no sense: steps at random, or a sensible list with one step more or another order."""
-    steps = steps_of(rng, rng.one(LISTS), names)
+    steps = steps_of(rng.one(LISTS), names)
     form = rng.one(("random", "order", "one more", "one more", "one more"))
     if form == "random":
         return rng.some(STEP_NAMES)[:4]
@@ -460,7 +460,7 @@ def _trainer_case(rng: Draw, kind: str, seed: int) -> Case:
         del algorithm["rewards"]
     count = rng.whole(2, 4) if case.stateful else rng.whole(1, 3)
     sessions = trainer == "default" and rng.chance(0.35)
-    case.batches = [_rows(rng, case, scheme, sessions=sessions, rejecting=rejecting) for _ in range(count)]
+    case.batches = [draw_rows(rng, case, scheme, sessions=sessions, rejecting=rejecting) for _ in range(count)]
     if case.stateful and (kind == "resume" or rng.chance(0.2)):
         case.resume_after = rng.whole(1, count - 1)
         if kind == "resume" and rng.chance(0.2):
@@ -553,7 +553,8 @@ def _filter(rng: Draw, case: Case, scheme: Scheme) -> None:
             rewards["accuracy_threshold"] = 0.5
 
 
-def _rows(rng: Draw, case: Case, scheme: Scheme, *, sessions: bool, rejecting: bool) -> Rows:
+def draw_rows(rng: Draw, case: Case, scheme: Scheme, *, sessions: bool, rejecting: bool) -> Rows:
+    """Draw a batch of a trainer: up to five prompts, padding, sessions of several outputs, and their rewards."""
     shape = rng.one(("uneven", "uneven", "even", "one"))
     named = []
     for prompt in range(rng.whole(1, 5)):

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import tomllib
 
 from same_as.cases import KINDS
 from same_as.compare import differences, expected
@@ -21,7 +22,7 @@ HERE = Path(__file__).resolve().parents[3]
 """The current checkout."""
 SHARES = {"core": 0.28, "lists": 0.06, "default": 0.29, "ray": 0.25, "filter": 0.06, "resume": 0.06}
 """The share of each kind in the batches."""
-SHOWN = 5
+SHOWN = 10
 """Differing cases that are printed for each kind."""
 
 
@@ -206,15 +207,22 @@ def _print_kind(kind: str, cases: list[tuple[Any, list[str]]], shown: int | None
     print(", ".join(f"{method or 'none'} {count}" for method, count in methods.most_common()))
     what = Counter(text.partition(" of batch")[0].partition(":")[0] for _, texts in cases for text in texts[:1])
     print("  first difference: " + ", ".join(f"{text} {count}" for text, count in what.most_common(8)))
-    seen: Counter[str] = Counter()
-    ordered = sorted(cases, key=lambda item: seen.update([item[0]["method"]]) or seen[item[0]["method"]])
-    for case, texts in ordered[:shown]:
-        print(
-            f"  --case {case['name']}  {case['method']}: {texts[0]}"
-            + (f" (and {len(texts) - 1} more)" if shown and texts[1:] else "")
-        )
+    for case, texts in _one_of_each_method_first(cases)[:shown]:
+        more = f" (and {len(texts) - 1} more)" if shown is not None and len(texts) > 1 else ""
+        print(f"  --case {case['name']}  {case['method']}: {texts[0]}{more}")
         for text in texts[1:] if shown is None else ():
             print(f"      {text}")
+
+
+def _one_of_each_method_first(cases: list[tuple[Any, list[str]]]) -> list[tuple[Any, list[str]]]:
+    """Order differing cases so that those that are printed show many methods."""
+    seen: Counter[str] = Counter()
+    ranked = []
+    for number, (case, texts) in enumerate(cases):
+        ranked.append((seen[case["method"]], number, case, texts))
+        seen[case["method"]] += 1
+    ranked.sort(key=lambda entry: entry[:2])
+    return [(case, texts) for *_, case, texts in ranked]
 
 
 def _print_coverage(tags: dict[str, Counter[str]]) -> None:

@@ -12,18 +12,18 @@ import signal
 import sys
 import tempfile
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pandas
+import tomllib
 from omegaconf import OmegaConf
 
 import verl_ext
 from same_as import renamed
 from same_as.cases import Case
 from same_as.command_lines import COMMANDS
-from same_as.spelling import PROBES, Spelling, newest
+from same_as.spelling import PROBES, Spelling, newest, probed
 
 LIMIT = 240.0
 """Seconds for one command."""
@@ -168,12 +168,12 @@ def _wait(child: int) -> int:
 
 
 def settings_of(text: str) -> dict[str, set[str]]:
-    """Return the settings that errors and warnings name, under their newest names.
+    r"""Return the settings that errors and warnings name, under their newest names.
 
     An error or a warning is a line below the heading of its kind, or a line that begins with its kind or with the type
     of an error.
 
-    >>> settings_of("1 error\\n  - algorithm.rewards.keys is missing: set data.x=1\\n0 warnings")["errors"]
+    >>> settings_of("1 error\n  - algorithm.rewards.keys is missing: set data.x=1\n0 warnings")["errors"]
     {'algorithm.rewards.keys', 'data.x'}
     """
     found: dict[str, set[str]] = {"errors": set(), "warnings": set()}
@@ -215,11 +215,11 @@ def features_of(text: str) -> list[str]:
     setting = _setting_of(text)
     if setting is None:
         return []
-    path = setting[2]
-    found = [feature for feature in PROBES if not feature.startswith(("method.", "steps.")) and path == feature]
+    _, _, path, value = setting
+    found = [probed(("setting", path), path)]
     if path == "compose.steps":
-        found += [f"steps.{name}" for name in re.findall(r"[a-z_]+", setting[3]) if f"steps.{name}" in PROBES]
-    return found
+        found += [probed(("step", name), f"steps.{name}") for name in re.findall(r"[a-z_]+", value)]
+    return [feature for feature in found if feature in PROBES]
 
 
 def translated_override(text: str, spelling: Spelling) -> str:
@@ -227,18 +227,16 @@ def translated_override(text: str, spelling: Spelling) -> str:
     setting = _setting_of(text)
     if setting is None:
         preset = re.fullmatch(r"(\+verl_ext=)(\w+)", text)
-        return text if preset is None else preset[1] + spelling.chosen.get(("method", preset[2]), ("", preset[2]))[1]
+        return text if preset is None else preset[1] + spelling.spell(("method", preset[2]))[1]
     plus, section, path, value = setting
     if path == "adv_estimator":
-        value = spelling.chosen.get(("method", value), ("", value))[1]
+        value = spelling.spell(("method", value))[1]
     elif path == "compose.steps":
-        value = re.sub(r"[a-z_]+", lambda at: spelling.chosen.get(("step", at[0]), ("", at[0]))[1], value)
+        value = re.sub(r"[a-z_]+", lambda found: spelling.spell(("step", found[0]))[1], value)
     elif path == "rewards.conditions":
-        names = {
-            name: spelling.chosen.get(("setting", f"{path}.*.{name}"), ("", name))[1] for name in ("on", "at_least")
-        }
-        value = re.sub(r"\b(on|at_least)\b", lambda at: names[at[0]].rpartition(".")[2], value)
+        for name in ("on", "at_least"):
+            new_name = spelling.spell(("setting", f"{path}.*.{name}"))[1].rpartition(".")[2]
+            value = re.sub(rf"\b{name}\b(?=:)", new_name, value)
     else:
-        value = str(spelling.chosen.get(("value", path, value), ("", "", value))[2])
-    new = spelling.chosen.get(("setting", path), ("", path))[1]
-    return f"{plus}{section}{new}={value}"
+        value = str(spelling.spell(("value", path, value))[2])
+    return f"{plus}{section}{spelling.spell(('setting', path))[1]}={value}"

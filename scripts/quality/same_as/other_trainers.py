@@ -20,7 +20,7 @@ from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 from verl.trainer.ppo import core_algos, ray_trainer, v1
 from verl.trainer.ppo.v1 import trainer_base
 
-from same_as.cases import Case, Draw, Scheme, _rows
+from same_as.cases import Case, Draw, Scheme, draw_rows
 from same_as.spelling import Spelling
 from same_as.store import in_this_process
 from same_as.trainer_kinds import KINDS
@@ -51,7 +51,7 @@ def draw_case(seed: int) -> Case:
     rng = Draw("trainers", seed)
     case = Case("trainers", seed, method, SECTIONS[method], trainer=kind, tags=[f"trainer {kind}"])
     scheme = Scheme("naive", False, ["acc", "format"], "sum", "equal", False, {}, [], False, False, False)
-    case.batches = [_rows(rng, case, scheme, sessions=False, rejecting=False) for _ in range(3)]
+    case.batches = [draw_rows(rng, case, scheme, sessions=False, rejecting=False) for _ in range(3)]
     return case
 
 

@@ -34,6 +34,13 @@ FUNCTIONS: tuple[tuple[str, ...], ...] = (
 )
 PARAMETERS: tuple[tuple[str, ...], ...] = ()
 
+# Estimators that are verl's own in every version.
+OF_VERL_ALONE = frozenset(
+    {
+        *("grpo", "rloo", "rloo_vectorized", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg"),
+        *("grpo_vectorized", "grpo_passk", ""),
+    }
+)
 # Metrics and columns that an older version may lack. One that the newer version lacks is always a difference.
 ADDED_METRICS: tuple[str, ...] = ("advantage/share/*",)
 ADDED_COLUMNS: tuple[str, ...] = ()

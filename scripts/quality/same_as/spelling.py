@@ -29,6 +29,11 @@ def of_section(method: str, **section: Any) -> tuple[str, Algorithm]:
     return method, {"rewards": {**KEYS, "accuracy_key": "a"}, method: section}
 
 
+PLAIN = (
+    *("gdpo", "dgpo", "hadw", "drgrpo", "gd2po", "maxrl", "dara", "dvao", "corrgrpo", "rvpo"),
+    *("weighted_grpo", "liteppo", "fgrpo", "grpo"),
+)
+"""Methods that need no setting of their own."""
 BETWEEN = ["centre", "scale_by_std", "weigh_and_sum"]
 # Every feature that a case may use, with the smallest configuration that has it. A version knows a feature if it builds
 # that configuration in one of its spellings.
@@ -46,11 +51,7 @@ PROBES: Mapping[str, tuple[str, Algorithm]] = {
     "rewards.log": of_rewards(log="all"),
     "rewards.accuracy_between": of_rewards(accuracy_between=[0.1, 0.9]),
     "verl_ext.dump_dir": ("gdpo", {"rewards": KEYS, "verl_ext": {"dump_dir": "/nowhere"}}),
-    **{
-        f"method.{name}": of_section(name)
-        for name in ("gdpo", "dgpo", "hadw", "drgrpo", "gd2po", "maxrl", "dara", "dvao", "corrgrpo", "rvpo")
-        + ("weighted_grpo", "liteppo", "fgrpo", "grpo")
-    },
+    **{f"method.{name}": of_section(name) for name in PLAIN},
     "method.saw": of_section("saw", lowest=[0, 0]),
     "method.compose": of_list(SUMMED),
     "gdpo.whiten": of_section("gdpo", whiten="token"),
@@ -120,8 +121,10 @@ PROBES: Mapping[str, tuple[str, Algorithm]] = {
 }
 # Entries of `algorithm` that are verl's, which every version reads alike.
 OF_VERL = frozenset(
-    ("filter_groups", "gdpo_reward_keys", "gdpo_reward_weights", "kl_penalty", "kl_ctrl", "norm_adv_by_std_in_grpo")
-    + ("rollout_correction", "use_kl_in_reward", "use_pf_ppo", "gamma", "lam")
+    {
+        *("filter_groups", "gdpo_reward_keys", "gdpo_reward_weights", "kl_penalty", "kl_ctrl"),
+        *("norm_adv_by_std_in_grpo", "rollout_correction", "use_kl_in_reward", "use_pf_ppo", "gamma", "lam"),
+    }
 )
 
 
@@ -147,7 +150,14 @@ class Spelling:
 
     def translate(self, method: str, algorithm: Algorithm) -> tuple[str, dict[str, Any]]:
         """Return a configuration in the vocabulary of this version."""
-        return spelled(method, algorithm, lambda name: self.chosen.get(name, name))
+        return spelled(method, algorithm, self.spell)
+
+    def spell(self, name: Any) -> Any:
+        """Return a name in the spelling of this version; a value is asked for when it first occurs."""
+        if name[0] == "value" and name not in self.chosen and len(spellings(name)) > 1:
+            _, path, value = name
+            self._find_spelling(*with_value(probed(("setting", path), path), value))
+        return self.chosen.get(name, name)
 
     def _find_spelling(self, method: str, algorithm: Algorithm) -> bool:
         names: list[Any] = []
@@ -159,6 +169,21 @@ class Spelling:
                 self.chosen = chosen
                 return True
         return False
+
+
+def with_value(feature: str, value: Any) -> tuple[str, dict[str, Any]]:
+    """Return the probe of a setting with another value."""
+    method, algorithm = PROBES[feature]
+    section, _, rest = feature.partition(".")
+    changed = dict(algorithm)
+    if section != "steps":
+        changed[section] = {**algorithm[section], rest: value}
+        return method, changed
+    step, _, setting = rest.rpartition(".")
+    items = algorithm["compose"]["steps"]
+    named = [{**item, setting: value} if isinstance(item, Mapping) and item["step"] == step else item for item in items]
+    changed["compose"] = {"steps": named}
+    return method, changed
 
 
 @cache
@@ -222,20 +247,38 @@ def _step(item: Any, spell: Callable[[Any], Any]) -> Any:
 
 def features(method: str, algorithm: Algorithm) -> Iterator[str]:
     """Yield the features of a configuration, each a key of `PROBES`, but for those that are verl's."""
-    if f"method.{method}" in PROBES:
-        yield f"method.{method}"
+    if method not in renamed.OF_VERL_ALONE:
+        yield probed(("method", method), f"method.{method}")
     for section, given in algorithm.items():
         if section in OF_VERL or not isinstance(given, Mapping):
             continue
         if section == "compose":
             for item in given["steps"]:
-                name = item["step"] if isinstance(item, Mapping) else item
-                yield f"steps.{name}"
-                yield from (f"steps.{name}.{key}" for key in item if key != "step" and isinstance(item, Mapping))
+                yield from _features_of_step(item)
             continue
-        yield from (f"{section}.{name}" for name in given)
+        for name in given:
+            yield probed(("setting", f"{section}.{name}"), f"{section}.{name}")
         if "base" in given:
-            yield f"method.{given['base']}"
+            yield probed(("method", given["base"]), f"method.{given['base']}")
+
+
+def _features_of_step(item: Any) -> Iterator[str]:
+    """Yield the features of an entry of a list of steps."""
+    given = item if isinstance(item, Mapping) else {"step": item}
+    step = probed(("step", given["step"]), f"steps.{given['step']}")
+    yield step
+    for name in given:
+        if name != "step":
+            yield probed(("setting", f"{step}.{name}"), f"{step}.{name}")
+
+
+def probed(name: Any, feature: str) -> str:
+    """Return the key in `PROBES` of a feature, which may have another spelling there."""
+    kind = {"method": "method.", "step": "steps.", "setting": ""}[name[0]]
+    for _, other in spellings(name):
+        if kind + other in PROBES:
+            return kind + other
+    return feature
 
 
 def newest(table: Iterable[tuple[str, ...]], name: str) -> str:

@@ -267,7 +267,7 @@ class Run:
     def _ray_step(self, rows: Rows) -> dict[str, Any]:
         data, metrics = self.trainer.step(data_of(rows))
         fields = {name: list(data.batch[name].numpy()) for name in ("advantages", "returns")}
-        fields |= token_scores({name: list(data.batch[name]) for name in data.batch.keys()})
+        fields |= token_scores({name: list(data.batch[name]) for name in data.batch.keys()})  # noqa: SIM118 - a TensorDict
         return {**fields, "metrics": metrics}
 
     def _default_step(self, rows: Rows) -> dict[str, Any]:
