@@ -294,7 +294,7 @@ def _default(kind: str, configured: Callable[..., Any]) -> Callable[[int, Any], 
         trainer.global_steps = number
         metrics: dict[str, Any] = {}
         with in_this_process() as store:
-            batch = put_rows(rows)
+            batch = put_rows(store, rows)
             trainer._compute_advantage(batch, metrics)
             stored = [store.rows["train"][key].get("advantages") for key in batch.keys]
         rows_of = [np.zeros(0) if row is None else row.numpy() for row in stored]

@@ -28,11 +28,15 @@ class Store:
             if tags is not None:
                 self.tags[partition_id][key].update(tags[at])
         for name in list(fields.keys()) if fields is not None else ():
-            column = fields[name]
-            values = column.unbind() if isinstance(column, torch.Tensor) else plain(column)
-            for key, value in zip(keys, values, strict=True):
+            for key, value in zip(keys, plain(fields[name]), strict=True):
                 self.rows[partition_id][key][name] = value
         return KVBatchMeta(keys=list(keys), tags=[{} for _ in keys], partition_id=partition_id)
+
+    def put(self, keys: Sequence[str], partition_id: str, rows: list[dict[str, Any]], tags: list[Any]) -> None:
+        """Add rows, each with its own fields."""
+        for key, row, tag in zip(keys, rows, tags, strict=True):
+            self.rows[partition_id][key] = dict(row)
+            self.tags[partition_id][key] = dict(tag)
 
     def kv_batch_get(
         self, keys: Sequence[str], partition_id: str, select_fields: Sequence[str] | None = None, **_other: Any
@@ -52,7 +56,11 @@ class Store:
 
 
 def plain(column: Any) -> list[Any]:
-    """Return the entries of a column that is no tensor."""
+    """Return the entries of a column."""
+    if isinstance(column, torch.Tensor) and column.is_nested:
+        return list(column.values().split(column.offsets().diff().tolist()))
+    if isinstance(column, torch.Tensor):
+        return list(column.unbind())
     entries = column.tolist() if hasattr(column, "tolist") else list(column)
     return [getattr(entry, "data", entry) for entry in entries]
 
@@ -63,7 +71,9 @@ def stacked(values: list[Any]) -> Any:
         return NonTensorStack(*values)
     if values[0].ndim == 0:
         return torch.stack(values)
-    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+    lengths = torch.tensor([len(value) for value in values])
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    return torch.nested.nested_tensor_from_jagged(torch.cat(values), offsets)
 
 
 @contextmanager
