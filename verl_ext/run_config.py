@@ -103,18 +103,18 @@ def read_settings(config: Any) -> Settings:
     return Settings.parse(_entries_of(config), loss_agg_mode=str(loss or Settings.loss_agg_mode))
 
 
-def require_unchanged(config: Any, settings: Settings, *, computes: bool) -> None:
-    """Raise if an entry of `algorithm` is not the one that a run has read at its start.
+def require_unchanged(config: Any, name: str, settings: Settings, *, computes: bool) -> None:
+    """Raise if the estimator or an entry of `algorithm` is not the one that a run has read at its start.
 
     Without `computes`, an estimator of verl's own is in force, which reads verl's settings anew in every step. In that
     case only the settings of this package are compared.
     """
     compared = entries() if computes else (*COMMON, *VERL_NAMES.values())
     now, before = entries_set(_entries_of(config)), settings.given
-    found: list[str] = []
-    for name in compared:
-        if not is_anothers(name):
-            found += _differences(before.get(name), now.get(name), f"algorithm.{name}")
+    found = [*_differences(name, estimator_name(config), "algorithm.adv_estimator")]
+    for entry in compared:
+        if not is_anothers(entry):
+            found += _differences(before.get(entry), now.get(entry), f"algorithm.{entry}")
     if found:
         raise ConfigurationError(
             f"{'; '.join(found)}. The settings of the advantages, such as the weights of the rewards, are fixed for a "

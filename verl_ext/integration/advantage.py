@@ -64,7 +64,7 @@ def compute(
             settings.keys,
             part,
             tokens=tokens,
-            accuracy=_accuracy(run, chain, table) if chain.needs_accuracy else None,
+            accuracy=_accuracy(run, table) if chain.needs_accuracy else None,
             kl_reward=total - table.trainer_score() if run.settings.kl_in_reward else None,
             fields=chain.needs_fields,
         )
@@ -89,12 +89,11 @@ def _at_work(name: str) -> tuple[Run, Chain, Table]:
     return run, run.chain, run.table
 
 
-def _accuracy(run: Run, chain: Chain, table: Table) -> Array:
-    """Return the accuracy of each trajectory; raise if the history is that of another accuracy."""
+def _accuracy(run: Run, table: Table) -> Array:
+    """Return the accuracy of each trajectory; raise if earlier batches or the history had another accuracy."""
     settings = run.settings.rewards
     now = {"key": table.accuracy_key(), "threshold": settings.accuracy_threshold}
-    if chain.stateful:
-        checkpoint.require_same_accuracy(run.accuracy, now)
+    checkpoint.require_same_accuracy(run.accuracy, now)
     run.accuracy = now
     return table.accuracy()
 

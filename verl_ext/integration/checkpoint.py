@@ -183,11 +183,13 @@ def _require_fitting(data: Any, run: Run) -> None:
 
 
 def require_same_accuracy(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """Raise if the history of one accuracy would go on with another one."""
+    """Raise if a run that began with one accuracy would go on with another one."""
     if saved is not None and saved != now:
         raise CheckpointError(
-            f"the history is that of the accuracy {saved['key']!r} with threshold {saved['threshold']}, this run has "
-            f"algorithm.rewards.accuracy_key={now['key']} and accuracy_threshold={now['threshold']}"
+            f"the accuracy was {saved['key']!r} with threshold {saved['threshold']} in earlier batches or in the saved "
+            f"history, and is {now['key']!r} with threshold {now['threshold']} now. Set "
+            f"algorithm.rewards.accuracy_key={saved['key']}; if none was set, the reward function must return the same "
+            "names for every batch"
         )
 
 

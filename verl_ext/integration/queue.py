@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl_ext.core.batch import SCORE
 from verl_ext.core.rows import Rows, dense, scores, uids_of
 from verl_ext.core.turns import TurnSpans
 from verl_ext.integration.table import TOKEN_FIELD, Needs, Table
+from verl_ext.settings import ACCURACY
 
 
 def table_of(
@@ -48,6 +50,11 @@ def table_of(
     fields |= {name: [entry.get(name) for entry in extra] for name in names if any(name in entry for entry in extra)}
     infos = [entry.get("reward_extra_info") or {} for entry in extra]
     returned = list(dict.fromkeys(name for info in infos for name in info))
+    # A dictionary of the reward function has a `score`. One without it is the reward manager's, of a response whose
+    # scoring failed, and its `acc` says nothing about what the function returns.
+    complete = [info for info in infos if SCORE in info]
+    if complete and ACCURACY in returned and not any(ACCURACY in info for info in complete):
+        returned.remove(ACCURACY)
     return Table(
         settings=needs.settings,
         rows=rows,

@@ -66,18 +66,20 @@ class Run:
         """What the run reads of each batch."""
         rewards, chain = self.settings.rewards, self.chain or Chain(())
         keys, by_turn = rewards.keys or (), bool(rewards.by_turn)
-        accuracy = rewards.accuracy_key if chain.needs_accuracy else None
-        implicit_accuracy = chain.needs_accuracy and accuracy is None
         log_all = self.log == "all"
-        # An estimator of this package is given the trainer's score; for one of verl's own the metrics read it.
-        of_verl = self.chain is None and (log_all or (self.name == "grpo" and keys != ()))
+        is_named = rewards.accuracy_key is not None
+        named_accuracy = (rewards.accuracy_key,) if chain.needs_accuracy and rewards.accuracy_key is not None else ()
+        # verl passes the trainer's score to an estimator of this package. With one of verl's own only metrics read it:
+        # the curve of the score, and the shares of the rewards in the advantages of grpo.
+        shows_shares = self.name == "grpo" and keys != ()
+        score_for_metrics = self.chain is None and (log_all or shows_shares)
         return Needs(
             rewards,
-            names=(*keys, *(() if accuracy is None else (accuracy,)), *chain.needs_fields),
-            score=self.settings.kl_in_reward or SCORE in keys or of_verl,
+            names=(*keys, *named_accuracy, *chain.needs_fields),
+            score=self.settings.kl_in_reward or SCORE in keys or score_for_metrics,
             turns=by_turn,
             longest=self.trainer.config.data.max_response_length if by_turn and self.trainer is not None else 0,
-            returned=log_all or implicit_accuracy,
+            returned=log_all or (chain.needs_accuracy and not is_named),
         )
 
     @property
@@ -94,6 +96,7 @@ class Run:
     def computing(self, table: Table) -> Iterator[None]:
         """Make this the current run, with the table of its batch: the estimators read both from `CURRENT`."""
         self.require_unchanged()
+        self.called = False
         token = CURRENT.set(self)
         self.table = table
         try:
@@ -109,7 +112,7 @@ class Run:
         config = self.trainer.config
         text = repr(config.algorithm)  # without interpolations it says all, and much faster than reading the entries
         if text != self.unchanged or "${" in text:
-            require_unchanged(config, self.settings, computes=self.chain is not None)
+            require_unchanged(config, self.name, self.settings, computes=self.chain is not None)
             self.unchanged = text
 
     def require_called(self) -> None:

@@ -158,16 +158,19 @@ class Table:
 
     def accuracy_key(self) -> str:
         """Return the reward that is the accuracy: the named one, else by what the reward function returned."""
-        without_acc = self.settings.accuracy_in(())
-        if self.settings.accuracy_key is not None or without_acc == ACCURACY:
+        without_acc = self.settings.accuracy_in(())  # the named one, a single key, or the score
+        if self.settings.accuracy_key is not None:
             return without_acc
+        if without_acc == ACCURACY:  # a single key, which may be a field that the function did not return
+            return ACCURACY
         return ACCURACY if self.is_returned(ACCURACY) else without_acc
 
     def accuracy(self) -> Array:
         """Return `[N]` the accuracy in [0, 1], NaN where it is not scored."""
-        key, named = self.accuracy_key(), self.settings.accuracy_key
-        if named is None and key == ACCURACY and ACCURACY in (self.returned or ()):
-            # Not a process reward model's field of this name, which a setting must name.
+        key = self.accuracy_key()
+        is_named = self.settings.accuracy_key is not None
+        if not is_named and key == ACCURACY and ACCURACY in (self.returned or ()):
+            # The function's result, even if a process reward model wrote a field of this name.
             values = self._numbers(key, self.fields[key], counts=True)
         else:
             values = self.column(key, "accuracy_key")
@@ -189,7 +192,7 @@ class Table:
     def _returned_score(self, *, counts: bool) -> Array:
         """Return `[N]` the `score` that the reward function returned, and the trainer's score where it returned none.
 
-        verl's manager `rate_limited` gives a response whose scoring timed out a score, and no result of the function.
+        verl's manager `rate_limited` itself scores a response whose scoring timed out, with 0 and without a `score`.
         """
         if not self.is_returned(SCORE):
             return self.trainer_score(counts=counts)

@@ -28,6 +28,7 @@ CHANGED: dict[str, tuple[dict[str, Any], str, Any, tuple[str, ...]]] = {
     ),
     "the other name of the weights": (OURS, "gdpo_reward_weights", [2, 1], ("algorithm.gdpo_reward_weights", "None")),
     "a setting of the estimator": (OURS, "gdpo.whiten", "none", ("algorithm.gdpo.whiten", "'token'", "'none'")),
+    "the estimator": (OURS, "adv_estimator", "drgrpo", ("algorithm.adv_estimator", "'gdpo'", "'drgrpo'")),
     "a setting of verl": (OURS, "norm_adv_by_std_in_grpo", False, ("norm_adv_by_std_in_grpo", "True", "False")),
 }
 

@@ -17,7 +17,7 @@ from verl.trainer.ppo.reward import load_reward_manager
 from tests.configs import compose
 from tests.integration.trainers.drawn import WIDTH, Drawn, batches, config_for
 from tests.integration.trainers.test_against_core import TRAINERS
-from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.errors import CheckpointError, ConfigurationError, DataError
 from verl_ext.registry import INSTALLED, build
 from verl_ext.settings import Settings
 
@@ -112,6 +112,7 @@ def advantages_of(
 
 
 FOUR = [1.0, 0.0, 1.0, 1.0]
+TIMED_OUT = {"score": [1.0, ..., 1.0, 1.0], "timeout": [..., True, ..., ...], "acc": [..., 0.0, ..., ...]}
 CENTERED = [0.25, -0.75, 0.25, 0.25]
 LISTS = {"weighted_grpo", "liteppo", "fgrpo", "maxrl", "hadw", "dgpo", "compose"}
 
@@ -172,10 +173,24 @@ def response_of(tokens: int) -> DataProto:
 
 @pytest.mark.parametrize("rewards", [{}, {"keys": ["score"]}])
 def test_a_response_whose_scoring_timed_out_has_the_trainers_score(rewards: dict[str, Any]) -> None:
-    """verl's manager `rate_limited` gives it a score of 0, `timeout`, and no `score`."""
-    drawn = group(FOUR, {"score": [1.0, ..., 1.0, 1.0], "timeout": [..., True, ..., ...]})
-    found, _ = advantages_of("default", "drgrpo", rewards, drawn)
+    """verl's manager `rate_limited` gives it a score of 0, `timeout`, an `acc` of 0, and no `score`."""
+    found, _ = advantages_of("default", "drgrpo", rewards, group(FOUR, TIMED_OUT))
     assert found == CENTERED
+
+
+def test_the_acc_of_a_response_whose_scoring_timed_out_is_not_taken_for_the_functions() -> None:
+    """The function returns a `score` alone, which is the accuracy of the others; here it is 0."""
+    _, metrics = advantages_of("default", "hadw", {}, group(FOUR, TIMED_OUT))
+    assert metrics["hadw/capability_posterior"] == 0.75
+
+
+def test_an_accuracy_that_is_not_named_stays_that_of_the_first_batch() -> None:
+    from tests.integration.trainers import default_runs
+
+    trainer = default_runs.made(config_for("dgpo", {}))
+    default_runs.step(trainer, group(FOUR, {"score": FOUR, "acc": FOUR}), hooked=False)
+    with pytest.raises(CheckpointError):
+        default_runs.step(trainer, group(FOUR, {"score": FOUR}), hooked=False)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
