@@ -88,7 +88,8 @@ def test_output_and_gradients_are_those_of_each_row_alone(monkeypatch, way, seed
             loss = sum((output * slope[row, : len(output)]).sum() for row, output in enumerate(outputs))
             results.append([torch.cat(outputs), *torch.autograd.grad(loss, inputs)])
         for one, other in zip(*results, strict=True):
-            assert (one - other).abs().max() <= 1e-12 * other.abs().max()
+            # The gradients of a row of one token are 0, and on some processors what rounding leaves of 0.
+            assert (one - other).abs().max() <= 1e-12 * max(1.0, other.abs().max())
 
 
 def test_the_packed_sequence_is_that_of_the_rows_and_each_token_of_an_answer_is_predicted():
