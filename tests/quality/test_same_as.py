@@ -11,9 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts/quality"))
 
-from same_as import command, renamed  # noqa: E402
+from same_as import cases, command, renamed  # noqa: E402
+from same_as.commands import settings_of  # noqa: E402
 from same_as.compare import differences  # noqa: E402
-from same_as.spelling import Spelling, newest  # noqa: E402
+from same_as.spelling import PROBES, Spelling, features, newest  # noqa: E402
 
 import verl_ext  # noqa: E402
 
@@ -147,3 +148,28 @@ def build(name, settings):
         file.write(doubled.format(module=module))
     assert run("--new", str(tmp_path)) == 1
     assert "advantages of batch 1" in capsys.readouterr().out
+
+
+def test_the_settings_that_errors_and_warnings_name_are_read():
+    text = """estimator  gdpo
+  - algorithm.not_an_error=1
+1 error
+  - algorithm.rewards.keys=[a] lacks b:
+    set 'data.train_files=[...]'
+1 warning
+  - trainer.use_v1=False ignores it
+this run is refused by algorithm.nothing"""
+    assert settings_of(text) == {
+        "errors": {"algorithm.rewards.keys", "data.train_files"},
+        "warnings": {"trainer.use_v1"},
+    }
+    later = "warning: set algorithm.rewards.log=all\nConfigurationError: algorithm.gdpo.whiten is wrong"
+    assert settings_of(later) == {"errors": {"algorithm.gdpo.whiten"}, "warnings": {"algorithm.rewards.log"}}
+
+
+@pytest.mark.parametrize("kind", ["core", "lists"])
+def test_a_seed_gives_the_same_case_each_time_and_every_feature_has_a_probe(kind):
+    for seed in range(60):
+        case, again = (cases.draw(kind, seed) for _ in range(2))
+        assert (case.method, case.algorithm) == (again.method, again.algorithm)
+        assert {*features(case.method, case.algorithm)} <= PROBES.keys()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas
 import tomllib
+import traceback
 from omegaconf import OmegaConf
 
 import verl_ext
@@ -150,6 +151,8 @@ def in_child(arguments: list[str], root: Path, output: Path) -> tuple[int, str]:
                 status = error.code if isinstance(error.code, int) else 1
             sys.stdout.flush()
             sys.stderr.flush()
+        except BaseException:  # noqa: BLE001 - the child ends here
+            traceback.print_exc()
         finally:
             os._exit(status)
     return _wait(child), output.read_text(errors="replace") if output.exists() else ""
