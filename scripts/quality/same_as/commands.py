@@ -12,12 +12,12 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pandas
 import tomllib
-import traceback
 from omegaconf import OmegaConf
 
 import verl_ext
