@@ -392,6 +392,8 @@ class Scheme:
     rubric: bool
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the manager."""
+    bonus: bool = False
+    """Whether a score that differs from that in the result is above it, so that it stays at least 0."""
 
 
 def _trainer_case(rng: Draw, kind: str, seed: int) -> Case:
@@ -406,6 +408,7 @@ def _trainer_case(rng: Draw, kind: str, seed: int) -> Case:
     ours = method in OURS
     clean = rng.chance(0.75)
     scheme = _scheme(rng, clean, ours)
+    scheme.bonus = method == "maxrl"
     if kind == "filter" and rng.chance(0.9):
         scheme.steps = scheme.rubric = False
     if method in NO_RUBRIC and rng.chance(0.9):
@@ -634,7 +637,7 @@ def _results(rng: Draw, rows: Rows, scheme: Scheme) -> dict[tuple[int, int], tup
     failing = [rng.chance(scheme.options.get("failing", 0.0)) for _ in names]
     found = managed(scheme, results, [lengths[name] for name in names], late, failing)
     if scheme.in_result == "other":
-        penalties = rng.rng.integers(-64, 1, len(names)) / 32
+        penalties = rng.rng.integers(-64, 1, len(names)) / (-32 if scheme.bonus else 32)
         found = [(score + penalty, info) for (score, info), penalty in zip(found, penalties.tolist(), strict=True)]
     if scheme.in_result == "absent":
         found = [(score, {key: value for key, value in info.items() if key != "score"}) for score, info in found]

@@ -79,7 +79,8 @@ def plan_of(options: argparse.Namespace) -> dict[str, Any]:
         kind, _, seed = options.case.partition(":")
         return {kind: {"seeds": [int(seed)]}}
     plan: dict[str, Any] = {}
-    for kind in options.kinds.split(","):
+    # Commands come first: they are forked from a process that is still small.
+    for kind in sorted(options.kinds.split(","), key=lambda kind: kind != "check"):
         if kind in SHARES:
             plan[kind] = {"batches": max(1, round(SHARES[kind] * options.batches))}
         else:

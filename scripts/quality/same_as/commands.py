@@ -5,6 +5,7 @@ verl is imported once. Each command runs in a child of the process by `fork`, so
 
 import copy
 import functools
+import gc
 import importlib
 import os
 import re
@@ -12,12 +13,12 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pandas
 import tomllib
-import traceback
 from omegaconf import OmegaConf
 
 import verl_ext
@@ -136,6 +137,7 @@ def in_child(arguments: list[str], root: Path, output: Path) -> tuple[int, str]:
     module, _, function = target.partition(":")
     main = getattr(importlib.import_module(module), function)
     sys.stdout.flush()
+    gc.freeze()  # the child's garbage collector would else copy the whole heap of the parent
     child = os.fork()
     if child == 0:
         status = 70

@@ -68,7 +68,7 @@ def main() -> None:
     began = time.monotonic()
     with results.open("wb") as file:
         for kind, asked in json.loads(plan.read_text()).items():
-            batches, seeds = 0, asked.get("seeds") or range(GAVE_UP)
+            batches, seeds = 0, asked.get("seeds", range(GAVE_UP))
             for seed in seeds:
                 outcome = run_case(cases.draw(kind, seed), spelling)
                 pickle.dump(outcome, file)
