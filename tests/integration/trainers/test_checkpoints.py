@@ -70,7 +70,10 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[object, ...]]] = {
     "of another estimator": ({"estimator": "compose"}, ("compose", "hadw")),
     "with a gap": ({"computed_at": 4}, ("step 4", "step 7")),
     "of two steps before": ({"computed_at": 5}, ("step 5", "step 7")),
-    "of another accuracy": ({"accuracy": {"key": "format", "threshold": None}}, ("'format'", "'acc'", "accuracy_key=format")),
+    "of another accuracy": (
+        {"accuracy": {"key": "format", "threshold": None}},
+        ("'format'", "'acc'", "accuracy_key=format"),
+    ),
     "without its numbers": ({"state": {"weigh_by_history": {"anchor": "soft"}}}, ("damaged",)),
 }
 
