@@ -106,7 +106,9 @@ def run_command(case: Case, spelling: Spelling, outcome: dict[str, Any]) -> None
         translated = [translated_override(text, spelling) for text in arguments]
         status, text = in_child(["check", *translated], root, folder / "output.txt")
         named = settings_of(text)
-        outcome["batches"] = [{"status": status, **{kind: sorted(paths) for kind, paths in named.items()}}]
+        outcome["batches"] = [
+            {"status": status, **{kind: dict.fromkeys(sorted(paths), True) for kind, paths in named.items()}}
+        ]
         outcome["output"] = text
 
 
