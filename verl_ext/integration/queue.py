@@ -49,12 +49,7 @@ def table_of(
     extra = data.pop("extra_fields").tolist() if "extra_fields" in present else []
     fields |= {name: [entry.get(name) for entry in extra] for name in names if any(name in entry for entry in extra)}
     infos = [entry.get("reward_extra_info") or {} for entry in extra]
-    returned = list(dict.fromkeys(name for info in infos for name in info))
-    # A dictionary of the reward function has a `score`. One without it is the reward manager's, of a response whose
-    # scoring failed, and its `acc` says nothing about what the function returns.
-    complete = [info for info in infos if SCORE in info]
-    if complete and ACCURACY in returned and not any(ACCURACY in info for info in complete):
-        returned.remove(ACCURACY)
+    returned = _returned_names(infos)
     return Table(
         settings=needs.settings,
         rows=rows,
@@ -66,6 +61,19 @@ def table_of(
         score=totals.get("rm_scores"),
         cut=cut,
     )
+
+
+def _returned_names(infos: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of what the reward function returned for any response.
+
+    A dictionary of the reward function has a `score`. One without it is the reward manager's, of a response whose
+    scoring failed. The `acc` of such a response says nothing about what the function returns.
+    """
+    names = list(dict.fromkeys(name for info in infos for name in info))
+    with_score = [info for info in infos if SCORE in info]
+    if with_score and ACCURACY in names and not any(ACCURACY in info for info in with_score):
+        names.remove(ACCURACY)
+    return names
 
 
 def fetch(keys: Sequence[str], partition_id: str, fields: Sequence[str]) -> Any:

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "commit", help="the commit to compare with, such as HEAD or e318932; or a folder with a version"
     )
-    parser.add_argument("--batches", type=int, default=2800, help="batches in all (default: 2800)")
+    parser.add_argument("--batches", type=int, default=3000, help="batches in all (default: 3000)")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"kinds of cases (default: {','.join(KINDS)})")
     parser.add_argument("--case", metavar="KIND:SEED", help="run one case alone and print all that differs")
     parser.add_argument("--expect", action="append", default=[], metavar="KIND", help="a kind that may differ")
