@@ -95,7 +95,8 @@ def test_the_score_is_a_component_where_the_reward_function_names_none_so():
     by_name = {"rewards": {"keys": ["score", "y"]}}
     found = call("gdpo", X, UIDS, config=by_name, components=fields())
     np.testing.assert_allclose(found.rows, gdpo().rows)
-    named = call("gdpo", [9.0, 9, 9, 9], UIDS, config=by_name, components=fields(score=np.array(X)))
+    constant, components = [9.0, 9, 9, 9], fields(score=np.array(X))
+    named = call("gdpo", constant, UIDS, config=by_name, components=components, returned=["score"])
     np.testing.assert_allclose(named.rows, gdpo().rows)
 
 
@@ -115,7 +116,8 @@ def test_token_scores_of_a_key_win_over_the_component():
 @pytest.mark.parametrize("name", ["dgpo", "hadw"])
 def test_the_accuracy_is_acc_else_the_score_else_what_is_named(name):
     def of(**given):
-        return metrics_of(name, [1.0, 0.0, 0.0, 0.0], UIDS, **given)
+        returned = [*given.get("components", ())]
+        return metrics_of(name, [1.0, 0.0, 0.0, 0.0], UIDS, returned=returned, **given)
 
     watched = "dgpo/all_wrong_groups" if name == "dgpo" else "hadw/batch_accuracy"
     # score: a 1/2, b 0; acc: a 1/2, b 1/2; x scaled: a 1/2 and b 1.
@@ -134,12 +136,17 @@ def test_a_single_key_is_the_accuracy(name):
     columns = {"right": np.array([1.0, 0, 1, 1]), "score": np.array([5.0, -3, 5, 5])}
     key = {"rewards": {"keys": ["right"]}}
     found, named = (
-        metrics_of(name, [5.0, -3, 5, 5], UIDS, components=columns, config={"rewards": key["rewards"] | more})
+        metrics_of(
+            *(name, [5.0, -3, 5, 5], UIDS),
+            components=columns,
+            config={"rewards": key["rewards"] | more},
+            returned=[*columns],
+        )
         for more in ({}, {"accuracy_key": "right"})
     )
     assert found == named
     columns |= {"acc": np.array([0.0, 0, 0, 0])}
-    assert metrics_of(name, [5.0, -3, 5, 5], UIDS, components=columns, config=key) != named
+    assert metrics_of(name, [5.0, -3, 5, 5], UIDS, components=columns, config=key, returned=[*columns]) != named
 
 
 def test_components_with_kl_need_the_scores_before_it():

@@ -59,7 +59,7 @@ def with_other_fields(drawn: Drawn, rng: np.random.Generator) -> Drawn:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("name", INSTALLED)
-@settings(max_examples=8, phases=[Phase.generate])
+@settings(max_examples=5, phases=[Phase.generate])
 @given(data=st.data(), seed=st.integers(0, 2**32 - 1), named=st.booleans(), logs=st.permutations(LOGS))
 def test_no_other_field_and_no_log_changes_an_advantage(
     trainer: str, name: str, data: st.DataObject, seed: int, named: bool, logs: list[str | None]
