@@ -64,16 +64,18 @@ def call_on_tensors(
     state: State | None = None,
     run: Run | None = None,
     rows: Rows | None = None,
-    returned: Sequence[str] = (),
+    returned: Sequence[str] | None = None,
 ) -> Call:
     """Call it in a fresh run unless one is given; with `rows` the run knows of sessions.
 
-    `returned` are the components that the reward function returned.
+    `returned` are the components that the reward function returned, by default all.
     """
     if run is None:
         settings = Settings.parse(dict(config or {}))
         run = Run(name, settings, build(name, settings), state=state)
-    found = of_batch(components or {}, batch or {}, list(uids), mask, run.needs, returned=returned)
+    components = components or {}
+    returned = [*components] if returned is None else returned
+    found = of_batch(components, batch or {}, list(uids), mask, run.needs, returned=returned)
     if rows is not None:
         found = replace(found, rows=rows)
     with run.computing(found):

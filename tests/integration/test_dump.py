@@ -29,7 +29,7 @@ def made(folder: Path, name: str = "gdpo", step: int = 7, start: int = 0, **more
     """The run of a trainer at a step."""
     algorithm = {"rewards": {"keys": ["acc", "fmt"], "weights": [2.0, 1.0], "accuracy_key": "acc"}, **more}
     algorithm["verl_ext"] = {"dump_dir": str(folder)}
-    settings, config = Settings.parse(algorithm), OmegaConf.create({"algorithm": algorithm})
+    settings, config = Settings.parse(algorithm), OmegaConf.create({"algorithm": algorithm | {"adv_estimator": name}})
     trainer = SimpleNamespace(global_steps=step, local_trigger_step=0, config=config)
     return Run(name, settings, build(name, settings), trainer=trainer, start=start)
 

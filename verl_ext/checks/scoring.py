@@ -5,6 +5,7 @@ A regular expression that backtracks holds Python's lock, so that nothing in its
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import multiprocessing
 import os
@@ -119,6 +120,8 @@ class Scorer:
 def _serve(parents: Connection, pipe: Connection, config: Any) -> None:
     """The process: build the reward manager, and score until the pipe is closed."""
     os.setsid()
+    # A fork copies the parent's loop, but not the threads in which that loop would run functions.
+    asyncio.set_event_loop(asyncio.new_event_loop())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the function's processes do not read the caller's input
     parents.close()
     if sys.platform == "linux":
