@@ -68,13 +68,13 @@ def call_on_tensors(
 ) -> Call:
     """Call it in a fresh run unless one is given; with `rows` the run knows of sessions.
 
-    `returned` are the components that the reward function returned, by default all.
+    `returned` are the components that the reward function returned, by default `acc` and `score`.
     """
     if run is None:
         settings = Settings.parse(dict(config or {}))
         run = Run(name, settings, build(name, settings), state=state)
     components = components or {}
-    returned = [*components] if returned is None else returned
+    returned = [name for name in components if name in ("acc", "score")] if returned is None else returned
     found = of_batch(components, batch or {}, list(uids), mask, run.needs, returned=returned)
     if rows is not None:
         found = replace(found, rows=rows)
