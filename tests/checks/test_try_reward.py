@@ -1,5 +1,6 @@
 """`verl-ext check --try-reward`: what a reward function returns, before anything else is loaded."""
 
+import asyncio
 import re
 
 import pandas
@@ -24,6 +25,19 @@ def test_it_prints_what_the_components_are(tried, function, answers):
     assert f"{answers} NaN, missing or no number" in lines["long"]
     assert "'correct'" in lines["in"]
     assert "'score'" not in lines["in"]
+
+
+def test_it_scores_in_an_event_loop_of_its_own(tried):
+    """Scoring runs in a fork, which would inherit the loop of the caller without the threads of its executor."""
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(loop.run_in_executor(None, int))  # starts such a thread, which then waits for work
+    asyncio.set_event_loop(loop)
+    try:
+        status, out = tried()
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+    assert status == 0, out
 
 
 def test_a_misspelt_key_and_an_exception_are_refused(tried, tmp_path):

@@ -33,6 +33,6 @@ def start(tiny, tmp_path):
     for run in started:
         if run.process.poll() is None:
             run.kill()
-        left += runs.end_all(run.mark, patience=60)
+        left += runs.end_all(run.mark)
         run.clear()
     assert left == []

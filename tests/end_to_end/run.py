@@ -47,8 +47,11 @@ def processes_of(mark: str) -> list[int]:
     return found
 
 
-def end_all(mark: str, patience: float = 15.0) -> list[str]:
-    """Command lines of the processes with the mark that are still there after a while; they are killed."""
+def end_all(mark: str, patience: float = 60.0) -> list[str]:
+    """Command lines of the processes with the mark that are still there after a while; they are killed.
+
+    Ray's workers notice on their own that their node has ended. On a busy machine that takes more than 15 seconds.
+    """
     deadline = time.monotonic() + patience
     while (pids := processes_of(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)

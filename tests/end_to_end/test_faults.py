@@ -35,7 +35,7 @@ def test_a_killed_worker_ends_the_run_which_can_be_resumed(start, kind):
     run.wait_until(lambda: 2 in run.metrics, TIMEOUT)
     os.kill(process_of(run, kind), signal.SIGKILL)
     assert run.wait(END_OF_VERL) == (-signal.SIGKILL if kind == "driver" else 1)
-    left = end_all(run.mark, patience=60)
+    left = end_all(run.mark)
     # Ray's own agents may take longer to notice that the driver is gone.
     assert [line for line in left if kind != "driver" or line.startswith("ray::")] == []
     kept = latest(run)

@@ -38,7 +38,7 @@ def cluster() -> Iterator[None]:
         ray.init(address="local", num_cpus=16, include_dashboard=False, _temp_dir=str(folder), log_to_driver=False)
     yield
     ray.shutdown()
-    end_all(folder.name)  # one of Ray's workers may hang on its way out
+    end_all(folder.name, patience=15)  # one of Ray's workers may hang on its way out
     shutil.rmtree(folder, ignore_errors=True)
 
 
