@@ -241,7 +241,10 @@ class Run:
         merged = {**self.case.algorithm}
         for section, given in changed.items():
             merged[section] = {**merged.get(section, {}), **given}
-        method, algorithm = self.spelling.translate(self.case.method, merged)
+        return self.trainer_of(*self.spelling.translate(self.case.method, merged))
+
+    def trainer_of(self, method: str, algorithm: Mapping[str, Any]) -> Any:
+        """Return a trainer of the case's kind, with its folder of checkpoints."""
         overrides = dict(self.case.overrides)
         if self.case.trainer == "ray":
             overrides["trainer.use_v1"] = False
@@ -252,6 +255,13 @@ class Run:
         """Go on with a new trainer from the last checkpoint."""
         self.trainer = self.start(self.case.after_resume)
         self.trainer._load_checkpoint()
+
+    def overwrite(self, number: int) -> Any:
+        """Let a run of verl's `grpo` save over a checkpoint; return what is left of the state in it."""
+        other = self.trainer_of("grpo", {})
+        other.global_steps = number
+        other._save_checkpoint()
+        return saved_state(self.folder / "checkpoints" / f"global_step_{number}")
 
     def step(self, number: int, rows: Rows) -> dict[str, Any]:
         """Compute a batch and return what is compared."""
@@ -334,5 +344,7 @@ def run_trainer(case: Case, spelling: Spelling, outcome: dict[str, Any]) -> None
                 outcome["batches"].append(run.step(number, rows))
                 if number == case.resume_after:
                     run.resume()
+            if case.kind == "resume":
+                outcome["batches"][-1]["left by another run"] = run.overwrite(len(case.batches))
         finally:
             outcome["dumps"] = read_dumps(folder / "dumps")
