@@ -36,14 +36,17 @@ SIZES = ("1024x1024", "2048x2048", "4096x4096", "6144x6144", "8192x1024", "16384
 MASKS = {"int64": torch.int64, "bool": torch.bool}
 GROUP = 8
 OURS = tuple(name for name in INSTALLED if name != "compose")
+OVER_TWO = ("gd2po", "gdpo", "saw")
 
 
 def algorithm(name: str, turns: int) -> DictConfig:
-    """The section `algorithm` of a run: gdpo and gd2po over two rewards, the others over the score; by turn both."""
-    keys: dict[str, object] = {"rewards": {"keys": ["correctness", "format"]}} if name in ("gd2po", "gdpo") else {}
+    """The section `algorithm` of a run: some over two rewards, the others over the score; by turn all over both."""
+    keys: dict[str, object] = {"rewards": {"keys": ["correctness", "format"]}} if name in OVER_TWO else {}
     if turns and name in OURS:
         keys = {"rewards": {"keys": ["correctness", "format"], "by_turn": ["format"], "accuracy_key": "acc"}}
     theirs = {"gdpo_reward_keys": ["correctness", "acc"]} if name == "verl gdpo" else {}
+    if name == "saw":
+        theirs = {"saw": {"lowest": [0.0, 0.0]}}
     section = {"adv_estimator": name, "norm_adv_by_std_in_grpo": True, "use_kl_in_reward": False, **keys, **theirs}
     config = {"algorithm": section, "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean"}}}
     return OmegaConf.create(config).algorithm
@@ -111,7 +114,7 @@ def contenders(given: dict[str, object], turns: int) -> dict[str, Callable[[], o
         function = call(partial(compute, name), name)
 
         def step() -> object:
-            with run.computing(of_batch(components, {}, uids.tolist(), mask, run.needs)):
+            with run.computing(of_batch(components, {}, uids.tolist(), mask, run.needs, returned=())):
                 return function()
 
         return step

@@ -1,0 +1,19 @@
+"""The benchmark of the advantage step. Its times depend on the machine and are not tested."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts/bench"))
+import bench_advantage
+
+
+@pytest.mark.parametrize("turns", [0, 2])
+def test_it_can_time_every_estimator(turns):
+    given = bench_advantage.batch(64, 32, torch.int64, turns)
+    functions = bench_advantage.contenders(given, turns)
+    assert {*bench_advantage.OURS} < {*functions}
+    for function in functions.values():
+        function()
