@@ -40,14 +40,18 @@ OVER_TWO = ("gd2po", "gdpo", "saw")
 
 
 def algorithm(name: str, turns: int) -> DictConfig:
-    """The section `algorithm` of a run: some over two rewards, the others over the score; by turn all over both."""
+    """Return the section `algorithm` of a run.
+
+    The estimators of `OVER_TWO` combine two rewards, the others use the score. With rewards per turn all combine both.
+    """
     keys: dict[str, object] = {"rewards": {"keys": ["correctness", "format"]}} if name in OVER_TWO else {}
     if turns and name in OURS:
         keys = {"rewards": {"keys": ["correctness", "format"], "by_turn": ["format"], "accuracy_key": "acc"}}
-    theirs = {"gdpo_reward_keys": ["correctness", "acc"]} if name == "verl gdpo" else {}
+    section = {"adv_estimator": name, "norm_adv_by_std_in_grpo": True, "use_kl_in_reward": False, **keys}
+    if name == "verl gdpo":
+        section["gdpo_reward_keys"] = ["correctness", "acc"]
     if name == "saw":
-        theirs = {"saw": {"lowest": [0.0, 0.0]}}
-    section = {"adv_estimator": name, "norm_adv_by_std_in_grpo": True, "use_kl_in_reward": False, **keys, **theirs}
+        section["saw"] = {"lowest": [0.0, 0.0]}
     config = {"algorithm": section, "actor_rollout_ref": {"actor": {"loss_agg_mode": "token-mean"}}}
     return OmegaConf.create(config).algorithm
 

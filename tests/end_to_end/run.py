@@ -50,7 +50,7 @@ def processes_of(mark: str) -> list[int]:
 def end_all(mark: str, patience: float = 60.0) -> list[str]:
     """Command lines of the processes with the mark that are still there after a while; they are killed.
 
-    Ray's workers notice on their own that their node has ended. On a busy machine that takes more than 15 seconds.
+    Ray's workers notice on their own that their node has ended. On a busy machine that can take more than 15 seconds.
     """
     deadline = time.monotonic() + patience
     while (pids := processes_of(mark)) and time.monotonic() < deadline:
